@@ -14,7 +14,7 @@ from collbench.analysis.timeline import Timeline, timeline
 from collbench.model.job import Call, Ending, Job, PointToPoint, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
-from collbench.output.text.layout import Block, Lines, both, named, short, table, whole
+from collbench.output.text.layout import Block, Lines, both, filled, named, short, table, whole
 
 _FEW_ROWS, _FEW_RANKS, _MOST_RANKS, _MOST_ROWS = 12, 6, 64, 2000
 _FEW_LATE = 3
@@ -48,25 +48,35 @@ _LACKS = {
 
 def page(found: Report, against: str = "") -> Iterator[Block]:
     """Yield the page of a job; `against` names the run that calls are compared with, "" for none."""
-    yield from both("header", Lines(f"{headline(found)}\n"), Lines("\n".join(_folded(_origin(found, against)))))
+    yield from both(
+        "header", Lines(filled(headline(found), _PAGE) + "\n"), Lines("\n".join(_folded(_origin(found, against))))
+    )
+    yield from both("tables", Text(f"\n{_steps(found)}; rank {found.rank}; times in µs of one call, busbw in GB/s"))
     few = list(found.rows) if len(found.rows) <= _FEW_ROWS else _weightiest(found.distinct)
-    left = len(found.distinct) - len(few)
-    said = f"\n{_steps(found)}, rank {found.rank}; times in µs of one call, rates in GB/s of busbw"
-    yield from both("tables", Text(said))
-    yield from short(_calls(found, few))
+    yield from _lengths(_calls(found, few), _calls(found, found.rows[:_MOST_ROWS]), len(found.rows) > _FEW_ROWS)
     if len(found.rows) > _FEW_ROWS:
+        left = len(found.distinct) - len(few)
         more = f", and {left} more" if left > 0 else ""
         yield from short(Text(f"equal calls of the step together{more}: --verbose shows all in order"))
-    yield from whole("tables", _calls(found, found.rows[:_MOST_ROWS]))
     if len(found.rows) > _MOST_ROWS:
         yield from whole("tables", Text(f"and {len(found.rows) - _MOST_ROWS} more rows: --json has all"))
     yield from _ranks(found)
     yield from both("tails", Lines("\n" + "\n".join(_folded(_said(found)))))
     drawn = timeline(found.job)
     if drawn is not None:
-        yield from both("tails", Text())
-        yield from short(Text("\n".join(timeline_lines(found.job, drawn, _FEW_RANKS))))
-        yield from whole("tails", Text("\n".join(timeline_lines(found.job, drawn, _MOST_RANKS))))
+        few_lines, lines = (
+            Text("\n" + "\n".join(timeline_lines(found.job, drawn, most))) for most in (_FEW_RANKS, _MOST_RANKS)
+        )
+        yield from _lengths(few_lines, lines, len(drawn.lanes) > _FEW_RANKS)
+
+
+def _lengths(few: RenderableType, all_of_it: RenderableType, differ: bool) -> Iterator[Block]:
+    """Yield what the short page has, and the whole one where that is more."""
+    if differ:
+        yield from short(few)
+        yield from whole("tables", all_of_it)
+    else:
+        yield from both("tables", all_of_it)
 
 
 def headline(found: Report) -> str:
@@ -295,10 +305,9 @@ def _ranks(found: Report) -> Iterator[Block]:
         by_waiting = sorted(few, key=lambda row: (row.waiting if row.waiting is not None else float("inf"), row.rank))
         half = _FEW_RANKS // 2
         few = [*by_waiting[:half], *by_waiting[-half:]]
-    yield from short(_rank_table(few))
+    yield from _lengths(_rank_table(few), _rank_table(found.ranks[:_MOST_ROWS]), len(found.ranks) > _FEW_RANKS)
     if len(found.ranks) > _FEW_RANKS:
         yield from short(Text(f"those of {len(found.ranks)} that wait least and most: --verbose shows all"))
-    yield from whole("tables", _rank_table(found.ranks[:_MOST_ROWS]))
 
 
 def _rank_table(rows: Sequence[RankRow]) -> RenderableType:
@@ -335,19 +344,26 @@ def _origin(found: Report, against: str) -> Iterator[str]:
 
 
 def _said(found: Report) -> Iterator[str]:
+    """Yield who is late, and what the figures do not say: lines of a name and a sentence."""
     job = found.job
     for one in found.late[:_FEW_LATE]:
         yield f"{'late':<10}{late_words(job, one)}"
     if len(found.late) > _FEW_LATE:
         yield f"{'late':<10}and {len(found.late) - _FEW_LATE} more: --json has all"
-    if not found.late and found.late_known:
-        yield f"{'late':<10}no rank comes significantly later than the others to any group's calls"
-    if not found.late_known:
-        yield f"{'late':<10}not judged: it takes samples of all ranks of a group by one host's clock"
+    if not found.late:
+        none = "no rank comes significantly later than the others to any group's calls"
+        unjudged = "not judged: it takes samples of all ranks of a group by one host's clock"
+        yield f"{'late':<10}{none if found.late_known else unjudged}"
     if any(row.bounded and row.transfer is not None for row in found.distinct):
         yield f"{'≤ ≥':<10}not all ranks of these calls are known: their time may hold waiting"
+    if any(job.calls[row.call].captured for row in found.distinct):
+        yield f"{'*':<10}inside a CUDA graph"
     for lacking in job.unknown:
         yield f"{'unknown':<10}{_LACKS[lacking]}"
+    yield from _incomplete(found)
+
+
+def _incomplete(found: Report) -> Iterator[str]:
     differ = found.others_differ
     if differ:
         yield f"{'others':<10}{amount(differ, 'rank')} sent other calls in a step: --rank N shows them"
@@ -357,9 +373,8 @@ def _said(found: Report) -> Iterator[str]:
         yield f"{'cut off':<10}the record {many} ends before the job did"
     dropped = sum(row.dropped for row in found.ranks)
     if dropped:
-        yield f"{'dropped':<10}{amount(dropped, 'call')} was seen and not kept: the recorder's memory was full"
-    if any(job.calls[row.call].captured for row in found.distinct):
-        yield f"{'*':<10}inside a CUDA graph"
+        were = "was" if dropped == 1 else "were"
+        yield f"{'dropped':<10}{amount(dropped, 'call')} {were} seen and not kept: the recorder's memory was full"
 
 
 def late_words(job: Job, one: LateRank) -> str:
