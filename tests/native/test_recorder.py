@@ -87,7 +87,7 @@ def test_what_was_driven_in_is_what_the_job_says(groups: list[list[Made]], abi: 
         assert [heard(call) for call in sequence(job, place)] == expected
         assert together(found) == [number > 0 for group in groups for number in range(len(group))]
         assert found.ending is Ending.COMPLETE
-    assert (Unknown.GROUP_RANKS in job.unknown)
+    assert Unknown.GROUP_RANKS in job.unknown
     assert job.groups[0].size == 4
 
 

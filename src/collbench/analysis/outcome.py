@@ -193,6 +193,11 @@ def outcome(run: Run) -> Outcome:
             counts[TroubleKind.WRONG_DATA, tuple(sorted(overlap.members))] += 1
         elif overlap.failure is not None:
             counts[_FAILURES[overlap.failure.kind], tuple(sorted(overlap.members))] += 1
+    for replayed in run.replays:
+        if replayed.wrong:
+            counts[TroubleKind.WRONG_DATA, tuple(sorted(replayed.members))] += 1
+        elif replayed.failure is not None:
+            counts[_FAILURES[replayed.failure.kind], tuple(sorted(replayed.members))] += 1
     troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
     return Outcome(tuple(sorted([*troubles, *_impossible(run)], key=_order)))
 

@@ -1,6 +1,6 @@
 """Two lanes on one device, a collective's and compute's, from a common start: on a GPU's streams or on CPU threads.
 
-Only the workers of `collbench overlap` import this: it loads torch.
+Only workers import this: it loads torch.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class CudaAccelerator:
         # caller [torch 2.8 ProcessGroupNCCL.cpp, `asyncOp`]; an older torch has a stream in the group, see `group`.
         self._streams = {Priority.NORMAL: _cuda.Stream(priority=0), Priority.HIGH: _cuda.Stream(priority=-1)}
         self._side = self._streams[Priority.NORMAL]
-        self._cycles_a_second = self._calibrated()
+        self._cycles_a_second = sleep_cycles_a_second()
 
     def group(self, ranks: int, priority: Priority, ctas: int | None) -> dist.ProcessGroup:
         """Return the group with these levers, and take the stream of that priority for its collectives."""
@@ -159,15 +159,16 @@ class CudaAccelerator:
                 ends.append(self._stamp(stream))
         return ends
 
-    def _calibrated(self) -> float:
-        """Return the sleeping kernel's cycles a second: of the second run, when the clock is up."""
-        first, last = (_cuda.Event(enable_timing=True) for _ in range(2))
-        _cuda._sleep(_CALIBRATION_CYCLES)
-        first.record()
-        _cuda._sleep(_CALIBRATION_CYCLES)
-        last.record()
-        self.finish()
-        return float(_CALIBRATION_CYCLES / (first.elapsed_time(last) / 1e3))
+
+def sleep_cycles_a_second() -> float:
+    """Return the sleeping kernel's cycles a second: of the second run, when the clock is up."""
+    first, last = (_cuda.Event(enable_timing=True) for _ in range(2))
+    _cuda._sleep(_CALIBRATION_CYCLES)
+    first.record()
+    _cuda._sleep(_CALIBRATION_CYCLES)
+    last.record()
+    _cuda.synchronize()
+    return float(_CALIBRATION_CYCLES / (first.elapsed_time(last) / 1e3))
 
 
 class CpuAccelerator:

@@ -141,15 +141,6 @@ class Warm:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """What a worker says once it has met the others: the versions of its torch and NCCL, and NCCL's file."""
-
-    torch: str
-    nccl: str = ""
-    nccl_path: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
     """The answer to OverlapPoint and Warm; `problem` says why there is no room, "" where there is."""
 
@@ -157,4 +148,4 @@ class Done:
 
 
 Request: TypeAlias = OverlapPoint | Warm | Load
-Reply: TypeAlias = Joined | Done | RankTimes
+Reply: TypeAlias = Done | RankTimes
