@@ -45,7 +45,7 @@ def world(loaded_torch: None) -> Iterator[OverlapWorld]:
 
 def test_what_a_worker_says_first_is_read_without_torch() -> None:
     """The parent never loads torch: it would take it as long as all of its workers."""
-    from collbench.backends.overlap_worker import joined
+    from collbench.backends.torch_rank import joined
 
     assert type(joined("host").torch) is str
     reader = "import pickle, sys; pickle.loads(sys.stdin.buffer.read()); print('torch' in sys.modules)"
