@@ -52,8 +52,11 @@ def page(found: Report, against: str = "") -> Iterator[Block]:
         "header", Lines(filled(headline(found), _PAGE) + "\n"), Lines("\n".join(_folded(_origin(found, against))))
     )
     yield from both("tables", Text(f"\n{_steps(found)}; rank {found.rank}; times in µs of one call, busbw in GB/s"))
+    mark = "sim " if against.startswith("sim ") else ""
     few = list(found.rows) if len(found.rows) <= _FEW_ROWS else _weightiest(found.distinct)
-    yield from _lengths(_calls(found, few), _calls(found, found.rows[:_MOST_ROWS]), len(found.rows) > _FEW_ROWS)
+    yield from _lengths(
+        _calls(found, few, mark), _calls(found, found.rows[:_MOST_ROWS], mark), len(found.rows) > _FEW_ROWS
+    )
     if len(found.rows) > _FEW_ROWS:
         left = len(found.distinct) - len(few)
         more = f", and {left} more" if left > 0 else ""
@@ -253,12 +256,12 @@ def _weightiest(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if id(row) in kept]
 
 
-def _calls(found: Report, rows: Sequence[Row]) -> RenderableType:
+def _calls(found: Report, rows: Sequence[Row], mark: str) -> RenderableType:
     job = found.job
     concurrently = any(row.concurrent is not None for row in found.distinct)
     isolated = any(row.alone is not None for row in found.distinct)
     heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
-    heads += ["alone"] * isolated + ["beside"] * concurrently
+    heads += [f"{mark}alone"] * isolated + [f"{mark}beside"] * concurrently
     made = table(*heads, words=("call", "dtype", "group"), keys=2)
     for row in rows:
         call = job.calls[row.call]
@@ -340,7 +343,10 @@ def _origin(found: Report, against: str) -> Iterator[str]:
     if job.command:
         yield f"{'command':<10}{one_line(' '.join(job.command))}"
     if against:
-        yield f"{'against':<10}{one_line(against)}"
+        none = (
+            "" if any(row.alone is not None for row in found.distinct) else ": none of these calls was measured there"
+        )
+        yield f"{'against':<10}{one_line(against)}{none}"
 
 
 def _said(found: Report) -> Iterator[str]:
