@@ -53,12 +53,10 @@ def places_of(job: Job, run: Run, devices: str | None = None) -> dict[int, int]:
     return {rank: positions[index] for rank, index in indices.items() if index is not None}
 
 
-def report(
-    job: Job, rank: int | None = None, run: tuple[str, Run] | None = None, overlaps: Named = ()
-) -> tuple[Report, str]:
-    """Return what a job's step says, and the name of the run that it is compared with, "" for none.
+def report(job: Job, rank: int | None = None, runs: Named = (), overlaps: Named = ()) -> tuple[Report, str]:
+    """Return what a job's step says, and the names of the runs it is compared with, "" for none.
 
-    Without `run` that is the newest saved one, where it is of the host and the devices that the job ran on. Raises
+    Without `runs` that is the newest saved one, where it is of the host and the devices that the job ran on. Raises
     UsageError for a rank that sent nothing, and a run of other devices.
     """
     from collbench.analysis.job import report as judged  # late: numpy
@@ -66,10 +64,10 @@ def report(
 
     if rank is not None and not 0 <= rank < job.world_size:
         raise UsageError(f"--rank {rank} is none of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
-    chosen = run if run is not None else _newest(job)
+    chosen = runs or _newest(job)
     alone: dict[int, float] = {}
     concurrent: dict[int, float] = {}
-    if chosen is not None:
+    if chosen:
         links = _links(chosen, job, overlaps=overlaps)
         for number, call in enumerate(job.calls):
             price = links.price(job, call)
@@ -83,7 +81,7 @@ def report(
     if found is None:
         which = "no rank" if rank is None else f"rank {rank}"
         raise UsageError(f"{which} of the job sent a collective that was recorded: there is nothing to show")
-    return found, "" if chosen is None else f"{sim(chosen[1])}{chosen[0]}"
+    return found, "".join(sim(run) for _, run in chosen[:1]) + ", ".join(name for name, _ in chosen)
 
 
 def predict(
@@ -91,13 +89,13 @@ def predict(
     runs: Named,
     *,
     devices: str | None = None,
-    recorded: tuple[str, Run] | None = None,
+    recorded: Named = (),
     overlaps: Named = (),
-) -> PredictedJob:
-    """Return the recorded step on the links of runs, on the job's own devices or those named (docs/predict.md).
+) -> tuple[Run, PredictedJob]:
+    """Return the run whose links are meant, and the recorded step there (docs/predict.md).
 
-    `recorded` is a run of the links as the job had them; None: the same runs, where the job's NCCL_* variables are
-    theirs. Raises UsageError.
+    `devices` as in places_of. `recorded` are runs of the links as the job had them; none: the same runs, where the
+    job's NCCL_* variables are theirs. Raises UsageError.
     """
     from collbench.analysis.predict.contention import gather as gathered  # late: numpy and scipy
     from collbench.analysis.predict.recorded import Links, predict_job
@@ -106,19 +104,19 @@ def predict(
     evidence = gather(runs)
     links = Links(evidence, places_of(job, evidence.run, devices), gathered(evidence, overlaps))
     old: Links | None = None
-    if recorded is not None:
+    if recorded:
         old = _links(recorded, job)
     elif job.environment and _of_links(job.environment) == _of_links(evidence.run.settings.environment):
         old = _own(job, evidence)
-    return predict_job(job, links, old)
+    return evidence.run, predict_job(job, links, old)
 
 
-def _links(run: tuple[str, Run], job: Job, overlaps: Named = ()) -> Links:
+def _links(runs: Named, job: Job, overlaps: Named = ()) -> Links:
     from collbench.analysis.predict.contention import gather as gathered
     from collbench.analysis.predict.recorded import Links
     from collbench.analysis.predict.timing import gather
 
-    evidence = gather([run])
+    evidence = gather(runs)
     return Links(evidence, places_of(job, evidence.run), gathered(evidence, overlaps))
 
 
@@ -136,19 +134,19 @@ def _of_links(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith("NCCL_") and name not in _RECORDERS}
 
 
-def _newest(job: Job) -> tuple[str, Run] | None:
-    """Return the newest saved run, where it speaks for the job: of its one host, with its devices; None otherwise."""
+def _newest(job: Job) -> Named:
+    """Return the newest saved run, where it speaks for the job: of its one host, with its devices; none otherwise."""
     hosts = {rank.host for rank in job.ranks}
     if len(hosts) != 1 or "" in hosts:
-        return None
+        return ()
     saved = [path for path in saved_runs.believed().files if saved_runs.command_of(path) != CommandKind.OVERLAP]
     for path in saved[:1]:
         try:
             run = run_file.load(path)
-            named = one_line(str(path)), run
+            named = [(one_line(str(path)), run)]
             if run.machine.hostname in hosts and not run.machine.fabric:
                 _links(named, job)  # it says so where it has no curves, or other devices
                 return named
         except (RunFileError, UsageError):
-            return None
-    return None
+            return ()
+    return ()

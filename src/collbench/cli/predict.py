@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from collbench.analysis.outcome import outcome
 from collbench.api.predicting import BYTES, DEFAULT_BUCKET, PredictRequest
@@ -21,7 +22,7 @@ from collbench.model.operations import Registration
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import parse_size
-from collbench.runfile import run_file
+from collbench.runfile import job_file, run_file
 
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(us|ms|s)", re.ASCII)
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -52,9 +53,9 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 _own_options = options.apply(
-    click.option("--model", metavar="NAME", help="A network by name: gpt2, llama-3-8b, … (docs/predict.md)."),
-    click.option("--params", metavar="COUNT", help="Any other network by its number of parameters: 124M, 1.5B."),
-    click.option("--layers", metavar="N", type=click.IntRange(1, 1000), help="Blocks of that network.  [default: 24]"),
+    click.option("--model", metavar="NAME", help="A network by name: gpt2, llama-3-8b, …"),
+    click.option("--params", metavar="COUNT", help="Any other by its parameters: 124M, 1.5B."),
+    click.option("--layers", metavar="N", type=click.IntRange(1, 1000), help="Its blocks.  [default: 24]"),
     click.option(
         "--strategy",
         "strategies",
@@ -108,8 +109,7 @@ _own_options = options.apply(
         "gpu_seconds",
         metavar="TIME",
         callback=_seconds,
-        help="Time of that step if the GPU never waited for the host: the sum of its kernels in a profiler.  "
-        "[default: the step time]",
+        help="Sum of that step's kernels in a profiler.  [default: the step time]",
     ),
     click.option(
         "--host-phases",
@@ -148,6 +148,14 @@ _own_options = options.apply(
         default=Registration.NONE.value,
         help="Registered memory of the job: none, buffer or window.  [default: none]",
     ),
+    click.option("--devices", metavar="LIST", help="Of a job: the run's devices by rank: 2,3."),
+    click.option(
+        "--recorded",
+        metavar="RUN",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        help="Of a job: run of the links as it had them.",
+    ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/predict.md)."),
     verbose_option,
 )
@@ -163,22 +171,33 @@ def predict(
     overlaps: tuple[str, ...],
     registration: str,
     as_json: bool,
+    devices: str | None,
+    recorded: tuple[Path, ...],
     **asked: Any,
 ) -> None:
     """Say what communication costs a training step on the best and on the worst GPUs.
 
     It reads saved runs of one machine. The run of 'pairs' ranks the sets of GPUs. Runs of allreduce, allgather and
-    reducescatter on as many GPUs as you train on make the prediction better. The page says what was assumed.
+    reducescatter on as many GPUs as you train on make the prediction better. After a recorded job the runs say what
+    its step takes on their links.
 
     \b
     Examples:
       collbench predict run.json --model gpt2 --strategy all --step-time 22ms
       collbench predict pairs.json allgather.json --params 7B --strategy fsdp
+      collbench predict job.json run.json --devices 2,3
     """
-    request = PredictRequest(on_best=timed_on == _ON_BEST, registration=Registration(registration), **asked)
-    request.check()
     if NO_OVERLAP in overlaps and len(overlaps) > 1:
         raise UsageError(f"--overlap {NO_OVERLAP} leaves what overlap costs out: leave the other --overlap out")
+    if files and job_file.holds_job(files[0]):
+        _refuse_options_of_a_network()
+        factors = [] if NO_OVERLAP in overlaps else _loaded(map(Path, overlaps))
+        predict_job(files[0], files[1:], devices, recorded, factors, as_json=as_json)
+        return
+    if devices is not None or recorded:
+        raise UsageError("--devices and --recorded are for a recorded job: name its file first, before the runs")
+    request = PredictRequest(on_best=timed_on == _ON_BEST, registration=Registration(registration), **asked)
+    request.check()
     beside = () if NO_OVERLAP in overlaps else _loaded(map(Path, overlaps)) if overlaps else None
     runs = _loaded(all_named_or_newest(files, besides=CommandKind.OVERLAP))
     run, answer = predicted(runs, request, beside)
@@ -192,6 +211,45 @@ def predict(
         show_page([*(block for _, one in runs for block in alarm(one)), *prediction.page(run, answer)])
     status = max(outcome(one).status for _, one in runs)
     leave(status)
+
+
+def predict_job(
+    job: Path,
+    files: tuple[Path, ...],
+    devices: str | None,
+    recorded: tuple[Path, ...],
+    overlaps: Sequence[tuple[str, Run]],
+    *,
+    as_json: bool,
+) -> None:
+    """Print what a recorded job's step takes on the links of runs."""
+    from collbench.api import recorded as api
+    from collbench.output.text import predicted_job as pages
+    from collbench.output.text.frame import alarm
+
+    loaded = job_file.load(job)
+    runs = _loaded(all_named_or_newest(files, besides=CommandKind.OVERLAP))
+    run, answer = api.predict(loaded, runs, devices=devices, recorded=_loaded(recorded), overlaps=overlaps)
+    if as_json:
+        echo(json.dumps(pages.as_json(loaded, run, answer), indent=1, ensure_ascii=False))
+    else:
+        show_page([*(block for _, one in runs for block in alarm(one)), *pages.page(loaded, run, answer)])
+    leave(max(outcome(one).status for _, one in runs))
+
+
+# Those that have a meaning without a network.
+_OF_ANY = frozenset({"files", "overlaps", "devices", "recorded", "as_json"})
+
+
+def _refuse_options_of_a_network() -> None:
+    """Raise UsageError where an option was written that a recorded job answers by itself."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        written = option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+        if written and option.expose_value and option.name not in _OF_ANY:
+            raise UsageError(
+                f"{option.opts[0]} describes a network, and a recorded job says what it sent: leave it out"
+            )
 
 
 def _loaded(files: Iterable[Path]) -> list[tuple[str, Run]]:

@@ -78,6 +78,7 @@ def as_typed(text: str) -> str:
     "--run",
     "against",
     metavar="RUN",
+    multiple=True,
     type=click.Path(path_type=Path),
     help="Of a job: what its calls reach alone.  [default: the newest that fits]",
 )
@@ -116,7 +117,7 @@ def show(
         if layout == NCCL_TESTS or any(one is not None for one in (operation, size, section)):
             raise UsageError(f"{file} is a recorded job: it takes --rank, --run, --overlap, --json and --verbose alone")
         show_job(file, **of_job, as_json=as_json)
-    elif any(one is not None for one in of_job.values()):
+    elif any(one not in (None, ()) for one in of_job.values()):
         raise UsageError("--rank, --run and --overlap are for a recorded job: name its file, as in 'show job.json'")
     else:
         if as_json and any(one is not None for one in (operation, size, section)):
@@ -152,7 +153,7 @@ def _show_run(
     show_page(page(run, works, size_bytes))
 
 
-def show_job(file: Path, rank: int | None, against: Path | None, overlap: Path | None, *, as_json: bool) -> None:
+def show_job(file: Path, rank: int | None, against: tuple[Path, ...], overlap: Path | None, *, as_json: bool) -> None:
     """Print what a recorded job's step says."""
     from collbench.api import recorded  # late, as above
     from collbench.output.text import job as pages
@@ -160,7 +161,7 @@ def show_job(file: Path, rank: int | None, against: Path | None, overlap: Path |
     found, compared = recorded.report(
         job_file.load(file),
         rank,
-        None if against is None else (one_line(str(against)), runfile_run_file.load(against)),
+        [(one_line(str(path)), runfile_run_file.load(path)) for path in against],
         [] if overlap is None else [(one_line(str(overlap)), runfile_run_file.load(overlap))],
     )
     if as_json:

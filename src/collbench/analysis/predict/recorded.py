@@ -134,7 +134,13 @@ def bounds(calls: Sequence[Sent]) -> StepBounds:
     """
     period = sum(one.pause for one in calls)
     before = sum(one.before for one in calls)
-    shrink = min(1.0, period / before) if before else 1.0  # kernels of several groups ran beside each other
+    # Kernels of several groups ran beside each other, where all of them last longer than the step; those of one group
+    # do not, and where they seem to, their times hold something else.
+    shrink = min(1.0, period / before) if before else 1.0
+    sums: dict[int, float] = defaultdict(float)
+    for one in calls:
+        sums[one.lane] += one.before
+    own = {lane: min(1.0, period / took) if took else 1.0 for lane, took in sums.items()}
 
     def serial(which: int) -> float:
         return period - before * shrink + sum(one.after[which] for one in calls) * shrink
@@ -142,15 +148,15 @@ def bounds(calls: Sequence[Sent]) -> StepBounds:
     def hidden(which: int) -> float:
         lanes: dict[int, float] = defaultdict(float)
         for one in calls:
-            lanes[one.lane] += max(_beside(one, which), one.after[which]) * shrink
+            lanes[one.lane] += max(_beside(one, which), one.after[which]) * own[one.lane]
         slowed = sum((one.compute - 1) * max(0.0, one.after[which] - one.before) for one in calls) * shrink
         most = max((one.compute for one in calls), default=1.0) - 1
         return max(period + min(slowed, most * period), *lanes.values()) if lanes else period
 
     ends = [(min(serial(at), hidden(at)), max(serial(at), hidden(at))) for at in range(3)]
     least, most = ends[0][0], ends[2][1]
-    moved = _drained(calls, [one.after[1] * shrink for one in calls])
-    scheduled = period + moved - _drained(calls, [one.before * shrink for one in calls])
+    moved = _drained(calls, [one.after[1] * own[one.lane] for one in calls])
+    scheduled = period + moved - _drained(calls, [one.before * own[one.lane] for one in calls])
     middle = min(max(scheduled, ends[1][0]), ends[1][1])
     return StepBounds(period, (least, middle, most), before, sum(one.after[1] for one in calls))
 
@@ -205,9 +211,9 @@ def predict_job(job: Job, links: Links, recorded: Links | None = None) -> Predic
         if phase is None or phase.repetitions < 2 or step_seconds(phase) is None:
             continue
         sent, kept = _sent(job, phase, transfers(lanes, rank.rank, phase), prices, olds)
-        found = PredictedJob(rank.rank, bounds(sent), prices, kept, bool(olds))
-        if best is None or found.bounds.step[1] > best.bounds.step[1]:
-            best = found
+        its = PredictedJob(rank.rank, bounds(sent), prices, kept, bool(olds))
+        if best is None or its.bounds.step[1] > best.bounds.step[1]:
+            best = its
     if best is None:
         raise UsageError(
             "the job has no step with known pauses to predict: record one that repeats, with 'collbench record'"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from collbench.analysis.job import LateRank, RankRow, Report, Row
@@ -49,11 +50,15 @@ _LACKS = {
 def page(found: Report, against: str = "") -> Iterator[Block]:
     """Yield the page of a job; `against` names the run that calls are compared with, "" for none."""
     yield from both(
-        "header", Lines(filled(headline(found), _PAGE) + "\n"), Lines("\n".join(_folded(_origin(found, against))))
+        "header", Lines(filled(headline(found), _PAGE) + "\n"), Lines("\n".join(_folded(origin(found, against))))
     )
-    yield from both("tables", Text(f"\n{_steps(found)}; rank {found.rank}; times in µs of one call, busbw in GB/s"))
+    caption = f"{_steps(found)}, rank {found.rank}; µs of one call, GB/s of busbw"
+    yield from both("tables", Text(f"\n{filled(caption, _PAGE)}"))
+    mark = "sim " if against.startswith("sim ") else ""
     few = list(found.rows) if len(found.rows) <= _FEW_ROWS else _weightiest(found.distinct)
-    yield from _lengths(_calls(found, few), _calls(found, found.rows[:_MOST_ROWS]), len(found.rows) > _FEW_ROWS)
+    yield from _lengths(
+        _call_table(found, few, mark), _call_table(found, found.rows[:_MOST_ROWS], mark), len(found.rows) > _FEW_ROWS
+    )
     if len(found.rows) > _FEW_ROWS:
         left = len(found.distinct) - len(few)
         more = f", and {left} more" if left > 0 else ""
@@ -61,7 +66,7 @@ def page(found: Report, against: str = "") -> Iterator[Block]:
     if len(found.rows) > _MOST_ROWS:
         yield from whole("tables", Text(f"and {len(found.rows) - _MOST_ROWS} more rows: --json has all"))
     yield from _ranks(found)
-    yield from both("tails", Lines("\n" + "\n".join(_folded(_said(found)))))
+    yield from both("tails", Lines("\n" + "\n".join(_folded(said(found)))))
     drawn = timeline(found.job)
     if drawn is not None:
         few_lines, lines = (
@@ -95,13 +100,16 @@ def headline(found: Report) -> str:
     else:
         sent = sum(_bytes(found, row) for row in found.distinct)
         took = f" in {milli(mine.step)}" if mine.step is not None else ""
-        words.append(f"{what} sends {amount(mine.calls, 'call')} of {size(sent)}{took}; kernel times are unknown")
+        words.append(
+            f"{what} {'sends' if found.repeats else 'send'} {amount(mine.calls, 'call')} of {size(sent)}{took}; kernel times are unknown"
+        )
     top = dominant(found)
     if top is not None:
         words.append(top)
     if found.late:
         worst = found.late[0]
-        words.append(f"rank {worst.rank} is waited for, {milli(worst.waits)} {what}")
+        each = " a step" if found.repeats else ""
+        words.append(f"rank {worst.rank} is waited for, {milli(worst.waits)}{each}")
     return "; ".join(words)
 
 
@@ -231,6 +239,8 @@ def group_words(job: Job, call: Call) -> str:
     if group.name and len(group.name) <= _SHORT_SIZE:
         return f"{one_line(group.name)} ({group.size})"
     ranks = group.ranks
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
     if len(ranks) > 1 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     listed = ",".join(map(str, ranks))
@@ -253,12 +263,17 @@ def _weightiest(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if id(row) in kept]
 
 
-def _calls(found: Report, rows: Sequence[Row]) -> RenderableType:
+def call_table(found: Report, mark: str = "") -> Table:
+    """Return all calls of the step in order; `mark` stands before the figures of a run, "sim " of a simulated one."""
+    return _call_table(found, found.rows, mark)
+
+
+def _call_table(found: Report, rows: Sequence[Row], mark: str) -> Table:
     job = found.job
     concurrently = any(row.concurrent is not None for row in found.distinct)
     isolated = any(row.alone is not None for row in found.distinct)
     heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
-    heads += ["alone"] * isolated + ["beside"] * concurrently
+    heads += [f"{mark}alone"] * isolated + [f"{mark}beside"] * concurrently
     made = table(*heads, words=("call", "dtype", "group"), keys=2)
     for row in rows:
         call = job.calls[row.call]
@@ -305,12 +320,13 @@ def _ranks(found: Report) -> Iterator[Block]:
         by_waiting = sorted(few, key=lambda row: (row.waiting if row.waiting is not None else float("inf"), row.rank))
         half = _FEW_RANKS // 2
         few = [*by_waiting[:half], *by_waiting[-half:]]
-    yield from _lengths(_rank_table(few), _rank_table(found.ranks[:_MOST_ROWS]), len(found.ranks) > _FEW_RANKS)
+    yield from _lengths(rank_table(few), rank_table(found.ranks[:_MOST_ROWS]), len(found.ranks) > _FEW_RANKS)
     if len(found.ranks) > _FEW_RANKS:
         yield from short(Text(f"those of {len(found.ranks)} that wait least and most: --verbose shows all"))
 
 
-def _rank_table(rows: Sequence[RankRow]) -> RenderableType:
+def rank_table(rows: Sequence[RankRow]) -> Table:
+    """Return each rank's step: its calls, its length, and its kernels' time as waiting and transfer, ms."""
     made = table("rank", "calls", "steps", "step", "kernels", "waiting", "transfer")
     for row in rows:
         moving = None if row.kernels is None or row.waiting is None else max(0.0, row.kernels - row.waiting)
@@ -330,7 +346,8 @@ def _steps(found: Report) -> str:
     return f"the step, {calls}, seen {found.phase.repetitions} times"
 
 
-def _origin(found: Report, against: str) -> Iterator[str]:
+def origin(found: Report, against: str) -> Iterator[str]:
+    """Yield where the job is from, and what it is compared with: lines of a name and a sentence."""
     job = found.job
     ranks = amount(job.world_size, "rank")
     if len(job.ranks) < job.world_size:
@@ -340,10 +357,13 @@ def _origin(found: Report, against: str) -> Iterator[str]:
     if job.command:
         yield f"{'command':<10}{one_line(' '.join(job.command))}"
     if against:
-        yield f"{'against':<10}{one_line(against)}"
+        none = (
+            "" if any(row.alone is not None for row in found.distinct) else ": none of these calls was measured there"
+        )
+        yield f"{'against':<10}{one_line(against)}{none}"
 
 
-def _said(found: Report) -> Iterator[str]:
+def said(found: Report) -> Iterator[str]:
     """Yield who is late, and what the figures do not say: lines of a name and a sentence."""
     job = found.job
     for one in found.late[:_FEW_LATE]:

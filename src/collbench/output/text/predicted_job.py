@@ -1,0 +1,97 @@
+"""What a recorded step takes on other links, on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.text import Text
+
+from collbench.analysis.predict.recorded import PredictedJob
+from collbench.model.job import Job
+from collbench.model.run import Run
+from collbench.model.units import amount, figure
+from collbench.output.text.frame import sim
+from collbench.output.text.job import group_words, micro, milli, size
+from collbench.output.text.layout import Block, Lines, both, filled, named, short, table, whole
+
+_PAGE, _FEW = 80, 12
+
+
+def page(job: Job, run: Run, found: PredictedJob) -> Iterator[Block]:
+    """Yield the page: the answer, the bounds, and each call's time there."""
+    yield from both("header", Text(filled(headline(run, found), _PAGE) + "\n"))
+    made = table("ms", "recorded", "at least", "as scheduled", "at most", words=("ms",))
+    limits, step = found.bounds, found.bounds.step
+    made.add_row("step", milliseconds(limits.recorded), *map(milliseconds, step))
+    made.add_row("change", "", *(milliseconds(one - limits.recorded) for one in step))
+    made.add_row("transfers", milliseconds(limits.before), "", milliseconds(limits.after), "")
+    yield from both("tables", made)
+    prices = list(found.prices.items())
+    if prices:
+        yield from both("tables", Text(f"\n{sim(run)}µs of one call there, isolated"))
+        rows = table("call", "bytes", "group", "least", "middle", "most", words=("call", "group"))
+        for at, (number, price) in enumerate(prices):
+            call = job.calls[number]
+            words = call.operation, size(call.size_bytes), group_words(job, call), *map(micro, price.seconds)
+            if at < _FEW:
+                rows.add_row(*words)
+        yield from both("tables", rows)
+        if len(prices) > _FEW:
+            yield from short(Text(f"and {len(prices) - _FEW} more calls: --json has all"))
+            yield from whole("tables", Text(f"and {len(prices) - _FEW} more calls: --json has all"))
+    yield from both("notes", Lines("\n" + "\n".join(named(line, _PAGE) for line in _notes(job, found))))
+
+
+def headline(run: Run, found: PredictedJob) -> str:
+    """Return the answer in a sentence."""
+    least, middle, most = found.bounds.step
+    between = "" if milli(least) == milli(most) else f" ({milli(least)} to {milli(most)})"
+    return f"{sim(run)}a step takes {milli(middle)} there{between}, and took {milli(found.bounds.recorded)} as recorded"
+
+
+def _notes(job: Job, found: PredictedJob) -> Iterator[str]:
+    yield (
+        f"{'bounds':<10}a record does not say what computes beside a transfer: one bound takes all that transfers "
+        "change as the step's, the other nothing as long as the step covers them"
+    )
+    if found.calibrated:
+        yield f"{'times':<10}recorded transfers, times the ratio of two measured isolated ones"
+    else:
+        yield f"{'times':<10}isolated transfers as measured; the links that the job ran on are not in these runs"
+    for assumed in found.assumed[:_FEW]:
+        yield f"{'assumed':<10}{assumed}"
+    if found.kept:
+        kept = dict.fromkeys(job.calls[number].operation for number in found.kept)
+        yield f"{'kept':<10}{', '.join(kept)}: {amount(len(found.kept), 'call')} as recorded, for no run says otherwise"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return milliseconds for a table."""
+    text = figure(abs(seconds) * 1e3, 2)
+    return f"-{text}" if seconds < 0 and float(text) else text
+
+
+def as_json(job: Job, run: Run, found: PredictedJob) -> dict[str, Any]:
+    """Return the prediction as JSON, in seconds; spans are [least, middle, most] (docs/predict.md)."""
+    return {
+        "backend": run.backend,
+        "rank": found.rank,
+        "recorded_step_seconds": found.bounds.recorded,
+        "step_seconds": list(found.bounds.step),
+        "recorded_transfer_seconds": found.bounds.before,
+        "transfer_seconds": found.bounds.after,
+        "calibrated": found.calibrated,
+        "calls": [
+            {
+                "operation": job.calls[number].operation,
+                "size_bytes": job.calls[number].size_bytes,
+                "isolated_seconds": list(price.seconds),
+                "concurrent_factor": price.concurrent,
+                "compute_factor": price.compute,
+                "assumed": price.assumed or None,
+            }
+            for number, price in found.prices.items()
+        ],
+        "kept": [job.calls[number].operation for number in found.kept],
+    }
