@@ -50,6 +50,8 @@ def calls_of(entry: dict[str, Any], ranks: int) -> list[list[Any]]:
         return []  # the group's own entry, beside its members'
     if name in {"send", "recv"}:
         return [[name, size] for size in given]
+    if name == "scatter":  # NCCL gets it as messages, and none of a rank to itself
+        return [["send", size] for size in got[1:]] if len(got) > 1 else [["recv", size] for size in given]
     for prefix, operation, sizes in (
         ("all_reduce", "allreduce", given),
         ("allreduce", "allreduce", given),

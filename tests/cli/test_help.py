@@ -53,6 +53,7 @@ COMMANDS = [
     "train",
     "ablate",
     "record",
+    "import",
     "completion",
 ]
 

@@ -40,6 +40,7 @@ _HOMES = {
     "train": "train",
     "ablate": "ablate",
     "record": "record",
+    "import": "import_job",
     "completion": "completion",
 }
 

@@ -59,23 +59,24 @@ def record(output: Path | None, force: bool, streams: Path | None, command: tupl
                 f"folder {one_line(str(streams))} does not exist: --streams names the folder of a recording"
             )
         merged = output or Path("job.json")
-        say(_summary(recording.merge(streams, merged, force=force, notices=NOTICES), merged))
+        say(summary(recording.merge(streams, merged, force=force, notices=NOTICES), merged))
         return
     path = output or (None if streams else Path("job.json"))
     ended = recording.record(command, path, streams=streams, force=force, notices=NOTICES)
     if path is None:
         say(f"merge the streams of all hosts with: collbench record --streams {one_line(str(streams))} -o job.json")
     elif ended.job is not None:
-        say(_summary(ended.job, path))
+        say(summary(ended.job, path))
     else:
         say(ended.why)
     failed = ExitStatus.BAD_INPUT if ended.why else ExitStatus.DONE
     raise click.exceptions.Exit(ended.status or failed)
 
 
-def _summary(job: Job, path: Path) -> str:
+def summary(job: Job, path: Path, done: str = "recorded") -> str:
+    """Return the line that says what a job file holds."""
     calls = sum(rank.calls for rank in job.ranks)
     steps = {(len(step.positions), step.repetitions) for rank in job.ranks if (step := rank.step)}
     which = max(steps, key=lambda step: step[0] * step[1], default=None)
     said = f"; the step has {which[0]:,} and came {which[1]:,} times" if which else "; no step was repeated"
-    return f"recorded {calls:,} calls of {len(job.ranks)} ranks{said}: {one_line(str(path))}"
+    return f"{done} {calls:,} calls of {len(job.ranks)} ranks{said}: {one_line(str(path))}"

@@ -248,7 +248,7 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
         one = folded.phases[tuple(repeated.symbols.tolist())]
         one.samples += [sample for sample in repeated.samples if sample[0] < one.repetitions]
         if repeated.times is not None:
-            one.pauses = [_spread_of(times) for times in repeated.times]
+            one.pauses = [_summed(times) for times in repeated.times]
     pauses = np.diff(stream.tail_starts, prepend=stream.before_tail or np.nan).clip(min=0.0) / 1e3
     for start, period, repetitions in fold(stream.tail):
         symbols = tuple(stream.tail[start : start + period].tolist())
@@ -335,17 +335,18 @@ def _spreads(one: _Found, length: int) -> list[Spread | None]:
         rows = [np.diff(starts, prepend=np.nan)[None, :].clip(min=0.0) / 1e3 for _, starts in one.samples]
     if not rows:
         return [None] * length
-    return [_spread(column[~np.isnan(column)]) for column in np.concatenate(rows).T]
+    return [spread_of(column[~np.isnan(column)]) for column in np.concatenate(rows).T]
 
 
-def _spread(values: Any) -> Spread | None:
+def spread_of(values: Any) -> Spread | None:
+    """Return the spread of an array of µs; None of an empty one."""
     if not len(values):
         return None
     figures = (values.min(), np.median(values), values.mean(), values.max())
     return Spread(len(values), *(round(float(figure), 3) for figure in figures))
 
 
-def _spread_of(times: Any) -> Spread | None:
+def _summed(times: Any) -> Spread | None:
     count = int(times["count"])
     if not count or not math.isfinite(float(times["sum"])):
         return None

@@ -1,0 +1,229 @@
+"""Traces of torch as jobs: real ones of two H200 beside what `record` saw of them, damaged ones, unclear ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import pickle
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collbench.model.errors import CollbenchError, RunFileError, UsageError
+from collbench.model.job import Job, JobRank, Source, Unknown
+from collbench.runfile import job_file, traces
+
+# Three steps under torch.profiler, the dump of the whole job, and its recording, all of one run (2026-11-23).
+DATA = Path(__file__).parents[1] / "data" / "traces"
+
+
+def imported(*names: str) -> Job:
+    return traces.job_of([traces.read(DATA / name) for name in names])
+
+
+def sent(job: Job, rank: JobRank) -> list[tuple[str, int]]:
+    """Return what a rank sent; the messages of one group to and from all as an all-to-all, which NCCL makes of it."""
+    order = rank.order or [(place, phase.repetitions) for place, phase in enumerate(rank.phases)]
+    positions = [one for place, times in order for _ in range(times) for one in rank.phases[place].positions]
+    number, numbered = 0, []
+    for position in positions:
+        number += not position.together
+        numbered.append((number, job.calls[position.call]))
+    found = []
+    for _, members in groupby(numbered, key=lambda pair: pair[0]):
+        calls = [call for _, call in members]
+        if {call.operation for call in calls} == {"send", "recv"}:
+            found.append(("alltoall", sum(call.size_bytes for call in calls if call.operation == "send")))
+        else:
+            found += [(call.operation, call.size_bytes) for call in calls]
+    return found
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "moe"])
+def test_torchs_profiler_saw_the_calls_that_were_recorded(name: str) -> None:
+    job = imported(f"{name}-0.kineto.json.gz", f"{name}-1.kineto.json.gz")
+    recorded = job_file.load(DATA / f"{name}-job.json")
+    assert (job.source, job.world_size, job.nccl) == (Source.KINETO, 2, recorded.nccl)
+    assert [group.ranks for group in job.groups] == [(0, 1)]
+    for ours, theirs in zip(job.ranks, recorded.ranks, strict=True):
+        own = sent(job, ours)
+        assert own == sent(recorded, theirs)[-len(own) :]  # the last three steps
+        assert len(own) % 3 == 0
+    assert not {Unknown.GPU_TIMES, Unknown.PAUSES, Unknown.GROUP_RANKS} & set(job.unknown)
+
+
+def test_the_flight_recorder_saw_the_calls_that_were_recorded() -> None:
+    job = imported("moe-1.fr", "moe-0.fr")
+    recorded = job_file.load(DATA / "moe-job.json")
+    assert (job.source, [rank.rank for rank in job.ranks]) == (Source.FLIGHT_RECORDER, [0, 1])
+    for ours, theirs in zip(job.ranks, recorded.ranks, strict=True):
+        assert sent(job, ours) == sent(recorded, theirs)
+    assert Unknown.GPU_TIMES in job.unknown
+    assert all(position.gpu is None for rank in job.ranks for phase in rank.phases for position in phase.positions)
+
+
+def test_times_are_the_rows_and_the_kernels() -> None:
+    fields = json.loads(gzip.decompress((DATA / "ddp-0.kineto.json.gz").read_bytes()))
+    rows = sorted(e["ts"] for e in fields["traceEvents"] if e["name"] == "record_param_comms")
+    kernels = {e["args"]["External id"]: e["dur"] for e in fields["traceEvents"] if e["cat"] == "kernel"}
+    (rank,) = imported("ddp-0.kineto.json.gz").ranks
+    starts = [start for phase in rank.phases for sample in phase.samples for start in sample.starts]
+    assert sorted(starts) == pytest.approx([row - rows[0] for row in rows], abs=1.0)
+    ran = sorted(time for phase in rank.phases for sample in phase.samples for time in sample.gpu)
+    assert ran == pytest.approx(sorted(kernels.values()), abs=1e-3)
+
+
+def entry(name: str, given: Any, got: Any, dtype: str = "Float", **more: Any) -> dict[str, Any]:
+    named = {"profiling_name": f"nccl:{name}", "process_group": ("0", "default_pg"), "record_id": 0}
+    shapes = {"input_sizes": given, "output_sizes": got, "input_dtypes": [dtype], "output_dtypes": [dtype]}
+    return {**named, **shapes, "time_created_ns": 10**18, **more}
+
+
+def dump(*entries: dict[str, Any], ranks: str = "[0, 1, 2, 3]") -> bytes:
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
+    return pickle.dumps({"version": "2.10", "pg_config": groups, "entries": list(entries)})
+
+
+# Sizes as nccl-tests counts them, of 4 ranks and floats of 4 bytes.
+@pytest.mark.parametrize(
+    ("name", "given", "got", "operation", "size_bytes"),
+    [
+        ("all_reduce", [[10, 10]], [[10, 10]], "allreduce", 400),
+        ("all_reduce_barrier", [[1]], [[1]], "allreduce", 4),
+        ("_all_gather_base", [[25]], [[100]], "allgather", 400),
+        ("all_gather", [[25]], [[25]] * 4, "allgather", 400),
+        ("all_gather_into_tensor_coalesced", [[25]], [[100]], "allgather", 400),
+        ("_reduce_scatter_base", [[100]], [[25]], "reducescatter", 400),
+        ("reduce_scatter_tensor_coalesced", [[100]], [[25]], "reducescatter", 400),
+        ("broadcast", [[7]], [[7]], "broadcast", 28),
+        ("reduce", [[7]], [[7]], "reduce", 28),
+        ("all_to_all", [[100]], [[100]], "alltoall", 400),
+        ("scatter", [[25]], [[25]] * 4, "scatter", 400),
+        ("gather", [[25]], [[25]] * 4, "gather", 400),
+        ("send 1->2", [[5]], [[5]], "send", 20),
+        ("recv 1<-2", [[5]], [[5]], "recv", 20),
+    ],
+)
+def test_a_call_has_the_size_that_nccl_tests_would_give_it(
+    name: str, given: Any, got: Any, operation: str, size_bytes: int
+) -> None:
+    job = traces.job_of([traces.parse(dump(entry(name, given, got)), "trace_1")])
+    (call,) = job.calls
+    assert (call.operation, call.size_bytes, call.dtype) == (operation, size_bytes, "float32")
+    assert call.peer == (2 if operation in {"send", "recv"} else None)
+    assert job.world_size == 4
+    assert job.groups[0].ranks == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("name", ["wait", "barrier", "coalesced", "ALLGATHER_coalesced", "init", ""])
+def test_what_is_no_call_is_left_out_in_silence(name: str) -> None:
+    trace = traces.parse(dump(entry(name, [[4]], [[4]]), entry("all_reduce", [[4]], [[4]])), "trace_0")
+    assert ([call.operation for call in trace.calls], trace.skipped) == (["allreduce"], 0)
+
+
+@pytest.mark.parametrize(
+    "unclear",
+    [
+        entry("all_smile", [[4]], [[4]]),
+        entry("all_reduce", [[4]], [[4]], dtype="ComplexFloat"),
+        entry("all_reduce", [[-4]], [[4]]),
+        entry("all_reduce", [["x"]], [[4]]),
+        entry("all_reduce", [[2**40, 2**40]], [[4]]),
+    ],
+)
+def test_what_cannot_be_read_is_counted_and_not_guessed(unclear: dict[str, Any]) -> None:
+    trace = traces.parse(dump(unclear, entry("broadcast", [[4]], [[4]])), "trace_0")
+    assert ([call.operation for call in trace.calls], trace.skipped) == (["broadcast"], 1)
+
+
+def test_calls_that_the_ring_forgot_are_counted() -> None:
+    trace = traces.parse(dump(entry("all_reduce", [[4]], [[4]], record_id=1000)), "trace_0")
+    assert traces.job_of([trace]).ranks[0].dropped == 1000
+
+
+def test_a_pickle_that_wants_more_than_values_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "trace_0").write_bytes(pickle.dumps({"entries": [Path("/")]}))
+    with pytest.raises(RunFileError, match="plain values"):
+        traces.read(tmp_path / "trace_0")
+
+
+def test_unclear_ranks_are_refused() -> None:
+    one = traces.parse(dump(entry("all_reduce", [[4]], [[4]])), "trace_0")
+    with pytest.raises(UsageError, match="Name the files"):
+        traces.job_of([one, one])
+    with pytest.raises(UsageError, match="several kinds"):
+        traces.job_of([one, traces.read(DATA / "ddp-1.kineto.json.gz")])
+    with pytest.raises(UsageError, match="no trace has a collective"):
+        traces.job_of([traces.parse(dump(), "trace_0")])
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
+def test_importing_folds_and_loses_nothing(kinds: list[int]) -> None:
+    entries = [
+        entry("all_reduce", [[kind + 1]], [[kind + 1]], time_created_ns=10**18 + n) for n, kind in enumerate(kinds)
+    ]
+    job = traces.job_of([traces.parse(dump(*entries), "trace_0")])
+    assert [job.calls[call].size_bytes // 4 - 1 for call in job.ranks[0].unfolded()] == kinds
+    assert job_file.loads(job_file.dumps(job), "job") == job
+
+
+_PARTS = st.sampled_from(sorted(path.name for path in DATA.glob("*-0.*")))
+_VALUES: Any = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=4), st.just([]), st.just({})
+)
+
+
+@settings(max_examples=150)
+@given(_PARTS, st.data())
+def test_damaged_bytes_are_one_error_or_a_job_that_can_be_kept(name: str, data: st.DataObject) -> None:
+    whole = (DATA / name).read_bytes()
+    damaged = bytearray(gzip.decompress(whole) if name.endswith(".gz") else whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    judged(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_wrong_values_are_one_error_or_a_job_that_can_be_kept(data: st.DataObject) -> None:
+    """Any one value of a small trace or dump is another: wrong types, huge numbers, NaN, nothing."""
+    fields: Any = pickle.loads(dump(entry("all_reduce", [[4]], [[4]]), entry("send 0->1", [[4]], [[4]])))  # noqa: S301  # its own
+    if data.draw(st.booleans()):
+        fields = json.loads(gzip.decompress((DATA / "ddp-0.kineto.json.gz").read_bytes()))
+        fields["traceEvents"] = fields["traceEvents"][:4]
+    for _ in range(data.draw(st.integers(1, 3))):
+        spot = fields
+        while True:
+            keys = list(spot) if isinstance(spot, dict) else range(len(spot))
+            key = data.draw(st.sampled_from(keys)) if len(keys) else None
+            if key is None:
+                break
+            if not isinstance(spot[key], dict | list) or data.draw(st.integers(0, 5)) == 0:
+                spot[key] = data.draw(_VALUES)
+                break
+            spot = spot[key]
+        if not isinstance(fields, dict):
+            break
+    judged(pickle.dumps(fields))
+
+
+def judged(data: bytes) -> None:
+    """Read a damaged trace: one line says what is wrong, or what was read makes a job without invented figures."""
+    said = ""
+    try:
+        job = traces.job_of([traces.parse(data, "trace_0")])
+    except (CollbenchError, traces._Unreadable) as error:
+        said = str(error)
+    assert "\n" not in said
+    if said:
+        return
+    assert job_file.loads(job_file.dumps(job), "job") == job
+    for rank in job.ranks:
+        for phase in rank.phases:
+            spreads = [spread for one in phase.positions for spread in (one.pause, one.gpu) if spread is not None]
+            assert all(math.isfinite(spread.most) and spread.least >= 0 for spread in spreads)
