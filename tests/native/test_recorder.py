@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_what_was_driven_in_is_what_the_job_says(groups: list[list[Made]], abi: 
         assert [heard(call) for call in sequence(job, place)] == expected
         assert together(found) == [number > 0 for group in groups for number in range(len(group))]
         assert found.ending is Ending.COMPLETE
-    assert (Unknown.GROUP_RANKS in job.unknown)
+    assert Unknown.GROUP_RANKS in job.unknown
     assert job.groups[0].size == 4
 
 
@@ -161,6 +162,28 @@ def test_a_send_that_was_never_launched_holds_nobody_up(tmp_path: Path) -> None:
     assert {call.peer for call in calls[-1000:-1]} == {1}
     assert calls[0].peer is None
     assert Unknown.PEER in job.unknown
+
+
+EXCHANGES: dict[str, tuple[Callable[[str, int], Made], list[str] | None]] = {
+    "one size": (lambda kind, peer: Made(kind, 100, root=peer), ["alltoall", "allreduce"]),
+    "other sizes": (lambda kind, peer: Made(kind, 100 + peer, root=peer), None),
+    "a peer twice": (lambda kind, peer: Made(kind, 100, root=max(1, peer)), None),
+}
+
+
+@pytest.mark.parametrize("case", EXCHANGES)
+def test_a_group_of_equal_sends_and_receives_is_an_all_to_all(case: str) -> None:
+    made, expected = EXCHANGES[case]
+    parts = [made(kind, peer) for peer in range(4) for kind in ("send", "recv")]
+    group = f"(\n{''.join(part.line() for part in parts)})\n"
+    job = recorded(f"{WORLD}repeat 700\n{group}{Made('allreduce', 1).line()}end\n", 5)
+    step = expected or [*(part.operation for part in parts), "allreduce"]
+    calls = sequence(job)
+    assert [call.operation for call in calls] == step * 700
+    if expected:
+        assert (calls[0].size_bytes, calls[0].peer) == (1600, None)
+    for phase in job.ranks[0].phases:
+        assert all(len(sample.starts) == len(phase.positions) for sample in phase.samples)
 
 
 def test_threads_and_communicators_do_not_disturb_each_other(tmp_path: Path) -> None:
