@@ -11,6 +11,7 @@ what most people train with: fp32 parameters, bf16 in the products by autocast, 
 A step is forward, backward and optimizer, between two waits for the device; the first `--warmup` steps, in which NCCL
 and DDP settle, are printed without `step_time`. The last line's `host_time` is what the host needs to launch a step,
 without waiting for the device: as long as the step where the host bounds it, much shorter where the GPU does.
+`host_slowest` is that of the rank whose host needs most, for which the others wait in their collectives.
 `--profile N` takes N more steps under torch's profiler and prints the `gpu_time` of each: how long some kernel ran, on
 rank 0, NCCL's included. `--compile` runs the model through torch.compile, whose graphs cost the host less. Two
 strategies are for comparison: `local` is DDP that never exchanges gradients, on the same GPUs, so that ddp − local is
@@ -73,6 +74,15 @@ class Step:
 
     seconds: float
     host: Host
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """A kernel or a copy on the GPU: when it began and ended, in µs."""
+
+    name: str
+    begin: float
+    end: float
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -197,18 +207,25 @@ def train(
     for tokens in batches[counted:]:
         here.finish()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            here.meet()  # a profiler starts sooner on one rank than on the other, which then waits in NCCL's kernels
             train_step(model, optimizer, tokens, local=options.strategy == "local", amp=autocast)
             here.finish()
-        here.say(f"profiled gpu_time={busy_seconds(kernels(profile)) * 1e3:.2f}ms")
+        here.say(f"profiled gpu_time={busy_seconds(after_meeting(kernels(profile), here)) * 1e3:.2f}ms")
     return steps
 
 
-def kernels(profile: torch.profiler.profile) -> list[tuple[float, float]]:
-    """Return when each of the GPU's activities began and ended, in µs; a label over some is none."""
+def after_meeting(activities: Sequence[Activity], here: Ranks) -> list[tuple[float, float]]:
+    """Return when each of the activities began and ended, without the barrier before a step: NCCL's first kernel."""
+    met = min((one.end for one in activities if "nccl" in one.name), default=0.0) if here.world_size > 1 else 0.0
+    return [(one.begin, one.end) for one in activities if one.begin >= met]
+
+
+def kernels(profile: torch.profiler.profile) -> list[Activity]:
+    """Return the GPU's activities; a label over some is none."""
     events = profile.events() or []  # type: ignore[no-untyped-call]  # torch's
     cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]  # torch's own, without a type
     real = (event for event in events if event.device_type == cuda and not event.is_user_annotation)
-    return [(event.time_range.start, event.time_range.end) for event in real]
+    return [Activity(event.name, event.time_range.start, event.time_range.end) for event in real]
 
 
 def busy_seconds(intervals: Sequence[tuple[float, float]]) -> float:
@@ -276,14 +293,16 @@ def run(options: argparse.Namespace, here: Ranks) -> str:
         f"summary model={'tiny' if options.tiny else options.model} parameters={parameters} "
         f"strategy={options.strategy} dtype={options.dtype} "
         f"ranks={here.world_size} batch={options.batch} sequence={options.sequence} "
-        f"steps={options.steps} {timing(steps, tokens=here.world_size * options.batch * options.sequence)} "
+        f"steps={options.steps} {timing(steps, here, tokens=here.world_size * options.batch * options.sequence)} "
         f"held_out_loss={before:.3f}->{after.item():.3f} same_model={'yes' if same else 'no'} "
         f"device={here.name.replace(' ', '_')} torch={torch.__version__}"
     )
 
 
-def timing(steps: Sequence[Step], *, tokens: int) -> str:
+def timing(steps: Sequence[Step], here: Ranks, *, tokens: int) -> str:
     """Return the summary's words about time: medians over the steps, in ms, each of which trained so many tokens."""
+    own = statistics.median(step.host.total for step in steps)
+    _, slowest = here.extremes(torch.tensor(own, dtype=torch.float64, device=here.device))
     middle = statistics.median(step.seconds for step in steps)
     parts = {
         "host_time": [step.host.total for step in steps],
@@ -292,7 +311,10 @@ def timing(steps: Sequence[Step], *, tokens: int) -> str:
         "host_optimizer": [step.host.optimizer for step in steps],
     }
     host = " ".join(f"{name}={statistics.median(seconds) * 1e3:.2f}ms" for name, seconds in parts.items())
-    return f"median_step={middle * 1e3:.2f}ms tokens_per_second={tokens / middle:.0f} {host}"
+    return (
+        f"median_step={middle * 1e3:.2f}ms tokens_per_second={tokens / middle:.0f} {host} "
+        f"host_slowest={slowest.item() * 1e3:.2f}ms"
+    )
 
 
 def main(job: str, options: argparse.Namespace, run: Callable[[argparse.Namespace, Ranks], str], tiny: str) -> int:

@@ -5,8 +5,9 @@
 
 Each repeat runs `collbench overlap` (at its defaults, or with the options after --) and `collbench allreduce` with the
 same sizes, devices and bf16, in and out of place, in turn. DIR/overlap.md holds the tables: for each size, compute and
-lever every repeat's factors and how far they lie apart, and the collective alone over the ordinary command's time;
-DIR/raw the run files, what was printed, and commands.txt with each command's wall time.
+lever every repeat's factors and how far they lie apart, and the collective alone over the ordinary command's launch
+loop, which is judged as both are plain launches, and over its graph replay; DIR/raw the run files, what was printed,
+and commands.txt with each command's wall time.
 Exits 1 where a bar is missed: factors within 3 % of each other, alone within 1 % from 16 MiB on, 15 s for `overlap` at
 its defaults; 2 where a command failed. NCCL_* reaches both as it is.
 """
@@ -14,6 +15,7 @@ its defaults; 2 where a command failed. NCCL_* reaches both as it is.
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import subprocess
 import sys
@@ -110,8 +112,9 @@ def report(repeats: Sequence[Repeat], *, defaults: bool) -> tuple[list[str], boo
         f"{repeats[0].ordinary.machine.nccl or '-'})",
         f"- NCCL variables: {' '.join(f'{k}={v}' for k, v in sorted(first.settings.environment.items())) or 'none'}",
         "",
-        "| what | size | collective × | change | compute × | change | of max | change | alone over ordinary | bar |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| what | size | collective × | change | compute × | change | of max | change | alone over loop | over replay "
+        "| bar |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     missed = False
     for at in dict.fromkeys(_at(found) for found in first.overlaps if found.trials):
@@ -145,14 +148,18 @@ def _row(repeats: Sequence[Repeat], at: tuple[overlap.Condition, int]) -> tuple[
         bad |= change > CHANGE
         cells += [", ".join(f"{value:.2f}" for value in values), f"{change:.1%}"]
     ratios = list(_alone(repeats, at))
-    alone = median(ratios) if ratios else None
-    bad |= alone is not None and size >= ALONE_FROM and abs(alone - 1) > ALONE
-    cells += [f"{alone:.4f}" if alone else "-", "MISSED" if bad else "met"]
+    launches, replays = (median(column) for column in zip(*ratios, strict=True)) if ratios else (None, None)
+    bad |= launches is not None and size >= ALONE_FROM and abs(launches - 1) > ALONE
+    cells += [f"{one:.4f}" if one else "-" for one in (launches, replays)]
+    cells += ["MISSED" if bad else "met"]
     return f"| {condition_name(condition)} | {format_size(size)} | {' | '.join(cells)} |", bad
 
 
-def _alone(repeats: Sequence[Repeat], at: tuple[overlap.Condition, int]) -> Iterator[float]:
-    """Yield the collective's time alone over the ordinary one's, in place as torch has it; not with limited CTAs."""
+def _alone(repeats: Sequence[Repeat], at: tuple[overlap.Condition, int]) -> Iterator[tuple[float, float]]:
+    """Yield the collective's time alone over the ordinary launch loop's and graph replay's, in place as torch has it.
+
+    Nothing where CTAs are limited.
+    """
     condition, size = at
     if condition.ctas is not None or condition.operation != repeats[0].ordinary.settings.operations[0]:
         return
@@ -160,7 +167,9 @@ def _alone(repeats: Sequence[Repeat], at: tuple[overlap.Condition, int]) -> Iter
         theirs = [m for m in repeat.ordinary.measured(Variant.IN_PLACE) if m.point.size_bytes == size]
         ours = [one for one in repeat.overlap.overlaps if _at(one) == at and one.trials]
         if theirs and ours:
-            yield overlap.summarize(ours[0]).collective_alone.value / summarize(theirs[0]).seconds
+            alone = overlap.summarize(ours[0]).collective_alone.value
+            ordinary = summarize(theirs[0])
+            yield alone / (ordinary.launch_seconds or math.nan), alone / ordinary.seconds
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Jobs written with plain torch for recording.py, one process per GPU: python benchmarks/recorded_job.py JOB FOLDER.
+"""Jobs written with plain torch for recording.py, one process per GPU: recorded_job.py JOB FOLDER [traces].
 
 Each rank writes into FOLDER what it sent, as JSON: `calls` (a list of [operation, bytes]), from torch's Flight Recorder
 or from the script's own hand, and `step_ms`, the median time of a step. `killed` writes a line before each call, and
-ends by SIGKILL.
+ends by SIGKILL. With `traces` three more steps run under torch's profiler, whose trace is kept beside, with the Flight
+Recorder's dump: what `collbench import` reads.
 """
 
 from __future__ import annotations
@@ -72,6 +73,18 @@ def _flight_recorder(ranks: int) -> list[list[Any]]:
     return [call for entry in entries for call in calls_of(entry, ranks)]
 
 
+def _traced(step: Callable[[], object]) -> None:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+    name = f"{sys.argv[1]}-{dist.get_rank()}"
+    profile.export_chrome_trace(str(Path(sys.argv[2]) / f"{name}.kineto.json.gz"))
+    recorder: Any = torch._C._distributed_c10d
+    (Path(sys.argv[2]) / f"{name}.fr").write_bytes(recorder._dump_nccl_trace(True, False, False))
+
+
 def _timed(step: Callable[[], object]) -> float:
     for _ in range(_WARM):
         step()
@@ -82,6 +95,8 @@ def _timed(step: Callable[[], object]) -> float:
         step()
         torch.cuda.synchronize()
         times.append((time.perf_counter() - began) * 1e3)
+    if "traces" in sys.argv[3:]:
+        _traced(step)
     return statistics.median(times)
 
 
@@ -116,6 +131,30 @@ def fsdp2(_rank: int, ranks: int) -> tuple[list[list[Any]], float]:
         fully_shard(layer)
     fully_shard(model)
     step_ms = _timed(_trainer(model))
+    return _flight_recorder(ranks), step_ms
+
+
+def tp(_rank: int, ranks: int) -> tuple[list[list[Any]], float]:
+    """Tensor parallel layers with sequence parallel ones between: all-gathers and reduce-scatters of activations."""
+    from torch.distributed.tensor import Shard, parallel
+
+    mesh = dist.device_mesh.init_device_mesh("cuda", (ranks,))
+    blocks = [nn.Sequential(nn.LayerNorm(1024), nn.Linear(1024, 4096), nn.Linear(4096, 1024)) for _ in range(4)]
+    model = nn.Sequential(*blocks).cuda()
+    for block in blocks:
+        plan = {
+            "0": parallel.SequenceParallel(sequence_dim=0),
+            "1": parallel.ColwiseParallel(input_layouts=Shard(0)),
+            "2": parallel.RowwiseParallel(output_layouts=Shard(0)),
+        }
+        parallel.parallelize_module(block, mesh, plan)
+    data = torch.randn(2048 // ranks, 1024, device="cuda")
+
+    def step() -> None:
+        model(data).square().mean().backward()
+        model.zero_grad(set_to_none=True)
+
+    step_ms = _timed(step)
     return _flight_recorder(ranks), step_ms
 
 
@@ -176,7 +215,7 @@ def main() -> None:
     dist.init_process_group("nccl")
     if job == "killed":
         killed(rank, ranks, folder)
-    calls, step_ms = {"ddp": ddp, "fsdp2": fsdp2, "moe": moe, "graph": graph}[job](rank, ranks)
+    calls, step_ms = {"ddp": ddp, "fsdp2": fsdp2, "tp": tp, "moe": moe, "graph": graph}[job](rank, ranks)
     torch.cuda.synchronize()
     text = json.dumps({"calls": calls, "step_ms": step_ms})
     (folder / f"{job}-{rank}.json").write_text(text, encoding="utf-8")

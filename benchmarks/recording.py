@@ -4,10 +4,10 @@
     python benchmarks/recording.py                       # all jobs, and the cost, in about two minutes
     python benchmarks/recording.py --jobs ddp,killed --repeats 0 --out FOLDER
 
-Each job (recorded_job.py) says itself what each rank sent: DDP and FSDP2 by torch's Flight Recorder, the others by
-hand. `calls equal` compares function, bytes and order on every rank; of the killed job, whose own list is a line ahead,
-all but its last line. The cost is the median step with the recorder over the one without, in turn, --repeats times.
-The exit status is 1 where calls differ; FOLDER keeps the job files and what the jobs said.
+Each job (recorded_job.py) says itself what each rank sent: DDP, FSDP2 and tensor parallel by torch's Flight Recorder,
+the others by hand. `calls equal` compares function, bytes and order on every rank; of the killed job, whose own list is
+a line ahead, all but its last line. The cost is the median step with the recorder over the one without, in turn,
+--repeats times. The exit status is 1 where calls differ; FOLDER keeps the job files and what the jobs said.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import Any
 from collbench.model.job import Ending, Job, JobRank
 from collbench.runfile import job_file
 
-_JOBS = ("ddp", "fsdp2", "moe", "graph", "killed")
+_JOBS = ("ddp", "fsdp2", "tp", "moe", "graph", "killed")
 _TIMED = ("ddp", "fsdp2")
 _SCRIPT = Path(__file__).with_name("recorded_job.py")
 _RANKS = 2
 
 
-def launch(job: str, folder: Path, output: Path | None) -> int:
+def launch(job: str, folder: Path, output: Path | None, *, traces: bool = False) -> int:
     """Run a job under torchrun, recorded if there is an output. Return its exit status."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={_RANKS}"]
-    words += [str(_SCRIPT), job, str(folder)]
+    words += [str(_SCRIPT), job, str(folder), *["traces"] * traces]
     if output is not None:
         words = [sys.executable, "-m", "collbench", "record", "--force", "-o", str(output), "--", *words]
     # All calls of a job, where torch keeps 2,000; both names, as torch renamed it.
@@ -83,6 +83,7 @@ def main() -> int:
     parser.add_argument("--jobs", default=",".join(_JOBS))
     parser.add_argument("--repeats", type=int, default=2, help="of each arm, for the cost")
     parser.add_argument("--out", type=Path, help="keep the job files here")
+    parser.add_argument("--traces", action="store_true", help="let jobs leave what 'collbench import' reads, too")
     asked = parser.parse_args()
     folder = asked.out or Path(tempfile.mkdtemp(prefix="recording-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,7 @@ def main() -> int:
     for name in asked.jobs.split(","):
         output = folder / f"{name}-job.json"
         arms: dict[str, list[float]] = {"plain": [], "recorded": []}
-        launch(name, folder, output)
+        launch(name, folder, output, traces=asked.traces)
         job = job_file.load(output) if output.is_file() else None
         wrong = difference(job, name, folder) if job else "nothing was recorded"
         for _ in range(asked.repeats if name in _TIMED else 0):

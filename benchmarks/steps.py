@@ -2,30 +2,25 @@
 """What `collbench predict` says of training steps, without and with the cost of overlap, beside what they took.
 
     python benchmarks/steps.py FOLDER --json steps.json
-    python benchmarks/steps.py FOLDER --overlap RUN.json --elsewhere     # factors of another machine of the same kind
 
 FOLDER is one of training.sh: its parts `curves` (curves-RANKS-ARM-OPERATION.json), `overlap`
 (overlap-RANKS-ARM-OPERATION.json) and `steps` (steps-…-ARM.txt; of older sessions what part `bound` left), ARM p2p or
 nop2p. A step's compute is the same job's that exchanges nothing, in the same arm; the step with communication is
 predicted from the curves, once as if overlap cost nothing and once with the measured factors. Of the measured step
-nothing is used but to compare. `--overlap` names a run of one arm for both: `predict` refuses factors of other
-settings, so the rows of the other arm are marked. A TAR.tar.gz:MEMBER names a run inside an archive.
+nothing is used but to compare.
 
 The JSON holds what the table does, in ms: "rows": [{"model", "strategy", "ranks", "batch", "arm", "compute_ms",
-"measured_ms", "host_share", "without", "with", "other_settings"}], where `without` and `with` are {"step_ms",
+"measured_ms", "host_share", "without", "with"}], where `without` and `with` are {"step_ms",
 "low_ms", "high_ms", "slowed_ms"} or null.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import sys
-import tarfile
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -38,13 +33,12 @@ from collbench.analysis.predict.contention import OverlapCurve
 from collbench.analysis.predict.networks import Network, Unit
 from collbench.analysis.predict.predict import Predictor, Question
 from collbench.analysis.predict.timing import Evidence, gather
-from collbench.model.errors import CollbenchError, UsageError
-from collbench.model.run import Run
+from collbench.model.errors import CollbenchError
 from collbench.runfile import run_file
 
 OPERATIONS = ("allreduce", "allgather", "reducescatter")
 ARMS = {"p2p": "yes", "nop2p": "no"}
-HOST_BOUND = 0.9  # of the step: then the host sets the pace, and its own time is not that of the local job
+HOST_BOUND = 0.9  # of the step: then a host sets the pace, and its own time is not that of the local job
 _BYTES = {"bf16": (2, 2), "fp32": (4, 4), "amp": (2, 4)}  # a parameter, a gradient
 # For dry runs: as many parameters as nobody trains, and no figure of it is one of a real network.
 _TINY = Network("tiny", Unit((2**14,), 0), (Unit((2**14,), 2**14),) * 2, Unit((), 0), "a dry run")
@@ -62,7 +56,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One job in one arm. `other_settings`: the factors were measured in the other arm."""
+    """One job in one arm."""
 
     model: str
     strategy: str
@@ -74,7 +68,11 @@ class Row:
     host_share: float
     without: Predicted
     with_overlap: Predicted | None
-    other_settings: bool
+
+    @property
+    def host_bound(self) -> bool:
+        """True where a host sets the pace."""
+        return self.host_share >= HOST_BOUND
 
     def error(self, predicted: Predicted) -> float:
         """Return what the prediction is off by, as a share of the measured step."""
@@ -85,58 +83,19 @@ class Row:
         return (predicted.step_ms - self.measured_ms) / (self.measured_ms - self.compute_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Overlaps:
-    """Where factors come from: the folder's own runs, or one run for all; `elsewhere`: of another machine."""
-
-    folder: Path
-    named: Run | None = None
-    elsewhere: bool = False
-
-    def curves(self, evidence: Evidence, ranks: int, arm: str) -> tuple[tuple[OverlapCurve, ...], bool]:
-        """Return the curves for an arm, and whether they are of other settings. Raises UsageError."""
-        if self.named is None:
-            files = [self.folder / f"overlap-{ranks}-{arm}-{operation}.json" for operation in OPERATIONS]
-            found: list[OverlapCurve] = []
-            for file in filter(Path.exists, files):
-                try:
-                    found += contention.gather(evidence, [(file.name, run_file.load(file))])
-                except CollbenchError as error:  # the other operations' factors are worth their figures
-                    print(f"steps: {error}", file=sys.stderr)
-            return tuple(found), False
-        run = transplanted(self.named, evidence.run) if self.elsewhere else self.named
-        other = "NCCL_P2P_DISABLE" in evidence.run.settings.environment
-        if other and self.elsewhere:
-            run = replace(run, settings=replace(run.settings, environment=evidence.run.settings.environment))
-        return contention.gather(evidence, [("overlap", run)]), other
+def overlap_curves(folder: Path, evidence: Evidence, ranks: int, arm: str) -> tuple[OverlapCurve, ...]:
+    """Return the folder's factors for an arm; of the operations whose run can be used."""
+    found: list[OverlapCurve] = []
+    for file in (folder / f"overlap-{ranks}-{arm}-{operation}.json" for operation in OPERATIONS):
+        if file.exists():
+            try:
+                found += contention.gather(evidence, [(file.name, run_file.load(file))])
+            except CollbenchError as error:  # the other operations' factors are worth their figures
+                print(f"steps: {error}", file=sys.stderr)
+    return tuple(found)
 
 
-def transplanted(run: Run, base: Run) -> Run:
-    """Return a run of overlap as if the base's devices had it. Raises UsageError where these are of another kind."""
-    names = {device.name for device in (*run.devices, *base.devices)}
-    if len(names) > 1 or len(run.devices) > len(base.devices):
-        raise UsageError(f"factors of {len(run.devices)} {', '.join(sorted(names))} say nothing of other GPUs")
-    return replace(run, devices=base.devices[: len(run.devices)])
-
-
-def loaded(text: str) -> Run:
-    """Return the run in a file, or in a file of an archive: "TAR.tar.gz:MEMBER". Raises UsageError."""
-    archive, _, member = text.partition(":")
-    if not member:
-        return run_file.load(Path(text))
-    try:
-        with tarfile.open(archive) as tar:
-            found = tar.extractfile(member)
-            content = (found or io.BytesIO()).read()
-    except (OSError, KeyError, tarfile.TarError) as error:
-        raise UsageError(f"cannot read {text}: {error}") from error
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.json"
-        path.write_bytes(content)
-        return run_file.load(path)
-
-
-def rows(folder: Path, overlaps: Overlaps) -> Iterator[Row]:
+def rows(folder: Path) -> Iterator[Row]:
     """Yield a row for each job and arm that has a local job beside it. Raises CollbenchError."""
     jobs = bound.named_pairs(folder, "steps") or bound.pairs(folder)
     local = {_key(pair): pair for pair in jobs if pair.fast["strategy"] == "local"}
@@ -147,7 +106,7 @@ def rows(folder: Path, overlaps: Overlaps) -> Iterator[Row]:
                 continue
             files = [folder / f"curves-{pair.fast['ranks']}-{arm}-{operation}.json" for operation in OPERATIONS]
             evidence = gather([(file.name, run_file.load(file)) for file in files if file.exists()])
-            yield _row(pair, alone, arm, evidence, overlaps)
+            yield _row(pair, alone, arm, evidence, folder)
 
 
 def _key(pair: Pair) -> tuple[str, ...]:
@@ -158,11 +117,11 @@ def _model(words: dict[str, str]) -> str:
     return words.get("model", "gpt2")
 
 
-def _row(pair: Pair, alone: Pair, arm: str, evidence: Evidence, overlaps: Overlaps) -> Row:
+def _row(pair: Pair, alone: Pair, arm: str, evidence: Evidence, folder: Path) -> Row:
     words, its = (pair.fast, alone.fast) if arm == "p2p" else (pair.slow, alone.slow)
     ranks, strategy = int(words["ranks"]), words["strategy"]
     compute, measured = results.step_ms(its), results.step_ms(words)
-    curves, other = overlaps.curves(evidence, ranks, arm)
+    curves = overlap_curves(folder, evidence, ranks, arm)
     parameter, gradient = _BYTES[words["dtype"]]
     name = _model(words)
     asked = Question(
@@ -174,10 +133,9 @@ def _row(pair: Pair, alone: Pair, arm: str, evidence: Evidence, overlaps: Overla
         step_seconds=compute / 1e3,
     )
     both = [_predicted(evidence, one, asked, strategy, tuple(range(ranks)), compute) for one in ((), curves)]
-    share = float(words["host_time"].removesuffix("ms")) / measured
+    share = float(words.get("host_slowest", words["host_time"]).removesuffix("ms")) / measured
     return Row(
         name, strategy, ranks, int(words["batch"]), arm, compute, measured, share, both[0], both[1] if curves else None,
-        other,
     )  # fmt: skip
 
 
@@ -212,8 +170,8 @@ def table(found: Sequence[Row]) -> list[str]:
         "error of the extra time, before / with",
     )
     lines = markdown(head, [_cells(row) for row in found])
-    if any(_doubts(row) for row in found):
-        lines += ["", "(h) the host's own time is nine tenths of the step or more, (s) factors of other settings."]
+    if any(row.host_bound for row in found):
+        lines += ["", "(h) a host's own time is nine tenths of the step or more."]
     return [*lines, "", *_summary(found)]
 
 
@@ -225,9 +183,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         "–" if one is None or row.measured_ms <= row.compute_ms else f"{row.extra_error(one):+.0%}"
         for one in (row.without, row.with_overlap)
     ]
-    doubts = "".join(f" ({mark})" for mark in _doubts(row))
     return (
-        f"{row.model} {row.strategy}{doubts}",
+        f"{row.model} {row.strategy}{' (h)' if row.host_bound else ''}",
         str(row.batch),
         ARMS[row.arm],
         f"{row.compute_ms:.2f}",
@@ -238,22 +195,10 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _doubts(row: Row) -> Iterator[str]:
-    if row.host_share >= HOST_BOUND:
-        yield "h"
-    if row.other_settings:
-        yield "s"
-
-
 def _summary(found: Sequence[Row]) -> Iterator[str]:
     """Yield the mean error of the step, of the rows that the method is meant for and of the others."""
-    kinds: dict[str, Callable[[Row], bool]] = {
-        "the GPU sets the pace, factors of the same settings": lambda row: not [*_doubts(row)],
-        "(h), factors of the same settings": lambda row: [*_doubts(row)] == ["h"],
-        "(s)": lambda row: row.other_settings,
-    }
-    for title, chosen in kinds.items():
-        fit = [(row, row.with_overlap) for row in found if row.with_overlap and chosen(row)]
+    for title, host_bound in (("the GPU sets the pace", False), ("(h)", True)):
+        fit = [(row, row.with_overlap) for row in found if row.with_overlap and row.host_bound is host_bound]
         if not fit:
             continue
         before = fmean(abs(row.error(row.without)) for row, _ in fit)
@@ -269,13 +214,10 @@ def main(argv: Sequence[str]) -> int:
     """Print the table; return the exit status."""
     parser = argparse.ArgumentParser(description="predicted beside measured steps, without and with overlap's cost")
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--overlap", metavar="RUN", help="a run of overlap for all rows [the folder's own]")
-    parser.add_argument("--elsewhere", action="store_true", help="that run is of another machine with the same GPUs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
     asked = parser.parse_args(argv)
     try:
-        named = None if asked.overlap is None else loaded(asked.overlap)
-        found = list(rows(asked.folder, Overlaps(asked.folder, named, asked.elsewhere)))
+        found = list(rows(asked.folder))
     except (CollbenchError, OSError) as error:
         print(f"steps: {error}", file=sys.stderr)
         return 2

@@ -119,7 +119,7 @@ def run(options: argparse.Namespace, here: Ranks) -> str:
     return (
         f"summary model={name} parameters={parameters} strategy={options.strategy} dtype={options.dtype} "
         f"ranks={here.world_size} batch={options.batch} steps={options.steps} "
-        f"{gpt2_ddp.timing(steps, tokens=here.world_size * options.batch)} "
+        f"{gpt2_ddp.timing(steps, here, tokens=here.world_size * options.batch)} "
         f"device={here.name.replace(' ', '_')} torch={torch.__version__}"
     )
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -20,6 +27,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection look through thousands of collected tests again."""
+    gc.freeze()
+
 
 @pytest.fixture(scope="session")
 def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
@@ -31,3 +45,40 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
         if not folder.exists():  # renamed when it is whole: where compiling fails, it fails in each process
             build(folder.with_suffix(".part")).folder.rename(folder)
     return Fakes(folder)
+
+
+@pytest.fixture(scope="session")
+def torch_server() -> Iterator[Path]:
+    """Where a process listens that has loaded torch (tests/torch_server.py)."""
+    with tempfile.TemporaryDirectory(prefix="torch-") as folder:  # short, as a socket's path must be
+        place = Path(folder, "socket")
+        # OpenBLAS would start threads, which a fork lacks; OpenMP's would wait for each other on a worker's one core.
+        process = subprocess.Popen(
+            [sys.executable, str(_HERE / "torch_server.py"), str(place)],
+            stdin=subprocess.PIPE,
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+        assert process.stdin
+        with process, process.stdin:
+            while not place.exists():
+                assert process.poll() is None
+                time.sleep(0.02)
+            yield place
+
+
+@pytest.fixture(scope="module")
+def loaded_torch(torch_server: Path) -> Iterator[None]:
+    """Let the processes that the module's tests start have torch from one that has loaded it, but in `own_torch`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLLBENCH_TEST_TORCH", str(torch_server))
+        patch.setenv("PYTHONPATH", str(_HERE / "loaded_torch"), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture
+def own_torch(loaded_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processes of this test load torch themselves, as users' processes do."""
+    folders = os.environ["PYTHONPATH"].split(os.pathsep)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(folder for folder in folders if folder != str(_HERE / "loaded_torch"))
+    )

@@ -21,7 +21,14 @@ IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes
 IMPURE_CALLS |= {"is_dir", "iterdir", "glob", "mkdir", "unlink", "stat", "now", "today", "utcnow", "cwd"}
 
 # Torch takes seconds to load, so only what runs in the worker processes loads it at once.
-LOADS_TORCH = {"backends/gloo_worker.py", "backends/overlap_lanes.py", "backends/overlap_worker.py"}
+LOADS_TORCH = {
+    "backends/gloo_worker.py",
+    "backends/overlap_lanes.py",
+    "backends/overlap_worker.py",
+    "backends/replay_lanes.py",
+    "backends/replay_worker.py",
+    "backends/torch_rank.py",
+}
 
 
 def place(path: Path) -> str:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,20 +24,34 @@ from collbench.model.failures import Cause, FailureKind
 from collbench.model.operations import Operation
 from collbench.sim.fabrics import Beside
 
-torch = pytest.importorskip("torch")
 GEMM, COPY = Compute(ComputeKind.GEMM, 64), Compute(ComputeKind.MEMORY, 1)
 BOTH = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, gate_s=0.0)
 CORES = sorted(os.sched_getaffinity(0))
+pytestmark = [
+    pytest.mark.usefixtures("loaded_torch"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is absent"),
+]
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[OverlapWorld]:
+def world(loaded_torch: None) -> Iterator[OverlapWorld]:
     made = OverlapWorld("host", [CORES[rank % len(CORES)] for rank in range(2)])
     try:
-        assert made.join().torch == torch.__version__
+        assert made.join().torch == version("torch")
         yield made
     finally:
         made.close()
+
+
+def test_what_a_worker_says_first_is_read_without_torch() -> None:
+    """The parent never loads torch: it would take it as long as all of its workers."""
+    from collbench.backends.torch_rank import joined
+
+    assert type(joined("host").torch) is str
+    reader = "import pickle, sys; pickle.loads(sys.stdin.buffer.read()); print('torch' in sys.modules)"
+    said = pickle.dumps(joined("host"))
+    done = subprocess.run([sys.executable, "-c", reader], input=said, capture_output=True, check=True)
+    assert done.stdout == b"False\n"
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -69,6 +88,8 @@ def test_a_call_begins_after_its_rest(world: OverlapWorld) -> None:
 
 
 def messages(operation: Operation, ranks: int, rank: int):  # type: ignore[no-untyped-def]  # the type loads torch
+    import torch
+
     from collbench.backends.overlap_worker import Messages
 
     made = Messages(operation, 96 * ranks, rank, ranks, 2**20, torch.device("cpu"))
@@ -79,6 +100,8 @@ def messages(operation: Operation, ranks: int, rank: int):  # type: ignore[no-un
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_what_must_arrive_is_what_the_others_send(ranks: int) -> None:
     """By hand, from what each rank sends: no library between."""
+    import torch
+
     sent = {op: [messages(op, ranks, rank).slots[1].fresh for rank in range(ranks)] for op in OPERATIONS}
     for rank in range(ranks):
         expected = {op: messages(op, ranks, rank).slots[1].expected for op in OPERATIONS}
@@ -115,6 +138,8 @@ def test_one_wrong_element_is_found(title: str, ranks: int, uses: int, wrong: in
 
 @pytest.mark.parametrize("compute", [GEMM, COPY, Compute(ComputeKind.ATTENTION, 16)])
 def test_a_unit_of_compute_has_the_same_result_each_time(compute: Compute) -> None:
+    import torch
+
     from collbench.backends.overlap_worker import unit_of
 
     unit = unit_of(compute, torch.device("cpu"), torch.float32, heads=2, width=8)
@@ -158,7 +183,7 @@ def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
     world.close()
 
 
-def test_a_worker_that_hangs_is_killed_after_its_time() -> None:
+def test_a_worker_that_hangs_is_killed_after_its_time(own_torch: None) -> None:
     world = started()
     world._load_s = 1.0
     processes = world.process_ids

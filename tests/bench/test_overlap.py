@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from collbench.analysis.outcome import outcome
 from collbench.analysis.overlap import summarize
@@ -215,6 +217,30 @@ def test_what_is_not_covered_is_lengthened_until_it_is(slower: float) -> None:
     spaced_loads = [load for load in backend.loads if load.idle_s]
     assert len(run.overlaps[0].trials) == 4
     assert spaced_loads[-1].compute_chunks > spaced_loads[0].compute_chunks
+
+
+@pytest.mark.parametrize("slower", [3.0, 300.0])
+def test_no_more_is_queued_at_once_than_a_stream_takes_ahead(slower: float) -> None:
+    """A call that lasts as long as hundreds of units: its rounds are run some at a time, and the factors come out."""
+    backend = Fake(slower)
+    found = measured(backend, request(sizes=(2**20,), trials=2)).overlaps[0]
+    for load in backend.loads:
+        of_compute, of_collective = max(1, len(load.idle_s)) * 2 * load.compute_chunks, 2 * load.collective_chunks
+        assert max(of_compute, of_collective) <= 1024 or len(load.idle_s) == 1
+    assert summarize(found).collective_factor.value == pytest.approx(slower, rel=0.05)
+    assert summarize(found).compute_factor.value == pytest.approx(1.25, rel=0.002)
+
+
+@given(st.integers(1, 40), st.integers(1, 2000), st.integers(1, 20))
+def test_parts_of_a_load_are_its_rounds_in_order(rounds: int, chunks: int, units: int) -> None:
+    load = Load(rounds, 1, chunks, units, 0.1, tuple(map(float, range(rounds))))
+    parts = [*load.parts()]
+    assert tuple(rest for part in parts for rest in part.idle_s) == load.idle_s
+    assert all(part.collective_chunks == len(part.idle_s) for part in parts)
+    assert all(replace(part, collective_chunks=rounds, idle_s=load.idle_s) == load for part in parts)
+    assert all(len(part.idle_s) == 1 or 2 * chunks * len(part.idle_s) <= 1000 for part in parts)
+    alone = replace(load, idle_s=())
+    assert [*alone.parts()] == [alone]
 
 
 def test_what_is_never_covered_fails_its_data_point_alone() -> None:

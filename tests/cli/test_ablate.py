@@ -19,6 +19,7 @@ from tests.cli.program import Program, collbench, fake_gpus, fake_uuid, list_onl
 from tests.cli.program import environment as fakes_environment
 from tests.native.fakes import Fakes
 
+pytestmark = pytest.mark.usefixtures("loaded_torch")
 # Torch takes seconds to load, and most of these tests only need somebody who starts the ranks as torchrun does.
 TORCHRUN = """
 import os, signal, subprocess, sys

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
 from collbench.model.operations import Operation
@@ -64,6 +63,8 @@ def test_the_page_s_own_line_of_pandas_reads_every_figure_of_a_recorded_run(prog
     assert isinstance(call, ast.Call)
     reader = ast.unparse(call.func).removeprefix("pandas.")
     words = {str(one.arg): _literal(one.value) for one in call.keywords}
+    import pandas as pd  # type: ignore[import-untyped]
+
     layout = reader.removeprefix("read_")
     assert program("export", str(RECORDED), "--format", layout, "-o", "run").status == 0
     frame = getattr(pd, reader)("run", **words)
@@ -83,6 +84,8 @@ def test_the_page_has_a_line_for_each_table() -> None:
 
 
 def test_parquet_goes_through_a_pipe(saved: str) -> None:
+    import pandas as pd  # type: ignore[import-untyped]
+
     done = subprocess.run(collbench("export", saved, "--format", "parquet"), capture_output=True, check=True)
     assert len(pd.read_parquet(io.BytesIO(done.stdout))) == 8
     assert done.stderr == b""

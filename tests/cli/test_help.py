@@ -36,6 +36,7 @@ COMMANDS = [
     "latency",
     *COLLECTIVES,
     "overlap",
+    "replay",
     "topo",
     "doctor",
     "runs",

@@ -30,6 +30,8 @@ SCHEMA = json.loads((ROOT / "docs" / "run-file.schema.json").read_text(encoding=
 SIM = ("--backend", "sim", "--fabric", "titan-rtx-nv2", "--seed", "1")
 HOST = ("--backend", "host", "--devices", "0,1", "--compute", "gemm:64", "--seed", "1")
 
+pytestmark = pytest.mark.usefixtures("loaded_torch")
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -12,6 +12,7 @@ import pytest
 from tests.distributed.namespaces import hosts
 from tests.distributed.processes import as_slurm, ends, free_port, started, the_run
 
+pytestmark = pytest.mark.usefixtures("loaded_torch")
 COUNT = 3
 
 

@@ -35,6 +35,8 @@ from tests.distributed.processes import (
     worker_of,
 )
 
+pytestmark = pytest.mark.usefixtures("loaded_torch")
+
 
 def test_torchrun_measures_once_prints_once_and_verifies_every_element(tmp_path: Path) -> None:
     done = torchrun(tmp_path, 2, "allreduce", "--backend", "host", "--sizes", "8,4K,64K", "--quick", "-v")

@@ -95,3 +95,11 @@ def test_a_worker_that_dies_leaves_what_was_measured_and_no_process(tmp_path: Pa
     run = run_file.load(file)
     assert run.overlaps[0].trials
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def test_a_long_collective_is_measured_beside_many_short_products(tmp_path: Path) -> None:
+    """Hundreds of products of 2048³ in each of twenty rounds: more launches than a stream takes ahead."""
+    run = measured(tmp_path, "overlap", "--sizes", "1G", "--compute", "gemm:2048", "--trials", "2")
+    (found,) = run.overlaps
+    assert (found.failure, found.wrong, found.wrong_compute) == (None, 0, 0)
+    assert len(found.trials) == 2

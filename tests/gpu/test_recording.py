@@ -20,7 +20,7 @@ _BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "recording.py"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "moe", "graph", "killed"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tp", "moe", "graph", "killed"])
 def test_calls_bytes_and_order_are_the_jobs(name: str, tmp_path: Path) -> None:
     words = [sys.executable, str(_BENCHMARK), "--jobs", name, "--repeats", "0", "--out", str(tmp_path)]
     ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280)

@@ -11,7 +11,7 @@ import pytest
 from tests.distributed.processes import free_port
 from tests.launch.test_execution import PATIENCE_S, needs_torch, start, wait_for
 
-pytestmark = needs_torch
+pytestmark = [needs_torch, pytest.mark.usefixtures("loaded_torch")]
 GPUS = [(3, "GPU-aaaa"), (0, "GPU-bbbb")]
 
 FAIL_ONCE = """

@@ -57,6 +57,7 @@ signal.signal(signal.SIGTERM, terminated)
 pathlib.Path(mine + ".ready").touch()
 time.sleep(100)
 """
+pytestmark = pytest.mark.usefixtures("loaded_torch")
 # Guards against a hang only; a start takes 5-8 s on two busy cores.
 PATIENCE_S = 100
 
@@ -92,7 +93,7 @@ def test_host_ranks_are_pinned_reduce_and_get_their_arguments_untouched(tmp_path
 
 
 @needs_torch
-def test_a_failing_module_sees_its_gpus_and_fails_as_under_torchrun(tmp_path: Path) -> None:
+def test_a_failing_module_sees_its_gpus_and_fails_as_under_torchrun(own_torch: None, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(REPORT_AND_FAIL)
     gpus = [(3, "GPU-aaaa"), (0, "GPU-bbbb")]
     training = start(tmp_path, "cuda", gpus, "--devices", "3,0", "-m", "--max-restarts=0", "failing", "-m", "x")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ import pytest
 from tests.distributed.namespaces import address, hosts
 from tests.distributed.processes import COLLBENCH, PATIENCE_S, environment, wait_for
 
-pytest.importorskip("torch", reason="torch is absent: no torchrun")
+pytestmark = [
+    pytest.mark.usefixtures("loaded_torch"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is absent: no torchrun"),
+]
 
 # Trains until both nodes are there again after the kill, and three steps more. What happens is reported by files.
 SCRIPT = """

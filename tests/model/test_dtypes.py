@@ -1,5 +1,4 @@
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +33,8 @@ def test_an_unknown_dtype_is_refused_with_the_choices(text: str) -> None:
 
 @pytest.mark.parametrize("name", DTYPE_BYTES)
 def test_names_and_widths_are_torchs(name: str) -> None:
+    import torch  # here: every process of the suite collects all tests
+
     assert DTYPE_BYTES[name] == getattr(torch, name).itemsize
 
 

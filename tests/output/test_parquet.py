@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 
-import pandas as pd  # type: ignore[import-untyped]
-import pyarrow.parquet  # type: ignore[import-untyped]
-
 from collbench.output.formats import as_parquet
 from collbench.output.rows import COLUMNS, Type, rows
 from tests.output.hostile import hostile_run
@@ -16,11 +13,15 @@ TYPES = {Type.TEXT: "string", Type.WHOLE: "int64", Type.REAL: "double", Type.YES
 
 
 def test_pandas_reads_every_value() -> None:
+    import pandas as pd  # type: ignore[import-untyped]
+
     found = rows(hostile_run())
     same(pd.read_parquet(io.BytesIO(as_parquet(found)), dtype_backend="numpy_nullable"), found)
 
 
 def test_a_column_has_its_type_even_where_it_is_empty() -> None:
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
     failed = rows(hostile_run())[-1:]
     schema = pyarrow.parquet.read_schema(io.BytesIO(as_parquet(failed)))
     assert {field.name: str(field.type) for field in schema} == {one.name: TYPES[one.type] for one in COLUMNS}

@@ -6,7 +6,6 @@ import io
 import re
 from typing import Any
 
-import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from markdown_it import MarkdownIt
 
@@ -22,6 +21,8 @@ FOUND = rows(hostile_run())
 
 def known(value: Any) -> Any:
     """Return None for what pandas has in an empty field."""
+    import pandas as pd  # type: ignore[import-untyped]
+
     return None if pd.isna(value) else value
 
 
@@ -34,12 +35,16 @@ def same(frame: Any, found: list[Row]) -> None:
 
 
 def test_pandas_reads_the_csv() -> None:
+    import pandas as pd  # type: ignore[import-untyped]
+
     # CSV has no types: what looks like a number ("13.0", a version) becomes one unless pandas is asked.
     texts = {column.name: str for column in COLUMNS if column.type is Type.TEXT}
     same(pd.read_csv(io.StringIO(formats.as_csv(FOUND)), dtype=texts, keep_default_na=False, na_values=[""]), FOUND)
 
 
 def test_pandas_reads_the_json() -> None:
+    import pandas as pd  # type: ignore[import-untyped]
+
     same(pd.read_json(io.StringIO(formats.as_json(FOUND)), dtype=False, precise_float=True), FOUND)
 
 
@@ -126,5 +131,7 @@ def test_markdown_says_the_backend_first(backend: str, reported: str) -> None:
 
 
 def test_a_hostile_name_stays_text_in_each() -> None:
+    import pandas as pd  # type: ignore[import-untyped]
+
     assert pd.read_csv(io.StringIO(formats.as_csv(FOUND)))["hostname"][0] == NAME
     assert pd.read_json(io.StringIO(formats.as_json(FOUND)))["hostname"][0] == NAME

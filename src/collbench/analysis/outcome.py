@@ -57,7 +57,8 @@ class Absences:
         self._found: dict[tuple[Work, Members, int], Measurement] = {}
         self._failed: dict[tuple[Work, Members], Measurement] = {}
         for found in run.measurements:
-            place = found.point.work, _place(found.point.work, found.point.members)
+            work = found.point.work
+            place = work, _place(work, found.point.members)
             self._found[*place, found.point.size_bytes] = found
             if found.failure:
                 self._failed.setdefault(place, found)
@@ -192,6 +193,11 @@ def outcome(run: Run) -> Outcome:
             counts[TroubleKind.WRONG_DATA, tuple(sorted(overlap.members))] += 1
         elif overlap.failure is not None:
             counts[_FAILURES[overlap.failure.kind], tuple(sorted(overlap.members))] += 1
+    for replayed in run.replays:
+        if replayed.wrong:
+            counts[TroubleKind.WRONG_DATA, tuple(sorted(replayed.members))] += 1
+        elif replayed.failure is not None:
+            counts[_FAILURES[replayed.failure.kind], tuple(sorted(replayed.members))] += 1
     troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
     return Outcome(tuple(sorted([*troubles, *_impossible(run)], key=_order)))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from collbench.model.failures import Failure
-from collbench.model.run import Measurement, Overlap, Run, Sample, Skipped
+from collbench.model.run import Flag, Measurement, Overlap, Replay, Run, Sample, Skipped
 
 
 def restricted(run: Run, members: Sequence[int]) -> Run:
@@ -38,6 +38,7 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
             if inside >= set(check.members)
         ],
         overlaps=[_overlap(found, new) for found in run.overlaps if inside >= set(found.members)],
+        replays=[_replay(found, new) for found in run.replays if inside >= set(found.members)],
         chosen=[],  # NCCL chose for sets that may not be inside
         health_before=tuple(run.health_before[member] for member in members if run.health_before),
         health_after=tuple(run.health_after[member] for member in members if run.health_after),
@@ -52,11 +53,17 @@ def renumbered(found: Measurement, new: Mapping[int, int]) -> Measurement:
 
 
 def _overlap(found: Overlap, new: Mapping[int, int]) -> Overlap:
-    trials = [
-        replace(trial, flags=tuple(replace(flag, devices=_renumbered(flag.devices, new)) for flag in trial.flags))
-        for trial in found.trials
-    ]
+    trials = [replace(trial, flags=_flags(trial.flags, new)) for trial in found.trials]
     return replace(found, members=_renumbered(found.members, new), trials=trials, failure=_failure(found.failure, new))
+
+
+def _replay(found: Replay, new: Mapping[int, int]) -> Replay:
+    trials = [replace(trial, flags=_flags(trial.flags, new)) for trial in found.trials]
+    return replace(found, members=_renumbered(found.members, new), trials=trials, failure=_failure(found.failure, new))
+
+
+def _flags(flags: Sequence[Flag], new: Mapping[int, int]) -> tuple[Flag, ...]:
+    return tuple(replace(flag, devices=_renumbered(flag.devices, new)) for flag in flags)
 
 
 def _failure(failure: Failure | None, new: Mapping[int, int]) -> Failure | None:

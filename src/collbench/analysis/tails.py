@@ -206,10 +206,24 @@ def _rank(latency: Latency, index: int, arrived: Times, left: Times, own: Times,
 
 
 def _lateness(latency: Latency, index: int, times: Times) -> Lateness:
-    others = np.delete(times, index, axis=0)
-    late = times[index] - np.median(others, axis=0)
-    found = spread(late)
-    half = found.percentiles[0]
     clocks = [max(rank.uncertainty_ns, rank.step_ns) for rank in latency.ranks]
     resolved = (clocks[index] + max(clock for other, clock in enumerate(clocks) if other != index)) * _NANO
-    return Lateness(float(np.median(late)), half.interval, found.at(99), resolved)
+    return lateness(after_others(times)[index], resolved)
+
+
+def after_others(times: Times) -> Times:
+    """Return how much later each rank is than the median of the others; times and it have shapes (ranks ≥ 2, n)."""
+    ordered = np.sort(times, axis=0)
+    low, high = (len(times) - 2) // 2, (len(times) - 1) // 2  # the middle of the others, once they are one fewer
+
+    def without_own(place: int) -> Times:
+        below = ordered[place]
+        return np.where(times > below, below, ordered[place + 1])
+
+    return times - (without_own(low) + without_own(high)) / 2
+
+
+def lateness(late: Times, resolved: float) -> Lateness:
+    """Return what a rank's seconds after the others say, where clocks tell `resolved` seconds apart; shape (n,)."""
+    found = spread(late)
+    return Lateness(float(np.median(late)), found.percentiles[0].interval, found.at(99), resolved)

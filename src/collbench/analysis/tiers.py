@@ -75,11 +75,13 @@ def tolerance(size_bytes: int) -> float:
 def points_of(run: Run, work: Work, size_bytes: int) -> dict[Members, Measurement]:
     """Return the run's measurements of a work at a size, by members: links and pairs, of host copies single devices."""
     wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
-    points = (found for found in run.measured(work.variant) if found.point.work == work)
+    if work.variant.at_once:
+        return {}
+    points = (found for found in run.measured(work.variant) if found.point.size_bytes == size_bytes)
     return {
         found.point.members: found
         for found in points
-        if found.point.size_bytes == size_bytes and len(found.point.members) == wanted and not work.variant.at_once
+        if len(found.point.members) == wanted and found.point.work == work
     }
 
 
@@ -283,7 +285,7 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collectio
     work = Work(operation)
     points = points_of(run, work, size_bytes)
     found = estimates(points, labels_of(run, points))
-    asked = (m for m in run.measurements if (m.point.work, m.point.size_bytes) == (work, size_bytes))
+    asked = (m for m in run.measurements if m.point.size_bytes == size_bytes and m.point.work == work)
     untried = {frozenset(measurement.point.members) for measurement in asked if measurement.untried}
     slower: dict[Members, Members] = {}
     for members in found:

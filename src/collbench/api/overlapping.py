@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collbench.api.kept_run import KeptRun
 from collbench.api.measuring import Measured, new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.api.requests import check_fabric
@@ -21,7 +22,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.compute import Compute, ComputeKind, Priority, parse_compute
 from collbench.model.errors import CollbenchError, RunFileError, UsageError
 from collbench.model.operations import Operation
-from collbench.runfile import atomic_write, run_file
+from collbench.runfile import run_file
 
 if TYPE_CHECKING:
     from collbench.model.run import Run
@@ -117,8 +118,7 @@ def request_of(asked: OverlapOptions, words: Sequence[str], notices: Notices = S
 class Overlapping:
     """A request on open workers. `run` holds what was measured at any moment, and so does the file after each point.
 
-    A save that fails on the way is reported once, and stays in `failure`; measuring goes on. Opening raises UsageError,
-    MachineError, BackendError, and RunFileError where `path` cannot be written.
+    Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
     """
 
     def __init__(self, request: OverlapRequest, path: Path | None, notices: Notices = SILENT) -> None:
@@ -130,45 +130,35 @@ class Overlapping:
             self.run: Run = bench.begun_run(request, self._opened)
             if not request.points(len(self.run.devices)):
                 raise UsageError(f"no size holds 16 B for each of {len(self.run.devices)} ranks: name larger --sizes")
-            self._file = None
-            if path is not None:
-                self._file = run_file.own(path, notices.say, replace=request.force)
-            self._streams = path is not None and atomic_write.is_stream(path)
+            self._kept = KeptRun(self.run, path, notices, replace=request.force)
         except BaseException:
             self.close()
             raise
-        self.failure: RunFileError | None = None
 
     @property
     def path(self) -> Path | None:
         """Where the run is saved, None for nowhere."""
-        return None if self._file is None else self._file.path
+        return self._kept.path
+
+    @property
+    def failure(self) -> RunFileError | None:
+        """Why the run is not in its file."""
+        return self._kept.failure
 
     def measure(self) -> None:
         """Measure all data points; what was measured is saved however it ends. Raises BackendError, DataCorruption."""
         try:
             with self._notices.progress(f"measuring {self._request.operation} beside compute") as progress:
-                bench.measure(self._request, self._opened, self.run, self._save, progress)
+                bench.measure(self._request, self._opened, self.run, self._kept.save, progress)
         finally:
             if self.run.overlaps:
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health
                     self.run.health_after = self._opened.health()
-                self._save(last=True)
+                self._kept.save(last=True)
 
     def close(self) -> None:
         """End the workers."""
         self._opened.close()
-
-    def _save(self, *, last: bool = False) -> None:
-        if self._file is None or not self.run.overlaps or (self._streams and not last):
-            return
-        try:
-            self._file.write(run_file.dumps(self.run))
-            self.failure = None
-        except RunFileError as error:
-            if self.failure is None:
-                self._notices.say(f"{error} (measuring goes on)")
-            self.failure = error
 
 
 def overlap(request: OverlapRequest, path: Path | None, notices: Notices = SILENT) -> Measured:

@@ -1,6 +1,6 @@
 """Two lanes on one device, a collective's and compute's, from a common start: on a GPU's streams or on CPU threads.
 
-Only the workers of `collbench overlap` import this: it loads torch.
+Only workers import this: it loads torch.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ class Accelerator(Protocol):
     def race(self, align: Callable[[], object], collective: Lane, compute: Lane, gate_s: float) -> Race:
         """Run both lanes from a common start, to which `align`, a tiny collective, brings all ranks."""
 
+    def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
+        """Return what queues `work`, which ran before, so often in one launch where the device can."""
+
     def finish(self) -> None:
         """Wait for all that was queued."""
 
@@ -79,7 +82,7 @@ class CudaAccelerator:
         # caller [torch 2.8 ProcessGroupNCCL.cpp, `asyncOp`]; an older torch has a stream in the group, see `group`.
         self._streams = {Priority.NORMAL: _cuda.Stream(priority=0), Priority.HIGH: _cuda.Stream(priority=-1)}
         self._side = self._streams[Priority.NORMAL]
-        self._cycles_a_second = self._calibrated()
+        self._cycles_a_second = sleep_cycles_a_second()
 
     def group(self, ranks: int, priority: Priority, ctas: int | None) -> dist.ProcessGroup:
         """Return the group with these levers, and take the stream of that priority for its collectives."""
@@ -118,6 +121,14 @@ class CudaAccelerator:
 
         return Race(seconds(collective_ends), seconds(compute_ends), seconds(begins), queued)
 
+    def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
+        """Return what launches a CUDA graph of so many."""
+        graph = _cuda.CUDAGraph()
+        # An error of this thread alone: NCCL's own threads call CUDA meanwhile.
+        with _cuda.graph(graph, capture_error_mode="thread_local"):
+            _repeat(work, times)
+        return cast("Callable[[], object]", graph.replay)
+
     def finish(self) -> None:
         """Wait for both streams."""
         _cuda.synchronize()
@@ -148,15 +159,16 @@ class CudaAccelerator:
                 ends.append(self._stamp(stream))
         return ends
 
-    def _calibrated(self) -> float:
-        """Return the sleeping kernel's cycles a second: of the second run, when the clock is up."""
-        first, last = (_cuda.Event(enable_timing=True) for _ in range(2))
-        _cuda._sleep(_CALIBRATION_CYCLES)
-        first.record()
-        _cuda._sleep(_CALIBRATION_CYCLES)
-        last.record()
-        self.finish()
-        return float(_CALIBRATION_CYCLES / (first.elapsed_time(last) / 1e3))
+
+def sleep_cycles_a_second() -> float:
+    """Return the sleeping kernel's cycles a second: of the second run, when the clock is up."""
+    first, last = (_cuda.Event(enable_timing=True) for _ in range(2))
+    _cuda._sleep(_CALIBRATION_CYCLES)
+    first.record()
+    _cuda._sleep(_CALIBRATION_CYCLES)
+    last.record()
+    _cuda.synchronize()
+    return float(_CALIBRATION_CYCLES / (first.elapsed_time(last) / 1e3))
 
 
 class CpuAccelerator:
@@ -195,8 +207,17 @@ class CpuAccelerator:
             )
         return Race(_since(start, collective_ends), _since(start, compute_ends), _since(start, begins), queued=True)
 
+    def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
+        """Return what does it so often: nothing is launched."""
+        return lambda: _repeat(work, times)
+
     def finish(self) -> None:
         """Return at once: what was called has ended."""
+
+
+def _repeat(work: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        work()
 
 
 def _timed(lane: Lane, ends: list[float]) -> None:

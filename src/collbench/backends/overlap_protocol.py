@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from collbench.model.compute import Compute, Priority
@@ -21,6 +21,14 @@ OPERATIONS = (
     Operation.BROADCAST,
     Operation.ALLTOALL,
 )
+
+# A GPU's stream takes 1,024 launches and events ahead. The next one waits until the GPU has begun some of them, which
+# must not happen before a load's common start.
+QUEUE_ENTRIES = 1000
+# The rest, the collective that brings the ranks together, the one that is timed, and their events.
+_ENTRIES_A_ROUND = 8
+# From half of it on, a chunk of compute is one launch, a CUDA graph.
+LAUNCHES_AHEAD = QUEUE_ENTRIES // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,18 @@ class Load:
     units: int
     gate_s: float
     idle_s: tuple[float, ...] = ()
+
+    @property
+    def compute_launches(self) -> int:
+        """The launches of compute before the common start, unit by unit."""
+        return max(1, len(self.idle_s)) * self.compute_chunks * self.units
+
+    def parts(self) -> Iterator[Load]:
+        """Yield loads of so many rounds as a stream takes ahead, each chunk and its event an entry of its queue."""
+        rounds = max(1, QUEUE_ENTRIES // (2 * self.compute_chunks + _ENTRIES_A_ROUND))
+        for first in range(0, max(1, len(self.idle_s)), rounds):
+            rests = self.idle_s[first : first + rounds]
+            yield replace(self, collective_chunks=len(rests) or self.collective_chunks, idle_s=rests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +141,6 @@ class Warm:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """What a worker says once it has met the others: the versions of its torch and NCCL, and NCCL's file."""
-
-    torch: str
-    nccl: str = ""
-    nccl_path: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
     """The answer to OverlapPoint and Warm; `problem` says why there is no room, "" where there is."""
 
@@ -137,4 +148,4 @@ class Done:
 
 
 Request: TypeAlias = OverlapPoint | Warm | Load
-Reply: TypeAlias = Joined | Done | RankTimes
+Reply: TypeAlias = Done | RankTimes

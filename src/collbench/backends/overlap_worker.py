@@ -6,28 +6,19 @@ the GPU's number among those that CUDA shows, or the core. It answers requests f
 
 from __future__ import annotations
 
-import os
-import pathlib
-import shutil
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from collbench.backends.overlap_lanes import Accelerator, CpuAccelerator, CudaAccelerator, Lane
-from collbench.backends.overlap_protocol import DTYPE, Done, Joined, Load, OverlapPoint, RankTimes, Reply, Request, Warm
-from collbench.machine import lifeline
+from collbench.backends.overlap_protocol import DTYPE, LAUNCHES_AHEAD, Done, Load, OverlapPoint, RankTimes, Warm
+from collbench.backends.torch_rank import RankProcess, run
 from collbench.model.compute import Compute, ComputeKind
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.operations import Operation
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # as in gloo_worker
 
 # The collective: its buffers, what they hold, what must arrive.
 
@@ -209,6 +200,7 @@ class Rank:
         self._point: OverlapPoint | None = None
         self._messages: Messages | None = None
         self._unit: tuple[Compute, Unit, torch.Tensor] | None = None
+        self._chunks: dict[int, Callable[[], object]] = {}  # of that unit, by how many are one launch
         self._tiny = torch.zeros(1, device=accelerator.device)
         self._group: dist.ProcessGroup | None = None
 
@@ -219,7 +211,7 @@ class Rank:
         device = self._accelerator.device
         try:
             if self._unit is None or self._unit[0] != point.compute:
-                self._unit = None
+                self._unit, self._chunks = None, {}
                 unit = unit_of(point.compute, device, self._accelerator.compute_dtype)
                 unit.run()  # alone: what it must come to beside the collective, too
                 self._accelerator.finish()
@@ -258,15 +250,23 @@ class Rank:
                 call(slot)
                 slot.uses += 1
 
-        def compute(_chunk: int) -> None:
-            for _ in range(load.units):
-                unit.run()
-
-        lanes = Lane(load.collective_chunks, collective, load.idle_s), Lane(load.compute_chunks, compute)
+        lanes = (
+            Lane(load.collective_chunks, collective, load.idle_s),
+            Lane(load.compute_chunks, self._chunk(load, unit)),
+        )
         raced = self._accelerator.race(self._align, *lanes, load.gate_s)
         wrong_compute = int((unit.result != alone).sum()) if load.compute_chunks else None
         wrong = messages.wrong() if load.collective_chunks else None
         return RankTimes(raced.collective, raced.compute, raced.begins, raced.queued, wrong, wrong_compute)
+
+    def _chunk(self, load: Load, unit: Unit) -> Callable[[int], object]:
+        """Return what queues a chunk of compute: its units one by one, or as one launch where they are too many."""
+        if load.compute_launches <= LAUNCHES_AHEAD:
+            return lambda _chunk: [unit.run() for _ in range(load.units)]
+        if load.units not in self._chunks:
+            self._chunks[load.units] = self._accelerator.as_one(unit.run, load.units)
+        chunk = self._chunks[load.units]
+        return lambda _chunk: chunk()
 
     def _align(self) -> None:
         dist.all_reduce(self._tiny, group=self._group)
@@ -280,69 +280,24 @@ class Rank:
 # The process.
 
 
-def file_store(folder: pathlib.Path, ranks: int) -> Store:
-    """Return a store for ranks that share a folder."""
-    # Opened here: where the folder is gone, FileStore would wait 300 s for it (gloo_worker.py).
-    file = os.open(folder / "rendezvous", os.O_RDWR | os.O_CREAT, 0o600)
-    return dist.FileStore(f"/proc/self/fd/{file}", ranks)  # type: ignore[attr-defined]  # absent from __all__
+def opened(kind: str, place: int) -> Accelerator:
+    """Open the GPU or the core."""
+    return CudaAccelerator(place) if kind == "cuda" else CpuAccelerator()
 
 
-def joined(kind: str) -> Joined:
-    """Return what this process has loaded."""
-    if kind != "cuda":
-        return Joined(torch.__version__)
-    nccl: Any = torch.cuda.nccl  # without types
-    version = ".".join(map(str, nccl.version()))
-    maps = pathlib.Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    path = next((line.split(maxsplit=5)[-1] for line in maps if "libnccl.so" in line), "")
-    return Joined(torch.__version__, version, path)
-
-
-def serve(pipe: Connection[Reply, Request], rank: Rank) -> None:
-    """Answer requests until the pipe closes. Raises what went wrong: it ends the process, and its parent reads why."""
+def serve(process: RankProcess, accelerator: Accelerator) -> None:
+    """Answer requests until the pipe closes."""
+    rank = Rank(process.rank, process.ranks, accelerator)
     while True:
-        request = pipe.recv()
+        request = process.pipe.recv()
         match request:
             case OverlapPoint():
-                pipe.send(rank.allocate(request))
+                process.pipe.send(rank.allocate(request))
             case Warm():
-                pipe.send(rank.warm())
+                process.pipe.send(rank.warm())
             case Load():
-                pipe.send(rank.run(request))
-
-
-def main(words: list[str]) -> None:
-    """Join the world and serve requests until the parent closes the pipe, or is gone."""
-    lifeline.leave_signals_to_parent()
-    descriptor, number, ranks = map(int, words[:3])
-    kind, place, folder = words[3], int(words[4]), pathlib.Path(words[5])
-
-    def clean_up() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-
-    # At any moment, in the middle of a collective too: the parent may be killed before it could clean up.
-    lifeline.leave_with_parent(descriptor, clean_up)
-    accelerator: Accelerator
-    if kind == "cuda":
-        accelerator = CudaAccelerator(place)
-    else:
-        os.sched_setaffinity(0, {place})
-        accelerator = CpuAccelerator()
-    pipe: Connection[Reply, Request] = Connection(descriptor)
-    # The groups that are timed are made of it; its own communicator is never used, so NCCL never starts for it.
-    backend = "nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, store=file_store(folder, ranks), rank=number, world_size=ranks)
-    try:
-        pipe.send(joined(kind))
-        serve(pipe, Rank(number, ranks, accelerator))
-    except (EOFError, ConnectionError):
-        clean_up()
-        os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL hold
-    except BaseException:  # noqa: BLE001  # the parent reads the last line of it
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # at once: NCCL's threads would wait for a rank that is gone
+                process.pipe.send(rank.run(request))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(sys.argv[1:], opened, serve)

@@ -1,6 +1,6 @@
 """A worker process that loads torch, behind a private pipe: started, heard, and its end explained. Its parent has none.
 
-gloo_worker and overlap_worker are such workers.
+gloo_worker, overlap_worker and replay_worker are such workers.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ class TorchProcess:
         """Return the last line that the process wrote to stderr, "" for none."""
         text = self.stderr.read_text(encoding="utf-8", errors="replace") if self.stderr.exists() else ""
         return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a worker says once it has met the others: the versions of its torch and NCCL, and NCCL's file."""
+
+    torch: str
+    nccl: str = ""
+    nccl_path: str = ""
 
 
 def start(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import chain
 from statistics import fmean
 
 from collbench.backends.overlap_protocol import DTYPE, Load, OverlapBackend, OverlapOpened, OverlapPoint, RankTimes
@@ -232,10 +233,38 @@ class _Unmeasured(Exception):
 
 
 _UNCOVERED = "the collective and the compute never covered each other: take a larger size, or smaller compute"
-_UNQUEUED = "the host was too slow to queue the work before the GPUs began it: free some CPU cores"
+_UNQUEUED = (
+    "the host was too slow to queue the work before the GPUs began it: free some CPU cores, or take longer compute "
+    "(--compute gemm:8192)"
+)
 
 
 def _run(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
+    """Run a load, as many rounds at once as can be queued. Raises _Unmeasured, BackendError."""
+    several = len(parts := [*load.parts()]) > 1
+    found = [_run_queued(backend, _gated(part) if several else part) for part in parts]
+    return tuple(_joined(own) for own in zip(*found, strict=True))
+
+
+def _joined(parts: Sequence[RankTimes]) -> RankTimes:
+    """Return one rank's times of all rounds: each round counts from the start of its own part."""
+    return RankTimes(
+        tuple(chain.from_iterable(part.collective for part in parts)),
+        tuple(chain.from_iterable(part.compute for part in parts)),
+        tuple(chain.from_iterable(part.begins for part in parts)),
+        all(part.queued for part in parts),
+        _total(part.wrong for part in parts),
+        _total(part.wrong_compute for part in parts),
+    )
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """Return the sum of what was compared; None where nothing was."""
+    compared = [count for count in counts if count is not None]
+    return sum(compared) if compared else None
+
+
+def _run_queued(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
     """Run a load behind a gate that is long enough. Raises _Unmeasured, BackendError."""
     for _ in range(_GATES):
         found = backend.run(load)

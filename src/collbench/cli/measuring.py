@@ -206,9 +206,9 @@ def _saved(sessions: Sequence[Kept]) -> str:
     if session.path is None:
         return f"{what} lost: they could not be saved"
     command, path = session.run.settings.command_name, session.path
-    goes_on = f", 'collbench {command} --resume {path}' goes on" if session.run.measurements else ""  # overlaps cannot
+    goes_on = f", 'collbench {command} --resume {path}' goes on" if session.run.measurements else ""  # others cannot
     return f"{what} saved as {path}: 'collbench show {path}' prints them{goes_on}"
 
 
 def _points(run: Run) -> int:
-    return len(run.measurements) + len(run.overlaps)
+    return len(run.measurements) + len(run.overlaps) + len(run.replays)

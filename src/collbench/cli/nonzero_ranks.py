@@ -22,6 +22,7 @@ _INSTEAD = {
     "check": "one process judges: run 'collbench check' by itself, with the run file that the processes saved",
     "select": "each would choose for itself: run 'collbench select' once, before they start",
     "overlap": "overlap starts a process for each GPU itself: run 'collbench overlap' by itself",
+    "replay": "replay starts a process for each GPU itself: run 'collbench replay' by itself",
     "topo": "labels are reported by one process: run 'collbench topo' on a host by itself",
     "record": "record starts the job itself: run 'collbench record -- srun …', or once on each node",
     "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",

@@ -23,6 +23,7 @@ _HOMES = {
     "latency": "copies",
     **{operation.value: "collectives" for operation in COLLECTIVES},
     "overlap": "overlap",
+    "replay": "replay",
     "topo": "show",
     "doctor": "doctor",
     "runs": "runs",

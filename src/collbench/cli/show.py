@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,16 +12,18 @@ from collbench.analysis.outcome import outcome
 from collbench.api.looking import topology
 from collbench.api.requests import MeasureOptions
 from collbench.cli import options
-from collbench.cli.measuring import FORMAT, JSON, Showing
+from collbench.cli.measuring import FORMAT, JSON, NCCL_TESTS, Showing
 from collbench.cli.runs import named_or_newest
 from collbench.cli.terminal import NOTICES, echo, leave, show_page, verbose_option
 from collbench.machine import visible_devices
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation, Work
+from collbench.model.printable import one_line
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
 from collbench.output.text.layout import SECTIONS
 from collbench.output.text.topology import explain_pair, render_topology
+from collbench.runfile import job_file
 from collbench.runfile import run_file as runfile_run_file
 from collbench.runfile.codec import plain
 
@@ -70,17 +73,35 @@ def as_typed(text: str) -> str:
 @click.option(
     "--section", metavar="NAME", type=click.Choice(SECTIONS), help=f"Show only this section: {', '.join(SECTIONS)}."
 )
+@click.option("--rank", metavar="N", type=click.IntRange(min=0), help="Of a recorded job: the step of this rank.")
+@click.option(
+    "--run",
+    "against",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Of a job: what its calls reach alone.  [default: the newest that fits]",
+)
+@click.option(
+    "--overlap", metavar="RUN", type=click.Path(path_type=Path), help="Of a job: what they reach beside compute."
+)
 @FORMAT
 @JSON
 @verbose_option
 def show(
-    file: Path | None, operation: str | None, size: str | None, section: str | None, layout: str, as_json: bool
+    file: Path | None,
+    *,
+    operation: str | None,
+    size: str | None,
+    section: str | None,
+    layout: str,
+    as_json: bool,
+    **of_job: Any,
 ) -> None:
-    """Print a saved run again, as the command that measured it did.
+    """Print a saved run again, as the command that measured it did; or what a recorded job's step says.
 
     --operation shows one of the run's operations (allreduce, ce-write, 'ce-write both-ways', …): heat maps and tiers of
     links and pairs, and bandwidth over size with the theoretical rate of the path. The run may be of any machine; the
-    page names the machine.
+    page names the machine. Of a job (docs/job-page.md): its calls, what they reach and could reach, who is waited for.
 
     \b
     Examples:
@@ -89,11 +110,24 @@ def show(
       collbench show run.json --operation ce-write
       collbench show run.json --operation allreduce --size 64M
       collbench show --format nccl-tests allreduce.json
+      collbench show job.json --run run.json
     """
-    showing = Showing.asked(MeasureOptions(), layout, as_json=as_json)
+    if file is not None and job_file.holds_job(file):
+        if layout == NCCL_TESTS or any(one is not None for one in (operation, size, section)):
+            raise UsageError(f"{file} is a recorded job: it takes --rank, --run, --overlap, --json and --verbose alone")
+        show_job(file, **of_job, as_json=as_json)
+    elif any(one is not None for one in of_job.values()):
+        raise UsageError("--rank, --run and --overlap are for a recorded job: name its file, as in 'show job.json'")
+    else:
+        if as_json and any(one is not None for one in (operation, size, section)):
+            raise UsageError("--json prints the whole run: leave out --operation, --size and --section")
+        _show_run(file, operation, size, section, Showing.asked(MeasureOptions(), layout, as_json=as_json))
+
+
+def _show_run(
+    file: Path | None, operation: str | None, size: str | None, section: str | None, showing: Showing
+) -> None:
     size_bytes = None if size is None else parse_size(size)
-    if as_json and (operation is not None or size is not None or section is not None):
-        raise UsageError("--json prints the whole run: leave out --operation, --size and --section")
     if showing.as_nccl_tests and (operation is not None or size is not None):
         raise UsageError("--operation and --size draw pictures, --format nccl-tests prints tables: leave one out")
     if section is not None and (operation is not None or showing.as_nccl_tests):
@@ -116,6 +150,23 @@ def show(
     from collbench.output.text.operation import page  # late: numpy takes as long to load as the rest of the program
 
     show_page(page(run, works, size_bytes))
+
+
+def show_job(file: Path, rank: int | None, against: Path | None, overlap: Path | None, *, as_json: bool) -> None:
+    """Print what a recorded job's step says."""
+    from collbench.api import recorded  # late, as above
+    from collbench.output.text import job as pages
+
+    found, compared = recorded.report(
+        job_file.load(file),
+        rank,
+        None if against is None else (one_line(str(against)), runfile_run_file.load(against)),
+        [] if overlap is None else [(one_line(str(overlap)), runfile_run_file.load(overlap))],
+    )
+    if as_json:
+        echo(json.dumps(pages.as_json(found, compared), ensure_ascii=False, indent=1))
+    else:
+        show_page(pages.page(found, compared))
 
 
 @click.command(short_help="Rank the links and pairs of a saved run.")

@@ -6,6 +6,7 @@ letters or begin a new line is written as JSON writes it: \\u001b. So JSON stays
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from typing import Any
@@ -17,8 +18,8 @@ _SUSPECT = re.compile(r"[^ -~\n\t]")
 _SUSPECT_IN_LINE = re.compile(r"[^ -~]")
 _SHORT = {"\n": "\\n", "\t": "\\t"}
 _HOLDING = (str, list, dict)
-# What JSON text must hold for one of its strings to hold such a character.
-_SUSPECT_JSON = re.compile(r"\\|[^ -~\n\r\t]")
+# What JSON text must hold for one of its strings to hold such a character: an escape, or a character itself.
+_SUSPECT_JSON = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)|[^ -~\n\r\t]")
 
 
 def printable(text: str) -> str:
@@ -36,7 +37,13 @@ def cleaned(data: Any, text: str) -> Any:
 
     Halves of characters stay: a file whose name is not UTF-8 must be found again.
     """
-    return _cleaned(data) if _SUSPECT_JSON.search(text) else data
+    return _cleaned(data) if any(map(_is_obeyed, set(_SUSPECT_JSON.findall(text)))) else data
+
+
+def _is_obeyed(written: str) -> bool:
+    """Return whether a character, or JSON's escape for one, is obeyed; a half of one might be, with the other half."""
+    char = json.loads(f'"{written}"') if written.startswith("\\") else written
+    return unicodedata.category(char) in OBEYED
 
 
 def _cleaned(data: Any) -> Any:

@@ -392,6 +392,7 @@ class CommandKind(StrEnum):
     SELECT = "select"
     NODES = "nodes"
     OVERLAP = "overlap"
+    REPLAY = "replay"
     OTHER = "other"  # in a file of version 1 whose command line was none of ours
 
     @classmethod
@@ -533,6 +534,73 @@ class Overlap:
     failure: Failure | None = None
 
 
+class Pauses(StrEnum):
+    """What a replay does in the recorded pauses between calls."""
+
+    NONE = "none"  # the GPU idles
+    RECORDED = "recorded"  # it computes matrix products for as long
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedCall:
+    """One kind of call of a replayed step: all that agree in these fields, the members of a group being one call.
+
+    `operation` is a collective's value, "p2p" for sends and receives, or "mixed" for a group of several collectives;
+    `size_bytes` the message as in a data point, of a group the sum, of sends and receives the most that a rank sends
+    or receives. `ranks` took part. `count` is per step, `recorded_seconds` the mean that a call took in the job, None
+    if unknown.
+    """
+
+    operation: str
+    size_bytes: int
+    ranks: int
+    count: int
+    recorded_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTrial:
+    """One trial of a replayed step: raw seconds a step by rank, in the order of `Replay.members`, over `steps` steps.
+
+    `step` is with pauses and calls, `pauses` the pauses alone, `calls` the calls alone, one after another.
+    `communication` is within the step: the sum over a rank's calls, each as long as on the rank that waited least.
+    `call_seconds` are the same for each of `Replay.calls`: a call's mean.
+    `queued` is False where a host was too slow to keep its device supplied. `flags` as in Sample.
+    """
+
+    step: tuple[float, ...]
+    pauses: tuple[float, ...]
+    calls: tuple[float, ...]
+    communication: tuple[float, ...]
+    call_seconds: tuple[float, ...]
+    steps: int
+    queued: bool = True
+    flags: tuple[Flag, ...] = ()
+
+
+@dataclass(slots=True)
+class Replay:
+    """A recorded step on these devices: the job's rank r on `members[r]`, a position.
+
+    `job` is its file's name, `phase` which phase of the first rank it was, from 0. `without` lists what NCCL went
+    without ("p2p"). `recorded_seconds` is the job's own communication a step, as in ReplayTrial, None if unknown or of
+    another number of ranks. `wrong` counts elements that did not arrive as sent; None where nothing was compared.
+    """
+
+    job: str
+    phase: int
+    members: tuple[int, ...]
+    recorded_ranks: int
+    pauses: Pauses
+    registration: Registration
+    calls: tuple[ReplayedCall, ...]
+    without: tuple[str, ...] = ()
+    recorded_seconds: float | None = None
+    trials: list[ReplayTrial] = field(default_factory=list)
+    wrong: int | None = None
+    failure: Failure | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Health:
     """One device's state at one moment, as NVML gives it; None where NVML does not.
@@ -579,6 +647,7 @@ class Run:
     interference_checks: list[InterferenceCheck] = field(default_factory=list)
     chosen: list[Chosen] = field(default_factory=list)
     overlaps: list[Overlap] = field(default_factory=list)
+    replays: list[Replay] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     health_before: tuple[Health, ...] = ()
     health_after: tuple[Health, ...] = ()

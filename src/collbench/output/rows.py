@@ -7,12 +7,12 @@ import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 
-from collbench.analysis import overlap
+from collbench.analysis import overlap, replay
 from collbench.analysis.physics import Check, nvls
 from collbench.analysis.stats import summarize
 from collbench.analysis.tails import PERCENTILES, Tails, tails
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, Device, Measurement, Overlap, Run
+from collbench.model.run import DataPoint, Device, Measurement, Overlap, Replay, Run
 from collbench.model.skew import imbalance
 from collbench.output import sentences
 
@@ -138,6 +138,41 @@ OVERLAP_COLUMNS = (
     Column("wrong_compute", Type.WHOLE, "elements of the compute's result that differ from those alone"),
 )
 
+# Of a run of `collbench replay`: a row for each kind of call of each arm, beside its step's figures.
+REPLAY_COLUMNS = (
+    *COLUMNS[:_SHARED],
+    Column("job", Type.TEXT, "the recorded job's file"),
+    Column("phase", Type.WHOLE, "which phase of the job's first rank, from 1"),
+    Column("world_size", Type.WHOLE, "ranks of the replay, one process for each device"),
+    Column("recorded_ranks", Type.WHOLE, "ranks of the job"),
+    Column("members", Type.TEXT, "the devices in the order of ranks, with commas: GPU0,GPU1"),
+    Column("compute", Type.TEXT, "what the devices did in the pauses: none, or recorded for matrix products as long"),
+    Column("registration", Type.TEXT, "what NCCL knew of the memory: none, buffer or window"),
+    Column("without", Type.TEXT, "what NCCL went without: p2p; empty for nothing"),
+    Column("operation", Type.TEXT, "a collective, p2p for sends and receives, or mixed"),
+    Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
+    Column("ranks", Type.WHOLE, "ranks that took part in the call"),
+    Column("count", Type.WHOLE, "how many such calls a step has"),
+    Column("call_seconds", Type.REAL, "s; one such call within the step, on the rank that waited least"),
+    Column("recorded_call_seconds", Type.REAL, "s; the same in the job; empty if unknown"),
+    Column("trials", Type.WHOLE, "how often the step was measured"),
+    *(
+        Column(f"{name}_seconds{end}", Type.REAL, f"s a step; {meaning}{edge}")
+        for name, meaning in (
+            ("step", "pauses and calls, slowest rank"),
+            ("pauses", "the pauses alone"),
+            ("exposed", "step less the pauses alone"),
+            ("communication", "the calls of the rank that has most, without waiting"),
+            ("back_to_back", "the calls without pauses"),
+        )
+        for end, edge in (("", ""), ("_low", "; its 95 % interval, from"), ("_high", "; to"))
+    ),
+    Column("recorded_communication_seconds", Type.REAL, "s a step; the job's own communication; empty if unknown"),
+    Column("flags", Type.TEXT, "what was wrong with the devices meanwhile, each once, with semicolons"),
+    Column("failure", Type.TEXT, "why the arm was given up; such a row may have no numbers"),
+    Column("wrong", Type.WHOLE, "elements that did not arrive as sent; empty where none was compared"),
+)
+
 
 # A run as rows, one for each data point, in the order of the run file.
 
@@ -152,6 +187,8 @@ def rows(run: Run) -> list[Row]:
     """Return a row for each data point that was measured or failed; what is unknown or does not apply is None."""
     if run.overlaps:
         return overlap_rows(run)
+    if run.replays:
+        return replay_rows(run)
     origin = _origin(run)
     paths = {frozenset(path.devices): path for path in run.paths}
     check, made = Check(run), []
@@ -174,7 +211,60 @@ def rows(run: Run) -> list[Row]:
 
 def columns_of(run: Run) -> tuple[Column, ...]:
     """Return the columns of a run's rows."""
-    return OVERLAP_COLUMNS if run.overlaps else COLUMNS
+    return OVERLAP_COLUMNS if run.overlaps else REPLAY_COLUMNS if run.replays else COLUMNS
+
+
+def replay_rows(run: Run) -> list[Row]:
+    """Return a row for each kind of call of each arm of `collbench replay`, with REPLAY_COLUMNS."""
+    origin = _origin(run)
+    made = []
+    for found in run.replays:
+        arm = {**origin, **_replayed(run, found)}
+        summary = replay.summarize(found) if found.trials else None
+        for number, call in enumerate(found.calls):
+            row: Row = {
+                **arm,
+                "operation": call.operation,
+                "size_bytes": call.size_bytes,
+                "ranks": call.ranks,
+                "count": call.count,
+                "call_seconds": summary.by_kind[number].value if summary else None,
+                "recorded_call_seconds": call.recorded_seconds,
+            }
+            made.append({column.name: row.get(column.name) for column in REPLAY_COLUMNS})
+    return made
+
+
+def _replayed(run: Run, found: Replay) -> Row:
+    flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in found.trials for flag in trial.flags)
+    row: Row = {
+        "job": found.job,
+        "phase": found.phase + 1,
+        "world_size": len(found.members),
+        "recorded_ranks": found.recorded_ranks,
+        "members": ",".join(run.devices[member].tag for member in found.members),
+        "compute": found.pauses.value,
+        "registration": found.registration.value,
+        "without": ",".join(found.without) or None,
+        "trials": len(found.trials),
+        "recorded_communication_seconds": found.recorded_seconds,
+        "flags": "; ".join(flags) or None,
+        "failure": sentences.failure(found.failure, run.devices) if found.failure else None,
+        "wrong": found.wrong,
+    }
+    if not found.trials:
+        return row
+    summary = replay.summarize(found)
+    for name, figure in (
+        ("step", summary.step),
+        ("pauses", summary.pauses),
+        ("exposed", summary.exposed),
+        ("communication", summary.communication),
+        ("back_to_back", summary.alone),
+    ):
+        low, high = figure.interval or (None, None)
+        row |= {f"{name}_seconds": figure.value, f"{name}_seconds_low": low, f"{name}_seconds_high": high}
+    return row
 
 
 def overlap_rows(run: Run) -> list[Row]:

@@ -19,6 +19,15 @@ def is_job(fields: Any) -> bool:
     return isinstance(fields, dict) and fields.get("format") == FORMAT
 
 
+def holds_job(path: Path) -> bool:
+    """True where a file can be read and says that it is a job."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return f'"{FORMAT}"' in text and is_job(json.loads(text))
+    except (OSError, ValueError, RecursionError):
+        return False  # whoever loads it as a run says what is wrong
+
+
 def dumps(job: Job) -> str:
     """Return the file's text: one line, for most of it is numbers."""
     fields = {"format": FORMAT, "version": VERSION, **codec.plain(job)}

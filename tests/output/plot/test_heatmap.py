@@ -5,8 +5,6 @@ from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
-from matplotlib import colormaps
-from matplotlib.colors import to_rgb
 
 from collbench.analysis.tiers import rank_links
 from collbench.model.operations import Operation, Work
@@ -43,6 +41,9 @@ def test_every_link_is_a_cell_with_its_figure(count: int) -> None:
 
 
 def test_row_sends_to_column() -> None:
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
     axes = drawn(links(3), Work(Operation.CE_WRITE)).figure.axes[0]
     figures = {(text.get_position()[1], text.get_position()[0]): text.get_text().split("\n")[0] for text in axes.texts}
     assert figures == {(a, b): f"{100.0 + 10 * a + b:.1f}" for a, b in permutations(range(3), 2)}
@@ -84,6 +85,8 @@ def test_what_was_not_measured_is_a_dash() -> None:
 
 
 def test_links_that_tie_look_alike_and_the_scale_begins_at_nothing() -> None:
+    from matplotlib.colors import to_rgb
+
     picture = drawn(pair_run(3, lambda a, b: 300.0 - a - b), Work(Operation.ALLREDUCE))
     cells, scale = picture.figure.axes
     colours = np.array([to_rgb(patch.get_facecolor()) for patch in cells.patches])
@@ -92,6 +95,8 @@ def test_links_that_tie_look_alike_and_the_scale_begins_at_nothing() -> None:
 
 
 def test_of_times_the_least_is_the_brightest() -> None:
+    from matplotlib.colors import to_rgb
+
     points = [measured(Operation.CE_WRITE, link, 0.001 * (1 + sum(link)), size=8) for link in permutations(range(3), 2)]
     picture = drawn(run_of(gpus(3), points), Work(Operation.CE_WRITE), 8)
     patches = picture.figure.axes[0].patches

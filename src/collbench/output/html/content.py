@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from collbench.analysis import overlap
+from collbench.analysis import overlap, replay
 from collbench.analysis.compare import compare
 from collbench.analysis.diagnose import Kind, Severity, Verdict, coverage, judge
 from collbench.analysis.fits import Fit, Unfitted
@@ -28,6 +28,7 @@ from collbench.output import sentences
 from collbench.output.html import tails
 from collbench.output.html.series import as_a_whole, broken, families, overlap_series, overview, ratio_series, series
 from collbench.output.text import overlap as overlap_text
+from collbench.output.text import replay as replay_text
 from collbench.output.text import verdicts
 from collbench.output.text.comparison import matched
 from collbench.output.text.frame import headline, health_lines, notes, nvls, provenance
@@ -154,6 +155,8 @@ def answers(run: Run, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Return the first screen: which devices, how fast, is anything wrong. Each has a short answer and some lines."""
     if run.overlaps:
         return [_beside(run), _is_anything_wrong(run, judged)]
+    if run.replays:
+        return [_replayed(run), _is_anything_wrong(run, judged)]
     ranking = evidence(run)
     return [_which(run, ranking), _how_fast(run, ranking), _is_anything_wrong(run, judged)]
 
@@ -169,6 +172,15 @@ def _beside(run: Run) -> dict[str, Any]:
         f"both together take {summary.of_max.value:.2f} times the longer of the two alone",
     ]
     return _answer("What overlap costs", f"{fixed(summary.collective_factor.value, 2)} × as long", lines)
+
+
+def _replayed(run: Run) -> dict[str, Any]:
+    """Return the answer of a run of `collbench replay`."""
+    first = next((found for found in run.replays if found.trials), None)
+    if first is None:
+        return _answer("What the job's step communicates", "nothing measured", [])
+    milliseconds = replay.summarize(first).communication.value * 1e3
+    return _answer("What the job's step communicates", f"{fixed(milliseconds, 2)} ms a step", [replay_text.answer(run)])
 
 
 def _which(run: Run, ranking: Ranking | None) -> dict[str, Any]:

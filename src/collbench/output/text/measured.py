@@ -30,6 +30,7 @@ from collbench.output.text.matrix import pair_matrix, render_bandwidths, render_
 from collbench.output.text.overlap import overlap_page
 from collbench.output.text.registration import comparison
 from collbench.output.text.registration import sentence as memory_sentence
+from collbench.output.text.replay import replay_page
 from collbench.output.text.tails import blocks as single_launches
 from collbench.output.text.topology import render_labels, render_topology
 
@@ -592,6 +593,7 @@ _PAGES = {
     CommandKind.COPIES: copies_page,
     CommandKind.LATENCY: latency_page,
     CommandKind.OVERLAP: overlap_page,
+    CommandKind.REPLAY: replay_page,
 }
 
 

@@ -9,13 +9,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 _OURS = Path(__file__).parents[1]
+_TESTS = _OURS.parents[1]  # tests/loaded_torch stands for torch, too
+_folders = [Path(folder) for folder in os.environ["PYTHONPATH"].split(os.pathsep) if folder]
 
-
-def _without_ours(folders: list[str]) -> list[str]:
-    return [folder for folder in folders if folder and Path(folder) != _OURS]
-
-
-os.environ["PYTHONPATH"] = os.pathsep.join(_without_ours(os.environ["PYTHONPATH"].split(os.pathsep)))
-_real = PathFinder.find_spec("torch", _without_ours(sys.path))
+os.environ["PYTHONPATH"] = os.pathsep.join(str(folder) for folder in _folders if folder != _OURS)
+_real = PathFinder.find_spec("torch", [folder for folder in sys.path if folder and _TESTS not in Path(folder).parents])
 assert _real is not None
 __path__ += _real.submodule_search_locations or []

@@ -1,0 +1,440 @@
+"""What a recorded job says: each call's transfer and waiting, and which rank the others wait for. Pure.
+
+A kernel of a collective ends when the last rank has come and the data has moved. So the least of its durations over the
+ranks is the transfer, and what a rank's own duration has beyond that is waiting (docs/job-page.md).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.analysis.tails import Lateness, after_others, lateness, quantile_ranks
+from collbench.model.job import Call, Job, JobRank, Phase, Position, Sample, Spread, Unknown
+
+Values = NDArray[np.float64]
+
+MICRO = 1e-6
+# Kineto writes the host's time in whole µs, the coarsest of the sources.
+_CLOCK_SECONDS = 1e-6
+
+
+def shown_phase(rank: JobRank) -> Phase | None:
+    """Return the step, else the longest sequence of calls that came once; None of a rank without calls."""
+    return rank.step or max(rank.phases, key=lambda phase: len(phase.positions), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The collectives of one group in a step, matched over its ranks: the k-th on one is the k-th on each.
+
+    `ranks` are job ranks, `places` the positions in each one's phase, shape (ranks, calls). `own` are seconds of each
+    rank's kernels, (ranks, calls), and `least` the transfer's, (calls,), NaN where unknown. `arrived` are seconds on
+    one host's clock, (ranks, samples, calls), None without such a clock. `judged` says to which calls a rank can be
+    late: not to rooted ones, to which ranks come at different times by design, nor to those sent together with the one
+    before. `whole`: all ranks of the group were recorded.
+    """
+
+    group: int
+    ranks: tuple[int, ...]
+    calls: tuple[int, ...]
+    places: NDArray[np.intp]
+    own: Values
+    least: Values
+    arrived: Values | None
+    judged: NDArray[np.bool_]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LateRank:
+    """A rank that comes late to a group's collectives: by how much, and to which share of `seen` it came last.
+
+    `waits` are the seconds of one step by which it came after the last of the others.
+    """
+
+    rank: int
+    group: int
+    call: int | None
+    lateness: Lateness
+    last: float
+    seen: int
+    waits: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Equal calls of a step. Seconds are of one call: `own` of the rank shown, waiting included; `transfer` without it.
+
+    `bounded`: not all ranks of the group are known, so that `transfer` may hold waiting. `busbw` in GB/s. `alone` and
+    `concurrent` are seconds of the same call measured by itself, and beside compute. None: unknown.
+    """
+
+    call: int
+    count: int
+    own: float | None
+    transfer: float | None
+    bounded: bool
+    busbw: float | None
+    alone: float | None
+    concurrent: float | None
+    late: LateRank | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One rank's step in seconds: from step to step, its kernels of communication, the part of these that is waiting.
+
+    None: unknown. `calls` are those of one step.
+    """
+
+    rank: int
+    calls: int
+    repetitions: int
+    step: float | None
+    kernels: float | None
+    waiting: float | None
+    ending: str
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a job's step says, as rank `rank` sent it. `rows` are in order, consecutive equal calls together.
+
+    `distinct` has each call once, its count that of the step. `late` are the ranks that are significantly late, the one
+    that costs most first; `late_known` whether that could be judged at all.
+    """
+
+    job: Job
+    rank: int
+    phase: Phase
+    repeats: bool
+    rows: tuple[Row, ...]
+    distinct: tuple[Row, ...]
+    ranks: tuple[RankRow, ...]
+    late: tuple[LateRank, ...]
+    late_known: bool
+
+    @property
+    def mine(self) -> RankRow:
+        """The row of the rank that is shown."""
+        return next(row for row in self.ranks if row.rank == self.rank)
+
+    @property
+    def others_differ(self) -> int:
+        """How many ranks have other calls in their step than the one that is shown."""
+        wanted = tuple(_likeness(self.job.calls[position.call]) for position in self.phase.positions)
+        return sum(
+            tuple(_likeness(self.job.calls[position.call]) for position in phase.positions) != wanted
+            for rank in self.job.ranks
+            if (phase := shown_phase(rank)) is not None
+        )
+
+
+def _likeness(call: Call) -> tuple[str, int, str]:
+    return call.operation, call.size_bytes, call.dtype
+
+
+def report(
+    job: Job,
+    rank: int | None = None,
+    alone: Mapping[int, float] | None = None,
+    concurrent: Mapping[int, float] | None = None,
+) -> Report | None:
+    """Return what a rank's step says; of the lowest recorded rank where `rank` is None. None where it sent nothing.
+
+    `alone` and `concurrent` are seconds by place in the job's table of calls.
+    """
+    phases = {one.rank: phase for one in job.ranks if (phase := shown_phase(one)) is not None}
+    chosen = min(phases, default=None) if rank is None else rank
+    if chosen is None or chosen not in phases:
+        return None
+    lanes = matched(job)
+    late_calls = {found.call: found for lane in lanes for found in _late(lane, by_call=True)}
+    late = sorted((found for lane in lanes for found in _late(lane)), key=lambda one: (-one.waits, one.rank))
+    phase = phases[chosen]
+    least, whole = _leasts(lanes, chosen, phase)
+    own = np.array([_mean(position.gpu) for position in phase.positions])
+
+    def row(call: int, places: Sequence[int]) -> Row:
+        transfer = _known(np.median, least[list(places)])
+        bounded = not all(whole[place] for place in places)
+        fields = job.calls[call]
+        size = job.groups[fields.group].size
+        collective = fields.collective
+        factor = collective.busbw_factor(size) if collective is not None and size > 1 else 1.0
+        rate = fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes else None
+        return Row(
+            call,
+            len(places),
+            _known(np.mean, own[list(places)]),
+            transfer,
+            bounded,
+            rate,
+            (alone or {}).get(call),
+            (concurrent or {}).get(call),
+            late_calls.get(call),
+        )
+
+    runs, by_call = _folded(job, phase)
+    return Report(
+        job=job,
+        rank=chosen,
+        phase=phase,
+        repeats=phase.repetitions > 1,
+        rows=tuple(row(call, places) for call, places in runs),
+        distinct=tuple(row(call, places) for call, places in by_call.items()),
+        ranks=tuple(_rank_row(one, phases.get(one.rank), lanes) for one in job.ranks),
+        late=tuple(late),
+        late_known=any(lane.arrived is not None and lane.judged.any() for lane in lanes),
+    )
+
+
+def step_seconds(phase: Phase) -> float | None:
+    """Return the mean seconds from one repetition to the next; None where a pause is unknown."""
+    pauses = [position.pause for position in phase.positions]
+    if any(pause is None for pause in pauses):
+        return None
+    total = sum(pause.mean for pause in pauses if pause is not None) * MICRO
+    return total if np.isfinite(total) and total > 0 else None
+
+
+def kernels(positions: Sequence[Position], seconds: Sequence[float] | Values) -> Values:
+    """Return seconds by position, where calls that NCCL got together share one kernel: the longest, at the first."""
+    found = np.array(seconds, dtype=float)
+    first = 0
+    for place, position in enumerate(positions):
+        if position.together and place:
+            both = found[[first, place]]
+            found[first] = np.nan if np.isnan(both).all() else np.nanmax(both)
+            found[place] = 0.0
+        else:
+            first = place
+    return found
+
+
+def matched(job: Job) -> list[Lane]:
+    """Return the collectives that are known to be the same on several ranks, by group.
+
+    Ranks of a group that sent other calls before or in their step are not matched: nothing is guessed.
+    """
+    callers: dict[int, list[JobRank]] = defaultdict(list)
+    places: dict[tuple[int, int], list[int]] = {}
+    before: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank in sorted(job.ranks, key=lambda one: one.rank):
+        phase = shown_phase(rank)
+        if phase is None:
+            continue
+        mine: dict[int, list[int]] = defaultdict(list)
+        for place, position in enumerate(phase.positions):
+            call = job.calls[position.call]
+            if call.collective is not None:
+                mine[call.group].append(place)
+        sent = _sent_before(job, rank, phase)
+        for group, found in mine.items():
+            known = job.groups[group].ranks
+            if not known or rank.rank in known:
+                callers[group].append(rank)
+                places[group, rank.rank], before[group, rank.rank] = found, (sent.get(group, 0), len(found))
+    lanes = []
+    for group, ranks in sorted(callers.items()):
+        lane = _lane(job, group, ranks, places, before)
+        if lane is not None:
+            lanes.append(lane)
+    return lanes
+
+
+def _sent_before(job: Job, rank: JobRank, phase: Phase) -> Mapping[int, int]:
+    """Return how many collectives a rank sent to each group before a phase."""
+    sent: dict[int, int] = defaultdict(int)
+    for earlier in rank.phases:
+        if earlier is phase:
+            break
+        for position in earlier.positions:
+            if job.calls[position.call].collective is not None:
+                sent[job.calls[position.call].group] += earlier.repetitions
+    return sent
+
+
+def _lane(
+    job: Job,
+    group: int,
+    ranks: Sequence[JobRank],
+    places: Mapping[tuple[int, int], list[int]],
+    before: Mapping[tuple[int, int], tuple[int, int]],
+) -> Lane | None:
+    size = job.groups[group].size
+    phases = [phase for rank in ranks if (phase := shown_phase(rank)) is not None]
+    if not 2 <= len(ranks) <= size or len({before[group, rank.rank] for rank in ranks}) > 1:
+        return None
+    index = np.array([places[group, rank.rank] for rank in ranks])
+    calls = [tuple(phase.positions[place].call for place in row) for phase, row in zip(phases, index, strict=True)]
+    if any(other != calls[0] for other in calls):
+        return None
+    samples = _common(phases)
+    own, least = _durations(phases, index, samples)
+    hosts = {rank.host for rank in ranks}
+    clock = len(hosts) == 1 and hosts != {""} and samples and Unknown.PAUSES not in job.unknown
+    arrived = None
+    if clock:
+        stamps = np.array(
+            [np.array([one.starts for one in mine])[:, row] for mine, row in zip(samples, index, strict=True)]
+        )
+        arrived = stamps * MICRO if np.isfinite(stamps).all() else None
+    return Lane(
+        group,
+        tuple(rank.rank for rank in ranks),
+        calls[0],
+        index,
+        own,
+        least,
+        arrived,
+        np.array([_judged(job, phases[0].positions[place]) for place in index[0]]),
+        whole=len(ranks) == size,
+    )
+
+
+def _common(phases: Sequence[Phase]) -> list[list[Sample]]:
+    """Return each rank's samples of the repetitions that all ranks kept, in their order; [] where there are none."""
+    kept = set.intersection(*({sample.repetition for sample in phase.samples} for phase in phases))
+    if not kept:
+        return []
+    by_repetition = [{sample.repetition: sample for sample in phase.samples} for phase in phases]
+    return [[mine[repetition] for repetition in sorted(kept)] for mine in by_repetition]
+
+
+def _durations(
+    phases: Sequence[Phase], index: NDArray[np.intp], samples: Sequence[Sequence[Sample]]
+) -> tuple[Values, Values]:
+    """Return each rank's mean seconds by call, and the least over the ranks.
+
+    Of samples the median of each one's least; without any the least of the means, in which some waiting may be left.
+    """
+    if samples and all(one.gpu for mine in samples for one in mine):
+        times = np.array(
+            [np.array([one.gpu for one in mine])[:, row] for mine, row in zip(samples, index, strict=True)]
+        )
+        times = np.where(np.isfinite(times) & (times > 0), times, np.nan) * MICRO
+        if not np.isnan(times).any():
+            return times.mean(axis=1), np.median(times.min(axis=0), axis=0)
+    own = np.array(
+        [[_mean(phase.positions[place].gpu) for place in row] for phase, row in zip(phases, index, strict=True)]
+    )
+    return own, own.min(axis=0)  # NaN where any rank's is unknown
+
+
+def _leasts(lanes: Sequence[Lane], rank: int, phase: Phase) -> tuple[Values, NDArray[np.bool_]]:
+    """Return the transfer of each position in seconds, and whether all ranks of its group say so.
+
+    Where no other rank is known it is the rank's own median, which holds waiting.
+    """
+    medians = [one.gpu.median * MICRO if one.gpu is not None and _sound(one.gpu) else np.nan for one in phase.positions]
+    least, whole = np.array(medians), np.zeros(len(medians), dtype=bool)
+    for lane in lanes:
+        if rank in lane.ranks:
+            row = lane.places[lane.ranks.index(rank)]
+            known = ~np.isnan(lane.least)
+            least[row] = np.where(known, lane.least, least[row])
+            whole[row] = known & lane.whole
+    return least, whole
+
+
+def transfers(lanes: Sequence[Lane], rank: int, phase: Phase) -> Values:
+    """Return the transfer of each position in seconds, NaN where unknown; waiting may be left where ranks are."""
+    return _leasts(lanes, rank, phase)[0]
+
+
+def _rank_row(rank: JobRank, phase: Phase | None, lanes: Sequence[Lane]) -> RankRow:
+    if phase is None:
+        return RankRow(rank.rank, 0, 0, None, None, None, str(rank.ending), rank.dropped)
+    own = np.array([_mean(position.gpu) for position in phase.positions])
+    waiting = np.full(len(own), np.nan)
+    for position, one in enumerate(phase.positions):
+        waiting[position] = 0.0 if one.together and position else np.nan  # it has no kernel of its own
+    for lane in lanes:
+        if rank.rank in lane.ranks and lane.whole:
+            at = lane.ranks.index(rank.rank)
+            waiting[lane.places[at]] = np.maximum(lane.own[at] - lane.least, 0.0)
+    together = kernels(phase.positions, own)
+    return RankRow(
+        rank.rank,
+        len(phase.positions),
+        phase.repetitions,
+        step_seconds(phase) if phase.repetitions > 1 else None,
+        None if np.isnan(together).any() else float(together.sum()),
+        None if np.isnan(waiting).any() else float(kernels(phase.positions, waiting).sum()),
+        str(rank.ending),
+        rank.dropped,
+    )
+
+
+def _judged(job: Job, position: Position) -> bool:
+    collective = job.calls[position.call].collective
+    return collective is not None and not collective.rooted and not position.together
+
+
+def _late(lane: Lane, *, by_call: bool = False) -> Iterator[LateRank]:
+    """Yield the ranks that come significantly late to a group's collectives, or to each call of its own."""
+    if lane.arrived is None:
+        return
+    for call in dict.fromkeys(lane.calls) if by_call else (None,):
+        wanted = [at for at, one in enumerate(lane.calls) if lane.judged[at] and call in (None, one)]
+        if not wanted:
+            continue
+        found = list(_late_to(lane, call, lane.arrived[:, :, wanted]))
+        if found:
+            yield from [max(found, key=lambda one: one.waits)] if by_call else found
+
+
+def _late_to(lane: Lane, call: int | None, arrived: Values) -> Iterator[LateRank]:
+    ranks, samples, _ = arrived.shape
+    flat = arrived.reshape(ranks, -1)
+    ordered = np.sort(flat, axis=0)
+    after = after_others(flat)
+    behind = ordered[-1] - ordered[-2]
+    low = (quantile_ranks(samples, 50) or (1, samples))[0]
+    for index, rank in enumerate(lane.ranks):
+        # Calls of one step are not independent: whoever comes late to the first one may stay late.
+        by_step = np.sort(np.median(after[index].reshape(samples, -1), axis=1))
+        found = lateness(after[index], _CLOCK_SECONDS)
+        if found.significant and by_step[low - 1] > _CLOCK_SECONDS:
+            last = flat[index] == ordered[-1]
+            waits = float(behind[last].sum()) / samples
+            yield LateRank(rank, lane.group, call, found, float(last.mean()), flat.shape[1], waits)
+
+
+def _folded(job: Job, phase: Phase) -> tuple[list[tuple[int, list[int]]], dict[int, list[int]]]:
+    """Return the positions of consecutive equal calls, in order, and of all equal ones.
+
+    Sends to several peers are alike: one call stands for all.
+    """
+    first: dict[Call, int] = {}
+    runs: list[tuple[int, list[int]]] = []
+    distinct: dict[int, list[int]] = defaultdict(list)
+    for place, position in enumerate(phase.positions):
+        call = first.setdefault(replace(job.calls[position.call], peer=None), position.call)
+        if not runs or runs[-1][0] != call:
+            runs.append((call, []))
+        runs[-1][1].append(place)
+        distinct[call].append(place)
+    return runs, distinct
+
+
+def _sound(spread: Spread | None) -> bool:
+    return spread is not None and bool(np.isfinite([spread.mean, spread.median]).all()) and spread.mean > 0
+
+
+def _mean(spread: Spread | None) -> float:
+    """Return the mean in seconds, NaN where it is unknown."""
+    return spread.mean * MICRO if spread is not None and _sound(spread) else float("nan")
+
+
+def _known(statistic: Callable[[Values], np.floating], values: Values) -> float | None:
+    """Return a statistic of the known values, None where none is."""
+    found = values[~np.isnan(values)]
+    return float(statistic(found)) if len(found) else None

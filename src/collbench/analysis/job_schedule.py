@@ -1,0 +1,480 @@
+"""From a recorded job to what each rank of a replay posts, in which order and after which pauses. Pure.
+
+What cannot be replayed as it was recorded is refused here, in one line, before a process starts: a rank that is
+missing, groups whose members do not agree, calls that would wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import fmean, median
+
+from collbench.model.dtypes import DTYPE_BYTES, REDOPS
+from collbench.model.errors import UsageError
+from collbench.model.job import Call, Job, JobRank, Phase, PointToPoint
+from collbench.model.operations import Operation
+from collbench.model.run import ReplayedCall
+from collbench.model.units import format_size
+
+P2P, MIXED = "p2p", "mixed"
+_MICRO = 1e-6
+# What only moves is moved as bytes, as NCCL does it [nccl 2.28 src/collectives.cc: ncclAllGather and ncclBroadcast].
+_BYTES = "uint8"
+# torch.distributed reduces no unsigned words; a sum of signed ones of the same width is the same work.
+_SIGNED = {"uint32": "int32", "uint64": "int64"}
+
+
+class Assumption(StrEnum):
+    """What a recording does not say and a replay has to choose."""
+
+    REDUCTION = "sums, for the recording does not say how it reduced"
+    DTYPE = "float32, where the recording does not say what was reduced"
+    PAUSES = "no pauses, for the recording has none"
+    LAUNCHES = "plain launches of what the job captured in CUDA graphs"
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """One call as a rank of the replay makes it: `size_bytes` holds whole elements, and equal blocks where it shares.
+
+    `operation` is a collective's value or a PointToPoint's. `root` and `peer` are ranks of the replay.
+    """
+
+    operation: str
+    size_bytes: int
+    dtype: str = _BYTES
+    reduction: str = ""
+    root: int | None = None
+    peer: int | None = None
+
+    @property
+    def is_message(self) -> bool:
+        """True for a send or a receive."""
+        return self.operation in set(PointToPoint)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Calls that a rank gives NCCL at once, on one group, `pause` seconds after the unit before.
+
+    `group` is a place in Schedule.groups. Units of the same `meeting`, on several ranks, wait for each other.
+    """
+
+    group: int
+    posts: tuple[Post, ...]
+    pause: float = 0.0
+    meeting: int = -1
+
+    @property
+    def messages(self) -> bool:
+        """True where it sends and receives, False for collectives."""
+        return self.posts[0].is_message
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes: the sum of its collectives, or the most that it sends or receives."""
+        if not self.messages:
+            return sum(post.size_bytes for post in self.posts)
+        ways = {way: sum(post.size_bytes for post in self.posts if post.operation == way) for way in PointToPoint}
+        return max(ways.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A step, for all ranks: `ranks[r]` are rank r's units, then it pauses for `rests[r]` seconds.
+
+    `groups` are ranks of the replay, ascending. `kinds[meetings[m]]` is what kind of call meeting m was.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    ranks: tuple[tuple[Unit, ...], ...]
+    rests: tuple[float, ...]
+    meetings: tuple[int, ...]
+    kinds: tuple[ReplayedCall, ...]
+    recorded_seconds: float | None = None
+    assumed: tuple[Assumption, ...] = ()
+
+    @property
+    def pause_seconds(self) -> float:
+        """The longest sum of pauses that a rank makes in a step."""
+        return max(rest + sum(unit.pause for unit in units) for rest, units in zip(self.rests, self.ranks, strict=True))
+
+
+def schedule_of(job: Job, ranks: int | None = None, phase: int | None = None) -> Schedule:
+    """Return what each of `ranks` ranks does in a step, by default as many as recorded; of another phase from 0.
+
+    Raises UsageError for what cannot be replayed.
+    """
+    _check_whole(job)
+    by_rank = sorted(job.ranks, key=lambda rank: rank.rank)
+    phases = [_phase_of(rank, phase) for rank in by_rank]
+    wanted = job.world_size if ranks is None else ranks
+    if wanted < 2:
+        raise UsageError("a replay needs two ranks or more: name more --devices")
+    order = list(range(wanted))
+    if wanted != job.world_size:
+        _check_scales(job, phases, wanted)
+        phases = [phases[rank % job.world_size] for rank in order]
+    made = [_units(job, rank, each, wanted) for rank, each in zip(order, phases, strict=True)]
+    if not any(one.units for one in made):
+        raise UsageError("the phase sends nothing between two ranks: there is nothing to replay")
+    used = sorted({unit.group for one in made for unit in one.units})
+    groups = tuple(_members(job, group, wanted) for group in used)
+    places = {group: place for place, group in enumerate(used)}
+    units = [[replace(unit, group=places[unit.group]) for unit in one.units] for one in made]
+    meetings = _met(groups, units)
+    found = {pair: number for number, pairs in enumerate(meetings) for pair in pairs}
+    scheduled = tuple(
+        tuple(replace(unit, meeting=found[rank, number]) for number, unit in enumerate(own))
+        for rank, own in enumerate(units)
+    )
+    recorded = _recorded(meetings, made, phases) if wanted == job.world_size else [None] * len(meetings)
+    kinds, which = _kinds(meetings, scheduled, recorded)
+    totals = [[recorded[unit.meeting] for unit in own] for own in scheduled]
+    known = all(seconds is not None for own in totals for seconds in own)
+    return Schedule(
+        groups=groups,
+        ranks=scheduled,
+        rests=tuple(one.rest for one in made),
+        meetings=which,
+        kinds=kinds,
+        recorded_seconds=max(sum(filter(None, own)) for own in totals) if known else None,
+        assumed=tuple(_assumed(job, phases)),
+    )
+
+
+def step_number(job: Job, phase: int | None) -> int:
+    """Return which phase of the first rank is replayed, from 0."""
+    first = min(job.ranks, key=lambda rank: rank.rank)
+    return first.phases.index(_phase_of(first, phase))
+
+
+# What can be replayed.
+
+
+def _check_whole(job: Job) -> None:
+    missing = sorted(set(range(job.world_size)) - {rank.rank for rank in job.ranks})
+    if missing:
+        names = ", ".join(map(str, missing[:4])) + (", …" if len(missing) > 4 else "")
+        raise UsageError(f"the job has no record of rank {names} of {job.world_size}: its partners would wait for ever")
+    dropped = [rank.rank for rank in job.ranks if rank.dropped]
+    if dropped:
+        raise UsageError(
+            f"calls of rank {dropped[0]} were dropped while recording: what is left would not fit together"
+        )
+
+
+def _phase_of(rank: JobRank, number: int | None) -> Phase:
+    if number is None:
+        if rank.step is None:
+            raise UsageError(f"rank {rank.rank} repeated nothing, so it has no step: name a phase with --phase 1")
+        return rank.step
+    if not 0 <= number < len(rank.phases):
+        raise UsageError(f"rank {rank.rank} has {len(rank.phases)} phases, and no phase {number + 1}")
+    return rank.phases[number]
+
+
+def _check_scales(job: Job, phases: Sequence[Phase], ranks: int) -> None:
+    """Raise UsageError unless all ranks do the same with all others: then another number of them has a meaning."""
+    why = ""
+    calls = [job.called(phase) for phase in phases]
+    sent = [call for call in calls[0] if job.groups[call.group].size > 1]
+    if any(call.collective is None for call in sent):
+        why = "it sends between single ranks"
+    elif any(job.groups[call.group].size != job.world_size for own in calls for call in own if _shared(job, call)):
+        why = "not all of its groups hold all ranks"
+    elif any(own != calls[0] for own in calls):
+        why = "its ranks do not send the same"
+    elif any(call.root is not None and call.root >= ranks for call in sent):
+        why = "a root is no rank of it"
+    if why:
+        raise UsageError(f"the job has {job.world_size} ranks and no meaning on {ranks}: {why}")
+
+
+def _shared(job: Job, call: Call) -> bool:
+    return job.groups[call.group].size > 1
+
+
+def _members(job: Job, group: int, ranks: int) -> tuple[int, ...]:
+    found = job.groups[group]
+    if found.size == job.world_size:
+        return tuple(range(ranks))
+    if not found.ranks:
+        raise UsageError(
+            f"the recording does not say which {found.size} ranks are in a group: record it with the plugin"
+        )
+    return tuple(sorted(found.ranks))
+
+
+def _assumed(job: Job, phases: Sequence[Phase]) -> Iterator[Assumption]:
+    calls = {call for phase in phases for call in job.called(phase) if _shared(job, call)}
+    reducing = [call for call in calls if call.collective is not None and call.collective.reduces]
+    if any(call.reduction not in REDOPS for call in reducing):
+        yield Assumption.REDUCTION
+    if any(call.dtype not in DTYPE_BYTES for call in reducing):
+        yield Assumption.DTYPE
+    if all(position.pause is None for phase in phases for position in phase.positions):
+        yield Assumption.PAUSES
+    if any(call.captured for call in calls):
+        yield Assumption.LAUNCHES
+
+
+# From positions to units.
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A rank's units, the positions of its phase that each was made of, and the pause at the end."""
+
+    units: tuple[Unit, ...]
+    positions: tuple[tuple[int, ...], ...]
+    rest: float
+
+
+def _units(job: Job, rank: int, phase: Phase, ranks: int) -> _Made:
+    """Return a rank's units: calls of one NCCL group are one for each communicator, as torch batches them."""
+    units, positions, pause = list[Unit](), list[tuple[int, ...]](), 0.0
+    for together in _together(phase):
+        pause += sum(spread.median for at in together if (spread := phase.positions[at].pause)) * _MICRO
+        by_group: dict[int, list[int]] = {}
+        for at in together:
+            call = job.calls[phase.positions[at].call]
+            if _shared(job, call) and call.size_bytes:  # what sends nothing takes no time: its pause is kept
+                by_group.setdefault(call.group, []).append(at)
+        for group, own in by_group.items():
+            members = _members(job, group, ranks)
+            if rank not in members:
+                raise UsageError(f"rank {rank} calls a group that it is not in: {', '.join(map(str, members))}")
+            posts = [post for at in own for post in _posts(job, job.calls[phase.positions[at].call], members, rank)]
+            if len({post.is_message for post in posts}) > 1:
+                raise UsageError(f"rank {rank} puts sends and collectives into one group: that cannot be replayed")
+            units.append(Unit(group, tuple(posts), pause))
+            positions.append(tuple(own))
+            pause = 0.0
+    return _Made(tuple(units), tuple(positions), pause)
+
+
+def _together(phase: Phase) -> Iterator[list[int]]:
+    """Yield the positions of each NCCL group, of a single call one."""
+    found: list[int] = []
+    for at, position in enumerate(phase.positions):
+        if found and not position.together:
+            yield found
+            found = []
+        found.append(at)
+    yield found
+
+
+def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[Post]:
+    """Yield what a rank posts for a recorded call. Roots and peers are ranks of the recorded group's own order."""
+    order = job.groups[call.group].ranks or tuple(members)
+    ranks, operation = len(members), call.collective
+    if operation is None:
+        if call.peer is None:
+            raise UsageError("the recording does not say to whom its ranks sent: record it with the plugin")
+        yield Post(call.operation, call.size_bytes, peer=order[call.peer])
+        return
+    if operation is Operation.SENDRECV:
+        at = members.index(rank)
+        yield Post(PointToPoint.SEND, call.size_bytes, peer=members[(at + 1) % ranks])
+        yield Post(PointToPoint.RECV, call.size_bytes, peer=members[at - 1])
+        return
+    if operation.irregular:
+        raise UsageError(f"the recording has {operation} without its blocks: how much goes to whom is unknown")
+    if operation.rooted and call.root is None:
+        raise UsageError(
+            f"the recording does not say which rank is the root of a {operation}: record it with the plugin"
+        )
+    dtype = _dtype(call.dtype) if operation.reduces else _BYTES
+    unit = DTYPE_BYTES[dtype] * (ranks if operation.shares else 1)
+    yield Post(
+        operation.value,
+        -(-call.size_bytes // unit) * unit,
+        dtype,
+        (call.reduction if call.reduction in REDOPS else "sum") if operation.reduces else "",
+        None if not operation.rooted or call.root is None else order[call.root],
+    )
+
+
+def _dtype(name: str) -> str:
+    return _SIGNED.get(name, name) if name in DTYPE_BYTES else "float32"
+
+
+# Which units wait for each other: a run of the step without time.
+
+_Place = tuple[int, int]  # a rank, and the number of one of its units
+
+
+def _met(groups: Sequence[Sequence[int]], units: Sequence[Sequence[Unit]]) -> list[tuple[_Place, ...]]:
+    """Return the meetings, of each group in the order in which they end. Raises UsageError where some units would wait for ever.
+
+    A rank posts without waiting, but each group does one unit after another, as a stream does.
+    """
+    met: list[tuple[_Place, ...]] = []
+    for group, members in enumerate(groups):
+        queues = {rank: [number for number, unit in enumerate(units[rank]) if unit.group == group] for rank in members}
+        met += _met_in_group(queues, units, members)
+    return met
+
+
+def _met_in_group(
+    queues: Mapping[int, list[int]], units: Sequence[Sequence[Unit]], members: Sequence[int]
+) -> list[tuple[_Place, ...]]:
+    """Return the meetings of one group, in order."""
+    heads = dict.fromkeys(members, 0)  # how many of its queue a rank has done
+    partners: dict[_Place, set[_Place]] = {}
+    ended: dict[_Place, int] = {}  # and in which order
+    open_posts: dict[int, list[Post]] = {}  # of the unit of messages that a rank is in
+
+    def place(rank: int) -> _Place | None:
+        return (rank, queues[rank][heads[rank]]) if heads[rank] < len(queues[rank]) else None
+
+    def unit(at: _Place) -> Unit:
+        return units[at[0]][at[1]]
+
+    while True:
+        at = [place(rank) for rank in members]
+        if all(one is None for one in at):
+            break
+        waiting = [one for one in at if one is not None]
+        collective = [one for one in waiting if not unit(one).messages]
+        if len(collective) == len(members):
+            _check_alike([(one[0], unit(one)) for one in collective])
+            first, *others = collective
+            partners |= {first: set(others), **{other: {first} for other in others}}
+            for one in collective:
+                ended[one] = len(ended)
+                heads[one[0]] += 1
+            continue
+        moved = False
+        for one in waiting:
+            if unit(one).messages and one not in partners:
+                partners[one] = {one}
+                open_posts[one[0]] = list(unit(one).posts)
+                moved = True
+        for rank, peer in ((rank, peer) for rank in open_posts for peer in open_posts):
+            moved |= _matched(rank, peer, open_posts, partners, place)
+        for rank in [rank for rank, posts in open_posts.items() if not posts]:
+            del open_posts[rank]
+            ended[rank, queues[rank][heads[rank]]] = len(ended)
+            heads[rank] += 1
+            moved = True
+        if not moved:
+            raise UsageError(_stuck(waiting[0], unit(waiting[0]), members))
+    return sorted(_joined(partners), key=lambda places: max(ended[place] for place in places))
+
+
+def _matched(
+    rank: int,
+    peer: int,
+    open_posts: dict[int, list[Post]],
+    partners: dict[_Place, set[_Place]],
+    place: Callable[[int], _Place | None],
+) -> bool:
+    """Match what a rank sends to a peer with what the peer expects, in order; return whether there was any."""
+    here, there = place(rank), place(peer)
+    assert here and there  # noqa: S101  # both are in a unit
+    moved = False
+    while True:
+        send = next((p for p in open_posts[rank] if p.operation == PointToPoint.SEND and p.peer == peer), None)
+        recv = next((p for p in open_posts[peer] if p.operation == PointToPoint.RECV and p.peer == rank), None)
+        if send is None or recv is None:
+            return moved
+        if send.size_bytes != recv.size_bytes:
+            raise UsageError(
+                f"rank {rank} sends {format_size(send.size_bytes)} to rank {peer}, which expects "
+                f"{format_size(recv.size_bytes)}: the ranks' steps do not fit together"
+            )
+        open_posts[rank].remove(send)
+        open_posts[peer].remove(recv)
+        partners[here].add(there)
+        partners[there].add(here)
+        moved = True
+
+
+def _joined(partners: Mapping[_Place, set[_Place]]) -> Iterator[tuple[_Place, ...]]:
+    """Yield the sets of units that wait for each other, directly or by others."""
+    left = dict(partners)
+    while left:
+        found, pending = set[_Place](), [next(iter(left))]
+        while pending:
+            one = pending.pop()
+            if one not in found:
+                found.add(one)
+                pending += left.pop(one)
+        yield tuple(sorted(found))
+
+
+def _check_alike(units: Sequence[tuple[int, Unit]]) -> None:
+    (first, one), *others = units
+    for rank, other in others:
+        if other.posts != one.posts:
+            raise UsageError(
+                f"rank {first} calls {_name(one)} where rank {rank} of its group calls {_name(other)}: the ranks' steps "
+                "do not fit together"
+            )
+
+
+def _stuck(place: _Place, unit: Unit, members: Sequence[int]) -> str:
+    group = ", ".join(map(str, members))
+    return (
+        f"call {place[1] + 1} of rank {place[0]} ({_name(unit)}, group {group}) would wait for ever: the ranks' steps do "
+        "not fit together"
+    )
+
+
+def _name(unit: Unit) -> str:
+    post = unit.posts[0]
+    more = f" and {len(unit.posts) - 1} more" if len(unit.posts) > 1 else ""
+    return f"{post.operation} of {format_size(post.size_bytes)}{more}"
+
+
+# Kinds of call, and how long the job itself took for them.
+
+
+def _kinds(
+    meetings: Sequence[Sequence[_Place]], ranks: Sequence[Sequence[Unit]], recorded: Sequence[float | None]
+) -> tuple[tuple[ReplayedCall, ...], tuple[int, ...]]:
+    """Return the kinds, the largest messages first, and the kind of each meeting."""
+    keys = []
+    for places in meetings:
+        units = [ranks[rank][number] for rank, number in places]
+        names = {P2P if post.is_message else post.operation for unit in units for post in unit.posts}
+        keys.append((names.pop() if len(names) == 1 else MIXED, max(u.size_bytes for u in units), len(units)))
+    order = sorted(set(keys), key=lambda key: (-key[1], key))
+    kinds = []
+    for key in order:
+        seconds = [one for one, own in zip(recorded, keys, strict=True) if own == key]
+        known = [one for one in seconds if one is not None]
+        # A rank that sends to itself alone meets nobody; it is one rank here, and no communication.
+        kinds.append(ReplayedCall(*key, len(seconds), fmean(known) if len(known) == len(seconds) else None))
+    return tuple(kinds), tuple(order.index(key) for key in keys)
+
+
+def _recorded(
+    meetings: Iterable[Sequence[_Place]], made: Sequence[_Made], phases: Sequence[Phase]
+) -> list[float | None]:
+    """Return the seconds of each meeting in the job, on the rank that waited least; None where GPU times are unknown.
+
+    Repetitions that are kept whole on every rank say it exactly; of medians it is an upper bound.
+    """
+    kept = [{sample.repetition: sample.gpu for sample in phase.samples if sample.gpu} for phase in phases]
+    common = sorted(set.intersection(*map(set, kept))) if kept else []
+
+    def of(place: _Place) -> list[float] | None:
+        rank, number = place
+        positions = made[rank].positions[number]
+        if common:
+            return [max(kept[rank][repetition][at] for at in positions) for repetition in common]
+        spreads = [phases[rank].positions[at].gpu for at in positions]
+        medians = [spread.median for spread in spreads if spread is not None]
+        return [max(medians)] if len(medians) == len(spreads) else None
+
+    found: list[float | None] = []
+    for places in meetings:
+        known = [seconds for place in places if (seconds := of(place)) is not None]
+        whole = len(known) == len(places)
+        found.append(median(map(min, zip(*known, strict=True))) * _MICRO if whole else None)
+    return found

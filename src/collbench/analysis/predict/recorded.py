@@ -1,0 +1,254 @@
+"""A recorded job's step on other links: pauses stay, transfers change (docs/predict.md).
+
+A record does not say what computes while a transfer runs. So a step lies between two bounds: all that a transfer gains
+or loses is the step's, or none as long as the step covers it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.analysis.choice import Members
+from collbench.analysis.fits import Curve
+from collbench.analysis.job import MICRO, kernels, matched, shown_phase, step_seconds, transfers
+from collbench.analysis.predict.contention import OverlapCurve, curve_for
+from collbench.analysis.predict.predict import Machine
+from collbench.analysis.predict.timing import SENT, Evidence, Span, Timings, beyond
+from collbench.analysis.stats import summarize
+from collbench.model.errors import UsageError
+from collbench.model.job import Call, Job, Phase
+from collbench.model.operations import Operation, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A call's seconds on some links, isolated: least, middle, most; what was assumed, "" of what was measured there.
+
+    `concurrent` and `compute` are the factors by which it and compute slow each other down, 1 where not known.
+    """
+
+    seconds: Span
+    assumed: str = ""
+    concurrent: float = 1.0
+    compute: float = 1.0
+
+
+class Links:
+    """What a run's links take for a job's calls, by the devices' positions of its ranks."""
+
+    def __init__(self, evidence: Evidence, places: Mapping[int, int], overlaps: Sequence[OverlapCurve] = ()) -> None:
+        """Take a run's evidence, the position of each job rank's device, and factors beside compute."""
+        machine = Machine(evidence)
+        self._timings = Timings(evidence, machine.band, machine.delta, machine.port)
+        self._places, self._overlaps = places, overlaps
+        self._others = _others(evidence)
+
+    def price(self, job: Job, call: Call) -> Priced | None:
+        """Return what a call takes; None where nothing that was measured says so, or nobody knows who takes part."""
+        operation, members = call.collective, self._members(job, call)
+        if operation is None or members is None or len(members) == 1 or not call.size_bytes:
+            return None
+        if operation not in SENT:
+            curve = self._others.get((operation, members))
+            seconds = curve(call.size_bytes) if curve and curve.covers(call.size_bytes) else None
+            return None if seconds is None else Priced((seconds, seconds, seconds))
+        try:
+            timing = self._timings.of(operation, members)
+        except UsageError:
+            return None  # the page names the calls that stay as they were recorded
+        assumed = ", ".join(filter(None, (timing.assumed, beyond(timing, [call.size_bytes]))))
+        slow = curve_for(self._overlaps, operation, members)
+        if slow is None:
+            return Priced(timing.seconds(call.size_bytes), assumed)
+        ranks = len(members)
+        factors = slow.at(call.size_bytes * operation.busbw_factor(ranks) / slow.operation.busbw_factor(ranks))
+        return Priced(timing.seconds(call.size_bytes), assumed, factors.collective, factors.compute)
+
+    def _members(self, job: Job, call: Call) -> Members | None:
+        group = job.groups[call.group]
+        ranks = group.ranks or (tuple(range(job.world_size)) if group.size == job.world_size else ())
+        if not ranks or any(rank not in self._places for rank in ranks):
+            return None
+        return tuple(sorted(self._places[rank] for rank in ranks))
+
+
+def _others(evidence: Evidence) -> dict[tuple[Operation, Members], Curve]:
+    """Return the curves of collectives that no other can stand for: as measured on these very devices, or not at all.
+
+    Calls of their own block sizes are left out: a record says their sum alone.
+    """
+    points: dict[tuple[Operation, Members], dict[int, float]] = defaultdict(dict)
+    for found in evidence.run.measured(Variant.PLAIN):
+        point = found.point
+        other = (
+            point.operation.is_collective and point.operation not in SENT and not point.operation.collective.irregular
+        )
+        if other and not (found.wrong or found.failure) and point.registration is evidence.registration:
+            points[point.operation, tuple(sorted(point.members))][point.size_bytes] = summarize(found).seconds
+    return {key: Curve(sizes) for key, sizes in points.items()}
+
+
+# The step.
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One call of a step, in seconds: the pause before it, its transfer as recorded, and on the other links.
+
+    `concurrent` and `compute` as in Priced.
+    """
+
+    pause: float
+    lane: int
+    before: float
+    after: Span
+    concurrent: float = 1.0
+    compute: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """A step in seconds: as recorded, and on the other links at least, as scheduled, and at most.
+
+    `before` and `after` are its transfers one after the other, isolated.
+    """
+
+    recorded: float
+    step: Span
+    before: float
+    after: float
+
+
+def bounds(calls: Sequence[Sent]) -> StepBounds:
+    """Return a step's bounds. On the links that were recorded they are the recorded step, and all three are equal.
+
+    One bound takes each transfer as waited for: the step changes by all that they change. The other takes each as
+    hidden while the step lasts: it grows where one group's transfers outlast it, and by what compute loses beside
+    longer ones. Neither is ever less than with faster links. In between transfers run from the host's call on, one at
+    a time in each group, and the step ends when all are through.
+    """
+    period = sum(one.pause for one in calls)
+    before = sum(one.before for one in calls)
+    shrink = min(1.0, period / before) if before else 1.0  # kernels of several groups ran beside each other
+
+    def serial(which: int) -> float:
+        return period - before * shrink + sum(one.after[which] for one in calls) * shrink
+
+    def hidden(which: int) -> float:
+        lanes: dict[int, float] = defaultdict(float)
+        for one in calls:
+            lanes[one.lane] += max(_beside(one, which), one.after[which]) * shrink
+        slowed = sum((one.compute - 1) * max(0.0, one.after[which] - one.before) for one in calls) * shrink
+        most = max((one.compute for one in calls), default=1.0) - 1
+        return max(period + min(slowed, most * period), *lanes.values()) if lanes else period
+
+    ends = [(min(serial(at), hidden(at)), max(serial(at), hidden(at))) for at in range(3)]
+    least, most = ends[0][0], ends[2][1]
+    moved = _drained(calls, [one.after[1] * shrink for one in calls])
+    scheduled = period + moved - _drained(calls, [one.before * shrink for one in calls])
+    middle = min(max(scheduled, ends[1][0]), ends[1][1])
+    return StepBounds(period, (least, middle, most), before, sum(one.after[1] for one in calls))
+
+
+def _beside(one: Sent, which: int) -> float:
+    """Return a transfer beside compute: what it had of that as recorded is in its recorded time already."""
+    gained = max(0.0, one.after[which] - one.before)
+    return one.after[which] + (one.concurrent - 1) * gained
+
+
+def _drained(calls: Sequence[Sent], seconds: Sequence[float]) -> float:
+    """Return how long transfers go on after the host's last call, each group's one after the other, in order."""
+    now, ends = 0.0, defaultdict[int, float](float)
+    for one, took in zip(calls, seconds, strict=True):
+        now += one.pause
+        ends[one.lane] = max(ends[one.lane], now) + took
+    return max(0.0, *(end - now for end in ends.values())) if ends else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedJob:
+    """A recorded step on other links, of the rank whose step is longest there.
+
+    `kept` are the calls, by place in the job's table, that nothing measured says anything of: they stay as recorded.
+    `assumed` are the assumptions by what they are about. `calibrated`: recorded times are scaled by the ratio of two
+    measured ones, not replaced.
+    """
+
+    rank: int
+    bounds: StepBounds
+    prices: dict[int, Priced]
+    kept: tuple[int, ...]
+    calibrated: bool
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was assumed of any call, each once."""
+        return tuple(dict.fromkeys(one.assumed for one in self.prices.values() if one.assumed))
+
+
+def predict_job(job: Job, links: Links, recorded: Links | None = None) -> PredictedJob:
+    """Return the step of a job on other links. `recorded` are those that it ran on, None where they are not known.
+
+    Raises UsageError where the record does not say how long a step or its transfers took.
+    """
+    lanes = matched(job)
+    prices = {number: found for number, call in enumerate(job.calls) if (found := links.price(job, call))}
+    olds = {} if recorded is None else {at: found for at in prices if (found := recorded.price(job, job.calls[at]))}
+    best: PredictedJob | None = None
+    for rank in job.ranks:
+        phase = shown_phase(rank)
+        if phase is None or phase.repetitions < 2 or step_seconds(phase) is None:
+            continue
+        sent, kept = _sent(job, phase, transfers(lanes, rank.rank, phase), prices, olds)
+        found = PredictedJob(rank.rank, bounds(sent), prices, kept, bool(olds))
+        if best is None or found.bounds.step[1] > best.bounds.step[1]:
+            best = found
+    if best is None:
+        raise UsageError(
+            "the job has no step with known pauses to predict: record one that repeats, with 'collbench record'"
+        )
+    return best
+
+
+def _sent(
+    job: Job,
+    phase: Phase,
+    least: NDArray[np.float64],
+    prices: Mapping[int, Priced],
+    olds: Mapping[int, Priced],
+) -> tuple[list[Sent], tuple[int, ...]]:
+    """Return a step's calls with their transfers before and after, and which stay as recorded.
+
+    Raises UsageError for a call of unknown length.
+    """
+    shared = kernels(phase.positions, least)
+    found, kept = [], dict[int, None]()
+    for place, position in enumerate(phase.positions):
+        call, price, old = position.call, prices.get(position.call), olds.get(position.call)
+        before = float(shared[place])
+        if np.isnan(before):
+            if old is None:
+                one = job.calls[call]
+                raise UsageError(
+                    f"the job does not say how long {one.operation} of {one.size_bytes} B took, nor does a run of the "
+                    "links that it ran on: add --recorded RUN, or record with GPU times"
+                )
+            before = old.seconds[1]
+        pause = position.pause.mean * MICRO if position.pause is not None else 0.0
+        after = (before, before, before)
+        if price is None:
+            kept[call] = None
+        elif old is not None:
+            # What the job's transfers took beyond the isolated ones, they take on the other links as well.
+            low, middle, high = (before * seconds / old.seconds[1] for seconds in price.seconds)
+            after = low, middle, high
+        else:
+            after = price.seconds
+        factors = (price.concurrent, price.compute) if price is not None else (1.0, 1.0)
+        found.append(Sent(pause, job.calls[call].group, before, after, *factors))
+    return found, tuple(kept)

@@ -1,0 +1,78 @@
+"""What a replayed step says: its communication, how much of it is exposed, with intervals, arm against arm. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from collbench.analysis.overlap import Figure
+from collbench.analysis.stats import median_interval
+from collbench.model.run import Replay, ReplayTrial
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySummary:
+    """One arm, seconds a step, of the slowest rank (docs/method.md 4.10).
+
+    `step` is with pauses and calls, `pauses` without the calls, `exposed` what the calls add, trial by trial.
+    `communication` is the sum of a rank's calls within the step, without waiting; `alone` the calls without pauses.
+    `by_kind` is the seconds of one call of each of `Replay.calls`.
+    """
+
+    step: Figure
+    pauses: Figure
+    exposed: Figure
+    communication: Figure
+    alone: Figure
+    by_kind: tuple[Figure, ...]
+
+
+def summarize(found: Replay) -> ReplaySummary:
+    """Return the figures of an arm with at least one trial."""
+
+    def over_trials(value: Callable[[ReplayTrial], float]) -> Figure:
+        return figure([value(trial) for trial in found.trials])
+
+    return ReplaySummary(
+        step=over_trials(step_seconds),
+        pauses=over_trials(lambda trial: max(trial.pauses)),
+        exposed=over_trials(lambda trial: step_seconds(trial) - max(trial.pauses)),
+        communication=over_trials(communication_seconds),
+        alone=over_trials(lambda trial: max(trial.calls)),
+        by_kind=tuple(figure([trial.call_seconds[kind] for trial in found.trials]) for kind in range(len(found.calls))),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRatio:
+    """How many times as long an arm takes as the first one, trial by trial: they took turns."""
+
+    step: Figure
+    communication: Figure
+
+
+def ratio(first: Replay, other: Replay) -> ArmRatio | None:
+    """Return an arm's seconds over those of the first arm; None without a trial of both."""
+    pairs = list(zip(first.trials, other.trials, strict=False))
+    if not pairs:
+        return None
+    return ArmRatio(
+        figure([step_seconds(b) / step_seconds(a) for a, b in pairs]),
+        figure([communication_seconds(b) / communication_seconds(a) for a, b in pairs if communication_seconds(a) > 0]),
+    )
+
+
+def step_seconds(trial: ReplayTrial) -> float:
+    """Return a step's seconds on the slowest rank."""
+    return max(trial.step)
+
+
+def communication_seconds(trial: ReplayTrial) -> float:
+    """Return the seconds of communication on the rank that has most."""
+    return max(trial.communication)
+
+
+def figure(values: Sequence[float]) -> Figure:
+    """Return the median of trials with its 95 % interval; not a number for none."""
+    return Figure(median(values), median_interval(values)) if values else Figure(float("nan"), None)

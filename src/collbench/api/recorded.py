@@ -1,0 +1,154 @@
+"""A recorded job against what links reach: shown, and predicted on other links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from collbench.machine import visible_devices
+from collbench.model.errors import RunFileError, UsageError
+from collbench.model.job import Job
+from collbench.model.printable import one_line
+from collbench.model.run import CommandKind, Run
+from collbench.runfile import run_file, saved_runs
+
+if TYPE_CHECKING:
+    from collbench.analysis.job import Report
+    from collbench.analysis.predict.recorded import Links, PredictedJob
+    from collbench.analysis.predict.timing import Evidence
+
+Named = Sequence[tuple[str, Run]]
+
+# Set by who records, and no matter of the links.
+_RECORDERS = ("NCCL_PROFILER_PLUGIN", "NCCL_VERSION")
+
+
+def places_of(job: Job, run: Run, devices: str | None = None) -> dict[int, int]:
+    """Return the position in a run of each job rank's device.
+
+    `devices` names them in the order of the ranks; None: the CUDA indices that were recorded, as nvidia-smi's. Raises
+    UsageError where the run has other devices.
+    """
+    if devices is not None:
+        chosen = visible_devices.select(run.devices, devices)
+        if len(chosen) != job.world_size:
+            raise UsageError(
+                f"--devices names {len(chosen)} devices, and the job has {job.world_size} ranks: a record cannot be "
+                "cut to fewer or grown to more"
+            )
+        return {rank: run.devices.index(device) for rank, device in enumerate(chosen)}
+    positions = {device.index: position for position, device in enumerate(run.devices)}
+    indices = {rank.rank: rank.device for rank in job.ranks}
+    if None in indices.values() or len(indices) < job.world_size or len(set(indices.values())) < job.world_size:
+        raise UsageError(
+            "the job does not say on which devices its ranks ran, each on one of one host: name the run's in the order "
+            "of the ranks, with --devices"
+        )
+    missing = sorted(index for index in indices.values() if index is not None and index not in positions)
+    if missing:
+        raise UsageError(
+            f"the job ran on device {missing[0]}, which the run lacks: name the run's in the order of the ranks, with "
+            "--devices"
+        )
+    return {rank: positions[index] for rank, index in indices.items() if index is not None}
+
+
+def report(
+    job: Job, rank: int | None = None, run: tuple[str, Run] | None = None, overlaps: Named = ()
+) -> tuple[Report, str]:
+    """Return what a job's step says, and the name of the run that it is compared with, "" for none.
+
+    Without `run` that is the newest saved one, where it is of the host and the devices that the job ran on. Raises
+    UsageError for a rank that sent nothing, and a run of other devices.
+    """
+    from collbench.analysis.job import report as judged  # late: numpy
+    from collbench.output.text.frame import sim
+
+    if rank is not None and not 0 <= rank < job.world_size:
+        raise UsageError(f"--rank {rank} is none of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
+    chosen = run if run is not None else _newest(job)
+    alone: dict[int, float] = {}
+    concurrent: dict[int, float] = {}
+    if chosen is not None:
+        links = _links(chosen, job, overlaps=overlaps)
+        for number, call in enumerate(job.calls):
+            price = links.price(job, call)
+            if price is not None and not price.assumed:  # a column of measured figures
+                alone[number] = price.seconds[1]
+                if overlaps:
+                    concurrent[number] = price.seconds[1] * price.concurrent
+    elif overlaps:
+        raise UsageError("--overlap needs a run of the isolated calls: add --run RUN.JSON")
+    found = judged(job, rank, alone, concurrent)
+    if found is None:
+        which = "no rank" if rank is None else f"rank {rank}"
+        raise UsageError(f"{which} of the job sent a collective that was recorded: there is nothing to show")
+    return found, "" if chosen is None else f"{sim(chosen[1])}{chosen[0]}"
+
+
+def predict(
+    job: Job,
+    runs: Named,
+    *,
+    devices: str | None = None,
+    recorded: tuple[str, Run] | None = None,
+    overlaps: Named = (),
+) -> PredictedJob:
+    """Return the recorded step on the links of runs, on the job's own devices or those named (docs/predict.md).
+
+    `recorded` is a run of the links as the job had them; None: the same runs, where the job's NCCL_* variables are
+    theirs. Raises UsageError.
+    """
+    from collbench.analysis.predict.contention import gather as gathered  # late: numpy and scipy
+    from collbench.analysis.predict.recorded import Links, predict_job
+    from collbench.analysis.predict.timing import gather
+
+    evidence = gather(runs)
+    links = Links(evidence, places_of(job, evidence.run, devices), gathered(evidence, overlaps))
+    old: Links | None = None
+    if recorded is not None:
+        old = _links(recorded, job)
+    elif job.environment and _of_links(job.environment) == _of_links(evidence.run.settings.environment):
+        old = _own(job, evidence)
+    return predict_job(job, links, old)
+
+
+def _links(run: tuple[str, Run], job: Job, overlaps: Named = ()) -> Links:
+    from collbench.analysis.predict.contention import gather as gathered
+    from collbench.analysis.predict.recorded import Links
+    from collbench.analysis.predict.timing import gather
+
+    evidence = gather([run])
+    return Links(evidence, places_of(job, evidence.run), gathered(evidence, overlaps))
+
+
+def _own(job: Job, evidence: Evidence) -> Links | None:
+    """Return the links that the job ran on, where the evidence has them."""
+    from collbench.analysis.predict.recorded import Links
+
+    try:
+        return Links(evidence, places_of(job, evidence.run))
+    except UsageError:
+        return None
+
+
+def _of_links(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("NCCL_") and name not in _RECORDERS}
+
+
+def _newest(job: Job) -> tuple[str, Run] | None:
+    """Return the newest saved run, where it speaks for the job: of its one host, with its devices; None otherwise."""
+    hosts = {rank.host for rank in job.ranks}
+    if len(hosts) != 1 or "" in hosts:
+        return None
+    saved = [path for path in saved_runs.believed().files if saved_runs.command_of(path) != CommandKind.OVERLAP]
+    for path in saved[:1]:
+        try:
+            run = run_file.load(path)
+            named = one_line(str(path)), run
+            if run.machine.hostname in hosts and not run.machine.fabric:
+                _links(named, job)  # it says so where it has no curves, or other devices
+                return named
+        except (RunFileError, UsageError):
+            return None
+    return None

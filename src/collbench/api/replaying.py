@@ -1,0 +1,187 @@
+"""A recorded step, replayed: from typed options and a job to a request, and to a run that is saved after each trial."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from collbench.analysis.job_schedule import Assumption, Schedule, schedule_of, step_number
+from collbench.api.kept_run import KeptRun
+from collbench.api.measuring import Measured, new_seed
+from collbench.api.notices import SILENT, Notices
+from collbench.api.requests import check_fabric
+from collbench.backends import factory
+from collbench.backends.replay_protocol import ReplayOpened
+from collbench.bench import replay as bench
+from collbench.bench.replay import ReplayRequest
+from collbench.distributed.launchers import find_launch
+from collbench.model.capabilities import Capabilities, capabilities
+from collbench.model.errors import CollbenchError, RunFileError, UsageError
+from collbench.model.job import Job
+from collbench.model.operations import Registration
+from collbench.model.run import Device, Pauses, Run
+from collbench.model.units import amount
+from collbench.runfile import run_file
+
+# What an arm may go without.
+WITHOUT = ("p2p",)
+_P2P_VARIABLE = "NCCL_P2P_DISABLE"
+# As many as of a data point beside compute (docs/method.md 4.8): a median of eight has a 95 % interval.
+_GPU_TRIALS, _CORE_TRIALS = 8, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """The options of `collbench replay`, as values; None leaves the choice to the job or the backend.
+
+    `phase` counts from 1. `without` "p2p" adds an arm in which NCCL has no P2P. `devices` are indices or UUIDs with
+    commas, rank 0's first. `output` is the file to save the run in.
+    """
+
+    phase: int | None = None
+    pauses: Pauses = Pauses.NONE
+    without: str | None = None
+    registration: Registration = Registration.NONE
+    trials: int | None = None
+    devices: str | None = None
+    backend: str = "auto"
+    fabric: str | None = None
+    output: Path | None = None
+    force: bool = False
+    seed: int | None = None
+
+
+def request_of(
+    job: Job, name: str, asked: ReplayOptions, words: Sequence[str], notices: Notices = SILENT
+) -> ReplayRequest:
+    """Return what the options ask for of a job, whose file is called `name`; the command line is `words`.
+
+    Raises UsageError, for a job that cannot be replayed too.
+    """
+    launch = find_launch(os.environ)
+    if launch is not None:
+        raise UsageError(f"replay starts a process for each GPU itself: run it without {launch.launcher}")
+    check_fabric(asked.backend, asked.fabric)
+    wanted = None if asked.devices is None else len([word for word in asked.devices.split(",") if word.strip()])
+    phase = None if asked.phase is None else asked.phase - 1
+    schedule = schedule_of(job, wanted, phase)
+    backend, reason = factory.resolve(asked.backend)
+    if reason is not None:
+        notices.say(f"measuring CPU cores (host backend): {reason}")
+    known = capabilities(backend)
+    _check_backend(known, asked, schedule)
+    for assumption in schedule.assumed:
+        notices.say(f"replaying {assumption}")
+    return ReplayRequest(
+        backend=backend,
+        job=name,
+        phase=step_number(job, phase),
+        recorded_ranks=job.world_size,
+        schedule=schedule,
+        arms=((),) if asked.without is None else ((), (asked.without,)),
+        pauses=Pauses.NONE if Assumption.PAUSES in schedule.assumed else asked.pauses,
+        registration=asked.registration,
+        trials=asked.trials or (_CORE_TRIALS if known.cores else _GPU_TRIALS),
+        seed=new_seed() if asked.seed is None else asked.seed,
+        command=tuple(words),
+        devices=asked.devices,
+        fabric=asked.fabric,
+        force=asked.force,
+    )
+
+
+def _check_backend(backend: Capabilities, asked: ReplayOptions, schedule: Schedule) -> None:
+    """Raise UsageError for what this backend cannot replay."""
+    name = backend.name
+    if asked.without is not None and not backend.nvml:
+        raise UsageError(f"the {name} backend has no P2P that NCCL could go without: leave out --without")
+    if asked.without == "p2p" and os.environ.get(_P2P_VARIABLE):
+        raise UsageError(f"{_P2P_VARIABLE} is set for both arms: unset it, or leave out --without p2p")
+    if asked.registration is not Registration.NONE and not backend.nvml:
+        raise UsageError(f"the {name} backend registers no memory: leave out --registration")
+    posts = {post for units in schedule.ranks for unit in units for post in unit.posts}
+    for post in posts if backend.gloo else ():
+        if post.reduction == "avg" or post.dtype.startswith("float8"):
+            what = "by avg" if post.reduction == "avg" else post.dtype
+            raise UsageError(f"gloo reduces no {what}, as the job does: replay it on GPUs")
+
+
+class Replaying:
+    """A request on open workers. `run` holds what was measured at any moment, and so does the file after each trial.
+
+    Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
+    """
+
+    def __init__(self, request: ReplayRequest, path: Path | None, notices: Notices = SILENT) -> None:
+        if path is not None:
+            run_file.check_writable(path, replace=request.force)
+        self._request, self._notices = request, notices
+        self._opened = _opened(request)
+        try:
+            self.run: Run = bench.begun_run(request, self._opened)
+            self._kept = KeptRun(self.run, path, notices, replace=request.force)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def path(self) -> Path | None:
+        """Where the run is saved, None for nowhere."""
+        return self._kept.path
+
+    @property
+    def failure(self) -> RunFileError | None:
+        """Why the run is not in its file."""
+        return self._kept.failure
+
+    def measure(self) -> None:
+        """Measure all trials; what was measured is saved however it ends. Raises as `bench.replay.measure`."""
+        try:
+            with self._notices.progress(f"replaying {self._request.job}") as progress:
+                bench.measure(self._request, self._opened, self.run, self._kept.save, progress)
+        finally:
+            if self.run.replays:
+                with suppress(CollbenchError):  # a GPU that fell off the bus has no health
+                    self.run.health_after = self._opened.health()
+                self._kept.save(last=True)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._opened.close()
+
+
+def replay(request: ReplayRequest, path: Path | None, notices: Notices = SILENT) -> Measured:
+    """Replay a request to its end, and return the run; the workers are gone when this returns.
+
+    Raises as `Replaying`.
+    """
+    session = Replaying(request, path, notices)
+    try:
+        session.measure()
+    finally:
+        session.close()
+    return Measured(session.run, session.path, session.failure)
+
+
+def _opened(request: ReplayRequest) -> ReplayOpened:
+    ranks = len(request.schedule.ranks)
+
+    def chosen(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """Return a device for each rank: those that were named, else the first ones."""
+        if len(devices) == ranks or (request.devices is None and len(devices) > ranks):
+            return devices[:ranks]
+        raise UsageError(
+            f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name as many --devices as it "
+            "has ranks, or fewer, where all of its groups hold all ranks"
+        )
+
+    if capabilities(request.backend).simulated:
+        from collbench.backends.replay_sim import open_simulated  # late: simulations are rare
+
+        return open_simulated(request.fabric, request.devices, request.seed, chosen)
+    from collbench.backends.replay import open_replay
+
+    return open_replay(request.backend, request.devices, request.arms, chosen)

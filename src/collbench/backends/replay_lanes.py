@@ -1,0 +1,298 @@
+"""A recorded step on one device: pauses on one stream, each group's calls on a stream of its own, as torch has them.
+
+Only the workers of `collbench replay` import this: it loads torch. On a CPU core the streams are threads.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+
+from collbench.backends.overlap_lanes import sleep_cycles_a_second
+from collbench.backends.replay_protocol import ReplayLoad, ReplayTimes
+from collbench.model.operations import Registration
+from collbench.model.run import Pauses
+
+_cuda: Any = torch.cuda  # half of it has types
+
+# A product of 2048³ in bf16 takes some 25 µs on an H200: fine enough for a pause, long enough to launch.
+_GPU_PRODUCT, _CORE_PRODUCT = 2048, 192
+_PRODUCTS = 200  # to learn how long one takes, when the clock has settled
+# A pause that is shorter than a launch is none.
+_LEAST_PAUSE_S = 2e-6
+
+
+class Accelerator(Protocol):
+    """A device, as the worker sees it. `posts[n]` makes the calls of unit n, which is of group `groups[n]`."""
+
+    device: torch.device
+
+    def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Return a new process group; every rank makes each at the same moment."""
+
+    def memory(self, group: dist.ProcessGroup, registration: Registration) -> AbstractContextManager[object]:
+        """Return what allocates a group's buffers, so that NCCL knows of them as asked."""
+
+    def run(
+        self,
+        load: ReplayLoad,
+        align: Callable[[], object],
+        groups: Sequence[int],
+        pauses: Sequence[float],
+        posts: Sequence[Callable[[], object]],
+    ) -> ReplayTimes:
+        """Run a load; `pauses` are before each unit, and at last at the end of the step, in seconds."""
+
+    def use(self, pauses: Pauses) -> None:
+        """Idle in pauses, or compute."""
+
+    def finish(self) -> None:
+        """Wait for all that was queued."""
+
+
+class CudaAccelerator:
+    """One GPU. Pauses are on torch's default stream, where training computes."""
+
+    def __init__(self, position: int) -> None:
+        _cuda.set_device(position)
+        self.device = torch.device("cuda", position)
+        self._main = _cuda.current_stream()
+        self._cycles_a_second = sleep_cycles_a_second()
+        self._side: dict[int, Any] = {}
+        self._product: Callable[[], object] | None = None
+        self._product_s = 0.0
+
+    def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Return a new group of NCCL."""
+        return cast("dist.ProcessGroup", dist.new_group(list(ranks), backend="nccl"))
+
+    def memory(self, group: dist.ProcessGroup, registration: Registration) -> AbstractContextManager[object]:
+        """Return torch's own allocator, or a pool of ncclMemAlloc that the group's communicator knows.
+
+        Raises RuntimeError where this torch has no such pool.
+        """
+        if registration is Registration.NONE:
+            return nullcontext()
+        backend: Any = group._get_backend(self.device)
+        return _Registered(backend, registration)
+
+    def use(self, pauses: Pauses) -> None:
+        """Idle in pauses, or multiply matrices; how long a product takes is measured."""
+        if pauses is Pauses.NONE or self._product is not None:
+            return
+        n = _GPU_PRODUCT
+        a, b = (torch.randn(n, n, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        result = torch.empty_like(a)
+        self._product = lambda: torch.mm(a, b, out=result)
+        for _ in range(2):  # the first time code is loaded and the clock comes up
+            first, last = (_cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            for _ in range(_PRODUCTS):
+                self._product()
+            last.record()
+            self.finish()
+            self._product_s = first.elapsed_time(last) / 1e3 / _PRODUCTS
+
+    def run(
+        self,
+        load: ReplayLoad,
+        align: Callable[[], object],
+        groups: Sequence[int],
+        pauses: Sequence[float],
+        posts: Sequence[Callable[[], object]],
+    ) -> ReplayTimes:
+        """Queue all of it. A call waits for what was queued before it on the main stream, as in torch; the step ends
+        when its pauses and all of its calls have.
+        """
+        for group in groups:
+            if group not in self._side:
+                self._side[group] = _cuda.Stream()
+        self._sleep(load.gate_s)
+        align()
+        start, stamps, last = self._stamp(self._main), list[tuple[Any, Any]](), None
+        for _ in range(load.steps):
+            for number, post in enumerate(posts):
+                if load.pauses:
+                    self._pause(pauses[number])
+                if load.calls:
+                    side, last = self._side[groups[number]], self._stamp(self._main)
+                    side.wait_event(last)
+                    begin = self._stamp(side)
+                    with _cuda.stream(side):
+                        post()
+                    stamps.append((begin, self._stamp(side)))
+            if load.pauses:
+                self._pause(pauses[-1])
+            if load.calls:
+                for side in self._side.values():
+                    self._main.wait_stream(side)
+        end = self._stamp(self._main)
+        queued = last is None or not last.query()
+        self.finish()
+        took = [begin.elapsed_time(ended) / 1e3 for begin, ended in stamps]
+        return ReplayTimes(start.elapsed_time(end) / 1e3 / load.steps, _means(took, load.steps), queued)
+
+    def finish(self) -> None:
+        """Wait for all streams."""
+        _cuda.synchronize()
+
+    def _pause(self, seconds: float) -> None:
+        if self._product is not None:
+            count = int(seconds / self._product_s)
+            for _ in range(count):
+                self._product()
+            seconds -= count * self._product_s
+        if seconds >= _LEAST_PAUSE_S:
+            self._sleep(seconds)
+
+    def _sleep(self, seconds: float) -> None:
+        if seconds > 0:
+            _cuda._sleep(max(1, int(seconds * self._cycles_a_second)))
+
+    def _stamp(self, stream: Any) -> Any:
+        event = _cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+
+class _Registered:
+    """Allocates from a pool of ncclMemAlloc, which the group's communicator knows once all buffers are there."""
+
+    def __init__(self, backend: Any, registration: Registration) -> None:
+        self._backend, self._symmetric = backend, registration is Registration.WINDOW
+        self._pool = _cuda.MemPool(backend.mem_allocator)
+        self._using = _cuda.use_mem_pool(self._pool)
+        _POOLS.append(self._pool)
+
+    def __enter__(self) -> None:
+        self._using.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._using.__exit__(*error)
+        if error[0] is None:
+            more = {"symm": True} if self._symmetric else {}
+            self._backend.register_mem_pool(self._pool, **more)
+
+
+_POOLS: list[Any] = []  # as long as the process lives: a pool that is collected gives its memory back
+
+
+class CpuAccelerator:
+    """One CPU core: the main thread pauses, a thread for each group makes its calls, one after another."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._lanes: dict[int, queue.SimpleQueue[Callable[[], object]]] = {}
+        self._product: Callable[[], object] | None = None
+        self._product_s = 0.0
+
+    def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Return a new group of gloo."""
+        return cast("dist.ProcessGroup", dist.new_group(list(ranks), backend="gloo"))
+
+    def memory(self, group: dist.ProcessGroup, registration: Registration) -> AbstractContextManager[object]:
+        """Return the system's allocator. Raises RuntimeError for what only NCCL has."""
+        del group
+        if registration is not Registration.NONE:
+            raise RuntimeError("gloo registers no memory")
+        return nullcontext()
+
+    def use(self, pauses: Pauses) -> None:
+        """Sleep in pauses, or multiply matrices; how long a product takes is measured."""
+        if pauses is Pauses.NONE or self._product is not None:
+            return
+        a, b = torch.randn(_CORE_PRODUCT, _CORE_PRODUCT), torch.randn(_CORE_PRODUCT, _CORE_PRODUCT)
+        result = torch.empty_like(a)
+        self._product = lambda: torch.mm(a, b, out=result)
+        for _ in range(2):
+            begin = time.perf_counter()
+            for _ in range(_PRODUCTS):
+                self._product()
+            self._product_s = (time.perf_counter() - begin) / _PRODUCTS
+
+    def run(
+        self,
+        load: ReplayLoad,
+        align: Callable[[], object],
+        groups: Sequence[int],
+        pauses: Sequence[float],
+        posts: Sequence[Callable[[], object]],
+    ) -> ReplayTimes:
+        """Hand each unit to its group's thread; the step ends when its pauses and all of its calls have."""
+        took = [0.0] * (len(posts) * load.steps)
+        failures: list[BaseException] = []
+        align()
+        start = time.perf_counter()
+        for step in range(load.steps):
+            left = threading.Semaphore(0)
+            for number, post in enumerate(posts):
+                if load.pauses:
+                    self._pause(pauses[number])
+                if load.calls:
+                    work = _timed(post, took, step * len(posts) + number, left, failures)
+                    self._lane(groups[number]).put(work)
+            if load.pauses:
+                self._pause(pauses[-1])
+            for _ in posts if load.calls else ():
+                left.acquire()
+            if failures:
+                raise failures[0]
+        whole = (time.perf_counter() - start) / load.steps
+        return ReplayTimes(whole, _means(took, load.steps) if load.calls else ())
+
+    def finish(self) -> None:
+        """Return at once: what was called has ended."""
+
+    def _pause(self, seconds: float) -> None:
+        if self._product is not None:
+            count = int(seconds / self._product_s)
+            for _ in range(count):
+                self._product()
+            seconds -= count * self._product_s
+        if seconds >= _LEAST_PAUSE_S:
+            time.sleep(seconds)
+
+    def _lane(self, group: int) -> queue.SimpleQueue[Callable[[], object]]:
+        if group not in self._lanes:
+            made = self._lanes[group] = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(made,), daemon=True).start()
+        return self._lanes[group]
+
+
+def _work(lane: queue.SimpleQueue[Callable[[], object]]) -> None:
+    while True:
+        lane.get()()
+
+
+def _timed(
+    post: Callable[[], object],
+    took: list[float],
+    number: int,
+    left: threading.Semaphore,
+    failures: list[BaseException],
+) -> Callable[[], None]:
+    def work() -> None:
+        begin = time.perf_counter()
+        try:
+            post()
+        except BaseException as error:  # noqa: BLE001  # raised by the main thread
+            failures.append(error)
+        took[number] = time.perf_counter() - begin
+        left.release()
+
+    return work
+
+
+def _means(took: Sequence[float], steps: int) -> tuple[float, ...]:
+    """Return each unit's mean over the steps, which `took` has one after another."""
+    units = len(took) // steps
+    return tuple(sum(took[number::units]) / steps for number in range(units))

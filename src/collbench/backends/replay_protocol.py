@@ -1,0 +1,104 @@
+"""What replays a recorded step, and what its parent and its workers say to each other. Free of torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from collbench.analysis.job_schedule import Schedule, Unit
+from collbench.model.operations import Registration
+from collbench.model.run import Device, Flag, Health, Machine, Path, Pauses
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayLoad:
+    """What every rank runs from a common start: so many steps, with pauses, with calls, or with both.
+
+    `gate_s` is how long a GPU waits before the start, so that its host gets ahead of it.
+    """
+
+    steps: int
+    pauses: bool = True
+    calls: bool = True
+    gate_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTimes:
+    """One rank's seconds: of a step, the mean, and of each of its units, from its begin to its end, the mean.
+
+    `units` is () without calls. A unit's seconds include the wait for other ranks. `queued` is False where the host
+    fell behind its device.
+    """
+
+    step: float
+    units: tuple[float, ...] = ()
+    queued: bool = True
+
+
+class ReplayBackend(Protocol):
+    """All ranks as one. Each call returns when every rank has answered; errors are CollbenchErrors."""
+
+    def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
+        """Make groups and buffers. Raises MachineError where they do not fit."""
+
+    def verify(self) -> int | None:
+        """Run a step, untimed, and return how many elements were wrong in any buffer; None where none can tell."""
+
+    def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
+        """Run a load, which should take `expected_s` seconds. Raises BackendError."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOpened:
+    """Open backends, one for each arm, and what is known of their machine, as in `factory.Opened`.
+
+    `span_seconds` is how long a load runs at least; `clock` tells the seconds that a run took.
+    """
+
+    name: str
+    arms: tuple[ReplayBackend, ...]
+    devices: tuple[Device, ...]
+    machine: Machine
+    paths: tuple[Path, ...]
+    span_seconds: float
+    environment: dict[str, str] = field(default_factory=dict)
+    health: Callable[[], tuple[Health, ...]] = tuple
+    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
+    close: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+
+
+# Between the parent and a worker.
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """What a rank will do: the groups of all ranks, its own units, and its pause at the end of a step."""
+
+    groups: tuple[tuple[int, ...], ...]
+    units: tuple[Unit, ...]
+    rest: float
+    pauses: Pauses
+    registration: Registration
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The answer to Prepare; `problem` says why there is no room, "" where there is."""
+
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Asks for a step whose data is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The answer to Verify: wrong elements, None where nothing could be compared."""
+
+    wrong: int | None

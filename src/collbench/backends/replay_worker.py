@@ -1,0 +1,388 @@
+"""One rank of `collbench replay`: the calls that were recorded, by torch.distributed, on buffers that are verified."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from collbench.analysis.job_schedule import Post, Unit
+from collbench.backends.replay_lanes import Accelerator, CpuAccelerator, CudaAccelerator
+from collbench.backends.replay_protocol import Prepare, Prepared, ReplayLoad, ReplayTimes, Verified, Verify
+from collbench.backends.torch_rank import RankProcess, run
+from collbench.model.dtypes import DTYPE_BYTES
+from collbench.model.job import PointToPoint
+from collbench.model.operations import Operation
+
+# What ranks send, and what must arrive.
+
+# Elements made and compared at a time, so that a message's data costs no further messages of 64-bit integers.
+_WINDOW = 2**22
+# Ranks and buffers hold the same random sequence from other elements on: primes, so that no swap goes unseen.
+_RANK_SHIFT, _GROUP_SHIFT, _SIZE_SHIFT = 4099, 104729, 7919
+# Knuth's multiplicative hash [The Art of Computer Programming, vol. 3, section 6.4].
+_HASH = 2654435761
+_EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
+
+
+def exact(dtype: str, reduction: str, ranks: int) -> bool:
+    """Return whether a reduction of what so many ranks send has one right result in this dtype."""
+    float_like = "float" in dtype
+    match reduction:
+        case "sum":  # of 0s and 1s: e4m3 has all integers up to 16, int8 up to 127
+            return ranks <= (16 if dtype in _EIGHT_BITS else 127)
+        case "prod":  # of 1s and 2s: int8 wraps at 2^7
+            return ranks <= 6
+        case "avg":  # 2^k ranks divide without a remainder, which integers would drop
+            return float_like and ranks & (ranks - 1) == 0 and ranks <= 16
+    return True
+
+
+def combined(parts: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
+    """Return what ranks' contributions, as integers, reduce to."""
+    stacked = torch.stack(list(parts))
+    match reduction:
+        case "sum":
+            return stacked.sum(0)
+        case "avg":
+            return stacked.sum(0, dtype=torch.float64) / len(parts)
+        case "prod":
+            return stacked.prod(0)
+        case "max":
+            return stacked.amax(0)
+    return stacked.amin(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Received elements [start, start + length): what `senders` have from element `first` on, reduced if several."""
+
+    start: int
+    length: int
+    senders: tuple[int, ...]
+    first: int = 0
+
+
+@dataclass(slots=True)
+class Buffers:
+    """What a rank sends from and receives into, in place where they are one; reused by every call of this kind."""
+
+    sent: torch.Tensor
+    received: torch.Tensor
+    sends: int  # elements of `sent` that are filled, from element `first` of its sequence on
+    segments: tuple[Segment, ...]
+    salt: int
+    post: Post
+    uses: int = 0
+
+    @property
+    def reduces(self) -> bool:
+        """True where the result is a reduction."""
+        return bool(self.post.reduction)
+
+    def value(self, rank: int, first: int, count: int) -> torch.Tensor:
+        """Return elements of a rank's sequence as integers: bytes, or of a reduction 0 and 1, for products 1 and 2."""
+        device = self.sent.device
+        shift = first + rank * _RANK_SHIFT + self.salt
+        at = torch.arange(shift, shift + count, dtype=torch.int64, device=device) * _HASH
+        if not self.reduces:
+            return at >> 16 & 0xFF
+        return (at >> 16 & 1) + (1 if self.post.reduction == "prod" else 0)
+
+    def fill(self, rank: int) -> None:
+        """Write what this rank sends; where it only receives there are zeros."""
+        self.received.zero_()
+        self.uses = 0
+        for start in range(0, self.sends, _WINDOW):
+            stop = min(start + _WINDOW, self.sends)
+            self.sent[start:stop] = self.value(rank, start, stop - start).to(self.sent.dtype)
+
+    def steady(self) -> None:
+        """Write what a reduction in place does not carry away when it is repeated."""
+        if self.reduces:
+            self.sent.zero_()
+            self.received.zero_()
+
+    def wrong(self, count: torch.Tensor) -> None:
+        """Add to `count` how many received elements are not what the ranks sent."""
+        for segment in self.segments:
+            for start in range(0, segment.length, _WINDOW):
+                length = min(_WINDOW, segment.length - start)
+                parts = [self.value(sender, segment.first + start, length) for sender in segment.senders]
+                expected = combined(parts, self.post.reduction) if self.reduces else parts[0]
+                begin = segment.start + start
+                found = self.received[begin : begin + length]
+                count += (found != expected.to(found.dtype)).sum()
+
+
+def buffers_of(post: Post, rank: int, members: Sequence[int], group: int, device: torch.device) -> Buffers:
+    """Return the buffers of a call of this rank in a group of `members`."""
+    ranks, at = len(members), members.index(rank)
+    dtype = getattr(torch, post.dtype)
+    count = post.size_bytes // DTYPE_BYTES[post.dtype]
+    block = count // ranks
+    salt = (group * _GROUP_SHIFT + post.size_bytes * _SIZE_SHIFT) % 2**31
+
+    def made(sends: int, receives: int, segments: Sequence[Segment], *, in_place: bool = False) -> Buffers:
+        received = torch.empty(receives, dtype=dtype, device=device)
+        sent = received if in_place else torch.empty(sends, dtype=dtype, device=device)
+        known = not post.reduction or exact(post.dtype, post.reduction, ranks)
+        return Buffers(sent, received, sends, tuple(segments) if known else (), salt, post)
+
+    everyone = tuple(members)
+    if post.operation == PointToPoint.SEND:
+        return made(count, 0, ())
+    if post.operation == PointToPoint.RECV:
+        assert post.peer is not None  # noqa: S101  # as the schedule has it
+        return made(0, count, [Segment(0, count, (post.peer,))])
+    at_root = rank == post.root
+    match Operation(post.operation):
+        case Operation.ALLREDUCE:
+            return made(count, count, [Segment(0, count, everyone)], in_place=True)
+        case Operation.REDUCE:
+            return made(count, count, [Segment(0, count, everyone)] if at_root else [], in_place=True)
+        case Operation.BROADCAST:
+            assert post.root is not None  # noqa: S101
+            return made(count if at_root else 0, count, [Segment(0, count, (post.root,))], in_place=True)
+        case Operation.ALLGATHER:
+            return made(block, count, [Segment(n * block, block, (one,)) for n, one in enumerate(members)])
+        case Operation.REDUCESCATTER:
+            return made(count, block, [Segment(0, block, everyone, at * block)])
+        case Operation.ALLTOALL:
+            parts = [Segment(n * block, block, (one,), at * block) for n, one in enumerate(members)]
+            return made(count, count, parts)
+        case Operation.GATHER:
+            parts = [Segment(n * block, block, (one,)) for n, one in enumerate(members)]
+            return made(block, count if at_root else 0, parts if at_root else [])
+        case Operation.SCATTER:
+            assert post.root is not None  # noqa: S101
+            return made(count if at_root else 0, block, [Segment(0, block, (post.root,), at * block)])
+        case unknown:
+            raise RuntimeError(f"nobody says what {unknown} delivers: its data cannot be verified")
+
+
+# The calls.
+
+
+def called(
+    post: Post, buffers: Buffers, group: dist.ProcessGroup, ranks: int, rank: int, *, later: bool
+) -> Callable[[], dist.Work | None]:
+    """Return the collective on its buffers; `later` lets it return what is to be waited for."""
+    sent, received, root = buffers.sent, buffers.received, post.root
+    redop = getattr(dist.ReduceOp, (post.reduction or "sum").upper())
+
+    def blocks(whole: torch.Tensor) -> list[torch.Tensor] | None:
+        return list(whole.chunk(ranks)) if rank == root else None
+
+    match Operation(post.operation):
+        case Operation.ALLREDUCE:
+            return lambda: dist.all_reduce(sent, redop, group=group, async_op=later)
+        case Operation.REDUCE:
+            return lambda: dist.reduce(sent, root, redop, group=group, async_op=later)
+        case Operation.BROADCAST:
+            return lambda: dist.broadcast(sent, root, group=group, async_op=later)
+        case Operation.ALLGATHER:
+            return lambda: dist.all_gather_into_tensor(received, sent, group=group, async_op=later)
+        case Operation.REDUCESCATTER:
+            return lambda: dist.reduce_scatter_tensor(received, sent, redop, group=group, async_op=later)
+        case Operation.ALLTOALL:
+            return lambda: dist.all_to_all_single(received, sent, group=group, async_op=later)
+        case Operation.GATHER:
+            return lambda: dist.gather(sent, blocks(received), root, group=group, async_op=later)
+        case Operation.SCATTER:
+            return lambda: dist.scatter(received, blocks(sent), root, group=group, async_op=later)
+        case unknown:
+            raise RuntimeError(f"torch.distributed has no {unknown}")
+
+
+def together(calls: Sequence[Callable[[], dist.Work | None]], group: dist.ProcessGroup, device: torch.device) -> None:
+    """Make several collectives at once, where the backend can; torch's own manager only takes those of one kind."""
+    if device.type == "cpu":
+        for call in calls:
+            one = call()
+            if one is not None:
+                one.wait()
+        return
+    group._start_coalescing(device)
+    for call in calls:
+        call()
+    work = group._end_coalescing(device)
+    if work is not None:
+        work.wait()
+
+
+def exchanged(posts: Sequence[Post], buffers: Sequence[Buffers], group: dist.ProcessGroup, rank: int) -> None:
+    """Make a unit's sends and receives as one batch; what a rank sends itself is copied."""
+    own = [one.sent for post, one in zip(posts, buffers, strict=True) if _to_self(post, rank, PointToPoint.SEND)]
+    kept = [one.received for post, one in zip(posts, buffers, strict=True) if _to_self(post, rank, PointToPoint.RECV)]
+    for source, target in zip(own, kept, strict=True):
+        target.copy_(source)
+    batch = [
+        dist.P2POp(dist.isend, one.sent, post.peer, group=group)
+        if post.operation == PointToPoint.SEND
+        else dist.P2POp(dist.irecv, one.received, post.peer, group=group)
+        for post, one in zip(posts, buffers, strict=True)
+        if post.peer != rank
+    ]
+    for work in dist.batch_isend_irecv(batch) if batch else ():
+        work.wait()
+
+
+def _to_self(post: Post, rank: int, way: PointToPoint) -> bool:
+    return post.peer == rank and post.operation == way
+
+
+@dataclass(slots=True)
+class PreparedStep:
+    """A rank's step: its units with their groups, calls and buffers."""
+
+    request: Prepare
+    groups: list[dist.ProcessGroup | None]
+    buffers: dict[object, Buffers] = field(default_factory=dict)
+    posts: list[Callable[[], object]] = field(default_factory=list)
+    uses: list[list[Buffers]] = field(default_factory=list)
+
+
+class Rank:
+    """A process's place among the ranks, and the step that it has prepared."""
+
+    def __init__(self, rank: int, ranks: int, accelerator: Accelerator) -> None:
+        self._rank, self._accelerator = rank, accelerator
+        self._world = accelerator.group(range(ranks))
+        self._tiny = torch.zeros(1, device=accelerator.device)
+        self._step: PreparedStep | None = None
+
+    def prepare(self, request: Prepare) -> Prepared:
+        """Make groups, and room for one pair of buffers of each kind; the answer says why there is none."""
+        accelerator, device = self._accelerator, self._accelerator.device
+        groups = [accelerator.group(members) for members in request.groups]
+        mine = [place for place, members in enumerate(request.groups) if self._rank in members]
+        for place in mine:  # starts its communicator, and registered memory needs it
+            dist.all_reduce(self._tiny, group=groups[place])
+        accelerator.finish()
+        step = self._step = PreparedStep(request, list(groups))
+        try:
+            accelerator.use(request.pauses)
+            for place in mine:
+                with accelerator.memory(groups[place], request.registration):
+                    self._allocate(step, place)
+            for unit, used in zip(request.units, step.uses, strict=True):
+                step.posts.append(self._post(unit, used, groups[unit.group], device))
+            accelerator.finish()
+        except (torch.cuda.OutOfMemoryError, MemoryError, AttributeError, RuntimeError, TypeError) as error:
+            self._step = None
+            return Prepared(str(error).splitlines()[0] if str(error) else "out of memory")
+        return Prepared()
+
+    def verify(self) -> Verified:
+        """Run a step without pauses; compare each buffer after its first use, on the stream that used it."""
+        step = self._prepared()
+        count = {place: torch.zeros((), dtype=torch.int64, device=self._accelerator.device) for place in self._places()}
+        for one in step.buffers.values():
+            one.fill(self._rank)
+        self._accelerator.finish()
+        checked = [
+            self._checked(post, used, count[unit.group])
+            for unit, post, used in zip(step.request.units, step.posts, step.uses, strict=True)
+        ]
+        self._run(ReplayLoad(1, pauses=False), checked)
+        wrong = sum(int(one) for one in count.values())
+        for one in step.buffers.values():
+            one.steady()
+        self._accelerator.finish()
+        compared = any(one.segments for one in step.buffers.values())
+        return Verified(wrong if compared else None)
+
+    def run(self, load: ReplayLoad) -> ReplayTimes:
+        """Run a load."""
+        return self._run(load, self._prepared().posts)
+
+    def _run(self, load: ReplayLoad, posts: Sequence[Callable[[], object]]) -> ReplayTimes:
+        request = self._prepared().request
+        pauses = [*(unit.pause for unit in request.units), request.rest]
+        return self._accelerator.run(load, self._align, [unit.group for unit in request.units], pauses, posts)
+
+    def _align(self) -> None:
+        dist.all_reduce(self._tiny, group=self._world)
+
+    def _prepared(self) -> PreparedStep:
+        if self._step is None:
+            raise RuntimeError("nothing is prepared: the first request must be a step")
+        return self._step
+
+    def _places(self) -> set[int]:
+        return {unit.group for unit in self._prepared().request.units}
+
+    def _allocate(self, step: PreparedStep, place: int) -> None:
+        """Make the buffers of one group: calls that run at once have their own, those one after another share."""
+        if not step.uses:
+            step.uses = [[] for _ in step.request.units]
+        members = step.request.groups[place]
+        for number, unit in enumerate(step.request.units):
+            if unit.group != place:
+                continue
+            seen: dict[object, int] = {}
+            for post in unit.posts:
+                key: object = (place, post)
+                if post.operation == PointToPoint.SEND:  # it only reads
+                    key = (place, post.operation, post.size_bytes)
+                else:
+                    seen[key] = seen.get(key, 0) + 1
+                    key = (key, seen[key])
+                if key not in step.buffers:
+                    device = self._accelerator.device
+                    step.buffers[key] = buffers_of(post, self._rank, members, place, device)
+                step.uses[number].append(step.buffers[key])
+
+    def _post(
+        self, unit: Unit, used: Sequence[Buffers], group: dist.ProcessGroup, device: torch.device
+    ) -> Callable[[], object]:
+        if unit.messages:
+            return lambda: exchanged(unit.posts, used, group, self._rank)
+        members = self._prepared().request.groups[unit.group]
+        several = len(unit.posts) > 1
+        calls = [
+            called(post, one, group, len(members), self._rank, later=several)
+            for post, one in zip(unit.posts, used, strict=True)
+        ]
+        return calls[0] if len(calls) == 1 else lambda: together(calls, group, device)
+
+    @staticmethod
+    def _checked(post: Callable[[], object], used: Sequence[Buffers], count: torch.Tensor) -> Callable[[], object]:
+        def run_and_compare() -> None:
+            post()
+            for one in used:
+                one.uses += 1
+                if one.uses == 1:
+                    one.wrong(count)
+
+        return run_and_compare
+
+
+# The process.
+
+
+def opened(kind: str, place: int) -> Accelerator:
+    """Open the GPU or the core."""
+    return CudaAccelerator(place) if kind == "cuda" else CpuAccelerator()
+
+
+def serve(process: RankProcess, accelerator: Accelerator) -> None:
+    """Answer requests until the pipe closes."""
+    rank = Rank(process.rank, process.ranks, accelerator)
+    while True:
+        request = process.pipe.recv()
+        match request:
+            case Prepare():
+                process.pipe.send(rank.prepare(request))
+            case Verify():
+                process.pipe.send(rank.verify())
+            case ReplayLoad():
+                process.pipe.send(rank.run(request))
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:], opened, serve)

@@ -1,0 +1,206 @@
+"""A recorded step on these devices: what is verified, how many steps a trial has, arms that take turns."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from statistics import fmean
+
+from collbench.analysis.job_schedule import MIXED, P2P, Schedule
+from collbench.backends.replay_protocol import ReplayBackend, ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
+from collbench.model.failures import WrongData
+from collbench.model.operations import Operation, Registration, Work
+from collbench.model.run import CommandKind, Pauses, Replay, ReplayTrial, Run, Settings
+
+# Steps of a load: one that is long says enough, and a thousand short ones no more than twenty.
+_MOST_STEPS = 20
+# What the host needs to queue a call with its events, and for how many of them a GPU waits before the start: a stream
+# has 1,024 entries, and an event or a sleep takes one.
+_CALL_S, _LEAST_GATE_S, _MOST_AHEAD = 1e-4, 2e-3, 200
+# The slowest that a first step may be, in B/s and s, before anything is known: gloo on one shared core.
+_SLOWEST_RATE = 20e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRequest:
+    """What to replay: a schedule, once for each arm, which lists what NCCL goes without.
+
+    `job` is the name of the job's file, `phase` from 0 and `recorded_ranks` are of the job.
+    """
+
+    backend: str
+    job: str
+    phase: int
+    recorded_ranks: int
+    schedule: Schedule
+    arms: tuple[tuple[str, ...], ...]
+    pauses: Pauses
+    registration: Registration
+    trials: int
+    seed: int
+    command: tuple[str, ...]
+    devices: str | None = None
+    fabric: str | None = None
+    force: bool = False
+
+
+def begun_run(request: ReplayRequest, opened: ReplayOpened) -> Run:
+    """Return the run that a request begins, with nothing measured."""
+    kinds = request.schedule.kinds
+    operations = dict.fromkeys(operation_of(kind.operation) for kind in kinds)
+    return Run(
+        backend=opened.name,
+        version=version("collbench"),
+        started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        machine=opened.machine,
+        devices=opened.devices,
+        paths=opened.paths,
+        settings=Settings(
+            operations=tuple(operations),
+            sizes=tuple(sorted({kind.size_bytes for kind in kinds})),
+            dtype="uint8",
+            redop="sum",
+            trials=request.trials,
+            seed=request.seed,
+            command=request.command,
+            environment=dict(opened.environment),
+            kind=CommandKind.REPLAY,
+            devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
+            fabric=request.fabric or "",
+        ),
+        health_before=opened.health(),
+    )
+
+
+def operation_of(name: str) -> Operation:
+    """Return the operation that a kind of call is filed under."""
+    return {P2P: Operation.SENDRECV, MIXED: Operation.ALLREDUCE}.get(name) or Operation(name)
+
+
+def measure(
+    request: ReplayRequest,
+    opened: ReplayOpened,
+    run: Run,
+    saved: Callable[[], None],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Measure all arms into `run`, trial by trial in turns; `saved` is called after each, and whatever ends it.
+
+    Raises MachineError where an arm does not fit, BackendError, DataCorruption.
+    """
+    begin, members = opened.clock(), tuple(range(len(opened.devices)))
+    order = random.Random(request.seed)  # noqa: S311  # no secret
+    arms = [
+        Replay(
+            job=request.job,
+            phase=request.phase,
+            members=members,
+            recorded_ranks=request.recorded_ranks,
+            pauses=request.pauses,
+            registration=request.registration,
+            calls=request.schedule.kinds,
+            without=arm,
+            recorded_seconds=request.schedule.recorded_seconds,
+        )
+        for arm in request.arms
+    ]
+    run.replays += arms
+    now = arms[0]
+    try:
+        expected = _slowest(request.schedule)
+        loads = []
+        for now, backend in zip(arms, opened.arms, strict=True):
+            backend.prepare(request.schedule, request.pauses, request.registration)
+            _verified(now, backend.verify())
+            once = backend.run(ReplayLoad(1, gate_s=_LEAST_GATE_S), expected)
+            loads.append(_load(request.schedule, max(times.step for times in once), opened.span_seconds))
+        for number in range(request.trials):
+            for place in order.sample(range(len(arms)), len(arms)):
+                now = arms[place]
+                trial = _trial(request.schedule, opened.arms[place], *loads[place], order)
+                now.trials.append(replace(trial, flags=opened.flags(members)))
+                run.seconds = opened.clock() - begin
+            saved()
+            progress(number + 1, request.trials)
+        run.complete = True
+    except (BackendError, MachineError) as error:
+        now.failure = failure_of(error)
+        raise
+    finally:
+        for arm in arms:
+            if not arm.trials and arm.failure is None and not arm.wrong:
+                run.replays.remove(arm)  # interrupted before its first trial
+        run.seconds = opened.clock() - begin
+        saved()
+
+
+def _verified(found: Replay, wrong: int | None) -> None:
+    """Keep how much was wrong. Raises DataCorruption."""
+    found.wrong = wrong
+    if wrong:
+        work = Work(operation_of(found.calls[0].operation))
+        raise DataCorruption(
+            f"{wrong} elements of the replayed step are not what was sent: wrong data; do not trust this machine, run "
+            "'collbench check'",
+            WrongData(work, found.calls[0].size_bytes, found.members, wrong),
+        )
+
+
+def _slowest(schedule: Schedule) -> float:
+    sent = sum(unit.size_bytes * len(schedule.groups[unit.group]) for unit in schedule.ranks[0])
+    return schedule.pause_seconds + sent / _SLOWEST_RATE
+
+
+def _load(schedule: Schedule, step_s: float, span_s: float) -> tuple[ReplayLoad, float]:
+    """Return how many steps a trial has, and how long they should take in seconds."""
+    steps = max(1, min(_MOST_STEPS, math.ceil(span_s / max(step_s, 1e-6))))
+    units = max(len(own) for own in schedule.ranks) * steps
+    gate = _LEAST_GATE_S + min(units, _MOST_AHEAD) * _CALL_S
+    return ReplayLoad(steps, gate_s=gate), steps * step_s + gate
+
+
+def _trial(
+    schedule: Schedule, backend: ReplayBackend, load: ReplayLoad, expected_s: float, order: random.Random
+) -> ReplayTrial:
+    """Run the step, its pauses alone and its calls alone, in random order."""
+    loads = {
+        "step": load,
+        "pauses": replace(load, calls=False),
+        "calls": replace(load, pauses=False),
+    }
+    rests = schedule.pause_seconds > 0
+    if not rests:
+        del loads["pauses"]
+    found = {name: backend.run(loads[name], expected_s) for name in order.sample(sorted(loads), len(loads))}
+    return trial_of(schedule, found["step"], found.get("pauses"), found["calls"], load.steps)
+
+
+def trial_of(
+    schedule: Schedule,
+    step: Sequence[ReplayTimes],
+    pauses: Sequence[ReplayTimes] | None,
+    calls: Sequence[ReplayTimes],
+    steps: int,
+) -> ReplayTrial:
+    """Return the trial that three loads make; without pauses two."""
+    least = [math.inf] * len(schedule.meetings)
+    for units, times in zip(schedule.ranks, step, strict=True):
+        for unit, seconds in zip(units, times.units, strict=True):
+            least[unit.meeting] = min(least[unit.meeting], seconds)
+    by_kind: list[list[float]] = [[] for _ in schedule.kinds]
+    for kind, seconds in zip(schedule.meetings, least, strict=True):
+        by_kind[kind].append(seconds)
+    return ReplayTrial(
+        step=tuple(times.step for times in step),
+        pauses=tuple(times.step for times in pauses) if pauses else (0.0,) * len(step),
+        calls=tuple(times.step for times in calls),
+        communication=tuple(sum(least[unit.meeting] for unit in units) for units in schedule.ranks),
+        call_seconds=tuple(map(fmean, by_kind)),
+        steps=steps,
+        queued=all(times.queued for times in step),
+    )

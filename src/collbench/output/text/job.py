@@ -1,0 +1,392 @@
+"""A recorded job on a page: the step as a table and a timeline, waiting against transfer, and who is waited for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from collbench.analysis.job import LateRank, RankRow, Report, Row
+from collbench.analysis.timeline import Timeline, timeline
+from collbench.model.job import Call, Ending, Job, PointToPoint, Unknown
+from collbench.model.printable import one_line
+from collbench.model.units import amount, figure, fixed, format_size
+from collbench.output.text.layout import Block, Lines, both, filled, named, short, table, whole
+
+_FEW_ROWS, _FEW_RANKS, _MOST_RANKS, _MOST_ROWS = 12, 6, 64, 2000
+_FEW_LATE = 3
+_COLUMNS = 64  # of a timeline
+_PAGE = 80  # columns in which sentences stand
+_MICRO, _MILLI = 1e6, 1e3
+_SHORT_SIZE = 6
+# What stands for an operation in a timeline; any other gets the first free letter.
+_LETTERS = {
+    "allreduce": "R",
+    "allgather": "G",
+    "reducescatter": "S",
+    "alltoall": "A",
+    "alltoallv": "A",
+    "broadcast": "B",
+    "reduce": "D",
+    PointToPoint.SEND: ">",
+    PointToPoint.RECV: "<",
+}
+_LACKS = {
+    Unknown.REDUCTION: "how calls reduce",
+    Unknown.ROOT: "which rank is a call's root",
+    Unknown.PEER: "to whom ranks send",
+    Unknown.GROUP_RANKS: "who is in a group",
+    Unknown.PAUSES: "when the host made a call: no step time, nobody named late",
+    Unknown.GPU_TIMES: "how long kernels ran: no transfer, busbw or waiting",
+    Unknown.GRAPH_REPLAYS: "how often a captured graph ran: its calls are counted once",
+    Unknown.OVERLAP: "what computed concurrently",
+}
+
+
+def page(found: Report, against: str = "") -> Iterator[Block]:
+    """Yield the page of a job; `against` names the run that calls are compared with, "" for none."""
+    yield from both(
+        "header", Lines(filled(headline(found), _PAGE) + "\n"), Lines("\n".join(_folded(_origin(found, against))))
+    )
+    yield from both("tables", Text(f"\n{_steps(found)}; rank {found.rank}; times in µs of one call, busbw in GB/s"))
+    few = list(found.rows) if len(found.rows) <= _FEW_ROWS else _weightiest(found.distinct)
+    yield from _lengths(_calls(found, few), _calls(found, found.rows[:_MOST_ROWS]), len(found.rows) > _FEW_ROWS)
+    if len(found.rows) > _FEW_ROWS:
+        left = len(found.distinct) - len(few)
+        more = f", and {left} more" if left > 0 else ""
+        yield from short(Text(f"equal calls of the step together{more}: --verbose shows all in order"))
+    if len(found.rows) > _MOST_ROWS:
+        yield from whole("tables", Text(f"and {len(found.rows) - _MOST_ROWS} more rows: --json has all"))
+    yield from _ranks(found)
+    yield from both("tails", Lines("\n" + "\n".join(_folded(_said(found)))))
+    drawn = timeline(found.job)
+    if drawn is not None:
+        few_lines, lines = (
+            Text("\n" + "\n".join(timeline_lines(found.job, drawn, most))) for most in (_FEW_RANKS, _MOST_RANKS)
+        )
+        yield from _lengths(few_lines, lines, len(drawn.lanes) > _FEW_RANKS)
+
+
+def _lengths(few: RenderableType, all_of_it: RenderableType, differ: bool) -> Iterator[Block]:
+    """Yield what the short page has, and the whole one where that is more."""
+    if differ:
+        yield from short(few)
+        yield from whole("tables", all_of_it)
+    else:
+        yield from both("tables", all_of_it)
+
+
+def headline(found: Report) -> str:
+    """Return the answer in a sentence: the share of communication, what dominates, who is waited for."""
+    mine = found.mine
+    what = "a step" if found.repeats else "the recorded calls"
+    words = []
+    if mine.kernels is not None and mine.step is not None:
+        share = mine.kernels / mine.step
+        over = " (kernels overlap each other)" if share > 1 else ""
+        words.append(f"communication is {share:.0%} of {what}{over}: {milli(mine.kernels)} of {milli(mine.step)}")
+        if mine.waiting is not None:
+            words[-1] += f", {milli(mine.waiting)} of it waiting"
+    elif mine.kernels is not None:
+        words.append(f"the kernels of {what} take {milli(mine.kernels)}; how long the step takes is unknown")
+    else:
+        sent = sum(_bytes(found, row) for row in found.distinct)
+        took = f" in {milli(mine.step)}" if mine.step is not None else ""
+        words.append(f"{what} sends {amount(mine.calls, 'call')} of {size(sent)}{took}; kernel times are unknown")
+    top = dominant(found)
+    if top is not None:
+        words.append(top)
+    if found.late:
+        worst = found.late[0]
+        words.append(f"rank {worst.rank} is waited for, {milli(worst.waits)} {what}")
+    return "; ".join(words)
+
+
+def dominant(found: Report) -> str | None:
+    """Return which operation has most of a step's kernel time, else most of its bytes; None of a single operation."""
+    times: dict[str, float] = defaultdict(float)
+    sent: dict[str, float] = defaultdict(float)
+    known = all(row.own is not None for row in found.distinct)
+    for row in found.distinct:
+        operation = found.job.calls[row.call].operation
+        times[operation] += (row.own or 0.0) * row.count
+        sent[operation] += _bytes(found, row)
+    weights, of = (times, "the kernel time") if known else (sent, "the bytes")
+    total = sum(weights.values())
+    if len(weights) < 2 or not total:
+        return None
+    most = max(weights, key=lambda one: (weights[one], one))
+    return f"{most} dominates with {weights[most] / total:.0%} of {of}"
+
+
+def as_json(found: Report, against: str = "") -> dict[str, Any]:
+    """Return the report as JSON: seconds, bytes and GB/s, null where unknown (docs/job-page.md)."""
+    return {
+        "job": {
+            "source": str(found.job.source),
+            "started": found.job.started,
+            "world_size": found.job.world_size,
+            "recorded_ranks": [rank.rank for rank in found.job.ranks],
+            "unknown": list(map(str, found.job.unknown)),
+        },
+        "compared_with": against or None,
+        "rank": found.rank,
+        "repetitions": found.phase.repetitions,
+        "calls": [_row_json(found, row) for row in found.rows],
+        "ranks": [
+            {
+                "rank": row.rank,
+                "calls": row.calls,
+                "repetitions": row.repetitions,
+                "step_seconds": row.step,
+                "kernel_seconds": row.kernels,
+                "waiting_seconds": row.waiting,
+                "ending": row.ending,
+                "dropped": row.dropped,
+            }
+            for row in found.ranks
+        ],
+        "late": [_late_json(one) for one in found.late] if found.late_known else None,
+    }
+
+
+def _row_json(found: Report, row: Row) -> dict[str, Any]:
+    call = found.job.calls[row.call]
+    group = found.job.groups[call.group]
+    return {
+        "operation": call.operation,
+        "size_bytes": call.size_bytes,
+        "dtype": call.dtype or None,
+        "reduction": call.reduction or None,
+        "group": {"size": group.size, "ranks": list(group.ranks) or None, "name": group.name or None},
+        "captured": call.captured,
+        "count": row.count,
+        "kernel_seconds": row.own,
+        "transfer_seconds": row.transfer,
+        "transfer_may_hold_waiting": row.bounded if row.transfer is not None else None,
+        "busbw_gbs": row.busbw,
+        "alone_seconds": row.alone,
+        "concurrent_seconds": row.concurrent,
+        "late": None if row.late is None else _late_json(row.late),
+    }
+
+
+def _late_json(one: LateRank) -> dict[str, Any]:
+    late = one.lateness
+    return {
+        "rank": one.rank,
+        "group": one.group,
+        "median_seconds": late.median,
+        "interval_seconds": list(late.interval) if late.interval else None,
+        "last_share": one.last,
+        "calls_seen": one.seen,
+        "waits_seconds_per_step": one.waits,
+    }
+
+
+def timeline_lines(job: Job, drawn: Timeline, most: int) -> Iterator[str]:
+    """Yield a step as characters: a row a rank, a letter an operation, as long as its kernel ran."""
+    letters = _letters(job, drawn)
+    clock = "" if drawn.common_clock else "; hosts have no common clock: each rank from its own first call"
+    yield f"one step (repetition {drawn.repetition}), {milli(drawn.seconds)} from the first call{clock}"
+    wide = max(len(f"rank {rank}") for rank, _ in drawn.lanes[:most])
+    scale = (_COLUMNS - 1) / drawn.seconds if drawn.seconds > 0 else 0.0
+    for rank, bars in drawn.lanes[:most]:
+        row = ["."] * _COLUMNS
+        for bar in bars:
+            first = int(bar.start * scale)
+            last = min(_COLUMNS, max(first + 1, int((bar.start + (bar.seconds or 0.0)) * scale)))
+            row[first:last] = letters[job.calls[bar.call].operation] * (last - first)
+        yield f"{f'rank {rank}':<{wide}}  {''.join(row)}"
+    more = len(drawn.lanes) - most
+    names = ", ".join(f"{letter} {one_line(operation)}" for operation, letter in letters.items())
+    yield names + (f"; and {amount(more, 'rank')} more" if more > 0 else "")
+
+
+def _letters(job: Job, drawn: Timeline) -> dict[str, str]:
+    used = dict.fromkeys(job.calls[bar.call].operation for _, bars in drawn.lanes for bar in bars)
+    free = iter("CEFHIJKLMNOPQTUVWXYZ")
+    return {operation: _LETTERS.get(operation) or next(free, "?") for operation in used}
+
+
+def size(size_bytes: int) -> str:
+    """Return bytes in at most six or so characters: "25M", and "11.77M" for what no binary unit holds exactly."""
+    exact = format_size(size_bytes)
+    if len(exact) <= _SHORT_SIZE:
+        return exact
+    for suffix, unit in (("T", 2**40), ("G", 2**30), ("M", 2**20), ("K", 2**10)):
+        if size_bytes >= unit:
+            return f"{fixed(size_bytes / unit)}{suffix}"
+    return exact
+
+
+def group_words(job: Job, call: Call) -> str:
+    """Return who takes part: "all 8", "ranks 0-3", else the group's name and size."""
+    group = job.groups[call.group]
+    if group.size == job.world_size:
+        return f"all {group.size}"
+    if group.name and len(group.name) <= _SHORT_SIZE:
+        return f"{one_line(group.name)} ({group.size})"
+    ranks = group.ranks
+    if len(ranks) > 1 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
+        return f"{ranks[0]}-{ranks[-1]}"
+    listed = ",".join(map(str, ranks))
+    return listed if ranks and len(listed) <= _SHORT_SIZE + 1 else f"{group.size} ranks"
+
+
+def milli(seconds: float) -> str:
+    """Return "12.3 ms"."""
+    return f"{fixed(seconds * _MILLI, 3)} ms"
+
+
+def _bytes(found: Report, row: Row) -> int:
+    return found.job.calls[row.call].size_bytes * row.count
+
+
+def _weightiest(rows: Sequence[Row]) -> list[Row]:
+    """Return the few calls that take the longest in a step, those first whose kernels are known, in their order."""
+    weighed = sorted(rows, key=lambda row: (-(row.own or 0.0) * row.count, -(row.alone or 0.0) * row.count))
+    kept = {id(row) for row in weighed[:_FEW_ROWS]}
+    return [row for row in rows if id(row) in kept]
+
+
+def _calls(found: Report, rows: Sequence[Row]) -> RenderableType:
+    job = found.job
+    concurrently = any(row.concurrent is not None for row in found.distinct)
+    isolated = any(row.alone is not None for row in found.distinct)
+    heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
+    heads += ["alone"] * isolated + ["beside"] * concurrently
+    made = table(*heads, words=("call", "dtype", "group"), keys=2)
+    for row in rows:
+        call = job.calls[row.call]
+        cells = [
+            call.operation + ("*" if call.captured else ""),
+            size(call.size_bytes),
+            one_line(call.dtype) or "?",
+            group_words(job, call),
+            f"×{row.count}",
+            micro(row.own),
+            ("≤" if row.bounded and row.transfer is not None else "") + micro(row.transfer),
+            ("≥" if row.bounded and row.busbw is not None else "") + _rate(row.busbw),
+        ]
+        if isolated:
+            cells.append(_rate(_busbw(job, call, row.alone)))
+        if concurrently:
+            cells.append(_rate(_busbw(job, call, row.concurrent)))
+        made.add_row(*cells)
+    return made
+
+
+def _busbw(job: Job, call: Call, seconds: float | None) -> float | None:
+    if not seconds or call.collective is None:
+        return None
+    return call.size_bytes / seconds * call.collective.busbw_factor(job.groups[call.group].size) / 1e9
+
+
+def micro(seconds: float | None) -> str:
+    """Return seconds in µs for a table, "-" where unknown."""
+    return "-" if seconds is None else figure(seconds * _MICRO)
+
+
+def _rate(gbs: float | None) -> str:
+    return "-" if gbs is None else figure(gbs)
+
+
+def _ranks(found: Report) -> Iterator[Block]:
+    """Yield a table of ranks: on a short page those that wait least and most, where there are many."""
+    if len(found.ranks) < 2 or all(row.kernels is None and row.step is None for row in found.ranks):
+        return
+    yield from both("tables", Text("\nof a step, ms: waiting is what a rank's kernels take beyond the transfer"))
+    few = list(found.ranks)
+    if len(few) > _FEW_RANKS:
+        by_waiting = sorted(few, key=lambda row: (row.waiting if row.waiting is not None else float("inf"), row.rank))
+        half = _FEW_RANKS // 2
+        few = [*by_waiting[:half], *by_waiting[-half:]]
+    yield from _lengths(_rank_table(few), _rank_table(found.ranks[:_MOST_ROWS]), len(found.ranks) > _FEW_RANKS)
+    if len(found.ranks) > _FEW_RANKS:
+        yield from short(Text(f"those of {len(found.ranks)} that wait least and most: --verbose shows all"))
+
+
+def _rank_table(rows: Sequence[RankRow]) -> RenderableType:
+    made = table("rank", "calls", "steps", "step", "kernels", "waiting", "transfer")
+    for row in rows:
+        moving = None if row.kernels is None or row.waiting is None else max(0.0, row.kernels - row.waiting)
+        made.add_row(
+            str(row.rank),
+            str(row.calls),
+            str(row.repetitions),
+            *("-" if one is None else figure(one * _MILLI, 2) for one in (row.step, row.kernels, row.waiting, moving)),
+        )
+    return made
+
+
+def _steps(found: Report) -> str:
+    calls = amount(len(found.phase.positions), "call")
+    if not found.repeats:
+        return f"no step repeats: the longest sequence, {calls}"
+    return f"the step, {calls}, seen {found.phase.repetitions} times"
+
+
+def _origin(found: Report, against: str) -> Iterator[str]:
+    job = found.job
+    ranks = amount(job.world_size, "rank")
+    if len(job.ranks) < job.world_size:
+        ranks = f"{len(job.ranks)} of {ranks}"
+    nccl = f", NCCL {one_line(job.nccl)}" if job.nccl else ""
+    yield f"{'job':<10}{ranks}, by {job.source}{nccl}, started {one_line(job.started)}"
+    if job.command:
+        yield f"{'command':<10}{one_line(' '.join(job.command))}"
+    if against:
+        yield f"{'against':<10}{one_line(against)}"
+
+
+def _said(found: Report) -> Iterator[str]:
+    """Yield who is late, and what the figures do not say: lines of a name and a sentence."""
+    job = found.job
+    for one in found.late[:_FEW_LATE]:
+        yield f"{'late':<10}{late_words(job, one)}"
+    if len(found.late) > _FEW_LATE:
+        yield f"{'late':<10}and {len(found.late) - _FEW_LATE} more: --json has all"
+    if not found.late:
+        none = "no rank comes significantly later than the others to any group's calls"
+        unjudged = "not judged: it takes samples of all ranks of a group by one host's clock"
+        yield f"{'late':<10}{none if found.late_known else unjudged}"
+    if any(row.bounded and row.transfer is not None for row in found.distinct):
+        yield f"{'≤ ≥':<10}not all ranks of these calls are known: their time may hold waiting"
+    if any(job.calls[row.call].captured for row in found.distinct):
+        yield f"{'*':<10}inside a CUDA graph"
+    for lacking in job.unknown:
+        yield f"{'unknown':<10}{_LACKS[lacking]}"
+    yield from _incomplete(found)
+
+
+def _incomplete(found: Report) -> Iterator[str]:
+    differ = found.others_differ
+    if differ:
+        yield f"{'others':<10}{amount(differ, 'rank')} sent other calls in a step: --rank N shows them"
+    cut = [str(row.rank) for row in found.ranks if row.ending == Ending.CUT_OFF]
+    if cut:
+        many = f"of {len(cut)} ranks" if len(cut) > _FEW_RANKS else f"of rank {', '.join(cut)}"
+        yield f"{'cut off':<10}the record {many} ends before the job did"
+    dropped = sum(row.dropped for row in found.ranks)
+    if dropped:
+        were = "was" if dropped == 1 else "were"
+        yield f"{'dropped':<10}{amount(dropped, 'call')} {were} seen and not kept: the recorder's memory was full"
+
+
+def late_words(job: Job, one: LateRank) -> str:
+    """Return which rank is late to whom, by how much and how often."""
+    group = job.groups[one.group]
+    among = "all ranks" if group.size == job.world_size else f"the {group.size} ranks of its group"
+    by = figure(one.lateness.median * _MICRO)
+    return (
+        f"rank {one.rank} comes {by} µs later than the others (median) to calls of {among}, last to {one.last:.0%} of "
+        f"{one.seen}: the others wait {milli(one.waits)} a step for it alone"
+    )
+
+
+def _folded(lines: Iterator[str]) -> Iterator[str]:
+    return (named(line, _PAGE) for line in lines)

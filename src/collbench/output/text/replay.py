@@ -1,0 +1,166 @@
+"""The page of `collbench replay`: a recorded step's communication, exposed time, its kinds of call, arm against arm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from collbench.analysis.overlap import Figure
+from collbench.analysis.replay import ArmRatio, ReplaySummary, ratio, summarize
+from collbench.model.operations import Operation, Registration
+from collbench.model.run import Pauses, Replay, ReplayedCall, Run
+from collbench.model.units import amount, format_size, sentence
+from collbench.output import sentences
+from collbench.output.text.frame import header, origin, sim, unhealthy_lines
+from collbench.output.text.layout import Block, Lines, both, short, table, whole
+
+_LEGEND = """\
+step: pauses and calls, slowest rank, median of the trials with its 95 % interval;
+exposed: step less the pauses alone; communication: a rank's calls within the step,
+each as long as on the rank that waited least; back to back: without pauses"""
+_MOST_KINDS = 12
+
+
+def replay_page(run: Run) -> Iterator[RenderableType | Block]:
+    """Yield the page's blocks: the answer, the figures of each arm, the kinds of call, what failed."""
+    yield from whole("header", Lines(header(run)))
+    measured = [found for found in run.replays if found.trials]
+    if measured:
+        yield Lines(sentence(answer(run) + sim(run, " (sim)")))
+        yield from both("tables", Text(f"\n{sim(run)}{_title(measured[0])}, ms"))
+        yield from both("tables", _figures(measured))
+        yield from both("tables", Text(f"\n{sim(run)}one call within the step, ms"))
+        yield from whole("tables", _kinds(measured, None))
+        yield from short(_kinds(measured, _MOST_KINDS))
+        yield from both("tables", Text(_LEGEND))
+    else:
+        yield Lines("No step was replayed.")
+    lines = [*_notes(run)]
+    if lines:
+        yield Lines("\n" + "\n".join(lines))
+    yield from short(Lines("\n".join([*(f"health    {line}" for line in unhealthy_lines(run)), origin(run)])))
+
+
+def answer(run: Run) -> str:
+    """Return "the step of job.json communicates for 3.21 ms, 1.10 ms of it exposed; without P2P …"."""
+    first, *others = [found for found in run.replays if found.trials]
+    summary = summarize(first)
+    text = f"{_what(first)} communicates for {_ms(summary.communication)} ms"
+    text += f"{_arm(first)}, and adds {_ms(summary.exposed)} ms to its pauses"
+    for other in others:
+        found = ratio(first, other)
+        if found is not None:
+            text += f"; {_without(other)} its communication takes {found.communication.value:.2f}x as long"
+    return text
+
+
+def _what(found: Replay) -> str:
+    return f"the step of {found.job} on {amount(len(found.members), 'rank')}"
+
+
+def _arm(found: Replay) -> str:
+    return f" {_without(found)}" if found.without else ""
+
+
+def _without(found: Replay) -> str:
+    return "without " + " and ".join(word.upper() for word in found.without)
+
+
+def _title(found: Replay) -> str:
+    pauses = "idle" if found.pauses is Pauses.NONE else "matrix products"
+    memory = "" if found.registration is Registration.NONE else f", registered memory ({found.registration})"
+    return f"a step of {found.job}, phase {found.phase + 1}, {pauses} in the pauses{memory}"
+
+
+def _figures(measured: list[Replay]) -> RenderableType:
+    """Return a row for each figure, and a column for each arm; of two arms their ratio, too."""
+    names = [_without(found) if found.without else "as it is" for found in measured]
+    summaries = [summarize(found) for found in measured]
+    ratios = [ratio(measured[0], found) for found in measured[1:]]
+    made = table("", *names, *(["ratio"] if ratios else []), words=("",))
+
+    def row(name: str, cells: list[str], times: Figure | None = None) -> None:
+        made.add_row(name, *cells, *([f"{times.value:.2f}{_half(times)}" if times else ""] if ratios else []))
+
+    def figures(pick: str) -> list[str]:
+        return [_with_half(getattr(summary, pick)) for summary in summaries]
+
+    last: ArmRatio | None = ratios[-1] if ratios else None
+    row("step", figures("step"), last and last.step)
+    row("pauses alone", figures("pauses"))
+    row("exposed", [_range(summary.exposed) for summary in summaries])
+    row("communication", figures("communication"), last and last.communication)
+    if measured[0].recorded_seconds is not None:
+        row("… in the job", [f"{measured[0].recorded_seconds * 1e3:.3f}", *("" for _ in measured[1:])])
+    row("back to back", figures("alone"))
+    return made
+
+
+def _kinds(measured: list[Replay], most: int | None) -> RenderableType:
+    """Return a row for each kind of call, those that take most of a step first."""
+    first = measured[0]
+    summaries: list[ReplaySummary] = [summarize(found) for found in measured]
+    recorded = any(call.recorded_seconds is not None for call in first.calls)
+    heads = ["ms", *(_without(found) for found in measured[1:]), *(["in the job"] if recorded else [])]
+    made = table("call", "size", "ranks", "a step", *heads, "busbw GB/s", words=("call",), keys=3)
+    order = sorted(range(len(first.calls)), key=lambda at: -first.calls[at].count * summaries[0].by_kind[at].value)
+    for at in order[:most]:
+        call = first.calls[at]
+        job = [] if not recorded else ["-" if call.recorded_seconds is None else f"{call.recorded_seconds * 1e3:.3f}"]
+        cells = [_ms(summary.by_kind[at]) for summary in summaries]
+        rate = busbw_gbs(call, summaries[0].by_kind[at].value)
+        made.add_row(
+            call.operation,
+            format_size(call.size_bytes),
+            str(call.ranks),
+            str(call.count),
+            *cells,
+            *job,
+            "-" if rate is None else f"{rate:.1f}",
+        )
+    if most is not None and len(order) > most:
+        made.add_row(f"and {len(order) - most} more")
+    return made
+
+
+def busbw_gbs(call: ReplayedCall, seconds: float) -> float | None:
+    """Return a call's bus bandwidth in GB/s; None for messages between ranks and groups of several collectives."""
+    if call.operation not in set(Operation) or seconds <= 0:
+        return None
+    return call.size_bytes / seconds / 1e9 * Operation(call.operation).busbw_factor(call.ranks)
+
+
+def _notes(run: Run) -> Iterator[str]:
+    for found in run.replays:
+        if found.failure is not None:
+            yield f"failed    {_what(found)}{_arm(found)}: {sentences.failure(found.failure, run.devices)}"
+        if found.trials and found.wrong is None:
+            yield f"verified  nothing{_arm(found)}: no result of its reductions can be known exactly"
+        late = sum(1 for trial in found.trials if not trial.queued)
+        if late:
+            yield (
+                f"host      in {late} of {len(found.trials)} trials{_arm(found)} a host was slower than its GPU: its "
+                "launches are in the times"
+            )
+
+
+def _ms(seconds: Figure) -> str:
+    return f"{seconds.value * 1e3:.3f}"
+
+
+def _half(figure: Figure) -> str:
+    return f" ±{figure.half:.1%}" if figure.interval and figure.value > 0 else ""
+
+
+def _with_half(figure: Figure) -> str:
+    return _ms(figure) + _half(figure)
+
+
+def _range(figure: Figure) -> str:
+    """Return a difference with its interval as two figures: it may be near zero."""
+    if figure.interval is None:
+        return _ms(figure)
+    low, high = (end * 1e3 for end in figure.interval)
+    return f"{_ms(figure)} [{low:.3f}, {high:.3f}]"

@@ -1,0 +1,156 @@
+"""A process that has loaded torch, and forks for those that ask: `python torch_server.py SOCKET`, until stdin closes.
+
+tests/loaded_torch/torch asks. Nothing of the program is loaded here: a fork loads the modules that its process would.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+_MOST_FILES, _MOST_BYTES = 200, 2**18
+# Files are first put where none of their own numbers is.
+_ASIDE = 512
+_STDIN = 0
+
+
+def serve(listener: socket.socket) -> dict[str, Any]:
+    """Fork for all who ask. Returns, in a fork, what it shall run; ends the process once its stdin has closed."""
+    events = select.poll()
+    events.register(listener, select.POLLIN)
+    events.register(_STDIN, 0)  # no event but that the other end has closed
+    while True:
+        if _STDIN in dict(events.poll()):
+            os._exit(0)
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return _forked(connection)
+        connection.close()
+        with contextlib.suppress(ChildProcessError):  # none has ended yet
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+
+
+def _forked(connection: socket.socket) -> dict[str, Any]:
+    """Return, in one more fork, what it shall run. This process passes signals to that one, and reports its end."""
+    message, files, _, _ = socket.recv_fds(connection, _MOST_BYTES, _MOST_FILES)
+    child = os.fork()
+    if child:
+        for file in files:
+            os.close(file)
+        _watch(child, connection)
+    connection.close()
+    state: dict[str, Any] = json.loads(message)
+    _take_over(state, files)
+    return state
+
+
+def _watch(child: int, connection: socket.socket) -> NoReturn:
+    ended = os.pidfd_open(child)
+    events = select.poll()
+    events.register(ended, select.POLLIN)
+    events.register(connection, select.POLLIN)
+    while ended not in dict(events.poll()):
+        passed_on = connection.recv(1)
+        os.kill(child, passed_on[0] if passed_on else signal.SIGKILL)
+        if not passed_on:  # the process that it stands for was killed
+            break
+    _, status = os.waitpid(child, 0)
+    with contextlib.suppress(OSError):
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def _take_over(state: dict[str, Any], files: list[int]) -> None:
+    """Give this process all that the other one was started with."""
+    aside = [fcntl.fcntl(file, fcntl.F_DUPFD, _ASIDE) for file in files]
+    os.closerange(0, _ASIDE)
+    for file, number in zip(aside, state["files"], strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    for space in ("mnt", "uts", "net"):  # where tests make hosts of namespaces
+        name = Path(f"/proc/{state['process']}/ns/{space}")
+        if name.readlink() != Path(f"/proc/self/ns/{space}").readlink():
+            entered = os.open(name, os.O_RDONLY)
+            assert ctypes.CDLL(None).setns(entered, 0) == 0
+            os.close(entered)
+    os.environ.clear()
+    os.environ.update(state["variables"])
+    os.chdir(state["folder"])
+    os.sched_setaffinity(0, state["cores"])
+    for number in state["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    sys.argv, sys.path[:] = state["arguments"], state["folders"]
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if number in state["files"]:
+            stream = open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            lines = state["unbuffered"] or name == "stderr" or os.isatty(number)
+            stream.reconfigure(line_buffering=lines, write_through=state["unbuffered"])
+            setattr(sys, name, stream)
+
+
+def run(state: dict[str, Any]) -> int:
+    """Run a program as its own process would; return its exit status."""
+    try:
+        if state["module"]:
+            runpy.run_module(state["module"], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(state["script"], run_name="__main__")
+    except SystemExit as left:
+        if isinstance(left.code, str):
+            print(left.code, file=sys.stderr)
+            return 1
+        return left.code or 0
+    except Exception as error:  # noqa: BLE001  # as the interpreter does, less the frames of this file and of runpy
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+            trace = trace.tb_next
+        traceback.print_exception(error.with_traceback(trace))
+        return 1
+    return 0
+
+
+def leave(status: int) -> NoReturn:
+    """End as an interpreter does, but without releasing all of torch's objects: a third of a second."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
+
+
+def main() -> None:
+    """Load torch, listen, and run whatever a fork shall run."""
+    import torch
+    import torch.distributed  # noqa: F401  # what most of them need
+
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # else each fork would look through all of torch's objects, and copy their memory
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork would lack the other threads"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        unfinished = f"{sys.argv[1]}.part"
+        listener.bind(unfinished)
+        listener.listen(64)
+        Path(unfinished).rename(sys.argv[1])
+        state = serve(listener)
+    leave(run(state))
+
+
+if __name__ == "__main__":
+    main()
