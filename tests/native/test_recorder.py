@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,6 +145,38 @@ def test_a_killed_process_leaves_what_it_sent(abi: int) -> None:
     job = recorded(f"{WORLD}repeat 5000\n{Made('allreduce', 9).line()}end\n{Made('reduce', 3).line()}kill\n", abi)
     assert [call.operation for call in sequence(job)] == ["allreduce"] * 5000 + ["reduce"]
     assert job.ranks[0].ending is Ending.CUT_OFF
+
+
+def test_a_kill_at_any_moment_leaves_a_stream_that_fits_together(tmp_path: Path) -> None:
+    """Phases are folded and unfolded all the time; wherever the kill falls, what is there is what was sent so far."""
+    chance = random.Random(3)
+    step = [1, 1, 2, 3]
+    lines = "".join(Made("allreduce", size).line() for size in step)
+    other = "".join(Made("allreduce", size).line() for size in (7, 8))
+    script = f"{WORLD}clock\nrepeat 100000000\nrepeat 1500\n{lines}end\n{other}end\n"
+    period = [*(step * 1500), 7, 8]
+    for _ in range(12):
+        started = subprocess.Popen(
+            [str(host()), str(PLUGIN), "5"],
+            env={"COLLBENCH_RECORD_FOLDER": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert started.stdin is not None
+        assert started.stdout is not None
+        started.stdin.write(script)
+        started.stdin.close()
+        assert started.stdout.readline().startswith("0 calls")  # it sends from here on
+        time.sleep(chance.uniform(0.001, 0.05))
+        started.kill()
+        started.wait()
+        started.stdout.close()
+        found = streams(tmp_path)
+        if any(len(one.tail) or one.runs for one in found):
+            calls = [call.size_bytes // 4 for call in sequence(merge(found).job)]
+            whole = period * (len(calls) // len(period) + 1)
+            assert calls == whole[: len(calls)]
 
 
 def test_a_process_that_ends_without_finalizing_is_complete() -> None:
