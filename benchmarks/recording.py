@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -46,25 +45,8 @@ def launch(job: str, folder: Path, output: Path | None, *, traces: bool = False)
 
 
 def sent(job: Job, rank: JobRank) -> list[list[Any]]:
-    """Return what a rank sent, as [operation, bytes]; a group of sends and receives to all equals an all-to-all."""
-    order = rank.order or [(place, phase.repetitions) for place, phase in enumerate(rank.phases)]
-    positions = [one for place, times in order for _ in range(times) for one in rank.phases[place].positions]
-    number = 0
-    numbered = []
-    for position in positions:
-        number += not position.together
-        numbered.append((number, job.calls[position.call]))
-    found: list[list[Any]] = []
-    for _, members in groupby(numbered, key=lambda pair: pair[0]):
-        calls = [call for _, call in members]
-        size = job.groups[calls[0].group].size
-        sizes = {call.size_bytes for call in calls}
-        kinds = sorted((call.operation, call.peer) for call in calls if call.peer is not None)
-        if len(sizes) == 1 and kinds == sorted((kind, peer) for kind in ("send", "recv") for peer in range(size)):
-            found.append(["alltoall", calls[0].size_bytes * size])
-        else:
-            found += [[call.operation, call.size_bytes] for call in calls]
-    return found
+    """Return what a rank sent, as [operation, bytes]."""
+    return [[job.calls[place].operation, job.calls[place].size_bytes] for place in rank.unfolded()]
 
 
 def difference(job: Job, name: str, folder: Path) -> str:

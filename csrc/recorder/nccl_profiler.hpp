@@ -1,5 +1,5 @@
 // What NCCL hands a profiler plugin, ABI v1 (NCCL 2.23) to v6 (2.29): our own declarations of the fields that are read.
-// Offsets are those of a 64-bit ABI; tests/native/test_recorder.py compares them with NCCL's headers where these are.
+// Offsets are those of a 64-bit ABI; tests/native/recorded_host.cpp fills the headers' structures as NCCL does.
 #pragma once
 
 #include <cstddef>

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -55,6 +57,7 @@ class Made:
 def host() -> Path:
     """Return the compiled host."""
     folder = Path(tempfile.mkdtemp(prefix="collbench-recorded-host-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-pthread", "-w", str(_SOURCE)]
     subprocess.run([*command, "-o", str(folder / "host"), "-ldl"], check=True)
     return folder / "host"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -144,6 +147,38 @@ def test_a_killed_process_leaves_what_it_sent(abi: int) -> None:
     assert job.ranks[0].ending is Ending.CUT_OFF
 
 
+def test_a_kill_at_any_moment_leaves_a_stream_that_fits_together(tmp_path: Path) -> None:
+    """Phases are folded and unfolded all the time; wherever the kill falls, what is there is what was sent so far."""
+    chance = random.Random(3)
+    step = [1, 1, 2, 3]
+    lines = "".join(Made("allreduce", size).line() for size in step)
+    other = "".join(Made("allreduce", size).line() for size in (7, 8))
+    script = f"{WORLD}clock\nrepeat 100000000\nrepeat 1500\n{lines}end\n{other}end\n"
+    period = [*(step * 1500), 7, 8]
+    for _ in range(12):
+        started = subprocess.Popen(
+            [str(host()), str(PLUGIN), "5"],
+            env={"COLLBENCH_RECORD_FOLDER": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert started.stdin is not None
+        assert started.stdout is not None
+        started.stdin.write(script)
+        started.stdin.close()
+        assert started.stdout.readline().startswith("0 calls")  # it sends from here on
+        time.sleep(chance.uniform(0.001, 0.05))
+        started.kill()
+        started.wait()
+        started.stdout.close()
+        found = streams(tmp_path)
+        if any(len(one.tail) or one.runs for one in found):
+            calls = [call.size_bytes // 4 for call in sequence(merge(found).job)]
+            whole = period * (len(calls) // len(period) + 1)
+            assert calls == whole[: len(calls)]
+
+
 def test_a_process_that_ends_without_finalizing_is_complete() -> None:
     assert recorded(WORLD + Made("allreduce", 1).line(), 5).ranks[0].ending is Ending.COMPLETE
 
@@ -161,6 +196,28 @@ def test_a_send_that_was_never_launched_holds_nobody_up(tmp_path: Path) -> None:
     assert {call.peer for call in calls[-1000:-1]} == {1}
     assert calls[0].peer is None
     assert Unknown.PEER in job.unknown
+
+
+EXCHANGES: dict[str, tuple[Callable[[str, int], Made], list[str] | None]] = {
+    "one size": (lambda kind, peer: Made(kind, 100, root=peer), ["alltoall", "allreduce"]),
+    "other sizes": (lambda kind, peer: Made(kind, 100 + peer, root=peer), None),
+    "a peer twice": (lambda kind, peer: Made(kind, 100, root=max(1, peer)), None),
+}
+
+
+@pytest.mark.parametrize("case", EXCHANGES)
+def test_a_group_of_equal_sends_and_receives_is_an_all_to_all(case: str) -> None:
+    made, expected = EXCHANGES[case]
+    parts = [made(kind, peer) for peer in range(4) for kind in ("send", "recv")]
+    group = f"(\n{''.join(part.line() for part in parts)})\n"
+    job = recorded(f"{WORLD}repeat 700\n{group}{Made('allreduce', 1).line()}end\n", 5)
+    step = expected or [*(part.operation for part in parts), "allreduce"]
+    calls = sequence(job)
+    assert [call.operation for call in calls] == step * 700
+    if expected:
+        assert (calls[0].size_bytes, calls[0].peer) == (1600, None)
+    for phase in job.ranks[0].phases:
+        assert all(len(sample.starts) == len(phase.positions) for sample in phase.samples)
 
 
 def test_threads_and_communicators_do_not_disturb_each_other(tmp_path: Path) -> None:

@@ -115,6 +115,19 @@ def test_a_stream_that_was_cut_off_is_refused(recording: bytearray) -> None:
         assert judged(view[:length]) is None
 
 
+def test_a_call_that_waits_cannot_be_later_than_any_clock(tmp_path: Path) -> None:
+    group = f"(\n{Made('send', 5, root=1).line()})\n"
+    play(f"comm 0 77 0 2 world\n{group}", tmp_path, 5)
+    (path,) = tmp_path.glob("*.stream")
+    data = bytearray(path.read_bytes())
+    assert judged(data) is not None
+    pending, after = (int.from_bytes(data[place : place + 8], "little") for place in (64, 144))
+    assert after == 1
+    data[136:144] = bytes(8)  # as if it had not been launched yet
+    data[pending + 24 : pending + 32] = b"\xff" * 8
+    assert judged(data) is None
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=200))
 def test_a_tail_is_folded_without_loss(symbols: list[int]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -261,10 +262,14 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
         ]
         one.tails.append(pauses[start : start + size].reshape(repetitions, period))
     translated = {place: tables.translate(stream, call) for place, call in enumerate(stream.calls)}
-    places = {place: tables.place(call) for place, call in translated.items() if call is not None}
-    made = [_phase(symbols, one, places, clock) for symbols, one in folded.phases.items()]
+    made = [
+        _phase(symbols, one, _positions(symbols, translated, tables), clock) for symbols, one in folded.phases.items()
+    ]
     unknown = sum(
-        one.repetitions for symbols, one in folded.phases.items() for symbol in symbols if symbol // 2 not in places
+        one.repetitions
+        for symbols, one in folded.phases.items()
+        for symbol in symbols
+        if translated[symbol // 2] is None
     )
     # A phase of nothing but calls that this collbench does not know is left out, and counted.
     renumbered = {old: new for new, old in enumerate(place for place, phase in enumerate(made) if phase.positions)}
@@ -312,18 +317,55 @@ class _Folded:
         return before
 
 
-def _phase(symbols: Sequence[int], one: _Found, places: dict[int, int], clock: int) -> Phase:
+def _positions(
+    symbols: Sequence[int], translated: dict[int, Call | None], tables: _Tables
+) -> list[tuple[int, int, bool]]:
+    """Return a phase's positions: the place in the sequence, in the job's table, and whether grouped with the last one.
+
+    What this collbench does not know is left out. A group of one send to and one receive from every rank, all of one
+    size, is what NCCL makes of an all-to-all, and becomes one again.
+    """
+    starts = [place for place, symbol in enumerate(symbols) if symbol % 2 == 0 or place == 0]
+    found: list[tuple[int, int, bool]] = []
+    for start, end in itertools.pairwise([*starts, len(symbols)]):
+        calls = [translated[symbol // 2] for symbol in symbols[start:end]]
+        exchange = None if symbols[start] % 2 else _exchange(calls, tables)
+        if exchange is not None:
+            found.append((start, tables.place(exchange), False))
+            continue
+        found += [
+            (place, tables.place(call), symbols[place] % 2 == 1)
+            for place, call in enumerate(calls, start)
+            if call is not None
+        ]
+    return found
+
+
+def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
+    """Return the all-to-all that a whole group of sends and receives is; None where it is anything else."""
+    first = calls[0]
+    if first is None or first.operation not in set(PointToPoint):
+        return None
+    size = tables.sizes[list(tables.groups)[first.group]]
+    ends = {(call.operation, call.peer) for call in calls if call is not None}
+    alike = {replace(call, operation="", peer=None) for call in calls if call is not None}
+    wanted = {(one.value, peer) for one in PointToPoint for peer in range(size)} if len(calls) == 2 * size else None
+    if ends != wanted or len(alike) != 1:
+        return None
+    return replace(first, operation=Operation.ALLTOALL.value, size_bytes=first.size_bytes * size, peer=None)
+
+
+def _phase(symbols: Sequence[int], one: _Found, positions: Sequence[tuple[int, int, bool]], clock: int) -> Phase:
     pauses = one.pauses or _spreads(one, len(symbols))
-    kept = [number for number, symbol in enumerate(symbols) if symbol // 2 in places]
     samples = sorted(one.samples, key=lambda sample: sample[0])
     return Phase(
-        tuple(Position(places[symbols[number] // 2], bool(symbols[number] % 2), pauses[number]) for number in kept),
+        tuple(Position(call, together, pauses[place]) for place, call, together in positions),
         one.repetitions,
         tuple(
-            Sample(repetition, tuple(round((int(starts[number]) + clock) / 1e3, 3) for number in kept))
+            Sample(repetition, tuple(round((int(starts[place]) + clock) / 1e3, 3) for place, _, _ in positions))
             for repetition, starts in samples
         )
-        if kept
+        if positions
         else (),
     )
 

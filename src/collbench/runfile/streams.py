@@ -195,6 +195,7 @@ class Stream:
 
 # Beyond these it is damage: more ranks than any job has, more bytes than any memory.
 _MOST_RANKS, _MOST_ELEMENTS = 1 << 22, 1 << 56
+_LATEST = 1 << 62  # ns: 146 years after a host's start
 
 
 def parse(data: bytes | bytearray | memoryview) -> Stream:
@@ -213,6 +214,7 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     late_calls, late_symbols, late_starts = _waiting(file, header, len(calls))
     known = [*(_call(one) for one in calls), *late_calls]
     symbols = np.concatenate([tail["symbol"].astype(np.int64), np.array(late_symbols, np.int64)])
+    _check_starts(tail, late_starts)
     starts = np.concatenate([tail["start"].astype(np.int64), np.array(late_starts, np.int64)])
     for sequence in (*(phase.symbols for phase in phases), symbols):
         if len(sequence) and int(sequence.max()) // 2 >= len(known):
@@ -274,6 +276,11 @@ class _File:
         if int(header[name]) > int(header[f"{name}_max"]):
             raise StreamError(f"its table of {name} is fuller than it can be")
         return self.at(int(header[f"{name}_at"]), kind, int(header[name]))
+
+
+def _check_starts(tail: Numbers, late: list[int]) -> None:
+    if any(start > _LATEST for start in (*late, int(tail["start"].max(initial=0)))):
+        raise StreamError("a call was made later than any clock says")
 
 
 def _settled(file: _File, header: Any) -> tuple[int, int, tuple[tuple[int, int], ...]]:
