@@ -84,9 +84,9 @@ def _take_over(state: dict[str, Any], files: list[int]) -> None:
         os.dup2(file, number)
         os.close(file)
     for space in ("mnt", "uts", "net"):  # where tests make hosts of namespaces
-        name = Path(f"/proc/{state['process']}/ns/{space}")
-        if name.readlink() != Path(f"/proc/self/ns/{space}").readlink():
-            entered = os.open(name, os.O_RDONLY)
+        theirs = Path(f"/proc/{state['process']}/ns/{space}")
+        if theirs.readlink() != Path(f"/proc/self/ns/{space}").readlink():
+            entered = os.open(theirs, os.O_RDONLY)
             assert ctypes.CDLL(None).setns(entered, 0) == 0
             os.close(entered)
     os.environ.clear()

@@ -84,7 +84,7 @@ def test_the_page_has_a_line_for_each_table() -> None:
 
 
 def test_parquet_goes_through_a_pipe(saved: str) -> None:
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 
     done = subprocess.run(collbench("export", saved, "--format", "parquet"), capture_output=True, check=True)
     assert len(pd.read_parquet(io.BytesIO(done.stdout))) == 8

@@ -34,6 +34,7 @@ from tests.distributed.processes import PATIENCE_S, wait_for
 from tests.distributed.processes import environment as alone
 from tests.native.fakes import Fakes
 
+pytestmark = pytest.mark.usefixtures("loaded_torch")
 # What a rank got goes to a file: ranks' prints interleave.
 SCRIPT = """
 import json, os, pathlib, sys

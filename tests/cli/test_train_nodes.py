@@ -22,7 +22,7 @@ from tests.launch.test_execution import PATIENCE_S, needs_torch
 from tests.launch.test_rendezvous import POD
 from tests.native.fakes import Fakes
 
-pytestmark = needs_torch
+pytestmark = [needs_torch, pytest.mark.usefixtures("loaded_torch")]
 GPUS, MIB = 5, 2**20
 # On each node another of the five is slow to all others, so the best four differ.
 SLOW = (0, 4)

@@ -128,7 +128,8 @@ class Fakes:
         """Return the variables under which a program finds these GPUs: `gpus=2` sets FAKE_GPUS."""
         kept = {name: value for name, value in os.environ.items() if name not in _CLEARED and "FAKE_" not in name}
         fakes = {f"FAKE_{name.upper()}": str(value) for name, value in settings.items()}
-        ours = {"LD_LIBRARY_PATH": str(self.folder), "NCCL": str(self.nccl), "PYTHONPATH": str(_PACKAGES)}
+        folders = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
+        ours = {"LD_LIBRARY_PATH": str(self.folder), "NCCL": str(self.nccl), "PYTHONPATH": folders}
         return kept | ours | fakes
 
     def run(

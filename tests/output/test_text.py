@@ -35,7 +35,7 @@ def same(frame: Any, found: list[Row]) -> None:
 
 
 def test_pandas_reads_the_csv() -> None:
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 
     # CSV has no types: what looks like a number ("13.0", a version) becomes one unless pandas is asked.
     texts = {column.name: str for column in COLUMNS if column.type is Type.TEXT}
@@ -43,7 +43,7 @@ def test_pandas_reads_the_csv() -> None:
 
 
 def test_pandas_reads_the_json() -> None:
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 
     same(pd.read_json(io.StringIO(formats.as_json(FOUND)), dtype=False, precise_float=True), FOUND)
 
@@ -131,7 +131,7 @@ def test_markdown_says_the_backend_first(backend: str, reported: str) -> None:
 
 
 def test_a_hostile_name_stays_text_in_each() -> None:
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 
     assert pd.read_csv(io.StringIO(formats.as_csv(FOUND)))["hostname"][0] == NAME
     assert pd.read_json(io.StringIO(formats.as_json(FOUND)))["hostname"][0] == NAME
