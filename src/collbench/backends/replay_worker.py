@@ -172,7 +172,8 @@ def called(
 ) -> Callable[[], dist.Work | None]:
     """Return the collective on its buffers; `later` lets it return what is to be waited for."""
     sent, received, root = buffers.sent, buffers.received, post.root
-    redop = getattr(dist.ReduceOp, (post.reduction or "sum").upper())
+    name = post.reduction or "sum"
+    redop = getattr(dist.ReduceOp, "PRODUCT" if name == "prod" else name.upper())
 
     def blocks(whole: torch.Tensor) -> list[torch.Tensor] | None:
         return list(whole.chunk(ranks)) if rank == root else None

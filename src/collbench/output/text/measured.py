@@ -28,9 +28,9 @@ from collbench.output.text.frame import alarm, ending, header, sim
 from collbench.output.text.layout import Block, Lines, Page, Summary, both, legend, only, short, table, whole
 from collbench.output.text.matrix import pair_matrix, render_bandwidths, render_matrix
 from collbench.output.text.overlap import overlap_page
-from collbench.output.text.replay import replay_page
 from collbench.output.text.registration import comparison
 from collbench.output.text.registration import sentence as memory_sentence
+from collbench.output.text.replay import replay_page
 from collbench.output.text.tails import blocks as single_launches
 from collbench.output.text.topology import render_labels, render_topology
 
