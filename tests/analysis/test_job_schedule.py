@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -18,49 +20,63 @@ from tests.replay_jobs import data_parallel, job_of, jobs, pipeline, spread, wit
 SUM = Call("allreduce", 4096, 0, "float32", "sum")
 
 
-def finishes(schedule: Schedule) -> bool:
-    """Run the step on streams that block: each rank's group does one unit after another, when all of its peers can."""
-    left = {
-        (rank, group): [unit for unit in units if unit.group == group]
-        for rank, units in enumerate(schedule.ranks)
-        for group in range(len(schedule.groups))
-    }
-    sent: dict[tuple[int, int, int], list[int]] = {}
-    begun: dict[tuple[int, int], list[Post]] = {}
-    moved = True
-    while moved:
-        moved = False
-        for group, members in enumerate(schedule.groups):
-            heads = [left[rank, group][0] if left[rank, group] else None for rank in members]
-            if all(head is not None and not head.messages for head in heads):
-                assert len({head.posts for head in heads if head}) == 1
-                for rank in members:
-                    left[rank, group].pop(0)
+class Streams:
+    """Blocking streams, one for each rank of each group: what a rank sends waits in the network for who receives it."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.groups = schedule.groups
+        self.left = {
+            (rank, group): [unit for unit in units if unit.group == group]
+            for rank, units in enumerate(schedule.ranks)
+            for group in range(len(schedule.groups))
+        }
+        self.sent: dict[tuple[int, int, int], list[int]] = {}
+        self.awaited: dict[tuple[int, int], list[Post]] = {}
+
+    def collective(self, group: int) -> bool:
+        heads = [self.left[rank, group][:1] for rank in self.groups[group]]
+        if not all(head and not head[0].messages for head in heads):
+            return False
+        assert len({head[0].posts for head in heads}) == 1
+        for rank in self.groups[group]:
+            self.left[rank, group].pop(0)
+        return True
+
+    def messages(self, rank: int, group: int) -> bool:
+        if not (self.left[rank, group] and self.left[rank, group][0].messages):
+            return False
+        begun = (rank, group) in self.awaited
+        if not begun:
+            posts = self.left[rank, group][0].posts
+            for post in posts:
+                if post.operation == PointToPoint.SEND:
+                    self.sent.setdefault((group, rank, post.peer or 0), []).append(post.size_bytes)
+            self.awaited[rank, group] = [post for post in posts if post.operation == PointToPoint.RECV]
+        moved = not begun
+        for post in list(self.awaited[rank, group]):
+            arrived = self.sent.get((group, post.peer or 0, rank))
+            if arrived:
+                assert arrived.pop(0) == post.size_bytes
+                self.awaited[rank, group].remove(post)
                 moved = True
-                continue
-            for rank, head in zip(members, heads, strict=True):
-                if head is None or not head.messages:
-                    continue
-                if (rank, group) not in begun:
-                    begun[rank, group] = []
-                    for post in head.posts:
-                        if post.operation == PointToPoint.SEND:
-                            assert post.peer is not None
-                            sent.setdefault((group, rank, post.peer), []).append(post.size_bytes)
-                        else:
-                            begun[rank, group].append(post)
-                    moved = True
-                for post in list(begun[rank, group]):
-                    assert post.peer is not None
-                    if sent.get((group, post.peer, rank)):
-                        assert sent[group, post.peer, rank].pop(0) == post.size_bytes
-                        begun[rank, group].remove(post)
-                        moved = True
-                if not begun[rank, group]:
-                    del begun[rank, group]
-                    left[rank, group].pop(0)
-                    moved = True
-    return not any(left.values()) and not any(sent.values())
+        if not self.awaited[rank, group]:
+            del self.awaited[rank, group]
+            self.left[rank, group].pop(0)
+        return moved
+
+
+def finishes(schedule: Schedule) -> bool:
+    """Run the step; return whether all of it came to its end and nothing was left in the network."""
+    streams = Streams(schedule)
+    places = [(rank, group) for group, members in enumerate(schedule.groups) for rank in members]
+    while any(
+        [
+            *(streams.collective(group) for group in range(len(schedule.groups))),
+            *(streams.messages(rank, group) for rank, group in places),
+        ]
+    ):
+        pass
+    return not any(streams.left.values()) and not any(streams.sent.values())
 
 
 @given(jobs())
@@ -72,7 +88,7 @@ def test_every_consistent_job_comes_to_its_end(job: Job) -> None:
     assert sum(kind.count for kind in schedule.kinds) == len(schedule.meetings)
     for units in schedule.ranks:
         own = [(unit.group, unit.meeting) for unit in units if not unit.messages]
-        assert all(one < two for (g, one), (h, two) in zip(own, own[1:], strict=False) if g == h)
+        assert all(one < two for (g, one), (h, two) in pairwise(own) if g == h)
         for post in (post for unit in units for post in unit.posts):
             assert post.size_bytes % DTYPE_BYTES[post.dtype] == 0
 
@@ -97,12 +113,8 @@ def test_a_job_that_lost_a_call_is_refused_or_still_fits(job: Job, random: objec
         return
     hurt = replace(victim, phases=(Phase(left, 20),))
     broken = replace(job, ranks=tuple(hurt if rank is victim else rank for rank in job.ranks))
-    try:
-        schedule = schedule_of(broken)
-    except UsageError as error:
-        assert "\n" not in str(error)
-        return
-    assert finishes(schedule)
+    with suppress(UsageError):
+        assert finishes(schedule_of(broken))
 
 
 def test_a_job_survives_its_file(tmp_path: object) -> None:

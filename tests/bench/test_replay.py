@@ -189,7 +189,7 @@ def test_communication_is_a_ranks_own_and_kinds_are_all() -> None:
     ]
     trial = trial_of(schedule, step, None, step, 1)
     assert trial.communication == (2, 2, 8, 8)
-    assert trial.call_seconds == (pytest.approx(10 / 3),)
+    assert trial.call_seconds[0] == pytest.approx(10 / 3)
     assert schedule.kinds[0].count == 3
 
 
