@@ -75,6 +75,7 @@ TOUCHES_NCCL = re.compile(
 MAY_SET = {("nccl_choices.py", f'"NCCL_DEBUG{rest}":') for rest in ("", "_SUBSYS", "_FILE")}
 # What `ablate --without p2p` and the like ask for by name, for the children of one arm.
 MAY_SET |= {("ablation.py", f'"NCCL_{what}_DISABLE":') for what in ("P2P", "SHM", "IB")}
+MAY_SET |= {("replay.py", '"NCCL_P2P_DISABLE":')}  # and `replay --without p2p`
 
 
 def test_a_pure_room_reaches_nothing_outside() -> None:

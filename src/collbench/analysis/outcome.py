@@ -10,7 +10,7 @@ from enum import StrEnum
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Measurement, Overlap, Path, Run, SkipKind, Skipped
+from collbench.model.run import Measurement, Overlap, Path, Replay, Run, SkipKind, Skipped
 
 # Why a run has no figure for a place: one answer, from what the run says in types, for every page and command.
 
@@ -187,7 +187,8 @@ def outcome(run: Run) -> Outcome:
         kind = _kind(found)
         if kind is not None:
             counts[kind, found.point.work.place(found.point.members)] += 1
-    for other in (*run.overlaps, *run.replays):
+    others: list[Overlap | Replay] = [*run.overlaps, *run.replays]
+    for other in others:
         wrong = other.wrong or (isinstance(other, Overlap) and other.wrong_compute)
         if wrong or other.failure is not None:
             kind = TroubleKind.WRONG_DATA if wrong or other.failure is None else _FAILURES[other.failure.kind]
