@@ -68,7 +68,8 @@ def jobs(draw: st.DrawFn, most_ranks: int = 4, largest: int = 4096) -> Job:
     ranks = draw(st.integers(2, most_ranks))
     members = st.lists(st.integers(0, ranks - 1), min_size=1, max_size=ranks, unique=True)
     groups = [list(range(ranks)), *draw(st.lists(members, max_size=3))]
-    steps: list[list[tuple[Call, bool]]] = [[] for _ in range(ranks)]
+    first = Call("allreduce", 64, 0, "float32", "sum")  # of all: each rank has a step
+    steps = [[(first, False)] for _ in range(ranks)]
     for _ in range(draw(st.integers(1, 8))):
         place = draw(st.integers(0, len(groups) - 1))
         group = groups[place]
@@ -89,4 +90,4 @@ def jobs(draw: st.DrawFn, most_ranks: int = 4, largest: int = 4096) -> Job:
         for number in range(together):
             for rank in group:
                 steps[rank].append((Call(name, size, place, dtype, reduction, root=root), number > 0))
-    return job_of(groups, [step or [(Call("allreduce", 64, 0, "float32", "sum"), False)] for step in steps])
+    return job_of(groups, steps)

@@ -77,6 +77,7 @@ MAY_SET = {("nccl_choices.py", f'"NCCL_DEBUG{rest}":') for rest in ("", "_SUBSYS
 MAY_SET |= {("recording.py", '"NCCL_PROFILER_PLUGIN":')}
 # What `ablate --without p2p` and the like ask for by name, for the children of one arm.
 MAY_SET |= {("ablation.py", f'"NCCL_{what}_DISABLE":') for what in ("P2P", "SHM", "IB")}
+MAY_SET |= {("replay.py", '"NCCL_P2P_DISABLE":')}  # and `replay --without p2p`
 
 
 def test_a_pure_room_reaches_nothing_outside() -> None:

@@ -13,9 +13,11 @@ from collbench.api.requests import MeasureOptions
 from collbench.cli.measuring import Showing
 from collbench.cli.program import cli
 from collbench.model.operations import COLLECTIVES
+from collbench.runfile import job_file
 from collbench.runfile.atomic_write import Taken
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, save_run
+from tests.replay_jobs import data_parallel
 
 SIM = "--backend sim --fabric nvlink-pairs-2x2 --quick --sizes 8"
 FAST = "--backend sim --fabric nvlink-pairs-2x2 --quick"
@@ -34,6 +36,7 @@ WRITERS = [
     ("nodes", "nodes --backend host -o out.json", "out.json"),
     ("ablate", "ablate --backend host --auto-select 2 --without p2p -o out.json -- train.py", "out.json"),
     ("overlap", f"overlap {OVERLAP} -o out.json", "out.json"),
+    ("replay", f"replay job.json {OVERLAP.replace('--sizes 1M ', '')} --devices 0,1 -o out.json", "out.json"),
     ("export", "export run.json --format csv -o out.csv", "out.csv"),
     ("report", "report run.json -o out.html", "out.html"),
     ("report, by the run's name", "report run.json", "run.html"),
@@ -47,6 +50,7 @@ WRITERS = [
 def here(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     """The program beside a run and a script, as the first of two processes where that matters, and with no home."""
     save_run(tmp_path / "run.json", gpus(4))
+    job_file.save(data_parallel(), tmp_path / "job.json")
     (tmp_path / "train.py").write_text("print('mine')\n")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("HOME", str(tmp_path))

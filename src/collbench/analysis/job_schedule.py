@@ -6,7 +6,8 @@ missing, groups whose members do not agree, calls that would wait for each other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean, median
@@ -308,90 +309,89 @@ _Place = tuple[int, int]  # a rank, and the number of one of its units
 
 
 def _met(groups: Sequence[Sequence[int]], units: Sequence[Sequence[Unit]]) -> list[tuple[_Place, ...]]:
-    """Return the meetings, of each group in the order in which they end. Raises UsageError where some units would wait for ever.
+    """Return the meetings, of each group in the order in which they end.
 
-    A rank posts without waiting, but each group does one unit after another, as a stream does.
+    A rank posts without waiting, but each group does one unit after another, as a stream does. Raises UsageError where
+    some units would wait for ever.
     """
     met: list[tuple[_Place, ...]] = []
     for group, members in enumerate(groups):
-        queues = {rank: [number for number, unit in enumerate(units[rank]) if unit.group == group] for rank in members}
-        met += _met_in_group(queues, units, members)
+        met += _Streams(group, members, units).met()
     return met
 
 
-def _met_in_group(
-    queues: Mapping[int, list[int]], units: Sequence[Sequence[Unit]], members: Sequence[int]
-) -> list[tuple[_Place, ...]]:
-    """Return the meetings of one group, in order."""
-    heads = dict.fromkeys(members, 0)  # how many of its queue a rank has done
-    partners: dict[_Place, set[_Place]] = {}
-    ended: dict[_Place, int] = {}  # and in which order
-    open_posts: dict[int, list[Post]] = {}  # of the unit of messages that a rank is in
+class _Streams:
+    """What each member of a group has yet to do there, and who has met whom."""
 
-    def place(rank: int) -> _Place | None:
-        return (rank, queues[rank][heads[rank]]) if heads[rank] < len(queues[rank]) else None
+    def __init__(self, group: int, members: Sequence[int], units: Sequence[Sequence[Unit]]) -> None:
+        self._members, self._units = members, units
+        self._left = {
+            rank: deque((rank, number) for number, unit in enumerate(units[rank]) if unit.group == group)
+            for rank in members
+        }
+        self._partners: dict[_Place, set[_Place]] = {}
+        self._ended: dict[_Place, int] = {}  # in which order
+        self._open: dict[int, list[Post]] = {}  # of the unit of messages that a rank is in, those without a partner
 
-    def unit(at: _Place) -> Unit:
-        return units[at[0]][at[1]]
+    def met(self) -> list[tuple[_Place, ...]]:
+        """Run all of it; return the meetings in order. Raises UsageError."""
+        while waiting := [places[0] for places in self._left.values() if places]:
+            if not (self._collective(waiting) or self._messages(waiting)):
+                raise UsageError(self._stuck(waiting[0]))
+        return sorted(_joined(self._partners), key=lambda places: max(self._ended[place] for place in places))
 
-    while True:
-        at = [place(rank) for rank in members]
-        if all(one is None for one in at):
-            break
-        waiting = [one for one in at if one is not None]
-        collective = [one for one in waiting if not unit(one).messages]
-        if len(collective) == len(members):
-            _check_alike([(one[0], unit(one)) for one in collective])
-            first, *others = collective
-            partners |= {first: set(others), **{other: {first} for other in others}}
-            for one in collective:
-                ended[one] = len(ended)
-                heads[one[0]] += 1
-            continue
-        moved = False
-        for one in waiting:
-            if unit(one).messages and one not in partners:
-                partners[one] = {one}
-                open_posts[one[0]] = list(unit(one).posts)
-                moved = True
-        for rank, peer in ((rank, peer) for rank in open_posts for peer in open_posts):
-            moved |= _matched(rank, peer, open_posts, partners, place)
-        for rank in [rank for rank, posts in open_posts.items() if not posts]:
-            del open_posts[rank]
-            ended[rank, queues[rank][heads[rank]]] = len(ended)
-            heads[rank] += 1
-            moved = True
-        if not moved:
-            raise UsageError(_stuck(waiting[0], unit(waiting[0]), members))
-    return sorted(_joined(partners), key=lambda places: max(ended[place] for place in places))
+    def _unit(self, place: _Place) -> Unit:
+        return self._units[place[0]][place[1]]
 
+    def _collective(self, waiting: Sequence[_Place]) -> bool:
+        """Let all members do the collectives that they have come to; return whether they have."""
+        if len(waiting) < len(self._members) or any(self._unit(place).messages for place in waiting):
+            return False
+        _check_alike([(place[0], self._unit(place)) for place in waiting])
+        for place in waiting:
+            self._partners[place] = set(waiting) if place is waiting[0] else {waiting[0]}
+            self._end(place)
+        return True
 
-def _matched(
-    rank: int,
-    peer: int,
-    open_posts: dict[int, list[Post]],
-    partners: dict[_Place, set[_Place]],
-    place: Callable[[int], _Place | None],
-) -> bool:
-    """Match what a rank sends to a peer with what the peer expects, in order; return whether there was any."""
-    here, there = place(rank), place(peer)
-    assert here and there  # noqa: S101  # both are in a unit
-    moved = False
-    while True:
-        send = next((p for p in open_posts[rank] if p.operation == PointToPoint.SEND and p.peer == peer), None)
-        recv = next((p for p in open_posts[peer] if p.operation == PointToPoint.RECV and p.peer == rank), None)
-        if send is None or recv is None:
-            return moved
-        if send.size_bytes != recv.size_bytes:
-            raise UsageError(
-                f"rank {rank} sends {format_size(send.size_bytes)} to rank {peer}, which expects "
-                f"{format_size(recv.size_bytes)}: the ranks' steps do not fit together"
-            )
-        open_posts[rank].remove(send)
-        open_posts[peer].remove(recv)
-        partners[here].add(there)
-        partners[there].add(here)
-        moved = True
+    def _messages(self, waiting: Sequence[_Place]) -> bool:
+        """Let ranks send what others expect; return whether any got further."""
+        begun = [place for place in waiting if self._unit(place).messages and place not in self._partners]
+        for place in begun:
+            self._partners[place] = {place}
+            self._open[place[0]] = list(self._unit(place).posts)
+        matched = [self._matched(rank, peer) for rank in self._open for peer in self._open]
+        for rank in [rank for rank, posts in self._open.items() if not posts]:
+            del self._open[rank]
+            self._end(self._left[rank][0])
+        return bool(begun) or any(matched)
+
+    def _matched(self, rank: int, peer: int) -> bool:
+        """Match what a rank sends to a peer with what the peer expects, in order; return whether there was any."""
+        sends = [post for post in self._open[rank] if (post.operation, post.peer) == (PointToPoint.SEND, peer)]
+        recvs = [post for post in self._open[peer] if (post.operation, post.peer) == (PointToPoint.RECV, rank)]
+        for send, recv in zip(sends, recvs, strict=False):
+            if send.size_bytes != recv.size_bytes:
+                raise UsageError(
+                    f"rank {rank} sends {format_size(send.size_bytes)} to rank {peer}, which expects "
+                    f"{format_size(recv.size_bytes)}: the ranks' steps do not fit together"
+                )
+            self._open[rank].remove(send)
+            self._open[peer].remove(recv)
+            here, there = self._left[rank][0], self._left[peer][0]
+            self._partners[here].add(there)
+            self._partners[there].add(here)
+        return bool(sends and recvs)
+
+    def _end(self, place: _Place) -> None:
+        self._ended[place] = len(self._ended)
+        self._left[place[0]].popleft()
+
+    def _stuck(self, place: _Place) -> str:
+        group = ", ".join(map(str, self._members))
+        return (
+            f"call {place[1] + 1} of rank {place[0]} ({_name(self._unit(place))}, group {group}) would wait for ever: "
+            "the ranks' steps do not fit together"
+        )
 
 
 def _joined(partners: Mapping[_Place, set[_Place]]) -> Iterator[tuple[_Place, ...]]:
@@ -412,17 +412,9 @@ def _check_alike(units: Sequence[tuple[int, Unit]]) -> None:
     for rank, other in others:
         if other.posts != one.posts:
             raise UsageError(
-                f"rank {first} calls {_name(one)} where rank {rank} of its group calls {_name(other)}: the ranks' steps "
-                "do not fit together"
+                f"rank {first} calls {_name(one)} where rank {rank} of its group calls {_name(other)}: the ranks' "
+                "steps do not fit together"
             )
-
-
-def _stuck(place: _Place, unit: Unit, members: Sequence[int]) -> str:
-    group = ", ".join(map(str, members))
-    return (
-        f"call {place[1] + 1} of rank {place[0]} ({_name(unit)}, group {group}) would wait for ever: the ranks' steps do "
-        "not fit together"
-    )
 
 
 def _name(unit: Unit) -> str:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Measurement, Path, Run, SkipKind, Skipped
+from collbench.model.run import Measurement, Overlap, Path, Replay, Run, SkipKind, Skipped
 
 # Why a run has no figure for a place: one answer, from what the run says in types, for every page and command.
 
@@ -188,16 +188,12 @@ def outcome(run: Run) -> Outcome:
         kind = _kind(found)
         if kind is not None:
             counts[kind, found.point.work.place(found.point.members)] += 1
-    for overlap in run.overlaps:
-        if overlap.wrong or overlap.wrong_compute:
-            counts[TroubleKind.WRONG_DATA, tuple(sorted(overlap.members))] += 1
-        elif overlap.failure is not None:
-            counts[_FAILURES[overlap.failure.kind], tuple(sorted(overlap.members))] += 1
-    for replayed in run.replays:
-        if replayed.wrong:
-            counts[TroubleKind.WRONG_DATA, tuple(sorted(replayed.members))] += 1
-        elif replayed.failure is not None:
-            counts[_FAILURES[replayed.failure.kind], tuple(sorted(replayed.members))] += 1
+    others: list[Overlap | Replay] = [*run.overlaps, *run.replays]
+    for other in others:
+        wrong = other.wrong or (isinstance(other, Overlap) and other.wrong_compute)
+        if wrong or other.failure is not None:
+            kind = TroubleKind.WRONG_DATA if wrong or other.failure is None else _FAILURES[other.failure.kind]
+            counts[kind, tuple(sorted(other.members))] += 1
     troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
     return Outcome(tuple(sorted([*troubles, *_impossible(run)], key=_order)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -118,50 +118,54 @@ class Buffers:
                 count += (found != expected.to(found.dtype)).sum()
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Elements that a rank sends and receives, in one buffer where it is in place, and what it must receive."""
+
+    sends: int
+    receives: int
+    segments: tuple[Segment, ...] = ()
+    in_place: bool = False
+
+
 def buffers_of(post: Post, rank: int, members: Sequence[int], group: int, device: torch.device) -> Buffers:
     """Return the buffers of a call of this rank in a group of `members`."""
-    ranks, at = len(members), members.index(rank)
     dtype = getattr(torch, post.dtype)
-    count = post.size_bytes // DTYPE_BYTES[post.dtype]
-    block = count // ranks
+    layout = layout_of(post, rank, tuple(members), post.size_bytes // DTYPE_BYTES[post.dtype])
+    known = not post.reduction or exact(post.dtype, post.reduction, len(members))
     salt = (group * _GROUP_SHIFT + post.size_bytes * _SIZE_SHIFT) % 2**31
+    received = torch.empty(layout.receives, dtype=dtype, device=device)
+    sent = received if layout.in_place else torch.empty(layout.sends, dtype=dtype, device=device)
+    return Buffers(sent, received, layout.sends, layout.segments if known else (), salt, post)
 
-    def made(sends: int, receives: int, segments: Sequence[Segment], *, in_place: bool = False) -> Buffers:
-        received = torch.empty(receives, dtype=dtype, device=device)
-        sent = received if in_place else torch.empty(sends, dtype=dtype, device=device)
-        known = not post.reduction or exact(post.dtype, post.reduction, ranks)
-        return Buffers(sent, received, sends, tuple(segments) if known else (), salt, post)
 
-    everyone = tuple(members)
+def layout_of(post: Post, rank: int, members: tuple[int, ...], count: int) -> Layout:
+    """Return what a rank sends and receives of a call of `count` elements, as nccl-tests counts them."""
     if post.operation == PointToPoint.SEND:
-        return made(count, 0, ())
+        return Layout(count, 0)
     if post.operation == PointToPoint.RECV:
         assert post.peer is not None  # noqa: S101  # as the schedule has it
-        return made(0, count, [Segment(0, count, (post.peer,))])
-    at_root = rank == post.root
-    match Operation(post.operation):
-        case Operation.ALLREDUCE:
-            return made(count, count, [Segment(0, count, everyone)], in_place=True)
-        case Operation.REDUCE:
-            return made(count, count, [Segment(0, count, everyone)] if at_root else [], in_place=True)
-        case Operation.BROADCAST:
-            assert post.root is not None  # noqa: S101
-            return made(count if at_root else 0, count, [Segment(0, count, (post.root,))], in_place=True)
-        case Operation.ALLGATHER:
-            return made(block, count, [Segment(n * block, block, (one,)) for n, one in enumerate(members)])
-        case Operation.REDUCESCATTER:
-            return made(count, block, [Segment(0, block, everyone, at * block)])
-        case Operation.ALLTOALL:
-            parts = [Segment(n * block, block, (one,), at * block) for n, one in enumerate(members)]
-            return made(count, count, parts)
-        case Operation.GATHER:
-            parts = [Segment(n * block, block, (one,)) for n, one in enumerate(members)]
-            return made(block, count if at_root else 0, parts if at_root else [])
-        case Operation.SCATTER:
-            assert post.root is not None  # noqa: S101
-            return made(count if at_root else 0, block, [Segment(0, block, (post.root,), at * block)])
-        case unknown:
-            raise RuntimeError(f"nobody says what {unknown} delivers: its data cannot be verified")
+        return Layout(0, count, (Segment(0, count, (post.peer,)),))
+    operation, block, at = Operation(post.operation), count // len(members), members.index(rank)
+    everyone = Segment(0, count, members)
+    # A block of each rank's, from where on it begins in what that rank sends.
+    blocks = [Segment(n * block, block, (one,)) for n, one in enumerate(members)]
+    own = [replace(one, first=at * block) for one in blocks]
+    layouts = {
+        Operation.ALLREDUCE: Layout(count, count, (everyone,), in_place=True),
+        Operation.ALLGATHER: Layout(block, count, tuple(blocks)),
+        Operation.REDUCESCATTER: Layout(count, block, (Segment(0, block, members, at * block),)),
+        Operation.ALLTOALL: Layout(count, count, tuple(own)),
+    }
+    if post.root is not None:
+        root = rank == post.root
+        layouts |= {
+            Operation.REDUCE: Layout(count, count, (everyone,) if root else (), in_place=True),
+            Operation.BROADCAST: Layout(count if root else 0, count, (Segment(0, count, (post.root,)),), in_place=True),
+            Operation.GATHER: Layout(block, count if root else 0, tuple(blocks) if root else ()),
+            Operation.SCATTER: Layout(count if root else 0, block, (Segment(0, block, (post.root,), at * block),)),
+        }
+    return layouts[operation]
 
 
 # The calls.
@@ -172,30 +176,23 @@ def called(
 ) -> Callable[[], dist.Work | None]:
     """Return the collective on its buffers; `later` lets it return what is to be waited for."""
     sent, received, root = buffers.sent, buffers.received, post.root
-    redop = getattr(dist.ReduceOp, (post.reduction or "sum").upper())
+    name = post.reduction or "sum"
+    redop = getattr(dist.ReduceOp, "PRODUCT" if name == "prod" else name.upper())
 
     def blocks(whole: torch.Tensor) -> list[torch.Tensor] | None:
         return list(whole.chunk(ranks)) if rank == root else None
 
-    match Operation(post.operation):
-        case Operation.ALLREDUCE:
-            return lambda: dist.all_reduce(sent, redop, group=group, async_op=later)
-        case Operation.REDUCE:
-            return lambda: dist.reduce(sent, root, redop, group=group, async_op=later)
-        case Operation.BROADCAST:
-            return lambda: dist.broadcast(sent, root, group=group, async_op=later)
-        case Operation.ALLGATHER:
-            return lambda: dist.all_gather_into_tensor(received, sent, group=group, async_op=later)
-        case Operation.REDUCESCATTER:
-            return lambda: dist.reduce_scatter_tensor(received, sent, redop, group=group, async_op=later)
-        case Operation.ALLTOALL:
-            return lambda: dist.all_to_all_single(received, sent, group=group, async_op=later)
-        case Operation.GATHER:
-            return lambda: dist.gather(sent, blocks(received), root, group=group, async_op=later)
-        case Operation.SCATTER:
-            return lambda: dist.scatter(received, blocks(sent), root, group=group, async_op=later)
-        case unknown:
-            raise RuntimeError(f"torch.distributed has no {unknown}")
+    calls: dict[Operation, Callable[[], dist.Work | None]] = {
+        Operation.ALLREDUCE: lambda: dist.all_reduce(sent, redop, group=group, async_op=later),
+        Operation.REDUCE: lambda: dist.reduce(sent, root, redop, group=group, async_op=later),
+        Operation.BROADCAST: lambda: dist.broadcast(sent, root, group=group, async_op=later),
+        Operation.ALLGATHER: lambda: dist.all_gather_into_tensor(received, sent, group=group, async_op=later),
+        Operation.REDUCESCATTER: lambda: dist.reduce_scatter_tensor(received, sent, redop, group=group, async_op=later),
+        Operation.ALLTOALL: lambda: dist.all_to_all_single(received, sent, group=group, async_op=later),
+        Operation.GATHER: lambda: dist.gather(sent, blocks(received), root, group=group, async_op=later),
+        Operation.SCATTER: lambda: dist.scatter(received, blocks(sent), root, group=group, async_op=later),
+    }
+    return calls[Operation(post.operation)]
 
 
 def together(calls: Sequence[Callable[[], dist.Work | None]], group: dist.ProcessGroup, device: torch.device) -> None:

@@ -176,7 +176,7 @@ def _open_gpus(wanted: str | None, starters: Sequence[Starter[World]], chosen: C
         visible = [device.uuid for device in devices]
         worlds = tuple(_started(stack, one, CUDA.name, range(len(devices)), visible) for one in starters)
         occupants = Occupants(before, lambda: [pid for world in worlds for pid in world.process_ids])
-        facts = [world.join() for world in worlds][0]
+        facts, *_ = [world.join() for world in worlds]
         machine = replace(
             factory.here(),
             driver=nvml.driver_version(),

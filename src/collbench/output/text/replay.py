@@ -88,10 +88,10 @@ def _figures(measured: list[Replay]) -> RenderableType:
         return [_with_half(getattr(summary, pick)) for summary in summaries]
 
     last: ArmRatio | None = ratios[-1] if ratios else None
-    row("step", figures("step"), last and last.step)
+    row("step", figures("step"), None if last is None else last.step)
     row("pauses alone", figures("pauses"))
     row("exposed", [_range(summary.exposed) for summary in summaries])
-    row("communication", figures("communication"), last and last.communication)
+    row("communication", figures("communication"), None if last is None else last.communication)
     if measured[0].recorded_seconds is not None:
         row("… in the job", [f"{measured[0].recorded_seconds * 1e3:.3f}", *("" for _ in measured[1:])])
     row("back to back", figures("alone"))

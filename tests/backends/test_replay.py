@@ -1,0 +1,230 @@
+"""The worker of replay, for real: gloo between processes on cores, what its buffers hold, and how its processes end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from collbench.analysis.job_schedule import Post, schedule_of
+from collbench.backends.replay import ReplayWorld
+from collbench.backends.replay_protocol import ReplayLoad
+from collbench.backends.replay_sim import open_simulated
+from collbench.model.errors import BackendError, MachineError
+from collbench.model.failures import Cause, FailureKind
+from collbench.model.job import Call, Job
+from collbench.model.operations import Registration
+from collbench.model.run import Pauses
+from tests.replay_jobs import data_parallel, job_of, jobs, pipeline
+
+torch = pytest.importorskip("torch")
+CORES = sorted(os.sched_getaffinity(0))
+RANKS = 3
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[ReplayWorld]:
+    made = ReplayWorld("host", [CORES[rank % len(CORES)] for rank in range(RANKS)])
+    try:
+        assert made.join().torch == torch.__version__
+        yield made
+    finally:
+        made.close()
+
+
+def prepared(world: ReplayWorld, job: Job, ranks: int | None = None, pauses: Pauses = Pauses.NONE) -> None:
+    world.prepare(schedule_of(job, ranks), pauses, Registration.NONE)
+
+
+EVERY = [
+    Call("allreduce", 4096, 0, "bfloat16", "sum"),
+    Call("allreduce", 64, 0, "float32", "max"),
+    Call("reduce", 64, 0, "float32", "prod", root=2),
+    Call("broadcast", 100, 0, root=1),
+    Call("allgather", 300, 0, "float32"),
+    Call("reducescatter", 300, 0, "float32", "sum"),
+    Call("alltoall", 96, 0),
+    Call("gather", 96, 0, root=1),
+    Call("scatter", 96, 0, root=0),
+    Call("sendrecv", 64, 0),
+]
+
+
+def test_each_operation_arrives_as_sent_and_is_timed(world: ReplayWorld) -> None:
+    prepared(world, job_of([range(RANKS)], [[(call, False) for call in EVERY]] * RANKS))
+    assert world.verify() == 0
+    for load in (ReplayLoad(3), ReplayLoad(2, pauses=False)):
+        for times in world.run(load, 1.0):
+            assert len(times.units) == len(EVERY)
+            assert min(times.units) > 0
+            assert times.queued
+    assert world.verify() == 0  # after the buffers were used again and again
+
+
+def test_pauses_alone_are_no_shorter_than_recorded(world: ReplayWorld) -> None:
+    job = job_of([range(RANKS)], [[(EVERY[0], False)]] * RANKS, pause=20_000.0)
+    prepared(world, job)
+    for times in world.run(ReplayLoad(2, calls=False), 1.0):
+        assert times.units == ()
+        assert times.step >= 0.02
+    for times in world.run(ReplayLoad(2), 1.0):
+        assert times.step >= 0.02
+
+
+def test_products_fill_the_pauses(world: ReplayWorld) -> None:
+    prepared(world, job_of([range(RANKS)], [[(EVERY[0], False)]] * RANKS, pause=10_000.0), pauses=Pauses.RECORDED)
+    assert world.verify() == 0
+    assert all(times.step > 0 for times in world.run(ReplayLoad(2), 1.0))
+
+
+def test_ranks_outside_a_group_and_orders_that_differ(world: ReplayWorld) -> None:
+    """Ranks 0 and 1 call their two groups in other orders; rank 2 is in none of them."""
+    a, b = (Call("allreduce", 4096, group, "float32", "sum") for group in (0, 1))
+    whole = Call("allreduce", 64, 2, "float32", "sum")
+    steps = [[(a, False), (b, False)], [(b, False), (a, False)], []]
+    prepared(world, job_of([(0, 1), (1, 0), range(RANKS)], [[*step, (whole, False)] for step in steps]))
+    assert world.verify() == 0
+    assert [len(times.units) for times in world.run(ReplayLoad(5), 1.0)] == [3, 3, 1]
+
+
+def test_messages_to_oneself_are_copied(world: ReplayWorld) -> None:
+    """An all-to-all of a plugin's record: each rank sends to all, itself among them."""
+    steps = [
+        [(Call(way, 64, 0, peer=peer), number > 0) for number, (way, peer) in enumerate(posts)]
+        for posts in [[(way, peer) for peer in range(RANKS) for way in ("send", "recv")]] * RANKS
+    ]
+    prepared(world, job_of([range(RANKS)], steps))
+    assert world.verify() == 0
+    assert [len(times.units) for times in world.run(ReplayLoad(2), 1.0)] == [1, 1, 1]
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(jobs(most_ranks=RANKS, largest=1024).filter(lambda job: job.world_size == RANKS))
+def test_whatever_fits_together_runs_and_arrives(world: ReplayWorld, job: Job) -> None:
+    prepared(world, job)
+    assert world.verify() == 0
+    assert all(times.step > 0 for times in world.run(ReplayLoad(2, pauses=False), 1.0))
+
+
+def test_what_the_backend_lacks_is_one_line(world: ReplayWorld) -> None:
+    with pytest.raises(MachineError, match="rank 0 cannot prepare the step: gloo registers no memory"):
+        world.prepare(schedule_of(data_parallel(RANKS)), Pauses.NONE, Registration.WINDOW)
+    prepared(world, data_parallel(RANKS))  # and the workers go on
+    assert world.verify() == 0
+
+
+def buffers(post: Post, rank: int, members: Sequence[int]):  # type: ignore[no-untyped-def]  # the type loads torch
+    from collbench.backends.replay_worker import buffers_of
+
+    made = buffers_of(post, rank, members, 0, torch.device("cpu"))
+    made.fill(rank)
+    return made
+
+
+def wrong(made) -> int:  # type: ignore[no-untyped-def]
+    count = torch.zeros((), dtype=torch.int64)
+    made.wrong(count)
+    return int(count)
+
+
+@pytest.mark.parametrize("members", [(0, 1), (1, 4, 6), (0, 1, 2, 3)])
+def test_what_must_arrive_is_what_the_others_send(members: tuple[int, ...]) -> None:
+    """By hand, from what each rank sends: no library between."""
+    ranks, size = len(members), 48 * len(members) * 4
+
+    def all_of(operation: str, reduction: str = "", root: int | None = None):  # type: ignore[no-untyped-def]
+        dtype = "float32" if reduction else "uint8"
+        return [buffers(Post(operation, size, dtype, reduction, root), rank, members) for rank in members]
+
+    for reduction, combine in (("sum", sum), ("max", lambda parts: torch.stack(parts).amax(0))):
+        made = all_of("allreduce", reduction)
+        total = combine([one.sent.clone() for one in made])
+        for one in made:
+            one.received.copy_(total)
+            assert wrong(one) == 0
+            one.received[7] += 1
+            assert wrong(one) == 1
+    made = all_of("reducescatter", "sum")
+    for at, one in enumerate(made):
+        one.received.copy_(sum(other.sent for other in made).chunk(ranks)[at])
+        assert wrong(one) == 0
+    made = all_of("allgather")
+    for one in made:
+        one.received.copy_(torch.cat([other.sent for other in made]))
+        assert wrong(one) == 0
+        one.received.copy_(one.received.roll(1))
+        assert wrong(one) > 0
+    made = all_of("alltoall")
+    for at, one in enumerate(made):
+        one.received.copy_(torch.cat([other.sent.chunk(ranks)[at] for other in made]))
+        assert wrong(one) == 0
+    root = members[-1]
+    made = all_of("scatter", root=root)
+    for at, one in enumerate(made):
+        one.received.copy_(made[-1].sent.chunk(ranks)[at])
+        assert wrong(one) == 0
+    made = all_of("broadcast", root=root)
+    for one in made:
+        one.received.copy_(made[-1].sent)
+        assert wrong(one) == 0
+        one.received.zero_()
+        assert wrong(one) > 0
+    assert not torch.equal(*(one.sent for one in all_of("alltoall")[:2]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reduction", "ranks", "known"),
+    [
+        ("bfloat16", "sum", 64, True),
+        ("float8_e4m3fn", "sum", 16, True),
+        ("float8_e4m3fn", "sum", 17, False),
+        ("int8", "prod", 7, False),
+        ("float32", "avg", 4, True),
+        ("float32", "avg", 3, False),
+        ("int32", "avg", 4, False),
+        ("int8", "max", 999, True),
+    ],
+)
+def test_only_what_has_one_right_result_is_compared(dtype: str, reduction: str, ranks: int, known: bool) -> None:
+    from collbench.backends.replay_worker import exact
+
+    assert exact(dtype, reduction, ranks) == known
+
+
+def started() -> ReplayWorld:
+    made = ReplayWorld("host", [CORES[0], CORES[-1]])
+    made.join()
+    prepared(made, pipeline())
+    return made
+
+
+def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
+    made = started()
+    processes, folder = made.process_ids, made._folder
+    os.kill(processes[1], signal.SIGKILL)
+    with pytest.raises(BackendError, match="killed by signal 9") as error:
+        made.run(ReplayLoad(3), 1.0)
+    assert error.value.failure.kind is FailureKind.CRASH
+    assert (error.value.failure.cause, error.value.failure.devices) == (Cause.DIED, (1,))
+    assert not folder.exists()
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{number}") for number in processes) and time.monotonic() < deadline:  # noqa: PTH110
+        time.sleep(0.02)
+    with pytest.raises(BackendError, match="are gone"):
+        made.verify()
+
+
+def test_a_simulated_step_has_its_pauses_and_its_calls() -> None:
+    def times(seed: int, load: ReplayLoad, pauses: Pauses = Pauses.NONE) -> list[float]:
+        opened = open_simulated("titan-rtx-nv2", None, seed, lambda devices: devices[:2])
+        opened.arms[0].prepare(schedule_of(data_parallel()), pauses, Registration.NONE)
+        return [one.step for one in opened.arms[0].run(load, 1.0)]
+
+    step, pauses, calls = (times(1, ReplayLoad(1, a, b)) for a, b in ((True, True), (True, False), (False, True)))
+    assert times(1, ReplayLoad(1)) == step
+    assert max(pauses) < max(step) < max(pauses) + max(calls)  # they overlap, but for the last call
+    assert max(times(1, ReplayLoad(1), Pauses.RECORDED)) > max(step)

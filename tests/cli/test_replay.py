@@ -1,0 +1,164 @@
+"""`collbench replay`: a simulated machine's page and file, real gloo workers, what is refused, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from collbench.model.job import Job
+from collbench.model.run import CommandKind
+from collbench.output.rows import REPLAY_COLUMNS
+from collbench.runfile import job_file, run_file
+from tests.cli.program import Program
+from tests.cli.program import collbench as words_of
+from tests.replay_jobs import data_parallel, job_of, pipeline, without_rank
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "replay.md").read_text(encoding="utf-8")
+SCHEMA = json.loads((ROOT / "docs" / "run-file.schema.json").read_text(encoding="utf-8"))
+SIM = ("--backend", "sim", "--fabric", "titan-rtx-nv2", "--seed", "1")
+HOST = ("--backend", "host", "--seed", "1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own, also for saved runs, with a job of two ranks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    saved(data_parallel(2, (2**26, 2**24)), "job.json")
+    return tmp_path
+
+
+def saved(job: Job, name: str) -> None:
+    job_file.save(job, Path(name))
+
+
+def undated(text: str) -> str:
+    return re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "DATE", text)
+
+
+def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> None:
+    shown = re.findall(r"^    \$ (collbench replay .*)\n((?:    .*\n|\n(?=    ))+)", PAGE, re.MULTILINE)
+    assert shown
+    for command, block in shown:
+        expected = "".join(line.removeprefix("    ") for line in block.splitlines(keepends=True))
+        done = program(*command.split()[1:], "-o", "run.json")
+        assert undated(done.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
+
+
+def test_the_document_has_the_very_columns() -> None:
+    reported = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
+    assert [tuple(map(str.strip, row)) for row in reported] == [
+        (column.name, column.type.value, column.meaning) for column in REPLAY_COLUMNS
+    ]
+
+
+def test_the_first_line_is_the_answer_says_sim_and_fits(program: Program, folder: Path) -> None:
+    done = program("replay", "job.json", *SIM, "-o", "run.json")
+    assert (done.status, done.err) == (0, "")
+    assert "The step of job.json on 2 ranks communicates for" in done.out.splitlines()[0]
+    assert "(sim)" in done.out.splitlines()[0]
+    assert max(map(len, done.out.splitlines()[1:])) <= 90
+    assert program("show", "run.json").out == done.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
+    assert program("show", "--verbose", "run.json").status == 0
+
+
+def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Program, folder: Path) -> None:
+    for name in ("a.json", "b.json"):
+        assert program("replay", "job.json", *SIM, "--compute", "recorded", "--trials", "3", "-o", name).status == 0
+    first, again = (run_file.load(folder / name) for name in ("a.json", "b.json"))
+    assert first.replays == again.replays
+    jsonschema.validate(json.loads((folder / "a.json").read_text(encoding="utf-8")), SCHEMA)
+    assert first.settings.kind is CommandKind.REPLAY
+    assert first.complete
+
+
+def test_export_and_report_know_it(program: Program, folder: Path) -> None:
+    program("replay", "job.json", *SIM, "-o", "run.json")
+    rows = json.loads(program("export", "run.json", "--format", "json").out)
+    rows = rows["rows"] if isinstance(rows, dict) else rows
+    assert [row["size_bytes"] for row in rows] == [2**26, 2**24]
+    assert list(rows[0])[-len(REPLAY_COLUMNS) :] == [column.name for column in REPLAY_COLUMNS]
+    assert "allreduce" in program("export", "run.json", "--format", "csv").out
+    refused = program("export", "run.json", "--format", "prometheus")
+    assert refused.status != 0
+    assert "holds a replay, which prometheus has no form for" in refused.err
+    assert program("report", "run.json", "-o", "page.html").status == 0
+    assert "What the job's step communicates" in (folder / "page.html").read_text(encoding="utf-8").replace(
+        "&#39;", "'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("title", "job", "words", "said"),
+    [
+        ("a rank is missing", without_rank(data_parallel(3), 1), SIM, "no record of rank 1 of 3"),
+        ("too few devices", data_parallel(4), SIM, "has 4 ranks and 2 devices"),
+        ("messages have no meaning on more", job_of([(0, 1)], [[]] * 2), SIM, "repeated nothing"),
+        ("nothing to take away", data_parallel(), (*SIM, "--without", "p2p"), "sim backend has no P2P"),
+        ("nothing to register", data_parallel(), (*HOST, "--registration", "buffer"), "registers no memory"),
+        ("no such phase", data_parallel(), (*SIM, "--phase", "3"), "has 1 phases, and no phase 3"),
+    ],
+)
+def test_what_cannot_be_replayed_is_one_line(
+    program: Program, folder: Path, title: str, job: Job, words: tuple[str, ...], said: str
+) -> None:
+    saved(job, "other.json")
+    done = program("replay", "other.json", *words)
+    assert done.status != 0, title
+    assert done.out == ""
+    assert said in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_gloo_cannot_average(program: Program, folder: Path) -> None:
+    job = data_parallel()
+    saved(replace(job, calls=tuple(replace(call, reduction="avg") for call in job.calls)), "avg.json")
+    assert "gloo reduces no by avg" in program("replay", "avg.json", *HOST, "--devices", "0,1").err
+
+
+def test_what_is_no_job_is_refused(program: Program, folder: Path) -> None:
+    program("replay", "job.json", *SIM, "-o", "run.json")
+    for name, said in (("run.json", "no recorded job"), ("none.json", "cannot read job")):
+        done = program("replay", name, *SIM)
+        assert done.status != 0
+        assert said in done.err
+
+
+def test_what_the_job_does_not_say_is_said(program: Program, folder: Path) -> None:
+    job = data_parallel()
+    saved(replace(job, calls=tuple(replace(call, reduction="") for call in job.calls)), "plain.json")
+    assert "replaying sums, for the recording does not say how it reduced" in program("replay", "plain.json", *SIM).err
+
+
+def test_two_stages_on_gloo_are_measured_and_verified(program: Program, folder: Path) -> None:
+    saved(pipeline(2**12), "stages.json")
+    words = ("replay", "stages.json", *HOST, "--devices", "0,1", "--trials", "3", "-o", "run.json")
+    assert program(*words).status == 0
+    (found,) = run_file.load(folder / "run.json").replays
+    assert (found.wrong, len(found.trials), [call.operation for call in found.calls]) == (0, 3, ["p2p"])
+
+
+def test_ctrl_c_keeps_the_trials_so_far(folder: Path) -> None:
+    path = folder / "run.json"
+    command = words_of("replay", "job.json", *HOST, "--devices", "0,1", "--trials", "5000", "-o", str(path))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (path.exists() and run_file.load(path).replays):
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "measured so far are saved" in err
+    run = run_file.load(path)
+    assert run.replays[0].trials
+    assert not run.complete

@@ -1,0 +1,68 @@
+"""A recorded step on real GPUs: every operation arrives, arms differ in P2P alone, registered memory works."""
+
+from __future__ import annotations
+
+import pytest
+
+from collbench.api.replaying import ReplayOptions, replay, request_of
+from collbench.model.job import Call, Job
+from collbench.model.operations import Registration
+from collbench.model.run import Pauses, Run
+from tests.replay_jobs import data_parallel, job_of, pipeline
+
+pytest.importorskip("torch")
+
+EVERY = (
+    Call("allreduce", 2**24, 0, "bfloat16", "sum"),
+    Call("allreduce", 2**10, 0, "float32", "max"),
+    Call("reduce", 2**20, 0, "float32", "sum", root=1),
+    Call("broadcast", 2**20, 0, root=1),
+    Call("allgather", 2**22, 0, "bfloat16"),
+    Call("reducescatter", 2**22, 0, "bfloat16", "avg"),
+    Call("alltoall", 2**20, 0),
+    Call("gather", 2**20, 0, root=0),
+    Call("scatter", 2**20, 0, root=1),
+    Call("sendrecv", 2**20, 0),
+)
+
+
+def replayed(job: Job, **given: object) -> Run:
+    asked = ReplayOptions(backend="cuda", devices="0,1", trials=3, seed=1, **given)  # type: ignore[arg-type]
+    done = replay(request_of(job, "job.json", asked, ("replay",)), None)
+    assert done.run.complete
+    return done.run
+
+
+@pytest.mark.parametrize("pauses", list(Pauses))
+def test_each_operation_is_verified(pauses: Pauses) -> None:
+    job = job_of([(0, 1)], [[(call, False) for call in EVERY]] * 2, pause=200.0)
+    (found,) = replayed(job, pauses=pauses).replays
+    assert found.wrong == 0
+    for trial in found.trials:
+        assert min(trial.call_seconds) > 0
+        assert max(trial.step) >= max(trial.pauses) * 0.9
+        # Each of the two says how long ten pauses of 200 µs are, by the sleeping kernel's clock or by products.
+        assert max(trial.pauses) == pytest.approx(len(EVERY) * 200e-6, rel=0.3)
+
+
+def test_calls_of_one_group_go_as_one() -> None:
+    calls = [(call, number > 0) for number, call in enumerate(data_parallel(2, (2**20, 2**18, 2**10)).calls)]
+    (found,) = replayed(job_of([(0, 1)], [calls] * 2)).replays
+    assert (found.wrong, [call.count for call in found.calls]) == (0, [1])
+
+
+def test_stages_exchange_in_one_batch() -> None:
+    (found,) = replayed(pipeline(2**22)).replays
+    assert (found.wrong, [call.operation for call in found.calls]) == (0, ["p2p"])
+
+
+def test_two_arms() -> None:
+    run = replayed(data_parallel(2, (2**26,)), without="p2p")
+    assert [found.without for found in run.replays] == [(), ("p2p",)]
+    assert [found.wrong for found in run.replays] == [0, 0]
+
+
+@pytest.mark.parametrize("registration", [Registration.BUFFER, Registration.WINDOW])
+def test_registered_memory(registration: Registration) -> None:
+    (found,) = replayed(data_parallel(2, (2**24, 2**12)), registration=registration).replays
+    assert found.wrong == 0
