@@ -6,8 +6,8 @@
 Each repeat runs `collbench overlap` (at its defaults, or with the options after --) and `collbench allreduce` with the
 same sizes, devices and bf16, in and out of place, in turn. DIR/overlap.md holds the tables: for each size, compute and
 lever every repeat's factors and how far they lie apart, and the collective alone over the ordinary command's launch
-loop, which is judged as both are plain launches, and over its graph replay; DIR/raw the run files, what was printed,
-and commands.txt with each command's wall time.
+loop, which launches each call as torch does, and over its replayed graph;
+DIR/raw the run files, what was printed, and commands.txt with each command's wall time.
 Exits 1 where a bar is missed: factors within 3 % of each other, alone within 1 % from 16 MiB on, 15 s for `overlap` at
 its defaults; 2 where a command failed. NCCL_* reaches both as it is.
 """
@@ -15,7 +15,6 @@ its defaults; 2 where a command failed. NCCL_* reaches both as it is.
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import subprocess
 import sys
@@ -112,8 +111,8 @@ def report(repeats: Sequence[Repeat], *, defaults: bool) -> tuple[list[str], boo
         f"{repeats[0].ordinary.machine.nccl or '-'})",
         f"- NCCL variables: {' '.join(f'{k}={v}' for k, v in sorted(first.settings.environment.items())) or 'none'}",
         "",
-        "| what | size | collective × | change | compute × | change | of max | change | alone over loop | over replay "
-        "| bar |",
+        "| what | size | collective × | change | compute × | change | of max | change | alone / launch loop | "
+        "alone / graph | bar |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     missed = False
@@ -148,17 +147,18 @@ def _row(repeats: Sequence[Repeat], at: tuple[overlap.Condition, int]) -> tuple[
         bad |= change > CHANGE
         cells += [", ".join(f"{value:.2f}" for value in values), f"{change:.1%}"]
     ratios = list(_alone(repeats, at))
-    launches, replays = (median(column) for column in zip(*ratios, strict=True)) if ratios else (None, None)
-    bad |= launches is not None and size >= ALONE_FROM and abs(launches - 1) > ALONE
-    cells += [f"{one:.4f}" if one else "-" for one in (launches, replays)]
-    cells += ["MISSED" if bad else "met"]
+    looped = median(loop for loop, _ in ratios) if ratios else None
+    replayed = median(graph for _, graph in ratios) if ratios else None
+    bad |= looped is not None and size >= ALONE_FROM and abs(looped - 1) > ALONE
+    cells += [f"{ratio:.4f}" if ratio else "-" for ratio in (looped, replayed)]
+    cells.append("MISSED" if bad else "met")
     return f"| {condition_name(condition)} | {format_size(size)} | {' | '.join(cells)} |", bad
 
 
 def _alone(repeats: Sequence[Repeat], at: tuple[overlap.Condition, int]) -> Iterator[tuple[float, float]]:
-    """Yield the collective's time alone over the ordinary launch loop's and graph replay's, in place as torch has it.
+    """Yield the collective's time alone over the ordinary launch loop's and over its graph's; not with limited CTAs.
 
-    Nothing where CTAs are limited.
+    In place, as torch has it. Where nothing is launched (gloo), or no loop was timed, both are over the one time.
     """
     condition, size = at
     if condition.ctas is not None or condition.operation != repeats[0].ordinary.settings.operations[0]:
@@ -167,9 +167,8 @@ def _alone(repeats: Sequence[Repeat], at: tuple[overlap.Condition, int]) -> Iter
         theirs = [m for m in repeat.ordinary.measured(Variant.IN_PLACE) if m.point.size_bytes == size]
         ours = [one for one in repeat.overlap.overlaps if _at(one) == at and one.trials]
         if theirs and ours:
-            alone = overlap.summarize(ours[0]).collective_alone.value
-            ordinary = summarize(theirs[0])
-            yield alone / (ordinary.launch_seconds or math.nan), alone / ordinary.seconds
+            alone, ordinary = overlap.summarize(ours[0]).collective_alone.value, summarize(theirs[0])
+            yield alone / (ordinary.launch_seconds or ordinary.seconds), alone / ordinary.seconds
 
 
 if __name__ == "__main__":

@@ -14,7 +14,16 @@ from collbench.analysis.outcome import outcome
 from collbench.analysis.overlap import summarize
 from collbench.backends.overlap_protocol import Load, OverlapOpened, OverlapPoint, RankTimes
 from collbench.bench import overlap
-from collbench.bench.overlap import Covered, OverlapRequest, covered_calls, covered_units, planned, spaced
+from collbench.bench.overlap import (
+    Covered,
+    OverlapRequest,
+    alone,
+    covered_calls,
+    covered_units,
+    moments,
+    planned,
+    spaced,
+)
 from collbench.model.compute import Compute, ComputeKind, Priority
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError
 from collbench.model.failures import FailureKind
@@ -89,15 +98,43 @@ def test_amounts_take_about_as_long_as_each_other_alone() -> None:
     assert load.compute_chunks * load.units * 1.5e-3 == pytest.approx(0.025, rel=0.2)
 
 
-def test_rests_are_spread_over_a_unit_in_random_order_by_the_seed() -> None:
+@pytest.mark.parametrize("call", [CALL / 50, CALL, CALL * 50])
+@pytest.mark.parametrize("trials", [1, 3, 6])
+def test_each_trial_is_spread_over_a_unit_and_all_of_them_more_finely(call: float, trials: int) -> None:
+    found = moments(call, UNIT, trials, random.Random(1))
+    assert found == moments(call, UNIT, trials, random.Random(1))
+    assert found != moments(call, UNIT, trials, random.Random(2))
+    assert len(found) == trials
+    calls = len(found[0])
+    for begins in found:
+        assert sorted(int(begin * calls) for begin in begins) == list(range(calls))
+        assert list(begins) != sorted(begins)
+    every = sorted(int(begin * calls * trials) for begins in found for begin in begins)
+    assert every == list(range(calls * trials))
+
+
+def test_longer_calls_vary_less_so_fewer_of_them_run() -> None:
+    counts = [len(moments(call, 1.4e-3, 6, random.Random(1))[0]) for call in (1e-6, 7.5e-5, 9e-4, 3.2e-3, 1.0)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == 20
+    assert counts[-1] == 8
+
+
+def test_rests_lie_behind_the_run_up_and_compute_outlasts_the_calls() -> None:
     load = planned(CALL, UNIT, 0.025)
-    found = spaced(load, CALL, UNIT, random.Random(1))
-    assert found == spaced(load, CALL, UNIT, random.Random(1))
-    assert found != spaced(load, CALL, UNIT, random.Random(2))
-    run_up = 1.1 * UNIT * found.units
-    parts = [int((rest - run_up) / UNIT * len(found.idle_s)) for rest in found.idle_s]
-    assert sorted(parts) == list(range(len(parts)))
-    assert parts != sorted(parts)
+    begins = moments(CALL, UNIT, 1, random.Random(1))[0]
+    found = spaced(load, CALL, UNIT, begins)
+    assert [(rest - 1.3 * UNIT * found.units) / UNIT for rest in found.idle_s] == pytest.approx(begins)
+    assert found.compute_chunks * found.units * UNIT >= max(found.idle_s) + CALL
+
+
+@pytest.mark.parametrize(("call", "calls"), [(1e-6, 20), (CALL, 20), (3e-3, 8), (1.0, 4)])
+def test_alone_as_many_calls_run_as_in_a_batch(call: float, calls: int) -> None:
+    load = planned(call, UNIT, 0.025)
+    own = alone(load)
+    assert (own.collective_chunks * own.calls, own.compute_chunks) == (calls, 0)
+    assert own.collective_chunks >= 4
+    assert own.collective_chunks * own.calls <= load.collective_chunks * load.calls
 
 
 class Fake:
@@ -183,14 +220,18 @@ def test_known_factors_come_out() -> None:
         assert summary.compute_alone.value == pytest.approx(UNIT, rel=0.002)
         assert summary.collective_factor.value == pytest.approx(3, rel=0.05)  # the late rank's ends are later
         assert summary.compute_factor.value == pytest.approx(1.25, rel=0.002)
+        # Fewer calls run alone than the fixed amount has: the others count as long as those.
+        for trial in found.trials:
+            assert max(trial.collective_amount) == pytest.approx(trial.calls * CALL, rel=0.002)
 
 
-def test_the_order_of_loads_changes_by_the_seed_alone() -> None:
+def test_the_seed_decides_the_moments_and_not_the_order_of_loads() -> None:
     first, again, other = Fake(), Fake(), Fake()
     for backend, seed in ((first, 7), (again, 7), (other, 8)):
         measured(backend, request(seed=seed))
     assert first.loads == again.loads
-    assert [load.collective_chunks for load in first.loads] != [load.collective_chunks for load in other.loads]
+    assert first.loads != other.loads
+    assert [load.collective_chunks for load in first.loads] == [load.collective_chunks for load in other.loads]
 
 
 def test_a_load_that_was_not_queued_in_time_runs_again_behind_a_longer_gate() -> None:

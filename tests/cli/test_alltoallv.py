@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 
 import pytest
@@ -37,6 +38,30 @@ def test_a_matrix_is_sent_as_it_stands_or_to_scale(program: Program, tmp_path: p
         point = json.loads(file.read_text(encoding="utf-8"))["measurements"][0]["point"]
         assert point["size_bytes"] == pytest.approx(size, abs=32)
         assert point["skew"]["matrix"] == [[0, 2**20], [2**19, 16]]
+
+
+@pytest.mark.parametrize(
+    ("title", "rows", "devices"),
+    [
+        ("the first rank is idle", "0 0 0\n0 0 65536\n0 32768 0\n", "--backend sim --fabric hgx-h200 --devices 0,1,2"),
+        ("the last rank is idle", "0 65536 0\n32768 16 0\n0 0 0\n", "--backend sim --fabric hgx-h200 --devices 0,1,2"),
+        ("one rank sends to itself alone", "65536 0\n0 0\n", "--backend sim --fabric hgx-h200 --devices 0,1"),
+        ("one rank sends to itself alone, gloo", "65536 0\n0 0\n", "--backend host --devices 0,1 --budget 1s"),
+    ],
+)
+def test_a_rank_that_neither_sends_nor_receives_is_measured_with_the_others(
+    program: Program, tmp_path: pathlib.Path, title: str, rows: str, devices: str
+) -> None:
+    if "host" in devices and not {0, 1} <= os.sched_getaffinity(0):
+        pytest.skip("needs the cores 0 and 1")
+    matrix, file = tmp_path / "matrix.txt", tmp_path / "run.json"
+    matrix.write_text(rows)
+    said = program("alltoallv", *devices.split(), "--skew", str(matrix), "--output", str(file))
+    assert (said.status, "Traceback" in said.err) == (0, False), title
+    (measurement,) = json.loads(file.read_text(encoding="utf-8"))["measurements"]
+    assert (measurement["point"]["size_bytes"], measurement["failure"]) == (65536 + 16 * (" 16 " in rows), None), title
+    assert all(seconds > 0 for sample in measurement["samples"] for seconds in sample["seconds"]), title
+    assert program("show", str(file)).status == 0, title
 
 
 def test_runs_of_other_skews_are_not_the_same_data_points(program: Program, tmp_path: pathlib.Path) -> None:

@@ -91,6 +91,20 @@ def test_every_operation_from_the_first_and_the_last_root(
                 _time(collectives, [group], operation, place, block * len(group), root=root, in_place=in_place)
 
 
+@pytest.mark.parametrize("in_place", [False, True], ids=["out-of-place", "in-place"])
+@pytest.mark.parametrize("idle", [0, -1], ids=["first", "last"])
+def test_a_rank_that_neither_sends_nor_receives_waits_for_nobody(
+    collectives: _native.Collectives, idle: int, in_place: bool
+) -> None:
+    ranks, block = len(_EVERYONE), 1025
+    blocks = [[block] * ranks for _ in range(ranks)]
+    blocks[idle] = [0] * ranks
+    for row in blocks:
+        row[idle] = 0
+    plan = {"blocks": [sent for row in blocks for sent in row], "in_place": in_place, "launch_iterations": 5}
+    _time(collectives, [_EVERYONE], "alltoallv", 7, block * (ranks - 1), **plan)
+
+
 @pytest.mark.parametrize("operation", ["reduce", "reducescatter"])
 @pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=_DTYPES)
 def test_other_reductions(collectives: _native.Collectives, dtype: int, operation: str) -> None:

@@ -43,7 +43,7 @@ def test_the_defaults_are_verified_and_covered(tmp_path: Path) -> None:
     for found in run.overlaps:
         assert (found.wrong, found.wrong_compute, found.failure) == (0, 0, None)
         assert len(found.trials) == run.settings.trials
-        assert all(len(trial.beside_calls) >= 16 for trial in found.trials)
+        assert all(len(trial.beside_calls) >= 6 for trial in found.trials)
         summary = summarize(found)
         assert summary.collective_factor.value > 0.95
         assert summary.compute_factor.value > 0.9
@@ -56,9 +56,10 @@ def test_alone_it_takes_as_long_as_the_ordinary_command_says(tmp_path: Path) -> 
     ours = {found.size_bytes: summarize(found) for found in measured(tmp_path, "overlap", *sizes).overlaps}
     ordinary = measured(tmp_path, "allreduce", *sizes, "--dtype", "bfloat16", "--in-place")
     for found in ordinary.measured(Variant.IN_PLACE):
-        assert ours[found.point.size_bytes].collective_alone.value == pytest.approx(
-            stats.summarize(found).seconds, rel=0.02
-        )
+        # torch launches each call, as the ordinary command's launch loop does; replays of a graph are faster.
+        loop = stats.summarize(found).launch_seconds
+        assert loop is not None
+        assert ours[found.point.size_bytes].collective_alone.value == pytest.approx(loop, rel=0.02)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -160,7 +160,7 @@ static void add_transfer(Op* op, bool sends, const void* at, uint64_t elements, 
 }
 
 // Queues one rank's part. The first use of an operation connects the communicator's ranks, which wait for each other in
-// the call; a blocking kernel or a capture would stop that.
+// the call, of an exchange for the peers that it names; a blocking kernel or a capture would stop that.
 static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
   Clique* clique = comm->clique;
   const int gpu = clique->gpus[comm->rank];
@@ -172,7 +172,8 @@ static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
       fault("a communicator connects behind a blocking kernel or in a capture");
     clique->connected[comm->rank] |= 1u << kind;
     for (int i = 0; i < clique->ranks; ++i)
-      while (blocks() && !(clique->connected[i] >> kind & 1)) let_others_run();
+      while (blocks() && (kind != kExchange || names_peer(op, i)) && !(clique->connected[i] >> kind & 1))
+        let_others_run();
   }
   // NCCL makes every plain launch slower on a communicator that was once captured.
   if (comm->captured && !stream->capturing) note("plain %s on a captured communicator", kinds[kind].name);

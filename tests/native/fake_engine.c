@@ -264,11 +264,41 @@ static bool breaks(Clique* clique) {
   return clique->broken = true;
 }
 
+static bool exchanges(const Op* op) { return op != NULL && strcmp(op->name, "sendrecv") == 0; }
+
+EXPORT bool names_peer(const Op* op, int peer) {
+  for (int k = 0; k < op->transfer_count; ++k)
+    if (op->transfers[k].peer == peer) return true;
+  return false;
+}
+
+// Puts an empty part in the place of each rank that an exchange does not need: NCCL waits for the peers that are named,
+// and a rank with nothing to send or receive queues nothing. Returns false where a rank is needed that has not come.
+static bool without_idle(Stream* members[], Op* ranks[], int count) {
+  static Op idle;
+  const Op* one = NULL;
+  for (int i = 0; i < count; ++i)
+    if (exchanges(ranks[i])) one = ranks[i];
+  for (int i = 0; i < count; ++i) {
+    if (one == NULL ? ranks[i] != NULL : exchanges(ranks[i])) continue;
+    if (one == NULL) return false;
+    for (int other = 0; other < count; ++other)
+      if (exchanges(ranks[other]) && names_peer(ranks[other], i)) return false;
+    members[i] = NULL;
+  }
+  if (one == NULL) return true;
+  idle = *one;
+  idle.transfer_count = 0;
+  for (int i = 0; i < count; ++i)
+    if (members[i] == NULL) ranks[i] = &idle;
+  return true;
+}
+
 // Runs a collective once it is the next operation of every rank's stream.
 static bool run_collective(Clique* clique) {
   if (clique->broken) return false;
   Stream* members[kMostRanks] = {NULL};
-  Op* ranks[kMostRanks];
+  Op* ranks[kMostRanks] = {NULL};
   double begin = 0;
   for (Stream* stream = streams; stream != NULL; stream = stream->next) {
     Op* op = stream->first;
@@ -277,8 +307,7 @@ static bool run_collective(Clique* clique) {
     ranks[op->rank] = op;
     if (stream->now > begin) begin = stream->now;
   }
-  for (int i = 0; i < clique->ranks; ++i)
-    if (members[i] == NULL) return false;
+  if (!without_idle(members, ranks, clique->ranks)) return false;
   for (int i = 1; i < clique->ranks; ++i)
     if (!agree(ranks[0], ranks[i])) fault("rank %d calls another collective than rank 0", i);
   const uint64_t bytes = message_bytes(ranks, clique);
@@ -289,6 +318,7 @@ static bool run_collective(Clique* clique) {
   const double end = begin + ring_time(ranks[0], bytes);
   note("collective %s ranks %d bytes %llu", ranks[0]->name, clique->ranks, (unsigned long long)bytes);
   for (int i = 0; i < clique->ranks; ++i) {
+    if (members[i] == NULL) continue;
     members[i]->now = end + by_gpu("FAKE_LAG", members[i]->gpu, 0);
     pop(members[i]);
   }

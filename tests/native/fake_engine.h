@@ -88,6 +88,7 @@ EXPORT void queue_op(Stream* stream, const Op* op);
 // For each operation (a whole graph is one) that is queued while a stream may be blocked.
 EXPORT void count_behind(Stream* stream);
 void run_ready(void);
+EXPORT bool names_peer(const Op* op, int peer);
 // Returns whether it is finished, which a query about the GPU's work answers. kPatience times "no" in a row are a
 // deadlock where the blocking kernel that was queued last on the GPU, or one with the same latch, has not ended.
 bool answered(int gpu, bool finished);

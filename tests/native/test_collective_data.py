@@ -74,6 +74,33 @@ def test_blocks_of_any_sizes_arrive_in_every_type(fakes: Fakes, tmp_path: Path, 
     assert len(done.lines("launch verify_elements")) == (0 if in_place else 2 * done.said["segments"])
 
 
+@pytest.mark.parametrize("in_place", [False, True], ids=["out of place", "in place"])
+@pytest.mark.parametrize("registration", ["none", "buffer"])
+@pytest.mark.parametrize(
+    ("title", "blocks"),
+    [
+        ("the first rank is idle", [0, 0, 0, 0, 5, 70, 0, 3, 9]),
+        ("a rank in the middle is idle", [3, 0, 70, 0, 0, 0, 5, 0, 9]),
+        ("the last rank is idle", [3, 70, 0, 5, 9, 0, 0, 0, 0]),
+        ("all but one are idle, and it sends to itself", [0, 0, 0, 0, 79, 0, 0, 0, 0]),
+    ],
+)
+def test_a_rank_that_neither_sends_nor_receives_waits_for_nobody(
+    fakes: Fakes, tmp_path: Path, title: str, blocks: list[int], registration: str, in_place: bool
+) -> None:
+    count = max(sum(blocks[at : at + 3]) for at in (0, 3, 6))
+    count = max(count, *(sum(blocks[at::3]) for at in range(3)))
+    script = f"""
+        plan = dict(count={count}, blocks={blocks}, iterations=3, batches=2, launch_iterations=2, in_place={in_place})
+        held = session(open_gpus())
+        times = [collective(held, [[0, 1, 2]], "alltoallv", registration={registration!r}, **plan) for _ in range(2)]
+        say(seconds=[seconds for seconds, _ in times], launches=[launches for _, launches in times])
+    """
+    said = fakes.script(script, tmp_path).said
+    assert all(seconds > 0 for found in said["seconds"] for group in found for seconds in group), title
+    assert all(seconds > 0 for found in said["launches"] for seconds in found), title
+
+
 # Rank 0 gets 3 elements of its own and 5 of rank 1, which gets 70 of rank 0 alone.
 _UNEVEN = "[[0, 1]], 'alltoallv', count=73, blocks=[3, 70, 5, 0]"
 

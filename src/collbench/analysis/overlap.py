@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
-from collbench.analysis.stats import median_interval
+from collbench.analysis.stats import mean_interval, median_interval
 from collbench.model.compute import Compute, Priority
 from collbench.model.operations import Operation
 from collbench.model.run import Overlap, OverlapTrial
@@ -19,7 +19,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A median over trials with its 95 % interval, None for fewer than three trials."""
+    """A median or a mean over trials with its 95 % interval, None for fewer than three trials."""
 
     value: float
     interval: Interval | None
@@ -36,6 +36,8 @@ class OverlapSummary:
 
     Factors are seconds beside over seconds alone, trial by trial. `of_sum` and `of_max` are the time of a fixed
     amount of both together, over the sum and over the longer of their times alone: 1 of the maximum is perfect.
+    All are medians over trials, but for the collective beside compute and its factor. Those are means: the trials'
+    calls begin at different moments of a unit, and only all of them together are spread evenly over it.
     """
 
     collective_alone: Figure
@@ -55,12 +57,16 @@ def summarize(found: Overlap) -> OverlapSummary:
         values = [value(trial) for trial in found.trials]
         return Figure(median(values), median_interval(values))
 
+    def over_calls(value: Callable[[OverlapTrial], float]) -> Figure:
+        values = [value(trial) for trial in found.trials]
+        return Figure(fmean(values), mean_interval(values))
+
     return OverlapSummary(
         collective_alone=over_trials(lambda trial: max(trial.collective_alone)),
         compute_alone=over_trials(lambda trial: max(trial.compute_alone)),
-        collective_beside=over_trials(lambda trial: max(trial.collective_beside)),
+        collective_beside=over_calls(lambda trial: max(trial.collective_beside)),
         compute_beside=over_trials(lambda trial: max(trial.compute_beside)),
-        collective_factor=over_trials(lambda trial: max(trial.collective_beside) / max(trial.collective_alone)),
+        collective_factor=over_calls(lambda trial: max(trial.collective_beside) / max(trial.collective_alone)),
         compute_factor=over_trials(lambda trial: max(trial.compute_beside) / max(trial.compute_alone)),
         of_sum=over_trials(lambda trial: max(trial.together) / sum(_amounts(trial))),
         of_max=over_trials(lambda trial: max(trial.together) / max(_amounts(trial))),

@@ -34,10 +34,13 @@ _ESTIMATING = Load(collective_chunks=8, calls=1, compute_chunks=4, units=1, gate
 _REST_S = 0.2
 # What the host needs to queue: a call of torch.distributed some 30 µs, a unit of compute less.
 _CALL_S, _UNIT_S, _LEAST_GATE_S, _LONGEST_GATE_S = 6e-5, 1e-4, 2e-3, 1.0
-# Calls beside compute in a trial, a moment in each twentieth of a unit: with eight trials 160.
-_BESIDE_CALLS = 20
+# Calls beside compute in a trial, where a call is short beside a unit; of longer ones, which vary less, fewer do.
+_BESIDE_CALLS, _FEWEST_BESIDE_CALLS = 20, 8
+# Calls alone in a trial, as in a batch of the ordinary command (2.4): after 40 calls of 64 MiB, 10 ms, an H200 takes
+# 0.5 % longer for each than at first.
+_ALONE_CALLS = 20
 # How long compute runs before the first of these moments, over its first chunk's time alone: it may be slower.
-_RUN_UP = 1.1
+_RUN_UP = 1.3
 # Of the calls must be covered; where fewer are, compute lasts for calls of so many times the length.
 _LEAST_SHARE, _CALL_STEP = 0.8, 1.6
 # How often a load is repeated behind a longer gate, and one that was not covered lengthened.
@@ -140,8 +143,12 @@ def _settled(ends: Sequence[float]) -> Covered:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The four loads of one trial: each alone, the collective called beside compute, a fixed amount of both."""
+    """The four loads of one trial: each alone, the collective called beside compute, a fixed amount of both.
 
+    `collective` ran in chunks of `alone_calls`.
+    """
+
+    alone_calls: int
     collective: Sequence[RankTimes]
     compute: Sequence[RankTimes]
     beside: Sequence[RankTimes]
@@ -154,15 +161,18 @@ def trial_of(load: Load, runs: Runs) -> OverlapTrial | None:
     if len(numbers) < max(1, len(runs.beside[0].begins) * _LEAST_SHARE) or units.chunks < _FEWEST_COVERED:
         return None
     calls = [[times.collective[number] - times.begins[number] for number in numbers] for times in runs.beside]
+    singles = [_each(times.collective, _settled(times.collective), runs.alone_calls) for times in runs.collective]
+    # The fixed amount has more calls than ran alone: each of the others would take as long as they did.
+    others = load.collective_chunks * load.calls - len(runs.collective[0].collective) * runs.alone_calls
     return OverlapTrial(
-        collective_alone=tuple(
-            _each(times.collective, _settled(times.collective), load.calls) for times in runs.collective
-        ),
+        collective_alone=tuple(singles),
         compute_alone=tuple(_each(times.compute, _settled(times.compute), load.units) for times in runs.compute),
         collective_beside=tuple(fmean(own) for own in calls),
         compute_beside=tuple(_each(times.compute, units, load.units) for times in runs.together),
         beside_calls=tuple(map(max, zip(*calls, strict=True))),
-        collective_amount=tuple(times.collective[-1] for times in runs.collective),
+        collective_amount=tuple(
+            times.collective[-1] + others * call for times, call in zip(runs.collective, singles, strict=True)
+        ),
         compute_amount=tuple(times.compute[-1] for times in runs.compute),
         together=tuple(max(times.collective[-1], times.compute[-1]) for times in runs.together),
         calls=load.collective_chunks * load.calls,
@@ -191,18 +201,42 @@ def _chunks(count: int, seconds: float) -> tuple[int, int]:
     return max(_FEWEST_COVERED + 1, -(-count // each)), each
 
 
-def spaced(load: Load, call_seconds: float, unit_seconds: float, order: random.Random) -> Load:
-    """Return the load that calls the collective at random moments of the compute; a call may take `call_seconds`.
+def alone(load: Load) -> Load:
+    """Return the collective's own load: a batch of the ordinary command, in as few chunks as can be judged."""
+    chunks = _FEWEST_COVERED + 1
+    calls = min(_ALONE_CALLS, load.collective_chunks * load.calls) // chunks
+    return _gated(replace(_only(load, _COLLECTIVE), collective_chunks=chunks, calls=calls))
 
-    A collective may wait for a unit to end, so its time depends on the moment. The moments are spread evenly over one
-    unit's length, one in each part of it, in random order, behind compute's run-up (docs/method.md 4.8).
+
+def moments(call_seconds: float, unit_seconds: float, trials: int, order: random.Random) -> list[list[float]]:
+    """Return when the calls of each trial begin, in random order, as shares of a unit from 0 to 1.
+
+    A trial has one in each of its equal parts of a unit, and all trials one in each part of such a part: a call that
+    just misses the end of a product is longer by a whole one, so a trial's mean would hang on a single draw there.
+    """
+    share = unit_seconds / (unit_seconds + call_seconds)
+    calls = max(_FEWEST_BESIDE_CALLS, math.ceil(_BESIDE_CALLS * share))
+    parts = [order.sample(range(trials), trials) for _ in range(calls)]
+    made = [
+        [(number + (part[trial] + order.random()) / trials) / calls for number, part in enumerate(parts)]
+        for trial in range(trials)
+    ]
+    for begins in made:
+        order.shuffle(begins)
+    return made
+
+
+def spaced(load: Load, call_seconds: float, unit_seconds: float, begins: Sequence[float]) -> Load:
+    """Return the load that calls the collective beside compute at these `moments`; a call may take `call_seconds`.
+
+    A collective may wait for a unit to end, so its time depends on the moment. All lie behind compute's run-up
+    (docs/method.md 4.8).
     """
     run_up = _RUN_UP * unit_seconds * load.units
-    rests = [run_up + (number + order.random()) / _BESIDE_CALLS * unit_seconds for number in range(_BESIDE_CALLS)]
-    order.shuffle(rests)
+    rests = tuple(run_up + begin * unit_seconds for begin in begins)
     needs = run_up + 2 * unit_seconds + call_seconds
     chunks = max(_FEWEST_COVERED, math.ceil(needs / (unit_seconds * load.units)))
-    return _gated(Load(_BESIDE_CALLS, 1, chunks, load.units, 0.0, tuple(rests)))
+    return _gated(Load(len(rests), 1, chunks, load.units, 0.0, rests))
 
 
 def _gated(load: Load) -> Load:
@@ -284,20 +318,22 @@ def measure_point(
     backend.allocate(point)
     backend.warm()
     _verified(found, _run(backend, _VERIFYING))
-    alone = [_run(backend, _only(_ESTIMATING, lane)) for lane in (_COLLECTIVE, _COMPUTE)]
-    call = max(_each(times.collective, _settled(times.collective), 1) for times in alone[0])
-    unit = max(_each(times.compute, _settled(times.compute), 1) for times in alone[1])
+    first = [_run(backend, _only(_ESTIMATING, lane)) for lane in (_COLLECTIVE, _COMPUTE)]
+    call = max(_each(times.collective, _settled(times.collective), 1) for times in first[0])
+    unit = max(_each(times.compute, _settled(times.compute), 1) for times in first[1])
     load = planned(call, unit, span_seconds)
+    begins = moments(call, unit, trials, order)
     isolated = _isolated(backend, load, trials)
     made = lengthened = 0
     while made < trials:
-        loads = {
-            "compute": _only(load, _COMPUTE),
-            "beside": spaced(load, call, unit, order),
-            "together": load,
-        }
-        found_runs = {name: _run(backend, loads[name]) for name in order.sample(sorted(loads), len(loads))}
-        runs = Runs(collective=isolated[made], **found_runs)
+        # Always in this order: what ran before decides the clock (docs/method.md 4.8).
+        runs = Runs(
+            alone_calls=alone(load).calls,
+            collective=isolated[made],
+            beside=_run(backend, spaced(load, call, unit, begins[made])),
+            together=_run(backend, load),
+            compute=_run(backend, _only(load, _COMPUTE)),
+        )
         for ranks in (runs.collective, runs.compute, runs.beside, runs.together):
             _verified(found, ranks)
         trial = trial_of(load, runs)
@@ -316,7 +352,7 @@ def measure_point(
 
 def _isolated(backend: OverlapBackend, load: Load, trials: int) -> list[tuple[RankTimes, ...]]:
     """Return the collective's own load, once for each trial, before any of them: on GPUs that compute does not heat."""
-    own = _only(load, _COLLECTIVE)
+    own = alone(load)
     rested = replace(own, gate_s=max(own.gate_s, _REST_S))
     return [_run(backend, own if number else rested) for number in range(trials)]
 

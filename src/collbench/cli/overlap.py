@@ -46,7 +46,7 @@ from collbench.runfile import saved_runs
         help="Thread blocks (channels) that NCCL may use, a row each: 1,2,4.  [default: NCCL's choice]",
     ),
     click.option(
-        "--trials", metavar="N", type=click.IntRange(min=1), help="Trials of each data point.  [default: 8; host: 5]"
+        "--trials", metavar="N", type=click.IntRange(min=1), help="Trials of each data point.  [default: 6; host: 5]"
     ),
     options.backend,
     options.fabric,

@@ -118,9 +118,13 @@ OVERLAP_COLUMNS = (
     Column("ctas", Type.WHOLE, "thread blocks that NCCL was given; empty for its own choice"),
     Column("trials", Type.WHOLE, "how often the data point was measured"),
     *(
-        Column(f"{what}_{when}_seconds", Type.REAL, f"s; {one} {where}, median of the trials, slowest rank")
-        for what, one in (("collective", "one call"), ("compute", "one unit of compute"))
-        for when, where in (("alone", "alone"), ("beside", "beside the other"))
+        Column(f"{what}_{when}_seconds", Type.REAL, f"s; {one} {where}, {over}, slowest rank")
+        for what, when, one, where, over in (
+            ("collective", "alone", "one call", "alone", "median of the trials"),
+            ("collective", "beside", "one call", "beside the other", "mean of all calls"),
+            ("compute", "alone", "one unit of compute", "alone", "median of the trials"),
+            ("compute", "beside", "one unit of compute", "beside the other", "median of the trials"),
+        )
     ),
     *(
         Column(f"{name}{end}", Type.REAL, f"{meaning}{edge}")

@@ -16,9 +16,10 @@ from collbench.output.text.frame import header, origin, sim, unhealthy_lines
 from collbench.output.text.layout import Block, Lines, both, short, table, whole
 
 _LEGEND = """\
-×: time beside the other over time alone, slowest rank, median of the trials,
-± half of its 95 % interval; of max, of sum: time of both together over the
-longer and over the sum of their times alone (of max 1.00: perfect)"""
+×: time beside the other over time alone, slowest rank, median of the trials
+(collective beside: mean of all calls), ± half of its 95 % interval;
+of max, of sum: time of both together over the longer and over the sum of their
+times alone (of max 1.00: perfect)"""
 _FEW_FAILURES = 3
 
 
