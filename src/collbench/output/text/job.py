@@ -100,9 +100,8 @@ def headline(found: Report) -> str:
     else:
         sent = sum(_bytes(found, row) for row in found.distinct)
         took = f" in {milli(mine.step)}" if mine.step is not None else ""
-        words.append(
-            f"{what} {'sends' if found.repeats else 'send'} {amount(mine.calls, 'call')} of {size(sent)}{took}; kernel times are unknown"
-        )
+        verb = "sends" if found.repeats else "send"
+        words.append(f"{what} {verb} {amount(mine.calls, 'call')} of {size(sent)}{took}; kernel times are unknown")
     top = dominant(found)
     if top is not None:
         words.append(top)
