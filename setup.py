@@ -1,4 +1,7 @@
-"""Build `collbench._native` and the NCCL profiler plugin with ninja. Nothing runs at import. CXX, CXXFLAGS and LDFLAGS are obeyed."""
+"""Build `collbench._native` and the NCCL profiler plugin with ninja; CXX, CXXFLAGS and LDFLAGS are obeyed.
+
+Nothing runs at import.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
-
 
 # A plain shared library, which NCCL loads and Python never does.
 PLUGIN = "collbench._profiler"
@@ -68,7 +70,7 @@ class NinjaBuild(build_ext):  # type: ignore[misc]  # setuptools ships no types
 
     def get_ext_filename(self, name: str) -> str:
         """Return a file name without Python's ABI for the plugin, which has nothing of Python."""
-        plain = name.split(".")[-1] == PLUGIN.split(".")[-1]
+        plain = name.rpartition(".")[2] == PLUGIN.rpartition(".")[2]
         return f"{name.replace('.', '/')}.so" if plain else str(super().get_ext_filename(name))
 
 

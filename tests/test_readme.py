@@ -37,7 +37,9 @@ def sessions(document: str) -> Iterator[tuple[list[str], list[str]]]:
 def page(words: list[str], program: Program) -> str:
     """Return what a command of the README prints, from the recording that it was taken from."""
     if words[0] == "ablate":
-        return text(ablation.page(experiment.load(RESULTS / "2026-11-21-4xh200-training" / "ablate-ddp-4-bf16.json")))
+        return text(
+            ablation.page(experiment.load(RESULTS / "2026-11-23-2xh200-ablation" / "ablate-second-machine.json"))
+        )
     again = ["show", "run.json"] if words == ["pairs"] else words  # the same page, without measuring
     said = program(*(str(RUN) if word == "run.json" else word for word in again))
     assert (said.status, said.err) == (0, "")

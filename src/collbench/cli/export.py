@@ -260,7 +260,7 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     Examples:
       collbench report run.json
       collbench report before.json after.json -o report.html
-      collbench report job.json run.json          # a recorded job, and a run of its links
+      collbench report job.json run.json    # a recorded job, its links
     """
     run_files = all_named_or_newest(files)
     path = Path(f"{run_files[0].stem or 'report'}.html") if output is None else output
