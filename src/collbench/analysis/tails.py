@@ -218,9 +218,11 @@ def after_others(times: Times) -> Times:
 
     def without_own(place: int) -> Times:
         below = ordered[place]
-        return np.where(times > below, below, ordered[place + 1])
+        found: Times = np.where(times > below, below, ordered[place + 1])
+        return found
 
-    return times - (without_own(low) + without_own(high)) / 2
+    later: Times = times - (without_own(low) + without_own(high)) / 2
+    return later
 
 
 def lateness(late: Times, resolved: float) -> Lateness:

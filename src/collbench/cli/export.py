@@ -20,7 +20,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.printable import one_line, printable
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
-from collbench.runfile import atomic_write
+from collbench.runfile import atomic_write, job_file
 from collbench.runfile import run_file as runfile_run_file
 
 if TYPE_CHECKING:
@@ -258,10 +258,14 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     Examples:
       collbench report run.json
       collbench report before.json after.json -o report.html
+      collbench report job.json run.json          # a recorded job, and a run of its links
     """
     run_files = all_named_or_newest(files)
     path = Path(f"{run_files[0].stem or 'report'}.html") if output is None else output
     _check(path, run_files, force=force)
+    if any(map(job_file.holds_job, run_files)):
+        _report_job(run_files, path, force=force)
+        return
     runs = [runfile_run_file.load(file) for file in run_files]
     from collbench.output.html.content import content  # late: numpy, jinja2
     from collbench.output.html.page import render
@@ -272,6 +276,25 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     for file, run in zip(run_files, runs, strict=True):
         if failed := headline(run):
             echo(f"{one_line(str(file))}: {failed}")
+    _saved(path, text)
+
+
+def _report_job(files: Sequence[Path], path: Path, *, force: bool) -> None:
+    """Write the page of a recorded job, against runs that are named after it. Raises UsageError for two jobs."""
+    from collbench.api import recorded
+    from collbench.output.html.job import content
+    from collbench.output.html.page import render_job
+
+    if any(map(job_file.holds_job, files[1:])):
+        raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
+    against = [(one_line(str(file)), runfile_run_file.load(file)) for file in files[1:]]
+    found, compared = recorded.report(job_file.load(files[0]), runs=against)
+    text = printable(render_job(content(found, one_line(files[0].name), version("collbench"), compared)))
+    atomic_write.write(text, path, *_REPORT_WORDS, force=force)
+    _saved(path, text)
+
+
+def _saved(path: Path, text: str) -> None:
     echo(f"saved     {one_line(str(path))} ({len(text.encode(errors='backslashreplace')) / 2**20:.1f} MiB)")
 
 

@@ -191,8 +191,8 @@ def predict(
         raise UsageError(f"--overlap {NO_OVERLAP} leaves what overlap costs out: leave the other --overlap out")
     if files and job_file.holds_job(files[0]):
         _refuse_options_of_a_network()
-        beside = () if NO_OVERLAP in overlaps else _loaded(map(Path, overlaps))
-        predict_job(files[0], files[1:], devices, recorded, beside, as_json=as_json)
+        factors = [] if NO_OVERLAP in overlaps else _loaded(map(Path, overlaps))
+        predict_job(files[0], files[1:], devices, recorded, factors, as_json=as_json)
         return
     if devices is not None or recorded:
         raise UsageError("--devices and --recorded are for a recorded job: name its file first, before the runs")

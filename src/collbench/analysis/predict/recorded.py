@@ -211,9 +211,9 @@ def predict_job(job: Job, links: Links, recorded: Links | None = None) -> Predic
         if phase is None or phase.repetitions < 2 or step_seconds(phase) is None:
             continue
         sent, kept = _sent(job, phase, transfers(lanes, rank.rank, phase), prices, olds)
-        found = PredictedJob(rank.rank, bounds(sent), prices, kept, bool(olds))
-        if best is None or found.bounds.step[1] > best.bounds.step[1]:
-            best = found
+        its = PredictedJob(rank.rank, bounds(sent), prices, kept, bool(olds))
+        if best is None or its.bounds.step[1] > best.bounds.step[1]:
+            best = its
     if best is None:
         raise UsageError(
             "the job has no step with known pauses to predict: record one that repeats, with 'collbench record'"

@@ -27,14 +27,7 @@ _PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028"
 
 def render(content: Mapping[str, Any]) -> str:
     """Return the page as text, from what `content.content` returns."""
-    environment = Environment(
-        loader=PackageLoader("collbench.output.html", "pieces"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = _environment()
     style = _joined(environment, _STYLES)
     # One scope, so that nothing becomes a global name.
     script = f'(() => {{\n"use strict";\n{_joined(environment, _SCRIPTS)}}})();\n'
@@ -45,6 +38,25 @@ def render(content: Mapping[str, Any]) -> str:
         script=Markup(script),  # noqa: S704  # likewise
         as_data=_as_data,
         written_maps=_written_maps,
+    )
+
+
+def render_job(content: Mapping[str, Any]) -> str:
+    """Return the page of a recorded job as text, from what `job.content` returns; it has no script."""
+    environment = _environment()
+    style = _joined(environment, _STYLES)
+    markup = Markup(style)  # noqa: S704  # likewise
+    return environment.get_template("job.html").render(content, policy=_policy("", style), style=markup)
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("collbench.output.html", "pieces"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from collbench.analysis.job import LateRank, RankRow, Report, Row
@@ -18,6 +19,8 @@ from collbench.output.text.layout import Block, Lines, both, filled, named, shor
 
 _FEW_ROWS, _FEW_RANKS, _MOST_RANKS, _MOST_ROWS = 12, 6, 64, 2000
 _FEW_LATE = 3
+_LEAST_RATE, _MANY = 0.001, 1e4  # GB/s; from where a figure has no decimals
+_LONGEST = 8  # letters of a type
 _COLUMNS = 64  # of a timeline
 _PAGE = 80  # columns in which sentences stand
 _MICRO, _MILLI = 1e6, 1e3
@@ -49,13 +52,14 @@ _LACKS = {
 def page(found: Report, against: str = "") -> Iterator[Block]:
     """Yield the page of a job; `against` names the run that calls are compared with, "" for none."""
     yield from both(
-        "header", Lines(filled(headline(found), _PAGE) + "\n"), Lines("\n".join(_folded(_origin(found, against))))
+        "header", Lines(filled(headline(found), _PAGE) + "\n"), Lines("\n".join(_folded(origin(found, against))))
     )
-    yield from both("tables", Text(f"\n{_steps(found)}; rank {found.rank}; times in µs of one call, busbw in GB/s"))
+    caption = f"{_steps(found)}, rank {found.rank}; µs of one call, GB/s of busbw"
+    yield from both("tables", Text(f"\n{filled(caption, _PAGE)}"))
     mark = "sim " if against.startswith("sim ") else ""
     few = list(found.rows) if len(found.rows) <= _FEW_ROWS else _weightiest(found.distinct)
     yield from _lengths(
-        _calls(found, few, mark), _calls(found, found.rows[:_MOST_ROWS], mark), len(found.rows) > _FEW_ROWS
+        _call_table(found, few, mark), _call_table(found, found.rows[:_MOST_ROWS], mark), len(found.rows) > _FEW_ROWS
     )
     if len(found.rows) > _FEW_ROWS:
         left = len(found.distinct) - len(few)
@@ -64,7 +68,7 @@ def page(found: Report, against: str = "") -> Iterator[Block]:
     if len(found.rows) > _MOST_ROWS:
         yield from whole("tables", Text(f"and {len(found.rows) - _MOST_ROWS} more rows: --json has all"))
     yield from _ranks(found)
-    yield from both("tails", Lines("\n" + "\n".join(_folded(_said(found)))))
+    yield from both("tails", Lines("\n" + "\n".join(_folded(said(found)))))
     drawn = timeline(found.job)
     if drawn is not None:
         few_lines, lines = (
@@ -98,13 +102,15 @@ def headline(found: Report) -> str:
     else:
         sent = sum(_bytes(found, row) for row in found.distinct)
         took = f" in {milli(mine.step)}" if mine.step is not None else ""
-        words.append(f"{what} sends {amount(mine.calls, 'call')} of {size(sent)}{took}; kernel times are unknown")
+        verb = "sends" if found.repeats else "send"
+        words.append(f"{what} {verb} {amount(mine.calls, 'call')} of {size(sent)}{took}; kernel times are unknown")
     top = dominant(found)
     if top is not None:
         words.append(top)
     if found.late:
         worst = found.late[0]
-        words.append(f"rank {worst.rank} is waited for, {milli(worst.waits)} {what}")
+        each = " a step" if found.repeats else ""
+        words.append(f"rank {worst.rank} is waited for, {milli(worst.waits)}{each}")
     return "; ".join(words)
 
 
@@ -234,10 +240,12 @@ def group_words(job: Job, call: Call) -> str:
     if group.name and len(group.name) <= _SHORT_SIZE:
         return f"{one_line(group.name)} ({group.size})"
     ranks = group.ranks
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
     if len(ranks) > 1 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     listed = ",".join(map(str, ranks))
-    return listed if ranks and len(listed) <= _SHORT_SIZE + 1 else f"{group.size} ranks"
+    return listed if ranks and len(listed) <= _SHORT_SIZE + 1 else amount(group.size, "rank")
 
 
 def milli(seconds: float) -> str:
@@ -256,7 +264,12 @@ def _weightiest(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if id(row) in kept]
 
 
-def _calls(found: Report, rows: Sequence[Row], mark: str) -> RenderableType:
+def call_table(found: Report, mark: str = "") -> Table:
+    """Return all calls of the step in order; `mark` stands before the figures of a run, "sim " of a simulated one."""
+    return _call_table(found, found.rows, mark)
+
+
+def _call_table(found: Report, rows: Sequence[Row], mark: str) -> Table:
     job = found.job
     concurrently = any(row.concurrent is not None for row in found.distinct)
     isolated = any(row.alone is not None for row in found.distinct)
@@ -268,7 +281,7 @@ def _calls(found: Report, rows: Sequence[Row], mark: str) -> RenderableType:
         cells = [
             call.operation + ("*" if call.captured else ""),
             size(call.size_bytes),
-            one_line(call.dtype) or "?",
+            one_line(call.dtype)[:_LONGEST] or "?",
             group_words(job, call),
             f"×{row.count}",
             micro(row.own),
@@ -291,11 +304,15 @@ def _busbw(job: Job, call: Call, seconds: float | None) -> float | None:
 
 def micro(seconds: float | None) -> str:
     """Return seconds in µs for a table, "-" where unknown."""
-    return "-" if seconds is None else figure(seconds * _MICRO)
+    return "-" if seconds is None else _narrow(seconds * _MICRO)
 
 
 def _rate(gbs: float | None) -> str:
-    return "-" if gbs is None else figure(gbs)
+    return "-" if gbs is None else f"<{_LEAST_RATE}" if gbs < _LEAST_RATE else _narrow(gbs)
+
+
+def _narrow(value: float) -> str:
+    return figure(value) if value < _MANY else f"{value:.0f}"
 
 
 def _ranks(found: Report) -> Iterator[Block]:
@@ -308,12 +325,13 @@ def _ranks(found: Report) -> Iterator[Block]:
         by_waiting = sorted(few, key=lambda row: (row.waiting if row.waiting is not None else float("inf"), row.rank))
         half = _FEW_RANKS // 2
         few = [*by_waiting[:half], *by_waiting[-half:]]
-    yield from _lengths(_rank_table(few), _rank_table(found.ranks[:_MOST_ROWS]), len(found.ranks) > _FEW_RANKS)
+    yield from _lengths(rank_table(few), rank_table(found.ranks[:_MOST_ROWS]), len(found.ranks) > _FEW_RANKS)
     if len(found.ranks) > _FEW_RANKS:
         yield from short(Text(f"those of {len(found.ranks)} that wait least and most: --verbose shows all"))
 
 
-def _rank_table(rows: Sequence[RankRow]) -> RenderableType:
+def rank_table(rows: Sequence[RankRow]) -> Table:
+    """Return each rank's step: its calls, its length, and its kernels' time as waiting and transfer, ms."""
     made = table("rank", "calls", "steps", "step", "kernels", "waiting", "transfer")
     for row in rows:
         moving = None if row.kernels is None or row.waiting is None else max(0.0, row.kernels - row.waiting)
@@ -333,7 +351,8 @@ def _steps(found: Report) -> str:
     return f"the step, {calls}, seen {found.phase.repetitions} times"
 
 
-def _origin(found: Report, against: str) -> Iterator[str]:
+def origin(found: Report, against: str) -> Iterator[str]:
+    """Yield where the job is from, and what it is compared with: lines of a name and a sentence."""
     job = found.job
     ranks = amount(job.world_size, "rank")
     if len(job.ranks) < job.world_size:
@@ -349,7 +368,7 @@ def _origin(found: Report, against: str) -> Iterator[str]:
         yield f"{'against':<10}{one_line(against)}{none}"
 
 
-def _said(found: Report) -> Iterator[str]:
+def said(found: Report) -> Iterator[str]:
     """Yield who is late, and what the figures do not say: lines of a name and a sentence."""
     job = found.job
     for one in found.late[:_FEW_LATE]:

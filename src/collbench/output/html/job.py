@@ -1,0 +1,96 @@
+"""The page of a recorded job: the answer, lanes of one step with a bar a call, the tables of the terminal's page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from collbench.analysis.job import Report
+from collbench.analysis.timeline import Bar, Timeline, timeline
+from collbench.model.job import Job
+from collbench.output.text.job import call_table, group_words, headline, milli, origin, rank_table, said, size
+
+# Of more ranks, or calls, the page shows the first: a browser draws some ten thousand bars at once.
+_MOST_RANKS, _MOST_BARS, _MOST_ROWS = 32, 16_000, 500
+_LEFT, _WIDE, _BAR, _LANE, _TEXT, _TICKS = 60, 1000, 14, 18, 20, 5  # of the picture, in its own units
+_FILLS = ("#2f78c4", "#d9822b", "#3a9b5c", "#a3529e", "#c2403d", "#7a8b99", "#b8a11f", "#3aa6a6")
+
+
+def content(found: Report, name: str, version: str, against: str = "") -> dict[str, Any]:
+    """Return what the page says; `name` is the job's file, `against` as in text.job.page."""
+    mark = "sim " if against.startswith("sim ") else ""
+    drawn = timeline(found.job)
+    tables = [
+        _table(f"The step of rank {found.rank}, in order: µs of one call, GB/s of busbw", call_table(found, mark)),
+        _table("Of a step, ms", rank_table(found.ranks)),
+    ]
+    return {
+        "title": name,
+        "version": version,
+        "answer": headline(found),
+        "lines": [" ".join(line.split()) for line in (*origin(found, against), *said(found))],
+        "timeline": None if drawn is None else _picture(found.job, drawn),
+        "tables": tables,
+    }
+
+
+def _table(title: str, drawn: Table) -> dict[str, Any]:
+    rows = list(zip(*(column.cells for column in drawn.columns), strict=True))
+    left = len(rows) - _MOST_ROWS
+    more = f"and {left} more rows: collbench show --json has all" if left > 0 else ""
+    heads = [str(column.header) for column in drawn.columns]
+    return {"title": title, "heads": heads, "rows": rows[:_MOST_ROWS], "more": more}
+
+
+def _picture(job: Job, drawn: Timeline) -> dict[str, Any]:
+    names = dict.fromkeys(job.calls[bar.call].operation for _, bars in drawn.lanes for bar in bars)
+    fills = {name: _FILLS[at % len(_FILLS)] for at, name in enumerate(names)}
+    scale = _WIDE / drawn.seconds if drawn.seconds > 0 else 0.0
+    shown = drawn.lanes[:_MOST_RANKS]
+    each = _MOST_BARS // len(shown)
+    lanes = [
+        {
+            "name": f"rank {rank}",
+            "y": at * _LANE,
+            "text": at * _LANE + _BAR - 3,
+            "bars": [_bar(job, bar, scale, fills) for bar in bars[:each]],
+        }
+        for at, (rank, bars) in enumerate(shown)
+    ]
+    about = [f"repetition {drawn.repetition}, {milli(drawn.seconds)} from the first call"]
+    if not drawn.common_clock:
+        about.append("hosts have no common clock: each rank counts from its own first call")
+    if len(drawn.lanes) > len(shown):
+        about.append(f"the first {len(shown)} of {len(drawn.lanes)} ranks")
+    if any(len(bars) > each for _, bars in shown):
+        about.append(f"the first {each} calls of each rank")
+    ticks = [
+        {
+            "x": _LEFT + _WIDE * at // _TICKS,
+            "anchor": "start" if at == 0 else "end" if at == _TICKS else "middle",
+            "text": milli(drawn.seconds * at / _TICKS),
+        }
+        for at in range(_TICKS + 1)
+    ]
+    return {
+        "about": "; ".join(about),
+        "width": _LEFT + _WIDE,
+        "height": len(shown) * _LANE + _TEXT,
+        "bar": _BAR,
+        "lanes": lanes,
+        "ticks": ticks,
+        "legend": [{"name": name, "fill": fill} for name, fill in fills.items()],
+    }
+
+
+def _bar(job: Job, bar: Bar, scale: float, fills: dict[str, str]) -> dict[str, Any]:
+    call = job.calls[bar.call]
+    took = "kernel time unknown" if bar.seconds is None else f"kernel {milli(bar.seconds)}, waiting included"
+    return {
+        "x": round(_LEFT + bar.start * scale, 2),
+        "width": round(max(1.0, (bar.seconds or 0.0) * scale), 2),
+        "fill": fills[call.operation],
+        "title": f"{call.operation} {size(call.size_bytes)} {call.dtype} of {group_words(job, call)}: called at "
+        f"{milli(bar.start)}, {took}",
+    }
