@@ -157,3 +157,18 @@ def jobs(draw: st.DrawFn) -> Job:
     )
     unknown = draw(st.sets(st.sampled_from(list(Unknown))).map(sorted).map(tuple))
     return Job(Source.KINETO, STARTED, world, tuple(groups), tuple(calls), ranks, unknown=unknown)
+
+
+def documented_job() -> Job:
+    """Return the job that docs/job-page.md shows."""
+    large, small = ("reducescatter", 96 * 2**20), ("allgather", 48 * 2**20)
+    job = made_job(
+        [*[small] * 6, *[large, small] * 3, ("allreduce", 4)],
+        ranks=4,
+        pauses=[9000.0, *[700.0] * 5, *[1500.0] * 6, 800.0],
+        gpu=[*[240.0] * 6, *[450.0, 240.0] * 3, 12.0],
+        late={3: 310.0},
+        repetitions=200,
+        kept=12,
+    )
+    return replace(job, command=("torchrun", "train.py"), nccl="2.28.9")

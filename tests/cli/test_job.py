@@ -5,24 +5,17 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from rich.console import Console
 
-from collbench.analysis.job import report
 from collbench.model.job import Group, Job
 from collbench.model.operations import Operation
-from collbench.output.html.job import content
-from collbench.output.text import job as pages
-from collbench.output.text.layout import shown
 from collbench.runfile import job_file, run_file
 from tests.analysis.made import curve
 from tests.builders import gpus, run_of
 from tests.cli.program import Program
-from tests.jobs import jobs, made_job, without_gpu_times
+from tests.jobs import documented_job, made_job, without_gpu_times
 
 MIB = 2**20
 LINES, COLUMNS = 50, 80
@@ -85,25 +78,6 @@ def test_large_and_odd_jobs_stay_short(program: Program, tmp_path: Path, what: s
     assert max(map(len, lines)) <= COLUMNS
 
 
-@given(jobs())
-@settings(max_examples=25, deadline=None)
-def test_random_jobs_are_shown_short_and_whole(job: Job) -> None:
-    found = report(job)
-    if found is None:
-        return
-    for verbose in (False, True):
-        console = Console(file=StringIO(), width=240, soft_wrap=True, markup=False, highlight=False)
-        with console.capture() as captured:
-            for block in shown(pages.page(found), verbose=verbose):
-                console.print(block)
-        lines = [line.rstrip() for line in captured.get().splitlines()]
-        if not verbose:
-            assert len(lines) <= LINES
-            assert max(map(len, lines)) <= COLUMNS
-    json.dumps(pages.as_json(found), allow_nan=False)
-    content(found, "job.json", "1")
-
-
 def test_the_html_page_has_a_lane_a_rank_and_asks_for_nothing(program: Program, folder: Path) -> None:
     page = folder / "job.html"
     job, run = str(folder / "job.json"), str(folder / "run.json")
@@ -143,3 +117,13 @@ def test_bad_input_is_one_line(
     said = program(*words)
     assert said.status == 2
     assert says in said.line
+
+
+def test_the_documented_page_is_what_is_printed(program: Program, tmp_path: Path) -> None:
+    job_file.save(documented_job(), tmp_path / "job.json")
+    shown = program("show", str(tmp_path / "job.json")).out
+    page = (Path(__file__).parents[2] / "docs" / "job-page.md").read_text(encoding="utf-8")
+    head, _, rest = shown.partition("\n\nthe step")
+    tables = rest[rest.index("\n\nof a step, ms") :]
+    for part in (head.split("\n\n")[0], tables.strip()):
+        assert "\n".join(f"    {line}".rstrip() for line in part.splitlines()) in page

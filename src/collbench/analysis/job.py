@@ -189,7 +189,7 @@ def report(
         repeats=phase.repetitions > 1,
         rows=tuple(row(call, places) for call, places in runs),
         distinct=tuple(row(call, places) for call, places in by_call.items()),
-        ranks=tuple(_rank_row(one, phases.get(one.rank), lanes) for one in job.ranks),
+        ranks=tuple(_rank_row(job, one, phases.get(one.rank), lanes) for one in job.ranks),
         late=tuple(late),
         late_known=any(lane.arrived is not None and lane.judged.any() for lane in lanes),
     )
@@ -349,7 +349,7 @@ def transfers(lanes: Sequence[Lane], rank: int, phase: Phase) -> Values:
     return _leasts(lanes, rank, phase)[0]
 
 
-def _rank_row(rank: JobRank, phase: Phase | None, lanes: Sequence[Lane]) -> RankRow:
+def _rank_row(job: Job, rank: JobRank, phase: Phase | None, lanes: Sequence[Lane]) -> RankRow:
     if phase is None:
         return RankRow(rank.rank, 0, 0, None, None, None, str(rank.ending), rank.dropped)
     own = np.array([_mean(position.gpu) for position in phase.positions])
@@ -365,7 +365,7 @@ def _rank_row(rank: JobRank, phase: Phase | None, lanes: Sequence[Lane]) -> Rank
         rank.rank,
         len(phase.positions),
         phase.repetitions,
-        step_seconds(phase) if phase.repetitions > 1 else None,
+        step_seconds(phase) if phase.repetitions > 1 and Unknown.PAUSES not in job.unknown else None,
         None if np.isnan(together).any() else float(together.sum()),
         None if np.isnan(waiting).any() else float(kernels(phase.positions, waiting).sum()),
         str(rank.ending),

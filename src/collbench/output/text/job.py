@@ -19,6 +19,8 @@ from collbench.output.text.layout import Block, Lines, both, filled, named, shor
 
 _FEW_ROWS, _FEW_RANKS, _MOST_RANKS, _MOST_ROWS = 12, 6, 64, 2000
 _FEW_LATE = 3
+_LEAST_RATE, _MANY = 0.001, 1e4  # GB/s; from where a figure has no decimals
+_LONGEST = 8  # letters of a type
 _COLUMNS = 64  # of a timeline
 _PAGE = 80  # columns in which sentences stand
 _MICRO, _MILLI = 1e6, 1e3
@@ -243,7 +245,7 @@ def group_words(job: Job, call: Call) -> str:
     if len(ranks) > 1 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     listed = ",".join(map(str, ranks))
-    return listed if ranks and len(listed) <= _SHORT_SIZE + 1 else f"{group.size} ranks"
+    return listed if ranks and len(listed) <= _SHORT_SIZE + 1 else amount(group.size, "rank")
 
 
 def milli(seconds: float) -> str:
@@ -279,7 +281,7 @@ def _call_table(found: Report, rows: Sequence[Row], mark: str) -> Table:
         cells = [
             call.operation + ("*" if call.captured else ""),
             size(call.size_bytes),
-            one_line(call.dtype) or "?",
+            one_line(call.dtype)[:_LONGEST] or "?",
             group_words(job, call),
             f"×{row.count}",
             micro(row.own),
@@ -302,11 +304,15 @@ def _busbw(job: Job, call: Call, seconds: float | None) -> float | None:
 
 def micro(seconds: float | None) -> str:
     """Return seconds in µs for a table, "-" where unknown."""
-    return "-" if seconds is None else figure(seconds * _MICRO)
+    return "-" if seconds is None else _narrow(seconds * _MICRO)
 
 
 def _rate(gbs: float | None) -> str:
-    return "-" if gbs is None else figure(gbs)
+    return "-" if gbs is None else f"<{_LEAST_RATE}" if gbs < _LEAST_RATE else _narrow(gbs)
+
+
+def _narrow(value: float) -> str:
+    return figure(value) if value < _MANY else f"{value:.0f}"
 
 
 def _ranks(found: Report) -> Iterator[Block]:
