@@ -54,7 +54,8 @@ class Lane:
 class LateRank:
     """A rank that comes late to a group's collectives: by how much, and to which share of `seen` it came last.
 
-    `waits` are the seconds of one step by which it came after the last of the others.
+    `waits` are the seconds of a step that the others wait for it in their kernels. Where these are not known it is the
+    most that they can lose, and `at_most` is True: its largest lag in a step, for a lag that lasts is waited for once.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class LateRank:
     last: float
     seen: int
     waits: float
+    at_most: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,12 +388,12 @@ def _late(lane: Lane, *, by_call: bool = False) -> Iterator[LateRank]:
         wanted = [at for at, one in enumerate(lane.calls) if lane.judged[at] and call in (None, one)]
         if not wanted:
             continue
-        found = list(_late_to(lane, call, lane.arrived[:, :, wanted]))
+        found = list(_late_to(lane, call, wanted, lane.arrived[:, :, wanted]))
         if found:
             yield from [max(found, key=lambda one: one.waits)] if by_call else found
 
 
-def _late_to(lane: Lane, call: int | None, arrived: Values) -> Iterator[LateRank]:
+def _late_to(lane: Lane, call: int | None, wanted: Sequence[int], arrived: Values) -> Iterator[LateRank]:
     ranks, samples, _ = arrived.shape
     flat = arrived.reshape(ranks, -1)
     ordered = np.sort(flat, axis=0)
@@ -404,8 +406,20 @@ def _late_to(lane: Lane, call: int | None, arrived: Values) -> Iterator[LateRank
         found = lateness(after[index], _CLOCK_SECONDS)
         if found.significant and by_step[low - 1] > _CLOCK_SECONDS:
             last = flat[index] == ordered[-1]
-            waits = float(behind[last].sum()) / samples
-            yield LateRank(rank, lane.group, call, found, float(last.mean()), flat.shape[1], waits)
+            steps = last.reshape(samples, -1)
+            waits, at_most = _waits_in_kernels(lane, wanted, index, steps.mean(axis=0)), False
+            if waits is None:
+                lags = np.where(last, behind, 0.0).reshape(samples, -1).max(axis=1)
+                waits, at_most = float(np.median(lags)), True
+            yield LateRank(rank, lane.group, call, found, float(last.mean()), flat.shape[1], waits, at_most)
+
+
+def _waits_in_kernels(lane: Lane, wanted: Sequence[int], index: int, last: Values) -> float | None:
+    """Return what every other rank waits in its kernels of these calls, as often as this rank came last to them."""
+    others = np.delete(lane.own[:, wanted], index, axis=0) - lane.least[wanted]
+    if np.isnan(others).any():
+        return None
+    return float((others.min(axis=0).clip(min=0.0) * last).sum())
 
 
 def _folded(job: Job, phase: Phase) -> tuple[list[tuple[int, list[int]]], dict[int, list[int]]]:

@@ -65,7 +65,9 @@ def export(file: Path | None, layout: str, output: Path | None, per_link: bool, 
     run = runfile_run_file.load(run_file)
     if run.overlaps and layout in _OF_MEASUREMENTS:
         raise UsageError(f"{run_file} holds overlaps, which {layout} has no form for: write csv, json or markdown")
-    if not run.measurements and not run.overlaps and layout != "nccl-tests":
+    if run.replays and layout in _OF_MEASUREMENTS:
+        raise UsageError(f"{run_file} holds a replay, which {layout} has no form for: write csv, json or markdown")
+    if not run.measurements and not run.overlaps and not run.replays and layout != "nccl-tests":
         raise UsageError(f"{run_file} has no data point to export: nothing was measured")
     content = _content(run, layout, per_link=per_link)
     if isinstance(content, str):
@@ -258,7 +260,7 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     Examples:
       collbench report run.json
       collbench report before.json after.json -o report.html
-      collbench report job.json run.json          # a recorded job, and a run of its links
+      collbench report job.json run.json    # a recorded job, its links
     """
     run_files = all_named_or_newest(files)
     path = Path(f"{run_files[0].stem or 'report'}.html") if output is None else output

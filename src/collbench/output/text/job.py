@@ -110,7 +110,7 @@ def headline(found: Report) -> str:
     if found.late:
         worst = found.late[0]
         each = " a step" if found.repeats else ""
-        words.append(f"rank {worst.rank} is waited for, {milli(worst.waits)}{each}")
+        words.append(f"rank {worst.rank} is waited for, {_waited(worst)}{each}")
     return "; ".join(words)
 
 
@@ -193,6 +193,7 @@ def _late_json(one: LateRank) -> dict[str, Any]:
         "last_share": one.last,
         "calls_seen": one.seen,
         "waits_seconds_per_step": one.waits,
+        "waits_at_most": one.at_most,
     }
 
 
@@ -409,8 +410,12 @@ def late_words(job: Job, one: LateRank) -> str:
     by = figure(one.lateness.median * _MICRO)
     return (
         f"rank {one.rank} comes {by} µs later than the others (median) to calls of {among}, last to {one.last:.0%} of "
-        f"{one.seen}: the others wait {milli(one.waits)} a step for it alone"
+        f"{one.seen}: the others wait {_waited(one)} a step for it alone"
     )
+
+
+def _waited(one: LateRank) -> str:
+    return f"{'up to ' if one.at_most else ''}{milli(one.waits)}"
 
 
 def _folded(lines: Iterator[str]) -> Iterator[str]:
