@@ -102,8 +102,9 @@ def headline(found: Report) -> str:
     else:
         sent = sum(_bytes(found, row) for row in found.distinct)
         took = f" in {milli(mine.step)}" if mine.step is not None else ""
+        lack = "not all kernel times are known" if any(row.own for row in found.rows) else "kernel times are unknown"
         verb = "sends" if found.repeats else "send"
-        words.append(f"{what} {verb} {amount(mine.calls, 'call')} of {size(sent)}{took}; kernel times are unknown")
+        words.append(f"{what} {verb} {amount(mine.calls, 'call')} of {size(sent)}{took}; {lack}")
     top = dominant(found)
     if top is not None:
         words.append(top)
@@ -201,7 +202,7 @@ def timeline_lines(job: Job, drawn: Timeline, most: int) -> Iterator[str]:
     """Yield a step as characters: a row a rank, a letter an operation, as long as its kernel ran."""
     letters = _letters(job, drawn)
     clock = "" if drawn.common_clock else "; hosts have no common clock: each rank from its own first call"
-    yield f"one step (repetition {drawn.repetition}), {milli(drawn.seconds)} from the first call{clock}"
+    yield filled(f"one step (repetition {drawn.repetition}), {milli(drawn.seconds)} from the first call{clock}", _PAGE)
     wide = max(len(f"rank {rank}") for rank, _ in drawn.lanes[:most])
     scale = (_COLUMNS - 1) / drawn.seconds if drawn.seconds > 0 else 0.0
     for rank, bars in drawn.lanes[:most]:
@@ -213,7 +214,7 @@ def timeline_lines(job: Job, drawn: Timeline, most: int) -> Iterator[str]:
         yield f"{f'rank {rank}':<{wide}}  {''.join(row)}"
     more = len(drawn.lanes) - most
     names = ", ".join(f"{letter} {one_line(operation)}" for operation, letter in letters.items())
-    yield names + (f"; and {amount(more, 'rank')} more" if more > 0 else "")
+    yield filled(names + (f"; and {amount(more, 'rank')} more" if more > 0 else ""), _PAGE)
 
 
 def _letters(job: Job, drawn: Timeline) -> dict[str, str]:

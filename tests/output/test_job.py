@@ -1,0 +1,37 @@
+"""The pages of random recorded jobs: short, narrow, and valid JSON."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+
+from hypothesis import Phase, given, settings
+from rich.console import Console
+
+from collbench.analysis.job import report
+from collbench.model.job import Job
+from collbench.output.html.job import content
+from collbench.output.text import job as pages
+from collbench.output.text.layout import shown
+from tests.jobs import jobs
+
+LINES, COLUMNS = 50, 80
+
+
+@given(jobs())
+@settings(max_examples=25, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+def test_random_jobs_are_shown_short_and_whole(job: Job) -> None:
+    found = report(job)
+    if found is None:
+        return
+    for verbose in (False, True):
+        console = Console(file=StringIO(), width=240, soft_wrap=True, markup=False, highlight=False)
+        with console.capture() as captured:
+            for block in shown(pages.page(found), verbose=verbose):
+                console.print(block)
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        if not verbose:
+            assert len(lines) <= LINES, "\n".join(lines)
+            assert max(map(len, lines)) <= COLUMNS, "\n".join(lines)
+    json.dumps(pages.as_json(found), allow_nan=False)
+    content(found, "job.json", "1")
