@@ -4,8 +4,8 @@
 # Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/training.sh OUT [PART] > LOG 2>&1
 #   On 4 × H200 a PART is meant to take: curves 2 min, gpt2 9 (1.5 an ablation), bound 6, buckets 1, scaling 7, launch 2;
 #   all is all of those. `overlap` and `steps`, on two GPUs, are what benchmarks/steps.py compares with `predict`: factors of
-#   overlap and steps of MODELS='gpt2 gpt2-medium vit-b/16', with P2P and without; nobody timed these two parts yet. A job of `steps` is
-#   one model in one arm, all strategies and batches in one process per GPU.
+#   overlap (2.5 min) and steps of MODELS='gpt2 gpt2-medium vit-b/16', with P2P and without (4 min). A job of `steps` is one
+#   model in one arm, all strategies and batches in one process per GPU.
 #   Each step has its own limit. Where a command may not last so long, ABLATIONS='ddp-2-bf16 …' takes gpt2 in several
 #   calls, and MODELS=gpt2 steps.
 #   Parts of one session share XDG_STATE_HOME: `curves` leaves the run there that `train` chooses from.
