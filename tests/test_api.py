@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -468,6 +469,51 @@ def test_train_command_is_what_train_would_start(tmp_path: Path) -> None:
             collbench.train_command(wrong)  # type: ignore[arg-type]
 
 
+# --- jobs ---------------------------------------------------------------------------------------------------------
+
+TRACES = Path(__file__).parent / "data" / "traces"
+REPLAYED_ON = {"backend": "sim", "fabric": "titan-rtx-nv2", "save": False}
+
+
+def test_a_traced_job_is_imported_and_replayed(tmp_path: Path) -> None:
+    job = collbench.import_job(
+        [TRACES / "ddp-0.kineto.json.gz", TRACES / "ddp-1.kineto.json.gz"], tmp_path / "job.json"
+    )
+    assert collbench.load_job(tmp_path / "job.json") == job
+    run = collbench.replay(job, seed=1, trials=3, **REPLAYED_ON)
+    (replayed,) = run.replays
+    assert [(call.operation, call.count) for call in replayed.calls] == [("allreduce", 2), ("allreduce", 1)]
+    assert (len(replayed.trials), replayed.failure) == (3, None)
+    with pytest.raises(collbench.Error, match="exists"):
+        collbench.import_job([TRACES / "ddp-0.kineto.json.gz"], tmp_path / "job.json")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"compute": "all"}, "compute='all' is unknown"),
+        ({"without": "shm"}, "without='shm' is unknown"),
+        ({"registration": True}, "registration=True is unknown"),
+        ({"phase": 0}, "phase"),
+        ({"trials": "many"}, "trials"),
+    ],
+)
+def test_replay_refuses_what_it_does_not_know(wrong: dict[str, Any], says: str) -> None:
+    job = collbench.load_job(TRACES / "ddp-job.json")
+    with pytest.raises(collbench.Error, match=says):
+        collbench.replay(job, **REPLAYED_ON, **wrong)
+
+
+def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(collbench.Error, match=r"load_job"):
+        collbench.replay("job.json", **REPLAYED_ON)  # type: ignore[arg-type]
+    with pytest.raises(collbench.Error, match="one for each rank"):
+        collbench.import_job("trace.json", tmp_path / "job.json")
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(collbench.Error, match="no recorded job"):
+        collbench.load_job(tmp_path / "run.json")
+
+
 # --- docs/python.md -----------------------------------------------------------------------------------------------
 
 RUNNER = """
@@ -486,6 +532,8 @@ def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -
         save_run(path, fake_gpus(), measurements=equal.measurements)
     assert len(re.findall(r"^```python$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)) == 6
     command = [sys.executable, "-c", RUNNER, str(DOCS)]
+    for trace in TRACES.glob("ddp-*.kineto.json.gz"):
+        shutil.copy(trace, tmp_path)
     done = fakes.run(command, tmp_path, environment(fakes, tmp_path))
     assert done.code == 0, done.stderr
     assert done.stdout.startswith("GPU0, GPU1: ")

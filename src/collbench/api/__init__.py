@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collbench.api.surveying import NodeSurvey
     from collbench.api.training import Launch
     from collbench.machine.doctor.judge import Finding
+    from collbench.model.job import Job
     from collbench.model.run import Run
     from collbench.runfile.saved_runs import SavedRun
 
@@ -34,12 +35,15 @@ __all__ = [
     "compare",
     "doctor",
     "explain",
+    "import_job",
     "load",
+    "load_job",
     "measure",
     "nodes",
     "overlap",
     "predict",
     "rank",
+    "replay",
     "runs",
     "select",
     "tails",
@@ -460,6 +464,79 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
     if path is None and values.flag("save", save):
         path = saved_runs.new_run("overlap", request.backend, SILENT.say)
     done = overlapping.overlap(request, path)
+    if done.failure is not None:
+        raise done.failure
+    return run_file.again(done.run)
+
+
+def load_job(path: str | os.PathLike[str]) -> Job:
+    """Read a recorded job: a file of `collbench record` or `collbench import`. Raises Error."""
+    from collbench.api import values
+    from collbench.runfile import job_file
+
+    return job_file.load(values.path(path))
+
+
+def import_job(traces: Iterable[str | os.PathLike[str]], output: str | os.PathLike[str], *, force: bool = False) -> Job:
+    """Save traces of torch, one of each rank, as one job, and return it (docs/import.md). Raises Error."""
+    from collbench.api import importing, values
+
+    if isinstance(traces, str | bytes | os.PathLike):
+        raise UsageError("traces are a list of files, one for each rank")
+    files = [values.path(trace) for trace in traces]
+    return importing.import_job(files, values.path(output), force=values.flag("force", force))
+
+
+def replay(  # noqa: PLR0913 - keywords, each an option of the command line
+    job: Job,
+    *,
+    devices: Iterable[int | str] | None = None,
+    compute: str = "none",
+    without: str | None = None,
+    registration: str = "none",
+    phase: int | None = None,
+    trials: int | None = None,
+    backend: str = "auto",
+    fabric: str | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    save: bool = True,
+) -> Run:
+    """Send a recorded job's step again, as `collbench replay` does, and return the run: its figures are in `replays`.
+
+    The keywords are its options; `phase` counts from 1. Worker processes use the GPUs, and torch; this one starts no
+    CUDA. The run is saved as `output`, else as a new file that `runs` lists, unless `save` is False. Raises Error.
+    """
+    from collbench.api import replaying, values
+    from collbench.model.capabilities import BACKENDS
+    from collbench.model.job import Job
+    from collbench.model.operations import Registration
+    from collbench.model.run import Pauses
+    from collbench.runfile import run_file, saved_runs
+
+    _check_alone("replay")
+    if not isinstance(job, Job):
+        raise UsageError(f"job is {type(job).__name__}: give what collbench.load_job returns")
+    chosen = None if devices is None else values.listed("devices", devices)
+    asked = replaying.ReplayOptions(
+        phase=None if phase is None else values.whole("phase", phase, least=1),
+        pauses=Pauses(values.word("compute", compute, tuple(Pauses))),
+        without=None if without is None else values.word("without", without, replaying.WITHOUT),
+        registration=Registration(values.word("registration", registration, tuple(Registration))),
+        trials=None if trials is None else values.whole("trials", trials, least=1),
+        devices=chosen,
+        backend=values.word("backend", backend, ("auto", *BACKENDS)),
+        fabric=None if fabric is None else values.word("fabric", fabric),
+        seed=None if seed is None else values.whole("seed", seed),
+    )
+    given = {"--devices": chosen, "--without": without, "--fabric": fabric}
+    words = ["replay", "--compute", compute, "--registration", registration, "--backend", backend]
+    words += [word for option, value in given.items() if value is not None for word in (option, value)]
+    request = replaying.request_of(job, "job", asked, words)
+    path = None if output is None else values.path(output)
+    if path is None and values.flag("save", save):
+        path = saved_runs.new_run("replay", request.backend, SILENT.say)
+    done = replaying.replay(request, path)
     if done.failure is not None:
         raise done.failure
     return run_file.again(done.run)
