@@ -472,7 +472,7 @@ def test_train_command_is_what_train_would_start(tmp_path: Path) -> None:
 # --- jobs ---------------------------------------------------------------------------------------------------------
 
 TRACES = Path(__file__).parent / "data" / "traces"
-REPLAYED_ON = {"backend": "sim", "fabric": "titan-rtx-nv2", "save": False}
+REPLAYED_ON: dict[str, Any] = {"backend": "sim", "fabric": "titan-rtx-nv2", "save": False}
 
 
 def test_a_traced_job_is_imported_and_replayed(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """collbench measures the bandwidth and latency between GPUs, and chooses the best GPUs.
 
 In Python: `select` chooses GPUs for this process, `measure` and `overlap` measure, `import_job`, `load_job` and
-`replay` take what a job sent, `runs` lists saved runs, `load` reads one, `rank`, `check`, `compare`, `tails` and `predict` judge
-it, `explain` words what they find, `nodes` chooses nodes, `topo` and `doctor` look at the machine, `train_command` says
-what `collbench train` would start, and `Error` is what they raise. docs/python.md shows them. Importing collbench loads
-nothing: numpy, torch and CUDA come when needed.
+`replay` take what a job sent, `runs` lists saved runs, `load` reads one, `rank`, `check`, `compare`, `tails` and
+`predict` judge it, `explain` words what they find, `nodes` chooses nodes, `topo` and `doctor` look at the machine,
+`train_command` says what `collbench train` would start, and `Error` is what they raise. docs/python.md shows them.
+Importing collbench loads nothing: numpy, torch and CUDA come when needed.
 """
 
 from typing import TYPE_CHECKING
