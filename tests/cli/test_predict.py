@@ -148,8 +148,9 @@ def test_the_newest_saved_overlap_that_fits_is_taken(program: Program, saved: Pa
     assert json.loads(program("predict", "run.json", *STEP, "--overlap", "none", "--json").out)["overlap"] == []
 
 
-def test_without_a_file_the_newest_run_that_is_none_of_overlap_is_read(program: Program, saved: Path) -> None:
+def test_without_a_file_the_newest_run_of_links_is_read(program: Program, saved: Path) -> None:
     overlap_file(saved, f"{SAVED}/20260102T000000Z-cuda-overlap-0000000b.json")
+    overlap_file(saved, f"{SAVED}/20260103T000000Z-cuda-replay-0000000c.json")
     assert "no run is saved" in program("predict", *STEP).line
     overlap_file(saved, f"{SAVED}/20260101T000000Z-cuda-pairs-0000000a.json", NVLINK_PAIR)
     said = program("predict", *STEP)

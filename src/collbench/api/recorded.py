@@ -139,7 +139,8 @@ def _newest(job: Job) -> Named:
     hosts = {rank.host for rank in job.ranks}
     if len(hosts) != 1 or "" in hosts:
         return ()
-    saved = [path for path in saved_runs.believed().files if saved_runs.command_of(path) != CommandKind.OVERLAP]
+    files = saved_runs.believed().files
+    saved = [path for path in files if CommandKind.of(saved_runs.command_of(path)).of_links]
     for path in saved[:1]:
         try:
             run = run_file.load(path)

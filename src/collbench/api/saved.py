@@ -26,15 +26,15 @@ def runs(limit: int | None = None, notices: Notices = SILENT) -> tuple[SavedRun,
     return tuple(islice(_readable(found.files, notices), limit))
 
 
-def newest(notices: Notices = SILENT, besides: CommandKind | None = None) -> Path:
-    """Return the newest saved run's file, which a notice names; but none of the command `besides`.
+def newest(notices: Notices = SILENT, *, of_links: bool = False) -> Path:
+    """Return the newest saved run's file, which a notice names; with `of_links` of those that hold links alone.
 
     Raises UsageError where none is saved.
     """
     found = saved_runs.believed()
     if found.ignored:
         notices.say(found.ignored)
-    files = [path for path in found.files if besides is None or saved_runs.command_of(path) != besides]
+    files = [path for path in found.files if not of_links or CommandKind.of(saved_runs.command_of(path)).of_links]
     if not files:
         raise UsageError("no run is saved: name a run file, or measure with 'collbench pairs' first")
     notices.say(f"the newest saved run, {files[0]}")

@@ -50,7 +50,7 @@ def compare(files: tuple[Path, ...], fail_below: str, operation: str | None, ref
     """
     limit = _parse_share(fail_below)
     wanted = None if operation is None else parse_operation(operation)
-    run_files = all_named_or_newest(files) if reference else files
+    run_files = all_named_or_newest(files, of_links=True) if reference else files
     _check_count(run_files, reference=reference)
     runs = [run_file.load(path) for path in run_files]
     _check_alike(runs, run_files)

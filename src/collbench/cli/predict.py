@@ -20,7 +20,7 @@ from collbench.cli.terminal import echo, leave, show_page, verbose_option
 from collbench.model.errors import UsageError
 from collbench.model.operations import Registration
 from collbench.model.printable import one_line
-from collbench.model.run import CommandKind, Run
+from collbench.model.run import Run
 from collbench.model.units import parse_size
 from collbench.runfile import job_file, run_file
 
@@ -199,7 +199,7 @@ def predict(
     request = PredictRequest(on_best=timed_on == _ON_BEST, registration=Registration(registration), **asked)
     request.check()
     beside = () if NO_OVERLAP in overlaps else _loaded(map(Path, overlaps)) if overlaps else None
-    runs = _loaded(all_named_or_newest(files, besides=CommandKind.OVERLAP))
+    runs = _loaded(all_named_or_newest(files, of_links=True))
     run, answer = predicted(runs, request, beside)
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.output.text import prediction
@@ -228,7 +228,7 @@ def predict_job(
     from collbench.output.text.frame import alarm
 
     loaded = job_file.load(job)
-    runs = _loaded(all_named_or_newest(files, besides=CommandKind.OVERLAP))
+    runs = _loaded(all_named_or_newest(files, of_links=True))
     run, answer = api.predict(loaded, runs, devices=devices, recorded=_loaded(recorded), overlaps=overlaps)
     if as_json:
         echo(json.dumps(pages.as_json(loaded, run, answer), indent=1, ensure_ascii=False))

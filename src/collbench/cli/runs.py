@@ -9,23 +9,19 @@ import click
 
 from collbench.api import saved
 from collbench.cli.terminal import NOTICES, echo
-from collbench.model.run import CommandKind
 from collbench.runfile.saved_runs import SavedRun
 
 _LIMIT = 20
 
 
-def named_or_newest(file: Path | None) -> Path:
+def named_or_newest(file: Path | None, *, of_links: bool = False) -> Path:
     """Return the file that was named, else the newest saved run's. Raises UsageError where none is saved."""
-    return saved.newest(NOTICES) if file is None else file
+    return saved.newest(NOTICES, of_links=of_links) if file is None else file
 
 
-def all_named_or_newest(files: tuple[Path, ...], besides: CommandKind | None = None) -> tuple[Path, ...]:
-    """Return the files that were named, else the newest saved run's but for those of one command.
-
-    Raises UsageError where none is saved.
-    """
-    return files or (saved.newest(NOTICES, besides),)
+def all_named_or_newest(files: tuple[Path, ...], *, of_links: bool = False) -> tuple[Path, ...]:
+    """Return the files that were named, else the newest saved run's. Raises UsageError where none is saved."""
+    return files or (saved.newest(NOTICES, of_links=of_links),)
 
 
 @click.command(short_help="List the saved runs, newest first.")

@@ -195,7 +195,7 @@ def rank(file: Path | None, operation: str | None, size: str | None, as_json: bo
 
     wanted = None if operation is None else parse_operation(operation)
     size_bytes = None if size is None else parse_size(size)
-    run_file = named_or_newest(file)
+    run_file = named_or_newest(file, of_links=True)
     run = runfile_run_file.load(run_file)
     summary = rank_summary(run, wanted, size_bytes)
     if not any(ranked.rankings for ranked in summary.works):

@@ -395,6 +395,11 @@ class CommandKind(StrEnum):
     REPLAY = "replay"
     OTHER = "other"  # in a file of version 1 whose command line was none of ours
 
+    @property
+    def of_links(self) -> bool:
+        """False where a run holds no link, pair or collective by itself: only what compute or a job has beside it."""
+        return self not in {CommandKind.OVERLAP, CommandKind.REPLAY}
+
     @classmethod
     def of(cls, name: str) -> CommandKind:
         """Return the kind of the command with this name; OTHER for none of ours."""
