@@ -37,6 +37,8 @@ WRITERS = [
     ("ablate", "ablate --backend host --auto-select 2 --without p2p -o out.json -- train.py", "out.json"),
     ("overlap", f"overlap {OVERLAP} -o out.json", "out.json"),
     ("replay", f"replay job.json {OVERLAP.replace('--sizes 1M ', '')} --devices 0,1 -o out.json", "out.json"),
+    ("record", "record -o out.json -- true", "out.json"),
+    ("import", "import trace-0.json -o out.json", "out.json"),
     ("export", "export run.json --format csv -o out.csv", "out.csv"),
     ("report", "report run.json -o out.html", "out.html"),
     ("report, by the run's name", "report run.json", "run.html"),

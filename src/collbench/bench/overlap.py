@@ -43,8 +43,9 @@ _ALONE_CALLS = 20
 _RUN_UP = 1.3
 # Of the calls must be covered; where fewer are, compute lasts for calls of so many times the length.
 _LEAST_SHARE, _CALL_STEP = 0.8, 1.6
-# How often a load is repeated behind a longer gate, and one that was not covered lengthened.
-_GATES, _LENGTHENINGS = 6, 6
+# How often a load is repeated behind a longer gate, and one that was not covered lengthened, in a row: on busy cores now
+# and then a call waits for a time slice, however long compute runs.
+_GATES, _LENGTHENINGS = 6, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +339,7 @@ def measure_point(
             _verified(found, ranks)
         trial = trial_of(load, runs)
         if trial is not None:
-            made += 1
+            made, lengthened = made + 1, 0
             yield trial
             continue
         if lengthened == _LENGTHENINGS:
