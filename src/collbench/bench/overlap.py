@@ -43,8 +43,8 @@ _ALONE_CALLS = 20
 _RUN_UP = 1.3
 # Of the calls must be covered; where fewer are, compute lasts for calls of so many times the length.
 _LEAST_SHARE, _CALL_STEP = 0.8, 1.6
-# How often a load is repeated behind a longer gate, and one that was not covered lengthened, in a row: on busy cores now
-# and then a call waits for a time slice, however long compute runs.
+# How often a load is repeated behind a longer gate, and how often in a row one that was not covered is lengthened: on
+# busy cores now and then a call waits for a time slice, however long compute runs.
 _GATES, _LENGTHENINGS = 6, 8
 
 
