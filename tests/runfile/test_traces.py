@@ -6,6 +6,8 @@ import gzip
 import json
 import math
 import pickle
+import subprocess
+import sys
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -150,6 +152,26 @@ def test_a_pickle_that_wants_more_than_values_is_refused(tmp_path: Path) -> None
     (tmp_path / "trace_0").write_bytes(pickle.dumps({"entries": [Path("/")]}))
     with pytest.raises(RunFileError, match="plain values"):
         traces.read(tmp_path / "trace_0")
+
+
+@pytest.mark.parametrize(
+    "greedy",
+    [
+        b"\x80\x02]r\xff\xff\xff\x7f.",  # a memo of 2^31 objects, of which C's reader would make room for each
+        b"\x80\x05\x96\x00\x00\x00\x00\x08\x00\x00\x00.",  # a bytearray of 32 GiB
+        b"cos\nsystem\n(S'true'\ntR.",
+    ],
+)
+def test_a_pickle_gets_no_memory_that_its_bytes_do_not_fill(greedy: bytes) -> None:
+    """And runs nothing. In a process of little memory, which an answer must reach."""
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
+        "from collbench.runfile import traces\n"
+        "try: traces.parse(sys.stdin.buffer.read(), 'trace_0')\n"
+        "except traces._Unreadable as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", limited], input=greedy, capture_output=True, check=False)
+    assert (done.returncode, done.stdout.startswith(b"it is neither")) == (0, True), done.stderr
 
 
 def test_unclear_ranks_are_refused() -> None:

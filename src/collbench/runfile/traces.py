@@ -133,7 +133,9 @@ def parse(data: bytes, name: str) -> Trace:
     except (ValueError, RecursionError) as error:
         raise _Unreadable(f"it is no JSON: {error}") from error
     except Exception as error:  # a damaged pickle raises nearly anything
-        raise _Unreadable(f"it is neither JSON nor a dump of torch's Flight Recorder: {error}") from error
+        raise _Unreadable(
+            "it is neither JSON nor a dump of plain values, as torch's Flight Recorder writes it"
+        ) from error
     if isinstance(fields, dict) and isinstance(fields.get("traceEvents"), list):
         return _kineto(fields, _rank_in(name))
     if isinstance(fields, dict) and isinstance(fields.get("entries"), list):
@@ -141,12 +143,21 @@ def parse(data: bytes, name: str) -> Trace:
     raise _Unreadable("it is neither a trace of torch.profiler nor a dump of torch's Flight Recorder")
 
 
-class _Plain(pickle.Unpickler):  # noqa: S301  # what makes a pickle unsafe is refused
-    """Reads plain containers alone: a pickle could otherwise run any program."""
+class _Plain(pickle._Unpickler):
+    """Reads plain containers alone: a pickle could otherwise run any program.
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Refuse every class and function."""
-        raise pickle.UnpicklingError(f"it wants {module}.{name}, and a dump of calls has only plain values")
+    Python's own reader, not C's, which makes room for as many objects as a damaged number says: 64 GiB.
+    """
+
+    _CODES = (
+        *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE),
+        *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.LONG4, pickle.BINFLOAT),
+        *(pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINUNICODE8, pickle.MEMOIZE),
+        *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
+        *(pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS, pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS),
+        *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    )
+    dispatch = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _CODES}  # noqa: RUF012  # as its base has it
 
 
 def _rank_in(name: str) -> int | None:
