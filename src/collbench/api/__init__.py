@@ -463,7 +463,7 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
     path = None if output is None else values.path(output)
     if path is None and values.flag("save", save):
         path = saved_runs.new_run("overlap", request.backend, SILENT.say)
-    done = overlapping.overlap(request, path)
+    done = overlapping.Overlapping(request, path).finish()
     if done.failure is not None:
         raise done.failure
     return run_file.again(done.run)
@@ -536,7 +536,7 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     path = None if output is None else values.path(output)
     if path is None and values.flag("save", save):
         path = saved_runs.new_run("replay", request.backend, SILENT.say)
-    done = replaying.replay(request, path)
+    done = replaying.Replaying(request, path).finish()
     if done.failure is not None:
         raise done.failure
     return run_file.again(done.run)

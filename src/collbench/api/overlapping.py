@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.api.kept_run import KeptRun
-from collbench.api.measuring import Measured, new_seed
+from collbench.api.kept_run import WorkerSession
+from collbench.api.measuring import new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.api.requests import check_fabric
 from collbench.backends import factory
@@ -20,9 +19,8 @@ from collbench.bench.overlap import OverlapRequest
 from collbench.distributed.launchers import find_launch
 from collbench.model.capabilities import capabilities
 from collbench.model.compute import Compute, ComputeKind, Priority, parse_compute
-from collbench.model.errors import CollbenchError, RunFileError, UsageError
+from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.runfile import run_file
 
 if TYPE_CHECKING:
     from collbench.model.run import Run
@@ -115,63 +113,25 @@ def request_of(asked: OverlapOptions, words: Sequence[str], notices: Notices = S
     )
 
 
-class Overlapping:
-    """A request on open workers. `run` holds what was measured at any moment, and so does the file after each point.
-
-    Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
-    """
+class Overlapping(WorkerSession[OverlapOpened]):
+    """A request of `collbench overlap` on open workers."""
 
     def __init__(self, request: OverlapRequest, path: Path | None, notices: Notices = SILENT) -> None:
-        if path is not None:
-            run_file.check_writable(path, replace=request.force)
-        self._request, self._notices = request, notices
-        self._opened = _opened(request)
-        try:
-            self.run: Run = bench.begun_run(request, self._opened)
-            if not request.points(len(self.run.devices)):
-                raise UsageError(f"no size holds 16 B for each of {len(self.run.devices)} ranks: name larger --sizes")
-            self._kept = KeptRun(self.run, path, notices, replace=request.force)
-        except BaseException:
-            self.close()
-            raise
+        self._request = request
+        super().__init__(path, notices, replace=request.force)
 
-    @property
-    def path(self) -> Path | None:
-        """Where the run is saved, None for nowhere."""
-        return self._kept.path
+    def _open(self) -> OverlapOpened:
+        return _opened(self._request)
 
-    @property
-    def failure(self) -> RunFileError | None:
-        """Why the run is not in its file."""
-        return self._kept.failure
+    def _begun(self, opened: OverlapOpened) -> Run:
+        run = bench.begun_run(self._request, opened)
+        if not self._request.points(len(run.devices)):
+            raise UsageError(f"no size holds 16 B for each of {len(run.devices)} ranks: name larger --sizes")
+        return run
 
-    def measure(self) -> None:
-        """Measure all data points; what was measured is saved however it ends. Raises BackendError, DataCorruption."""
-        try:
-            with self._notices.progress(f"measuring {self._request.operation} beside compute") as progress:
-                bench.measure(self._request, self._opened, self.run, self._kept.save, progress)
-        finally:
-            if self.run.overlaps:
-                with suppress(CollbenchError):  # a GPU that fell off the bus has no health
-                    self.run.health_after = self._opened.health()
-                self._kept.save(last=True)
-
-    def close(self) -> None:
-        """End the workers."""
-        self._opened.close()
-
-
-def overlap(request: OverlapRequest, path: Path | None, notices: Notices = SILENT) -> Measured:
-    """Measure a request to its end, and return the run; the workers are gone when this returns.
-
-    Raises as `Overlapping`.
-    """
-    session = Overlapping(request, path, notices)
-    try:
-        session.measure()
-    finally:
-        session.close()
-    return Measured(session.run, session.path, session.failure)
+    def _measure(self, opened: OverlapOpened, saved: Callable[[], None]) -> None:
+        with self._notices.progress(f"measuring {self._request.operation} beside compute") as progress:
+            bench.measure(self._request, opened, self.run, saved, progress)
 
 
 def _opened(request: OverlapRequest) -> OverlapOpened:

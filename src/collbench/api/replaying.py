@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from collbench.analysis.job_schedule import Assumption, Schedule, schedule_of, step_number
-from collbench.api.kept_run import KeptRun
-from collbench.api.measuring import Measured, new_seed
+from collbench.api.kept_run import WorkerSession
+from collbench.api.measuring import new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.api.requests import check_fabric
 from collbench.backends import factory
@@ -19,12 +18,11 @@ from collbench.bench import replay as bench
 from collbench.bench.replay import ReplayRequest
 from collbench.distributed.launchers import find_launch
 from collbench.model.capabilities import Capabilities, capabilities
-from collbench.model.errors import CollbenchError, RunFileError, UsageError
+from collbench.model.errors import UsageError
 from collbench.model.job import Job
 from collbench.model.operations import Registration
 from collbench.model.run import Device, Pauses, Run
 from collbench.model.units import amount
-from collbench.runfile import run_file
 
 # What an arm may go without.
 WITHOUT = ("p2p",)
@@ -109,61 +107,22 @@ def _check_backend(backend: Capabilities, asked: ReplayOptions, schedule: Schedu
             raise UsageError(f"gloo reduces no {what}, as the job does: replay it on GPUs")
 
 
-class Replaying:
-    """A request on open workers. `run` holds what was measured at any moment, and so does the file after each trial.
-
-    Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
-    """
+class Replaying(WorkerSession[ReplayOpened]):
+    """A request of `collbench replay` on open workers."""
 
     def __init__(self, request: ReplayRequest, path: Path | None, notices: Notices = SILENT) -> None:
-        if path is not None:
-            run_file.check_writable(path, replace=request.force)
-        self._request, self._notices = request, notices
-        self._opened = _opened(request)
-        try:
-            self.run: Run = bench.begun_run(request, self._opened)
-            self._kept = KeptRun(self.run, path, notices, replace=request.force)
-        except BaseException:
-            self.close()
-            raise
+        self._request = request
+        super().__init__(path, notices, replace=request.force)
 
-    @property
-    def path(self) -> Path | None:
-        """Where the run is saved, None for nowhere."""
-        return self._kept.path
+    def _open(self) -> ReplayOpened:
+        return _opened(self._request)
 
-    @property
-    def failure(self) -> RunFileError | None:
-        """Why the run is not in its file."""
-        return self._kept.failure
+    def _begun(self, opened: ReplayOpened) -> Run:
+        return bench.begun_run(self._request, opened)
 
-    def measure(self) -> None:
-        """Measure all trials; what was measured is saved however it ends. Raises as `bench.replay.measure`."""
-        try:
-            with self._notices.progress(f"replaying {self._request.job}") as progress:
-                bench.measure(self._request, self._opened, self.run, self._kept.save, progress)
-        finally:
-            if self.run.replays:
-                with suppress(CollbenchError):  # a GPU that fell off the bus has no health
-                    self.run.health_after = self._opened.health()
-                self._kept.save(last=True)
-
-    def close(self) -> None:
-        """End the workers."""
-        self._opened.close()
-
-
-def replay(request: ReplayRequest, path: Path | None, notices: Notices = SILENT) -> Measured:
-    """Replay a request to its end, and return the run; the workers are gone when this returns.
-
-    Raises as `Replaying`.
-    """
-    session = Replaying(request, path, notices)
-    try:
-        session.measure()
-    finally:
-        session.close()
-    return Measured(session.run, session.path, session.failure)
+    def _measure(self, opened: ReplayOpened, saved: Callable[[], None]) -> None:
+        with self._notices.progress(f"replaying {self._request.job}") as progress:
+            bench.measure(self._request, opened, self.run, saved, progress)
 
 
 def _opened(request: ReplayRequest) -> ReplayOpened:

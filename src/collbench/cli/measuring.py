@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -26,6 +26,7 @@ from collbench.model.run import Run, StopReason
 from collbench.runfile import atomic_write, run_file, saved_runs
 
 if TYPE_CHECKING:
+    from collbench.api.kept_run import WorkerSession
     from collbench.bench.session import Session
 
 
@@ -177,6 +178,22 @@ def telling_what_is_saved(sessions: Sequence[Kept]) -> Iterator[None]:
         if any(_points(session.run) and session.failure is None for session in sessions):
             raise error.reworded(f"{error}; {_saved(sessions)}") from error
         raise
+
+
+def measured_by_workers(session: WorkerSession[Any], showing: Showing, page: str) -> None:
+    """Measure a session to its end, print its page, and leave with the status that its run earns."""
+    try:
+        import_module(f"collbench.output.text.{page}")  # while the workers are idle for the last time
+        with telling_what_is_saved([session]):
+            session.measure()
+            showing.show(session.run)
+    finally:
+        session.close()
+    if session.failure is not None:
+        raise session.failure
+    if session.path is not None:
+        showing.tell_saved(session.path)
+    leave(session.run, showing)
 
 
 def nothing_left(run: Run) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ import click
 from collbench.api import overlapping
 from collbench.api.overlapping import PRIORITIES, OverlapOptions, Overlapping, parse_computes, parse_ctas
 from collbench.cli import options
-from collbench.cli.measuring import JSON, Showing, leave, telling_what_is_saved
+from collbench.cli.measuring import JSON, Showing, measured_by_workers
 from collbench.cli.terminal import NOTICES, say, verbose_option
 from collbench.model.operations import Operation
 from collbench.runfile import saved_runs
@@ -76,16 +75,4 @@ def overlap(operation: Operation, *, priority: str, as_json: bool, **given: Any)
     showing = Showing("json" if as_json else "table")
     advice = ", or name a file with --output FILE"
     path = asked.output or saved_runs.new_run("overlap", request.backend, say, advice=advice)
-    session = Overlapping(request, path, showing)
-    try:
-        import_module("collbench.output.text.overlap")  # while the workers are idle for the last time
-        with telling_what_is_saved([session]):
-            session.measure()
-            showing.show(session.run)
-    finally:
-        session.close()
-    if session.failure is not None:
-        raise session.failure
-    if session.path is not None:
-        showing.tell_saved(session.path)
-    leave(session.run, showing)
+    measured_by_workers(Overlapping(request, path, showing), showing, "overlap")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import click
 from collbench.api import replaying
 from collbench.api.replaying import Replaying, ReplayOptions
 from collbench.cli import options
-from collbench.cli.measuring import JSON, Showing, leave, telling_what_is_saved
+from collbench.cli.measuring import JSON, Showing, measured_by_workers
 from collbench.cli.terminal import NOTICES, say, verbose_option
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses
@@ -79,16 +78,4 @@ def replay(job: Path, *, compute: str, registration: str, as_json: bool, **given
     showing = Showing("json" if as_json else "table")
     advice = ", or name a file with --output FILE"
     path = asked.output or saved_runs.new_run("replay", request.backend, say, advice=advice)
-    session = Replaying(request, path, showing)
-    try:
-        import_module("collbench.output.text.replay")  # while the workers are idle for the last time
-        with telling_what_is_saved([session]):
-            session.measure()
-            showing.show(session.run)
-    finally:
-        session.close()
-    if session.failure is not None:
-        raise session.failure
-    if session.path is not None:
-        showing.tell_saved(session.path)
-    leave(session.run, showing)
+    measured_by_workers(Replaying(request, path, showing), showing, "replay")
