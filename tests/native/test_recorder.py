@@ -36,10 +36,7 @@ def sequence(job: Job, rank: int = 0) -> list[Call]:
 
 
 def together(rank: JobRank) -> list[bool]:
-    order = rank.order or [(place, phase.repetitions) for place, phase in enumerate(rank.phases)]
-    return [
-        position.together for place, times in order for _ in range(times) for position in rank.phases[place].positions
-    ]
+    return [position.together for position in rank.positions()]
 
 
 def said(call: Made, abi: int, ranks: int = 4) -> tuple[object, ...]:

@@ -31,10 +31,8 @@ def imported(*names: str) -> Job:
 
 def sent(job: Job, rank: JobRank) -> list[tuple[str, int]]:
     """Return what a rank sent; the messages of one group to and from all as an all-to-all, which NCCL makes of it."""
-    order = rank.order or [(place, phase.repetitions) for place, phase in enumerate(rank.phases)]
-    positions = [one for place, times in order for _ in range(times) for one in rank.phases[place].positions]
     number, numbered = 0, []
-    for position in positions:
+    for position in rank.positions():
         number += not position.together
         numbered.append((number, job.calls[position.call]))
     found = []

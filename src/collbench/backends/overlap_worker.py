@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from collbench.backends.overlap_lanes import Accelerator, CpuAccelerator, CudaAccelerator, Lane
 from collbench.backends.overlap_protocol import DTYPE, LAUNCHES_AHEAD, Done, Load, OverlapPoint, RankTimes, Warm
-from collbench.backends.torch_rank import RankProcess, run
+from collbench.backends.torch_rank import RankProcess, answer, run
 from collbench.model.compute import Compute, ComputeKind
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.operations import Operation
@@ -288,15 +288,7 @@ def opened(kind: str, place: int) -> Accelerator:
 def serve(process: RankProcess, accelerator: Accelerator) -> None:
     """Answer requests until the pipe closes."""
     rank = Rank(process.rank, process.ranks, accelerator)
-    while True:
-        request = process.pipe.recv()
-        match request:
-            case OverlapPoint():
-                process.pipe.send(rank.allocate(request))
-            case Warm():
-                process.pipe.send(rank.warm())
-            case Load():
-                process.pipe.send(rank.run(request))
+    answer(process, {OverlapPoint: rank.allocate, Warm: lambda _: rank.warm(), Load: rank.run})
 
 
 if __name__ == "__main__":

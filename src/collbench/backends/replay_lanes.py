@@ -57,6 +57,37 @@ class Accelerator(Protocol):
         """Wait for all that was queued."""
 
 
+class _Pausing:
+    """What a device does in a pause: as many products as fit, once one was timed, and idles for the rest."""
+
+    def __init__(self, idle: Callable[[float], object]) -> None:
+        self._idle = idle
+        self._product: Callable[[], object] | None = None
+        self._product_s = 0.0
+
+    def compute(self, product: Callable[[], object], seconds: Callable[[Callable[[], object]], float]) -> None:
+        """Fill pauses with products from now on; `seconds` times some of them."""
+        if self._product is None:
+            for _ in range(2):  # the first time code is loaded and the clock comes up
+                self._product_s = seconds(lambda: _repeated(product)) / _PRODUCTS
+            self._product = product
+
+    def __call__(self, seconds: float) -> None:
+        """Pause so long."""
+        if self._product is not None:
+            count = int(seconds / self._product_s)
+            for _ in range(count):
+                self._product()
+            seconds -= count * self._product_s
+        if seconds >= _LEAST_PAUSE_S:
+            self._idle(seconds)
+
+
+def _repeated(product: Callable[[], object]) -> None:
+    for _ in range(_PRODUCTS):
+        product()
+
+
 class CudaAccelerator:
     """One GPU. Pauses are on torch's default stream, where training computes."""
 
@@ -66,8 +97,7 @@ class CudaAccelerator:
         self._main = _cuda.current_stream()
         self._cycles_a_second = sleep_cycles_a_second()
         self._side: dict[int, Any] = {}
-        self._product: Callable[[], object] | None = None
-        self._product_s = 0.0
+        self._pause = _Pausing(self._sleep)
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Return a new group of NCCL."""
@@ -85,20 +115,20 @@ class CudaAccelerator:
 
     def use(self, pauses: Pauses) -> None:
         """Idle in pauses, or multiply matrices; how long a product takes is measured."""
-        if pauses is Pauses.NONE or self._product is not None:
+        if pauses is Pauses.NONE:
             return
         n = _GPU_PRODUCT
         a, b = (torch.randn(n, n, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         result = torch.empty_like(a)
-        self._product = lambda: torch.mm(a, b, out=result)
-        for _ in range(2):  # the first time code is loaded and the clock comes up
-            first, last = (_cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
-            for _ in range(_PRODUCTS):
-                self._product()
-            last.record()
-            self.finish()
-            self._product_s = first.elapsed_time(last) / 1e3 / _PRODUCTS
+        self._pause.compute(lambda: torch.mm(a, b, out=result), self._timed)
+
+    def _timed(self, work: Callable[[], object]) -> float:
+        first, last = (_cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work()
+        last.record()
+        self.finish()
+        return float(first.elapsed_time(last)) / 1e3
 
     def run(
         self,
@@ -143,15 +173,6 @@ class CudaAccelerator:
         """Wait for all streams."""
         _cuda.synchronize()
 
-    def _pause(self, seconds: float) -> None:
-        if self._product is not None:
-            count = int(seconds / self._product_s)
-            for _ in range(count):
-                self._product()
-            seconds -= count * self._product_s
-        if seconds >= _LEAST_PAUSE_S:
-            self._sleep(seconds)
-
     def _sleep(self, seconds: float) -> None:
         if seconds > 0:
             _cuda._sleep(max(1, int(seconds * self._cycles_a_second)))
@@ -192,8 +213,7 @@ class CpuAccelerator:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self._lanes: dict[int, queue.SimpleQueue[Callable[[], object]]] = {}
-        self._product: Callable[[], object] | None = None
-        self._product_s = 0.0
+        self._pause = _Pausing(time.sleep)
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Return a new group of gloo."""
@@ -208,16 +228,11 @@ class CpuAccelerator:
 
     def use(self, pauses: Pauses) -> None:
         """Sleep in pauses, or multiply matrices; how long a product takes is measured."""
-        if pauses is Pauses.NONE or self._product is not None:
+        if pauses is Pauses.NONE:
             return
         a, b = torch.randn(_CORE_PRODUCT, _CORE_PRODUCT), torch.randn(_CORE_PRODUCT, _CORE_PRODUCT)
         result = torch.empty_like(a)
-        self._product = lambda: torch.mm(a, b, out=result)
-        for _ in range(2):
-            begin = time.perf_counter()
-            for _ in range(_PRODUCTS):
-                self._product()
-            self._product_s = (time.perf_counter() - begin) / _PRODUCTS
+        self._pause.compute(lambda: torch.mm(a, b, out=result), _timed_on_core)
 
     def run(
         self,
@@ -252,20 +267,17 @@ class CpuAccelerator:
     def finish(self) -> None:
         """Return at once: what was called has ended."""
 
-    def _pause(self, seconds: float) -> None:
-        if self._product is not None:
-            count = int(seconds / self._product_s)
-            for _ in range(count):
-                self._product()
-            seconds -= count * self._product_s
-        if seconds >= _LEAST_PAUSE_S:
-            time.sleep(seconds)
-
     def _lane(self, group: int) -> queue.SimpleQueue[Callable[[], object]]:
         if group not in self._lanes:
             made = self._lanes[group] = queue.SimpleQueue()
             threading.Thread(target=_work, args=(made,), daemon=True).start()
         return self._lanes[group]
+
+
+def _timed_on_core(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
 
 
 def _work(lane: queue.SimpleQueue[Callable[[], object]]) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from collbench.analysis.job_schedule import Post, Unit
 from collbench.backends.replay_lanes import Accelerator, CpuAccelerator, CudaAccelerator
 from collbench.backends.replay_protocol import Prepare, Prepared, ReplayLoad, ReplayTimes, Verified, Verify
-from collbench.backends.torch_rank import RankProcess, run
+from collbench.backends.torch_rank import RankProcess, answer, run
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.job import PointToPoint
 from collbench.model.operations import Operation
@@ -370,15 +370,7 @@ def opened(kind: str, place: int) -> Accelerator:
 def serve(process: RankProcess, accelerator: Accelerator) -> None:
     """Answer requests until the pipe closes."""
     rank = Rank(process.rank, process.ranks, accelerator)
-    while True:
-        request = process.pipe.recv()
-        match request:
-            case Prepare():
-                process.pipe.send(rank.prepare(request))
-            case Verify():
-                process.pipe.send(rank.verify())
-            case ReplayLoad():
-                process.pipe.send(rank.run(request))
+    answer(process, {Prepare: rank.prepare, Verify: lambda _: rank.verify(), ReplayLoad: rank.run})
 
 
 if __name__ == "__main__":

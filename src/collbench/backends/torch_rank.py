@@ -11,7 +11,7 @@ import pathlib
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -55,6 +55,13 @@ def joined(kind: str) -> Joined:
     maps = pathlib.Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     path = next((line.split(maxsplit=5)[-1] for line in maps if "libnccl.so" in line), "")
     return Joined(release, version, path)
+
+
+def answer(process: RankProcess, answers: Mapping[type, Callable[[Any], object]]) -> None:
+    """Answer requests, each by its type, until the pipe closes."""
+    while True:
+        request = process.pipe.recv()
+        process.pipe.send(answers[type(request)](request))
 
 
 def run(

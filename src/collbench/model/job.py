@@ -157,11 +157,15 @@ class JobRank:
         repeated = [phase for phase in self.phases if phase.repetitions > 1]
         return max(repeated, key=lambda phase: phase.repetitions * len(phase.positions), default=None)
 
-    def unfolded(self) -> Iterator[int]:
-        """Yield each call that it sent, in order, as its place in Job.calls."""
+    def positions(self) -> Iterator[Position]:
+        """Yield the position of each call that it sent, in order, repetitions too."""
         for phase, repetitions in self.order or [(place, phase.repetitions) for place, phase in enumerate(self.phases)]:
             for _ in range(repetitions):
-                yield from (position.call for position in self.phases[phase].positions)
+                yield from self.phases[phase].positions
+
+    def unfolded(self) -> Iterator[int]:
+        """Yield each call that it sent, in order, as its place in Job.calls."""
+        return (position.call for position in self.positions())
 
     @property
     def calls(self) -> int:

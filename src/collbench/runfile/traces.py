@@ -69,6 +69,7 @@ _OPERATIONS: dict[str, Operation | PointToPoint] = {
 # Rows that are no call: a wait, the making of a communicator, a barrier (whose all-reduce has a row of its own), and
 # the row of a group beside those of its members.
 _NO_CALL = re.compile(r"wait|init|barrier|coalesced|allgathercoalesced|reducescattercoalesced|startcoalescing|")
+_LONGEST_FIRST = sorted(_OPERATIONS, key=len, reverse=True)
 _SAMPLES = 32
 _NELEMS = ("In msg nelems", "Out msg nelems")
 _MOST_RANKS = 2**24
@@ -266,8 +267,7 @@ def _add(trace: Trace, row: _Row) -> None:
     name = row.name.partition(" ")[0].replace("_", "").lower()
     if _NO_CALL.fullmatch(name):
         return
-    names = sorted(_OPERATIONS, key=len, reverse=True)
-    operation = next((_OPERATIONS[one] for one in names if name.startswith(one)), None)
+    operation = next((_OPERATIONS[one] for one in _LONGEST_FIRST if name.startswith(one)), None)
     ranks = max(trace.sizes.get(row.group, 0), len(trace.members.get(row.group, ())))
     if operation is None or not row.dtype or ranks < 1 or min((*row.given, *row.got), default=0) < 0:
         trace.skipped += 1
