@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.api.replaying import ReplayOptions, replay, request_of
+from collbench.api.replaying import ReplayOptions, request_of
 from collbench.model.job import Call, Job
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses, Run
@@ -28,7 +28,7 @@ EVERY = (
 
 def replayed(job: Job, **given: object) -> Run:
     asked = ReplayOptions(backend="cuda", devices="0,1", trials=3, seed=1, **given)  # type: ignore[arg-type]
-    done = replay(request_of(job, "job.json", asked, ("replay",)), None)
+    done = Replaying(request_of(job, "job.json", asked, ("replay",)), None).finish()
     assert done.run.complete
     return done.run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from collbench.model.compute import Compute, Priority
 from collbench.model.operations import Operation, Work
@@ -145,7 +145,3 @@ class Done:
     """The answer to OverlapPoint and Warm; `problem` says why there is no room, "" where there is."""
 
     problem: str = ""
-
-
-Request: TypeAlias = OverlapPoint | Warm | Load
-Reply: TypeAlias = Done | RankTimes

@@ -6,12 +6,11 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import chain
 from statistics import fmean
 
 from collbench.backends.overlap_protocol import DTYPE, Load, OverlapBackend, OverlapOpened, OverlapPoint, RankTimes
+from collbench.bench.session import new_run
 from collbench.model.compute import Compute, Priority
 from collbench.model.dtypes import whole_blocks, whole_elements
 from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
@@ -391,29 +390,21 @@ def _verified(found: Overlap, ranks: Sequence[RankTimes]) -> None:
 def begun_run(request: OverlapRequest, opened: OverlapOpened) -> Run:
     """Return the run that a request begins, with nothing measured."""
     points = request.points(len(opened.devices))
-    return Run(
-        backend=opened.name,
-        version=version("collbench"),
-        started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        machine=opened.machine,
-        devices=opened.devices,
-        paths=opened.paths,
-        settings=Settings(
-            operations=(request.operation,),
-            sizes=tuple(sorted({point.size_bytes for point in points})),
-            dtype=DTYPE,
-            redop="sum",
-            trials=request.trials,
-            seed=request.seed,
-            command=request.command,
-            environment=dict(opened.environment),
-            kind=CommandKind.OVERLAP,
-            devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
-            requested_sizes=request.requested_sizes,
-            fabric=request.fabric or "",
-        ),
-        health_before=opened.health(),
+    settings = Settings(
+        operations=(request.operation,),
+        sizes=tuple(sorted({point.size_bytes for point in points})),
+        dtype=DTYPE,
+        redop="sum",
+        trials=request.trials,
+        seed=request.seed,
+        command=request.command,
+        environment=dict(opened.environment),
+        kind=CommandKind.OVERLAP,
+        devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
+        requested_sizes=request.requested_sizes,
+        fabric=request.fabric or "",
     )
+    return new_run(opened.name, opened.devices, opened, settings)
 
 
 def measure(

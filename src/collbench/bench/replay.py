@@ -6,12 +6,11 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from statistics import fmean
 
 from collbench.analysis.job_schedule import MIXED, P2P, Schedule
 from collbench.backends.replay_protocol import ReplayBackend, ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.bench.session import new_run
 from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
 from collbench.model.failures import WrongData
 from collbench.model.operations import Operation, Registration, Work
@@ -53,28 +52,20 @@ def begun_run(request: ReplayRequest, opened: ReplayOpened) -> Run:
     """Return the run that a request begins, with nothing measured."""
     kinds = request.schedule.kinds
     operations = dict.fromkeys(operation_of(kind.operation) for kind in kinds)
-    return Run(
-        backend=opened.name,
-        version=version("collbench"),
-        started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        machine=opened.machine,
-        devices=opened.devices,
-        paths=opened.paths,
-        settings=Settings(
-            operations=tuple(operations),
-            sizes=tuple(sorted({kind.size_bytes for kind in kinds})),
-            dtype="uint8",
-            redop="sum",
-            trials=request.trials,
-            seed=request.seed,
-            command=request.command,
-            environment=dict(opened.environment),
-            kind=CommandKind.REPLAY,
-            devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
-            fabric=request.fabric or "",
-        ),
-        health_before=opened.health(),
+    settings = Settings(
+        operations=tuple(operations),
+        sizes=tuple(sorted({kind.size_bytes for kind in kinds})),
+        dtype="uint8",
+        redop="sum",
+        trials=request.trials,
+        seed=request.seed,
+        command=request.command,
+        environment=dict(opened.environment),
+        kind=CommandKind.REPLAY,
+        devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
+        fabric=request.fabric or "",
     )
+    return new_run(opened.name, opened.devices, opened, settings)
 
 
 def operation_of(name: str) -> Operation:

@@ -22,7 +22,8 @@ from collbench.bench.sweep import Watcher, sweep
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
 from collbench.model.failures import FailureKind
-from collbench.model.run import Run, Settings, SkipKind, Skipped
+from collbench.model.run import Device, Health, Machine, Run, Settings, SkipKind, Skipped
+from collbench.model.run import Path as Route
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.journal import Journal
 
@@ -230,14 +231,35 @@ def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skippe
     return replace(begun_run(opened, settings), skipped=skipped)
 
 
+class Known(Protocol):
+    """What an open backend of any kind knows of its machine."""
+
+    @property
+    def machine(self) -> Machine:
+        """The machine."""
+
+    @property
+    def paths(self) -> tuple[Route, ...]:
+        """The paths between its devices."""
+
+    @property
+    def health(self) -> Callable[[], tuple[Health, ...]]:
+        """The devices' state now."""
+
+
 def begun_run(opened: Opened, settings: Settings) -> Run:
     """Return a run that begins now on what was opened, with nothing measured."""
+    return new_run(opened.backend.name, opened.backend.devices(), opened, settings)
+
+
+def new_run(backend: str, devices: tuple[Device, ...], opened: Known, settings: Settings) -> Run:
+    """Return a run that begins now on these devices, with nothing measured."""
     return Run(
-        backend=opened.backend.name,
+        backend=backend,
         version=version("collbench"),
         started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         machine=opened.machine,
-        devices=opened.backend.devices(),
+        devices=devices,
         paths=opened.paths,
         settings=settings,
         health_before=opened.health(),
