@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.api.replaying import ReplayOptions, request_of
+from collbench.api.replaying import Replaying, ReplayOptions, request_of
 from collbench.model.job import Call, Job
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses, Run

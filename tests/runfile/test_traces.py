@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,17 @@ def test_importing_folds_and_loses_nothing(kinds: list[int]) -> None:
     job = traces.job_of([traces.parse(dump(*entries), "trace_0")])
     assert [job.calls[call].size_bytes // 4 - 1 for call in job.ranks[0].unfolded()] == kinds
     assert job_file.loads(job_file.dumps(job), "job") == job
+
+
+def test_a_long_trace_is_folded_piece_by_piece_and_loses_nothing() -> None:
+    sizes = [number % 7 + 1 for number in range(70_000)]
+    trace = traces.parse(dump(entry("all_reduce", [[1]], [[1]])), "trace_0")
+    (made,) = trace.calls
+    trace.calls = [replace(made, size_bytes=size, start=float(number)) for number, size in enumerate(sizes)]
+    job = traces.job_of([trace])
+    assert [job.calls[call].size_bytes for call in job.ranks[0].unfolded()] == sizes
+    assert len(job.ranks[0].phases) < 10
+    assert job.ranks[0].step is not None
 
 
 _PARTS = st.sampled_from(sorted(path.name for path in DATA.glob("*-0.*")))

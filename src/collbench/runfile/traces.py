@@ -73,6 +73,7 @@ _LONGEST_FIRST = sorted(_OPERATIONS, key=len, reverse=True)
 _SAMPLES = 32
 _NELEMS = ("In msg nelems", "Out msg nelems")
 _MOST_RANKS = 2**24
+_FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the square, and a trace may have a million
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +367,12 @@ def _rank(number: int, trace: Trace, places: Sequence[int], began: float) -> Job
     gpu = np.array([call.gpu for call in trace.calls])
     found: dict[tuple[int, ...], list[int]] = {}  # where each repetition of a phase begins
     order: list[tuple[int, int]] = []
-    for start, period, repetitions in fold(np.array(places)):
+    folded = (
+        (first + start, period, repetitions)
+        for first in range(0, len(places), _FOLDED_AT_ONCE)
+        for start, period, repetitions in fold(np.array(places[first : first + _FOLDED_AT_ONCE]))
+    )
+    for start, period, repetitions in folded:
         symbols = tuple(places[start : start + period])
         begins = found.setdefault(symbols, [])
         begins += range(start, start + period * repetitions, period)
