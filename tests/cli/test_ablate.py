@@ -162,6 +162,7 @@ def test_a_script_that_crashes_shows_its_traceback_first_and_says_what_is_saved(
     lines = done.stderr.splitlines()
     assert lines[-1].startswith("collbench: run 1, without p2p: the script failed (exit status 1, see above)")
     reported = "\n".join(lines[:-1])
+    assert "ValueError: no data here" in reported, reported
     assert reported.index("Traceback (most recent call last)") < reported.index("ValueError: no data here")
     assert [run.status for run in experiment.load(tmp_path / "a.json").made] == [1]
 
