@@ -34,12 +34,13 @@ _BYTES = {"Byte": 1, "Char": 1, "Bool": 1, "Half": 2, "BFloat16": 2, "Int": 4, "
 
 
 def _sizes(shapes: Any, dtypes: Any) -> list[int]:
+    """Return tensors' bytes; a negative number, which nobody sends, of a type that the recorder does not name."""
     found = []
     for shape, dtype in zip(shapes, dtypes, strict=False):
         elements = 1
         for length in shape:
             elements *= length
-        found.append(elements * _BYTES[dtype])
+        found.append(elements * _BYTES.get(dtype, -1))
     return found
 
 

@@ -40,9 +40,11 @@ if os.environ["RANK"] == "0":
         print(f"step {number} step_time={900 if number < 3 else step}ms loss=5.3")
     print("sees", os.environ["CUDA_VISIBLE_DEVICES"] or "no GPU", os.environ.get("NCCL_NVLS_ENABLE"))
 """
+# Of one rank alone: Python writes a traceback in pieces, and those of two ranks that crash at once mix.
 CRASHES = """
-import os, sys
+import os, time
 if os.environ.get("NCCL_P2P_DISABLE"):
+    time.sleep(100 * int(os.environ["RANK"]))
     raise ValueError("no data here")
 print("step_time=1ms\\n" * 9)
 """
