@@ -37,6 +37,7 @@ JOBS = ("ddp-gpt2", "ddp-gpt2-medium", "fsdp2-gpt2", "fsdp2-gpt2-medium", "tp-sm
 OPERATIONS = ("allreduce", "allgather", "reducescatter")
 ARMS = {"p2p": {}, "nop2p": {"NCCL_P2P_DISABLE": "1"}}
 STEP_BAR, EXTRA_BAR = 0.05, 0.25
+SOURCE = os.environ.get("SRC", "job")
 _RANKS = 2
 _SCRIPT = Path(__file__).with_name("recorded_job.py")
 
@@ -130,7 +131,7 @@ def _links(folder: Path, arm: str) -> Links:
 
 def predicted(folder: Path, job: str) -> PredictedJob:
     """Return what is predicted of a job without P2P. Raises CollbenchError."""
-    return predict_job(job_file.load(folder / f"{job}-job.json"), _links(folder, "nop2p"), _links(folder, "p2p"))
+    return predict_job(job_file.load(folder / f"{job}-{SOURCE}.json"), _links(folder, "nop2p"), _links(folder, "p2p"))
 
 
 def _step_ms(folder: Path, job: str, arm: str) -> float:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from collbench.analysis.choice import Members
 from collbench.analysis.fits import Curve
-from collbench.analysis.job import MICRO, kernels, matched, shown_phase, step_seconds, transfers
+from collbench.analysis.job import kernels, matched, pauses_of, shown_phase, step_seconds, transfers
 from collbench.analysis.predict.contention import OverlapCurve, curve_for
 from collbench.analysis.predict.predict import Machine
 from collbench.analysis.predict.timing import SENT, Evidence, Span, Timings, beyond
@@ -234,7 +234,7 @@ def _sent(
     """
     shared = kernels(phase.positions, least)
     found, kept = [], dict[int, None]()
-    for place, position in enumerate(phase.positions):
+    for place, (position, pause) in enumerate(zip(phase.positions, pauses_of(phase), strict=True)):
         call, price, old = position.call, prices.get(position.call), olds.get(position.call)
         before = float(shared[place])
         if np.isnan(before):
@@ -245,7 +245,6 @@ def _sent(
                     "links that it ran on: add --recorded RUN, or record with GPU times"
                 )
             before = old.seconds[1]
-        pause = position.pause.mean * MICRO if position.pause is not None else 0.0
         after = (before, before, before)
         if price is None:
             kept[call] = None
