@@ -233,7 +233,7 @@ def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: s
         reason=sentences.reason(choice, devices),
         origin=origin,
         predicted=(choice.band.lo, choice.band.hi) if choice.band else None,
-        predicted_how=choice.band.basis if choice.band else "",
+        predicted_how=sentences.band_basis(choice.band) if choice.band else "",
         finalists=tuple(
             Finalist(tags(one.members), (one.band.lo, one.band.hi), measured.get(one.members), one.default)
             for one in choice.finalists

@@ -11,6 +11,7 @@ from collbench.analysis.choice import (
     BestPair,
     Choice,
     Grounds,
+    How,
     LeftOut,
     Measured,
     OneDevice,
@@ -61,7 +62,7 @@ from collbench.model.errors import UsageError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant, Work
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped
-from collbench.model.units import TELLING_BYTES, fixed, format_approximate_size, format_size
+from collbench.model.units import TELLING_BYTES, amount, fixed, format_approximate_size, format_size, span
 from collbench.output import causes
 
 _MOST_NAMES = 4
@@ -551,10 +552,10 @@ def _reason(why: Reason, k: int) -> str:
         case BestPair(gbs, worst, all_measured):
             pair = "worst pair" if all_measured else "worst measured pair"
             return f"it reaches {fixed(gbs, 3)} GB/s, the machine's {pair} {fixed(worst, 3)} GB/s"
-        case Predicted(band, first):
-            over = f" over {band.basis}" if band.hi > 0 else ""
+        case Predicted(rates, first):
+            over = f" over {band_basis(rates)}" if rates.hi > 0 else ""
             other = "the same set" if first is None else _reaches(first)
-            return f"predicted {_reaches(band)}{over} (the first {k}: {other})"
+            return f"predicted {_reaches(rates)}{over} (the first {k}: {other})"
         case Measured(gbs, simulated, is_first, gain):
             over = f" on the first {k}" if is_first else ""
             if gain is not None:
@@ -562,9 +563,34 @@ def _reason(why: Reason, k: int) -> str:
             return f"{fixed(gbs, 3)} GB/s {'in sim' if simulated else 'measured'}{over}"
 
 
-def _reaches(band: Band) -> str:
+def _reaches(rates: Band) -> str:
     """Return what rate a set reaches, or why it reaches none."""
-    return str(band) if band.hi > 0 else f"nothing, {band.means}"
+    return band(rates) if rates.hi > 0 else f"nothing, {_means(rates)}"
+
+
+_MEANS = {
+    How.BROKEN: "a pair of it is broken",
+    How.PAIR: "the pair itself",
+    How.NVSWITCH: "NVSwitch",
+    How.NVLINK_RINGS: "{rings} NVLink rings",
+    How.PCIE_RING: "one PCIe ring",
+}
+
+
+def band(rates: Band) -> str:
+    """Return "28.5–47.5 GB/s", one figure where both ends print alike, "at most 47.5 GB/s" with an unknown `lo`."""
+    if rates.unmeasured and rates.lo == 0:
+        return f"at most {fixed(rates.hi, 3)} GB/s"
+    return f"{span(fixed(rates.lo, 3), fixed(rates.hi, 3), '–')} GB/s"
+
+
+def band_basis(rates: Band) -> str:
+    """Return what a band rests on: "NVSwitch, 1 pair not measured"."""
+    return _means(rates) + (f", {amount(rates.unmeasured, 'pair')} not measured" if rates.unmeasured else "")
+
+
+def _means(rates: Band) -> str:
+    return _MEANS[rates.how].format(rings=rates.rings)
 
 
 _TIE_BREAKS = {
