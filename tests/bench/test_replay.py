@@ -10,7 +10,7 @@ import pytest
 from collbench.analysis.job_schedule import Schedule, schedule_of
 from collbench.analysis.outcome import outcome
 from collbench.analysis.replay import ratio, summarize
-from collbench.backends.replay_protocol import ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.backends.replay_protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
 from collbench.bench import replay
 from collbench.bench.replay import ReplayRequest, trial_of
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError
@@ -66,7 +66,7 @@ def made(
         phase=0,
         recorded_ranks=2,
         schedule=schedule_of(job),
-        arms=((), ("p2p",))[: len(fakes)],
+        arms=(ReplayArm(), ReplayArm(("p2p",)))[: len(fakes)],
         pauses=Pauses.NONE,
         registration=Registration.NONE,
         trials=trials,

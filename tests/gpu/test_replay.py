@@ -57,7 +57,7 @@ def test_stages_exchange_in_one_batch() -> None:
 
 
 def test_two_arms() -> None:
-    run = replayed(data_parallel(2, (2**26,)), without="p2p")
+    run = replayed(data_parallel(2, (2**26,)), without=("p2p",))
     assert [found.without for found in run.replays] == [(), ("p2p",)]
     assert [found.wrong for found in run.replays] == [0, 0]
 

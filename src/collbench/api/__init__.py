@@ -521,7 +521,7 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     asked = replaying.ReplayOptions(
         phase=None if phase is None else values.whole("phase", phase, least=1),
         pauses=Pauses(values.word("compute", compute, tuple(Pauses))),
-        without=None if without is None else values.word("without", without, replaying.WITHOUT),
+        without=() if without is None else (values.word("without", without, replaying.WITHOUT),),
         registration=Registration(values.word("registration", registration, tuple(Registration))),
         trials=None if trials is None else values.whole("trials", trials, least=1),
         devices=chosen,
