@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from tests.builders import gpus
 from tests.cli.program import Program, save_run
 from tests.replay_jobs import data_parallel, job_of, pipeline, without_rank
 
+PAGE = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
 SIM = ("--backend", "sim", "--fabric", "dgx-1v")
 HANG = Failure(FailureKind.HANG, Cause.NO_ANSWER, (2,), seconds=60.0)
 
@@ -42,6 +44,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     job_file.save(data_parallel(2, (2**26, 2**24)), tmp_path / "job.json")
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulation draws the same each time."""
+    for module in (evidence, replaying):
+        monkeypatch.setattr(module, "new_seed", lambda: 1)
 
 
 # --- a simulated machine ------------------------------------------------------------------------------------------
@@ -60,6 +69,12 @@ def test_the_page_says_which_set_and_what_it_saves(program: Program, folder: Pat
     figured = [line for line in lines if any(mark in line for mark in (" ms", "GB/s")) and not line.startswith("  ")]
     assert all("sim" in line for line in figured)
     assert not (folder / "state").exists()  # a simulation is not kept, as without --for
+
+
+def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> None:
+    (shown,) = re.findall(r"^    \$ (collbench select .*)\n((?:    .*\n)+)", PAGE, re.MULTILINE)
+    done = program(*shown[0].split()[1:])
+    assert done.out == "".join(line.removeprefix("    ") for line in shown[1].splitlines(keepends=True))
 
 
 def test_the_json_has_all_of_it(program: Program, folder: Path) -> None:
