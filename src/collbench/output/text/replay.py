@@ -9,10 +9,12 @@ from rich.text import Text
 
 from collbench.analysis.overlap import Figure
 from collbench.analysis.replay import ArmRatio, ReplaySummary, ratio, summarize
+from collbench.launch.ablation import Ratio
 from collbench.model.operations import Operation, Registration
 from collbench.model.run import Pauses, Replay, ReplayedCall, Run
 from collbench.model.units import amount, format_size, sentence
 from collbench.output import sentences
+from collbench.output.text.ablation import worth
 from collbench.output.text.frame import header, origin, sim, unhealthy_lines
 from collbench.output.text.layout import Block, Lines, both, short, table, whole
 
@@ -29,6 +31,8 @@ def replay_page(run: Run) -> Iterator[RenderableType | Block]:
     measured = [found for found in run.replays if found.trials]
     if measured:
         names = _names(run)
+        for line in _worth(run, measured):
+            yield Lines(sentence(line + sim(run, " (sim)")))
         yield Lines(sentence(answer(run) + sim(run, " (sim)")))
         yield from both("tables", Text(f"\n{sim(run)}{_title(measured[0])}, ms"))
         yield from both("tables", _of_sets(run, measured) if names else _figures(measured))
@@ -60,6 +64,27 @@ def answer(run: Run) -> str:
     return text
 
 
+def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
+    """Yield what the second of two arms costs: of the communication, and of the step where compute is replayed."""
+    if len(measured) != len(run.replays) or len(measured) != 2:
+        return
+    first, other = measured
+    found, names = ratio(first, other), _names(run)
+    arms = f"on {names[first.members]}" if names else _with(other), _arm(other, names).strip()
+    parts = [("the communication of a step", None if found is None else found.communication)]
+    if first.pauses is Pauses.RECORDED:
+        parts.append(("a whole step", None if found is None else found.step))
+    for what, times in parts:
+        if times is None or times.interval is None:
+            yield f"{len(other.trials)} trials are too few to say what {arms[1]} changes in {what}"
+        else:
+            yield worth(Ratio(times.value, *times.interval), what, arms, [_lacking(word) for word in other.without])
+
+
+def _with(found: Replay) -> str:
+    return "with " + " and ".join(map(_lacking, found.without))
+
+
 _Names = Mapping[tuple[int, ...], str]
 
 
@@ -83,7 +108,11 @@ def _arm(found: Replay, names: _Names) -> str:
 
 
 def _without(found: Replay) -> str:
-    return "without " + " and ".join(word.upper() for word in found.without)
+    return "without " + " and ".join(map(_lacking, found.without))
+
+
+def _lacking(word: str) -> str:
+    return "NVLink" if word == "nvlink" else word.upper()
 
 
 def _title(found: Replay) -> str:
