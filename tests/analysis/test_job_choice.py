@@ -154,7 +154,9 @@ def test_equal_sets_are_seldom_called_slower_however_noisy(sets: int) -> None:
     for _ in range(400):
         drift = [draw.gauss(0, 0.1) for _ in range(8)]
         places = [(2 * number, 2 * number + 1) for number in range(sets)]
-        times = {some: [math.exp(one + draw.gauss(0, 0.04)) for one in drift] for some in places}
+        times: dict[tuple[int, ...], list[float]] = {
+            some: [math.exp(one + draw.gauss(0, 0.04)) for one in drift] for some in places
+        }
         run = replace(run_of(times), devices=gpus(2 * sets))
         made = contest(run, places[0], range(2 * sets))
         assert made is not None

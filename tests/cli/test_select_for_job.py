@@ -29,7 +29,7 @@ from collbench.model.operations import Registration
 from collbench.model.run import CommandKind, Health, Machine, Pauses, Run
 from collbench.runfile import job_file, run_file
 from tests.builders import gpus
-from tests.cli.program import Program, save_run
+from tests.cli.program import Program, list_only, save_run
 from tests.replay_jobs import data_parallel, job_of, pipeline, without_rank
 
 PAGE = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
@@ -261,6 +261,31 @@ def test_ctrl_c_chooses_nothing_and_keeps_the_trials(
     assert "interrupted while replaying the finalists: nothing was chosen" in said.err
     (path,) = kept(folder)
     assert not run_file.load(path).complete
+
+
+def test_train_starts_on_what_the_job_decides(
+    program: Program, here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_only(monkeypatch, gpus(4))
+    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _wanted: "2.28.9")
+    (folder / "train.py").touch()
+    play(monkeypatch, {FIRST: Played(1e-3), FAST: Played(2e-3)})
+    words = ("--auto-select", "2", "--backend", "cuda", "--dry-run")
+    said = program("train", *words, "--for", "job.json", "train.py")
+    assert said.status == 0, said.err
+    assert (
+        "using GPU0, GPU1 (GPU-0, GPU-1): a step of job.json communicates for 2.000 ms measured, the least of 2"
+        in said.err
+    )
+    assert "CUDA_VISIBLE_DEVICES=GPU-0,GPU-1" in said.out
+    assert "CUDA_VISIBLE_DEVICES=GPU-2,GPU-3" in program("train", *words, "train.py").out
+    job_file.save(pipeline(), folder / "stages.json")
+    refused = program("train", "--auto-select", "3", *words[2:], "--for", "stages.json", "train.py")
+    assert (refused.status, refused.out) == (2, "")
+    assert "no meaning on 3" in refused.line
+    for option in (("--nccl", "x.so"), ("--container", "image.sif")):
+        assert "leave one out" in program("train", *words, *option, "--for", "job.json", "train.py").line
+    assert "leave one out" in program("train", "--devices", "0,1", "--for", "job.json", "train.py").line
 
 
 def test_python_takes_a_job(here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,15 +27,24 @@ if TYPE_CHECKING:
     from collbench.analysis.select import ForJob
 
 
-def request_for(job: Job, name: str, count: int, backend: str, fabric: str | None, notices: Notices) -> ReplayRequest:
+def request_for(
+    job: Job,
+    name: str,
+    count: int,
+    backend: str,
+    fabric: str | None,
+    notices: Notices,
+    words: Sequence[str] = ("select",),
+) -> ReplayRequest:
     """Return a request to replay a job, called `name`, on some `count` devices that are not chosen yet.
 
+    `words` are the command's, before the count.
     Raises UsageError for a job that has no meaning on so many, or cannot be replayed on this backend.
     """
     if count < 2:
         raise UsageError("--for replays what a job sends between devices, and one device sends nothing: leave it out")
     asked = ReplayOptions(ranks=count, backend=backend, fabric=fabric)
-    return replaying.request_of(job, name, asked, ("select", str(count), "--for", name), notices)
+    return replaying.request_of(job, name, asked, (*words, str(count), "--for", name), notices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from collbench.model.units import parse_budget, parse_precision
 
 
 OWN_VALUES = frozenset(
-    {"--auto-select", "--devices", "--exclude", "--run", "--max-age", "--backend", "--nccl", "--container"}
+    {"--auto-select", "--devices", "--exclude", "--run", "--max-age", "--backend", "--nccl", "--container", "--for"}
 )
 OWN_FLAGS = frozenset({"--allow-busy", "--fresh", "--dry-run", "--help"})
 
@@ -132,6 +132,8 @@ DEFAULT_MAX_AGE = "7d"
 class TrainArguments:
     """What `collbench train` was asked. Own options are raw text; `program` is the script and all that follows it.
 
+    `job` is the file of a recorded job to choose for.
+
     Exactly one of `auto_select` and `devices` is set, and `program` is not empty, unless `help` is True.
     """
 
@@ -146,6 +148,7 @@ class TrainArguments:
     dry_run: bool = False
     nccl: str | None = None
     container: str | None = None
+    job: str | None = None
     help: bool = False
     torchrun_options: tuple[Option, ...] = ()
     program: tuple[str, ...] = ()
@@ -192,6 +195,7 @@ def _own(own: dict[str, str], torchrun: tuple[Option, ...], program: tuple[str, 
         dry_run="--dry-run" in own,
         nccl=own.get("--nccl"),
         container=own.get("--container"),
+        job=own.get("--for"),
         torchrun_options=torchrun,
         program=program,
     )
@@ -227,6 +231,8 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
         raise UsageError("--auto-select and --devices both say which GPUs to use: leave one out")
     if arguments.devices is not None and (arguments.exclude is not None or arguments.allow_busy):
         raise UsageError("--devices says which GPUs to use, --exclude and --allow-busy help to choose: leave one out")
+    if arguments.job is not None:
+        _check_for(arguments)
     if arguments.run is not None and arguments.fresh:
         raise UsageError("--run reads a saved run and --fresh ignores it: leave one out")
     check_backend(arguments.backend)
@@ -235,12 +241,21 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
     return arguments
 
 
+def _check_for(arguments: TrainArguments) -> None:
+    """Raise UsageError for what does not go with --for, which replays a recorded job to choose."""
+    if arguments.devices is not None:
+        raise UsageError("--devices says which GPUs to use, --for helps to choose: leave one out")
+    if arguments.nccl is not None or arguments.container is not None:
+        what = "--container" if arguments.nccl is None else "--nccl"
+        raise UsageError(f"--for replays with the NCCL of this Python's torch, {what} brings another: leave one out")
+
+
 # The command line of `collbench ablate`, split into its own options and what is for `collbench train`.
 
 
 # These choose, once, before anything trains: `train` gets the devices that came of it.
 CHOOSING = frozenset({"--auto-select", "--devices", "--run", "--max-age", "--fresh", "--backend", "--nccl"})
-CHOOSING |= {"--exclude", "--allow-busy", "--dry-run", "--help"}
+CHOOSING |= {"--exclude", "--allow-busy", "--for", "--dry-run", "--help"}
 DEFAULT_BUDGET_S = 180.0
 
 
