@@ -204,7 +204,22 @@ class Measured:
     gain: tuple[float, float, float] | None
 
 
-Reason = AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured
+@dataclass(frozen=True, slots=True)
+class BestForJob:
+    """A step of the job communicates for `seconds` on the set, one of so many `finalists` that did not fail.
+
+    `tied`: as long on all of them; `significant`: longer on each of the others.
+    """
+
+    job: str
+    seconds: float
+    finalists: int
+    tied: bool
+    significant: bool
+    simulated: bool
+
+
+Reason = AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured | BestForJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from collbench.analysis.choice import (
     AllLeft,
     Band,
+    BestForJob,
     BestPair,
     Choice,
     Grounds,
@@ -17,7 +18,6 @@ from collbench.analysis.choice import (
     OneDevice,
     Predicted,
     RatesSpread,
-    Reason,
     SameLabels,
     TieBreak,
     TooFewLeft,
@@ -520,13 +520,14 @@ def grounds(found: Grounds) -> str:
 
 def reason(choice: Choice, devices: Sequence[Device]) -> str:
     """Return why a set was chosen; no set that includes what failed is reported without it."""
-    text = _reason(choice.reason, len(choice.members))
-    if choice.heuristic and not isinstance(choice.reason, Measured) and not choice.tied:
+    why = choice.reason
+    text = _best_for_job(why) if isinstance(why, BestForJob) else _reason(why, len(choice.members))
+    if choice.heuristic and not isinstance(choice.reason, Measured | BestForJob) and not choice.tied:
         text += ", the best of a heuristic search"
     if (
         choice.trials is not None
         and choice.trials < FEWEST_TRIALS
-        and not isinstance(choice.reason, AllLeft | Measured)
+        and not isinstance(choice.reason, AllLeft | Measured | BestForJob)
     ):
         text += f"; not certain: some have {choice.trials} of the {FEWEST_TRIALS} trials that the noise needs"
     if choice.estimated:
@@ -541,7 +542,7 @@ def reason(choice: Choice, devices: Sequence[Device]) -> str:
     return text
 
 
-def _reason(why: Reason, k: int) -> str:
+def _reason(why: AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured, k: int) -> str:
     match why:
         case AllLeft(count, of):
             return f"all {count} devices" if count == of else f"the {count} of {of} devices that are left"
@@ -561,6 +562,20 @@ def _reason(why: Reason, k: int) -> str:
             if gain is not None:
                 over = f", {gain[1]:.2f}× ({gain[0]:.2f}–{gain[2]:.2f}) the first {k}"
             return f"{fixed(gbs, 3)} GB/s {'in sim' if simulated else 'measured'}{over}"
+
+
+def _best_for_job(why: BestForJob) -> str:
+    """Return what a step of the job costs on the chosen set, and how sure it is that no finalist is better."""
+    if why.finalists < 2:
+        least = "the only finalist that did not fail"
+    elif why.tied:
+        least = f"a tie of {why.finalists} finalists"
+    elif why.significant:
+        least = f"the least of {why.finalists} finalists"
+    else:
+        least = f"none of {why.finalists} finalists is significantly faster"
+    how = "in sim" if why.simulated else "measured"
+    return f"a step of {why.job} communicates for {why.seconds * 1e3:.3f} ms {how}, {least}"
 
 
 def _reaches(rates: Band) -> str:
