@@ -252,15 +252,18 @@ void Stream::sends_to_itself(int communicator, uint64_t number) {
   release(header_->pending_first);
 }
 
-// Return what the host's clock is ahead of the GPU's at most, ns: the least delay with which it heard of any time.
-int64_t Stream::behind(uint64_t timer, uint64_t now) {
-  if (now > window_ && now - window_ > CLOCK_WINDOW) {
-    least_[1] = now - window_ > 2 * CLOCK_WINDOW ? INT64_MAX : least_[0];
-    least_[0] = INT64_MAX;
-    window_ = now;
-  }
-  least_[0] = std::min(least_[0], static_cast<int64_t>(now - timer));
-  return std::min(least_[0], least_[1]);
+// Forget how the clocks stood when that is too long ago: they drift.
+void Stream::turn(uint64_t now) {
+  if (now <= window_ || now - window_ <= CLOCK_WINDOW) return;
+  least_[1] = now - window_ > 2 * CLOCK_WINDOW ? INT64_MAX : least_[0];
+  least_[0] = INT64_MAX;
+  window_ = now;
+}
+
+// Keep what the host's clock is ahead of the GPU's at most, ns: the least delay with which it heard of any time.
+void Stream::hear(int64_t ahead, uint64_t now) {
+  turn(now);
+  least_[0] = std::min(least_[0], ahead);
 }
 
 Stream::Channel* Stream::channel_of(uint16_t communicator, uint32_t channel) {
@@ -271,7 +274,6 @@ Stream::Channel* Stream::channel_of(uint16_t communicator, uint32_t channel) {
 }
 
 uint64_t Stream::began(uint64_t number, uint32_t channel, uint64_t timer, uint64_t now) {
-  const int64_t ahead = behind(timer, now);
   if (!waits(number)) return 0;
   const PendingCall& call = pending(number);
   Channel* ran = call.needs & GPU_TIME ? channel_of(call.call.communicator, channel) : nullptr;
@@ -279,15 +281,17 @@ uint64_t Stream::began(uint64_t number, uint32_t channel, uint64_t timer, uint64
   if (!call.group || ran->group != call.group) ran->before = ran->end;  // calls of one group share a kernel
   ran->group = call.group;
   // A call cannot run before the host made it, nor before what its channel ran before.
-  const auto late = static_cast<int64_t>(timer - call.start + static_cast<uint64_t>(ahead));
+  turn(now);
+  const auto ahead = static_cast<int64_t>(now - timer);
+  const int64_t least = std::min({ahead, least_[0], least_[1]});
+  const auto late = static_cast<int64_t>(timer - call.start + static_cast<uint64_t>(least));
   const bool plausible = timer && timer >= ran->before && late >= -CLOCK_TOLERANCE;
   const uint64_t run = ++runs_begun_;
-  running_[run % MOST_RUNNING] = {run, number, timer, ran, plausible};
+  running_[run % MOST_RUNNING] = {run, number, timer, ahead, ran, plausible};
   return run;
 }
 
 void Stream::ended(uint64_t run, uint64_t timer, uint64_t now) {
-  behind(timer, now);
   if (running_.empty()) return;
   Running& one = running_[run % MOST_RUNNING];
   if (one.run != run || !waits(one.call)) return;
@@ -298,7 +302,12 @@ void Stream::ended(uint64_t run, uint64_t timer, uint64_t now) {
   Kernel& whole = kernel(number);
   // It ran between the host's call and now; the clocks' rates differ by less than a thousandth.
   const uint64_t host = now - call.start, most = host + host / 1000 + CLOCK_TOLERANCE;
-  if (one.plausible && timer >= one.begin && timer - one.begin <= most) {
+  const bool lasted = timer >= one.begin && timer - one.begin <= most;
+  if (lasted) {
+    hear(one.ahead, now);
+    hear(static_cast<int64_t>(now - timer), now);
+  }
+  if (one.plausible && lasted) {
     one.channel->end = std::max(one.channel->end, timer);
     whole.begin = std::min(whole.begin, one.begin);
     whole.end = std::max(whole.end, timer);

@@ -201,6 +201,7 @@ class Stream {
   };
   struct Running {  // a call on one channel
     uint64_t run, call, begin;
+    int64_t ahead;  // the host's clock of the GPU's, when it heard of the beginning
     Channel* channel;
     bool plausible;
   };
@@ -209,7 +210,8 @@ class Stream {
   Kernel& kernel(uint64_t number) { return kernels_[number % PENDING]; }
   bool waits(uint64_t number) const { return number >= header_->pending_first && number < header_->pending_next; }
   void without_time(uint64_t number, Lack why);
-  int64_t behind(uint64_t timer, uint64_t now);
+  void turn(uint64_t now);
+  void hear(int64_t ahead, uint64_t now);
   Channel* channel_of(uint16_t communicator, uint32_t channel);
   void release(uint64_t upto);
   void commit(uint64_t number);
