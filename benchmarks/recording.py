@@ -127,7 +127,7 @@ def traced_step(name: str, folder: Path) -> float | None:
     with gzip.open(path, "rt", encoding="utf-8") as text:
         events = json.load(text)["traceEvents"]
     own = [one["dur"] for one in events if one.get("cat") == "kernel" and "ncclDevKernel" in str(one.get("name"))]
-    return sum(own) / 3
+    return float(sum(own)) / 3
 
 
 def main() -> int:
@@ -195,7 +195,10 @@ def gpu_row(name: str, job: Job | None, wrong: str, arms: dict[str, list[float]]
     """Return one line of the table of GPU times."""
     if job is None:
         return f"| {name} | | | | | {wrong} | |"
-    shown = lambda micro: "unknown" if micro is None else f"{micro:.1f}"  # noqa: E731
+
+    def shown(micro: float | None) -> str:
+        return "unknown" if micro is None else f"{micro:.1f}"
+
     found = [timed(job, rank) for rank in job.ranks]
     cells = [
         name,

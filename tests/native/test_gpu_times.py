@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,10 @@ def recorded(script: str, abi: int = 5) -> Merged:
 
 def times(job: Job, rank: int = 0) -> list[float | None]:
     """Return each call's mean GPU time in µs, in order, repetitions too."""
-    return [position.gpu and position.gpu.mean for position in job.ranks[rank].positions()]
+    return [position.gpu.mean if position.gpu else None for position in job.ranks[rank].positions()]
 
 
-def close(times: list[float | None], expected: list[float | None]) -> bool:
+def close(times: Sequence[float | None], expected: Sequence[float | None]) -> bool:
     """Compare to 16 ns, which is what streams keep."""
     return len(times) == len(expected) and all(
         one is other or (one is not None and other is not None and abs(one - other) <= 0.017)

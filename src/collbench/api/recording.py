@@ -125,7 +125,8 @@ def _findings(merged: Merged) -> Iterator[str]:
     if dropped:
         yield f"{dropped} calls are missing: the recorder's memory for each rank was full, or a call is unknown"
     if merged.too_old:
-        yield f"no GPU times: NCCL {merged.job.nccl} has none for a plugin, 2.27 has: {recording.INSTEAD}"
+        nccl = " ".join(["this NCCL", *[f"({merged.job.nccl})"] * bool(merged.job.nccl)])
+        yield f"no GPU times: {nccl} has none for a plugin, 2.27 has: {recording.INSTEAD}"
     if merged.lacks:
         reasons = "; ".join(f"{merged.lacks[why]:,}: {words}" for why, words in _NO_TIME.items() if why in merged.lacks)
         yield f"{sum(merged.lacks.values()):,} calls have no GPU time ({reasons})"

@@ -28,7 +28,7 @@ from collbench.model.job import (
     Unknown,
 )
 from collbench.model.operations import Operation
-from collbench.runfile.streams import DATATYPES, FUNCTIONS, REDUCTIONS, Lack, NcclCall, Numbers, Stream, bucket_median
+from collbench.runfile.streams import DATATYPES, FUNCTIONS, REDUCTIONS, NcclCall, Numbers, Stream, bucket_median
 
 # A tail is folded where a sequence comes at least twice and covers so many calls.
 _WORTH = 4
@@ -46,7 +46,7 @@ class Merged:
     job: Job
     others: int
     missing: tuple[int, ...]
-    lacks: Mapping[Lack, int] = field(default_factory=dict)
+    lacks: Mapping[str, int] = field(default_factory=dict)
     too_old: bool = False
 
 
@@ -93,7 +93,7 @@ def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
         unknown=tuple(word for word in Unknown if word in unknown),
     )
     missing = tuple(sorted(set(range(world_size)) - set(numbers)))
-    lacks: Counter[Lack] = Counter()
+    lacks: Counter[str] = Counter()
     for stream in kept:
         lacks.update(stream.lacks)
     too_old = all(stream.too_old for stream in kept)
