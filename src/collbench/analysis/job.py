@@ -335,19 +335,27 @@ def _durations(
 ) -> tuple[Values, Values]:
     """Return each rank's mean seconds by call, and the least over the ranks.
 
-    Of samples the median of each one's least; without any the least of the means, in which some waiting may be left.
+    Of samples the median of each one's least; without any that are whole the least of the means, in which some waiting
+    may be left.
     """
-    if samples and all(one.gpu for mine in samples for one in mine):
-        times = np.array(
-            [np.array([one.gpu for one in mine])[:, row] for mine, row in zip(samples, index, strict=True)]
-        )
-        times = np.where(np.isfinite(times) & (times > 0), times, np.nan) * MICRO
-        if not np.isnan(times).any():
-            return times.mean(axis=1), np.median(times.min(axis=0), axis=0)
     own = np.array(
         [[_mean(phase.positions[place].gpu) for place in row] for phase, row in zip(phases, index, strict=True)]
     )
-    return own, own.min(axis=0)  # NaN where any rank's is unknown
+    least = own.min(axis=0)  # NaN where any rank's is unknown
+    if not any(one.gpu for mine in samples for one in mine):
+        return own, least
+    times = np.array(
+        [
+            [np.array(one.gpu)[row] if one.gpu else np.full(len(row), np.nan) for one in mine]
+            for mine, row in zip(samples, index, strict=True)
+        ]
+    )
+    times = np.where(np.isfinite(times) & (times > 0), times, np.nan) * MICRO
+    for call in range(times.shape[2]):
+        whole = times[:, ~np.isnan(times[:, :, call]).any(axis=0), call]  # of the repetitions that all ranks timed
+        if whole.size:
+            own[:, call], least[call] = whole.mean(axis=1), np.median(whole.min(axis=0))
+    return own, least
 
 
 def _leasts(lanes: Sequence[Lane], rank: int, phase: Phase) -> tuple[Values, NDArray[np.bool_]]:

@@ -243,7 +243,7 @@ def _sent(
                 one = job.calls[call]
                 raise UsageError(
                     f"the job does not say how long {one.operation} of {one.size_bytes} B took, nor does a run of the "
-                    "links that it ran on: add --recorded RUN, or record with GPU times"
+                    "links that it ran on: add --recorded RUN, or record with --gpu-times"
                 )
             before = old.seconds[1]
         after = (before, before, before)
