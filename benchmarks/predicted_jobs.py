@@ -5,9 +5,8 @@
     python benchmarks/predicted_jobs.py judge FOLDER             # anywhere, from the files
 
 `measure` leaves in FOLDER curves of three collectives with P2P and without (curves-ARM-OPERATION.json), factors beside
-compute (overlap-ARM-OPERATION.json), and for each job of recorded_job.py what torch's profiler saw of three steps with
-P2P, imported (JOB-job.json), what `collbench record` saw (JOB-recorded.json) and each rank's median step in both arms
-(JOB-ARM-RANK.json). `judge` predicts the step without P2P from the record, the curves and the factors; of the job
+compute (overlap-ARM-OPERATION.json), and for each job of recorded_job.py what `collbench record --gpu-times` saw with
+P2P (JOB-job.json) and each rank's median step in both arms (JOB-ARM-RANK.json). `judge` predicts the step without P2P from the record, the curves and the factors; of the job
 without P2P nothing is used but to compare. It exits with 1 where a bar is missed: 5 % of the step, 25 % of the extra
 time that the step took without P2P.
 """
@@ -37,7 +36,6 @@ JOBS = ("ddp-gpt2", "ddp-gpt2-medium", "fsdp2-gpt2", "fsdp2-gpt2-medium", "tp-sm
 OPERATIONS = ("allreduce", "allgather", "reducescatter")
 ARMS = {"p2p": {}, "nop2p": {"NCCL_P2P_DISABLE": "1"}}
 STEP_BAR, EXTRA_BAR = 0.05, 0.25
-SOURCE = os.environ.get("SRC", "job")
 _RANKS = 2
 _SCRIPT = Path(__file__).with_name("recorded_job.py")
 
@@ -69,7 +67,7 @@ def measure(folder: Path, jobs: Sequence[str], *, factors: bool) -> int:
     for operation in OPERATIONS if factors else ():
         output = str(folder / f"overlap-nop2p-{operation}.json")
         words = _collbench(
-            "overlap", operation, "--compute", "gemm:2048", "--sizes", "4M,16M,64M", "--force", "-o", output
+            "overlap", operation, "--compute", "gemm:2048", "--sizes", "1M,4M,16M,64M", "--force", "-o", output
         )
         failed += _run(words, "nop2p", log) != 0
     return failed
@@ -81,15 +79,16 @@ def _measure_job(folder: Path, job: str, log: Path) -> int:
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={_RANKS}"]
         words += [str(_SCRIPT), job, str(folder)]
         if arm == "p2p":
-            record = _collbench("record", "--force", "-o", str(folder / f"{job}-recorded.json"))
-            words = [*record, "--", *words, "traces"]
+            words = [
+                *_collbench("record", "--gpu-times", "--force", "-o", str(folder / f"{job}-job.json")),
+                "--",
+                *words,
+            ]
         failed += _run(words, arm, log) != 0
         for rank in range(_RANKS):
             said = folder / f"{job}-{rank}.json"
             if said.exists():
                 shutil.move(said, folder / f"{job}-{arm}-{rank}.json")
-    traces = [str(folder / f"{job}-{rank}.kineto.json.gz") for rank in range(_RANKS)]
-    failed += _run(_collbench("import", *traces, "--force", "-o", str(folder / f"{job}-job.json")), "p2p", log) != 0
     return failed
 
 
@@ -131,7 +130,7 @@ def _links(folder: Path, arm: str) -> Links:
 
 def predicted(folder: Path, job: str) -> PredictedJob:
     """Return what is predicted of a job without P2P. Raises CollbenchError."""
-    return predict_job(job_file.load(folder / f"{job}-{SOURCE}.json"), _links(folder, "nop2p"), _links(folder, "p2p"))
+    return predict_job(job_file.load(folder / f"{job}-job.json"), _links(folder, "nop2p"), _links(folder, "p2p"))
 
 
 def _step_ms(folder: Path, job: str, arm: str) -> float:
