@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from collbench.analysis.job_schedule import Post, schedule_of
-from collbench.backends.replay import ReplayWorld
-from collbench.backends.replay_protocol import ReplayLoad
+from collbench.backends.replay import ReplayWorld, open_replay
+from collbench.backends.replay_protocol import ReplayArm, ReplayLoad
 from collbench.backends.replay_sim import open_simulated
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.failures import Cause, FailureKind
@@ -216,6 +216,44 @@ def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
         time.sleep(0.02)
     with pytest.raises(BackendError, match="are gone"):
         made.verify()
+
+
+def test_an_arm_whose_ranks_do_not_meet_fails_when_it_is_asked_where_others_can_go_on() -> None:
+    arms = [ReplayArm(), ReplayArm(settings={"GLOO_SOCKET_IFNAME": "nosuch0"}, places=(1, 0))]
+    cores = f"{CORES[0]},{CORES[-1]}"
+    if len(CORES) < 2:
+        pytest.skip("one core is one device")
+    with pytest.raises(BackendError):
+        open_replay("host", cores, arms, tuple)
+    opened = open_replay("host", cores, arms, tuple, independent=True)
+    try:
+        schedule = schedule_of(data_parallel(2, (4096,)))
+        first, lost = opened.arms
+        first.prepare(schedule, Pauses.NONE, Registration.NONE)
+        assert first.verify() == 0
+        for _ in range(2):  # for the same reason, however often
+            with pytest.raises(BackendError) as error:
+                lost.prepare(schedule, Pauses.NONE, Registration.NONE)
+            assert "are gone" not in str(error.value)
+            assert set(error.value.failure.devices) <= {0, 1}
+        assert all(times.step > 0 for times in first.run(ReplayLoad(2), 1.0))
+    finally:
+        opened.close()
+    with pytest.raises(BackendError):  # none is left
+        open_replay("host", cores, arms[1:], tuple, independent=True)
+
+
+def test_simulated_sets_have_their_own_links_and_noise() -> None:
+    arms = [ReplayArm(places=places) for places in ((0, 1), (0, 3), (3, 0))]
+    opened = open_simulated("dgx-1v", None, 1, tuple, arms)
+    seconds = []
+    for arm in opened.arms:
+        arm.prepare(schedule_of(data_parallel(2, (2**26,))), Pauses.NONE, Registration.NONE)
+        seconds.append(arm.run(ReplayLoad(1, pauses=False), 1.0)[0].step)
+    slow, fast, turned = seconds
+    assert slow == pytest.approx(2 * fast, rel=0.1)  # one NVLink, and two
+    assert turned == pytest.approx(fast, rel=0.1)
+    assert opened.clock() == pytest.approx(sum(seconds))
 
 
 def test_a_simulated_step_has_its_pauses_and_its_calls() -> None:

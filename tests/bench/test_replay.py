@@ -210,3 +210,61 @@ def test_what_is_hidden_has_an_interval_too() -> None:
         assert exposed.value == pytest.approx(0.0, abs=1e-9)
         assert exposed.interval is not None
         assert exposed.interval[0] < 0 < exposed.interval[1]
+
+
+def independent(fakes: Sequence[Fake], trials: int = 5) -> tuple[ReplayRequest, ReplayOpened, Run]:
+    """Return a request on sets of four devices, of which each can do without the others."""
+    request, opened, _ = made([fakes[0]], trials)
+    arms = tuple(ReplayArm(places=places) for places in ((0, 1), (2, 3), (3, 0))[: len(fakes)])
+    request = replace(request, arms=arms, independent=True)
+    devices = tuple(Device(index, f"GPU-{index}", "H200") for index in range(4))
+    opened = replace(opened, arms=tuple(fakes), devices=devices)
+    return request, opened, replay.begun_run(request, opened)
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 20])
+def test_an_independent_arm_that_fails_leaves_the_others_to_go_on(after: int) -> None:
+    fakes = [Fake([]), Fake([]), Fake([])]
+    fakes[1].fails_after = after
+    request, opened, run = independent(fakes)
+    replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
+    first, lost, last = run.replays
+    assert (len(first.trials), len(last.trials), run.complete) == (5, 5, True)
+    assert (first.members, lost.members, last.members) == ((0, 1), (2, 3), (3, 0))
+    assert (len(lost.trials) < 5) == (lost.failure is not None)
+    assert len(fakes[1].log) <= after + 1  # nothing more was asked of it
+    assert run_file.again(run).replays == run.replays
+
+
+def test_an_independent_arm_without_room_is_no_reason_to_stop() -> None:
+    fakes = [Fake([]), Fake([])]
+    fakes[0].room = False
+    request, opened, run = independent(fakes)
+    replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
+    lost, left = run.replays
+    assert (lost.trials, len(left.trials)) == ([], 5)
+    assert lost.failure is not None
+    assert "out of memory" in lost.failure.detail
+
+
+@pytest.mark.parametrize("after", [0, 9])
+def test_where_all_independent_arms_fail_it_ends(after: int) -> None:
+    fakes = [Fake([]), Fake([])]
+    for fake in fakes:
+        fake.fails_after = after
+    request, opened, run = independent(fakes)
+    saves: list[int] = []
+    with pytest.raises(BackendError, match=r"every set failed, the first by .*killed by signal 9"):
+        replay.measure(request, opened, run, lambda: saves.append(len(run.replays)), lambda _done, _total: None)
+    assert not run.complete
+    assert all(found.failure is not None for found in run.replays)
+    assert saves[-1] == 2
+
+
+def test_wrong_data_of_one_independent_arm_ends_it() -> None:
+    fakes = [Fake([]), Fake([])]
+    fakes[1].wrong = 1
+    request, opened, run = independent(fakes)
+    with pytest.raises(DataCorruption):
+        replay.measure(request, opened, run, lambda: None, lambda _done, _total: None)
+    assert [(found.members, found.wrong) for found in run.replays] == [((2, 3), 1)]

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
+import numpy as np
 import pytest
 
 import collbench
 from collbench.analysis.freshness import Here
-from collbench.analysis.job_schedule import Schedule
+from collbench.analysis.job_schedule import Schedule, schedule_of
 from collbench.api import evidence, replaying, selecting
 from collbench.api.notices import SILENT
 from collbench.api.replaying import Replaying, ReplayOptions
 from collbench.backends import factory
 from collbench.backends import replay as backend
 from collbench.backends.replay_protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.backends.replay_sim import open_simulated
 from collbench.backends.torch_world import Choice
 from collbench.machine import numa
 from collbench.model.errors import BackendError, UsageError
@@ -28,6 +32,7 @@ from collbench.model.job import Job
 from collbench.model.operations import Registration
 from collbench.model.run import CommandKind, Health, Machine, Pauses, Run
 from collbench.runfile import job_file, run_file
+from collbench.sim import fabrics, random_fabrics
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run
 from tests.replay_jobs import data_parallel, job_of, pipeline, without_rank
@@ -137,6 +142,44 @@ def test_what_is_no_job_is_refused(program: Program, folder: Path) -> None:
         done = program("select", "2", "--for", name, *SIM)
         assert (done.status, done.out) == (2, "")
         assert name in done.line
+
+
+def step_seconds(fabric: Path, devices: Sequence[str], job: Job) -> float:
+    """Return what a step takes on these simulated devices by themselves, the mean of many with another seed."""
+    tags = {device.tag: number for number, device in enumerate(factory.simulated_devices(str(fabric)))}
+    arm = ReplayArm(places=tuple(tags[tag] for tag in devices))
+    (backend,) = open_simulated(str(fabric), None, 77, tuple, [arm]).arms
+    backend.prepare(schedule_of(job, len(devices)), Pauses.NONE, Registration.NONE)
+    return fmean(backend.run(ReplayLoad(1, pauses=False), 1.0)[0].step for _ in range(40))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_on_any_machine_no_finalist_beats_the_chosen_set(folder: Path, seed: int) -> None:
+    made = random_fabrics.make(np.random.default_rng(seed))
+    fabric = folder / "fabric.json"
+    fabric.write_text(fabrics.dumps(made))
+    count = 2 + seed % 3
+    job = data_parallel(count, (2**24, 2**20))
+    asked = selecting.SelectRequest(count=count, backend="sim", fabric=str(fabric), job=job)
+    chosen = selecting.select_devices(asked).selection
+    shown = chosen.job
+    if shown is None:  # all there are, or bandwidth rules all others out
+        assert count == len(made.gpus) or (not chosen.tied and len(chosen.finalists) == 1)
+        return
+    sets = [one.devices for one in shown.sets]
+    assert tuple(device.tag for device in chosen.devices) in sets
+    assert len(set(sets)) == len(sets) <= 5
+    assert all(len(set(one)) == count for one in sets)
+    assert shown.possible == math.comb(len(made.gpus) - len(chosen.left_out), count)
+    truth = {one: step_seconds(fabric, one, job) for one in sets}
+    mine = truth[tuple(device.tag for device in chosen.devices)]
+    assert mine <= 1.05 * min(truth.values())
+    for one in shown.sets:
+        if one.standing == "slower":
+            assert truth[one.devices] > min(truth.values())
+        if one.standing == "tied":
+            assert truth[one.devices] == pytest.approx(truth[sets[0]], rel=0.05)
+    assert chosen.tied == (len(sets) > 1 and {one.standing for one in shown.sets} <= {"best", "tied"})
 
 
 # --- GPUs, whose workers are played -------------------------------------------------------------------------------

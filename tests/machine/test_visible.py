@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.machine.visible_devices import read, visible
+from collbench.machine.visible_devices import read, select, visible
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
 
@@ -96,3 +96,11 @@ def test_a_list_keeps_its_order_and_its_fault_has_words(
     seen = read(ALIKE, setting, None)
     assert tuple(device.index for device in seen.devices) == left
     assert seen.problem == problem
+
+
+def test_a_whole_uuid_is_its_device_even_where_another_begins_with_it() -> None:
+    """As those of simulated machines do: GPU 1 and GPU 10."""
+    devices = tuple(Device(index, f"SIM-random-{index}", "T4") for index in range(12))
+    assert [device.index for device in select(devices, "SIM-random-1,sim-random-11")] == [1, 11]
+    with pytest.raises(UsageError, match="fits more than one UUID"):
+        select(devices, "SIM-random-")

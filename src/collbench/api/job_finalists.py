@@ -79,7 +79,8 @@ def settle(choice: Choice, links: Run, request: ReplayRequest, notices: Notices)
             notices.say(
                 f"{request.job} failed on {', '.join(lost.devices)}: {lost.failure}; the other finalists decide"
             )
-    return Settled(job_choice.settle(choice, found, request.job, links), shown, done.path)
+    path = done.path if done.failure is None else None
+    return Settled(job_choice.settle(choice, found, request.job, links), shown, path)
 
 
 def _replayed(

@@ -138,7 +138,8 @@ def _find(devices: Sequence[Device], word: str) -> Device:
         if not found:
             raise UsageError(f"device {word} is not here: this process may use {_indices(devices)}")
         return found[0]
-    found = [device for device in devices if device.uuid.lower().startswith(word.lower())]
+    whole = [device for device in devices if device.uuid.lower() == word.lower()]
+    found = whole or [device for device in devices if device.uuid.lower().startswith(word.lower())]
     if len(found) != 1:
         why = "is no device index, and no device has such a UUID" if not found else "fits more than one UUID"
         raise UsageError(f"device '{word}' {why}: write {_ways_to_name(devices)}")
