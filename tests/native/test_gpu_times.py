@@ -205,6 +205,20 @@ def test_a_captured_call_has_no_time_however_often_its_graph_runs() -> None:
     assert by_call == {True: False, False: True}
 
 
+def test_threads_and_their_communicators_have_times_of_their_own(tmp_path: Path) -> None:
+    comms = "".join(f"comm {number} {90 + number} 0 2\n" for number in range(4))
+    script = f"{comms}{gpu(2_000, 2)}threads 4\nrepeat 300\n{CALL}end\nend\nfinalize 0\n"
+    assert play(script, tmp_path, 5, **ASKED).returncode == 0
+    found = merge(streams(tmp_path))
+    assert found.job.ranks[0].calls == 1200
+    assert not found.lacks
+    for phase in found.job.ranks[0].phases:
+        for position in phase.positions:
+            assert position.gpu is not None
+            assert abs(position.gpu.least - took(2_000, 2)) <= 0.017
+            assert abs(position.gpu.most - took(2_000, 2)) <= 0.017
+
+
 def test_steps_are_folded_with_their_times() -> None:
     """Sums over all repetitions, samples of some, and what is unknown counted apart in each."""
     step = "".join(gpu(1000 * place, 1) + Made("allreduce", place).line() for place in (1, 2, 3))
