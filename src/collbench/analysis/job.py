@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,13 +199,31 @@ def report(
     )
 
 
+# From so many samples of whole repetitions on, their median is the step: a mean would hold the warm-up, evaluations and
+# whatever else came once between two steps.
+_FEWEST_STEPS = 5
+
+
 def step_seconds(phase: Phase) -> float | None:
-    """Return the mean seconds from one repetition to the next; None where a pause is unknown."""
+    """Return the seconds from one repetition to the next: the median of samples, else the mean of all.
+
+    None where a pause is unknown.
+    """
     pauses = [position.pause for position in phase.positions]
     if any(pause is None for pause in pauses):
         return None
-    total = sum(pause.mean for pause in pauses if pause is not None) * MICRO
-    return total if np.isfinite(total) and total > 0 else None
+    begins = [(one.repetition, one.starts[0]) for one in phase.samples if one.starts]
+    steps = [(after - before) / (later - sooner) for (sooner, before), (later, after) in pairwise(begins)]
+    total = median(steps) if len(steps) >= _FEWEST_STEPS else sum(pause.mean for pause in pauses if pause is not None)
+    return total * MICRO if np.isfinite(total) and total > 0 else None
+
+
+def pauses_of(phase: Phase) -> list[float]:
+    """Return the seconds before each call of a usual step, together a step; zeros where they are unknown."""
+    step = step_seconds(phase)
+    medians = [0.0 if position.pause is None else max(0.0, position.pause.median) for position in phase.positions]
+    total = sum(medians)
+    return [pause * step / total for pause in medians] if step is not None and total > 0 else [0.0] * len(medians)
 
 
 def kernels(positions: Sequence[Position], seconds: Sequence[float] | Values) -> Values:
