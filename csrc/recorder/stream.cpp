@@ -289,6 +289,7 @@ uint64_t Stream::began(uint64_t number, uint32_t channel, uint64_t timer, uint64
   const int64_t least = std::min({ahead, least_[0], least_[1]});
   const auto late = static_cast<int64_t>(timer - call.start + static_cast<uint64_t>(least));
   const bool plausible = timer && timer >= ran->before && late >= -CLOCK_TOLERANCE;
+  if (plausible) ran->end = std::max(ran->end, timer + 1);  // should its end never come
   const uint64_t run = ++runs_begun_;
   running_[run % MOST_RUNNING] = {run, number, timer, ahead, ran, plausible};
   return run;

@@ -201,7 +201,7 @@ struct Gpu {
 static Gpu gpu;
 static std::vector<std::function<void()>> held;  // by the mode `late`
 static std::vector<std::function<void()>> captured;
-static std::map<unsigned, std::pair<uint64_t, uint64_t>> ran;  // by channel: what the last call said
+static std::map<unsigned, std::pair<uint64_t, uint64_t>> ran;  // by channel: what NCCL last reported
 static std::mutex listed;                                      // guards these three
 
 template <class V>
@@ -223,7 +223,8 @@ static void run_on_gpu(void* context, void* task, Gpu how) {
     if (how.mode == "instant") first = last = begin;
     if (how.mode == "long") last = first + 3600000000000u;
     if (how.mode == "endless") last = ~uint64_t{0};
-    ran[channel] = {first, last};
+    const bool unheard = how.mode == "late" || (how.mode == "nostart" && channel + 1 == how.channels);
+    if (!unheard) ran[channel] = {first, last};
     starts.push_back([=] {
       V event;
       memset(&event, 0, sizeof event);
