@@ -111,7 +111,8 @@ def phases(draw: st.DrawFn, calls: int) -> Phase:
     kept = draw(st.sets(st.integers(0, repetitions - 1)))
     timed = draw(st.booleans())
     times = st.lists(_TIMES, min_size=len(positions), max_size=len(positions)).map(tuple)
-    samples = tuple(Sample(number, tuple(sorted(draw(times))), draw(times) if timed else ()) for number in sorted(kept))
+    some = st.lists(_TIMES | st.just(0.0), min_size=len(positions), max_size=len(positions)).map(tuple)  # 0: unknown
+    samples = tuple(Sample(number, tuple(sorted(draw(times))), draw(some) if timed else ()) for number in sorted(kept))
     return Phase(tuple(positions), repetitions, samples)
 
 

@@ -391,7 +391,7 @@ int init_named(void** any, int* mask, const char* name, uint64_t hash, int nodes
                void* caller) {
   Context* context = new_context(any);
   if (!context) {
-    *mask = 0;
+    if (!lane_count) *mask = 0;
     return SUCCESS;
   }
   context->rank = rank;

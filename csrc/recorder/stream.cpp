@@ -133,6 +133,7 @@ int Stream::open(const char* folder, uint32_t lane, int device, int abi, int ncc
   for (uint32_t power = 1; power <= TAIL; ++power) powers_[power] = powers_[power - 1] * BASE;
   borders_.assign(TAIL + 1, 0);
   known_.reserve(256);
+  swept_.assign(COMMUNICATORS, 0);
   if (gpu_times) {
     kernels_.assign(PENDING, {});
     running_.assign(MOST_RUNNING, {});
@@ -214,15 +215,17 @@ void Stream::launched(uint64_t number, int peer, uint32_t channels) {
   if (function == Function::SEND || function == Function::RECEIVE) call.call.peer = peer;
   call.needs &= ~static_cast<uint32_t>(PEER);
   // NCCL launches groups in order: what an earlier one did not launch (a send to oneself, in place) never will be.
-  uint64_t earlier = std::max(swept_, header_->pending_first);
+  const uint16_t communicator = call.call.communicator;
+  uint64_t earlier = std::max(swept_[communicator], header_->pending_first);
   for (; earlier < number && pending(earlier).group != call.group; ++earlier) {
-    pending(earlier).needs &= ~static_cast<uint32_t>(PEER);
-    if (!kernels_.empty() && !kernel(earlier).launched) without_time(earlier, Lack::MISSING);
+    PendingCall& other = pending(earlier);
+    other.needs &= ~static_cast<uint32_t>(PEER);
+    const bool mine = other.call.communicator == communicator;  // another thread may be about to launch those of others
+    if (mine && !kernels_.empty() && !kernel(earlier).launched) without_time(earlier, Lack::MISSING);
   }
-  swept_ = earlier;
+  swept_[communicator] = earlier;
   if (!kernels_.empty()) {
     Kernel& own = kernel(number);
-    if (!own.launched && own.lack == Lack::MISSING) call.needs |= GPU_TIME;  // another thread's was launched first
     own.launched = true;
     own.channels += channels;
     if (!own.channels) without_time(number, Lack::MISSING);
@@ -286,6 +289,7 @@ uint64_t Stream::began(uint64_t number, uint32_t channel, uint64_t timer, uint64
   const int64_t least = std::min({ahead, least_[0], least_[1]});
   const auto late = static_cast<int64_t>(timer - call.start + static_cast<uint64_t>(least));
   const bool plausible = timer && timer >= ran->before && late >= -CLOCK_TOLERANCE;
+  if (plausible) ran->end = std::max(ran->end, timer + 1);  // should its end never come
   const uint64_t run = ++runs_begun_;
   running_[run % MOST_RUNNING] = {run, number, timer, ahead, ran, plausible};
   return run;

@@ -267,8 +267,8 @@ class Stream {
   uint64_t runs_begun_ = 0;
   std::vector<std::unique_ptr<Channel[]>> channels_;  // of each communicator
   std::vector<bool> sent_to_itself_;                  // communicators
-  uint64_t swept_ = 0;                                // the groups before this call have been launched
-  uint64_t window_ = 0;                               // when it began, host's clock
+  std::vector<uint64_t> swept_;                // of each communicator: its groups before this call have been launched
+  uint64_t window_ = 0;                        // when it began, host's clock
   int64_t least_[2] = {INT64_MAX, INT64_MAX};  // what the host's clock is ahead at most, in this window and the last
 };
 

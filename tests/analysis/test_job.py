@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from collbench.analysis.job import pauses_of, report, step_seconds
 from collbench.analysis.tails import after_others
 from collbench.analysis.timeline import timeline
-from collbench.model.job import Group, Job, Phase, Position, Sample, Spread, Unknown
+from collbench.model.job import Group, Job, JobRank, Phase, Position, Sample, Spread, Unknown
 from tests.jobs import jobs, made_job, without_gpu_times
 
 DDP = [("allreduce", 25 * 2**20)] * 3 + [("allreduce", 2**20)]
@@ -97,6 +97,29 @@ def test_unknown_times_are_none_and_no_zero() -> None:
         assert (row.own, row.transfer, row.busbw) == (None, None, None)
     assert found.mine.kernels is None
     assert found.mine.step is not None
+
+
+def test_one_call_without_a_time_takes_none_from_the_others() -> None:
+    """Rank 1's last call is never timed, and its first one not in repetition 3, where all waited long."""
+    job = made_job([("allreduce", 2**20), ("allgather", 2**20)], gpu=[500, 50], late={1: 300.0})
+
+    def partly(rank: JobRank) -> JobRank:
+        (phase,) = rank.phases
+        first, last = phase.positions
+        samples = tuple(
+            replace(one, gpu=(0.0 if rank.rank else 90_000.0, 0.0 if rank.rank else one.gpu[1]))
+            if one.repetition == 3
+            else replace(one, gpu=(one.gpu[0], 0.0 if rank.rank else one.gpu[1]))
+            for one in phase.samples
+        )
+        last = replace(last, gpu=None if rank.rank else last.gpu)
+        return replace(rank, phases=(replace(phase, positions=(first, last), samples=samples),))
+
+    found = report(replace(job, ranks=tuple(map(partly, job.ranks))))
+    assert found is not None
+    whole, alone = found.rows
+    assert [row.transfer for row in found.rows] == pytest.approx([500e-6, 350e-6])  # the last is rank 0's own
+    assert [row.bounded for row in (whole, alone)] == [False, True]
 
 
 def test_calls_in_one_group_share_their_kernel() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -248,6 +249,20 @@ def test_repetitions_kept_whole_on_all_ranks_say_more_than_medians() -> None:
     )
     schedule = schedule_of(replace(data_parallel(), ranks=ranks, calls=(SUM,)))
     assert schedule.recorded_seconds == pytest.approx(12e-6)
+
+
+def test_a_repetition_in_which_a_time_is_unknown_says_nothing() -> None:
+    position = (Position(0, gpu=spread(55.0)),)
+
+    def ranks(*times: Sequence[float]) -> tuple[JobRank, ...]:
+        samples = [tuple(Sample(number, (0.0,), (time,)) for number, time in enumerate(own)) for own in times]
+        return tuple(JobRank(rank, (Phase(position, 20, own),)) for rank, own in enumerate(samples))
+
+    seconds = [
+        schedule_of(replace(data_parallel(), ranks=ranks(first, second), calls=(SUM,))).recorded_seconds
+        for first, second in (((10.0, 0.0, 30.0), (40.0, 60.0, 20.0)), ((0.0, 0.0), (5.0, 5.0)))
+    ]
+    assert seconds == pytest.approx([15e-6, 55e-6])  # without any, the least median
 
 
 def test_another_phase_by_its_number() -> None:

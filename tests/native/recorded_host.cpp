@@ -25,6 +25,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -200,7 +201,8 @@ struct Gpu {
 static Gpu gpu;
 static std::vector<std::function<void()>> held;  // by the mode `late`
 static std::vector<std::function<void()>> captured;
-static std::map<unsigned, std::pair<uint64_t, uint64_t>> ran;  // by channel: what the last call said
+static std::map<unsigned, std::pair<uint64_t, uint64_t>> ran;  // by channel: what NCCL last reported
+static std::mutex listed;                                      // guards these three
 
 template <class V>
 static void run_on_gpu(void* context, void* task, Gpu how) {
@@ -211,6 +213,7 @@ static void run_on_gpu(void* context, void* task, Gpu how) {
   }
   if (how.mode == "old") begin -= 3600000000000u;
   std::vector<std::function<void()>> starts, stops;
+  std::unique_lock<std::mutex> lock(listed);
   auto handles = std::make_shared<std::vector<void*>>(how.channels, nullptr);
   for (unsigned channel = 0; channel < how.channels; ++channel) {
     uint64_t first = begin + spread(channel), last = first + how.took;
@@ -220,7 +223,8 @@ static void run_on_gpu(void* context, void* task, Gpu how) {
     if (how.mode == "instant") first = last = begin;
     if (how.mode == "long") last = first + 3600000000000u;
     if (how.mode == "endless") last = ~uint64_t{0};
-    ran[channel] = {first, last};
+    const bool unheard = how.mode == "late" || (how.mode == "nostart" && channel + 1 == how.channels);
+    if (!unheard) ran[channel] = {first, last};
     starts.push_back([=] {
       V event;
       memset(&event, 0, sizeof event);
@@ -254,6 +258,7 @@ static void run_on_gpu(void* context, void* task, Gpu how) {
   if (how.mode == "late") {
     held.push_back(report);
   } else {
+    lock.unlock();
     report();
   }
 }
@@ -397,6 +402,7 @@ static void call_and_launch(const std::vector<CallLine>& calls, int shift, bool 
     if (!call.captured) {
       run_on_gpu<V5>(comm.context, handles[n], gpu);
     } else if (kernels) {
+      const std::lock_guard<std::mutex> lock(listed);
       captured.push_back([=, api = apis[one(n)], how = gpu] {
         void* task = launch(call, api);
         run_on_gpu<V5>(comm.context, task, how);

@@ -104,6 +104,25 @@ def test_what_cannot_be_is_unknown_and_its_neighbours_are_not(mode: str, abi: in
     assert Unknown.GPU_TIMES not in found.job.unknown
 
 
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.sampled_from(["fine", "turn", "late", *WRONG]), st.integers(1, 4)), min_size=1, max_size=30),
+    st.sampled_from(CLOCKED),
+)
+def test_no_order_of_what_is_wrong_makes_up_a_figure(calls: list[tuple[str, int]], abi: int) -> None:
+    """Each call takes another time, so that a value of another call is seen."""
+    script = f"{WORLD}{gpu(700, 4)}{Made('reduce', 1).line()}"
+    for number, (mode, channels) in enumerate(calls):
+        script += gpu(1_000 + 300 * number, channels, mode) + Made("allreduce", number + 1).line()
+    found = recorded(f"{script}drain\nfinalize 0\n", abi)
+    assert found.job.ranks[0].calls == len(calls) + 1
+    own = times(found.job)[1:]
+    for number, ((mode, channels), time) in enumerate(zip(calls, own, strict=True)):
+        assert time is None or mode not in WRONG
+        assert time is None or abs(time - took(1_000 + 300 * number, channels)) <= 0.017
+    assert sum(found.lacks.values()) == sum(time is None for time in own)
+
+
 def test_a_time_before_the_call_is_seen_without_an_earlier_one_on_its_channel() -> None:
     """By what the clocks differed moments ago. Often: a host may stop for longer than that is held true."""
     script = "".join(f"comm {one} {70 + one} 0 2\n" for one in range(21))
@@ -203,6 +222,20 @@ def test_a_captured_call_has_no_time_however_often_its_graph_runs() -> None:
         found.job.calls[position.call].captured: position.gpu is not None for position in found.job.ranks[0].positions()
     }
     assert by_call == {True: False, False: True}
+
+
+def test_threads_and_their_communicators_have_times_of_their_own(tmp_path: Path) -> None:
+    comms = "".join(f"comm {number} {90 + number} 0 2\n" for number in range(4))
+    script = f"{comms}{gpu(2_000, 2)}threads 4\nrepeat 300\n{CALL}end\nend\nfinalize 0\n"
+    assert play(script, tmp_path, 5, **ASKED).returncode == 0
+    found = merge(streams(tmp_path))
+    assert found.job.ranks[0].calls == 1200
+    assert not found.lacks
+    for phase in found.job.ranks[0].phases:
+        for position in phase.positions:
+            assert position.gpu is not None
+            assert abs(position.gpu.least - took(2_000, 2)) <= 0.017
+            assert abs(position.gpu.most - took(2_000, 2)) <= 0.017
 
 
 def test_steps_are_folded_with_their_times() -> None:
