@@ -45,6 +45,7 @@ _LACKS = {
     Unknown.PAUSES: "when the host made a call: no step time, nobody named late",
     Unknown.GPU_TIMES: "how long kernels ran: no transfer, busbw or waiting",
     Unknown.GRAPH_REPLAYS: "how often a captured graph ran: its calls are counted once",
+    Unknown.ORDER: "how calls of several groups followed one another",
     Unknown.OVERLAP: "what computed concurrently",
 }
 
