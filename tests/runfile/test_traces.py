@@ -24,6 +24,7 @@ from collbench.runfile import job_file
 from collbench.runfile.traces.folding import job_of
 from collbench.runfile.traces.formats import parse, read
 from collbench.runfile.traces.trace import Trace, Unreadable
+from tests.traces import ABOUT, delimited, inspected, node, noted, observed
 
 # Three steps under torch.profiler, the dump of the whole job, and its recording, all of one run (2026-11-23).
 DATA = Path(__file__).parents[1] / "data" / "traces"
@@ -217,7 +218,23 @@ def test_a_long_trace_is_folded_piece_by_piece_and_loses_nothing() -> None:
     assert job.ranks[0].step is not None
 
 
-_PARTS = st.sampled_from(sorted(path.name for path in DATA.glob("*-0.*")))
+_PAIRS = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 2}]
+_SMALL = {
+    "inspector.log": inspected("AllReduce", 0, 8192, start=10**15)
+    + inspected("AllGather", 4, 64, communicator="0xb", name="pair", start=10**15 + 40)
+    + inspected("Send", 1, 512, peer=1, start=10**15 + 90),
+    "chakra.0.et": delimited(
+        ABOUT,
+        node(1, 1, values=str([json.dumps(_PAIRS)])),
+        *(
+            node(n, 7, lasted=9, types="['Tensor(float)']", is_cpu_op=False, comm_type=n, comm_size=64)
+            for n in range(8)
+        ),
+        node(9, 5, is_cpu_op=False, comm_size=8, comm_dst=1, pg_name="0"),
+    ),
+    "et-0.json": observed([noted("allreduce", 4, 4), noted("broadcast", 4, 4), noted("send", 4, 4, rank=1)], _PAIRS),
+}
+_PARTS = st.sampled_from([*_SMALL, *sorted(path.name for path in DATA.glob("*-0.*"))])
 _VALUES: Any = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=4), st.just([]), st.just({})
 )
@@ -226,11 +243,20 @@ _VALUES: Any = st.one_of(
 @settings(max_examples=150)
 @given(_PARTS, st.data())
 def test_damaged_bytes_are_one_error_or_a_job_that_can_be_kept(name: str, data: st.DataObject) -> None:
-    whole = (DATA / name).read_bytes()
+    whole = _SMALL[name] if name in _SMALL else (DATA / name).read_bytes()
     damaged = bytearray(gzip.decompress(whole) if name.endswith(".gz") else whole)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     judged(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
+
+
+@settings(max_examples=300)
+@given(st.sampled_from([*_SMALL]), st.data())
+def test_bytes_put_in_or_left_out_are_one_error_or_a_job_that_can_be_kept(name: str, data: st.DataObject) -> None:
+    whole = _SMALL[name]
+    start = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.integers(start, min(len(whole), start + 12)))
+    judged(whole[:start] + data.draw(st.binary(max_size=12)) + whole[end:])
 
 
 @settings(max_examples=300)
@@ -241,6 +267,8 @@ def test_wrong_values_are_one_error_or_a_job_that_can_be_kept(data: st.DataObjec
     if data.draw(st.booleans()):
         fields = json.loads(gzip.decompress((DATA / "ddp-0.kineto.json.gz").read_bytes()))
         fields["traceEvents"] = fields["traceEvents"][:4]
+    elif data.draw(st.booleans()):
+        fields = json.loads(data.draw(st.sampled_from([_SMALL["et-0.json"], *_SMALL["inspector.log"].splitlines()])))
     for _ in range(data.draw(st.integers(1, 3))):
         spot = fields
         while True:
@@ -255,19 +283,22 @@ def test_wrong_values_are_one_error_or_a_job_that_can_be_kept(data: st.DataObjec
         if not isinstance(fields, dict):
             break
     judged(pickle.dumps(fields))
+    judged(json.dumps(fields).encode())
 
 
 def judged(data: bytes) -> None:
     """Read a damaged trace: one line says what is wrong, or what was read makes a job without invented figures."""
     said = ""
     try:
-        job = job_of(parse(data, "trace_0"))
+        job = job_of(parse(data, "trace_0", files=2))
     except (CollbenchError, Unreadable) as error:
         said = str(error)
     assert "\n" not in said
     if said:
         return
     assert job_file.loads(job_file.dumps(job), "job") == job
+    assert all(0 <= call.size_bytes < 2**53 and call.group < len(job.groups) for call in job.calls)
+    assert all(end is None or end < job.groups[call.group].size for call in job.calls for end in (call.root, call.peer))
     for rank in job.ranks:
         for phase in rank.phases:
             spreads = [spread for one in phase.positions for spread in (one.pause, one.gpu) if spread is not None]
