@@ -171,6 +171,7 @@ def test_lines_that_cannot_be_read_are_counted_and_not_guessed() -> None:
         inspected("AllReduce", 1, 64, rank=2),
         inspected("AllReduce", 1, 64, ranks=3),
     ]
+    assert ranked(bad[0] + good)[0].calls
     (trace,) = ranked(good + b"\n".join(bad))
     assert ([call.size_bytes for call in trace.calls], trace.skipped) == ([64], len(bad))
 

@@ -361,7 +361,8 @@ def origin(found: Report, against: str) -> Iterator[str]:
     if len(job.ranks) < job.world_size:
         ranks = f"{len(job.ranks)} of {ranks}"
     nccl = f", NCCL {one_line(job.nccl)}" if job.nccl else ""
-    yield f"{'job':<10}{ranks}, by {job.source}{nccl}, started {one_line(job.started)}"
+    started = f", started {one_line(job.started)}" if job.started else ""
+    yield f"{'job':<10}{ranks}, by {job.source}{nccl}{started}"
     if job.command:
         yield f"{'command':<10}{one_line(' '.join(job.command))}"
     if against:

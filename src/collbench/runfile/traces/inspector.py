@@ -7,6 +7,8 @@ call stands there if NCCL_INSPECTOR_DUMP_VERBOSE was set. Names and units are th
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import math
 from collections.abc import Iterable
@@ -29,13 +31,14 @@ _OPERATIONS: dict[str, Operation | PointToPoint] = {
     "Recv": PointToPoint.RECV,
 }
 _MOST_CALLS = 2**40
+_LOOKED_AT = 16  # lines: the first may be damaged
+_LONGEST = 2**20  # bytes of a line: what is longer is another JSON, which shall not be read twice
 
 
 def holds(content: Content) -> bool:
-    """True where the first line is about a call."""
-    head = content.data.lstrip()
-    first = head[: head.find(b"\n")] if b"\n" in head else head
-    return first[:1] == b"{" and _line(first) is not None
+    """True where one of the first lines is about a call."""
+    lines = itertools.islice(io.BytesIO(content.data), _LOOKED_AT)
+    return any(len(line) < _LONGEST and _line(line) is not None for line in lines)
 
 
 def traces(content: Content) -> list[Trace]:
