@@ -73,6 +73,8 @@ def _cut(data: bytes, at: int, length: int) -> bytes:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
+    if at < len(data) and data[at] < 0x80:  # most have one byte
+        return data[at], at + 1
     value = shift = 0
     while at < len(data) and shift <= _MOST_SHIFT:
         byte = data[at]
