@@ -74,8 +74,8 @@ def test_a_call_has_the_size_that_nccl_tests_would_give_it(
 
 
 def test_groups_are_those_that_torch_lists_or_describes() -> None:
-    strided = {"pg_size": 2, "global_rank_start": 1, "global_rank_stride": 2}
-    unclear = {"pg_size": 2, "global_rank_start": 1, "global_rank_stride": -1}
+    strided: dict[str, Any] = {"pg_size": 2, "global_rank_start": 1, "global_rank_stride": 2}
+    unclear: dict[str, Any] = {"pg_size": 2, "global_rank_start": 1, "global_rank_stride": -1}
     trace = made(
         noted("allreduce", 4, 4, number=11, group="5"),
         noted("allreduce", 4, 4, number=12, group="8", **strided),

@@ -36,6 +36,11 @@ def import_job(
     lost = sum(trace.lost for trace in read)
     if lost:
         notices.say(f"{lost} calls are missing: {formats.FORMATS[job.source].lost}")
+    called = [trace for trace in read if trace.calls]
+    if any(trace.own for trace in called) and folding.own_numbers(called) is None:
+        notices.say(
+            "no communicator has all ranks, so that ranks are numbered in the order of the files: are all of one job?"
+        )
     missing = job.world_size - len(job.ranks)
     if missing:
         notices.say(f"{missing} of {job.world_size} ranks have no trace with a call here: name the files of all ranks")

@@ -68,7 +68,7 @@ def job_of(traces: Sequence[Trace]) -> Job:
 
 def _numbered(traces: Sequence[Trace]) -> list[int]:
     """Return each trace's rank of the job. Raises UsageError where it is unclear."""
-    numbers: list[int | None] = [*(_own_numbers(traces) or (trace.rank for trace in traces))]
+    numbers: list[int | None] = [*(own_numbers(traces) or (trace.rank for trace in traces))]
     if None in numbers or len(set(numbers)) < len(numbers):
         if any(number is not None for number in numbers) and len(traces) > 1:
             raise UsageError("which rank is which? Name the files by their ranks: trace-0.json, trace-1.json, …")
@@ -76,7 +76,7 @@ def _numbered(traces: Sequence[Trace]) -> list[int]:
     return [number or 0 for number in numbers]
 
 
-def _own_numbers(traces: Sequence[Trace]) -> list[int] | None:
+def own_numbers(traces: Sequence[Trace]) -> list[int] | None:
     """Return each trace's rank on the communicator of all ranks, which numbers them; None where there is none."""
     largest = max(size for trace in traces for size in trace.sizes.values())
     world = next((key for key in traces[0].own if all(trace.own_size(key) == largest for trace in traces)), None)
