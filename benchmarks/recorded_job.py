@@ -1,4 +1,7 @@
-"""Jobs written with plain torch for recording.py, one process per GPU: recorded_job.py JOB FOLDER [traces].
+"""Jobs of plain torch for recording.py and predicted_jobs.py, a process per GPU: recorded_job.py JOB FOLDER [traces].
+
+JOB is ddp, fsdp2, tp (tensor parallel), moe, graph or killed; ddp, fsdp2 and tp also with a network behind a hyphen,
+such as ddp-gpt2-medium or tp-large.
 
 Each rank writes into FOLDER what it sent, as JSON: `calls` (a list of [operation, bytes]), from torch's Flight Recorder
 or from the script's own hand, and `step_ms`, the median time of a step. `killed` writes a line before each call, and
@@ -15,7 +18,8 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +29,18 @@ from torch import nn
 
 _STEPS, _WARM = 40, 10
 _WIDTH, _LAYERS = 2048, 8
+_BATCH = 16  # sequences of 512 tokens, per rank
 _BYTES = {"Byte": 1, "Char": 1, "Bool": 1, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8}
 
 
 def _sizes(shapes: Any, dtypes: Any) -> list[int]:
+    """Return tensors' bytes; a negative number, which nobody sends, of a type that the recorder does not name."""
     found = []
     for shape, dtype in zip(shapes, dtypes, strict=False):
         elements = 1
         for length in shape:
             elements *= length
-        found.append(elements * _BYTES[dtype])
+        found.append(elements * _BYTES.get(dtype, -1))
     return found
 
 
@@ -102,47 +108,90 @@ def _timed(step: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def _model() -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(*[nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)]).cuda()
+# Networks: the layers that FSDP gathers, and what makes one step of training, which returns its loss.
 
 
-def _trainer(model: nn.Module) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+@dataclass(frozen=True)
+class Network:
+    """What is trained: `layers` are gathered one at a time by FSDP, `loss` is that of a batch, made once."""
+
+    module: nn.Module
+    layers: Sequence[nn.Module]
+    loss: Callable[[nn.Module], torch.Tensor]
+
+
+def _linears() -> Network:
+    layers = nn.Sequential(*[nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)]).cuda()
     data = torch.randn(256, _WIDTH, device="cuda")
+    return Network(layers, list(layers), lambda model: model(data).square().mean())
+
+
+def _gpt2(name: str) -> Network:
+    from training import language
+
+    with torch.device("cuda"):
+        model = language.model(name, tiny=False).to(torch.bfloat16)
+    tokens = language.windows(language.text(), (_BATCH,), 512, dist.get_rank()).cuda()
+    return Network(model, list(model.blocks), lambda trained: trained(tokens))
+
+
+_NETWORKS: dict[str, Callable[[], Network]] = {
+    "": _linears,
+    "gpt2": lambda: _gpt2("gpt2"),
+    "gpt2-medium": lambda: _gpt2("gpt2-medium"),
+}
+
+
+def _network(name: str) -> Network:
+    torch.manual_seed(1)
+    return _NETWORKS[name]()
+
+
+def _trainer(model: nn.Module, network: Network) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def step() -> None:
-        model(data).square().mean().backward()
+        network.loss(model).backward()  # type: ignore[no-untyped-call]  # torch's
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     return step
 
 
-def ddp(rank: int, ranks: int) -> tuple[list[list[Any]], float]:
-    model = nn.parallel.DistributedDataParallel(_model(), device_ids=[rank], bucket_cap_mb=40)
-    step_ms = _timed(_trainer(model))
+def ddp(rank: int, ranks: int, name: str = "") -> tuple[list[list[Any]], float]:
+    network = _network(name)
+    model = nn.parallel.DistributedDataParallel(network.module, device_ids=[rank], bucket_cap_mb=25 if name else 40)
+    step_ms = _timed(_trainer(model, network))
     return _flight_recorder(ranks), step_ms
 
 
-def fsdp2(_rank: int, ranks: int) -> tuple[list[list[Any]], float]:
+def fsdp2(_rank: int, ranks: int, name: str = "") -> tuple[list[list[Any]], float]:
     from torch.distributed.fsdp import fully_shard
 
-    model = _model()
-    for layer in model:
+    network = _network(name)
+    for layer in network.layers:
         fully_shard(layer)
-    fully_shard(model)
-    step_ms = _timed(_trainer(model))
+    fully_shard(network.module)
+    step_ms = _timed(_trainer(network.module, network))
     return _flight_recorder(ranks), step_ms
 
 
-def tp(_rank: int, ranks: int) -> tuple[list[list[Any]], float]:
+# Of the tensor parallel jobs: width, blocks, tokens.
+_BLOCKS = {"": (1024, 4, 2048), "small": (2048, 8, 4096), "large": (4096, 8, 8192)}
+
+
+def tp(_rank: int, ranks: int, name: str = "") -> tuple[list[list[Any]], float]:
     """Tensor parallel layers with sequence parallel ones between: all-gathers and reduce-scatters of activations."""
     from torch.distributed.tensor import Shard, parallel
 
     mesh = dist.device_mesh.init_device_mesh("cuda", (ranks,))
-    blocks = [nn.Sequential(nn.LayerNorm(1024), nn.Linear(1024, 4096), nn.Linear(4096, 1024)) for _ in range(4)]
-    model = nn.Sequential(*blocks).cuda()
+    width, count, tokens = _BLOCKS[name]
+    blocks = [
+        nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width))
+        for _ in range(count)
+    ]
+    dtype = torch.bfloat16 if name else torch.float32
+    model = nn.Sequential(*blocks).to("cuda", dtype)
     for block in blocks:
         plan = {
             "0": parallel.SequenceParallel(sequence_dim=0),
@@ -150,7 +199,7 @@ def tp(_rank: int, ranks: int) -> tuple[list[list[Any]], float]:
             "2": parallel.RowwiseParallel(output_layouts=Shard(0)),
         }
         parallel.parallelize_module(block, mesh, plan)
-    data = torch.randn(2048 // ranks, 1024, device="cuda")
+    data = torch.randn(tokens // ranks, width, device="cuda", dtype=dtype)
 
     def step() -> None:
         model(data).square().mean().backward()
@@ -210,6 +259,9 @@ def killed(rank: int, _ranks: int, folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+_TRAINED = {"ddp": ddp, "fsdp2": fsdp2, "tp": tp}
+
+
 def main() -> None:
     job, folder = sys.argv[1], Path(sys.argv[2])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -217,7 +269,11 @@ def main() -> None:
     dist.init_process_group("nccl")
     if job == "killed":
         killed(rank, ranks, folder)
-    calls, step_ms = {"ddp": ddp, "fsdp2": fsdp2, "tp": tp, "moe": moe, "graph": graph}[job](rank, ranks)
+    kind, _, name = job.partition("-")
+    if kind in _TRAINED:
+        calls, step_ms = _TRAINED[kind](rank, ranks, name)
+    else:
+        calls, step_ms = {"moe": moe, "graph": graph}[job](rank, ranks)
     torch.cuda.synchronize()
     text = json.dumps({"calls": calls, "step_ms": step_ms})
     (folder / f"{job}-{rank}.json").write_text(text, encoding="utf-8")

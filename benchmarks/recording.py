@@ -3,17 +3,25 @@
 
     python benchmarks/recording.py                       # all jobs, and the cost, in about two minutes
     python benchmarks/recording.py --jobs ddp,killed --repeats 0 --out FOLDER
+    python benchmarks/recording.py --gpu-times           # the same, and what GPU times are and cost
 
 Each job (recorded_job.py) says itself what each rank sent: DDP, FSDP2 and tensor parallel by torch's Flight Recorder,
 the others by hand. `calls equal` compares function, bytes and order on every rank; of the killed job, whose own list is
 a line ahead, all but its last line. The cost is the median step with the recorder over the one without, in turn,
 --repeats times. The exit status is 1 where calls differ; FOLDER keeps the job files and what the jobs said.
+
+With --gpu-times every job is recorded once more, by 'collbench record --gpu-times', and its calls must be the same. A
+second table says how many calls have a GPU time, what a step's calls took on each rank and at least over the ranks, and
+what recording them costs; the graph's step is timed, too, for there it costs most. With --traces, which adds three
+steps under torch.profiler, the step's GPU time there stands beside.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -23,21 +31,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+from collbench.analysis.job import kernels, report
 from collbench.model.job import Ending, Job, JobRank
 from collbench.runfile import job_file
 
 _JOBS = ("ddp", "fsdp2", "tp", "moe", "graph", "killed")
 _TIMED = ("ddp", "fsdp2")
+_ARMS = {
+    "plain": (),
+    "recorded": ("record",),
+    "GPU times": ("record", "--gpu-times"),
+}  # collbench's words before the job
 _SCRIPT = Path(__file__).with_name("recorded_job.py")
 _RANKS = 2
 
 
-def launch(job: str, folder: Path, output: Path | None, *, traces: bool = False) -> int:
-    """Run a job under torchrun, recorded if there is an output. Return its exit status."""
+def launch(job: str, folder: Path, output: Path, *, arm: str = "recorded", traces: bool = False) -> int:
+    """Run a job under torchrun, recorded into a file as its arm says. Return its exit status."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={_RANKS}"]
     words += [str(_SCRIPT), job, str(folder), *["traces"] * traces]
-    if output is not None:
-        words = [sys.executable, "-m", "collbench", "record", "--force", "-o", str(output), "--", *words]
+    if _ARMS[arm]:
+        words = [sys.executable, "-m", "collbench", *_ARMS[arm], "--force", "-o", str(output), "--", *words]
     # All calls of a job, where torch keeps 2,000; both names, as torch renamed it.
     room = dict.fromkeys(("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"), "20000")
     with (folder / f"{job}.log").open("a", encoding="utf-8") as log:
@@ -78,33 +92,124 @@ def step_ms(name: str, folder: Path) -> float:
     return max(float(json.loads(file.read_text(encoding="utf-8"))["step_ms"]) for file in files)
 
 
+def timed(job: Job, rank: JobRank) -> tuple[int, int, float | None]:
+    """Return how many calls of a rank have a GPU time, of how many that ran, and the step's mean sum of them in µs.
+
+    A captured call has none: it ran when its graph was replayed. Calls of one group share a kernel, the longest.
+    """
+    known = [
+        (position.gpu.count if position.gpu else 0, phase.repetitions)
+        for phase in rank.phases
+        for position in phase.positions
+        if not job.calls[position.call].captured
+    ]
+    step = rank.step
+    whole: float | None = None
+    if step is not None and all(position.gpu is not None for position in step.positions):
+        means = [position.gpu.mean if position.gpu else math.nan for position in step.positions]
+        whole = float(kernels(step.positions, means).sum())
+    return sum(min(pair) for pair in known), sum(ran for _, ran in known), whole
+
+
+def least_of_step(job: Job) -> float | None:
+    """Return what the step's calls took on the rank that waited least for each, in µs: their transfer."""
+    found = report(job)
+    if found is None or not found.repeats or any(row.transfer is None for row in found.rows):
+        return None
+    return sum((row.transfer or 0.0) * row.count for row in found.rows) * 1e6
+
+
+def traced_step(name: str, folder: Path) -> float | None:
+    """Return the GPU time of NCCL's kernels in one of the three steps that torch.profiler saw on rank 0, in µs."""
+    path = folder / f"{name}-0.kineto.json.gz"
+    if not path.is_file():
+        return None
+    with gzip.open(path, "rt", encoding="utf-8") as text:
+        events = json.load(text)["traceEvents"]
+    own = [one["dur"] for one in events if one.get("cat") == "kernel" and "ncclDevKernel" in str(one.get("name"))]
+    return float(sum(own)) / 3
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", default=",".join(_JOBS))
     parser.add_argument("--repeats", type=int, default=2, help="of each arm, for the cost")
     parser.add_argument("--out", type=Path, help="keep the job files here")
     parser.add_argument("--traces", action="store_true", help="let jobs leave what 'collbench import' reads, too")
+    parser.add_argument("--gpu-times", action="store_true", help="record with GPU times, too, and say what that costs")
     asked = parser.parse_args()
     folder = asked.out or Path(tempfile.mkdtemp(prefix="recording-"))
     folder.mkdir(parents=True, exist_ok=True)
     failed = 0
     began = time.monotonic()
+    chosen = tuple(_ARMS) if asked.gpu_times else ("plain", "recorded")
+    costly = (*_TIMED, "graph") if asked.gpu_times else _TIMED
+    on_gpu = []
     print("| job | ranks | calls | phases | step | captured | calls equal | cost: recorded over plain |")
     print("|---|---|---|---|---|---|---|---|")
     for name in asked.jobs.split(","):
         output = folder / f"{name}-job.json"
-        arms: dict[str, list[float]] = {"plain": [], "recorded": []}
-        launch(name, folder, output, traces=asked.traces)
-        job = job_file.load(output) if output.is_file() else None
-        wrong = difference(job, name, folder) if job else "nothing was recorded"
-        for _ in range(asked.repeats if name in _TIMED else 0):
-            for arm, place in (("plain", None), ("recorded", folder / f"{name}-again.json")):
-                if launch(name, folder, place) == 0:
-                    arms[arm].append(step_ms(name, folder))
+        arms: dict[str, list[float]] = {arm: [] for arm in chosen}
+        job, wrong = checked(name, folder, output, "recorded", traces=asked.traces)
         failed += bool(wrong)
+        if asked.gpu_times:
+            own, differs = checked(name, folder, folder / f"{name}-gpu-job.json", "GPU times", traces=asked.traces)
+            failed += bool(differs)
+        for _ in range(asked.repeats if name in costly else 0):
+            for arm in chosen:
+                if launch(name, folder, folder / f"{name}-again.json", arm=arm) == 0:
+                    arms[arm].append(step_ms(name, folder))
         print(row(name, job, wrong, arms), flush=True)
+        if asked.gpu_times:
+            on_gpu.append(gpu_row(name, own, differs, arms, traced_step(name, folder)))
+    if asked.gpu_times:
+        print(
+            "\n| job | calls with a GPU time | step's calls, µs | least over ranks, µs | by torch.profiler, µs |",
+            end="",
+        )
+        print(" calls equal | cost: GPU times over plain |")
+        print("|---|---|---|---|---|---|---|")
+        print("\n".join(on_gpu))
     print(f"\n{time.monotonic() - began:.0f} s; files in {folder}")
     return 1 if failed else 0
+
+
+def checked(name: str, folder: Path, output: Path, arm: str, *, traces: bool) -> tuple[Job | None, str]:
+    """Record a job once. Return what was recorded, and where it differs from what the job itself says."""
+    output.unlink(missing_ok=True)
+    launch(name, folder, output, arm=arm, traces=traces)
+    job = job_file.load(output) if output.is_file() else None
+    return job, difference(job, name, folder) if job else "nothing was recorded"
+
+
+def cost(arms: dict[str, list[float]], arm: str) -> str:
+    """Return the median step of an arm over the plain one's, with all steps; "" where one was not timed."""
+    if not arms["plain"] or not arms.get(arm):
+        return ""
+    ratio = statistics.median(arms[arm]) / statistics.median(arms["plain"])
+    shown = {one: ", ".join(f"{ms:.3f}" for ms in arms[one]) for one in (arm, "plain")}
+    return f"{ratio:.4f} ({shown[arm]} over {shown['plain']} ms)"
+
+
+def gpu_row(name: str, job: Job | None, wrong: str, arms: dict[str, list[float]], traced: float | None) -> str:
+    """Return one line of the table of GPU times."""
+    if job is None:
+        return f"| {name} | | | | | {wrong} | |"
+
+    def shown(micro: float | None) -> str:
+        return "unknown" if micro is None else f"{micro:.1f}"
+
+    found = [timed(job, rank) for rank in job.ranks]
+    cells = [
+        name,
+        " + ".join(f"{known} of {ran}" for known, ran, _ in found),
+        " + ".join(shown(step) for _, _, step in found),
+        shown(least_of_step(job)),
+        "" if traced is None else f"{traced:.1f}",
+        wrong or "yes",
+        cost(arms, "GPU times"),
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def row(name: str, job: Job | None, wrong: str, arms: dict[str, list[float]]) -> str:
@@ -120,12 +225,8 @@ def row(name: str, job: Job | None, wrong: str, arms: dict[str, list[float]]) ->
         f"{len(step.positions)} calls × {step.repetitions}" if step else "",
         str(sum(call.captured for call in job.calls)),
         wrong or "yes",
-        "",
+        cost(arms, "recorded"),
     ]
-    if all(arms.values()):
-        ratio = statistics.median(arms["recorded"]) / statistics.median(arms["plain"])
-        shown = {arm: ", ".join(f"{ms:.3f}" for ms in times) for arm, times in arms.items()}
-        cells[-1] = f"{ratio:.4f} ({shown['recorded']} over {shown['plain']} ms)"
     return f"| {' | '.join(cells)} |"
 
 

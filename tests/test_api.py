@@ -544,10 +544,10 @@ def test_every_snippet_of_the_documentation_runs(fakes: Fakes, tmp_path: Path) -
 
 
 def test_the_documentation_names_every_field(fakes: Fakes) -> None:
-    from collbench.analysis.select import Finalist, Omitted, Origin, Selection
+    from collbench.analysis.select import Finalist, ForJob, JobSet, Omitted, Origin, Selection
 
     text = DOCS.read_text(encoding="utf-8")
-    for kind in (Selection, Origin, Finalist, Omitted):
+    for kind in (Selection, Origin, Finalist, Omitted, ForJob, JobSet):
         for field in kind.__dataclass_fields__:
             assert re.search(rf"`{field}(\[\])?`", text), f"{kind.__name__}.{field}"
 

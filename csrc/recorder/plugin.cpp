@@ -1,5 +1,6 @@
 // A profiler plugin for NCCL that writes down which calls a rank makes (docs/record.md). It uses the C library alone,
-// asks NCCL for nothing that makes a kernel or a graph slower, and never lets NCCL fail: what it cannot do it leaves.
+// asks NCCL for nothing that makes a kernel or a graph slower, unless the user wants GPU times, and never lets NCCL
+// fail: what it cannot do it leaves.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,7 +22,7 @@ namespace {
 constexpr uint32_t LANES = 64;  // ranks of one process
 
 // What NCCL keeps of an event is a number, no object: it may be passed back late, or twice.
-enum Kind : uint64_t { GROUPED = 1, CALLED = 2, LAUNCHED = 3 };
+enum Kind : uint64_t { GROUPED = 1, CALLED = 2, LAUNCHED = 3, RUNNING = 4 };
 
 void* handle(Kind kind, uint64_t lane, uint64_t number) {
   return reinterpret_cast<void*>(number << 12 | lane << 4 | kind);
@@ -34,6 +35,7 @@ struct Context {
   int lane = NONE;  // NONE before the first event of ABI v1 to v3
   int communicator = NONE;
   int device = NONE;
+  int rank = NONE;  // in the communicator; NONE where init does not say it
   bool counted = false;
   int pid = 0;
 };
@@ -92,6 +94,15 @@ void leave_note(const char* folder, int error) {
   if (file >= 0) close(file);
 }
 
+// Whether events of kernels are wanted: once for the process, as NCCL's counts would not survive a change.
+bool wants_gpu_times() {
+  static const bool wanted = [] {
+    const char* word = getenv("COLLBENCH_RECORD_GPU_TIMES");
+    return word && !strcmp(word, "1");
+  }();
+  return wanted;
+}
+
 const char* folder() { return getenv("COLLBENCH_RECORD_FOLDER"); }
 
 // Return the lane of a communicator's rank: that of its GPU, else the first one that is not another rank of it.
@@ -114,7 +125,7 @@ int lane_for(int device, uint64_t hash, int rank, int abi, void* caller) {
   Stream* made = new (std::nothrow) Stream;
   int error = 12;  // ENOMEM
   try {
-    if (made) error = made->open(place, count, device, abi, nccl_version(caller));
+    if (made) error = made->open(place, count, device, abi, nccl_version(caller), wants_gpu_times());
   } catch (const std::bad_alloc&) {
   }
   if (error) {
@@ -218,10 +229,39 @@ Call collective_of(const Context& context, const Collective& event) {
   return call;
 }
 
+// The direction of a message, as its channel runs one of each at a time.
+template <class Event>
+bool receives(const Event& event) {
+  return event.type == POINT_TO_POINT && function_of(event.point_to_point.function) == Function::RECEIVE;
+}
+
+template <class Event>
+void note_launch(Stream& stream, const Context& context, const Event& event, uint64_t number) {
+  if (event.type == POINT_TO_POINT) {
+    const auto& message = event.point_to_point;
+    stream.launched(number, message.peer, message.channels);
+    if (message.peer == context.rank) stream.sends_to_itself(context.communicator, number);
+  } else {
+    stream.launched(number, NONE, event.collective.channels);
+  }
+}
+
+// A call begins on one channel: its task is the parent.
+template <class Event>
+void begin_kernel(void** result, const Event& event) {
+  if (!is(event.parent, LAUNCHED) || lane_of(event.parent) >= lane_count) return;
+  const uint64_t time = now(), number = number_of(event.parent);
+  const uint32_t channel = event.kernel_channel.channel * 2u + number % 2;
+  Stream& stream = *lanes[lane_of(event.parent)];
+  const Locked held(stream.lock);
+  const uint64_t run = stream.began(number / 2, channel, event.kernel_channel.timer, time);
+  if (run) *result = handle(RUNNING, lane_of(event.parent), run);
+}
+
 // ABI v1 to v4 (and v5 where a launch has no call of the API): a call is seen when NCCL launches it. Their parent is
 // the group of one launch.
-template <class Event>
-void seen_at_launch(const Context& context, const Event& event, void* parent) {
+template <int ABI, class Event>
+uint64_t seen_at_launch(const Context& context, const Event& event, void* parent) {
   Call call{};
   if (event.type == COLLECTIVE) {
     call = collective_of(context, event.collective);
@@ -232,7 +272,9 @@ void seen_at_launch(const Context& context, const Event& event, void* parent) {
   const uint64_t start = now();
   Stream& stream = *lanes[context.lane];
   const Locked held(stream.lock);
-  stream.add(call, start, is(parent, GROUPED) ? number_of(parent) : 0, false);
+  const uint64_t number = stream.add(call, start, is(parent, GROUPED) ? number_of(parent) : 0, false);
+  if constexpr (ABI >= GPU_CLOCK_ABI) note_launch(stream, context, event, number);
+  return number;
 }
 
 template <class Event>
@@ -279,24 +321,39 @@ int start(void* any, void** result, Event* event) {
     *result = handle(GROUPED, 0, ++groups);
     return SUCCESS;
   }
+  if constexpr (ABI >= GPU_CLOCK_ABI) {
+    if (event->type == KERNEL_CHANNEL) begin_kernel(result, *event);
+  }
   if (event->type != COLLECTIVE && event->type != POINT_TO_POINT) return SUCCESS;
   if constexpr (ABI <= 3) {
     if (context->lane == NONE) identify(*context, *event, ABI, __builtin_return_address(0));
   }
   if (context->lane == NONE || context->communicator == NONE) return SUCCESS;
-  *result = handle(LAUNCHED, static_cast<uint64_t>(context->lane), 0);
-  if (ABI >= 5 && is(event->parent, CALLED) && lane_of(event->parent) < lane_count) {
-    Stream& stream = *lanes[lane_of(event->parent)];
-    const Locked held(stream.lock);
-    stream.launched(number_of(event->parent), event->type == POINT_TO_POINT ? event->point_to_point.peer : NONE);
-  } else {
-    seen_at_launch(*context, *event, event->parent);
+  if constexpr (ABI >= 5) {
+    if (is(event->parent, CALLED) && lane_of(event->parent) < lane_count) {
+      const uint64_t number = number_of(event->parent);
+      Stream& stream = *lanes[lane_of(event->parent)];
+      const Locked held(stream.lock);
+      note_launch(stream, *context, *event, number);
+      *result = handle(LAUNCHED, lane_of(event->parent), number * 2 + receives(*event));
+      return SUCCESS;
+    }
   }
+  const uint64_t number = seen_at_launch<ABI>(*context, *event, event->parent);
+  *result = handle(LAUNCHED, static_cast<uint64_t>(context->lane), number * 2 + receives(*event));
   return SUCCESS;
 }
 
 int stop(void*) { return SUCCESS; }
-int state(void*, int, StateArguments*) { return SUCCESS; }
+
+int state(void* any, int state, StateArguments* arguments) {
+  if (state != KERNEL_CHANNEL_STOP || !is(any, RUNNING) || !arguments || lane_of(any) >= lane_count) return SUCCESS;
+  const uint64_t time = now();
+  Stream& stream = *lanes[lane_of(any)];
+  const Locked held(stream.lock);
+  stream.ended(number_of(any), arguments->kernel_channel.timer, time);
+  return SUCCESS;
+}
 
 int finalize(void* any) {
   auto* context = static_cast<Context*>(any);
@@ -304,7 +361,7 @@ int finalize(void* any) {
   if (context->counted && context->pid == getpid() && owner == getpid()) {
     Stream& stream = *lanes[context->lane];
     const Locked held(stream.lock);
-    stream.finalized();
+    stream.finalized(context->communicator);
   }
   delete context;
   return SUCCESS;
@@ -337,11 +394,12 @@ int init_named(void** any, int* mask, const char* name, uint64_t hash, int nodes
     *mask = 0;
     return SUCCESS;
   }
+  context->rank = rank;
   attach(*context, hash, rank, ranks, nodes, name, abi, caller);
   if (context->lane == NONE) {
     if (!lane_count) *mask = 0;
   } else {
-    *mask = abi >= 5 ? AT_CALL : AT_LAUNCH;
+    *mask = (abi >= 5 ? AT_CALL : AT_LAUNCH) | (wants_gpu_times() ? KERNEL_CHANNEL : 0);
   }
   return SUCCESS;
 }

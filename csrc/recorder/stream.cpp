@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 
 extern char** environ;
 
@@ -69,7 +70,9 @@ void add_time(Times& times, uint64_t nanoseconds) {
 
 }  // namespace
 
-int Stream::open(const char* folder, uint32_t lane, int device, int abi, int nccl) {
+int Stream::open(const char* folder, uint32_t lane, int device, int abi, int nccl, bool wants_gpu_times) {
+  const bool gpu_times = wants_gpu_times && abi >= GPU_CLOCK_ABI;
+  const uint64_t bytes = FILE_BYTES + (gpu_times ? GPU_TIMES_BYTES : 0);
   char host[256] = "host", path[4096];
   gethostname(host, sizeof host - 1);
   const uint64_t monotonic = nanoseconds(CLOCK_MONOTONIC), realtime = nanoseconds(CLOCK_REALTIME);
@@ -79,8 +82,8 @@ int Stream::open(const char* folder, uint32_t lane, int device, int abi, int ncc
   const int file = ::open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0) return errno;
   // All blocks now: a disk that is full later would end the job with SIGBUS.
-  int error = posix_fallocate(file, 0, FILE_BYTES);
-  void* mapped = error ? MAP_FAILED : mmap(nullptr, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  int error = posix_fallocate(file, 0, static_cast<off_t>(bytes));
+  void* mapped = error ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (!error && mapped == MAP_FAILED) error = errno;
   ::close(file);
   if (error) {
@@ -90,7 +93,10 @@ int Stream::open(const char* folder, uint32_t lane, int device, int abi, int ncc
   header_ = static_cast<Header*>(mapped);
   header_->version = VERSION;
   header_->lane = lane;
-  header_->file_bytes = FILE_BYTES;
+  header_->file_bytes = bytes;
+  header_->gpu_times = static_cast<uint32_t>(!wants_gpu_times ? GpuTimes::NONE
+                                             : gpu_times      ? GpuTimes::RECORDED
+                                                              : GpuTimes::TOO_OLD);
   uint64_t place = aligned(sizeof(Header));
   const auto area = [&place](uint64_t& at, uint32_t& most, uint32_t count, uint64_t bytes) {
     at = place;
@@ -127,6 +133,12 @@ int Stream::open(const char* folder, uint32_t lane, int device, int abi, int ncc
   for (uint32_t power = 1; power <= TAIL; ++power) powers_[power] = powers_[power - 1] * BASE;
   borders_.assign(TAIL + 1, 0);
   known_.reserve(256);
+  if (gpu_times) {
+    kernels_.assign(PENDING, {});
+    running_.assign(MOST_RUNNING, {});
+    channels_.resize(COMMUNICATORS);
+    sent_to_itself_.assign(COMMUNICATORS, false);
+  }
   memcpy(header_->magic, "CBSTREAM", 8);  // last: from here on it can be read
   return 0;
 }
@@ -160,9 +172,13 @@ bool Stream::holds_another_rank(uint64_t hash, int rank) const {
                      [=](const Communicator& one) { return one.hash == hash && one.rank != rank; });
 }
 
-void Stream::finalized() {
+void Stream::finalized(int communicator) {
   if (header_->open > 1) {
     --header_->open;
+    for (uint64_t number = header_->pending_first; number < header_->pending_next; ++number) {
+      if (pending(number).call.communicator == communicator) without_time(number, Lack::MISSING);
+    }
+    release(header_->pending_first);
     return;
   }
   release(header_->pending_next);
@@ -173,26 +189,139 @@ uint64_t Stream::add(const Call& call, uint64_t start, uint64_t group, bool need
   const uint64_t number = header_->pending_next;
   if (number - header_->pending_first == PENDING) release(header_->pending_first + 1);
   PendingCall& waiting = pending(number);
-  waiting = {call, start, group, needs_peer, 0};
-  if (header_->pending_first == number && !needs_peer) {
+  waiting = {call, start, group, needs_peer ? PEER : 0u, 0};
+  if (!kernels_.empty()) {
+    kernel(number) = {UINT64_MAX, 0, 0, 0, false, Lack::MISSING};
+    waiting.needs |= GPU_TIME;
+    if (call.captured) without_time(number, Lack::CAPTURED);
+    if (sent_to_itself_[call.communicator]) without_time(number, Lack::SELF);
+  }
+  if (header_->pending_first == number && !waiting.needs) {
     // Nothing to wait for. A kill between these lines shows it nowhere: it is the last call.
     header_->pending_first = number + 1;
     store(header_->pending_next, number + 1);
-    commit(waiting);
+    commit(number);
   } else {
     store(header_->pending_next, number + 1);
   }
   return number;
 }
 
-void Stream::launched(uint64_t number, int peer) {
-  if (number < header_->pending_first || number >= header_->pending_next) return;
+void Stream::launched(uint64_t number, int peer, uint32_t channels) {
+  if (!waits(number)) return;
   PendingCall& call = pending(number);
-  call.call.peer = peer;
-  call.needs_peer = 0;
+  const auto function = static_cast<Function>(call.call.function);
+  if (function == Function::SEND || function == Function::RECEIVE) call.call.peer = peer;
+  call.needs &= ~static_cast<uint32_t>(PEER);
   // NCCL launches groups in order: what an earlier one did not launch (a send to oneself, in place) never will be.
-  for (uint64_t earlier = header_->pending_first; earlier < number && pending(earlier).group != call.group; ++earlier) {
-    pending(earlier).needs_peer = 0;
+  uint64_t earlier = std::max(swept_, header_->pending_first);
+  for (; earlier < number && pending(earlier).group != call.group; ++earlier) {
+    pending(earlier).needs &= ~static_cast<uint32_t>(PEER);
+    if (!kernels_.empty() && !kernel(earlier).launched) without_time(earlier, Lack::MISSING);
+  }
+  swept_ = earlier;
+  if (!kernels_.empty()) {
+    Kernel& own = kernel(number);
+    if (!own.launched && own.lack == Lack::MISSING) call.needs |= GPU_TIME;  // another thread's was launched first
+    own.launched = true;
+    own.channels += channels;
+    if (!own.channels) without_time(number, Lack::MISSING);
+  }
+  release(header_->pending_first);
+}
+
+// GPU times.
+
+void Stream::without_time(uint64_t number, Lack why) {
+  PendingCall& call = pending(number);
+  if (!(call.needs & GPU_TIME)) return;
+  call.needs &= ~static_cast<uint32_t>(GPU_TIME);
+  kernel(number).lack = why;
+}
+
+// NCCL's kernels count a send to oneself, and NCCL itself does not [enqueue.cc, addP2pToPlan]: from there on it takes
+// what stands at a lower count, which is the time of an earlier call.
+void Stream::sends_to_itself(int communicator, uint64_t number) {
+  if (kernels_.empty()) return;
+  sent_to_itself_[static_cast<size_t>(communicator)] = true;
+  const uint64_t group = waits(number) ? pending(number).group : 0;
+  for (uint64_t other = header_->pending_first; other < header_->pending_next; ++other) {
+    const bool touched = other >= number || (group && pending(other).group == group);
+    if (touched && pending(other).call.communicator == communicator) without_time(other, Lack::SELF);
+  }
+  release(header_->pending_first);
+}
+
+// Forget how the clocks stood when that is too long ago: they drift.
+void Stream::turn(uint64_t now) {
+  if (now <= window_ || now - window_ <= CLOCK_WINDOW) return;
+  least_[1] = now - window_ > 2 * CLOCK_WINDOW ? INT64_MAX : least_[0];
+  least_[0] = INT64_MAX;
+  window_ = now;
+}
+
+// Keep what the host's clock is ahead of the GPU's at most, ns: the least delay with which it heard of any time.
+void Stream::hear(int64_t ahead, uint64_t now) {
+  turn(now);
+  least_[0] = std::min(least_[0], ahead);
+}
+
+Stream::Channel* Stream::channel_of(uint16_t communicator, uint32_t channel) {
+  if (kernels_.empty() || channel >= 2 * CHANNELS || communicator >= channels_.size()) return nullptr;
+  std::unique_ptr<Channel[]>& own = channels_[communicator];
+  if (!own) own.reset(new (std::nothrow) Channel[2 * CHANNELS]());
+  return own ? &own[channel] : nullptr;
+}
+
+uint64_t Stream::began(uint64_t number, uint32_t channel, uint64_t timer, uint64_t now) {
+  if (!waits(number)) return 0;
+  const PendingCall& call = pending(number);
+  Channel* ran = call.needs & GPU_TIME ? channel_of(call.call.communicator, channel) : nullptr;
+  if (!ran) return 0;
+  if (!call.group || ran->group != call.group) ran->before = ran->end;  // calls of one group share a kernel
+  ran->group = call.group;
+  // A call cannot run before the host made it, nor before what its channel ran before.
+  turn(now);
+  const auto ahead = static_cast<int64_t>(now - timer);
+  const int64_t least = std::min({ahead, least_[0], least_[1]});
+  const auto late = static_cast<int64_t>(timer - call.start + static_cast<uint64_t>(least));
+  const bool plausible = timer && timer >= ran->before && late >= -CLOCK_TOLERANCE;
+  const uint64_t run = ++runs_begun_;
+  running_[run % MOST_RUNNING] = {run, number, timer, ahead, ran, plausible};
+  return run;
+}
+
+void Stream::ended(uint64_t run, uint64_t timer, uint64_t now) {
+  if (running_.empty()) return;
+  Running& one = running_[run % MOST_RUNNING];
+  if (one.run != run || !waits(one.call)) return;
+  one.run = 0;  // it ends once
+  const uint64_t number = one.call;
+  PendingCall& call = pending(number);
+  if (!(call.needs & GPU_TIME)) return;
+  Kernel& whole = kernel(number);
+  // It ran between the host's call and now; the clocks' rates differ by less than a thousandth.
+  const uint64_t host = now - call.start, most = host + host / 1000 + CLOCK_TOLERANCE;
+  const bool lasted = timer >= one.begin && timer - one.begin <= most;
+  if (lasted) {
+    hear(one.ahead, now);
+    hear(static_cast<int64_t>(now - timer), now);
+  }
+  if (one.plausible && lasted) {
+    one.channel->end = std::max(one.channel->end, timer);
+    whole.begin = std::min(whole.begin, one.begin);
+    whole.end = std::max(whole.end, timer);
+  } else {
+    whole.lack = Lack::IMPLAUSIBLE;
+  }
+  if (++whole.ended < whole.channels) return;
+  const uint64_t took = whole.end > whole.begin ? whole.end - whole.begin : 0;
+  const uint64_t units = (took + GPU_UNIT / 2) / GPU_UNIT;
+  if (whole.lack == Lack::IMPLAUSIBLE || !units || units > UINT32_MAX || took > most) {
+    without_time(number, Lack::IMPLAUSIBLE);
+  } else {
+    call.gpu = static_cast<uint32_t>(units);
+    call.needs &= ~static_cast<uint32_t>(GPU_TIME);
   }
   release(header_->pending_first);
 }
@@ -201,19 +330,17 @@ void Stream::launched(uint64_t number, int peer) {
 void Stream::release(uint64_t upto) {
   while (header_->pending_first < header_->pending_next) {
     const uint64_t first = header_->pending_first;
-    if (first >= upto && pending(first).needs_peer) return;
-    const PendingCall ended = pending(first);
+    if (first >= upto && pending(first).needs) return;
     store(header_->pending_first, first + 1);
-    commit(ended);
+    commit(first);
   }
 }
 
-void Stream::commit(const PendingCall& ended) {
-  if (full_) {
-    store(header_->dropped, header_->dropped + 1);
-    return;
-  }
-  const int64_t call = intern(ended.call);
+// Its place among the calls that wait is free, and not yet taken again.
+void Stream::commit(uint64_t number) {
+  const PendingCall& ended = pending(number);
+  if (!kernels_.empty() && !ended.gpu) ++header_->lacks[static_cast<int>(kernel(number).lack)];
+  const int64_t call = full_ ? NONE : intern(ended.call);
   if (call == NONE) {
     full_ = true;
     store(header_->dropped, header_->dropped + 1);
@@ -222,7 +349,7 @@ void Stream::commit(const PendingCall& ended) {
   const bool together = ended.group && ended.group == group_;
   group_ = ended.group;
   header_->last_group = group_;
-  append(static_cast<uint32_t>(call) * 2 + together, ended.start);
+  append(static_cast<uint32_t>(call) * 2 + together, ended.start, ended.gpu);
 }
 
 int64_t Stream::intern(const Call& call) {
@@ -248,13 +375,13 @@ void Stream::set_tail(uint32_t first, uint32_t count) {
   store(header_->tail, static_cast<uint64_t>(first_) << 32 | count_);
 }
 
-void Stream::append(uint32_t symbol, uint64_t start) {
+void Stream::append(uint32_t symbol, uint64_t start, uint32_t gpu) {
   if (count_ == TAIL) make_room();
   if (full_) {
     store(header_->dropped, header_->dropped + 1);
     return;
   }
-  tail(count_) = {start, symbol, 0};
+  tail(count_) = {start, symbol, gpu};
   header_->kept++;
   set_tail(first_, count_ + 1);
   if (phase_ == NONE) {
@@ -382,11 +509,14 @@ bool Stream::add_run(uint32_t phase, uint32_t repetitions) {
 void Stream::repeat(Phase& phase, uint32_t from) {
   sample(phase, from);
   Times* times = phase.times ? at<Times>(phase.times) : nullptr;
+  Times* gpu_times = phase.gpu_times ? at<Times>(phase.gpu_times) : nullptr;
   uint64_t before = header_->before_tail;
   for (uint32_t place = 0; place < phase.length; ++place) {
     const uint64_t start = tail(from + place).start;
     if (times && before) add_time(times[place], start > before ? start - before : 0);
     before = start;
+    const uint32_t gpu = tail(from + place).gpu;
+    if (gpu_times && gpu) add_time(gpu_times[place], gpu * GPU_UNIT);
   }
   header_->before_tail = before;
   ++phase.repetitions;
@@ -398,27 +528,34 @@ void Stream::sample(Phase& phase, uint32_t from) {
   if (!phase.slots || number % phase.stride) return;
   const uint64_t words = 1 + phase.length;
   uint64_t* samples = at<uint64_t>(phase.samples);
+  uint32_t* gpu_samples = phase.gpu_samples ? at<uint32_t>(phase.gpu_samples) : nullptr;
   while (phase.used == phase.slots) {
     if (phase.stride > UINT32_MAX / 2) return;
     phase.stride *= 2;
     uint32_t kept = 0;
     for (uint32_t slot = 0; slot < phase.used; ++slot) {
       if (samples[slot * words] % phase.stride) continue;
-      memmove(samples + kept++ * words, samples + slot * words, words * sizeof *samples);
+      memmove(samples + kept * words, samples + slot * words, words * sizeof *samples);
+      const uint64_t length = phase.length;
+      if (gpu_samples) memmove(gpu_samples + kept * length, gpu_samples + slot * length, length * sizeof *gpu_samples);
+      ++kept;
     }
     const bool stuck = kept == phase.used;
     store(phase.used, kept);
     if (stuck || number % phase.stride) return;
   }
   uint64_t* slot = samples + phase.used * words;
-  for (uint32_t place = 0; place < phase.length; ++place) slot[1 + place] = tail(from + place).start;
+  for (uint32_t place = 0; place < phase.length; ++place) {
+    slot[1 + place] = tail(from + place).start;
+    if (gpu_samples) gpu_samples[uint64_t{phase.used} * phase.length + place] = tail(from + place).gpu;
+  }
   slot[0] = number;
   store(phase.used, phase.used + 1);
 }
 
 void* Stream::allocate(uint64_t bytes, uint64_t* offset) {
   const uint64_t place = header_->arena_at + header_->arena_used;
-  if (place + bytes > FILE_BYTES) return nullptr;
+  if (place + bytes > header_->file_bytes) return nullptr;
   header_->arena_used += (bytes + 7) / 8 * 8;
   *offset = place;
   return at<char>(place);
@@ -440,7 +577,10 @@ int64_t Stream::phase_of(const uint32_t* symbols, uint32_t length, bool repeats)
   const uint32_t slots = std::clamp((repeats ? SAMPLED_CALLS : SAMPLED_CALLS / 8) / length, 1u, most);
   const uint64_t sample_bytes = static_cast<uint64_t>(slots) * (1 + length) * sizeof(uint64_t);
   const uint64_t times_bytes = repeats ? length * sizeof(Times) : 0;
-  if (header_->arena_at + header_->arena_used + length * 4 + times_bytes + sample_bytes + 64 > FILE_BYTES) return NONE;
+  const bool gpu = !kernels_.empty();
+  const uint64_t gpu_bytes = gpu ? uint64_t{slots} * length * sizeof(uint32_t) : 0;
+  const uint64_t all = length * sizeof *symbols + times_bytes * (gpu ? 2 : 1) + sample_bytes + gpu_bytes;
+  if (header_->arena_at + header_->arena_used + all + 64 > header_->file_bytes) return NONE;
   const uint32_t number = header_->phases;
   Phase& made = phases_[number];
   made = {};
@@ -450,7 +590,9 @@ int64_t Stream::phase_of(const uint32_t* symbols, uint32_t length, bool repeats)
   made.stride = 1;
   memcpy(allocate(length * sizeof *symbols, &made.symbols), symbols, length * sizeof *symbols);
   allocate(sample_bytes, &made.samples);
+  if (gpu) allocate(gpu_bytes, &made.gpu_samples);
   if (repeats) allocate(times_bytes, &made.times);
+  if (repeats && gpu) allocate(times_bytes, &made.gpu_times);
   store(header_->phases, number + 1);
   if (repeats) {
     Known known{number, symbols[length - 1], 0, (RELOCK + length - 1) / length, 0};

@@ -6,12 +6,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace recorder {
 
-constexpr uint32_t VERSION = 1;
+constexpr uint32_t VERSION = 2;
 constexpr uint64_t FILE_BYTES = 16u << 20;
+constexpr uint64_t GPU_TIMES_BYTES = 8u << 20;  // more, where GPU times are recorded
 constexpr uint32_t COMMUNICATORS = 512;
 constexpr uint32_t CALLS = 1u << 16;          // distinct ones
 constexpr uint32_t PHASES = 4096;             // distinct ones
@@ -25,6 +27,13 @@ constexpr uint32_t BUCKETS = 192;             // of a histogram: 8 an octave, fr
 constexpr uint32_t SAMPLED_CALLS = 1u << 15;  // of all samples of one phase
 constexpr uint32_t SAMPLES = 32;              // of one phase
 constexpr int32_t NONE = -1;
+constexpr int GPU_CLOCK_ABI = 4;             // and later ones: their events of kernels have the time of the GPU
+constexpr uint32_t CHANNELS = 64;            // of NCCL's communicator [device.h, MAXCHANNELS]
+constexpr uint32_t MOST_RUNNING = 1u << 14;  // calls that run at one time, on each of their channels
+constexpr uint64_t GPU_UNIT = 16;  // ns: what a call's GPU time is kept in; the GPU's clock ticks each 32 ns or more
+constexpr uint64_t CLOCK_WINDOW = 500000000;  // ns in which the GPU's clock is taken to keep step with the host's
+// ns by which clocks may disagree: two windows at a drift of 50 ppm, and a launch that is reported after it was made.
+constexpr int64_t CLOCK_TOLERANCE = 100000;
 
 struct Communicator {
   uint64_t hash;
@@ -63,15 +72,17 @@ static_assert(sizeof(Times) == 416);
 struct Phase {
   uint64_t repetitions;
   uint64_t hash;
-  uint64_t symbols;  // offset of uint32_t[length]
-  uint64_t times;    // offset of Times[length], of the pauses; 0: none
-  uint64_t samples;  // offset of `slots` × (uint64_t repetition; uint64_t starts[length])
+  uint64_t symbols;      // offset of uint32_t[length]
+  uint64_t times;        // offset of Times[length], of the pauses; 0: none
+  uint64_t samples;      // offset of `slots` × (uint64_t repetition; uint64_t starts[length])
+  uint64_t gpu_times;    // offset of Times[length], of the calls on the GPU; 0: none
+  uint64_t gpu_samples;  // offset of `slots` × uint32_t[length], as TailCall.gpu; 0: none
   uint32_t length;
   uint32_t slots;
   uint32_t used;
   uint32_t stride;
 };
-static_assert(sizeof(Phase) == 56);
+static_assert(sizeof(Phase) == 72);
 
 struct Run {
   uint32_t phase;
@@ -81,17 +92,30 @@ struct Run {
 struct TailCall {
   uint64_t start;  // CLOCK_MONOTONIC, ns
   uint32_t symbol;
-  uint32_t gpu;  // ns; 0: unknown
+  uint32_t gpu;  // how long it ran on the GPU, in GPU_UNIT; 0: unknown
 };
 
 struct PendingCall {
   Call call;
   uint64_t start;
   uint64_t group;  // 0: alone
-  uint32_t needs_peer;
-  uint32_t reserved;
+  uint32_t needs;  // Need: what is still to come
+  uint32_t gpu;    // as TailCall.gpu
 };
 static_assert(sizeof(PendingCall) == 48);
+
+enum Need : uint32_t { PEER = 1, GPU_TIME = 2 };
+
+enum class GpuTimes : uint32_t { NONE, RECORDED, TOO_OLD };
+
+// Why a call has no GPU time.
+enum class Lack : uint8_t {
+  MISSING,      // NCCL never said that it ran, or ended
+  IMPLAUSIBLE,  // what NCCL said cannot be so
+  SELF,         // its communicator had sent to its own rank: from then on NCCL reports the times of earlier calls
+  CAPTURED,     // it runs when its graph is replayed
+  COUNT,
+};
 
 struct Header {
   char magic[8];
@@ -118,6 +142,8 @@ struct Header {
   int32_t pid, device, abi, env_rank, env_world, nccl;
   uint64_t monotonic_ns, realtime_ns;  // the same moment
   uint64_t last_group;
+  uint64_t gpu_times;                             // GpuTimes
+  uint64_t lacks[static_cast<int>(Lack::COUNT)];  // calls without one
   char host[256];
   char environment[32768];  // NCCL_*=value, each ended by 0, then an empty one
 };
@@ -141,28 +167,56 @@ enum class Function : uint8_t {
 class Stream {
  public:
   // Return 0, or the errno that kept the file from being made; then the stream keeps nothing.
-  int open(const char* folder, uint32_t lane, int device, int abi, int nccl);
+  int open(const char* folder, uint32_t lane, int device, int abi, int nccl, bool wants_gpu_times);
   void close_at_exit();
 
   int communicator(uint64_t hash, int rank, int ranks, int nodes, const char* name);
   bool holds_another_rank(uint64_t hash, int rank) const;
   int device() const { return header_->device; }
   void opened() { ++header_->open; }
-  void finalized();
+  void finalized(int communicator);
 
   // A call that NCCL got. `group` is 0, or what calls of one group share. Return its number.
   uint64_t add(const Call& call, uint64_t start, uint64_t group, bool needs_peer);
-  // NCCL launches call `number`: its peer is known, and every earlier group has been launched.
-  void launched(uint64_t number, int peer);
+  // NCCL launches call `number` on so many channels: its peer is known, and every earlier group has been launched.
+  void launched(uint64_t number, int peer, uint32_t channels);
+  // A communicator sends to its own rank, in the group of call `number`.
+  void sends_to_itself(int communicator, uint64_t number);
+  // Call `number` began on a channel of its communicator (NCCL's × 2, + 1 for receives), as the GPU's clock says in ns;
+  // the host hears it at `now`. Return a number for its end, 0 if that is not wanted.
+  uint64_t began(uint64_t number, uint32_t channel, uint64_t timer, uint64_t now);
+  void ended(uint64_t run, uint64_t timer, uint64_t now);
 
   pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
  private:
+  struct Kernel {  // of a call that waits for its GPU time
+    uint64_t begin, end;
+    uint32_t channels, ended;
+    bool launched;
+    Lack lack;
+  };
+  struct Channel {  // what it ran last, times of the GPU: `before` is the end of what it ran before that group
+    uint64_t group, end, before;
+  };
+  struct Running {  // a call on one channel
+    uint64_t run, call, begin;
+    int64_t ahead;  // the host's clock of the GPU's, when it heard of the beginning
+    Channel* channel;
+    bool plausible;
+  };
+
   PendingCall& pending(uint64_t number) { return pending_[number % PENDING]; }
+  Kernel& kernel(uint64_t number) { return kernels_[number % PENDING]; }
+  bool waits(uint64_t number) const { return number >= header_->pending_first && number < header_->pending_next; }
+  void without_time(uint64_t number, Lack why);
+  void turn(uint64_t now);
+  void hear(int64_t ahead, uint64_t now);
+  Channel* channel_of(uint16_t communicator, uint32_t channel);
   void release(uint64_t upto);
-  void commit(const PendingCall& ended);
+  void commit(uint64_t number);
   int64_t intern(const Call& call);
-  void append(uint32_t symbol, uint64_t start);
+  void append(uint32_t symbol, uint64_t start, uint32_t gpu);
   void follow(uint32_t symbol);
   void leave_phase();
   void look(uint32_t symbol);
@@ -207,6 +261,15 @@ class Stream {
   uint32_t since_ = 0;              // calls since a period was looked for
   uint64_t group_ = 0;              // of the last call
   bool full_ = false;
+  // GPU times.
+  std::vector<Kernel> kernels_;   // of PENDING calls; empty: they are not recorded
+  std::vector<Running> running_;  // the last MOST_RUNNING ones
+  uint64_t runs_begun_ = 0;
+  std::vector<std::unique_ptr<Channel[]>> channels_;  // of each communicator
+  std::vector<bool> sent_to_itself_;                  // communicators
+  uint64_t swept_ = 0;                                // the groups before this call have been launched
+  uint64_t window_ = 0;                               // when it began, host's clock
+  int64_t least_[2] = {INT64_MAX, INT64_MAX};  // what the host's clock is ahead at most, in this window and the last
 };
 
 }  // namespace recorder

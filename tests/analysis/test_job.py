@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from collbench.analysis.job import report
+from collbench.analysis.job import pauses_of, report, step_seconds
 from collbench.analysis.tails import after_others
 from collbench.analysis.timeline import timeline
-from collbench.model.job import Group, Job, Phase, Unknown
+from collbench.model.job import Group, Job, Phase, Position, Sample, Spread, Unknown
 from tests.jobs import jobs, made_job, without_gpu_times
 
 DDP = [("allreduce", 25 * 2**20)] * 3 + [("allreduce", 2**20)]
@@ -161,3 +162,30 @@ def test_names_of_ranks_do_not_matter() -> None:
     assert second is not None
     assert [(one.rank, one.waits) for one in first.late] == [(2 - one.rank, one.waits) for one in second.late]
     assert [row.transfer for row in first.rows] == [row.transfer for row in second.rows]
+
+
+def stepped(starts: Sequence[float], pauses: Sequence[float]) -> Phase:
+    """A step of calls after `pauses` (µs, medians), sampled every second time from `starts` on."""
+    positions = tuple(Position(0, pause=Spread(60, pause / 2, pause, 3 * pause, 900 * pause)) for pause in pauses)
+    samples = tuple(Sample(2 * number, (start, start + 1)) for number, start in enumerate(starts))
+    return Phase(positions, 60, samples)
+
+
+def test_a_step_is_the_median_of_repetitions_whatever_came_between_two_of_them() -> None:
+    steady = [number * 2000.0 for number in range(10)]
+    evaluated = [start + (1e6 if number > 4 else 0.0) for number, start in enumerate(steady)]
+    for starts in (steady, evaluated):
+        phase = stepped(starts, (700.0, 100.0))
+        assert step_seconds(phase) == pytest.approx(1e-3)
+        assert pauses_of(phase) == pytest.approx([0.875e-3, 0.125e-3])  # together a step
+
+
+def test_few_samples_leave_the_mean_of_all() -> None:
+    phase = stepped([0.0, 2000.0, 4000.0], (700.0, 100.0))
+    assert step_seconds(phase) == pytest.approx(2.4e-3)
+
+
+def test_unknown_pauses_make_no_step() -> None:
+    phase = Phase((Position(0), Position(0)), 60)
+    assert step_seconds(phase) is None
+    assert pauses_of(phase) == [0.0, 0.0]

@@ -3,6 +3,7 @@
 import pytest
 
 from collbench.analysis.predict import networks
+from collbench.analysis.predict.assumptions import EqualBlocks, HeadShare
 from collbench.model.errors import UsageError
 
 # Parameters as `sum(p.numel() for p in model.parameters())` prints them for the published checkpoints.
@@ -82,8 +83,8 @@ def test_a_network_of_any_size_has_all_its_parameters(parameters: int, layers: i
 
 
 def test_what_is_guessed_of_a_network_is_said() -> None:
-    assert networks.of_size(10**8, None).assumed[0] == "24 layers, as --layers says nothing"
-    assert len(networks.of_size(10**8, 12).assumed) == 1
+    assert networks.of_size(10**8, None).assumed == (EqualBlocks(24, guessed=True),)
+    assert networks.of_size(10**8, 12).assumed == (EqualBlocks(12, guessed=False),)
     assert networks.find("gpt2").assumed == ()
 
 
@@ -107,6 +108,4 @@ def test_a_head_takes_the_share_it_is_given() -> None:
     shares = [network.last.work / sum(unit.work for unit in network.units) for network in (gpt2, slow)]
     assert shares == pytest.approx([0.312, 0.41], abs=0.001)
     assert (slow.parameters, slow.blocks, slow.first) == (gpt2.parameters, gpt2.blocks, gpt2.first)
-    assert slow.assumed == (
-        "head and loss take 41% of the GPU's time, the other layers their share of the multiply-adds",
-    )
+    assert slow.assumed == (HeadShare(0.41),)

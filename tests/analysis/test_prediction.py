@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from collbench.analysis.predict import networks
+from collbench.analysis.predict.assumptions import LikePair
 from collbench.analysis.predict.networks import Network, Unit
 from collbench.analysis.predict.predict import Predictor, groups
 from collbench.analysis.predict.step import STRATEGIES, Group, Phases
@@ -18,6 +19,7 @@ from collbench.analysis.predict.timing import gather
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
+from collbench.output.assumptions import assumptions
 from collbench.runfile import run_file
 from tests.analysis.made import MIB, SMALL, answer, curve, pairs, question, simulated
 from tests.builders import gpus, run_of
@@ -143,14 +145,16 @@ def test_copies_that_do_not_come_out_even_are_refused(changes: dict[str, int], l
 def test_what_was_assumed_is_said_once() -> None:
     reported = answer(question(SMALL, "fsdp", 4, step_seconds=1e-3), NVLINK_PAIR).assumed
     assert len(reported) == len(set(reported))
-    ring = next(line for line in reported if "a ring at" in line)
-    assert ring.startswith("all-gather and reduce-scatter on GPU0, GPU1, GPU2, GPU3: a ring at ")
+    ring = next(one for one in reported if isinstance(one.what, LikePair))
+    assert (ring.operations, ring.sets) == ((AG, RS), ((0, 1, 2, 3),))
+    (said,) = assumptions([ring], gpus(4))
+    assert said.startswith("all-gather and reduce-scatter on GPU0, GPU1, GPU2, GPU3: a ring at ")
 
 
 def test_measured_collectives_of_all_gpus_leave_nothing_to_assume_of_them() -> None:
     points = [point for operation in (AG, RS) for point in curve(operation, range(4), 60.0)]
     reported = answer(question(SMALL, "fsdp", 4), NVLINK_PAIR, run_of(gpus(4), points)).assumed
-    assert [line for line in reported if line.startswith("all-")] == []
+    assert [one for one in reported if one.operations] == []
 
 
 # --- properties ---

@@ -6,9 +6,11 @@ from itertools import pairwise
 import pytest
 
 from collbench.analysis.predict import networks
-from collbench.analysis.predict.step import ASSUMED, STRATEGIES, Group, Job, Transfer, parse_strategies
+from collbench.analysis.predict.assumptions import Assumed, OfStrategy
+from collbench.analysis.predict.step import STRATEGIES, Group, Job, Transfer, parse_strategies
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
+from collbench.output.assumptions import assumptions
 from tests.analysis.made import MIB, SMALL
 
 AR, AG, RS = Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER
@@ -114,5 +116,6 @@ def test_an_unknown_strategy_is_refused(text: str, line: str) -> None:
 
 
 def test_each_strategy_says_what_is_assumed() -> None:
-    assert set(ASSUMED) == set(STRATEGIES)
-    assert all(reported.startswith(f"{name}: ") for name, reported in ASSUMED.items())
+    said = [*assumptions([Assumed(OfStrategy(name)) for name in STRATEGIES], ())]
+    assert [text.partition(": ")[0] for text in said] == [*STRATEGIES]
+    assert len(set(said)) == len(STRATEGIES)

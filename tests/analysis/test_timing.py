@@ -5,12 +5,14 @@ from pathlib import Path as File
 
 import pytest
 
+from collbench.analysis.predict.assumptions import BeyondSizes, LikeOperation, LikePair, LikeSet
 from collbench.analysis.predict.predict import Machine
-from collbench.analysis.predict.timing import Timings, beyond, gather
+from collbench.analysis.predict.timing import Timings, assumed_of, gather
 from collbench.analysis.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Path, Run
+from collbench.output.assumptions import of_times
 from collbench.runfile import run_file
 from tests.analysis.made import MIB, curve, pairs, simulated
 from tests.builders import gpus, run_of
@@ -28,16 +30,16 @@ def timings(*runs: Run) -> Timings:
 def test_what_was_measured_is_taken_as_it_is() -> None:
     timing = timings(run_of(gpus(2), curve(AR, (0, 1), 100.0))).of(AR, (1, 0))
     assert timing.seconds(MIB) == pytest.approx((5e-6 + MIB / 100e9,) * 3)
-    assert timing.assumed == ""
+    assert timing.assumed is None
 
 
 @pytest.mark.parametrize(
     ("measured", "asked", "ratio", "assumed"),
     [
-        (AR, AG, 0.5, "as long as the measured all-reduce of half the bytes"),
-        (AR, RS, 0.5, "as long as the measured all-reduce of half the bytes"),
-        (AG, RS, 1, "as long as the measured all-gather of the same bytes"),
-        (AG, AR, 2, "as long as the measured all-gather of twice the bytes"),
+        (AR, AG, 0.5, "all-reduce of half the bytes"),
+        (AR, RS, 0.5, "all-reduce of half the bytes"),
+        (AG, RS, 1, "all-gather of the same bytes"),
+        (AG, AR, 2, "all-gather of twice the bytes"),
     ],
 )
 def test_another_operation_stands_in_by_its_bus_bytes(
@@ -45,7 +47,8 @@ def test_another_operation_stands_in_by_its_bus_bytes(
 ) -> None:
     timing = timings(run_of(gpus(3), curve(measured, (0, 1, 2), 100.0))).of(asked, (0, 1, 2))
     assert timing.seconds(16 * MIB)[1] == pytest.approx(5e-6 + ratio * 16 * MIB / 100e9, rel=0.02)
-    assert timing.assumed == assumed
+    assert timing.assumed == LikeOperation(measured, ratio)
+    assert of_times([timing.assumed], gpus(3)) == f"as long as the measured {assumed}"
 
 
 def test_the_nearest_operation_stands_in_first() -> None:
@@ -56,7 +59,7 @@ def test_the_nearest_operation_stands_in_first() -> None:
 def test_a_set_that_is_predicted_alike_lends_its_curve() -> None:
     """All pairs carry the same; three GPUs were measured together."""
     timing = timings(pairs({}, 4), run_of(gpus(4), curve(AR, (0, 1, 2), 60.0))).of(AR, (1, 2, 3))
-    assert timing.assumed == "as on GPU0, GPU1, GPU2, which are predicted alike"
+    assert timing.assumed == LikeSet((0, 1, 2))
     assert timing.seconds(MIB)[1] == pytest.approx(5e-6 + MIB / 60e9)
 
 
@@ -66,7 +69,7 @@ def test_a_ring_by_pairs_brackets_what_the_simulated_machine_takes_together(fabr
     """Pairs' all-reduces alone, against the operation on all four GPUs: inside the band, of large messages."""
     together = simulated(fabric, operation, together=True)
     timing = timings(simulated(fabric)).of(operation, (0, 1, 2, 3))
-    assert timing.assumed.startswith("a ring at ")
+    assert isinstance(timing.assumed, LikePair)
     for found in together.measurements:
         if found.point.size_bytes >= 16 * MIB:
             low, _, high = timing.seconds(found.point.size_bytes)
@@ -91,8 +94,10 @@ def test_a_slower_pair_never_makes_a_ring_faster() -> None:
 
 def test_what_is_beyond_the_measured_sizes_is_said() -> None:
     timing = timings(run_of(gpus(2), curve(AR, (0, 1), 100.0))).of(AR, (0, 1))
-    assert beyond(timing, [MIB, 8]) == ""
-    assert beyond(timing, [MIB, 2**31]) == "sizes beyond the measured 8 B to 1G by a line of latency and bandwidth"
+    assert [*assumed_of(timing, [MIB, 8])] == []
+    (assumed,) = assumed_of(timing, [MIB, 2**31])
+    assert assumed == BeyondSizes(8, 2**30)
+    assert of_times([assumed], ()) == "sizes beyond the measured 8 B to 1G by a line of latency and bandwidth"
 
 
 def through_a_switch(points: list[Measurement], count: int = 4) -> Run:

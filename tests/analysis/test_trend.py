@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from collbench.analysis.compare import Difference, Subject
 from collbench.analysis.trend import by_date, trend
 from tests.analysis.runs import FAIL, copies, scaled
 from tests.builders import pair_run
@@ -57,9 +58,11 @@ def test_what_else_changed_is_said_of_the_run_in_which_it_changed() -> None:
     for run in runs[1:]:
         run.machine = replace(run.machine, nccl="2.30.1")
     runs[2].machine = replace(runs[2].machine, driver="590.1", hostname="other")
-    steps = [[(one.what, one.base, one.new) for one in step] for step in trend(runs, FAIL).steps]
-    assert steps == [
-        [],
-        [("NCCL", "2.28.9", "2.30.1")],
-        [("hostname", runs[0].machine.hostname, "other"), ("driver", "580.159.04", "590.1")],
-    ]
+    assert trend(runs, FAIL).steps == (
+        (),
+        (Difference(Subject.NCCL, "2.28.9", "2.30.1"),),
+        (
+            Difference(Subject.HOSTNAME, runs[0].machine.hostname, "other"),
+            Difference(Subject.DRIVER, "580.159.04", "590.1"),
+        ),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -192,6 +193,38 @@ def test_a_worker_that_hangs_is_killed_after_its_time(own_torch: None) -> None:
         world.run(BOTH)
     assert caught.value.failure.cause is Cause.NO_ANSWER
     assert gone(processes)
+
+
+def test_compute_on_cores_covers_a_call_of_any_length() -> None:
+    """Also the one that lasts longer than all of compute that was asked for: a core may have other work for a while."""
+    said = """
+import json, threading, time
+from collbench.backends.overlap_lanes import CpuAccelerator, Lane
+units = [0]
+def unit(number): units[0] += 1; time.sleep(0.001)
+def call(number): time.sleep(0.05)
+raced = CpuAccelerator().race(lambda: None, Lane(2, call, (0.0, 0.002)), Lane(3, unit), 0.0)
+print(json.dumps([units[0], raced.begins, raced.collective, raced.compute]))
+"""
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    units, begins, collective, compute = json.loads(done.stdout)
+    assert (len(begins), len(collective), len(compute)) == (2, 2, 6)
+    assert units > 6
+    for number in range(2):
+        first, last = compute[3 * number], compute[3 * number + 2]
+        assert first <= begins[number] < collective[number] <= last
+
+
+def test_a_call_that_fails_on_cores_ends_its_round() -> None:
+    said = """
+from collbench.backends.overlap_lanes import CpuAccelerator, Lane
+def fails(number): raise RuntimeError("no such group")
+for lanes in ((Lane(1, fails, (0.0,)), Lane(3, print)), (Lane(1, print, (0.0,)), Lane(3, fails))):
+    try: CpuAccelerator().race(lambda: None, *lanes, 0.0)
+    except RuntimeError as error: print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.count("no such group") == 2
 
 
 def test_a_lever_that_gloo_lacks_ends_the_workers_with_a_reason() -> None:

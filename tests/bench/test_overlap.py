@@ -225,6 +225,20 @@ def test_known_factors_come_out() -> None:
             assert max(trial.collective_amount) == pytest.approx(trial.calls * CALL, rel=0.002)
 
 
+def test_moments_are_those_of_the_product_in_which_a_call_begins() -> None:
+    compute = (2.0, 4.0, 6.0, 13.0, 15.0, 17.0)  # two rounds of three
+    begins = (2.5, 16.5)
+    times = RankTimes((2.7, 16.8), compute, begins)
+    assert overlap.begun_at(times, [0, 1], 2.0) == pytest.approx((0.25, 0.75))
+    assert overlap.begun_at(times, [1], 2.0) == pytest.approx((0.75,))
+    assert overlap.begun_at(times, [0, 1], 0.4) == pytest.approx((0.25, 0.75))  # chunks of five units each
+    (found,) = measured(Fake(), request(sizes=(2**20,))).overlaps
+    moments = [moment for trial in found.trials for moment in trial.beside_moments]
+    assert len(moments) == sum(len(trial.beside_calls) for trial in found.trials)
+    parts = [sum(low / 4 <= moment < (low + 1) / 4 for moment in moments) for low in range(4)]
+    assert min(parts) >= len(moments) // 8  # spread over the whole unit, as they were drawn
+
+
 def test_the_seed_decides_the_moments_and_not_the_order_of_loads() -> None:
     first, again, other = Fake(), Fake(), Fake()
     for backend, seed in ((first, 7), (again, 7), (other, 8)):

@@ -10,13 +10,13 @@ import pytest
 from collbench.analysis.job_schedule import Schedule, schedule_of
 from collbench.analysis.outcome import outcome
 from collbench.analysis.replay import ratio, summarize
-from collbench.backends.replay_protocol import ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.backends.replay_protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
 from collbench.bench import replay
 from collbench.bench.replay import ReplayRequest, trial_of
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Registration
-from collbench.model.run import Device, Machine, Pauses, Replay, Run
+from collbench.model.run import Device, Machine, Pauses, Replay, ReplayTrial, Run
 from collbench.runfile import run_file
 from tests.replay_jobs import data_parallel, job_of, pipeline
 
@@ -66,7 +66,7 @@ def made(
         phase=0,
         recorded_ranks=2,
         schedule=schedule_of(job),
-        arms=((), ("p2p",))[: len(fakes)],
+        arms=(ReplayArm(), ReplayArm(("p2p",)))[: len(fakes)],
         pauses=Pauses.NONE,
         registration=Registration.NONE,
         trials=trials,
@@ -197,3 +197,16 @@ def test_intervals_need_three_trials() -> None:
     run, _ = measured([Fake([])], trials=2)
     assert summarize(run.replays[0]).step.interval is None
     assert isinstance(run.replays[0], Replay)
+
+
+def test_what_is_hidden_has_an_interval_too() -> None:
+    """Noise makes a step shorter than its pauses alone."""
+    trials = [
+        ReplayTrial((step,), (PAUSE,), (CALL,), (CALL,), (CALL,), 1) for step in (0.9 * PAUSE, PAUSE, 1.1 * PAUSE)
+    ]
+    run, _ = measured([Fake([])])
+    for found in ([*trials], [*trials, *trials]):
+        exposed = summarize(replace(run.replays[0], trials=found, calls=run.replays[0].calls[:1])).exposed
+        assert exposed.value == pytest.approx(0.0, abs=1e-9)
+        assert exposed.interval is not None
+        assert exposed.interval[0] < 0 < exposed.interval[1]

@@ -40,9 +40,11 @@ if os.environ["RANK"] == "0":
         print(f"step {number} step_time={900 if number < 3 else step}ms loss=5.3")
     print("sees", os.environ["CUDA_VISIBLE_DEVICES"] or "no GPU", os.environ.get("NCCL_NVLS_ENABLE"))
 """
+# Of one rank alone: Python writes a traceback in pieces, and those of two ranks that crash at once mix.
 CRASHES = """
-import os, sys
+import os, time
 if os.environ.get("NCCL_P2P_DISABLE"):
+    time.sleep(100 * int(os.environ["RANK"]))
     raise ValueError("no data here")
 print("step_time=1ms\\n" * 9)
 """
@@ -162,6 +164,7 @@ def test_a_script_that_crashes_shows_its_traceback_first_and_says_what_is_saved(
     lines = done.stderr.splitlines()
     assert lines[-1].startswith("collbench: run 1, without p2p: the script failed (exit status 1, see above)")
     reported = "\n".join(lines[:-1])
+    assert "ValueError: no data here" in reported, reported
     assert reported.index("Traceback (most recent call last)") < reported.index("ValueError: no data here")
     assert [run.status for run in experiment.load(tmp_path / "a.json").made] == [1]
 

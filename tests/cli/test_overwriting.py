@@ -22,6 +22,7 @@ from tests.replay_jobs import data_parallel
 SIM = "--backend sim --fabric nvlink-pairs-2x2 --quick --sizes 8"
 FAST = "--backend sim --fabric nvlink-pairs-2x2 --quick"
 OVERLAP = "--backend sim --fabric nvlink-pairs-2x2 --sizes 1M --trials 1"
+MACHINE = "--backend sim --fabric nvlink-pairs-2x2"
 LINE = "it exists; choose another place with"
 # Each command that writes a file, its words, and the file.
 WRITERS = [
@@ -35,6 +36,7 @@ WRITERS = [
     ("check", f"check {FAST} -o out.json", "out.json"),
     ("nodes", "nodes --backend host -o out.json", "out.json"),
     ("ablate", "ablate --backend host --auto-select 2 --without p2p -o out.json -- train.py", "out.json"),
+    ("ablate, a job", f"ablate job.json {MACHINE} --devices 0,1 --against 2,3 -o out.json", "out.json"),
     ("overlap", f"overlap {OVERLAP} -o out.json", "out.json"),
     ("replay", f"replay job.json {OVERLAP.replace('--sizes 1M ', '')} --devices 0,1 -o out.json", "out.json"),
     ("record", "record -o out.json -- true", "out.json"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.model.job import Ending
+from collbench.model.job import Ending, Unknown
 from collbench.runfile import job_file
 from tests.cli.program import collbench
 from tests.native.recorded import PLUGIN, Made, host
@@ -19,11 +20,11 @@ from tests.native.recorded import PLUGIN, Made, host
 STEP = Made("allreduce", 100).line() + Made("allgather", 10, "bfloat16").line()
 
 
-def script(folder: Path, rank: int, ranks: int = 2, ending: str = "finalize 0\n") -> str:
+def script(folder: Path, rank: int, ranks: int = 2, ending: str = "finalize 0\n", gpu: str = "", abi: int = 5) -> str:
     """Return the words that play rank `rank` of a job in a shell."""
     path = folder / f"script-{rank}"
-    path.write_text(f"comm 0 77 {rank} {ranks} world\nrepeat 9\n{STEP}end\n{ending}", encoding="utf-8")
-    return f"{host()} $NCCL_PROFILER_PLUGIN 5 <{path}"
+    path.write_text(f"comm 0 77 {rank} {ranks} world\n{gpu}repeat 9\n{STEP}end\n{ending}", encoding="utf-8")
+    return f"{host()} $NCCL_PROFILER_PLUGIN {abi} <{path}"
 
 
 def record(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -53,6 +54,47 @@ def test_the_jobs_environment_is_its_own_but_for_two_variables(tmp_path: Path) -
     names = [line.partition("=")[0] for line in ran.stdout.splitlines()]
     assert sorted(names) == sorted([*own, "NCCL_PROFILER_PLUGIN", "COLLBENCH_RECORD_FOLDER"])
     assert f"NCCL_PROFILER_PLUGIN={PLUGIN}" in ran.stdout
+
+
+def test_gpu_times_are_recorded_where_they_are_asked_for(tmp_path: Path) -> None:
+    """From the option to the page: rank 1 comes late, and rank 0's kernels wait for it."""
+    ranks = "; ".join(script(tmp_path, rank, gpu=f"gpu {90_000 - 50_000 * rank} 2 fine\n") for rank in range(2))
+    ran = record(tmp_path, "--gpu-times", "--", "sh", "-c", f"{ranks}; env | grep COLLBENCH_RECORD_G")
+    assert (ran.returncode, ran.stdout) == (0, "asks for kernel events\n" * 2 + "COLLBENCH_RECORD_GPU_TIMES=1\n")
+    assert ran.stderr.splitlines() == [
+        "collbench: recorded 36 calls of 2 ranks; the step has 2 and came 9 times: job.json"
+    ]
+    job = job_file.load(tmp_path / "job.json")
+    assert Unknown.GPU_TIMES not in job.unknown
+    command = collbench("show", "job.json", "--json")
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    waiting = {rank["rank"]: rank["waiting_seconds"] for rank in json.loads(shown)["ranks"]}
+    assert waiting[0] == pytest.approx(100e-6, abs=1e-7)  # two calls of 50 µs each
+    assert waiting[1] == pytest.approx(0.0, abs=1e-7)
+
+
+GPU_TIMES_IN_WORDS = {
+    "too old": ("", 3, "no GPU times: this NCCL has none for a plugin, 2.27 has: trace the job with torch.profiler"),
+    "missing": ("gpu 1000 2 none\n", 5, "18 calls have no GPU time (18: NCCL reported no end of them)"),
+    "implausible": ("gpu 1000 2 backwards\n", 5, "18 calls have no GPU time (18: what NCCL reported cannot be so)"),
+}
+
+
+@pytest.mark.parametrize("case", GPU_TIMES_IN_WORDS)
+def test_missing_gpu_times_are_counted_in_a_line(case: str, tmp_path: Path) -> None:
+    gpu, abi, words = GPU_TIMES_IN_WORDS[case]
+    ran = record(tmp_path, "--gpu-times", "--", "sh", "-c", script(tmp_path, 0, 1, gpu=gpu, abi=abi))
+    assert ran.returncode == 0
+    lines = ran.stderr.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith(f"collbench: {words}")
+    assert Unknown.GPU_TIMES in job_file.load(tmp_path / "job.json").unknown
+
+
+def test_an_outer_recorders_wish_is_not_this_ones(tmp_path: Path) -> None:
+    words = ("--", "sh", "-c", script(tmp_path, 0, 1))
+    ran = record(tmp_path, *words, COLLBENCH_RECORD_GPU_TIMES="1")
+    assert (ran.returncode, ran.stdout) == (0, "")
 
 
 def test_a_killed_rank_is_said_and_kept(tmp_path: Path) -> None:
@@ -106,6 +148,7 @@ ONE_LINE = {
     "no command": ((), (), {}, "no command to record", 2),
     "no NCCL": ((), ("true",), {}, "no NCCL loaded the plugin", 2),
     "no NCCL, and a job that fails": ((), ("sh", "-c", "exit 3"), {}, "no NCCL loaded the plugin", 3),
+    "GPU times of no command": (("--gpu-times", "--streams", "none"), (), {}, "--gpu-times needs a command", 2),
     "no folder to merge": (("--streams", "none"), (), {}, "does not exist", 2),
 }
 

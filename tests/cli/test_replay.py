@@ -140,6 +140,15 @@ def test_what_the_job_does_not_say_is_said(program: Program, folder: Path) -> No
     assert "replaying sums, for the recording does not say how it reduced" in program("replay", "plain.json", *SIM).err
 
 
+def test_a_job_without_pauses_has_a_page(program: Program, folder: Path) -> None:
+    """As traces are that were imported: nothing is alone, and a call is as long as its step."""
+    saved(job_of([(0, 1)], [[(call, False) for call in data_parallel().calls]] * 2, pause=None), "bare.json")
+    for trials in ("2", "4", "8"):
+        done = program("replay", "bare.json", *SIM, "--trials", trials, "-o", f"{trials}.json")
+        assert done.status == 0, done.err
+        assert re.search(r"^pauses alone +0\.000", done.out, re.MULTILINE)
+
+
 def test_two_stages_on_gloo_are_measured_and_verified(program: Program, folder: Path) -> None:
     saved(pipeline(2**12), "stages.json")
     words = ("replay", "stages.json", *HOST, "--devices", "0,1", "--trials", "3", "-o", "run.json")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from collbench.model.job import Job, Unknown
 from collbench.runfile import job_file
 from tests.gpu.machine import need_gpus
 
@@ -18,15 +19,60 @@ if not torch.version.cuda:
 
 _BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "recording.py"
 
+_LEAST_NCCL = (2, 27)  # events of kernels have had the GPU's clock since
+
+
+def _recorded(name: str, folder: Path, *words: str) -> None:
+    """Let the benchmark record one job into a folder; it fails where calls differ from what the job says."""
+    command = [sys.executable, str(_BENCHMARK), "--jobs", name, "--repeats", "0", "--out", str(folder), *words]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    log = (folder / f"{name}.log").read_text(encoding="utf-8")
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}\n{log}"
+
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "tp", "moe", "graph", "killed"])
 def test_calls_bytes_and_order_are_the_jobs(name: str, tmp_path: Path) -> None:
-    words = [sys.executable, str(_BENCHMARK), "--jobs", name, "--repeats", "0", "--out", str(tmp_path)]
-    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280)
-    log = (tmp_path / f"{name}.log").read_text(encoding="utf-8")
-    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}\n{log}"
+    _recorded(name, tmp_path)
     job = job_file.load(tmp_path / f"{name}-job.json")
     assert job.nccl
     assert [rank.device for rank in job.ranks] == [0, 1]
     assert any(call.captured for call in job.calls) == (name == "graph")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tp", "moe", "graph", "killed"])
+def test_gpu_times_are_true_or_unknown_and_the_job_ends(name: str, tmp_path: Path) -> None:
+    _recorded(name, tmp_path, "--gpu-times", *(["--traces"] if name == "ddp" else []))
+    job = job_file.load(tmp_path / f"{name}-gpu-job.json")
+    if tuple(map(int, job.nccl.split(".")[:2])) < _LEAST_NCCL:
+        assert Unknown.GPU_TIMES in job.unknown
+        return
+    for rank in job.ranks:
+        for phase in rank.phases:
+            for position in phase.positions:
+                assert position.gpu is None or 0 < position.gpu.least <= position.gpu.median <= position.gpu.most
+                # A captured call runs when its graph is replayed; its own call has no time.
+                assert position.gpu is None or not job.calls[position.call].captured
+    if name == "moe":  # an all-to-all sends to its own rank, after which NCCL's clocks are of earlier calls
+        known = {job.calls[place].operation for place in _timed(job)}
+        assert "alltoall" not in known
+    elif name == "graph":
+        assert any(call.captured for call in job.calls)
+    else:
+        known_calls = sum(
+            position.gpu.count
+            for rank in job.ranks
+            for phase in rank.phases
+            for position in phase.positions
+            if position.gpu is not None
+        )
+        # The first calls may lack one, and those of a killed job that were still on their way.
+        assert known_calls >= 0.9 * sum(rank.calls for rank in job.ranks)
+        assert Unknown.GPU_TIMES not in job.unknown
+
+
+def _timed(job: Job) -> set[int]:
+    """Return the calls, as places in the job's table, that have a GPU time anywhere."""
+    positions = (position for rank in job.ranks for phase in rank.phases for position in phase.positions)
+    return {position.call for position in positions if position.gpu is not None}

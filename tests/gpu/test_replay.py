@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.api.replaying import Replaying, ReplayOptions, request_of
+from collbench.api.replaying import Replaying, ReplayOptions, on_sets, request_of
+from collbench.backends import factory
 from collbench.model.job import Call, Job
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses, Run
@@ -57,7 +58,7 @@ def test_stages_exchange_in_one_batch() -> None:
 
 
 def test_two_arms() -> None:
-    run = replayed(data_parallel(2, (2**26,)), without="p2p")
+    run = replayed(data_parallel(2, (2**26,)), without=("p2p",))
     assert [found.without for found in run.replays] == [(), ("p2p",)]
     assert [found.wrong for found in run.replays] == [0, 0]
 
@@ -66,3 +67,14 @@ def test_two_arms() -> None:
 def test_registered_memory(registration: Registration) -> None:
     (found,) = replayed(data_parallel(2, (2**24, 2**12)), registration=registration).replays
     assert found.wrong == 0
+
+
+def test_sets_take_turns() -> None:
+    """The same two GPUs in both orders: with four there would be other sets."""
+    asked = ReplayOptions(backend="cuda", ranks=2, trials=3, seed=1)
+    request = request_of(data_parallel(2, (2**24,)), "job.json", asked, ("select", "2"))
+    first, second = factory.present_devices("cuda")[:2]
+    done = Replaying(on_sets(request, [(first, second), (second, first)], independent=True), None).finish()
+    assert [found.members for found in done.run.replays] == [(0, 1), (1, 0)]
+    assert [found.wrong for found in done.run.replays] == [0, 0]
+    assert [len(found.trials) for found in done.run.replays] == [3, 3]

@@ -68,7 +68,22 @@ def test_what_cannot_be_meant_is_one_line(case: str, words: list[str], reported:
     assert "\n" not in str(error.value), case
 
 
-WORDS = ["--without", "p2p", "--devices", "0,1", "--repeats", "--", "-o", "-x", "--json", "train.py", "=", "-", ""]
+WORDS = [
+    "--without",
+    "p2p",
+    "--devices",
+    "0,1",
+    "--repeats",
+    "--",
+    "-o",
+    "-x",
+    "--json",
+    "train.py",
+    "job.json",
+    "=",
+    "-",
+    "",
+]
 
 
 @given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=8)), max_size=12))
@@ -77,4 +92,43 @@ def test_any_words_are_read_or_refused(words: list[str]) -> None:
         found = split_ablation(words)
     except UsageError:
         return
-    assert found.train.help or found.train.program
+    assert found.train.help or found.train.program or found.job
+
+
+JOB = ("job.json", "--without", "p2p")
+
+
+def test_a_job_is_replayed_and_its_options_may_stand_on_both_sides() -> None:
+    words = ["--devices", "2,3", "job.json", "--without", "p2p,shm", "--repeats", "4", "--compute=recorded", "-oa.json"]
+    found = split_ablation([*words, "--seed", "1", "--json", "--force", "--backend", "cuda"])
+    assert (found.job, found.train.devices, found.train.backend) == ("job.json", "2,3", "cuda")
+    assert (found.without, found.repeats, found.compute, found.output) == (("p2p,shm",), 4, "recorded", "a.json")
+    assert (found.seed, found.json, found.force, found.fabric) == (1, True, True, None)
+    assert split_ablation(["job.json"]).without == ("p2p",)
+    assert split_ablation(["job.json", "--against", "2,3"]).without == ()
+    assert split_ablation([*BASE, "--", "job.json"]).job is None  # behind the dashes it is a script
+    assert split_ablation([*BASE, "train.py", "job.json"]).job is None
+    assert split_ablation(["job.json", "--help"]).train.help
+
+
+@pytest.mark.parametrize(
+    ("case", "words", "reported"),
+    [
+        ("a script, too", [*JOB, "train.py"], "job.json is a recorded job, and train.py would be trained"),
+        ("a script behind dashes", [*JOB, "--", "train.py"], "train.py would be trained: leave one out"),
+        ("two jobs", [*JOB, "other.json"], "other.json would be trained"),
+        ("step times", [*JOB, "--skip", "3"], "nothing is trained: leave out --skip"),
+        ("a choice", [*JOB, "--auto-select", "2"], "leave out --auto-select"),
+        ("torchrun's", [*JOB, "--max-restarts", "1", "--budget", "1min"], "leave out --budget, --max-restarts"),
+        ("two changes", [*JOB, "--against", "2,3"], "one thing at a time"),
+        ("one trial", [*JOB, "--repeats", "1"], "one trial of each gives no interval"),
+        ("other compute", [*JOB, "--compute", "all"], "'all' is none of none, recorded"),
+        ("no such backend", [*JOB, "--backend", "rocm"], "backend 'rocm' does not exist"),
+        ("compute of a script", [*BASE, "--compute", "recorded", "train.py"], "--compute is for a recorded job"),
+        ("a machine for a script", [*BASE, "--fabric", "dgx-1v", "train.py"], "--fabric is for a recorded job"),
+    ],
+)
+def test_what_a_job_cannot_have_is_one_line(case: str, words: list[str], reported: str) -> None:
+    with pytest.raises(UsageError, match=reported) as error:
+        split_ablation(words)
+    assert "\n" not in str(error.value), case

@@ -8,6 +8,8 @@
 //     (  )                                  ncclGroupStart, ncclGroupEnd
 //     repeat N … end     threads N … end    threads: thread i uses communicator COMM + i
 //     finalize ID   kill   exit   sleep US   clock (prints the ns a call took, from the clock before)
+//     gpu NS CHANNELS MODE                  how the next calls run on the GPU, where events of kernels were asked for
+//     drain   replay                        report what the mode `late` held back; run the captured calls again
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdint.h>
@@ -18,11 +20,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <functional>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 struct V1 {
@@ -130,7 +136,19 @@ struct Later {
       uint8_t nChannels;
       void* parentGroup;
     } p2p;
+    struct {
+      uint8_t channelId;
+      uint64_t pTimer;
+    } kernelCh;
   };
+};
+union StateArgs {
+  struct {
+    uint64_t pTimer;
+  } kernelCh;
+  struct {
+    void* data;
+  } netPlugin;
 };
 using V4 = Later<uint8_t>;
 using V5 = Later<uint64_t>;
@@ -164,6 +182,81 @@ struct Line {
 
 static Plugin* plugin;
 static int abi;
+static bool kernels = false;  // events of kernels were asked for
+
+static uint64_t host_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
+}
+// The GPU's clock has another beginning than the host's.
+static uint64_t gpu_ns() { return host_ns() + 1700000000123456789u; }
+
+struct Gpu {
+  uint64_t took = 20000;
+  unsigned channels = 2;
+  std::string mode = "fine";
+};
+static Gpu gpu;
+static std::vector<std::function<void()>> held;  // by the mode `late`
+static std::vector<std::function<void()>> captured;
+static std::map<unsigned, std::pair<uint64_t, uint64_t>> ran;  // by channel: what the last call said
+
+template <class V>
+static void run_on_gpu(void* context, void* task, Gpu how) {
+  if (!kernels || !task || how.mode == "none") return;
+  uint64_t begin = gpu_ns();
+  const auto spread = [](unsigned channel) { return channel * 160u; };  // a channel begins and ends after the last
+  while (gpu_ns() < begin + how.took + spread(how.channels)) {
+  }
+  if (how.mode == "old") begin -= 3600000000000u;
+  std::vector<std::function<void()>> starts, stops;
+  auto handles = std::make_shared<std::vector<void*>>(how.channels, nullptr);
+  for (unsigned channel = 0; channel < how.channels; ++channel) {
+    uint64_t first = begin + spread(channel), last = first + how.took;
+    if (how.mode == "stale" && ran.count(channel)) std::tie(first, last) = ran[channel];
+    if (how.mode == "backwards") std::swap(first, last);
+    if (how.mode == "zero") first = last = 0;
+    if (how.mode == "instant") first = last = begin;
+    if (how.mode == "long") last = first + 3600000000000u;
+    if (how.mode == "endless") last = ~uint64_t{0};
+    ran[channel] = {first, last};
+    starts.push_back([=] {
+      V event;
+      memset(&event, 0, sizeof event);
+      event.type = 64;
+      event.parentObj = task;
+      event.kernelCh.channelId = static_cast<uint8_t>(channel);
+      event.kernelCh.pTimer = first;
+      plugin->start(context, &(*handles)[channel], &event);
+    });
+    stops.push_back([=] {
+      void* handle = (*handles)[channel];
+      if (!handle) return;
+      StateArgs args;
+      args.kernelCh.pTimer = last;
+      plugin->state(handle, 22, &args);
+      if (how.mode == "twice") plugin->state(handle, 22, &args);
+      plugin->stop(handle);
+    });
+  }
+  if (how.mode == "nostop") stops.pop_back();
+  if (how.mode == "nostart") starts.pop_back();
+  std::reverse(stops.begin(), stops.end());
+  const auto report = [=] {
+    for (size_t n = 0; n < starts.size(); ++n) {
+      starts[n]();
+      if (how.mode == "turn") stops[stops.size() - 1 - n]();
+    }
+    if (how.mode != "turn")
+      for (const auto& stop : stops) stop();
+  };
+  if (how.mode == "late") {
+    held.push_back(report);
+  } else {
+    report();
+  }
+}
 static std::map<int, Comm> comms;
 static const std::vector<std::string> NUMBERED = {"Broadcast", "Reduce",   "AllGather", "ReduceScatter",
                                                   "AllReduce", "SendRecv", "Send",      "Recv"};
@@ -178,6 +271,9 @@ static uint8_t place(const std::vector<std::string>& names, const std::string& n
   abort();
 }
 static bool p2p(const CallLine& call) { return call.func == "Send" || call.func == "Recv"; }
+
+// NCCL has no proxy operation for it, and so no event of a kernel.
+static bool to_itself(const CallLine& call, const Comm& comm) { return p2p(call) && call.root == comm.rank; }
 
 // What the launch reports of a collective: all-gather and broadcast are bytes by then.
 static void launched(const CallLine& call, size_t* count, uint8_t* type) {
@@ -215,7 +311,9 @@ static void describe(V& event, const CallLine& call, Comm& comm, void* parent) {
     if constexpr (std::is_same_v<V, V2>) event.p2p.name = comm.name.c_str(), event.p2p.commHash = comm.hash;
     event.p2p.func = call.func.c_str(), event.p2p.datatype = said(type), event.p2p.count = count;
     event.p2p.peer = call.root;
+    if constexpr (!std::is_same_v<V, V2>) event.p2p.nChannels = static_cast<uint8_t>(gpu.channels);
   } else {
+    if constexpr (!std::is_same_v<V, V2>) event.coll.nChannels = static_cast<uint8_t>(gpu.channels);
     if constexpr (std::is_same_v<V, V2>) event.coll.name = comm.name.c_str(), event.coll.commHash = comm.hash;
     event.coll.func = call.func.c_str(), event.coll.datatype = said(type), event.coll.count = count;
     event.coll.root = call.root;
@@ -233,15 +331,21 @@ static void launch_only(const std::vector<CallLine>& calls, int shift) {
     void* group;
     begin(comm, event, &group);
     std::vector<void*> handles;
+    std::vector<size_t> tasks;
     for (; from < calls.size() && &comms.at(calls[from].comm + shift) == &comm; ++from) {
       describe(event, calls[from], comm, group);
       void* handle;
       begin(comm, event, &handle);
       handles.push_back(handle);
+      tasks.push_back(from);
     }
     for (void* handle : handles)
       if (handle) plugin->stop(handle);
     if (group) plugin->stop(group);
+    if constexpr (std::is_same_v<V, V4>) {
+      for (size_t n = 0; n < handles.size(); ++n)
+        if (!to_itself(calls[tasks[n]], comm)) run_on_gpu<V>(comm.context, handles[n], gpu);
+    }
   }
 }
 
@@ -273,17 +377,33 @@ static void call_and_launch(const std::vector<CallLine>& calls, int shift, bool 
   }
   if (group) plugin->state(group, 24, nullptr);
   std::vector<void*> handles;
-  for (size_t n = 0; n < calls.size(); ++n) {  // NCCL launches in an order of its own
-    const size_t one = backwards ? calls.size() - 1 - n : n;
-    Comm& comm = comms.at(calls[one].comm + shift);
-    describe(event, calls[one], comm, apis[one]);
+  const auto launch = [shift](const CallLine& call, void* api) {
+    Comm& comm = comms.at(call.comm + shift);
+    V5 task;
+    describe(task, call, comm, api);
     void* handle;
-    begin(comm, event, &handle);
-    handles.push_back(handle);
-  }
+    begin(comm, task, &handle);
+    return handle;
+  };
+  const auto one = [&](size_t n) { return backwards ? calls.size() - 1 - n : n; };  // NCCL has an order of its own
+  for (size_t n = 0; n < calls.size(); ++n) handles.push_back(launch(calls[one(n)], apis[one(n)]));
   for (void* handle : handles)
     if (handle) plugin->stop(handle);
   if (group) plugin->stop(group);
+  for (size_t n = 0; n < calls.size(); ++n) {
+    const CallLine call = calls[one(n)];
+    const Comm& comm = comms.at(call.comm + shift);
+    if (to_itself(call, comm)) continue;
+    if (!call.captured) {
+      run_on_gpu<V5>(comm.context, handles[n], gpu);
+    } else if (kernels) {
+      captured.push_back([=, api = apis[one(n)], how = gpu] {
+        void* task = launch(call, api);
+        run_on_gpu<V5>(comm.context, task, how);
+        if (task) plugin->stop(task);
+      });
+    }
+  }
 }
 
 static void send(const std::vector<CallLine>& calls, int shift) {
@@ -340,7 +460,8 @@ static void run(const std::vector<Line>& lines, int shift) {
         reinterpret_cast<int (*)(void**, uint64_t, int*, const char*, int, int, int, void*)>(plugin->init)(
             &comm.context, comm.hash, &mask, name, 1, ranks, comm.rank, nullptr);
       }
-      if (mask & 64) printf("asks for kernel events\n");
+      kernels = mask & 64;
+      if (kernels) printf("asks for kernel events\n");
     } else if (line.word == "call") {
       __atomic_add_fetch(&sent, 1, __ATOMIC_RELAXED);
       if (open) {
@@ -363,6 +484,13 @@ static void run(const std::vector<Line>& lines, int shift) {
     } else if (line.word == "finalize") {
       Comm& comm = comms.at(atoi(r[0].c_str()));
       if (comm.context) plugin->finalize(comm.context);
+    } else if (line.word == "gpu") {
+      gpu = {strtoull(r[0].c_str(), nullptr, 10), static_cast<unsigned>(atoi(r[1].c_str())), r[2]};
+    } else if (line.word == "drain") {
+      for (const auto& report : held) report();
+      held.clear();
+    } else if (line.word == "replay") {
+      for (const auto& again : captured) again();
     } else if (line.word == "sleep") {
       usleep(static_cast<unsigned>(atoi(r[0].c_str())));
     } else if (line.word == "clock") {

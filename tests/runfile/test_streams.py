@@ -51,14 +51,15 @@ def stream(**changes: object) -> Stream:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> bytearray:
+@pytest.fixture(scope="module", params=["0", "1"], ids=["", "GPU times"])
+def recording(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> bytearray:
     """One real stream with all that streams have: phases with times, literal ones, a tail, calls that wait."""
     folder = tmp_path_factory.mktemp("streams")
     step = "".join(Made("allreduce", count).line() for count in range(1, 4))
     group = f"(\n{Made('send', 5, root=1).line()}{Made('recv', 5, root=1).line()})\n"
-    script = f"comm 0 77 0 2 world\nrepeat 4\nrepeat 2000\n{step}end\n{group}end\n{step}kill\n"
-    assert play(script, folder, 5).returncode == -9
+    repeated = f"repeat 4\nrepeat 2000\n{step}end\n{group}end\n{step}"
+    script = f"comm 0 77 0 2 world\ngpu 2000 1 fine\n{repeated}gpu 100 1 late\n{step}kill\n"
+    assert play(script, folder, 5, COLLBENCH_RECORD_GPU_TIMES=request.param).returncode == -9
     (path,) = folder.glob("*.stream")
     return bytearray(path.read_bytes())
 
@@ -76,7 +77,9 @@ def judged(data: bytes | bytearray | memoryview) -> Job | None:
     assert job_file.loads(job_file.dumps(job), "job") == job
     for rank in job.ranks:
         for phase in rank.phases:
-            for spread in (position.pause for position in phase.positions):
+            for sample in phase.samples:
+                assert all(time >= 0 for time in sample.gpu)
+            for spread in (spread for position in phase.positions for spread in (position.pause, position.gpu)):
                 if spread is not None:
                     assert spread.count > 0
                     assert spread.least - 0.001 <= spread.median <= spread.most + 0.001

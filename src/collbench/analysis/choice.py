@@ -9,7 +9,6 @@ from enum import StrEnum, auto
 from collbench.analysis.tiers import Ranking
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
-from collbench.model.units import amount, fixed, span
 
 Members = tuple[int, ...]
 
@@ -22,16 +21,6 @@ class How(StrEnum):
     NVSWITCH = auto()
     NVLINK_RINGS = auto()
     PCIE_RING = auto()
-
-
-# Here, not in output: `predict` words what it assumes of a band.
-_MEANS = {
-    How.BROKEN: "a pair of it is broken",
-    How.PAIR: "the pair itself",
-    How.NVSWITCH: "NVSwitch",
-    How.NVLINK_RINGS: "{rings} NVLink rings",
-    How.PCIE_RING: "one PCIe ring",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +40,6 @@ class Band:
     hops: float = 0.0
     unmeasured: int = 0
     rings: int = 0
-
-    def __str__(self) -> str:
-        """Return "28.5–47.5 GB/s", one figure where both ends print alike, "at most 47.5 GB/s" with an unknown `lo`."""
-        if self.unmeasured and self.lo == 0:
-            return f"at most {fixed(self.hi, 3)} GB/s"
-        return f"{span(fixed(self.lo, 3), fixed(self.hi, 3), '–')} GB/s"
-
-    @property
-    def basis(self) -> str:
-        """What the band rests on, in words: "NVSwitch, 1 pair not measured"."""
-        return self.means + (f", {amount(self.unmeasured, 'pair')} not measured" if self.unmeasured else "")
-
-    @property
-    def means(self) -> str:
-        """What carries the band, in words: "4 NVLink rings"."""
-        return _MEANS[self.how].format(rings=self.rings)
 
 
 class TieBreak(StrEnum):
@@ -231,7 +204,22 @@ class Measured:
     gain: tuple[float, float, float] | None
 
 
-Reason = AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured
+@dataclass(frozen=True, slots=True)
+class BestForJob:
+    """A step of the job communicates for `seconds` on the set, one of so many `finalists` that did not fail.
+
+    `tied`: as long on all of them; `significant`: longer on each of the others.
+    """
+
+    job: str
+    seconds: float
+    finalists: int
+    tied: bool
+    significant: bool
+    simulated: bool
+
+
+Reason = AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured | BestForJob
 
 
 @dataclass(frozen=True, slots=True)

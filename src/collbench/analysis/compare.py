@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import StrEnum, auto
 from statistics import median
 
 from collbench.analysis.outcome import outcome
@@ -15,8 +15,8 @@ from collbench.analysis.tiers import Estimate, Members, estimates_of, tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Endpoints, Operation, Work
-from collbench.model.run import Layout, Measurement, Path, Run, Settings
-from collbench.model.units import TELLING_BYTES, counted, format_size
+from collbench.model.run import FlagKind, Layout, Machine, Measurement, Path, Run, Settings
+from collbench.model.units import TELLING_BYTES
 
 # Which device of one run is which of another: by UUID where it is the same GPU, else by its place in the list.
 
@@ -384,80 +384,141 @@ def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_belo
 
 # NVIDIA's container images leave it behind; it changes nothing that NCCL does.
 _IDLE = {"NCCL_VERSION"}
-_MACHINE = ("hostname", "driver", "cuda", "nccl", "nccl_path", "kernel_image", "system", "cpu", "virtualization")
-_WORDS = {"nccl": "NCCL", "nccl_path": "NCCL library", "cuda": "CUDA", "kernel_image": "kernels"}
 _MOST_LABELS = 4  # of a machine with many links the first ones show which
 
 
-def _listed(words: Iterable[object], without: str = "none") -> str:
-    return ", ".join(map(str, words)) or without
+class Subject(StrEnum):
+    """What may differ between two runs."""
+
+    HOSTNAME = auto()
+    DRIVER = auto()
+    CUDA = auto()
+    NCCL = auto()
+    NCCL_PATH = auto()
+    KERNEL_IMAGE = auto()
+    SYSTEM = auto()
+    CPU = auto()
+    VIRTUALIZATION = auto()
+    MULTICAST = auto()
+    FABRIC = auto()
+    VARIABLE = auto()
+    DTYPE = auto()
+    REDOP = auto()
+    PROCESSES = auto()
+    COMMAND = auto()
+    SIZES = auto()
+    COPIES = auto()
+    COLLECTIVES = auto()
+    LAYOUT = auto()
+    QUICK = auto()
+    PRECISION = auto()
+    BUDGET = auto()
+    ITERATIONS = auto()
+    WARMUP = auto()
+    VERIFY = auto()
+    ROOT = auto()
+    NCCL_CONFIG = auto()
+    DEVICES = auto()
+    LABEL = auto()
+    MORE_LABELS = auto()
+    FLAGS = auto()
+    FAILED = auto()
+    COMPLETE = auto()
+    VERSION = auto()
+    STARTED = auto()
 
 
+Fact = str | int | float | bool | Sequence[object] | None
+
+_OF_MACHINES: dict[Subject, Callable[[Machine], Fact]] = {
+    Subject.HOSTNAME: lambda machine: machine.hostname,
+    Subject.DRIVER: lambda machine: machine.driver,
+    Subject.CUDA: lambda machine: machine.cuda,
+    Subject.NCCL: lambda machine: machine.nccl,
+    Subject.NCCL_PATH: lambda machine: machine.nccl_path,
+    Subject.KERNEL_IMAGE: lambda machine: machine.kernel_image,
+    Subject.SYSTEM: lambda machine: machine.system,
+    Subject.CPU: lambda machine: machine.cpu,
+    Subject.VIRTUALIZATION: lambda machine: machine.virtualization,
+    Subject.MULTICAST: lambda machine: machine.multicast,
+    Subject.FABRIC: lambda machine: machine.fabric,
+}
+_OF_COLLECTIVES: dict[Subject, Callable[[Settings], Fact]] = {
+    Subject.DTYPE: lambda asked: asked.dtype,
+    Subject.REDOP: lambda asked: asked.redop,
+}
 # What was asked for. The seed is another one every time, and the devices are compared themselves.
-_REQUESTED: dict[str, Callable[[Settings], str]] = {
-    "command": lambda asked: asked.command_name,
-    "sizes": lambda asked: _listed(map(format_size, asked.requested_sizes or ()), "default"),
-    "copies": lambda asked: _listed(asked.copies),
-    "collectives": lambda asked: _listed(asked.collectives),
-    "layout": lambda asked: f"split {asked.split}" if asked.layout is Layout.SPLIT else asked.layout.value,
-    "quick": lambda asked: _yes(asked.quick),
-    "precision": lambda asked: "default" if asked.precision is None else f"{asked.precision:.2%}",
-    "budget": lambda asked: "default" if asked.budget_seconds is None else f"{asked.budget_seconds:.1f} s",
-    "iterations": lambda asked: "default" if asked.iterations is None else str(asked.iterations),
-    "warm-up": lambda asked: "default" if asked.warmup is None else str(asked.warmup),
-    "verification": lambda asked: _yes(asked.verify),
-    "root": lambda asked: str(asked.root),
-    "NCCL config": lambda asked: _listed(f"{name}={value}" for name, value in sorted(asked.nccl_config.items())),
+_OF_REQUESTS: dict[Subject, Callable[[Settings], Fact]] = {
+    Subject.PROCESSES: lambda asked: asked.processes,
+    Subject.COMMAND: lambda asked: asked.command_name,
+    Subject.SIZES: lambda asked: asked.requested_sizes,
+    Subject.COPIES: lambda asked: asked.copies,
+    Subject.COLLECTIVES: lambda asked: asked.collectives,
+    Subject.LAYOUT: lambda asked: (asked.layout, asked.split) if asked.layout is Layout.SPLIT else (asked.layout,),
+    Subject.QUICK: lambda asked: asked.quick,
+    Subject.PRECISION: lambda asked: asked.precision,
+    Subject.BUDGET: lambda asked: asked.budget_seconds,
+    Subject.ITERATIONS: lambda asked: asked.iterations,
+    Subject.WARMUP: lambda asked: asked.warmup,
+    Subject.VERIFY: lambda asked: asked.verify,
+    Subject.ROOT: lambda asked: asked.root,
+    Subject.NCCL_CONFIG: lambda asked: sorted(asked.nccl_config.items()),
 }
 
 
-# What every two runs differ in.
-STARTED = "started"
+def _flags(run: Run) -> list[tuple[FlagKind, int]]:
+    """Return how many trials have a flag of each kind, most first."""
+    kinds = Counter(
+        kind
+        for found in run.measurements
+        for sample in found.samples
+        for kind in dict.fromkeys(flag.kind for flag in sample.flags)
+    )
+    return kinds.most_common()
+
+
+_OF_RUNS: dict[Subject, Callable[[Run], Fact]] = {
+    Subject.FLAGS: _flags,
+    Subject.FAILED: lambda run: sum(bool(found.failure) for found in run.measurements),
+    Subject.COMPLETE: lambda run: run.complete,
+    Subject.VERSION: lambda run: run.version,
+    Subject.STARTED: lambda run: run.started,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not the same: what, and its value in the base and in the new run ("" where it has none)."""
+    """One thing that is not the same, and what it is in the base and in the new run; None where it has none.
 
-    what: str
-    base: str
-    new: str
+    `name` is an NCCL variable's, `devices` the positions in the base of those whose label differs.
+    """
+
+    subject: Subject
+    base: Fact
+    new: Fact
+    name: str = ""
+    devices: Members = ()
 
 
 def differences(base: Run, new: Run, positions: Mapping[int, int]) -> tuple[Difference, ...]:
     """Return what differs, the likeliest causes first; `positions` are the new run's devices as the base's."""
     old, now = base.settings.environment, new.settings.environment
     variables = sorted({*old, *now} - _IDLE)
-    failed = (sum(bool(found.failure) for found in run.measurements) for run in (base, new))
+    collectives = any(operation.is_collective for operation in base.settings.operations)
+    requested = (_OF_COLLECTIVES if collectives else {}) | _OF_REQUESTS
     found = (
-        *_of_machines(base, new),
-        *(Difference(name, old.get(name, "not set"), now.get(name, "not set")) for name in variables),
-        *_of_settings(base, new),
-        Difference("devices", *(counted(device.name for device in run.devices) for run in (base, new))),
+        *(Difference(what, of(base.machine), of(new.machine)) for what, of in _OF_MACHINES.items()),
+        *(Difference(Subject.VARIABLE, old.get(name), now.get(name), name) for name in variables),
+        *(Difference(what, of(base.settings), of(new.settings)) for what, of in requested.items()),
+        Difference(Subject.DEVICES, _names(base), _names(new)),
         *_of_labels(base, new, positions),
-        Difference("disturbed trials", _flags(base), _flags(new)),
-        Difference("data points that failed", *map(str, failed)),
-        Difference("complete", _yes(base.complete), _yes(new.complete)),
-        Difference("collbench", base.version, new.version),
-        Difference(STARTED, base.started, new.started),
+        *(Difference(what, of(base), of(new)) for what, of in _OF_RUNS.items()),
     )
     return tuple(difference for difference in found if difference.base != difference.new)
 
 
-def _of_machines(base: Run, new: Run) -> Iterator[Difference]:
-    for name in _MACHINE:
-        yield Difference(_WORDS.get(name, name), getattr(base.machine, name), getattr(new.machine, name))
-    yield Difference("multicast (NVLS)", _yes(base.machine.multicast), _yes(new.machine.multicast))
-    yield Difference("simulated machine", base.machine.fabric, new.machine.fabric)
-
-
-def _of_settings(base: Run, new: Run) -> Iterator[Difference]:
-    for name in ("dtype", "redop"):
-        if any(operation.is_collective for operation in base.settings.operations):
-            yield Difference(name, getattr(base.settings, name), getattr(new.settings, name))
-    yield Difference("processes", str(base.settings.processes), str(new.settings.processes))
-    for what, words in _REQUESTED.items():
-        yield Difference(what, words(base.settings), words(new.settings))
+def _names(run: Run) -> tuple[str, ...]:
+    return tuple(device.name for device in run.devices)
 
 
 def _of_labels(base: Run, new: Run, positions: Mapping[int, int]) -> Iterator[Difference]:
@@ -466,27 +527,10 @@ def _of_labels(base: Run, new: Run, positions: Mapping[int, int]) -> Iterator[Di
     for path in new.paths:
         before = old.get(frozenset(positions.get(device, -1) for device in path.devices))
         if before is not None and before.label != path.label:
-            name = "-".join(base.devices[device].tag for device in before.devices)
-            changed.append((name, before.label, path.label))
-    for name, label, now in changed[:_MOST_LABELS]:
-        yield Difference(f"label of {name}", label, now)
+            changed.append(Difference(Subject.LABEL, before.label, path.label, devices=tuple(before.devices)))
+    yield from changed[:_MOST_LABELS]
     if len(changed) > _MOST_LABELS:
-        yield Difference("more labels", "", f"{len(changed) - _MOST_LABELS} others differ")
-
-
-def _flags(run: Run) -> str:
-    """Count the trials with a flag by its kind: "12 throttled, 3 shared"."""
-    kinds = Counter(
-        kind
-        for found in run.measurements
-        for sample in found.samples
-        for kind in {flag.kind.value for flag in sample.flags}
-    )
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none"
-
-
-def _yes(value: bool | None) -> str:
-    return {True: "yes", False: "no", None: "unknown"}[value]
+        yield Difference(Subject.MORE_LABELS, None, len(changed) - _MOST_LABELS)
 
 
 # Two runs data point by data point: what is the same, better, worse or undecided, what differs beside, and what only

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,13 +199,31 @@ def report(
     )
 
 
+# From so many samples of whole repetitions on, their median is the step: a mean would hold the warm-up, evaluations and
+# whatever else came once between two steps.
+_FEWEST_STEPS = 5
+
+
 def step_seconds(phase: Phase) -> float | None:
-    """Return the mean seconds from one repetition to the next; None where a pause is unknown."""
+    """Return the seconds from one repetition to the next: the median of samples, else the mean of all.
+
+    None where a pause is unknown.
+    """
     pauses = [position.pause for position in phase.positions]
     if any(pause is None for pause in pauses):
         return None
-    total = sum(pause.mean for pause in pauses if pause is not None) * MICRO
-    return total if np.isfinite(total) and total > 0 else None
+    begins = [(one.repetition, one.starts[0]) for one in phase.samples if one.starts]
+    steps = [(after - before) / (later - sooner) for (sooner, before), (later, after) in pairwise(begins)]
+    total = median(steps) if len(steps) >= _FEWEST_STEPS else sum(pause.mean for pause in pauses if pause is not None)
+    return total * MICRO if np.isfinite(total) and total > 0 else None
+
+
+def pauses_of(phase: Phase) -> list[float]:
+    """Return the seconds before each call of a usual step, together a step; zeros where they are unknown."""
+    step = step_seconds(phase)
+    medians = [0.0 if position.pause is None else max(0.0, position.pause.median) for position in phase.positions]
+    total = sum(medians)
+    return [pause * step / total for pause in medians] if step is not None and total > 0 else [0.0] * len(medians)
 
 
 def kernels(positions: Sequence[Position], seconds: Sequence[float] | Values) -> Values:
@@ -315,19 +335,27 @@ def _durations(
 ) -> tuple[Values, Values]:
     """Return each rank's mean seconds by call, and the least over the ranks.
 
-    Of samples the median of each one's least; without any the least of the means, in which some waiting may be left.
+    Of samples the median of each one's least; without any that are whole the least of the means, in which some waiting
+    may be left.
     """
-    if samples and all(one.gpu for mine in samples for one in mine):
-        times = np.array(
-            [np.array([one.gpu for one in mine])[:, row] for mine, row in zip(samples, index, strict=True)]
-        )
-        times = np.where(np.isfinite(times) & (times > 0), times, np.nan) * MICRO
-        if not np.isnan(times).any():
-            return times.mean(axis=1), np.median(times.min(axis=0), axis=0)
     own = np.array(
         [[_mean(phase.positions[place].gpu) for place in row] for phase, row in zip(phases, index, strict=True)]
     )
-    return own, own.min(axis=0)  # NaN where any rank's is unknown
+    least = own.min(axis=0)  # NaN where any rank's is unknown
+    if not any(one.gpu for mine in samples for one in mine):
+        return own, least
+    times = np.array(
+        [
+            [np.array(one.gpu)[row] if one.gpu else np.full(len(row), np.nan) for one in mine]
+            for mine, row in zip(samples, index, strict=True)
+        ]
+    )
+    times = np.where(np.isfinite(times) & (times > 0), times, np.nan) * MICRO
+    for call in range(times.shape[2]):
+        whole = times[:, ~np.isnan(times[:, :, call]).any(axis=0), call]  # of the repetitions that all ranks timed
+        if whole.size:
+            own[:, call], least[call] = whole.mean(axis=1), np.median(whole.min(axis=0))
+    return own, least
 
 
 def _leasts(lanes: Sequence[Lane], rank: int, phase: Phase) -> tuple[Values, NDArray[np.bool_]]:

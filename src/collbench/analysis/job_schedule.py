@@ -460,18 +460,26 @@ def _recorded(
     kept = [{sample.repetition: sample.gpu for sample in phase.samples if sample.gpu} for phase in phases]
     common = sorted(set.intersection(*map(set, kept))) if kept else []
 
-    def of(place: _Place) -> list[float] | None:
+    def sampled(place: _Place, repetition: int) -> float | None:
         rank, number = place
-        positions = made[rank].positions[number]
-        if common:
-            return [max(kept[rank][repetition][at] for at in positions) for repetition in common]
-        spreads = [phases[rank].positions[at].gpu for at in positions]
+        times = [kept[rank][repetition][at] for at in made[rank].positions[number]]
+        return max(times) if min(times) > 0 else None
+
+    def summed(place: _Place) -> float | None:
+        rank, number = place
+        spreads = [phases[rank].positions[at].gpu for at in made[rank].positions[number]]
         medians = [spread.median for spread in spreads if spread is not None]
-        return [max(medians)] if len(medians) == len(spreads) else None
+        return max(medians) if len(medians) == len(spreads) else None
+
+    def least(times: Iterable[float | None]) -> float | None:
+        known = list(times)
+        return None if None in known else min(time for time in known if time is not None)
 
     found: list[float | None] = []
     for places in meetings:
-        known = [seconds for place in places if (seconds := of(place)) is not None]
-        whole = len(known) == len(places)
-        found.append(median(map(min, zip(*known, strict=True))) * _MICRO if whole else None)
+        each = [least(sampled(place, repetition) for place in places) for repetition in common]
+        known = [one for one in each if one is not None] or [
+            one for one in [least(map(summed, places))] if one is not None
+        ]
+        found.append(median(known) * _MICRO if known else None)
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from collbench.analysis.overlap import Figure
-from collbench.analysis.stats import median_interval
+from collbench.analysis.stats import difference_interval, median_interval
 from collbench.model.run import Replay, ReplayTrial
 
 
@@ -74,5 +74,11 @@ def communication_seconds(trial: ReplayTrial) -> float:
 
 
 def figure(values: Sequence[float]) -> Figure:
-    """Return the median of trials with its 95 % interval; not a number for none."""
-    return Figure(median(values), median_interval(values)) if values else Figure(float("nan"), None)
+    """Return the median of trials with its 95 % interval; not a number for none.
+
+    What a step adds to its pauses may be nothing, or less than nothing where noise is more.
+    """
+    if not values:
+        return Figure(float("nan"), None)
+    interval = median_interval if min(values) > 0 else difference_interval
+    return Figure(median(values), interval(values))

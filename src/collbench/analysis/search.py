@@ -219,7 +219,7 @@ def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
 # Which few sets are worth measuring: the chosen one, others that may be better for what no pair shows, the default.
 
 # Each costs a communicator and six trials; the default is one more.
-_MOST = 4
+MOST_FINALISTS = 4
 # The figures of a kind but the last.
 _COARSE = 4
 
@@ -242,8 +242,8 @@ def finalists(wired: Wiring, field: Candidates, chosen: int, delta: float) -> tu
     for columns in (_COARSE, None):
         _, first = np.unique(kinds[order, :columns], axis=0, return_index=True)
         picked += [index for index in order[np.sort(first)].tolist() if index not in picked]
-        picked = picked[:_MOST]
-    while len(picked) < min(_MOST, len(order)):
+        picked = picked[:MOST_FINALISTS]
+    while len(picked) < min(MOST_FINALISTS, len(order)):
         picked.append(_farthest(field, order, picked))
     default = tuple(range(field.sets.shape[1]))
     members = [tuple(field.sets[index].tolist()) for index in picked]

@@ -356,6 +356,43 @@ class Finalist:
 
 
 @dataclass(frozen=True, slots=True)
+class JobSet:
+    """A finalist on which a recorded job was replayed, by its devices' tags.
+
+    `communication` is (low, middle, high) of its seconds a step, `ratio` of them over those of the fastest set, with a
+    95 % interval that holds for all sets at once; a set of fewer than three trials has the middle alone, thrice. None
+    where the set failed: `failure` says how. `standing` is best, tied, undecided, slower or failed. `first` as in
+    Finalist.
+    """
+
+    devices: tuple[str, ...]
+    standing: str
+    communication: tuple[float, float, float] | None = None
+    ratio: tuple[float, float, float] | None = None
+    failure: str = ""
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForJob:
+    """What replaying a recorded job on the finalists showed.
+
+    `sets` are the fastest first, out of `possible` sets; `trials` of each. `by_bandwidth` are the devices that
+    bandwidth alone chose. `saved_worst` and `saved_bandwidth` are the seconds a step that the chosen set saves against
+    the slowest finalist and against that choice, (low, middle, high); None where there is none to compare with.
+    """
+
+    job: str
+    ranks: int
+    trials: int
+    possible: int
+    sets: tuple[JobSet, ...]
+    by_bandwidth: tuple[str, ...]
+    saved_worst: tuple[float, float, float] | None = None
+    saved_bandwidth: tuple[float, float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Omitted:
     """A device that was not considered, by tag and reason."""
 
@@ -371,7 +408,8 @@ class Selection:
     `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
     alone, nothing was measured. `binding` says on which NUMA nodes the devices' processes belong, "" where the evidence
     does not compare nodes. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none. `failed`
-    are sets of devices within it on which something failed or moved wrong data.
+    are sets of devices within it on which something failed or moved wrong data. `job` is what the finalists' replays
+    of a recorded job showed; None for none.
     """
 
     devices: tuple[Device, ...]
@@ -389,6 +427,7 @@ class Selection:
     left_out: tuple[Omitted, ...] = ()
     binding: str = ""
     failed: tuple[str, ...] = ()
+    job: ForJob | None = None
 
     def __str__(self) -> str:
         """Return one line: which devices and why."""

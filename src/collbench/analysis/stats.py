@@ -61,29 +61,31 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     six on it is that of the order statistics, interpolated in logs, and assumes no distribution. Source: Hettmansperger
     & Sheather, Statistics & Probability Letters 4 (1986); Nyblom, ibid. 14 (1992).
     """
-    n = len(values)
-    if n < FEWEST_TRIALS:
+    if len(values) < FEWEST_TRIALS:
         return None
     middle = median(values)
-    logs = [math.log(value) - math.log(middle) for value in sorted(values)]
-    if n in _FACTORS:
-        center, half = median(logs), _FACTORS[n] * math.dist(logs, [math.fsum(logs) / n] * n) / math.sqrt(n - 1)
-        low, high = center - half, center + half
-    else:
-        rank, inner = _order_statistics(n)
-        low = (1 - inner) * logs[rank - 1] + inner * logs[rank]
-        high = (1 - inner) * logs[n - rank] + inner * logs[n - rank - 1]
+    low, high = _around_median([math.log(value) - math.log(middle) for value in sorted(values)])
     return middle * math.exp(max(low, -_WIDEST)), middle * math.exp(min(high, _WIDEST))
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the mean's 95 % interval by Student's distribution, from independent positive values, None below three."""
-    n = len(values)
-    if n < FEWEST_TRIALS:
+def difference_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the same of values of either sign, such as differences, which have no logs."""
+    if len(values) < FEWEST_TRIALS:
         return None
-    middle = math.fsum(values) / n
-    half = student(n - 1, 0.975) * math.dist(values, [middle] * n) / math.sqrt(n * (n - 1))
-    return max(0.0, middle - half), middle + half
+    middle = median(values)
+    low, high = _around_median([value - middle for value in sorted(values)])
+    return middle + low, middle + high
+
+
+def _around_median(values: Sequence[float]) -> tuple[float, float]:
+    """Return the interval of the median of sorted values, three or more."""
+    n = len(values)
+    if n in _FACTORS:
+        center, half = median(values), _FACTORS[n] * math.dist(values, [math.fsum(values) / n] * n) / math.sqrt(n - 1)
+        return center - half, center + half
+    rank, inner = _order_statistics(n)
+    low = (1 - inner) * values[rank - 1] + inner * values[rank]
+    return low, (1 - inner) * values[n - rank] + inner * values[n - rank - 1]
 
 
 @functools.cache

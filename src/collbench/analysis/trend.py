@@ -8,11 +8,11 @@ from itertools import pairwise
 from statistics import median
 
 from collbench.analysis.compare import (
-    STARTED,
     Comparison,
     Difference,
     Key,
     Named,
+    Subject,
     Verdict,
     compare,
     differences,
@@ -83,7 +83,8 @@ def trend(runs: Sequence[Run], fail_below: float, operation: Operation | None = 
     steps: list[tuple[Difference, ...]] = [()]
     for before, run in pairwise(runs):
         found = differences(before, run, match_devices(before, run).positions)
-        steps.append(tuple(one for one in found if one.what != STARTED))  # each run has its date beside its name
+        # Each run has its date beside its name.
+        steps.append(tuple(one for one in found if one.subject is not Subject.STARTED))
     return Trend(tuple(runs), tuple(steps), tuple(lines), compared[-1])
 
 

@@ -56,7 +56,7 @@ _WITHOUT_DTYPE = ("copies", "latency", "check")
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: nobody in this process has called cuInit
 
 
-def select(
+def select(  # noqa: PLR0913 - keywords, each an option of the command line
     k: int,
     *,
     run: str | os.PathLike[str] | None = None,
@@ -65,19 +65,24 @@ def select(
     verify: bool | None = None,
     size: int | str | None = None,
     fresh: bool = False,
+    job: Job | None = None,
 ) -> Selection:
     """Choose this machine's best `k` GPUs, set CUDA_VISIBLE_DEVICES to them, and return them with the reasons.
 
     The options are those of `collbench select`: `run` a run file to choose from, `exclude` indices or UUIDs, `verify`
-    None where the choice matters, `size` in bytes or as "64M". Call it before CUDA starts in this process. What has to
-    be measured, a worker process measures, which is gone afterwards. Raises Error; where it raises, the environment is
-    untouched.
+    None where the choice matters, `size` in bytes or as "64M", `job` what `load_job` returns, as with --for. Call it
+    before CUDA starts in this process. What has to be measured, worker processes measure, which are gone afterwards.
+    Raises Error; where it raises, the environment is untouched.
     """
     from collbench.api import values
     from collbench.api.selecting import DEFAULT_SIZE, SelectRequest, select_devices
 
     _check_alone("select")
     _check_cuda_is_down()
+    if job is not None:
+        _check_job(job)
+        if size is not None:
+            raise UsageError("job is replayed in its own sizes, size is of all-reduces: leave one out")
     asked = SelectRequest(
         count=values.whole("k", k, least=1),
         backend="cuda",
@@ -87,6 +92,7 @@ def select(
         verify=None if verify is None else values.flag("verify", verify),
         size_bytes=values.size(DEFAULT_SIZE if size is None else size),
         fresh=values.flag("fresh", fresh),
+        job=job,
     )
     selection = select_devices(asked).check()
     os.environ.update(selection.environment)
@@ -520,19 +526,17 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     """
     from collbench.api import replaying, values
     from collbench.model.capabilities import BACKENDS
-    from collbench.model.job import Job
     from collbench.model.operations import Registration
     from collbench.model.run import Pauses
     from collbench.runfile import run_file, saved_runs
 
     _check_alone("replay")
-    if not isinstance(job, Job):
-        raise UsageError(f"job is {type(job).__name__}: give what collbench.load_job returns")
+    _check_job(job)
     chosen = None if devices is None else values.listed("devices", devices)
     asked = replaying.ReplayOptions(
         phase=None if phase is None else values.whole("phase", phase, least=1),
         pauses=Pauses(values.word("compute", compute, tuple(Pauses))),
-        without=None if without is None else values.word("without", without, replaying.WITHOUT),
+        without=() if without is None else (values.word("without", without, replaying.WITHOUT),),
         registration=Registration(values.word("registration", registration, tuple(Registration))),
         trials=None if trials is None else values.whole("trials", trials, least=1),
         devices=chosen,
@@ -608,6 +612,14 @@ def _check_run(given: object, what: str, call: str = "") -> None:
         if isinstance(given, str | os.PathLike):
             advice = f"write collbench.{call or what}(collbench.load({os.fspath(given)!r}))"
         raise UsageError(f"cannot {what} a {type(given).__name__}: it is no run; {advice}")
+
+
+def _check_job(given: object) -> None:
+    """Raise UsageError for what is no job."""
+    from collbench.model.job import Job
+
+    if not isinstance(given, Job):
+        raise UsageError(f"job is {type(given).__name__}: give what collbench.load_job returns")
 
 
 def _check_alone(what: str) -> None:

@@ -6,9 +6,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from collbench.api.notices import SILENT, Notices
 from collbench.launch import recording
@@ -17,8 +18,18 @@ from collbench.model.job import Ending, Job
 from collbench.model.printable import one_line
 from collbench.runfile import atomic_write, job_file
 
+if TYPE_CHECKING:
+    from collbench.runfile.recorded import Merged
+
 _NOTE = re.compile(r"\.failed-(\d+)$")
 _DOING = "save the job"
+# Why calls have no GPU time, by the word of streams.Lack.
+_NO_TIME = {
+    "missing": "NCCL reported no end of them",
+    "implausible": "what NCCL reported cannot be so",
+    "self": "after a send to the own rank NCCL reports the times of other calls",
+    "captured": "they run when their CUDA graph does",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +46,15 @@ def record(
     output: Path | None,
     *,
     streams: Path | None = None,
+    gpu_times: bool = False,
     force: bool = False,
     notices: Notices = SILENT,
 ) -> Recorded:
     """Run `command` and save what its ranks sent to `output`; what was wrong with the record alone is in `why`.
 
     With `streams` the ranks write into that folder, which is kept: several hosts share one, and None as `output` only
-    leaves the streams there. Raises UsageError, MachineError and RunFileError before the job is started.
+    leaves the streams there. With `gpu_times` NCCL (2.27 or newer) also says how long each call ran on the
+    GPU. Raises UsageError, MachineError and RunFileError before the job is started.
     """
     recording.check(command)
     if output is not None:
@@ -54,7 +67,7 @@ def record(
         raise UsageError(f"cannot keep streams: {error}", "name another folder with --streams DIR") from error
     saved = False
     try:
-        variables = recording.environment(os.environ, recording.plugin(), folder)
+        variables = recording.environment(os.environ, recording.plugin(), folder, gpu_times=gpu_times)
         status = recording.run(command, variables)
         if output is None:
             saved = True
@@ -92,21 +105,31 @@ def merge(
         merged = recorded.merge(found, command)
     except ValueError:
         raise MachineError(_nothing(len(found))) from None
-    if merged.others:
-        notices.say(
-            f"{merged.others} other stream(s) are of another job of this command: the one that sent most is kept"
-        )
-    if merged.missing:
-        shown = ", ".join(map(str, merged.missing[:8])) + (", …" if len(merged.missing) > 8 else "")
-        notices.say(f"{len(merged.missing)} of {merged.job.world_size} ranks left no stream: {shown}")
-    cut = [rank.rank for rank in merged.job.ranks if rank.ending is Ending.CUT_OFF]
-    if cut:
-        notices.say(f"{len(cut)} of {len(merged.job.ranks)} ranks were killed: their calls are there up to then")
-    dropped = sum(rank.dropped for rank in merged.job.ranks)
-    if dropped:
-        notices.say(f"{dropped} calls are missing: the recorder's 16 MiB for each rank were full, or a call is unknown")
+    for finding in _findings(merged):
+        notices.say(finding)
     job_file.save(merged.job, output, force=force)
     return merged.job
+
+
+def _findings(merged: Merged) -> Iterator[str]:
+    """Yield what is said of a recording that is not whole."""
+    if merged.others:
+        yield f"{merged.others} other stream(s) are of another job of this command: the one that sent most is kept"
+    if merged.missing:
+        shown = ", ".join(map(str, merged.missing[:8])) + (", …" if len(merged.missing) > 8 else "")
+        yield f"{len(merged.missing)} of {merged.job.world_size} ranks left no stream: {shown}"
+    cut = [rank.rank for rank in merged.job.ranks if rank.ending is Ending.CUT_OFF]
+    if cut:
+        yield f"{len(cut)} of {len(merged.job.ranks)} ranks were killed: their calls are there up to then"
+    dropped = sum(rank.dropped for rank in merged.job.ranks)
+    if dropped:
+        yield f"{dropped} calls are missing: the recorder's memory for each rank was full, or a call is unknown"
+    if merged.too_old:
+        nccl = " ".join(["this NCCL", *[f"({merged.job.nccl})"] * bool(merged.job.nccl)])
+        yield f"no GPU times: {nccl} has none for a plugin, 2.27 has: {recording.INSTEAD}"
+    if merged.lacks:
+        reasons = "; ".join(f"{merged.lacks[why]:,}: {words}" for why, words in _NO_TIME.items() if why in merged.lacks)
+        yield f"{sum(merged.lacks.values()):,} calls have no GPU time ({reasons})"
 
 
 def _say_failures(folder: Path, notices: Notices) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from collbench.analysis.job_schedule import Assumption, Schedule, schedule_of, step_number
@@ -13,10 +13,11 @@ from collbench.api.measuring import new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.api.requests import check_fabric
 from collbench.backends import factory
-from collbench.backends.replay_protocol import ReplayOpened
+from collbench.backends.replay_protocol import ReplayArm, ReplayOpened
 from collbench.bench import replay as bench
 from collbench.bench.replay import ReplayRequest
 from collbench.distributed.launchers import find_launch
+from collbench.launch import ablation
 from collbench.model.capabilities import Capabilities, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.job import Job
@@ -26,7 +27,6 @@ from collbench.model.units import amount
 
 # What an arm may go without.
 WITHOUT = ("p2p",)
-_P2P_VARIABLE = "NCCL_P2P_DISABLE"
 # As many as of a data point beside compute (docs/method.md 4.8): a median of eight has a 95 % interval.
 _GPU_TRIALS, _CORE_TRIALS = 8, 6
 
@@ -35,16 +35,18 @@ _GPU_TRIALS, _CORE_TRIALS = 8, 6
 class ReplayOptions:
     """The options of `collbench replay`, as values; None leaves the choice to the job or the backend.
 
-    `phase` counts from 1. `without` "p2p" adds an arm in which NCCL has no P2P. `devices` are indices or UUIDs with
-    commas, rank 0's first. `output` is the file to save the run in.
+    `phase` counts from 1. `without` adds an arm in which NCCL goes without these (`launch.ablation.SWITCHES`).
+    `devices` are indices or UUIDs with commas, rank 0's first; `ranks` says how many, where they come later, by
+    `on_sets`. `output` is the file to save the run in.
     """
 
     phase: int | None = None
     pauses: Pauses = Pauses.NONE
-    without: str | None = None
+    without: tuple[str, ...] = ()
     registration: Registration = Registration.NONE
     trials: int | None = None
     devices: str | None = None
+    ranks: int | None = None
     backend: str = "auto"
     fabric: str | None = None
     output: Path | None = None
@@ -63,7 +65,9 @@ def request_of(
     if launch is not None:
         raise UsageError(f"replay starts a process for each GPU itself: run it without {launch.launcher}")
     check_fabric(asked.backend, asked.fabric)
-    wanted = None if asked.devices is None else len([word for word in asked.devices.split(",") if word.strip()])
+    wanted = asked.ranks
+    if asked.devices is not None:
+        wanted = len([word for word in asked.devices.split(",") if word.strip()])
     phase = None if asked.phase is None else asked.phase - 1
     schedule = schedule_of(job, wanted, phase)
     backend, reason = factory.resolve(asked.backend)
@@ -79,7 +83,7 @@ def request_of(
         phase=step_number(job, phase),
         recorded_ranks=job.world_size,
         schedule=schedule,
-        arms=((),) if asked.without is None else ((), (asked.without,)),
+        arms=(ReplayArm(), ReplayArm(asked.without, _settings(asked.without)))[: 2 if asked.without else 1],
         pauses=Pauses.NONE if Assumption.PAUSES in schedule.assumed else asked.pauses,
         registration=asked.registration,
         trials=asked.trials or (_CORE_TRIALS if known.cores else _GPU_TRIALS),
@@ -91,13 +95,29 @@ def request_of(
     )
 
 
+def on_sets(request: ReplayRequest, sets: Sequence[Sequence[Device]], *, independent: bool = False) -> ReplayRequest:
+    """Return the request with an arm on each of these sets of devices, rank 0's first."""
+    places = {device.uuid: place for place, device in enumerate(dict.fromkeys(one for some in sets for one in some))}
+    return replace(
+        request,
+        devices=",".join(places),
+        arms=tuple(ReplayArm(places=tuple(places[device.uuid] for device in some)) for some in sets),
+        independent=independent,
+    )
+
+
+def _settings(without: Sequence[str]) -> dict[str, str]:
+    return {name: value for word in without for name, value in ablation.SWITCHES[word].items()}
+
+
 def _check_backend(backend: Capabilities, asked: ReplayOptions, schedule: Schedule) -> None:
     """Raise UsageError for what this backend cannot replay."""
     name = backend.name
-    if asked.without is not None and not backend.nvml:
+    if asked.without and not backend.nvml:
         raise UsageError(f"the {name} backend has no P2P that NCCL could go without: leave out --without")
-    if asked.without == "p2p" and os.environ.get(_P2P_VARIABLE):
-        raise UsageError(f"{_P2P_VARIABLE} is set for both arms: unset it, or leave out --without p2p")
+    for name in _settings(asked.without):
+        if os.environ.get(name):
+            raise UsageError(f"{name} is set for both arms: unset it, or leave out --without")
     if asked.registration is not Registration.NONE and not backend.nvml:
         raise UsageError(f"the {name} backend registers no memory: leave out --registration")
     posts = {post for units in schedule.ranks for unit in units for post in unit.posts}
@@ -129,7 +149,9 @@ def _opened(request: ReplayRequest) -> ReplayOpened:
     ranks = len(request.schedule.ranks)
 
     def chosen(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """Return a device for each rank: those that were named, else the first ones."""
+        """Return a device for each rank: those that were named, else the first ones; of several sets all."""
+        if any(arm.places for arm in request.arms):
+            return devices
         if len(devices) == ranks or (request.devices is None and len(devices) > ranks):
             return devices[:ranks]
         raise UsageError(
@@ -140,7 +162,7 @@ def _opened(request: ReplayRequest) -> ReplayOpened:
     if capabilities(request.backend).simulated:
         from collbench.backends.replay_sim import open_simulated  # late: simulations are rare
 
-        return open_simulated(request.fabric, request.devices, request.seed, chosen)
+        return open_simulated(request.fabric, request.devices, request.seed, chosen, request.arms)
     from collbench.backends.replay import open_replay
 
-    return open_replay(request.backend, request.devices, request.arms, chosen)
+    return open_replay(request.backend, request.devices, request.arms, chosen, independent=request.independent)

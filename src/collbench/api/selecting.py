@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.analysis.outcome import outcome
-from collbench.api import evidence
+from collbench.api import evidence, job_finalists
 from collbench.api.evidence import Evidence, Wanted
 from collbench.api.measuring import measure, new_seed
 from collbench.api.notices import SILENT, Notices
@@ -28,6 +28,7 @@ from collbench.model.errors import (
     NotTrusted,
     UsageError,
 )
+from collbench.model.job import Job
 from collbench.model.operations import Operation, Work
 from collbench.model.run import CommandKind, Device, Run
 from collbench.model.units import format_size, parse_size
@@ -35,7 +36,7 @@ from collbench.runfile import run_file, saved_runs
 
 if TYPE_CHECKING:
     from collbench.analysis.choice import Choice
-    from collbench.analysis.select import Origin, Selection
+    from collbench.analysis.select import ForJob, Origin, Selection
 
 # What a large gradient bucket of DDP comes to after a few of its 25 MiB ones; large enough that bandwidth decides.
 DEFAULT_SIZE = "64M"
@@ -49,7 +50,8 @@ class SelectRequest:
     `run` is a run file, of this machine or with `elsewhere` of any; `topology` a file of nvidia-smi's labels; `fabric`
     a machine for the sim backend to simulate. None of them: the newest saved run of this machine within `max_age`, else
     (`fresh`: always) a probe. `exclude` are indices and UUIDs with commas. `verify` measures the finalists at
-    `size_bytes`; None: where the choice matters.
+    `size_bytes`; None: where the choice matters. `job` is a recorded job, called `job_name`, which is replayed on them
+    instead.
     """
 
     count: int
@@ -62,6 +64,8 @@ class SelectRequest:
     allow_busy: bool = False
     verify: bool | None = None
     size_bytes: int = parse_size(DEFAULT_SIZE)
+    job: Job | None = None
+    job_name: str = "job"
     max_age: timedelta = timedelta(days=7)
     fresh: bool = False
     nccl: str | None = None
@@ -86,8 +90,20 @@ class SelectRequest:
             raise UsageError(
                 "--verify measures this machine, --topology and --elsewhere speak of others: leave one out"
             )
+        if self.job is not None:
+            self._check_job()
         if self.verify and self.count == 1:
             raise UsageError("--verify measures all-reduces, and one device has none: leave it out")
+
+    def _check_job(self) -> None:
+        if self.topology is not None or self.elsewhere:
+            raise UsageError("--for replays on this machine, --topology and --elsewhere speak of others: leave one out")
+        if self.verify is not None:
+            raise UsageError("--for replays the job on the finalists, --verify measures all-reduces: leave one out")
+        if self.nccl is not None:
+            raise UsageError(
+                "--for replays with torch's NCCL, and --nccl or COLLBENCH_NCCL names another: leave one out"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +155,11 @@ def _by_a_run_of_elsewhere(asked: SelectRequest, file: str) -> Selected:
 
 def _by_measurement(asked: SelectRequest, notices: Notices) -> Selected:
     wanted = _wanted(asked)
+    request = None
+    if asked.job is not None:  # what cannot be replayed is refused before anything is measured
+        request = job_finalists.request_for(
+            asked.job, asked.job_name, asked.count, wanted.backend, asked.fabric, notices
+        )
     first = _evidence(asked, wanted, notices)
     from collbench.analysis.select import Origin, choose, settle  # late: numpy
 
@@ -146,6 +167,10 @@ def _by_measurement(asked: SelectRequest, notices: Notices) -> Selected:
     with evidence.refusals():
         choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
     origin = Origin.of(run, wanted.backend, found.source)
+    if request is not None:
+        settled = job_finalists.settle(choice, run, request, notices)
+        origin = replace(origin, verification=str(settled.path or ""))
+        return _answer(run, settled.choice, origin, settled.shown)
     if _worth_measuring(asked, choice, wanted.backend):
         sets = tuple(one.members for one in choice.finalists)
         finalists = FinalistRequest(run.backend, run.devices, sets, asked.size_bytes, asked.nccl, asked.fabric)
@@ -206,12 +231,12 @@ def _worth_measuring(asked: SelectRequest, choice: Choice, backend: str) -> bool
     return not capabilities(backend).cores and asked.count > 1 and not choice.tied and len(choice.finalists) > 1
 
 
-def _answer(run: Run, choice: Choice, origin: Origin) -> Selected:
+def _answer(run: Run, choice: Choice, origin: Origin, job: ForJob | None = None) -> Selected:
     from collbench.output.text import selection
 
     binding = selection.line(run, choice.members)
     status = outcome(run).status if choice.failed else ExitStatus.DONE
-    return Selected(_named(choice, run.devices, origin, binding), status)
+    return Selected(replace(_named(choice, run.devices, origin, binding), job=job), status)
 
 
 def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: str = "") -> Selection:
@@ -233,7 +258,7 @@ def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: s
         reason=sentences.reason(choice, devices),
         origin=origin,
         predicted=(choice.band.lo, choice.band.hi) if choice.band else None,
-        predicted_how=choice.band.basis if choice.band else "",
+        predicted_how=sentences.band_basis(choice.band) if choice.band else "",
         finalists=tuple(
             Finalist(tags(one.members), (one.band.lo, one.band.hi), measured.get(one.members), one.default)
             for one in choice.finalists

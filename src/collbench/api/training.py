@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from collbench.analysis import freshness
 from collbench.analysis.outcome import outcome
@@ -19,7 +21,11 @@ from collbench.launch.arguments import TrainArguments
 from collbench.machine import numa, visible_devices
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
+from collbench.model.printable import one_line
 from collbench.model.run import Device, Run
+
+if TYPE_CHECKING:
+    from collbench.analysis.choice import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +110,11 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
     if arguments.devices is not None:
         return _by_hand(arguments.devices, found)
     k, left = arguments.auto_select or 0, _left(arguments, found)
+    settle = _for_job(arguments.job, k, found, notices)
     chosen_from, run = _evidence(arguments, found, left, notices)
     with evidence.refusals():
         choice = choose_of(run, k, allow_busy=arguments.allow_busy)
+    choice = settle(choice, run)
     if choice.failed:
         advice = "nothing was started; --devices takes devices all the same"
         failed = sentences.device_sets(choice.failed, run.devices)
@@ -120,6 +128,21 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
         )
     why = "all that were not excluded" if arguments.exclude else "all there are"
     return Chosen(devices, why, chosen_from.source, note=_left_out(_barred(found, ()) + _lost(found)))
+
+
+def _for_job(file: str | None, k: int, found: Present, notices: Notices) -> Callable[[Choice, Run], Choice]:
+    """Return what lets a recorded job decide between a choice's finalists; without a job the choice stays.
+
+    Raises UsageError for a job that cannot be replayed, before anything is measured.
+    """
+    if file is None:
+        return lambda choice, _run: choice
+    from collbench.api import job_finalists  # late: a launch without a job needs none of it
+    from collbench.runfile import job_file
+
+    name, words = one_line(Path(file).name), ("train", "--auto-select")
+    request = job_finalists.request_for(job_file.load(Path(file)), name, k, found.backend, None, notices, words)
+    return lambda choice, run: job_finalists.settle(choice, run, request, notices).choice
 
 
 def _left_out(devices: Sequence[tuple[Device, str]]) -> str:

@@ -201,10 +201,14 @@ class CpuAccelerator:
         for number, rest in enumerate(collective.idle_s):
             if number:
                 align()
+            beside = _Round()
             _at_once(
-                lambda: _rested(collective, number, rest, begins, collective_ends),  # noqa: B023  # ends in this round
-                lambda: _timed(compute, compute_ends),
+                lambda: beside.call(lambda: collective.chunk(number), rest),  # noqa: B023  # both end in this round
+                lambda: beside.compute(compute),  # noqa: B023
             )
+            begins.append(beside.begin)
+            collective_ends.append(beside.end)
+            compute_ends += beside.compute_ends
         return Race(_since(start, collective_ends), _since(start, compute_ends), _since(start, begins), queued=True)
 
     def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
@@ -226,11 +230,41 @@ def _timed(lane: Lane, ends: list[float]) -> None:
         ends.append(time.perf_counter())
 
 
-def _rested(lane: Lane, number: int, rest: float, begins: list[float], ends: list[float]) -> None:
-    time.sleep(rest)
-    begins.append(time.perf_counter())
-    lane.chunk(number)
-    ends.append(time.perf_counter())
+class _Round:
+    """One call of the collective beside compute.
+
+    Cores are shared with whatever else runs, so no length of compute is sure to cover a call: the call waits for the
+    end of compute's first chunk, and compute goes on until the call has returned.
+    """
+
+    def __init__(self) -> None:
+        self.begin = self.end = 0.0
+        self.compute_ends: list[float] = []
+        self._computing, self._returned = threading.Event(), threading.Event()
+
+    def call(self, call: Callable[[], object], rest: float) -> None:
+        """Rest so many seconds, then call."""
+        try:
+            time.sleep(rest)
+            self._computing.wait()
+            self.begin = time.perf_counter()
+            call()
+            self.end = time.perf_counter()
+        finally:
+            self._returned.set()
+
+    def compute(self, lane: Lane) -> None:
+        """Run the lane; its last chunk lasts until the call has returned."""
+        try:
+            for number in range(lane.chunks):
+                lane.chunk(number)
+                self.compute_ends.append(time.perf_counter())
+                self._computing.set()
+        finally:
+            self._computing.set()
+        while not self._returned.is_set():
+            lane.chunk(lane.chunks - 1)
+            self.compute_ends[-1] = time.perf_counter()
 
 
 def _at_once(*works: Callable[[], object]) -> None:

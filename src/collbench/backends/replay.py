@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from collbench.analysis.job_schedule import Schedule
 from collbench.backends.replay_protocol import (
     Prepare,
     Prepared,
+    ReplayArm,
     ReplayLoad,
     ReplayOpened,
     ReplayTimes,
@@ -16,7 +19,7 @@ from collbench.backends.replay_protocol import (
 )
 from collbench.backends.torch_world import Choice, Starter, TorchWorld, open_worlds
 from collbench.model.capabilities import HOST
-from collbench.model.errors import MachineError
+from collbench.model.errors import BackendError, MachineError
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses
 
@@ -27,12 +30,9 @@ _VERIFY_S = 120.0
 # A load that takes so many times what it should, and this much more, hangs.
 _MULTIPLE, _LOAD_S = 20.0, 60.0
 
-# What turns P2P off, in the workers of that arm alone [NCCL's documentation, environment variables].
-SETTINGS = {"p2p": {"NCCL_P2P_DISABLE": "1"}}
-
 
 class ReplayWorld(TorchWorld):
-    """All ranks of one arm; `settings` are its variables."""
+    """All ranks of one arm; `settings` are its variables, `members` the positions that failures name, () for ranks."""
 
     def __init__(
         self,
@@ -40,9 +40,11 @@ class ReplayWorld(TorchWorld):
         places: Sequence[int],
         visible: Sequence[str] = (),
         settings: Mapping[str, str] | None = None,
+        members: tuple[int, ...] = (),
     ) -> None:
         """Start the workers and return at once, as TorchWorld does."""
         super().__init__("replay", kind, places, visible, settings)
+        self._members = members
 
     def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
         """Make groups and buffers. Raises MachineError where they do not fit, BackendError."""
@@ -65,17 +67,30 @@ class ReplayWorld(TorchWorld):
         timeout = _LOAD_S + _MULTIPLE * expected_s
         return tuple(reply for reply in self._asked(load, timeout) if isinstance(reply, ReplayTimes))
 
+    def _each_asked(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
+        """Ask as TorchWorld does; what fails is told by the devices' positions in the run, not by ranks."""
+        try:
+            return super()._each_asked(requests, timeout_s)
+        except BackendError as error:
+            if not self._members:
+                raise
+            where = tuple(self._members[rank] for rank in error.failure.devices)
+            raise BackendError(str(error), failure=replace(error.failure, devices=where)) from error
+
 
 # How long a load runs at least, in seconds, in whole steps.
 _GPU_SPAN_S, _CORE_SPAN_S = 0.05, 0.1
 
 
-def open_replay(name: str, wanted: str | None, arms: Sequence[tuple[str, ...]], chosen: Choice) -> ReplayOpened:
-    """Open a world for each arm, which lists what NCCL goes without, on the devices that are `chosen` of those wanted.
+def open_replay(
+    name: str, wanted: str | None, arms: Sequence[ReplayArm], chosen: Choice, *, independent: bool = False
+) -> ReplayOpened:
+    """Open a world for each arm on its places among the devices that are `chosen` of those wanted.
 
+    Where arms are `independent`, one whose workers do not start says so when it is asked, and the others can be used.
     Raises UsageError, MachineError, BackendError.
     """
-    found = open_worlds(name, wanted, [_starter(arm) for arm in arms], chosen)
+    found = open_worlds(name, wanted, [_starter(arm) for arm in arms], chosen, independent=independent)
     return ReplayOpened(
         name,
         found.worlds,
@@ -90,6 +105,9 @@ def open_replay(name: str, wanted: str | None, arms: Sequence[tuple[str, ...]], 
     )
 
 
-def _starter(arm: tuple[str, ...]) -> Starter[ReplayWorld]:
-    settings = {name: value for word in arm for name, value in SETTINGS[word].items()}
-    return lambda kind, places, visible: ReplayWorld(kind, places, visible, settings)
+def _starter(arm: ReplayArm) -> Starter[ReplayWorld]:
+    def started(kind: str, places: Sequence[int], visible: Sequence[str]) -> ReplayWorld:
+        own = [places[position] for position in arm.members(len(places))]
+        return ReplayWorld(kind, own, visible, arm.settings, arm.places)
+
+    return started

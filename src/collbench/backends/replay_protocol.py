@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -36,6 +36,22 @@ class ReplayTimes:
     step: float
     units: tuple[float, ...] = ()
     queued: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayArm:
+    """What an arm differs in: what NCCL goes `without`, the variables that make it so, and its devices.
+
+    `places` are positions among the opened devices, rank 0's first; () for all of them.
+    """
+
+    without: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    places: tuple[int, ...] = ()
+
+    def members(self, devices: int) -> tuple[int, ...]:
+        """Return the positions of its ranks' devices, of so many that are open."""
+        return self.places or tuple(range(devices))
 
 
 class ReplayBackend(Protocol):

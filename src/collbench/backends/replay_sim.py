@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import fsum
+
 import numpy as np
 
 from collbench.analysis.job_schedule import MIXED, P2P, Schedule
 from collbench.backends import factory
 from collbench.backends.protocol import Step
-from collbench.backends.replay_protocol import ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.backends.replay_protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
 from collbench.backends.sim import SimBackend
 from collbench.backends.torch_world import Choice
 from collbench.model.capabilities import SIM
@@ -22,11 +25,14 @@ _LEAST_BYTES = 16
 
 
 class SimReplay:
-    """All ranks of a simulated machine. Its clock is its own: a seed gives the same times everywhere."""
+    """All ranks of a simulated arm. Its clock is its own: a seed gives the same times everywhere.
 
-    def __init__(self, fabric: Fabric, backend: SimBackend, seed: int) -> None:
-        self._fabric, self._backend = fabric, backend
-        self._rng = np.random.default_rng([seed, 2])
+    `members` are the ranks' positions on the backend; `arm` is the arm's number, whose noise is its own.
+    """
+
+    def __init__(self, fabric: Fabric, backend: SimBackend, seed: int, members: Sequence[int], arm: int = 0) -> None:
+        self._fabric, self._backend, self._members = fabric, backend, tuple(members)
+        self._rng = np.random.default_rng([seed, 2, arm] if arm else [seed, 2])
         self._schedule: Schedule | None = None
         self._computes = False
         self._seconds = 0.0
@@ -105,20 +111,30 @@ class SimReplay:
             operation = Operation(kind.operation)
         ranks = len(members)
         size = max(_LEAST_BYTES * ranks, whole_blocks(kind.size_bytes, ranks) if operation.shares else kind.size_bytes)
-        timing = self._backend.time_collective(Step(operation, (tuple(members),), size, 1, 1, dtype="uint8"))
+        group = tuple(self._members[rank] for rank in members)
+        timing = self._backend.time_collective(Step(operation, (group,), size, 1, 1, dtype="uint8"))
         return timing.seconds[0][0]
 
 
-def open_simulated(fabric_name: str | None, wanted: str | None, seed: int, chosen: Choice) -> ReplayOpened:
-    """Open the sim backend on the devices of a fabric that are `chosen` of those wanted. Raises UsageError."""
+def open_simulated(
+    fabric_name: str | None,
+    wanted: str | None,
+    seed: int,
+    chosen: Choice,
+    arms: Sequence[ReplayArm] = (ReplayArm(),),
+) -> ReplayOpened:
+    """Open the sim backend, for each arm, on the devices of a fabric that are `chosen` of those wanted.
+
+    Raises UsageError.
+    """
     fabric = factory.simulated(fabric_name)
     every = devices_of(fabric)
     devices = chosen(factory.choose_devices(every, wanted))
     backend = SimBackend(fabric, seed, tuple(every.index(device) for device in devices))
-    arm = SimReplay(fabric, backend, seed)
+    made = [SimReplay(fabric, backend, seed, arm.members(len(devices)), place) for place, arm in enumerate(arms)]
     return ReplayOpened(
         SIM.name,
-        (arm,),
+        tuple(made),
         backend.devices(),
         backend.machine(),
         backend.paths(),
@@ -126,5 +142,5 @@ def open_simulated(fabric_name: str | None, wanted: str | None, seed: int, chose
         environment=backend.environment(),
         health=backend.health,
         flags=backend.flags,
-        clock=arm.clock,
+        clock=lambda: fsum(arm.clock() for arm in made),
     )

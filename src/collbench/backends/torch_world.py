@@ -50,6 +50,7 @@ class TorchWorld:
             raise MachineError(f"{command} computes with torch, which is not installed: pip install torch")
         self._command = command
         self._workers: list[TorchProcess] = []
+        self._lost: BackendError | None = None
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix=f"collbench-{command}-"))
         environment = {**worker_environment(), **(settings or {})}
         if visible:
@@ -77,6 +78,11 @@ class TorchWorld:
         assert isinstance(replies[0], Joined)  # noqa: S101  # what a worker says first
         return replies[0]
 
+    def give_up(self, error: BackendError) -> None:
+        """End the workers; whatever is asked of them from now on fails for this reason."""
+        self._lost = error
+        self._end()
+
     def close(self) -> None:
         """Let the workers go, end those that do not, and remove their folder; does nothing the second time."""
         for worker in self._workers:
@@ -97,6 +103,8 @@ class TorchWorld:
 
     def _each_asked(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
         """Give rank r request r, and return their answers by rank."""
+        if self._lost is not None:
+            raise self._lost
         if not self._workers:
             raise BackendError(f"the workers of {self._command} are gone: an earlier request failed")
         try:
@@ -142,21 +150,45 @@ Choice = Callable[[tuple[Device, ...]], tuple[Device, ...]]
 
 
 def open_worlds(
-    name: str, wanted: str | None, starters: Sequence[Starter[World]], chosen: Choice = tuple
+    name: str,
+    wanted: str | None,
+    starters: Sequence[Starter[World]],
+    chosen: Choice = tuple,
+    *,
+    independent: bool = False,
 ) -> OpenWorlds[World]:
     """Start a world by each starter on the devices that are wanted, of which `chosen` may drop some.
 
-    Raises UsageError, MachineError, BackendError.
+    A world that does not meet ends them all, unless they are `independent`: then it fails when it is asked, and only
+    where none meets are they all given up. Raises UsageError, MachineError, BackendError.
     """
-    return (_open_cores if name == HOST.name else _open_gpus)(wanted, starters, chosen)
+    return (_open_cores if name == HOST.name else _open_gpus)(wanted, starters, chosen, independent)
 
 
-def _open_cores(wanted: str | None, starters: Sequence[Starter[World]], chosen: Choice) -> OpenWorlds[World]:
+def _met(worlds: Sequence[TorchWorld], independent: bool) -> Joined:
+    """Wait until the ranks of each world have met; return what the first that did has loaded. Raises BackendError."""
+    facts: list[Joined] = []
+    lost: BackendError | None = None
+    for world in worlds:
+        try:
+            facts.append(world.join())
+        except BackendError as error:
+            if not independent:
+                raise
+            lost = error
+            world.give_up(error)
+    if lost is not None and not facts:
+        raise lost
+    return facts[0]
+
+
+def _open_cores(
+    wanted: str | None, starters: Sequence[Starter[World]], chosen: Choice, independent: bool
+) -> OpenWorlds[World]:
     with ExitStack() as stack:
         devices = chosen(factory.choose_devices(numa.devices(), wanted))
         worlds = tuple(_started(stack, one, HOST.name, [device.index for device in devices], ()) for one in starters)
-        for world in worlds:
-            world.join()
+        _met(worlds, independent)
         return OpenWorlds(
             worlds,
             devices,
@@ -167,7 +199,9 @@ def _open_cores(wanted: str | None, starters: Sequence[Starter[World]], chosen: 
         )
 
 
-def _open_gpus(wanted: str | None, starters: Sequence[Starter[World]], chosen: Choice) -> OpenWorlds[World]:
+def _open_gpus(
+    wanted: str | None, starters: Sequence[Starter[World]], chosen: Choice, independent: bool
+) -> OpenWorlds[World]:
     with ExitStack() as stack:
         nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
         devices = chosen(factory.choose_devices(factory.may_use(nvml), wanted))
@@ -176,7 +210,7 @@ def _open_gpus(wanted: str | None, starters: Sequence[Starter[World]], chosen: C
         visible = [device.uuid for device in devices]
         worlds = tuple(_started(stack, one, CUDA.name, range(len(devices)), visible) for one in starters)
         occupants = Occupants(before, lambda: [pid for world in worlds for pid in world.process_ids])
-        facts, *_ = [world.join() for world in worlds]
+        facts = _met(worlds, independent)
         machine = replace(
             factory.here(),
             driver=nvml.driver_version(),

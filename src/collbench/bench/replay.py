@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from collbench.analysis.job_schedule import MIXED, P2P, Schedule
-from collbench.backends.replay_protocol import ReplayBackend, ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.backends.replay_protocol import ReplayArm, ReplayBackend, ReplayLoad, ReplayOpened, ReplayTimes
 from collbench.bench.session import new_run
 from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
 from collbench.model.failures import WrongData
@@ -27,9 +28,10 @@ _SLOWEST_RATE = 20e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """What to replay: a schedule, once for each arm, which lists what NCCL goes without.
+    """What to replay: a schedule, once for each arm.
 
-    `job` is the name of the job's file, `phase` from 0 and `recorded_ranks` are of the job.
+    `job` is the name of the job's file, `phase` from 0 and `recorded_ranks` are of the job. `independent` arms go on
+    without one that fails.
     """
 
     backend: str
@@ -37,7 +39,7 @@ class ReplayRequest:
     phase: int
     recorded_ranks: int
     schedule: Schedule
-    arms: tuple[tuple[str, ...], ...]
+    arms: tuple[ReplayArm, ...]
     pauses: Pauses
     registration: Registration
     trials: int
@@ -46,6 +48,7 @@ class ReplayRequest:
     devices: str | None = None
     fabric: str | None = None
     force: bool = False
+    independent: bool = False
 
 
 def begun_run(request: ReplayRequest, opened: ReplayOpened) -> Run:
@@ -82,52 +85,74 @@ def measure(
 ) -> None:
     """Measure all arms into `run`, trial by trial in turns; `saved` is called after each, and whatever ends it.
 
-    Raises MachineError where an arm does not fit, BackendError, DataCorruption.
+    Raises MachineError where an arm does not fit, BackendError, DataCorruption: of independent arms the first two only
+    where none is left.
     """
-    begin, members = opened.clock(), tuple(range(len(opened.devices)))
+    begin = opened.clock()
     order = random.Random(request.seed)  # noqa: S311  # no secret
     arms = [
         Replay(
             job=request.job,
             phase=request.phase,
-            members=members,
+            members=arm.members(len(opened.devices)),
             recorded_ranks=request.recorded_ranks,
             pauses=request.pauses,
             registration=request.registration,
             calls=request.schedule.kinds,
-            without=arm,
+            without=arm.without,
             recorded_seconds=request.schedule.recorded_seconds,
         )
         for arm in request.arms
     ]
     run.replays += arms
-    now = arms[0]
+    loads: dict[int, tuple[ReplayLoad, float]] = {}  # of the arms that go on
     try:
-        expected = _slowest(request.schedule)
-        loads = []
-        for now, backend in zip(arms, opened.arms, strict=True):
-            backend.prepare(request.schedule, request.pauses, request.registration)
-            _verified(now, backend.verify())
-            once = backend.run(ReplayLoad(1, gate_s=_LEAST_GATE_S), expected)
-            loads.append(_load(request.schedule, max(times.step for times in once), opened.span_seconds))
+        for place, (arm, backend) in enumerate(zip(arms, opened.arms, strict=True)):
+            with _failing(arm, alone=not request.independent):
+                loads[place] = _ready(request, arm, backend, opened.span_seconds)
         for number in range(request.trials):
-            for place in order.sample(range(len(arms)), len(arms)):
-                now = arms[place]
-                trial = _trial(request.schedule, opened.arms[place], *loads[place], order)
-                now.trials.append(replace(trial, flags=opened.flags(members)))
+            for place in order.sample(sorted(loads), len(loads)):
+                arm, load = arms[place], loads.pop(place)
+                with _failing(arm, alone=not request.independent):
+                    trial = _trial(request.schedule, opened.arms[place], *load, order)
+                    arm.trials.append(replace(trial, flags=opened.flags(arm.members)))
+                    loads[place] = load
                 run.seconds = opened.clock() - begin
+            if not loads:
+                raise _none_left(arms)
             saved()
             progress(number + 1, request.trials)
         run.complete = True
-    except (BackendError, MachineError) as error:
-        now.failure = failure_of(error)
-        raise
     finally:
         for arm in arms:
             if not arm.trials and arm.failure is None and not arm.wrong:
                 run.replays.remove(arm)  # interrupted before its first trial
         run.seconds = opened.clock() - begin
         saved()
+
+
+def _ready(request: ReplayRequest, arm: Replay, backend: ReplayBackend, span_s: float) -> tuple[ReplayLoad, float]:
+    """Prepare an arm, verify it, and return what `_load` does."""
+    backend.prepare(request.schedule, request.pauses, request.registration)
+    _verified(arm, backend.verify())
+    once = backend.run(ReplayLoad(1, gate_s=_LEAST_GATE_S), _slowest(request.schedule))
+    return _load(request.schedule, max(times.step for times in once), span_s)
+
+
+@contextmanager
+def _failing(arm: Replay, *, alone: bool) -> Iterator[None]:
+    """Keep why an arm fails; `alone` it ends the run."""
+    try:
+        yield
+    except (BackendError, MachineError) as error:
+        arm.failure = failure_of(error)
+        if alone:
+            raise
+
+
+def _none_left(arms: Sequence[Replay]) -> BackendError:
+    failure = next((arm.failure for arm in arms if arm.failure is not None), None)
+    return BackendError(f"every set failed, the first by {failure}", failure=failure)
 
 
 def _verified(found: Replay, wrong: int | None) -> None:

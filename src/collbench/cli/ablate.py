@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import click
 
 from collbench.cli import options
-from collbench.cli.terminal import NOTICES, echo, say, show_page
+from collbench.cli.measuring import Showing, measured_by_workers
+from collbench.cli.terminal import NOTICES, echo, say, show_page, show_whole
 from collbench.cli.train import interrupted, reporter
 from collbench.launch import torchrun
 from collbench.launch.arguments import AblateArguments, split_ablation
 from collbench.model.printable import one_line
+from collbench.runfile import job_file, saved_runs
 
 
 class _Ablate(click.Command):
@@ -43,14 +48,20 @@ _options_in_help = options.apply(
         "--skip", metavar="N", help="Drop a run's first N steps.  [default: a tenth of them, and three at least]"
     ),
     click.option("--step-pattern", metavar="REGEX", help="Read step times with this; its group is named s, ms or us."),
+    click.option(
+        "--compute", metavar="none|recorded", help="Of a job: compute in its pauses, or idle.  [default: none]"
+    ),
     click.option("--no-allreduce", is_flag=True, help="Do not measure both arms' all-reduce first."),
     click.option("--seed", metavar="N", help="Even or odd: which arm begins.  [default: a random one]"),
     click.option(
         "-o", "--output", metavar="FILE", help="Save the runs in this file.  [default: a new file in the state folder]"
     ),
     options.force,
+    click.option("--fabric", metavar="NAME|FILE", help="Of a job, with --backend sim: the machine to simulate."),
     click.option("--json", is_flag=True, help="Print the file's content instead of the page."),
-    click.option("--verbose", is_flag=True, help="Also print the script's output, on stderr."),
+    click.option(
+        "--verbose", is_flag=True, help="Also print the script's output, on stderr. Of a job: the whole page."
+    ),
 )
 
 
@@ -68,13 +79,19 @@ def ablate(arguments: AblateArguments) -> None:
     process is timed. "gpu_time=18.2ms", the GPU's own time of a step, shows whether the host bounds it. The page has
     both arms, their ratio with its 95 % interval, and their all-reduce (docs/ablate.md).
 
+    A recorded job, JOB.JSON, is replayed instead: its communication a step, with and without (p2p by default).
+
     \b
     Examples:
       collbench ablate --auto-select 2 --without p2p -- train.py --epochs 1
       collbench ablate --devices 0,1 --without p2p,shm --repeats 5 -- train.py
       collbench ablate --devices 0,1 --without NCCL_ALGO=Ring -- train.py
       collbench ablate --devices 0,1 --against 2,3 -- train.py
+      collbench ablate job.json --without p2p
     """
+    if arguments.job is not None:
+        _replay(arguments, Path(arguments.job))
+        return
     from collbench.api import ablating  # late: numpy
     from collbench.launch import experiment
 
@@ -92,3 +109,19 @@ def ablate(arguments: AblateArguments) -> None:
     from collbench.output.text.ablation import page  # late: rich's tables
 
     show_page([*page(ablation), f"\nsaved     {one_line(str(prepared.path))}"])
+
+
+def _replay(arguments: AblateArguments, path: Path) -> None:
+    """Replay a recorded job in two arms, and print its page."""
+    from collbench.api import ablating_job  # late: numpy
+    from collbench.api.replaying import Replaying
+
+    if arguments.verbose:
+        show_whole()
+    words = ("ablate", *sys.argv[2:])
+    request = ablating_job.request_of(arguments, job_file.load(path), one_line(path.name), words, NOTICES)
+    showing = Showing("json" if arguments.json else "table")
+    file = Path(arguments.output) if arguments.output is not None else None
+    # Named as a replay: what its run holds is one, whoever asked.
+    file = file or saved_runs.new_run("replay", request.backend, say, advice=", or name a file with --output FILE")
+    measured_by_workers(Replaying(request, file, showing), showing, "replay")

@@ -33,9 +33,14 @@ _FILE = click.Path(path_type=Path)
         help="Let the ranks write here, and keep it: a folder that all hosts of the job share. Without -o nothing else "
         "is written; without COMMAND the streams that are there are merged.",
     ),
+    click.option(
+        "--gpu-times",
+        is_flag=True,
+        help="Record how long each call ran on the GPU, too (NCCL 2.27 or newer). Captured CUDA graphs get slower.",
+    ),
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def record(output: Path | None, force: bool, streams: Path | None, command: tuple[str, ...]) -> None:
+def record(output: Path | None, force: bool, streams: Path | None, gpu_times: bool, command: tuple[str, ...]) -> None:
     """Run COMMAND and save every NCCL call of its ranks: what, how large, among whom, in which order and when.
 
     The job is not changed: NCCL (2.23 or newer) loads a profiler plugin, which folds repeated steps while they run.
@@ -46,12 +51,15 @@ def record(output: Path | None, force: bool, streams: Path | None, command: tupl
     Examples:
       collbench record -- torchrun --nproc-per-node 2 train.py
       collbench record -o job.json -- python train.py
+      collbench record --gpu-times -- python train.py   # waiting, late ranks
       collbench record --streams /shared/rec -- mpirun -n 16 ./train
       collbench record --streams /shared/rec -o job.json   # merge, afterwards
     """
     from collbench.api import recording  # late: tempfile, subprocess
 
     if not command:
+        if gpu_times:
+            raise UsageError("--gpu-times needs a command to record: streams have what their job recorded")
         if streams is None:
             raise UsageError("no command to record: collbench record -- torchrun train.py")
         if not streams.is_dir():
@@ -62,7 +70,7 @@ def record(output: Path | None, force: bool, streams: Path | None, command: tupl
         say(summary(recording.merge(streams, merged, force=force, notices=NOTICES), merged))
         return
     path = output or (None if streams else Path("job.json"))
-    ended = recording.record(command, path, streams=streams, force=force, notices=NOTICES)
+    ended = recording.record(command, path, streams=streams, gpu_times=gpu_times, force=force, notices=NOTICES)
     if path is None:
         say(f"merge the streams of all hosts with: collbench record --streams {one_line(str(streams))} -o job.json")
     elif ended.job is not None:

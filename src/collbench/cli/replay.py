@@ -60,7 +60,7 @@ from collbench.runfile import job_file, saved_runs
     JSON,
     verbose_option,
 )
-def replay(job: Path, *, compute: str, registration: str, as_json: bool, **given: Any) -> None:
+def replay(job: Path, *, compute: str, registration: str, without: str | None, as_json: bool, **given: Any) -> None:
     """Replay a recorded job's step on these GPUs: the same calls, on the same groups, after the same pauses.
 
     JOB is a file of 'collbench record' or 'collbench import'. Runs torch's NCCL in one process for each GPU. Prints
@@ -73,7 +73,8 @@ def replay(job: Path, *, compute: str, registration: str, as_json: bool, **given
       collbench replay job.json --devices 2,3 --compute recorded
       collbench replay job.json --without p2p
     """
-    asked = ReplayOptions(pauses=Pauses(compute), registration=Registration(registration), **given)
+    lacking = () if without is None else (without,)
+    asked = ReplayOptions(pauses=Pauses(compute), registration=Registration(registration), without=lacking, **given)
     request = replaying.request_of(job_file.load(job), job.name, asked, ("replay", *sys.argv[2:]), NOTICES)
     showing = Showing("json" if as_json else "table")
     advice = ", or name a file with --output FILE"

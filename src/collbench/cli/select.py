@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +20,9 @@ from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width
 from collbench.launch import formats
 from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import UsageError
+from collbench.model.printable import one_line
 from collbench.model.units import parse_size
+from collbench.runfile import job_file
 from collbench.runfile.codec import plain
 
 if TYPE_CHECKING:
@@ -75,6 +78,13 @@ _own_options = options.apply(
         help="Measure the best sets and the first K devices before choosing.  [default: where the choice matters]",
     ),
     click.option(
+        "--for",
+        "job",
+        metavar="JOB",
+        type=click.Path(path_type=Path),
+        help="Replay this recorded job on the best sets instead, and take the one where it communicates least.",
+    ),
+    click.option(
         "--size",
         metavar="SIZE",
         default=DEFAULT_SIZE,
@@ -108,6 +118,7 @@ def select(
     *,
     file: str | None,
     older_file: str | None,
+    job: Path | None,
     size: str,
     max_age: str,
     layout: str,
@@ -127,6 +138,7 @@ def select(
       eval "$(collbench select 2 --format env)" && python train.py
       eval "docker run $(collbench select 2 --format docker) IMAGE"
       srun $(collbench select 2 --format slurm) python train.py
+      collbench select 2 --for job.json
       collbench select 4 --topology topo.txt
       collbench select 4 --backend sim --fabric dgx-1v
     """
@@ -135,6 +147,10 @@ def select(
     layout = _JSON if as_json else layout
     if file is not None and older_file is not None:
         raise UsageError(f"--from {older_file} and {file} are two run files: leave one out")
+    if job is not None:
+        if "--size" in options.typed_besides([name for name in click.get_current_context().params if name != "size"]):
+            raise UsageError("--for replays the job's own sizes, --size is of all-reduces: leave one out")
+        asked_for |= {"job": job_file.load(job), "job_name": one_line(job.name)}
     age, size_bytes = freshness.parse_duration(max_age), parse_size(size)
     asked = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **asked_for)
     asked.check()

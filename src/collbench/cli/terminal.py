@@ -40,6 +40,11 @@ verbose_option = click.option(
 )
 
 
+def show_whole() -> None:
+    """Let this command show the whole page: its options are not read by click."""
+    click.get_current_context().meta[_VERBOSE] = True
+
+
 def is_verbose() -> bool:
     """Return whether the whole page was asked for."""
     context = click.get_current_context(silent=True)

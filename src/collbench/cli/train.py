@@ -97,6 +97,7 @@ _options_in_help = options.apply(
     click.option("--auto-select", metavar="K", help="Choose the best K devices."),
     click.option("--devices", metavar="LIST", help="Take these devices instead: nvidia-smi indices or UUIDs."),
     click.option("--exclude", metavar="LIST", help="Leave these out of the choice: nvidia-smi indices or UUIDs."),
+    click.option("--for", metavar="JOB", help="Replay this recorded job on the best sets, to choose among them."),
     click.option("--allow-busy", is_flag=True, help="Do not leave busy or throttled GPUs out of the choice."),
     click.option("--run", metavar="FILE", help="Choose from this run file, not from the newest saved run that fits."),
     click.option(

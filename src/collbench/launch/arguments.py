@@ -19,7 +19,7 @@ from collbench.model.units import parse_budget, parse_precision
 
 
 OWN_VALUES = frozenset(
-    {"--auto-select", "--devices", "--exclude", "--run", "--max-age", "--backend", "--nccl", "--container"}
+    {"--auto-select", "--devices", "--exclude", "--run", "--max-age", "--backend", "--nccl", "--container", "--for"}
 )
 OWN_FLAGS = frozenset({"--allow-busy", "--fresh", "--dry-run", "--help"})
 
@@ -44,6 +44,10 @@ VALUES = frozenset(
     {"--without", "--against", "--repeats", "--precision", "--budget", "--skip", "--step-pattern", "--seed"}
 )
 VALUES |= {"--output"}
+# Of them those that replaying a recorded job has, and those that it alone has.
+JOB_ONLY = frozenset({"--compute", "--fabric"})
+VALUES |= JOB_ONLY
+OF_A_JOB = JOB_ONLY | {"--without", "--against", "--repeats", "--seed", "--output", "--json", "--verbose", "--force"}
 FLAGS = frozenset({"--no-allreduce", "--json", "--verbose", "--force"})
 # argparse takes "-1" for a value and "-x" for an option; so does torchrun, and so do we.
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -128,6 +132,8 @@ DEFAULT_MAX_AGE = "7d"
 class TrainArguments:
     """What `collbench train` was asked. Own options are raw text; `program` is the script and all that follows it.
 
+    `job` is the file of a recorded job to choose for.
+
     Exactly one of `auto_select` and `devices` is set, and `program` is not empty, unless `help` is True.
     """
 
@@ -142,6 +148,7 @@ class TrainArguments:
     dry_run: bool = False
     nccl: str | None = None
     container: str | None = None
+    job: str | None = None
     help: bool = False
     torchrun_options: tuple[Option, ...] = ()
     program: tuple[str, ...] = ()
@@ -188,6 +195,7 @@ def _own(own: dict[str, str], torchrun: tuple[Option, ...], program: tuple[str, 
         dry_run="--dry-run" in own,
         nccl=own.get("--nccl"),
         container=own.get("--container"),
+        job=own.get("--for"),
         torchrun_options=torchrun,
         program=program,
     )
@@ -223,6 +231,8 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
         raise UsageError("--auto-select and --devices both say which GPUs to use: leave one out")
     if arguments.devices is not None and (arguments.exclude is not None or arguments.allow_busy):
         raise UsageError("--devices says which GPUs to use, --exclude and --allow-busy help to choose: leave one out")
+    if arguments.job is not None:
+        _check_for(arguments)
     if arguments.run is not None and arguments.fresh:
         raise UsageError("--run reads a saved run and --fresh ignores it: leave one out")
     check_backend(arguments.backend)
@@ -231,12 +241,21 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
     return arguments
 
 
+def _check_for(arguments: TrainArguments) -> None:
+    """Raise UsageError for what does not go with --for, which replays a recorded job to choose."""
+    if arguments.devices is not None:
+        raise UsageError("--devices says which GPUs to use, --for helps to choose: leave one out")
+    if arguments.nccl is not None or arguments.container is not None:
+        what = "--container" if arguments.nccl is None else "--nccl"
+        raise UsageError(f"--for replays with the NCCL of this Python's torch, {what} brings another: leave one out")
+
+
 # The command line of `collbench ablate`, split into its own options and what is for `collbench train`.
 
 
 # These choose, once, before anything trains: `train` gets the devices that came of it.
 CHOOSING = frozenset({"--auto-select", "--devices", "--run", "--max-age", "--fresh", "--backend", "--nccl"})
-CHOOSING |= {"--exclude", "--allow-busy", "--dry-run", "--help"}
+CHOOSING |= {"--exclude", "--allow-busy", "--for", "--dry-run", "--help"}
 DEFAULT_BUDGET_S = 180.0
 
 
@@ -246,7 +265,8 @@ class AblateArguments:
 
     `train` are the words as `collbench train` reads them, `passed` those among them, before the script, that reach it
     as they are; `choosing` the others among them; `without` and `against` raw text. `repeats` None: until the ratio is
-    known to ± `precision`, a share, or `budget_seconds` are spent.
+    known to ± `precision`, a share, or `budget_seconds` are spent. `job` is the file of a recorded job that is replayed
+    instead of a script: of `train` then only `devices` and `backend` count; `compute` and `fabric` are as in replay.
     """
 
     train: TrainArguments
@@ -265,18 +285,26 @@ class AblateArguments:
     json: bool = False
     verbose: bool = False
     force: bool = False
+    job: str | None = None
+    compute: str = "none"
+    fabric: str | None = None
 
 
 def split_ablation(argv: Sequence[str]) -> AblateArguments:
     """Return the words after `collbench ablate`, sorted by whom they are for. Raises UsageError.
 
-    Reading stops at the script (or `--`), and at `--help`, whose answer is then all that counts.
+    Reading stops at the script (or `--`), and at `--help`, whose answer is then all that counts. A first word that ends
+    in .json is no script but a recorded job, whose options may follow it.
     """
     own: dict[str, str] = {}
     without: list[str] = []
     theirs: list[Option] = []
+    job: str | None = None
     rest = tuple(argv)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+    while rest and ((rest[0].startswith("-") and rest[0] not in ("-", "--")) or (job is None and _is_job(rest[0]))):
+        if not rest[0].startswith("-"):
+            job, rest = rest[0], rest[1:]
+            continue
         option = read(rest, ABLATE)
         if option.name == "--help":
             return AblateArguments(TrainArguments(help=True))
@@ -288,7 +316,50 @@ def split_ablation(argv: Sequence[str]) -> AblateArguments:
             theirs.append(option)
         rest = rest[len(option.tokens) :]
     program = rest[1:] if rest[:1] == ("--",) else rest
+    if job is not None:
+        return _checked_job(job, own, tuple(without), theirs, program)
     return _checked_ablation(own, tuple(without), theirs, program)
+
+
+def _is_job(word: str) -> bool:
+    return word.endswith(".json")
+
+
+def _checked_job(
+    job: str, own: Mapping[str, str], without: tuple[str, ...], theirs: Sequence[Option], program: Sequence[str]
+) -> AblateArguments:
+    if program:
+        raise UsageError(f"{job} is a recorded job, and {program[0]} would be trained: leave one out")
+    strange = [name for name in own if name not in OF_A_JOB]
+    strange += [option.name for option in theirs if option.name not in ("--devices", "--backend")]
+    if strange:
+        raise UsageError(f"{job} is replayed, and nothing is trained: leave out {', '.join(dict.fromkeys(strange))}")
+    if without and "--against" in own:
+        raise _two_changes()
+    if own.get("--compute", "none") not in ("none", "recorded"):
+        raise UsageError(f"--compute '{own['--compute']}' is none of none, recorded")
+    chosen = {option.name: option.value for option in theirs}
+    backend = chosen.get("--backend") or "auto"
+    if backend not in ("auto", *capabilities.BACKENDS):
+        raise UsageError(f"backend '{backend}' does not exist: write one of auto, {', '.join(capabilities.BACKENDS)}")
+    return AblateArguments(
+        TrainArguments(devices=chosen.get("--devices"), backend=backend),
+        without=without or (() if "--against" in own else ("p2p",)),
+        against=own.get("--against"),
+        repeats=_whole(own, "--repeats", None, least=2, why="one trial of each gives no interval"),
+        seed=_whole(own, "--seed", None),
+        output=own.get("--output"),
+        json="--json" in own,
+        verbose="--verbose" in own,
+        force="--force" in own,
+        job=job,
+        compute=own.get("--compute", "none"),
+        fabric=own.get("--fabric"),
+    )
+
+
+def _two_changes() -> UsageError:
+    return UsageError("--without changes what NCCL may use, --against the devices: one thing at a time, leave one out")
 
 
 def _checked_ablation(
@@ -302,9 +373,9 @@ def _checked_ablation(
     if "--repeats" in own and own.keys() & {"--precision", "--budget"}:
         raise UsageError("--repeats says how often to train, --precision and --budget when to stop: leave one out")
     if without and "--against" in own:
-        raise UsageError(
-            "--without changes what NCCL may use, --against the devices: one thing at a time, leave one out"
-        )
+        raise _two_changes()
+    if replayed := sorted(own.keys() & JOB_ONLY):
+        raise UsageError(f"{replayed[0]} is for a recorded job: write collbench ablate job.json {replayed[0]} VALUE")
     words = [token for option in theirs for token in option.tokens]
     return AblateArguments(
         split([*words, "--", *program]),

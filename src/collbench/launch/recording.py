@@ -15,6 +15,7 @@ from collbench.model.errors import MachineError, UsageError
 from collbench.model.printable import one_line
 
 FOLDER = "COLLBENCH_RECORD_FOLDER"
+_GPU_TIMES = "COLLBENCH_RECORD_GPU_TIMES"
 _PLUGIN = "NCCL_PROFILER_PLUGIN"
 # NCCL 2.24 to 2.26 cut the name of a plugin after 254 characters [plugin_open.cc, MAX_STR_LEN].
 _LONGEST = 254
@@ -33,7 +34,9 @@ def plugin() -> Path:
     return path
 
 
-def environment(inherited: Mapping[str, str], plugin_file: Path, folder: Path) -> dict[str, str]:
+def environment(
+    inherited: Mapping[str, str], plugin_file: Path, folder: Path, *, gpu_times: bool = False
+) -> dict[str, str]:
     """Return what to change in `inherited` for the job. Raises UsageError where NCCL would load another plugin."""
     taken = inherited.get(_PLUGIN, "")
     if taken and taken != str(plugin_file):
@@ -46,7 +49,10 @@ def environment(inherited: Mapping[str, str], plugin_file: Path, folder: Path) -
         file = folder / "profiler.so"
         if not file.exists():
             file.symlink_to(plugin_file)
-    return {"NCCL_PROFILER_PLUGIN": str(file), FOLDER: str(folder)}
+    variables = {"NCCL_PROFILER_PLUGIN": str(file), FOLDER: str(folder)}
+    if gpu_times or _GPU_TIMES in inherited:  # what an outer record asked for is not this one's
+        variables[_GPU_TIMES] = str(int(gpu_times))
+    return variables
 
 
 def check(command: Sequence[str]) -> None:

@@ -122,7 +122,7 @@ class Sample:
     """One repetition of a phase, whole: of each position when the host made the call, and how long its kernel ran.
 
     Times are µs; `starts` count from Job.started on the host's clock, which ranks of one host share. `gpu` is ()
-    where unknown.
+    where unknown, and 0 of a single call whose time is.
     """
 
     repetition: int

@@ -152,7 +152,7 @@ REPLAY_COLUMNS = (
     Column("members", Type.TEXT, "the devices in the order of ranks, with commas: GPU0,GPU1"),
     Column("compute", Type.TEXT, "what the devices did in the pauses: none, or recorded for matrix products as long"),
     Column("registration", Type.TEXT, "what NCCL knew of the memory: none, buffer or window"),
-    Column("without", Type.TEXT, "what NCCL went without: p2p; empty for nothing"),
+    Column("without", Type.TEXT, "what NCCL went without: p2p, nvlink, shm or ib, with commas; empty for nothing"),
     Column("operation", Type.TEXT, "a collective, p2p for sends and receives, or mixed"),
     Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
     Column("ranks", Type.WHOLE, "ranks that took part in the call"),

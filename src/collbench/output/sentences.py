@@ -8,15 +8,16 @@ from dataclasses import replace
 from collbench.analysis.choice import (
     AllLeft,
     Band,
+    BestForJob,
     BestPair,
     Choice,
     Grounds,
+    How,
     LeftOut,
     Measured,
     OneDevice,
     Predicted,
     RatesSpread,
-    Reason,
     SameLabels,
     TieBreak,
     TooFewLeft,
@@ -61,7 +62,7 @@ from collbench.model.errors import UsageError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant, Work
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped
-from collbench.model.units import TELLING_BYTES, fixed, format_approximate_size, format_size
+from collbench.model.units import TELLING_BYTES, amount, fixed, format_approximate_size, format_size, span
 from collbench.output import causes
 
 _MOST_NAMES = 4
@@ -519,13 +520,14 @@ def grounds(found: Grounds) -> str:
 
 def reason(choice: Choice, devices: Sequence[Device]) -> str:
     """Return why a set was chosen; no set that includes what failed is reported without it."""
-    text = _reason(choice.reason, len(choice.members))
-    if choice.heuristic and not isinstance(choice.reason, Measured) and not choice.tied:
+    why = choice.reason
+    text = _best_for_job(why) if isinstance(why, BestForJob) else _reason(why, len(choice.members))
+    if choice.heuristic and not isinstance(choice.reason, Measured | BestForJob) and not choice.tied:
         text += ", the best of a heuristic search"
     if (
         choice.trials is not None
         and choice.trials < FEWEST_TRIALS
-        and not isinstance(choice.reason, AllLeft | Measured)
+        and not isinstance(choice.reason, AllLeft | Measured | BestForJob)
     ):
         text += f"; not certain: some have {choice.trials} of the {FEWEST_TRIALS} trials that the noise needs"
     if choice.estimated:
@@ -540,7 +542,7 @@ def reason(choice: Choice, devices: Sequence[Device]) -> str:
     return text
 
 
-def _reason(why: Reason, k: int) -> str:
+def _reason(why: AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured, k: int) -> str:
     match why:
         case AllLeft(count, of):
             return f"all {count} devices" if count == of else f"the {count} of {of} devices that are left"
@@ -551,10 +553,10 @@ def _reason(why: Reason, k: int) -> str:
         case BestPair(gbs, worst, all_measured):
             pair = "worst pair" if all_measured else "worst measured pair"
             return f"it reaches {fixed(gbs, 3)} GB/s, the machine's {pair} {fixed(worst, 3)} GB/s"
-        case Predicted(band, first):
-            over = f" over {band.basis}" if band.hi > 0 else ""
+        case Predicted(rates, first):
+            over = f" over {band_basis(rates)}" if rates.hi > 0 else ""
             other = "the same set" if first is None else _reaches(first)
-            return f"predicted {_reaches(band)}{over} (the first {k}: {other})"
+            return f"predicted {_reaches(rates)}{over} (the first {k}: {other})"
         case Measured(gbs, simulated, is_first, gain):
             over = f" on the first {k}" if is_first else ""
             if gain is not None:
@@ -562,9 +564,48 @@ def _reason(why: Reason, k: int) -> str:
             return f"{fixed(gbs, 3)} GB/s {'in sim' if simulated else 'measured'}{over}"
 
 
-def _reaches(band: Band) -> str:
+def _best_for_job(why: BestForJob) -> str:
+    """Return what a step of the job costs on the chosen set, and how sure it is that no finalist is better."""
+    if why.finalists < 2:
+        least = "the only finalist that did not fail"
+    elif why.tied:
+        least = f"a tie of {why.finalists} finalists"
+    elif why.significant:
+        least = f"the least of {why.finalists} finalists"
+    else:
+        least = f"none of {why.finalists} finalists is significantly faster"
+    how = "in sim" if why.simulated else "measured"
+    return f"a step of {why.job} communicates for {why.seconds * 1e3:.3f} ms {how}, {least}"
+
+
+def _reaches(rates: Band) -> str:
     """Return what rate a set reaches, or why it reaches none."""
-    return str(band) if band.hi > 0 else f"nothing, {band.means}"
+    return band(rates) if rates.hi > 0 else f"nothing, {_means(rates)}"
+
+
+_MEANS = {
+    How.BROKEN: "a pair of it is broken",
+    How.PAIR: "the pair itself",
+    How.NVSWITCH: "NVSwitch",
+    How.NVLINK_RINGS: "{rings} NVLink rings",
+    How.PCIE_RING: "one PCIe ring",
+}
+
+
+def band(rates: Band) -> str:
+    """Return "28.5–47.5 GB/s", one figure where both ends print alike, "at most 47.5 GB/s" with an unknown `lo`."""
+    if rates.unmeasured and rates.lo == 0:
+        return f"at most {fixed(rates.hi, 3)} GB/s"
+    return f"{span(fixed(rates.lo, 3), fixed(rates.hi, 3), '–')} GB/s"
+
+
+def band_basis(rates: Band) -> str:
+    """Return what a band rests on: "NVSwitch, 1 pair not measured"."""
+    return _means(rates) + (f", {amount(rates.unmeasured, 'pair')} not measured" if rates.unmeasured else "")
+
+
+def _means(rates: Band) -> str:
+    return _MEANS[rates.how].format(rings=rates.rings)
 
 
 _TIE_BREAKS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -38,11 +38,16 @@ _SAMPLES = 32
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A job, and what else was found: streams of other jobs under the same command, ranks that left no stream."""
+    """A job, and what else was found: streams of other jobs under the same command, ranks that left no stream.
+
+    `lacks` counts the calls without a GPU time where these were recorded; `too_old`: NCCL has none.
+    """
 
     job: Job
     others: int
     missing: tuple[int, ...]
+    lacks: Mapping[str, int] = field(default_factory=dict)
+    too_old: bool = False
 
 
 def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
@@ -63,7 +68,9 @@ def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
     ranks = tuple(_rank(kept[place], numbers[place], tables, clocks[kept[place].host] - started) for place in order)
     first = kept[order[0]]
     groups = tables.grouped()
-    unknown = {Unknown.GPU_TIMES, Unknown.OVERLAP}
+    unknown = {Unknown.OVERLAP}
+    if not any(position.gpu for rank in ranks for phase in rank.phases for position in phase.positions):
+        unknown.add(Unknown.GPU_TIMES)
     if any(Operation(call.operation).reduces and not call.reduction for call in tables.calls if call.collective):
         unknown.add(Unknown.REDUCTION)
     if any(call.operation in set(PointToPoint) and call.peer is None for call in tables.calls):
@@ -86,7 +93,11 @@ def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
         unknown=tuple(word for word in Unknown if word in unknown),
     )
     missing = tuple(sorted(set(range(world_size)) - set(numbers)))
-    return Merged(job, len(called) - len(kept), missing)
+    lacks: Counter[str] = Counter()
+    for stream in kept:
+        lacks.update(stream.lacks)
+    too_old = all(stream.too_old for stream in kept)
+    return Merged(job, len(called) - len(kept), missing, +lacks, too_old)
 
 
 # Which streams are of one job, and who is who in it.
@@ -247,20 +258,30 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
     for phase in {phase for phase, _ in stream.runs}:
         repeated = stream.phases[phase]
         one = folded.phases[tuple(repeated.symbols.tolist())]
-        one.samples += [sample for sample in repeated.samples if sample[0] < one.repetitions]
+        nothing = np.zeros(len(repeated.symbols), np.int64)
+        one.samples += [
+            (*sample, gpu)
+            for sample, gpu in itertools.zip_longest(repeated.samples, repeated.gpu_samples, fillvalue=nothing)
+            if sample[0] < one.repetitions
+        ]
         if repeated.times is not None:
             one.pauses = [_summed(times) for times in repeated.times]
+        if repeated.gpu_times is not None:
+            one.gpu = [_summed(times) for times in repeated.gpu_times]
+    tail_gpu = np.zeros(len(stream.tail), np.int64) if stream.tail_gpu is None else stream.tail_gpu
     pauses = np.diff(stream.tail_starts, prepend=stream.before_tail or np.nan).clip(min=0.0) / 1e3
     for start, period, repetitions in fold(stream.tail):
         symbols = tuple(stream.tail[start : start + period].tolist())
         before = folded.add(symbols, repetitions)
         one, size = folded.phases[symbols], period * repetitions
         starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
+        gpu = tail_gpu[start : start + size].reshape(repetitions, period)
         stride = math.ceil(repetitions / _SAMPLES)
-        one.samples += [(before + place, starts[place]) for place in range(0, repetitions, stride)][
+        one.samples += [(before + place, starts[place], gpu[place]) for place in range(0, repetitions, stride)][
             : max(0, _SAMPLES - len(one.samples))
         ]
         one.tails.append(pauses[start : start + size].reshape(repetitions, period))
+        one.gpu_tails.append(_micro(gpu))
     translated = {place: tables.translate(stream, call) for place, call in enumerate(stream.calls)}
     made = [
         _phase(symbols, one, _positions(symbols, translated, tables), clock) for symbols, one in folded.phases.items()
@@ -291,9 +312,11 @@ class _Found:
     """One phase while it is put together."""
 
     repetitions: int = 0
-    samples: list[tuple[int, Numbers]] = field(default_factory=list)
+    samples: list[tuple[int, Numbers, Numbers]] = field(default_factory=list)  # repetition, starts, GPU times, in ns
     pauses: list[Spread | None] | None = None  # from the plugin's sums
+    gpu: list[Spread | None] | None = None
     tails: list[Numbers] = field(default_factory=list)  # pauses in µs, a row for each repetition
+    gpu_tails: list[Numbers] = field(default_factory=list)
 
 
 class _Folded:
@@ -317,24 +340,31 @@ class _Folded:
         return before
 
 
-def _positions(
-    symbols: Sequence[int], translated: dict[int, Call | None], tables: _Tables
-) -> list[tuple[int, int, bool]]:
-    """Return a phase's positions: the place in the sequence, in the job's table, and whether grouped with the last one.
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One position: where its calls stand in the sequence, which call of the job's table, grouped with the last one."""
+
+    at: slice
+    call: int
+    together: bool
+
+
+def _positions(symbols: Sequence[int], translated: dict[int, Call | None], tables: _Tables) -> list[_Place]:
+    """Return a phase's positions.
 
     What this collbench does not know is left out. A group of one send to and one receive from every rank, all of one
     size, is what NCCL makes of an all-to-all, and becomes one again.
     """
     starts = [place for place, symbol in enumerate(symbols) if symbol % 2 == 0 or place == 0]
-    found: list[tuple[int, int, bool]] = []
+    found: list[_Place] = []
     for start, end in itertools.pairwise([*starts, len(symbols)]):
         calls = [translated[symbol // 2] for symbol in symbols[start:end]]
         exchange = None if symbols[start] % 2 else _exchange(calls, tables)
         if exchange is not None:
-            found.append((start, tables.place(exchange), False))
+            found.append(_Place(slice(start, end), tables.place(exchange), False))
             continue
         found += [
-            (place, tables.place(call), symbols[place] % 2 == 1)
+            _Place(slice(place, place + 1), tables.place(call), symbols[place] % 2 == 1)
             for place, call in enumerate(calls, start)
             if call is not None
         ]
@@ -355,26 +385,42 @@ def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
     return replace(first, operation=Operation.ALLTOALL.value, size_bytes=first.size_bytes * size, peer=None)
 
 
-def _phase(symbols: Sequence[int], one: _Found, positions: Sequence[tuple[int, int, bool]], clock: int) -> Phase:
-    pauses = one.pauses or _spreads(one, len(symbols))
-    samples = sorted(one.samples, key=lambda sample: sample[0])
+def _phase(symbols: Sequence[int], one: _Found, positions: Sequence[_Place], clock: int) -> Phase:
+    length = len(symbols)
+    whole = sorted(one.samples, key=lambda sample: sample[0])
+    pauses = one.pauses or _spreads(
+        one.tails or [np.diff(starts, prepend=np.nan)[None, :].clip(min=0.0) / 1e3 for _, starts, _ in whole], length
+    )
+    gpu = one.gpu or _spreads(one.gpu_tails or [_micro(times)[None, :] for _, _, times in whole], length)
     return Phase(
-        tuple(Position(call, together, pauses[place]) for place, call, together in positions),
+        tuple(Position(one.call, one.together, pauses[one.at.start], _longest(gpu[one.at])) for one in positions),
         one.repetitions,
-        tuple(
-            Sample(repetition, tuple(round((int(starts[place]) + clock) / 1e3, 3) for place, _, _ in positions))
-            for repetition, starts in samples
-        )
-        if positions
-        else (),
+        tuple(_sample(*sample, positions, clock) for sample in whole) if positions else (),
     )
 
 
-def _spreads(one: _Found, length: int) -> list[Spread | None]:
-    """Return the pauses of a phase that the plugin did not sum up: of the repetitions that are here whole."""
-    rows = list(one.tails)
-    if not rows:
-        rows = [np.diff(starts, prepend=np.nan)[None, :].clip(min=0.0) / 1e3 for _, starts in one.samples]
+def _sample(repetition: int, starts: Numbers, gpu: Numbers, positions: Sequence[_Place], clock: int) -> Sample:
+    # Parts of an all-to-all share a kernel, which ends with the last of them.
+    took = [int(gpu[one.at].max()) if gpu[one.at].all() else 0 for one in positions]
+    return Sample(
+        repetition,
+        tuple(round((int(starts[one.at.start]) + clock) / 1e3, 3) for one in positions),
+        tuple(round(time / 1e3, 3) for time in took) if any(took) else (),
+    )
+
+
+def _longest(parts: Sequence[Spread | None]) -> Spread | None:
+    known = [part for part in parts if part is not None]
+    return max(known, key=lambda part: part.mean) if len(known) == len(parts) else None
+
+
+def _micro(times: Numbers) -> Numbers:
+    """Return ns as µs, NaN where they are 0: unknown."""
+    return np.where(times > 0, times / 1e3, np.nan)
+
+
+def _spreads(rows: Sequence[Numbers], length: int) -> list[Spread | None]:
+    """Return times that the plugin did not sum up: of the repetitions that are here whole, NaN where unknown."""
     if not rows:
         return [None] * length
     return [spread_of(column[~np.isnan(column)]) for column in np.concatenate(rows).T]

@@ -7,14 +7,15 @@ together raises StreamError, and nothing is made up.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAGIC, VERSION = b"CBSTREAM", 1
+MAGIC, VERSION = b"CBSTREAM", 2
 NO_RANK = -1
 
 # The functions of csrc/recorder/stream.hpp, by number, as values of the table of operations; 0 is one that it does not
@@ -49,6 +50,18 @@ DATATYPES = (
 )
 REDUCTIONS = ("sum", "prod", "max", "min", "avg")
 
+_GPU_UNIT = 16  # ns, of a call's time on the GPU
+
+
+class Lack(StrEnum):
+    """Why a call has no GPU time, in the order of csrc/recorder/stream.hpp."""
+
+    MISSING = "missing"  # NCCL never said that it ran, or ended
+    IMPLAUSIBLE = "implausible"  # what NCCL said cannot be so
+    SELF = "self"  # its communicator had sent to its own rank: NCCL then reports the times of earlier calls
+    CAPTURED = "captured"  # it runs when its graph is replayed
+
+
 _HEADER = np.dtype(
     [
         ("magic", "S8"),
@@ -82,6 +95,8 @@ _HEADER = np.dtype(
         ("monotonic_ns", "<u8"),
         ("realtime_ns", "<u8"),
         ("last_group", "<u8"),
+        ("gpu_times", "<u8"),
+        ("lacks", "<u8", len(Lack)),
         ("host", "V256"),
         ("environment", "V32768"),
     ]
@@ -111,6 +126,8 @@ _PHASE = np.dtype(
         ("symbols", "<u8"),
         ("times", "<u8"),
         ("samples", "<u8"),
+        ("gpu_times", "<u8"),
+        ("gpu_samples", "<u8"),
         ("length", "<u4"),
         ("slots", "<u4"),
         ("used", "<u4"),
@@ -119,7 +136,7 @@ _PHASE = np.dtype(
 )
 _RUN = np.dtype([("phase", "<u4"), ("repetitions", "<u4")])
 _TAIL = np.dtype([("start", "<u8"), ("symbol", "<u4"), ("gpu", "<u4")])
-_PENDING = np.dtype([("call", _CALL), ("start", "<u8"), ("group", "<u8"), ("needs_peer", "<u4"), ("reserved", "<u4")])
+_PENDING = np.dtype([("call", _CALL), ("start", "<u8"), ("group", "<u8"), ("needs", "<u4"), ("gpu", "<u4")])
 
 Numbers = NDArray[Any]
 
@@ -157,18 +174,23 @@ class Repeated:
     """A sequence that came several times: symbols (a call × 2, + 1 where grouped with the one before it).
 
     `times` are the pauses before each, None where they were not summed up; `samples` are (repetition, starts in ns).
+    `gpu_times` are how long each ran on the GPU, and `gpu_samples` the same of each sample in ns, 0 where unknown.
     """
 
     symbols: Numbers
     times: Numbers | None
     samples: tuple[tuple[int, Numbers], ...]
+    gpu_times: Numbers | None = None
+    gpu_samples: tuple[Numbers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
     """All that one file says. `tail` are the calls after the last run, whole: symbols and starts, ns.
 
-    `before_tail` is the start of the call before these, 0 if there was none.
+    `before_tail` is the start of the call before these, 0 if there was none. `tail_gpu` is how long they ran on the
+    GPU, ns, 0 where unknown. Where GPU times were wanted, `lacks` counts the calls without one, or they are `too_old`:
+    this NCCL has none.
     """
 
     host: str
@@ -191,7 +213,12 @@ class Stream:
     tail: Numbers
     tail_starts: Numbers
     before_tail: int
+    tail_gpu: Numbers | None = None
+    too_old: bool = False
+    lacks: dict[Lack, int] = field(default_factory=dict)
 
+
+_RECORDED, _TOO_OLD = 1, 2  # of a header's gpu_times
 
 # Beyond these it is damage: more ranks than any job has, more bytes than any memory.
 _MOST_RANKS, _MOST_ELEMENTS = 1 << 22, 1 << 56
@@ -211,11 +238,12 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     phases = tuple(_phase(file, phase) for phase in file.area(header, "phases", _PHASE))
     word, before, runs = _settled(file, header)
     tail = _ring(file.at(int(header["tail_at"]), _TAIL, int(header["tail_max"])), word >> 32, word & 0xFFFFFFFF)
-    late_calls, late_symbols, late_starts = _waiting(file, header, len(calls))
+    late_calls, late_symbols, late_starts, late_gpu = _waiting(file, header, len(calls))
     known = [*(_call(one) for one in calls), *late_calls]
     symbols = np.concatenate([tail["symbol"].astype(np.int64), np.array(late_symbols, np.int64)])
     _check_starts(tail, late_starts)
     starts = np.concatenate([tail["start"].astype(np.int64), np.array(late_starts, np.int64)])
+    gpu = np.concatenate([tail["gpu"].astype(np.int64), np.array(late_gpu, np.int64)]) * _GPU_UNIT
     for sequence in (*(phase.symbols for phase in phases), symbols):
         if len(sequence) and int(sequence.max()) // 2 >= len(known):
             raise StreamError("a phase has a call that is not in the table of calls")
@@ -255,7 +283,20 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         tail=symbols,
         tail_starts=starts,
         before_tail=before,
+        tail_gpu=gpu,
+        too_old=int(header["gpu_times"]) == _TOO_OLD,
+        lacks=_lacks(header, [call.captured for call in late_calls], late_gpu),
     )
+
+
+def _lacks(header: Any, captured: Sequence[bool], gpu: Sequence[int]) -> dict[Lack, int]:
+    """Return how many calls have no GPU time, by the reason: those that wait have not got it yet."""
+    if int(header["gpu_times"]) != _RECORDED:
+        return {}
+    counts = dict(zip(Lack, map(int, header["lacks"]), strict=True))
+    for one, known in zip(captured, gpu, strict=True):
+        counts[Lack.CAPTURED if one else Lack.MISSING] += not known
+    return counts
 
 
 class _File:
@@ -305,15 +346,25 @@ def _phase(file: _File, phase: Any) -> Repeated:
     length, used = int(phase["length"]), int(phase["used"])
     if not length or used > int(phase["slots"]):
         raise StreamError("a phase is empty, or has more samples than it can have")
-    times = file.at(int(phase["times"]), _TIMES, length) if int(phase["times"]) else None
-    if times is not None and not _plausible(times):
-        raise StreamError("a phase's mean pause is not between its least and its most")
+    times, gpu_times = (_times(file, int(phase[name]), length) for name in ("times", "gpu_times"))
     samples = file.at(int(phase["samples"]), "<u8", used * (1 + length)).reshape(used, 1 + length).astype(np.int64)
+    gpu: Numbers = np.zeros((0, length), np.int64)
+    if int(phase["gpu_samples"]):
+        gpu = file.at(int(phase["gpu_samples"]), "<u4", used * length).reshape(used, length).astype(np.int64)
     return Repeated(
         file.at(int(phase["symbols"]), "<u4", length).astype(np.int64),
         times,
         tuple((int(sample[0]), sample[1:]) for sample in samples),
+        gpu_times,
+        tuple(gpu * _GPU_UNIT),
     )
+
+
+def _times(file: _File, offset: int, length: int) -> Numbers | None:
+    times = file.at(offset, _TIMES, length) if offset else None
+    if times is not None and not _plausible(times):
+        raise StreamError("a phase's mean time is not between its least and its most")
+    return times
 
 
 def _plausible(times: Numbers) -> bool:
@@ -323,13 +374,13 @@ def _plausible(times: Numbers) -> bool:
     return bool(np.all(inside | (times["count"] == 0)))
 
 
-def _waiting(file: _File, header: Any, known: int) -> tuple[list[NcclCall], list[int], list[int]]:
-    """Return the calls that NCCL has got and not launched: new entries of the table, their symbols, their starts."""
+def _waiting(file: _File, header: Any, known: int) -> tuple[list[NcclCall], list[int], list[int], list[int]]:
+    """Return the calls that wait for their launch or their end: entries of the table, symbols, starts, GPU times."""
     first, after, most = (int(header[name]) for name in ("pending_first", "pending_next", "pending_max"))
     if after - first > most:
         raise StreamError("more calls wait to be launched than can")
     if after <= first:
-        return [], [], []
+        return [], [], [], []
     entries = _ring(file.at(int(header["pending_at"]), _PENDING, most), first % most, after - first)
     groups = [int(header["last_group"]), *(int(entry["group"]) for entry in entries)]
     together = [group != 0 and group == before for before, group in itertools.pairwise(groups)]
@@ -338,6 +389,7 @@ def _waiting(file: _File, header: Any, known: int) -> tuple[list[NcclCall], list
         calls,
         [(known + number) * 2 + grouped for number, grouped in enumerate(together)],
         [int(entry["start"]) for entry in entries],
+        [int(entry["gpu"]) for entry in entries],
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import pairwise
 
+from collbench.analysis.predict.assumptions import EqualBlocks, HeadShare, OfNetwork
 from collbench.model.errors import UsageError
 
 
@@ -34,7 +35,7 @@ class Network:
     """A network as data: `first` (embeddings, stem), `blocks`, `last` (final norm, head), and the `source` of that.
 
     First and last are FSDP's root unit. A head that is tied to the embeddings counts once, in `first`, though `last`
-    holds its work: its gradient is complete only at the end of backward. `assumed` are sentences about what is guessed.
+    holds its work: its gradient is complete only at the end of backward. `assumed` is what is guessed.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Network:
     blocks: tuple[Unit, ...]
     last: Unit
     source: str
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[OfNetwork, ...] = ()
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -61,11 +62,8 @@ class Network:
         multiple of eight gets slow kernels: of GPT-2's 50257 tokens 41 % instead of 31 [H200, bf16, torch 2.11].
         """
         others = sum(unit.work for unit in self.units) - self.last.work
-        assumption = (
-            f"head and loss take {share:.0%} of the GPU's time, the other layers their share of the multiply-adds"
-        )
         last = replace(self.last, work=others * share / (1 - share))
-        return replace(self, last=last, assumed=(*self.assumed, assumption))
+        return replace(self, last=last, assumed=(*self.assumed, HeadShare(share)))
 
     @property
     def root_parameters(self) -> int:
@@ -296,8 +294,6 @@ def find(name: str) -> Network:
 def of_size(parameters: int, layers: int | None) -> Network:
     """Return a network of so many parameters in so many equal blocks, 24 where nobody says."""
     count = layers or min(_USUAL_LAYERS, parameters)
-    assumed = [] if layers else [f"{count} layers, as --layers says nothing"]
-    assumed.append(f"all parameters lie in {count} equal blocks of a transformer's shape, none in embeddings")
     shares = [parameters * number // count for number in range(count + 1)]
     blocks = tuple(_block(after - before) for before, after in pairwise(shares))
     return Network(
@@ -306,7 +302,7 @@ def of_size(parameters: int, layers: int | None) -> Network:
         blocks=blocks,
         last=Unit((), 0),
         source=PARAMS,
-        assumed=tuple(assumed),
+        assumed=(EqualBlocks(count, guessed=layers is None),),
     )
 
 

@@ -13,14 +13,12 @@ import numpy as np
 from collbench.analysis import problem
 from collbench.analysis.bands import ceiling, on_one_plane, predict
 from collbench.analysis.choice import Band, Grounds, LeftOut, Members, TooFewLeft
+from collbench.analysis.predict.assumptions import Assumed, General, OfStep, OfStrategy, OfTime
 from collbench.analysis.predict.contention import Contended, OverlapCurve, OverlapUse, contended
 from collbench.analysis.predict.networks import Network
 from collbench.analysis.predict.step import (
     AS_THE_GPU,
-    ASSUMED,
-    ASSUMED_OF_HOST,
     BUCKET_BYTES,
-    NO_PHASES,
     STRATEGIES,
     Group,
     Host,
@@ -32,7 +30,7 @@ from collbench.analysis.predict.step import (
     schedule,
     step_seconds,
 )
-from collbench.analysis.predict.timing import Evidence, Span, Timing, Timings, beyond
+from collbench.analysis.predict.timing import Evidence, Span, Timing, Timings, assumed_of
 from collbench.analysis.problem import SelectionProblem, from_run
 from collbench.analysis.problem import evidence as ranking_of
 from collbench.analysis.rings import MOST_MEMBERS
@@ -42,7 +40,7 @@ from collbench.analysis.wiring import wiring
 from collbench.machine.labels import is_nvlink
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Registration
-from collbench.model.units import abridged, fixed
+from collbench.model.units import fixed
 
 # Which sets of k devices a prediction compares: the one that `select` would take, and the worst.
 
@@ -182,7 +180,6 @@ def _turned(rates: np.typing.NDArray[np.float64]) -> np.typing.NDArray[np.float6
 # Where no pairs tell, sets are ordered by their all-reduce of this size: DDP's bucket.
 _RANKED_BYTES = BUCKET_BYTES
 # Of the sets that an assumption is about, so that it stays a sentence.
-_MOST_SETS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +268,7 @@ class PredictedSet:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """All cases, strategies within numbers of GPUs; the sets of each number; assumptions as sentences.
+    """All cases, strategies within numbers of GPUs; the sets of each number; what was assumed.
 
     `overlap` is what was taken from measured overlaps, () where the steps assume that overlap costs nothing. Times are
     those on memory of the kind `registration`.
@@ -280,7 +277,7 @@ class Prediction:
     question: Question
     cases: tuple[PredictedSet, ...]
     sets: dict[int, Sets]
-    assumed: tuple[str, ...]
+    assumed: tuple[Assumed, ...]
     left_out: tuple[LeftOut, ...]
     overlap: tuple[OverlapUse, ...] = ()
     registration: Registration = Registration.NONE
@@ -288,10 +285,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """Of what something was assumed: names of operations and of sets, in the order met."""
+    """Of what something was assumed: operations and devices, in the order met."""
 
-    operations: dict[str, None]
-    sets: dict[str, None]
+    operations: dict[Operation, None]
+    sets: dict[Members, None]
 
 
 class Predictor:
@@ -303,7 +300,7 @@ class Predictor:
         self._used: dict[OverlapUse, None] = {}
         self._machine = Machine(evidence)
         self._timings = Timings(evidence, self._machine.band, self._machine.delta, self._machine.port)
-        self._assumed: dict[str, _Where] = {}
+        self._assumed: dict[OfTime, _Where] = {}
 
     def predict(self, question: Question) -> Prediction:
         """Return the answer. Raises UsageError for what cannot be asked of this machine."""
@@ -317,7 +314,7 @@ class Predictor:
             for strategy in question.strategies
         )
         used = tuple(self._used) if question.step_seconds is not None else ()
-        assumed = (*_general(question, overlap=bool(used)), *self._assumptions())
+        assumed = (*map(Assumed, _general(question, overlap=bool(used))), *self._assumptions())
         return Prediction(question, cases, sets, assumed, self._machine.left_out, used, self._evidence.registration)
 
     def cost(self, question: Question, strategy: str, members: Members, compute: float | None) -> Cost:
@@ -405,15 +402,14 @@ class Predictor:
         for (operation, group), found in sizes.items():
             for some in groups(group, members, question.shards):
                 timing = self._timings.of(operation, some)
-                for assumption in (timing.assumed, beyond(timing, found)):
-                    if assumption:
-                        where = self._assumed.setdefault(assumption, _Where({}, {}))
-                        where.operations[operation.collective.title] = None
-                        where.sets[self._evidence.tags(sorted(some))] = None
+                for assumption in assumed_of(timing, found):
+                    where = self._assumed.setdefault(assumption, _Where({}, {}))
+                    where.operations[operation] = None
+                    where.sets[tuple(sorted(some))] = None
 
-    def _assumptions(self) -> Iterator[str]:
+    def _assumptions(self) -> Iterator[Assumed]:
         for assumption, where in self._assumed.items():
-            yield f"{' and '.join(where.operations)} on {abridged(list(where.sets), _MOST_SETS, '; ')}: {assumption}"
+            yield Assumed(assumption, tuple(where.operations), tuple(where.sets))
 
 
 def job_of(question: Question, strategy: str, gpus: int) -> Job:
@@ -465,17 +461,15 @@ def _cost(
     return Cost(members, raw, exposed, step, None if slower is None else scheduled.slowed)
 
 
-def _general(question: Question, *, overlap: bool) -> Iterator[str]:
+def _general(question: Question, *, overlap: bool) -> Iterator[OfStep]:
     """Yield what is assumed whatever was measured."""
     yield from question.network.assumed
-    yield from (ASSUMED[strategy] for strategy in question.strategies)
+    yield from map(OfStrategy, question.strategies)
     if question.step_seconds is not None:
-        yield "backward takes 2/3 of a step's compute, each layer its share of the multiply-adds"
-        if overlap:
-            yield "one transfer at a time; it and compute are slower while both run, by the factors of the overlap runs"
-        else:
-            yield "one transfer at a time, which slows no compute: kernels that send take no SM from others"
+        yield General.BACKWARD
+        yield General.OVERLAP_MEASURED if overlap else General.OVERLAP_FREE
     if question.gpu_seconds is not None:
-        yield from ASSUMED_OF_HOST
+        yield General.HOST_LAUNCHES
+        yield General.OPTIMIZER
         if question.host_phases is None:
-            yield NO_PHASES
+            yield General.HOST_PHASES

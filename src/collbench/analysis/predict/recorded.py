@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from collbench.analysis.choice import Members
 from collbench.analysis.fits import Curve
-from collbench.analysis.job import MICRO, kernels, matched, shown_phase, step_seconds, transfers
+from collbench.analysis.job import kernels, matched, pauses_of, shown_phase, step_seconds, transfers
+from collbench.analysis.predict.assumptions import OfTime
 from collbench.analysis.predict.contention import OverlapCurve, curve_for
 from collbench.analysis.predict.predict import Machine
-from collbench.analysis.predict.timing import SENT, Evidence, Span, Timings, beyond
+from collbench.analysis.predict.timing import SENT, Evidence, Span, Timings, assumed_of
 from collbench.analysis.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.job import Call, Job, Phase
@@ -27,13 +28,13 @@ from collbench.model.operations import Operation, Variant
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A call's seconds on some links, isolated: least, middle, most; what was assumed, "" of what was measured there.
+    """A call's seconds on some links, isolated: least, middle, most; `assumed` is () of what was measured there.
 
     `concurrent` and `compute` are the factors by which it and compute slow each other down, 1 where not known.
     """
 
     seconds: Span
-    assumed: str = ""
+    assumed: tuple[OfTime, ...] = ()
     concurrent: float = 1.0
     compute: float = 1.0
 
@@ -61,7 +62,7 @@ class Links:
             timing = self._timings.of(operation, members)
         except UsageError:
             return None  # the page names the calls that stay as they were recorded
-        assumed = ", ".join(filter(None, (timing.assumed, beyond(timing, [call.size_bytes]))))
+        assumed = tuple(assumed_of(timing, [call.size_bytes]))
         slow = curve_for(self._overlaps, operation, members)
         if slow is None:
             return Priced(timing.seconds(call.size_bytes), assumed)
@@ -192,7 +193,7 @@ class PredictedJob:
     calibrated: bool
 
     @property
-    def assumed(self) -> tuple[str, ...]:
+    def assumed(self) -> tuple[tuple[OfTime, ...], ...]:
         """What was assumed of any call, each once."""
         return tuple(dict.fromkeys(one.assumed for one in self.prices.values() if one.assumed))
 
@@ -234,7 +235,7 @@ def _sent(
     """
     shared = kernels(phase.positions, least)
     found, kept = [], dict[int, None]()
-    for place, position in enumerate(phase.positions):
+    for place, (position, pause) in enumerate(zip(phase.positions, pauses_of(phase), strict=True)):
         call, price, old = position.call, prices.get(position.call), olds.get(position.call)
         before = float(shared[place])
         if np.isnan(before):
@@ -242,10 +243,9 @@ def _sent(
                 one = job.calls[call]
                 raise UsageError(
                     f"the job does not say how long {one.operation} of {one.size_bytes} B took, nor does a run of the "
-                    "links that it ran on: add --recorded RUN, or record with GPU times"
+                    "links that it ran on: add --recorded RUN, or record with --gpu-times"
                 )
             before = old.seconds[1]
-        pause = position.pause.mean * MICRO if position.pause is not None else 0.0
         after = (before, before, before)
         if price is None:
             kept[call] = None

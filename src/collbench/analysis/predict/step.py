@@ -357,19 +357,6 @@ STRATEGIES: dict[str, Callable[[Job], Iterator[Transfer]]] = {
     "hsdp": hsdp,
 }
 ALL = "all"
-_ONCE = "once a step, on the last micro-batch (no_sync before)"
-_HALVES = "each unit's gather runs while the one before it computes"
-_BUCKETED = "in DDP's buckets; the new parameters are gathered in one message after the optimizer"
-# What is sent, in a sentence each.
-ASSUMED = {
-    "ddp": f"ddp: gradients are all-reduced {_ONCE}, in buckets as backward makes them",
-    "zero1": f"zero1: gradients are reduce-scattered {_ONCE}, {_BUCKETED}",
-    "zero2": f"zero2: gradients are reduce-scattered on every micro-batch, {_BUCKETED}",
-    "zero3": f"zero3: every unit is gathered before its forward and its backward of every micro-batch; {_HALVES}",
-    "fsdp": f"fsdp: PyTorch's fully_shard on every block, the root gathered from forward to backward; {_HALVES}",
-    "hsdp": "hsdp: as fsdp among the GPUs of one copy, neighbours in rank, then an all-reduce among the copies; "
-    "best and worst are by a collective over all of them",
-}
 
 
 def parse_strategies(text: str) -> tuple[str, ...]:
@@ -478,14 +465,6 @@ _PHASES = ("forward", "backward", "optimizer")
 _MOST = 1e9  # a sum of such numbers is still finite
 # Where nobody timed the host: as the GPU, and nothing hides behind an optimizer of which nothing is known.
 AS_THE_GPU = Phases(FORWARD_SHARE, 1 - FORWARD_SHARE, 0.0)
-ASSUMED_OF_HOST = (
-    "the GPU runs nothing before the host has launched it, each layer in a share of its tensors; the host begins with "
-    "the GPU, waits for no kernel, and the step ends when both have",
-    "the optimizer's own time on the GPU is counted to backward",
-)
-NO_PHASES = (
-    "the host takes 1/3 of its time for forward, 2/3 for backward and none for the optimizer; --host-phases tells"
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from statistics import median
 
 from collbench.analysis.choice import Band, Members
 from collbench.analysis.fits import Curve
+from collbench.analysis.predict.assumptions import BeyondSizes, LikeOperation, LikePair, LikeSet, OfTime
 from collbench.analysis.registration import on_memory, ordinary
 from collbench.analysis.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import DataPoint, Run
-from collbench.model.units import size_span
 
 # What several runs of one machine measured, put together: the run that ranks its pairs, and all curves.
 
@@ -171,7 +171,7 @@ class Timing:
     A message takes as long as one of `ratio` times its bytes on the curve, which are the same bus bytes. What of that
     is not the curve's own `latency` is stretched by the ratio of two bandwidths, and the set's `start` is added. Where
     that was not measured, no byte takes less than `floor` seconds; `own` is the set's own curve of this operation,
-    `ring` one made of its pairs'. `assumed` is what was assumed, "" of what was measured.
+    `ring` one made of its pairs'. `assumed` is None of what was measured.
     """
 
     curve: Curve
@@ -179,7 +179,7 @@ class Timing:
     latency: float = 0.0
     start: float = 0.0
     stretch: Span = _ALONE
-    assumed: str = ""
+    assumed: OfTime | None = None
     floor: float = 0.0
     own: bool = False
     ring: bool = False
@@ -240,10 +240,8 @@ class Timings:
         for other in INSTEAD[operation]:
             if other in curves:
                 ratio = operation.busbw_factor(len(members)) / other.busbw_factor(len(members))
-                share = {0.5: "half the bytes", 1.0: "the same bytes", 2.0: "twice the bytes"}[ratio]
-                assumed = f"as long as the measured {other.collective.title} of {share}"
                 own = other is operation
-                return Timing(curves[other], ratio, assumed="" if own else assumed, own=own)
+                return Timing(curves[other], ratio, assumed=None if own else LikeOperation(other, ratio), own=own)
         return None
 
     def _alike(self, operation: Operation, members: Members) -> Timing | None:
@@ -260,9 +258,8 @@ class Timings:
         for _, other in sorted(near):
             timing = self._measured(operation, other)
             if timing is not None:
-                also = f", {timing.assumed}" if timing.assumed else ""
-                assumed = f"as on {self._evidence.tags(other)}, which are predicted alike{also}"
-                return Timing(timing.curve, timing.ratio, assumed=assumed)
+                further = timing.assumed if isinstance(timing.assumed, LikeOperation) else None
+                return Timing(timing.curve, timing.ratio, assumed=LikeSet(other, further))
         return None
 
     def _ring(self, operation: Operation, members: Members) -> Timing | None:
@@ -274,16 +271,13 @@ class Timings:
         _, gbs, pair, other = found
         curve, k = self._evidence.curves[other, pair], len(members)
         more = operation.collective.steps(k) - other.collective.steps(2)
-        assumed = (
-            f"a ring at {band} ({band.basis}), shaped as the {other.collective.title} of {self._evidence.tags(pair)}"
-        )
         return Timing(
             curve=curve,
             ratio=operation.busbw_factor(k) / other.busbw_factor(2),
             latency=curve.latency,
             start=curve.latency * (1 + _STEP_SHARE * more),
             stretch=(gbs / band.hi, gbs / sqrt(band.lo * band.hi), gbs / band.lo),
-            assumed=assumed,
+            assumed=LikePair(band, other, pair),
             ring=True,
         )
 
@@ -306,9 +300,9 @@ class Timings:
         return {operation: curves[operation, members] for operation in SENT if (operation, members) in curves}
 
 
-def beyond(timing: Timing, sizes: Sequence[int]) -> str:
-    """Return what is assumed of sizes that were not measured, "" where all lie among measured ones."""
-    outside = [size for size in sizes if not timing.covers(size)]
-    if not outside:
-        return ""
-    return f"sizes beyond the measured {size_span(timing.curve.sizes)} by a line of latency and bandwidth"
+def assumed_of(timing: Timing, sizes: Sequence[int]) -> Iterator[OfTime]:
+    """Yield what is assumed of messages of these sizes in bytes; nothing where all were measured."""
+    if timing.assumed is not None:
+        yield timing.assumed
+    if not all(map(timing.covers, sizes)):
+        yield BeyondSizes(min(timing.curve.sizes), max(timing.curve.sizes))

@@ -25,6 +25,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Measurement, Run
 from collbench.model.units import TELLING_BYTES, abridged, counted, figure, fixed, format_approximate_size, format_size
 from collbench.output import sentences
+from collbench.output.differences import words_of
 from collbench.output.html import tails
 from collbench.output.html.series import as_a_whole, broken, families, overlap_series, overview, ratio_series, series
 from collbench.output.text import overlap as overlap_text
@@ -284,13 +285,13 @@ def choice(run: Run, k: int) -> dict[str, Any]:
     return {
         "k": k,
         "devices": _tags(run, chosen.members),
-        "predicted": str(chosen.band) if chosen.band else "",
+        "predicted": sentences.band(chosen.band) if chosen.band else "",
         "reason": sentences.reason(chosen, run.devices) + (" (heuristic)" if chosen.heuristic else ""),
         "decided_by": sentences.tie_breaks(chosen.decided_by),
         "finalists": [
             {
                 "devices": _tags(run, one.members),
-                "predicted": f"{one.band} ({one.band.basis})",
+                "predicted": f"{sentences.band(one.band)} ({sentences.band_basis(one.band)})",
                 "note": f"the first {k}" if one.default else "",
             }
             for one in chosen.finalists
@@ -422,7 +423,10 @@ def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run:
     return {
         **shape,
         "how": matched(found),
-        "differences": [(one.what, one.base or "none", one.new or "none") for one in found.differences],
+        "differences": [
+            (what, old or "none", now or "none")
+            for what, old, now in (words_of(one, found.base.devices) for one in found.differences)
+        ],
         "whole": as_a_whole(found),
         "overview": overview(data["series"]),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from rich.console import RenderableType
@@ -55,21 +55,29 @@ def verdict(ablation: Ablation) -> str:
         good = sum(run.status == 0 for run in ablation.made)
         of = "" if ablation.budget_seconds is not None else f" of {2 * ablation.repeats}"
         return f"unfinished: {good}{of} runs, too few to compare"
-    ratio, what = ablation.result.ratio, _WHAT[ablation.measure]
+    base, change = ablation.arms
+    return worth(ablation.result.ratio, _WHAT[ablation.measure], (base.name, change.name), change.without)
+
+
+def worth(ratio: Ratio, what: str, names: tuple[str, str], without: Sequence[str] = ()) -> str:
+    """Return what a ratio of two arms says: "p2p is worth 28.0 % (…) of a step to this job: …".
+
+    `what` was timed in both, `names` are the arms', and `without` is what the second lacks, where it differs in nothing
+    else.
+    """
+    base, change = names
     if ratio.low <= 1 <= ratio.high:
-        return _tied(ratio, ablation.arms[1].name, what)
-    base, change = (arm.name for arm in ablation.arms)
+        return _tied(ratio, change, what)
     low, high = sorted((abs(ratio.low - 1), abs(ratio.high - 1)))
     share = f"{_percent(abs(ratio.middle - 1))} % (95 %: {_percent(low)}–{_percent(high)} %)"
-    without = ablation.arms[1].without
     if not without:
         than = f"{'longer' if ratio.low > 1 else 'less'} than {base}"
         return f"{change} {what} of this job takes {share} {than}"
-    names, several = " and ".join(without), len(without) > 1
-    worth = ("are worth" if several else "is worth") if ratio.low > 1 else ("cost" if several else "costs")
+    lacking, several = " and ".join(without), len(without) > 1
+    verb = ("are worth" if several else "is worth") if ratio.low > 1 else ("cost" if several else "costs")
     it = "them" if several else "it"
     return (
-        f"{names} {worth} {share} of {what} to this job: without {it} {what} takes {fixed(ratio.middle)} times as long"
+        f"{lacking} {verb} {share} of {what} to this job: without {it} {what} takes {fixed(ratio.middle)} times as long"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.analysis.compare import STARTED, Change, Comparison, Difference, Group, Kind, Verdict
+from collbench.analysis.compare import Change, Comparison, Difference, Group, Kind, Subject, Verdict
 from collbench.analysis.outcome import outcome
 from collbench.analysis.physics import Nvls
 from collbench.analysis.references import Answer, Answers, ReferenceVerdict, Unknown
@@ -20,6 +20,7 @@ from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
 from collbench.output import sentences
+from collbench.output.differences import words_of
 from collbench.output.text.frame import alarm, header, not_judged, origin, sim
 from collbench.output.text.layout import Block, Lines, both, filled, short, table, whole
 from collbench.runfile.codec import plain
@@ -37,9 +38,13 @@ def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType 
     for number, (run, steps, name) in enumerate(zip(trend.runs, trend.steps, names, strict=True), 1):
         dates.append(f"run {number:<5} {run.started} {name}")
         # What differs from the run before it.
-        lines += [dates[-1], *(f"          {one.what}: {one.base or 'none'} → {one.new or 'none'}" for one in steps)]
+        lines += [dates[-1], *(f"          {_differs(one, trend.runs[number - 2])}" for one in steps)]
     yield from whole("header", Text("\n".join(lines)))
-    differences = [_difference(one) for one in trend.last.differences if one.what != STARTED]
+    differences = [
+        f"differs   {_differs(one, trend.last.base)}"
+        for one in trend.last.differences
+        if one.subject is not Subject.STARTED
+    ]
     yield from short(Text("\n".join([*dates[-_FEW_RUNS:], *differences[:_FEW_RUNS]])))
     # The work that lost most to its first run comes first.
     for index, line in enumerate(sorted(trend.lines, key=lambda line: line.points[-1].change)):
@@ -231,7 +236,11 @@ def of_comparison(comparison: Comparison, status: int) -> str:
 
 def of_trend(trend: Trend, status: int) -> str:
     """Return a trend as JSON text: its lines, and the last run against the first."""
-    runs = [_run(run) | {"differences": plain(steps)} for run, steps in zip(trend.runs, trend.steps, strict=True)]
+    before = (trend.runs[0], *trend.runs)
+    runs = [
+        _run(run) | {"differences": _differences(steps, base)}
+        for base, run, steps in zip(before, trend.runs, trend.steps, strict=False)
+    ]
     body = {"runs": runs, "lines": plain(trend.lines), "last": _comparison(trend.last)}
     return _dumps("collbench-trend", status, body)
 
@@ -261,7 +270,7 @@ def _comparison(comparison: Comparison) -> _Json:
         "base": _run(comparison.base),
         "new": _run(comparison.new),
         "devices": matched(comparison),
-        "differences": plain(comparison.differences),
+        "differences": _differences(comparison.differences, comparison.base),
         "fail_below": comparison.fail_below,
         "counts": {verdict.value: comparison.count(verdict) for verdict in Verdict},
         "groups": plain(comparison.groups),
@@ -272,6 +281,10 @@ def _comparison(comparison: Comparison) -> _Json:
         "only_base": plain(comparison.only_base),
         "only_new": plain(comparison.only_new),
     }
+
+
+def _differences(found: Sequence[Difference], base: Run) -> list[_Json]:
+    return [dict(zip(("what", "base", "new"), words_of(one, base.devices), strict=True)) for one in found]
 
 
 def _run(run: Run) -> _Json:
@@ -382,7 +395,7 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
         yield f"{word:<9} {name}: {where}, {run.started}"
     yield f"devices   {matched(comparison)}"
     for difference in comparison.differences:
-        yield _difference(difference)
+        yield f"differs   {_differs(difference, base)}"
 
 
 def matched(comparison: Comparison) -> str:
@@ -400,8 +413,9 @@ def matched(comparison: Comparison) -> str:
     return how
 
 
-def _difference(found: Difference) -> str:
-    return f"differs   {found.what}: {found.base or 'none'} → {found.new or 'none'}"
+def _differs(found: Difference, base: Run) -> str:
+    what, old, now = words_of(found, base.devices)
+    return f"{what}: {old or 'none'} → {now or 'none'}"
 
 
 def conclusion(comparison: Comparison) -> str:

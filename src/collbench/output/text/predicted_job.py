@@ -11,6 +11,7 @@ from collbench.analysis.predict.recorded import PredictedJob
 from collbench.model.job import Job
 from collbench.model.run import Run
 from collbench.model.units import amount, figure
+from collbench.output.assumptions import of_times
 from collbench.output.text.frame import sim
 from collbench.output.text.job import group_words, micro, milli, size
 from collbench.output.text.layout import Block, Lines, both, filled, named, short, table, whole
@@ -40,7 +41,7 @@ def page(job: Job, run: Run, found: PredictedJob) -> Iterator[Block]:
         if len(prices) > _FEW:
             yield from short(Text(f"and {len(prices) - _FEW} more calls: --json has all"))
             yield from whole("tables", Text(f"and {len(prices) - _FEW} more calls: --json has all"))
-    yield from both("notes", Lines("\n" + "\n".join(named(line, _PAGE) for line in _notes(job, found))))
+    yield from both("notes", Lines("\n" + "\n".join(named(line, _PAGE) for line in _notes(job, run, found))))
 
 
 def headline(run: Run, found: PredictedJob) -> str:
@@ -50,7 +51,7 @@ def headline(run: Run, found: PredictedJob) -> str:
     return f"{sim(run)}a step takes {milli(middle)} there{between}, and took {milli(found.bounds.recorded)} as recorded"
 
 
-def _notes(job: Job, found: PredictedJob) -> Iterator[str]:
+def _notes(job: Job, run: Run, found: PredictedJob) -> Iterator[str]:
     yield (
         f"{'bounds':<10}a record does not say what computes beside a transfer: one bound takes all that transfers "
         "change as the step's, the other nothing as long as the step covers them"
@@ -60,7 +61,7 @@ def _notes(job: Job, found: PredictedJob) -> Iterator[str]:
     else:
         yield f"{'times':<10}isolated transfers as measured; the links that the job ran on are not in these runs"
     for assumed in found.assumed[:_FEW]:
-        yield f"{'assumed':<10}{assumed}"
+        yield f"{'assumed':<10}{of_times(assumed, run.devices)}"
     if found.kept:
         kept = dict.fromkeys(job.calls[number].operation for number in found.kept)
         yield f"{'kept':<10}{', '.join(kept)}: {amount(len(found.kept), 'call')} as recorded, for no run says otherwise"
@@ -89,7 +90,7 @@ def as_json(job: Job, run: Run, found: PredictedJob) -> dict[str, Any]:
                 "isolated_seconds": list(price.seconds),
                 "concurrent_factor": price.concurrent,
                 "compute_factor": price.compute,
-                "assumed": price.assumed or None,
+                "assumed": of_times(price.assumed, run.devices) or None,
             }
             for number, price in found.prices.items()
         ],

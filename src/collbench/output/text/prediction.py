@@ -19,6 +19,7 @@ from collbench.model.operations import Registration
 from collbench.model.run import Run
 from collbench.model.units import amount, fixed, size_span
 from collbench.output import sentences
+from collbench.output.assumptions import assumptions
 from collbench.output.text.frame import header, origin, sim
 from collbench.output.text.layout import Block, filled, named, short, table, whole
 
@@ -88,7 +89,7 @@ def page(run: Run, prediction: Prediction) -> Iterator[Block]:
     lines = [f"left out  {run.devices[left.member].tag}: {sentences.left_out(left)}" for left in prediction.left_out]
     lines += [named(f"overlap   {said}", _WIDTH) for said in _overlap_lines(run, prediction)]
     yield from short(Text("\n".join(["", *lines, origin(run), _question(prediction)])))
-    lines += [named(f"assumed   {assumption}", _WIDTH) for assumption in prediction.assumed]
+    lines += [named(f"assumed   {assumption}", _WIDTH) for assumption in assumptions(prediction.assumed, run.devices)]
     yield from whole("notes", Text("\n" + "\n".join(lines)))
     yield from whole("verdicts", Text(f"\n{concluded}"))
 
@@ -135,7 +136,7 @@ def as_json(run: Run, prediction: Prediction) -> dict[str, Any]:
         "left_out": [
             {"device": run.devices[o.member].tag, "reason": sentences.left_out(o)} for o in prediction.left_out
         ],
-        "assumptions": list(prediction.assumed),
+        "assumptions": [*assumptions(prediction.assumed, run.devices)],
         "registration": prediction.registration.value,
         "overlap": [_use_json(run, use) for use in prediction.overlap],
     }

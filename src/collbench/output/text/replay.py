@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from collbench.analysis.overlap import Figure
 from collbench.analysis.replay import ArmRatio, ReplaySummary, ratio, summarize
+from collbench.launch.ablation import Ratio
 from collbench.model.operations import Operation, Registration
 from collbench.model.run import Pauses, Replay, ReplayedCall, Run
 from collbench.model.units import amount, format_size, sentence
 from collbench.output import sentences
+from collbench.output.text.ablation import worth
 from collbench.output.text.frame import header, origin, sim, unhealthy_lines
 from collbench.output.text.layout import Block, Lines, both, short, table, whole
 
@@ -28,12 +30,17 @@ def replay_page(run: Run) -> Iterator[RenderableType | Block]:
     yield from whole("header", Lines(header(run)))
     measured = [found for found in run.replays if found.trials]
     if measured:
+        names = _names(run)
+        for line in _worth(run, measured):
+            yield Lines(sentence(line + sim(run, " (sim)")))
         yield Lines(sentence(answer(run) + sim(run, " (sim)")))
         yield from both("tables", Text(f"\n{sim(run)}{_title(measured[0])}, ms"))
-        yield from both("tables", _figures(measured))
-        yield from both("tables", Text(f"\n{sim(run)}one call within the step, ms"))
-        yield from whole("tables", _kinds(measured, None))
-        yield from short(_kinds(measured, _MOST_KINDS))
+        yield from both("tables", _of_sets(run, measured) if names else _figures(measured))
+        # Of many sets the first one's calls alone: a column for each would be wider than any page.
+        called = measured[:1] if names else measured
+        yield from both("tables", Text(f"\n{sim(run)}one call within the step{_arm(called[0], names)}, ms"))
+        yield from whole("tables", _kinds(called, None))
+        yield from short(_kinds(called, _MOST_KINDS))
         yield from both("tables", Text(_LEGEND))
     else:
         yield Lines("No step was replayed.")
@@ -46,32 +53,86 @@ def replay_page(run: Run) -> Iterator[RenderableType | Block]:
 def answer(run: Run) -> str:
     """Return "the step of job.json communicates for 3.21 ms, 1.10 ms of it exposed; without P2P …"."""
     first, *others = [found for found in run.replays if found.trials]
-    summary = summarize(first)
+    summary, names = summarize(first), _names(run)
     text = f"{_what(first)} communicates for {_ms(summary.communication)} ms"
-    text += f"{_arm(first)}, and adds {_ms(summary.exposed)} ms to its pauses"
+    text += f"{_arm(first, names)}, and adds {_ms(summary.exposed)} ms to its pauses"
     for other in others:
         found = ratio(first, other)
         if found is not None:
-            text += f"; {_without(other)} its communication takes {found.communication.value:.2f}x as long"
+            where = _arm(other, names).strip()
+            text += f"; {where} its communication takes {found.communication.value:.2f}x as long"
     return text
+
+
+def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
+    """Yield what the second of two arms costs: of the communication, and of the step where compute is replayed."""
+    if len(measured) != len(run.replays) or len(measured) != 2:
+        return
+    first, other = measured
+    found, names = ratio(first, other), _names(run)
+    arms = f"on {names[first.members]}" if names else _with(other), _arm(other, names).strip()
+    parts = [("the communication of a step", None if found is None else found.communication)]
+    if first.pauses is Pauses.RECORDED:
+        parts.append(("a whole step", None if found is None else found.step))
+    for what, times in parts:
+        if times is None or times.interval is None:
+            yield f"{len(other.trials)} trials are too few to say what {arms[1]} changes in {what}"
+        else:
+            yield worth(Ratio(times.value, *times.interval), what, arms, [_lacking(word) for word in other.without])
+
+
+def _with(found: Replay) -> str:
+    return "with " + " and ".join(map(_lacking, found.without))
+
+
+_Names = Mapping[tuple[int, ...], str]
+
+
+def _names(run: Run) -> _Names:
+    """Return the devices' names of each set that was replayed on; none where there is one set."""
+    sets = dict.fromkeys(found.members for found in run.replays)
+    if len(sets) < 2:
+        return {}
+    return {some: ", ".join(run.devices[member].tag for member in some) for some in sets}
 
 
 def _what(found: Replay) -> str:
     return f"the step of {found.job} on {amount(len(found.members), 'rank')}"
 
 
-def _arm(found: Replay) -> str:
+def _arm(found: Replay, names: _Names) -> str:
+    """Return " without P2P" or " on GPU0, GPU1"; "" where nothing is to be told apart."""
+    if found.members in names:
+        return f" on {names[found.members]}"
     return f" {_without(found)}" if found.without else ""
 
 
 def _without(found: Replay) -> str:
-    return "without " + " and ".join(word.upper() for word in found.without)
+    return "without " + " and ".join(map(_lacking, found.without))
+
+
+def _lacking(word: str) -> str:
+    return "NVLink" if word == "nvlink" else word.upper()
 
 
 def _title(found: Replay) -> str:
     pauses = "idle" if found.pauses is Pauses.NONE else "matrix products"
     memory = "" if found.registration is Registration.NONE else f", registered memory ({found.registration})"
     return f"a step of {found.job}, phase {found.phase + 1}, {pauses} in the pauses{memory}"
+
+
+def _of_sets(run: Run, measured: list[Replay]) -> RenderableType:
+    """Return a row for each set of devices, in the order of the run, with its time over the first one's."""
+    names = _names(run)
+    made = table("devices", "communication", "ratio", "step", "exposed", words=("devices",))
+    for found in measured:
+        summary, over = summarize(found), ratio(measured[0], found)
+        times = ""
+        if over is not None and found is not measured[0]:
+            times = f"{over.communication.value:.2f}{_half(over.communication)}"
+        cells = _with_half(summary.communication), times, _with_half(summary.step), _range(summary.exposed)
+        made.add_row(names[found.members], *cells)
+    return made
 
 
 def _figures(measured: list[Replay]) -> RenderableType:
@@ -133,16 +194,17 @@ def busbw_gbs(call: ReplayedCall, seconds: float) -> float | None:
 
 
 def _notes(run: Run) -> Iterator[str]:
+    names = _names(run)
     for found in run.replays:
         if found.failure is not None:
-            yield f"failed    {_what(found)}{_arm(found)}: {sentences.failure(found.failure, run.devices)}"
+            yield f"failed    {_what(found)}{_arm(found, names)}: {sentences.failure(found.failure, run.devices)}"
         if found.trials and found.wrong is None:
-            yield f"verified  nothing{_arm(found)}: no result of its reductions can be known exactly"
+            yield f"verified  nothing{_arm(found, names)}: no result of its reductions can be known exactly"
         late = sum(1 for trial in found.trials if not trial.queued)
         if late:
             yield (
-                f"host      in {late} of {len(found.trials)} trials{_arm(found)} a host was slower than its GPU: its "
-                "launches are in the times"
+                f"host      in {late} of {len(found.trials)} trials{_arm(found, names)} a host was slower than its "
+                "GPU: its launches are in the times"
             )
 
 

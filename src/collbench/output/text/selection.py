@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from collbench.analysis.job_choice import Standing
 from collbench.analysis.numa_binding import Binding, bindings
-from collbench.analysis.select import Finalist, Origin, Selection
+from collbench.analysis.search import MOST_FINALISTS
+from collbench.analysis.select import Finalist, ForJob, JobSet, Origin, Selection
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.model.units import TELLING_BYTES, columns, fixed, format_size, span
+from collbench.model.units import TELLING_BYTES, amount, columns, fixed, format_size, span
 from collbench.output.text.frame import sim
 from collbench.output.text.layout import named
 
@@ -89,13 +91,10 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
         how, reachable = selection.predicted_how, selection.predicted[1] > 0
         how = f"{' over ' if reachable else ', '}{how}" if how else ""
         yield f"predicted {_rate_name(origin)} {_range(selection.predicted)} GB/s{how}{_sim(selection)}"
-    if len(selection.finalists) > 1:
-        size = f" at {format_size(origin.size_bytes)}" if origin.size_bytes else ""
-        yield f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
-        shown = selection.finalists if verbose else selection.finalists[:_FEW_FINALISTS]
-        yield from _table(shown)
-        if len(shown) < len(selection.finalists):
-            yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"
+    if selection.job is not None:
+        yield from _for_job(selection.job, _sim(selection), tied=selection.tied)
+    elif len(selection.finalists) > 1:
+        yield from _finalists(selection, verbose=verbose)
     if selection.gain is not None:
         low, middle, high = (f"{(value - 1) * 100:+.1f}" for value in selection.gain)
         over = next((", ".join(one.devices) for one in selection.finalists if one.first), "the first ones")
@@ -113,6 +112,80 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
     yield f"evidence  {origin.source}"
     if origin.verification:
         yield f"measured  finalists saved at {origin.verification}"
+
+
+def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
+    """Yield the finalists with what is predicted of them, and measured."""
+    size = f" at {format_size(selection.origin.size_bytes)}" if selection.origin.size_bytes else ""
+    yield f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
+    shown = selection.finalists if verbose else selection.finalists[:_FEW_FINALISTS]
+    yield from _table(shown)
+    if len(shown) < len(selection.finalists):
+        yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"
+
+
+# How a finalist compares with the fastest, in the table of a job's replays.
+_STANDING = {
+    Standing.BEST: "fastest",
+    Standing.TIED: "tie",
+    Standing.UNDECIDED: "undecided",
+    Standing.SLOWER: "slower",
+    Standing.FAILED: "failed",
+}
+
+
+def _for_job(job: ForJob, sim: str, *, tied: bool) -> Iterator[str]:
+    """Yield what a job communicates on each finalist, and what the choice saves."""
+    yield f"job       {job.job} on {job.ranks} ranks, {amount(job.trials, 'trial')} of each set in turn{sim}"
+    yield (
+        f"finalists {len(job.sets)} of {amount(job.possible, 'set')}: at most {MOST_FINALISTS} that bandwidth does not "
+        f"rule out, and the first {job.ranks}; communication a step{sim}"
+    )
+    rows = [("set", "ms (95 %)", "over the fastest (95 %, all at once)", "")]
+    for one in job.sets:
+        notes = [_STANDING[Standing(one.standing)], f"the first {job.ranks}" * one.first]
+        rows.append((", ".join(one.devices), _figure(one.communication, 1e3), _figure(one.ratio), _joined(notes)))
+    yield from (f"  {line}" for line in columns(rows))
+    yield from (f"failed    {', '.join(one.devices)}: {one.failure}{sim}" for one in job.sets if one.failure)
+    slowest = _slowest(job)
+    if tied:
+        yield f"tie       the choice does not affect what this job communicates{sim}"
+    if slowest is not None and job.saved_worst is not None:
+        yield f"saves     {_saved(job.saved_worst)} against the slowest finalist, {', '.join(slowest.devices)}{sim}"
+    if job.saved_bandwidth is not None:
+        yield f"saves     {_saved(job.saved_bandwidth)} against the choice by bandwidth, {_devices(job)}{sim}"
+    else:
+        yield f"saves     nothing against the choice by bandwidth, {_devices(job)}: {_no_other(job)}"
+
+
+def _slowest(job: ForJob) -> JobSet | None:
+    return next((one for one in reversed(job.sets) if one.communication is not None), None)
+
+
+def _devices(job: ForJob) -> str:
+    return ", ".join(job.by_bandwidth)
+
+
+def _no_other(job: ForJob) -> str:
+    failed = any(one.failure and one.devices == job.by_bandwidth for one in job.sets)
+    return "it failed" if failed else "it is the same set"
+
+
+def _joined(words: Sequence[str]) -> str:
+    return ", ".join(filter(None, words))
+
+
+def _figure(found: tuple[float, float, float] | None, scale: float = 1.0) -> str:
+    """Return "1.775 (1.770–1.780)", the middle alone where there is no interval."""
+    if found is None:
+        return "-"
+    low, middle, high = (f"{value * scale:.3f}" for value in found)
+    return middle if low == middle == high else f"{middle} ({low}–{high})"
+
+
+def _saved(seconds: tuple[float, float, float]) -> str:
+    low, middle, high = (f"{value * 1e3:.3f}" for value in seconds)
+    return f"{middle} ms a step (95 %: {low} to {high} ms)"
 
 
 def _where(selection: Selection) -> str:

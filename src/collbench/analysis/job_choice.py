@@ -1,0 +1,187 @@
+"""Which set of devices suits a recorded job best: its step replayed on each in turn (docs/method.md 11.8). Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import fmean, stdev
+
+from collbench.analysis.choice import BestForJob, Choice, Members, TieBreak
+from collbench.analysis.outcome import outcome
+from collbench.analysis.overlap import Figure
+from collbench.analysis.replay import communication_seconds
+from collbench.analysis.stats import DELTA, FEWEST_TRIALS, student
+from collbench.model.capabilities import capabilities
+from collbench.model.failures import Failure
+from collbench.model.run import Replay, Run
+
+_LEVEL = 0.95
+
+
+class Standing(StrEnum):
+    """How a set compares with the one on which the job communicates least."""
+
+    BEST = "best"
+    TIED = "tied"
+    UNDECIDED = "undecided"
+    SLOWER = "slower"  # significantly
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFinalist:
+    """A set on which the job's step was replayed, by positions.
+
+    `seconds` are its communication a step, the geometric mean over trials with its own 95 % interval; `ratio` is that
+    over the best set's, with an interval that holds for all sets at once. None where the set failed. `rounds` are the
+    seconds of each round, in which all sets had their turn. `failure` has positions of the run of the replays.
+    """
+
+    members: Members
+    standing: Standing
+    seconds: Figure | None = None
+    ratio: Figure | None = None
+    rounds: tuple[float, ...] = ()
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobContest:
+    """The sets that a job was replayed on, the fastest first, those that failed last; rounds of trials.
+
+    `by_bandwidth` is the set that its bandwidth chose, `chosen` the one to take: the same one wherever it ties.
+    """
+
+    finalists: tuple[JobFinalist, ...]
+    trials: int
+    by_bandwidth: Members
+    chosen: Members
+
+    @property
+    def sound(self) -> tuple[JobFinalist, ...]:
+        """Those that did not fail, the best one first."""
+        return tuple(one for one in self.finalists if one.standing is not Standing.FAILED)
+
+    @property
+    def tied(self) -> bool:
+        """True where several sets are left and all tie."""
+        return len(self.sound) > 1 and all(one.standing in {Standing.BEST, Standing.TIED} for one in self.sound)
+
+    @property
+    def significant(self) -> bool:
+        """True where all others are significantly slower than the best."""
+        return len(self.sound) > 1 and all(one.standing is Standing.SLOWER for one in self.sound[1:])
+
+    def of(self, members: Members) -> JobFinalist | None:
+        """Return the finalist on these positions."""
+        return next((one for one in self.finalists if one.members == members), None)
+
+    def saved(self, members: Members) -> Figure | None:
+        """Return the seconds a step that the chosen set saves against another, as their ratio says; None if it failed.
+
+        The interval is one of those that hold at once.
+        """
+        chosen, other = self.of(self.chosen), self.of(members)
+        if chosen is None or chosen.seconds is None or other is None or not other.rounds or other is chosen:
+            return None
+        ratio, mine = _ratio(other.rounds, chosen.rounds, len(self.sound)), chosen.seconds.value
+        ends = None if ratio.interval is None else (mine * (ratio.interval[0] - 1), mine * (ratio.interval[1] - 1))
+        return Figure(mine * (ratio.value - 1), ends)
+
+
+def contest(run: Run, by_bandwidth: Members, positions: Sequence[int]) -> JobContest | None:
+    """Return how the sets of a run's replays compare; None where none has a trial.
+
+    `positions` are those of the run's devices among all that were chosen from, as in `by_bandwidth`.
+    The sets took turns in each round of trials, so they are compared round by round: what drifts reaches all alike.
+    Of n sets each of n(n−1)/2 differences gets its share of the 5 % (Bonferroni), as the best is not known before.
+    """
+    sound = [found for found in run.replays if found.trials and found.failure is None and not found.wrong]
+    failed = [found for found in run.replays if found.failure is not None or found.wrong]
+    rounds = min((len(found.trials) for found in sound), default=0)
+    if not rounds:
+        return None
+
+    def place_of(found: Replay) -> Members:
+        return tuple(sorted(positions[member] for member in found.members))
+
+    seconds = {place_of(found): _seconds(found, rounds) for found in sound}
+    means = {place: _mean([math.log(one) for one in own]) for place, own in seconds.items()}
+    order = sorted(means, key=lambda place: means[place].value)
+    best = order[0]
+    made = []
+    for place in order:
+        ratio = _ratio(seconds[place], seconds[best], len(order))
+        made.append(JobFinalist(place, _standing(place == best, ratio), means[place], ratio, seconds[place]))
+    tied = {one.members for one in made if one.standing in {Standing.BEST, Standing.TIED}}
+    lost = tuple(JobFinalist(place_of(found), Standing.FAILED, failure=found.failure) for found in failed)
+    return JobContest((*made, *lost), rounds, by_bandwidth, by_bandwidth if by_bandwidth in tied else best)
+
+
+def _seconds(found: Replay, rounds: int) -> tuple[float, ...]:
+    # Where a clock shows no time at all it is a tick of it.
+    return tuple(max(communication_seconds(trial), 1e-9) for trial in found.trials[:rounds])
+
+
+def _ratio(one: Sequence[float], other: Sequence[float], sets: int) -> Figure:
+    """Return the ratio of two of so many sets, round by round, with an interval that holds for all of them at once."""
+    logs = [math.log(a / b) for a, b in zip(one, other, strict=True)]
+    return _mean(logs, math.comb(sets, 2))
+
+
+def _mean(logs: Sequence[float], comparisons: int = 1) -> Figure:
+    """Return the mean of logarithms as what they are of, with its interval, one of so many that shall all hold."""
+    middle = fmean(logs)
+    if len(logs) < FEWEST_TRIALS:
+        return Figure(math.exp(middle), None)
+    reach = student(len(logs) - 1, 1 - (1 - _LEVEL) / 2 / max(1, comparisons)) * stdev(logs) / math.sqrt(len(logs))
+    return Figure(math.exp(middle), (math.exp(middle - reach), math.exp(middle + reach)))
+
+
+def _standing(best: bool, ratio: Figure) -> Standing:
+    """Return how a set compares, by its time over the best's: as links do (docs/method.md 8.3)."""
+    if best:
+        return Standing.BEST
+    if ratio.interval is None:
+        return Standing.UNDECIDED
+    low, high = ratio.interval
+    if ratio.value > 1 + DELTA and low > 1:
+        return Standing.SLOWER
+    return Standing.TIED if high <= 1 + DELTA and low >= 1 / (1 + DELTA) else Standing.UNDECIDED
+
+
+def settle(choice: Choice, found: JobContest, job: str, links: Run) -> Choice:
+    """Return the choice that the replays of its finalists decide; `links` is the run that it was made from."""
+    best = found.of(found.chosen)
+    assert best is not None  # noqa: S101  # it has trials
+    assert best.seconds is not None  # noqa: S101
+    simulated = capabilities(links.backend).simulated
+    others = [one for one in found.sound if one is not best]
+    kept = found.chosen == choice.members
+    ties = kept and any(one.standing in {Standing.BEST, Standing.TIED} for one in others)
+    return replace(
+        choice,
+        members=found.chosen,
+        reason=BestForJob(job, best.seconds.value, len(found.sound), found.tied, found.significant, simulated),
+        band=next((some.band for some in choice.finalists if some.members == found.chosen), None),
+        decided_by=(choice.decided_by or (TieBreak.PREDICTED,)) if ties else (),
+        tied=found.tied,
+        failed=choice.failed if kept else outcome(links).within(found.chosen),
+        impossible=choice.impossible if kept else (),
+    )
+
+
+def contenders(choice: Choice, devices: int) -> tuple[Members, ...]:
+    """Return the sets of so many devices to replay a job on, the chosen one first: its finalists without a failure.
+
+    Where bandwidth ties and has named no other set, the one that shares the fewest devices with the chosen one.
+    """
+    found = [some.members for some in choice.finalists if some.sound or choice.failed]
+    if len(found) < 2 and choice.tied:
+        out = {left.member for left in choice.left_out}
+        fit = [member for member in range(devices) if member not in out]
+        order = sorted(fit, key=lambda member: member in choice.members)
+        found.append(tuple(sorted(order[: len(choice.members)])))
+    return tuple(dict.fromkeys([choice.members, *found]))

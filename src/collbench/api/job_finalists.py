@@ -1,0 +1,146 @@
+"""The finalists of a choice for a recorded job: its step replayed on each in turn, and the set that it suits best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collbench.api import replaying
+from collbench.api.measuring import Measured
+from collbench.api.notices import Notices
+from collbench.api.replaying import Replaying, ReplayOptions
+from collbench.bench.replay import ReplayRequest
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import CollbenchError, DataCorruption, Interrupted, NotTrusted, UsageError
+from collbench.model.job import Job
+from collbench.model.run import Run
+from collbench.model.units import amount
+from collbench.runfile import run_file, saved_runs
+
+if TYPE_CHECKING:
+    from collbench.analysis.choice import Choice
+    from collbench.analysis.job_choice import JobContest
+    from collbench.analysis.overlap import Figure
+    from collbench.analysis.select import ForJob
+
+
+def request_for(
+    job: Job,
+    name: str,
+    count: int,
+    backend: str,
+    fabric: str | None,
+    notices: Notices,
+    words: Sequence[str] = ("select",),
+) -> ReplayRequest:
+    """Return a request to replay a job, called `name`, on some `count` devices that are not chosen yet.
+
+    `words` are the command's, before the count.
+    Raises UsageError for a job that has no meaning on so many, or cannot be replayed on this backend.
+    """
+    if count < 2:
+        raise UsageError("--for replays what a job sends between devices, and one device sends nothing: leave it out")
+    asked = ReplayOptions(ranks=count, backend=backend, fabric=fabric)
+    return replaying.request_of(job, name, asked, (*words, str(count), "--for", name), notices)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The choice that the replays decide, what they showed (None: there was one set), and the file that keeps them."""
+
+    choice: Choice
+    shown: ForJob | None = None
+    path: Path | None = None
+
+
+def settle(choice: Choice, links: Run, request: ReplayRequest, notices: Notices) -> Settled:
+    """Replay the job on the choice's finalists, among the devices of the run `links`, and return what that decides.
+
+    A finalist that fails is named, and the others decide. Raises what replaying raises, NotTrusted where none is left,
+    and Interrupted.
+    """
+    from collbench.analysis import job_choice  # late: numpy
+
+    sets = job_choice.contenders(choice, len(links.devices))
+    if len(sets) < 2:
+        notices.say(f"{request.job} is not replayed: no other set of {len(choice.members)} comes into question")
+        return Settled(choice)
+    done, used = _replayed(request, links, sets, notices)
+    run = run_file.again(done.run)
+    found = job_choice.contest(run, choice.members, used)
+    if found is None:
+        raise NotTrusted(f"{request.job} failed on every finalist: nothing was chosen")
+    shown = _shown(request, choice, found, run, links)
+    for lost in shown.sets:
+        if lost.failure:
+            notices.say(
+                f"{request.job} failed on {', '.join(lost.devices)}: {lost.failure}; the other finalists decide"
+            )
+    return Settled(job_choice.settle(choice, found, request.job, links), shown, done.path)
+
+
+def _replayed(
+    request: ReplayRequest, links: Run, sets: Sequence[Sequence[int]], notices: Notices
+) -> tuple[Measured, list[int]]:
+    """Return the run of the replays, and the position among all devices of each of its own."""
+    path = None
+    if not capabilities(request.backend).simulated:
+        # Beside the folder of runs that choices go by: it holds no link.
+        path = saved_runs.new_run("select", request.backend, notices.say, saved_runs.FINALISTS)
+    notices.say(f"replaying {request.job} on {amount(len(sets), 'set')}, in turn")
+    wanted = replaying.on_sets(request, [[links.devices[member] for member in some] for some in sets], independent=True)
+    used = list(dict.fromkeys(member for some in sets for member in some))
+    try:
+        return Replaying(wanted, path, notices).finish(), used
+    except KeyboardInterrupt as error:
+        raise Interrupted("interrupted while replaying the finalists: nothing was chosen") from error
+    except DataCorruption:
+        raise  # its line says whom not to trust
+    except CollbenchError as error:
+        raise error.reworded(
+            f"cannot replay {request.job} on the finalists: {error}; without --for bandwidth decides"
+        ) from error
+
+
+def _shown(request: ReplayRequest, choice: Choice, found: JobContest, run: Run, links: Run) -> ForJob:
+    """Return what the replays showed, with devices by name."""
+    from collbench.analysis.select import ForJob, JobSet
+    from collbench.output import sentences
+
+    default = next((some.members for some in choice.finalists if some.default), ())
+
+    def tags(members: Sequence[int]) -> tuple[str, ...]:
+        return tuple(links.devices[member].tag for member in members)
+
+    sets = tuple(
+        JobSet(
+            tags(one.members),
+            one.standing.value,
+            _three(one.seconds),
+            _three(one.ratio),
+            "" if one.failure is None else sentences.failure(one.failure, run.devices),
+            one.members == default,
+        )
+        for one in found.finalists
+    )
+    return ForJob(
+        request.job,
+        len(choice.members),
+        found.trials,
+        math.comb(len(links.devices) - len(choice.left_out), len(choice.members)),
+        sets,
+        tags(found.by_bandwidth),
+        _three(found.saved(found.sound[-1].members)),
+        _three(found.saved(found.by_bandwidth)),
+    )
+
+
+def _three(figure: Figure | None) -> tuple[float, float, float] | None:
+    """Return a figure as low end, middle, high end; the middle thrice without an interval."""
+    if figure is None:
+        return None
+    low, high = figure.interval or (figure.value, figure.value)
+    return low, figure.value, high

@@ -1,0 +1,95 @@
+"""What a prediction assumes, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from collbench.analysis.predict.assumptions import (
+    Assumed,
+    BeyondSizes,
+    EqualBlocks,
+    General,
+    HeadShare,
+    LikeOperation,
+    LikePair,
+    LikeSet,
+    OfStep,
+    OfStrategy,
+    OfTime,
+)
+from collbench.model.run import Device
+from collbench.model.units import abridged, size_span
+from collbench.output.sentences import band, band_basis
+
+_MOST_SETS = 3
+
+_ONCE = "once a step, on the last micro-batch (no_sync before)"
+_HALVES = "each unit's gather runs while the one before it computes"
+_BUCKETED = "in DDP's buckets; the new parameters are gathered in one message after the optimizer"
+# What is sent, in a sentence each.
+_STRATEGIES = {
+    "ddp": f"gradients are all-reduced {_ONCE}, in buckets as backward makes them",
+    "zero1": f"gradients are reduce-scattered {_ONCE}, {_BUCKETED}",
+    "zero2": f"gradients are reduce-scattered on every micro-batch, {_BUCKETED}",
+    "zero3": f"every unit is gathered before its forward and its backward of every micro-batch; {_HALVES}",
+    "fsdp": f"PyTorch's fully_shard on every block, the root gathered from forward to backward; {_HALVES}",
+    "hsdp": "as fsdp among the GPUs of one copy, neighbours in rank, then an all-reduce among the copies; "
+    "best and worst are by a collective over all of them",
+}
+_GENERAL = {
+    General.BACKWARD: "backward takes 2/3 of a step's compute, each layer its share of the multiply-adds",
+    General.OVERLAP_MEASURED: "one transfer at a time; it and compute are slower while both run, by the factors of the "
+    "overlap runs",
+    General.OVERLAP_FREE: "one transfer at a time, which slows no compute: kernels that send take no SM from others",
+    General.HOST_LAUNCHES: "the GPU runs nothing before the host has launched it, each layer in a share of its "
+    "tensors; the host begins with the GPU, waits for no kernel, and the step ends when both have",
+    General.OPTIMIZER: "the optimizer's own time on the GPU is counted to backward",
+    General.HOST_PHASES: "the host takes 1/3 of its time for forward, 2/3 for backward and none for the optimizer; "
+    "--host-phases tells",
+}
+
+
+def assumptions(found: Sequence[Assumed], devices: Sequence[Device]) -> Iterator[str]:
+    """Yield each assumption as a sentence; of a time, after the operations and devices that it is about."""
+    for one in found:
+        where = ""
+        if one.operations:
+            operations = " and ".join(operation.collective.title for operation in one.operations)
+            sets = abridged([_tags(members, devices) for members in one.sets], _MOST_SETS, "; ")
+            where = f"{operations} on {sets}: "
+        yield from (f"{where}{text}" for text in _words(one.what, devices))
+
+
+def of_times(found: Sequence[OfTime], devices: Sequence[Device]) -> str:
+    """Return what was assumed of one time, "" for nothing."""
+    return ", ".join(text for one in found for text in _words(one, devices))
+
+
+def _words(what: OfTime | OfStep, devices: Sequence[Device]) -> Iterator[str]:
+    match what:
+        case LikeOperation(operation, share):
+            times = {0.5: "half the bytes", 1.0: "the same bytes", 2.0: "twice the bytes"}[share]
+            yield f"as long as the measured {operation.collective.title} of {times}"
+        case LikeSet(members, further):
+            also = "".join(f", {text}" for text in _words(further, devices)) if further else ""
+            yield f"as on {_tags(members, devices)}, which are predicted alike{also}"
+        case LikePair(rates, operation, pair):
+            shape = f"the {operation.collective.title} of {_tags(pair, devices)}"
+            yield f"a ring at {band(rates)} ({band_basis(rates)}), shaped as {shape}"
+        case BeyondSizes(least, most):
+            yield f"sizes beyond the measured {size_span((least, most))} by a line of latency and bandwidth"
+        case EqualBlocks(count, guessed):
+            if guessed:
+                yield f"{count} layers, as --layers says nothing"
+            yield f"all parameters lie in {count} equal blocks of a transformer's shape, none in embeddings"
+        case HeadShare(share):
+            others = "the other layers their share of the multiply-adds"
+            yield f"head and loss take {share:.0%} of the GPU's time, {others}"
+        case OfStrategy(name):
+            yield f"{name}: {_STRATEGIES[name]}"
+        case General():
+            yield _GENERAL[what]
+
+
+def _tags(members: Sequence[int], devices: Sequence[Device]) -> str:
+    return ", ".join(devices[member].tag for member in members)

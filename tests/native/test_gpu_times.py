@@ -1,0 +1,268 @@
+"""GPU times of recorded calls: what a host that plays NCCL's clocks says is what the job says, or it is unknown."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from collbench.analysis.job import report
+from collbench.model.job import Job, Unknown
+from collbench.runfile import job_file
+from collbench.runfile.recorded import Merged, merge
+from collbench.runfile.streams import Lack
+from tests.native.recorded import Made, play, streams
+
+WORLD = "comm 0 77 0 4 world\n"
+ASKED = {"COLLBENCH_RECORD_GPU_TIMES": "1"}
+CLOCKED = (4, 5, 6)  # ABIs whose events of kernels have the GPU's time
+CALL = Made("allreduce", 100).line()
+
+
+def gpu(nanoseconds: int = 20_000, channels: int = 2, mode: str = "fine") -> str:
+    return f"gpu {nanoseconds} {channels} {mode}\n"
+
+
+def took(nanoseconds: int, channels: int) -> float:
+    """Return what a call takes, µs: each channel begins and ends 160 ns after the one before."""
+    return (nanoseconds + (channels - 1) * 160) / 1e3
+
+
+def recorded(script: str, abi: int = 5) -> Merged:
+    with tempfile.TemporaryDirectory() as folder:
+        ran = play(script, Path(folder), abi, **ASKED)
+        assert ran.returncode in {0, -9}, ran.stderr
+        return merge(streams(Path(folder)))
+
+
+def times(job: Job, rank: int = 0) -> list[float | None]:
+    """Return each call's mean GPU time in µs, in order, repetitions too."""
+    return [position.gpu.mean if position.gpu else None for position in job.ranks[rank].positions()]
+
+
+def close(times: Sequence[float | None], expected: Sequence[float | None]) -> bool:
+    """Compare to 16 ns, which is what streams keep."""
+    return len(times) == len(expected) and all(
+        one is other or (one is not None and other is not None and abs(one - other) <= 0.017)
+        for one, other in zip(times, expected, strict=True)
+    )
+
+
+RUNS = st.tuples(
+    st.integers(500, 30_000), st.integers(1, 5), st.sampled_from(["fine", "turn", "twice"]), st.integers(1, 3)
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(RUNS, min_size=1, max_size=8), st.sampled_from(CLOCKED))
+def test_what_the_gpu_took_is_what_the_job_says(groups: list[tuple[int, int, str, int]], abi: int) -> None:
+    """Calls alone and in groups, on any number of channels, whose ends NCCL reports together or in turn."""
+    script, expected = WORLD, []
+    size = 0
+    for nanoseconds, channels, mode, count in groups:
+        sizes = range(size, size := size + count)  # calls differ, so that none is folded with another one
+        calls = "".join(Made("allreduce", one + 1).line() for one in sizes)
+        script += gpu(nanoseconds, channels, mode) + (f"(\n{calls})\n" if count > 1 else calls)
+        expected += [took(nanoseconds, channels)] * count
+    found = recorded(f"{script}finalize 0\n", abi)
+    assert [call.size_bytes for call in found.job.calls] == [4 * (one + 1) for one in range(size)]
+    assert close(times(found.job), list(expected))
+    assert not found.lacks
+    assert Unknown.GPU_TIMES not in found.job.unknown
+
+
+# What NCCL may report, and what is said of that call: never a figure.
+WRONG = {
+    "stale": Lack.IMPLAUSIBLE,  # the call before, once more
+    "old": Lack.IMPLAUSIBLE,  # before the host made the call
+    "backwards": Lack.IMPLAUSIBLE,
+    "zero": Lack.IMPLAUSIBLE,
+    "instant": Lack.IMPLAUSIBLE,
+    "long": Lack.IMPLAUSIBLE,  # longer than the host has waited
+    "endless": Lack.IMPLAUSIBLE,
+    "nostop": Lack.MISSING,
+    "nostart": Lack.MISSING,
+    "none": Lack.MISSING,
+}
+
+
+@pytest.mark.parametrize("abi", CLOCKED)
+@pytest.mark.parametrize("mode", WRONG)
+def test_what_cannot_be_is_unknown_and_its_neighbours_are_not(mode: str, abi: int) -> None:
+    calls = "".join(Made("allreduce", size).line() for size in (1, 2))
+    ends = "".join(Made("allreduce", size).line() for size in (4, 5))
+    script = f"{WORLD}{gpu()}{calls}{gpu(mode=mode)}{Made('allreduce', 3).line()}{gpu(30_000)}{ends}finalize 0\n"
+    found = recorded(script, abi)
+    before, after = took(20_000, 2), took(30_000, 2)
+    assert close(times(found.job), [before, before, None, after, after])
+    assert found.lacks == {WRONG[mode]: 1}
+    assert Unknown.GPU_TIMES not in found.job.unknown
+
+
+def test_a_time_before_the_call_is_seen_without_an_earlier_one_on_its_channel() -> None:
+    """By what the clocks differed moments ago. Often: a host may stop for longer than that is held true."""
+    script = "".join(f"comm {one} {70 + one} 0 2\n" for one in range(21))
+    for one in range(1, 21):
+        script += gpu() + Made("allreduce", 100).line() + gpu(mode="old") + Made("reduce", one, communicator=one).line()
+    found = recorded(script)
+    rejected = [call is None for call in times(found.job)][1::2]
+    assert sum(rejected) >= 10
+    assert found.lacks == {Lack.IMPLAUSIBLE: sum(rejected)}
+
+
+@pytest.mark.parametrize("abi", [1, 2, 3])
+def test_an_abi_without_the_gpus_clock_is_too_old_and_asked_for_nothing(abi: int, tmp_path: Path) -> None:
+    ran = play(WORLD + CALL * 3, tmp_path, abi, **ASKED)
+    assert ran.stdout == ""
+    found = merge(streams(tmp_path))
+    assert found.too_old
+    assert found.job.ranks[0].calls == 3
+    assert Unknown.GPU_TIMES in found.job.unknown
+    assert not found.lacks
+
+
+@pytest.mark.parametrize("word", ["", "0", "yes"])
+def test_nothing_is_asked_for_unless_the_user_did(word: str, tmp_path: Path) -> None:
+    ran = play(WORLD + CALL, tmp_path, 5, COLLBENCH_RECORD_GPU_TIMES=word)
+    assert ran.stdout == ""
+    (path,) = tmp_path.glob("*.stream")
+    assert path.stat().st_size == 16 << 20
+    found = merge(streams(tmp_path))
+    assert not found.too_old
+    assert Unknown.GPU_TIMES in found.job.unknown
+
+
+def test_all_communicators_of_a_process_are_asked_alike(tmp_path: Path) -> None:
+    script = WORLD + CALL + "comm 1 78 0 2\nfinalize 0\ncomm 2 79 0 2\n" + Made("allreduce", 1, communicator=2).line()
+    assert play(script, tmp_path, 5, **ASKED).stdout == "asks for kernel events\n" * 3
+
+
+@pytest.mark.parametrize("abi", CLOCKED)
+def test_after_a_send_to_oneself_times_of_that_communicator_are_unknown(abi: int) -> None:
+    """NCCL then reports the times of earlier calls, which nothing else would show."""
+    parts = "".join(Made(kind, 100, root=peer).line() for peer in range(4) for kind in ("send", "recv"))
+    other = Made("allreduce", 7, communicator=1).line()
+    script = f"{WORLD}comm 1 78 0 4\n{gpu()}{CALL}(\n{parts})\n{other}{CALL}finalize 0\nfinalize 1\n"
+    found = recorded(script, abi)
+    operations = [found.job.calls[place].operation for place in found.job.ranks[0].unfolded()]
+    assert operations == ["allreduce", "alltoall", "allreduce", "allreduce"]
+    known = took(20_000, 2)
+    # The first and the last call are one phase's position or not: what is said of each is its own time or nothing.
+    assert close(times(found.job)[1:3], [None, known])
+    assert found.lacks == {Lack.SELF: 9}
+
+
+@pytest.mark.parametrize("abi", CLOCKED)
+def test_messages_of_one_group_share_a_channel(abi: int) -> None:
+    """Sends to other ranks alone: their events are told apart by call, not by channel."""
+    parts = "".join(Made(kind, 100 + peer, root=peer).line() for peer in (1, 2, 3) for kind in ("send", "recv"))
+    found = recorded(f"{WORLD}{gpu(5_000, 1)}(\n{parts})\n{CALL}finalize 0\n", abi)
+    assert close(times(found.job), [took(5_000, 1)] * 7)
+
+
+def test_ends_that_come_late_keep_the_order_of_the_calls() -> None:
+    sizes = range(1, 301)
+    calls = "".join(gpu(500, 1, "late" if size % 3 else "fine") + Made("allreduce", size).line() for size in sizes)
+    found = recorded(f"{WORLD}{calls}drain\nfinalize 0\n")
+    assert [found.job.calls[place].size_bytes // 4 for place in found.job.ranks[0].unfolded()] == [*sizes]
+    assert found.job.ranks[0].dropped == 0
+    # What the GPU ran first is reported last here, and may be held against what its channel ran since.
+    known = [time for time in times(found.job) if time is not None]
+    assert len(known) + sum(found.lacks.values()) == 300
+    assert close(known, [0.5] * len(known))
+
+
+def test_ends_that_never_come_hold_nothing_up() -> None:
+    """More than the plugin can hold back: the first ones are kept without a time."""
+    calls = f"repeat 3000\n{CALL}{Made('reduce', 9).line()}end\n"
+    found = recorded(f"{WORLD}{gpu(100, 1, 'late')}{calls}{gpu(100, 1)}{Made('allgather', 8).line()}kill\n")
+    assert found.job.ranks[0].calls == 6001
+    assert found.lacks == {Lack.MISSING: 6000}
+    assert close(times(found.job)[-1:], [0.1])
+
+
+def test_a_communicator_that_ends_lets_its_calls_go() -> None:
+    script = f"{WORLD}comm 1 78 0 2\n{gpu(mode='none')}{CALL}{gpu()}{Made('reduce', 5, communicator=1).line()}"
+    with tempfile.TemporaryDirectory() as folder:
+        play(f"{script}finalize 0\nkill\n", Path(folder), 5, **ASKED)
+        (stream,) = streams(Path(folder))
+    assert len(stream.tail) == 2
+    assert stream.lacks == {**dict.fromkeys(Lack, 0), Lack.MISSING: 1}
+
+
+def test_a_captured_call_has_no_time_however_often_its_graph_runs() -> None:
+    captured = Made("allreduce", 5, captured=True).line()
+    found = recorded(f"{WORLD}{gpu()}{CALL}{captured}repeat 9\nreplay\n{CALL}end\nfinalize 0\n")
+    assert found.lacks == {Lack.CAPTURED: 1}
+    by_call = {
+        found.job.calls[position.call].captured: position.gpu is not None for position in found.job.ranks[0].positions()
+    }
+    assert by_call == {True: False, False: True}
+
+
+def test_steps_are_folded_with_their_times() -> None:
+    """Sums over all repetitions, samples of some, and what is unknown counted apart in each."""
+    step = "".join(gpu(1000 * place, 1) + Made("allreduce", place).line() for place in (1, 2, 3))
+    lost = gpu(mode="none") + Made("allreduce", 1).line()
+    rest = "".join(gpu(1000 * place, 1) + Made("allreduce", place).line() for place in (2, 3))
+    found = recorded(f"{WORLD}repeat 1500\n{step}end\n{lost}{rest}repeat 1500\n{step}end\nfinalize 0\n")
+    (phase,) = found.job.ranks[0].phases
+    assert phase.repetitions == 3001
+    spreads = [position.gpu for position in phase.positions]
+    assert all(spread is not None for spread in spreads)
+    for place, spread in enumerate(spreads, 1):
+        assert spread is not None
+        assert abs(spread.least - place) <= 0.009
+        assert abs(spread.most - place) <= 0.009
+        assert spread.least - 0.001 <= spread.median <= spread.most + 0.001
+    assert found.lacks == {Lack.MISSING: 1}
+    assert len(phase.samples) >= 16
+    for sample in phase.samples:
+        assert all(abs(time - place) <= 0.009 for place, time in enumerate(sample.gpu, 1) if time)
+        assert sum(not time for time in sample.gpu) <= 1
+
+
+def test_the_longest_step_is_folded_with_its_times(tmp_path: Path) -> None:
+    step = "".join(Made("allreduce", count + 1).line() for count in range(16_000))
+    play(f"{WORLD}{gpu(64, 1)}repeat 5\n{step}end\nfinalize 0\n", tmp_path, 5, **ASKED)
+    (path,) = tmp_path.glob("*.stream")
+    assert path.stat().st_size == 24 << 20
+    (rank,) = merge(streams(tmp_path)).job.ranks
+    assert rank.dropped == 0
+    assert rank.calls == 80_000
+    assert all(position.gpu is not None for phase in rank.phases for position in phase.positions)
+
+
+def test_a_kill_at_any_moment_loses_no_call_to_its_time() -> None:
+    """Calls whose end has not come are in the stream, without a time."""
+    chance = random.Random(5)
+    for _ in range(6):
+        done, open_ = chance.randrange(1, 3000), chance.randrange(1, 500)
+        calls = f"repeat {done}\n{CALL}end\n{gpu(100, 1, 'late')}repeat {open_}\n{CALL}end\n"
+        found = recorded(f"{WORLD}{gpu(100, 1)}{calls}kill\n")
+        assert found.job.ranks[0].calls == done + open_
+        assert found.lacks == {Lack.MISSING: open_}
+
+
+def test_waiting_is_told_from_transfer_and_the_late_rank_is_named(tmp_path: Path) -> None:
+    """Rank 1 comes late: rank 0's kernel waits for it, and the shorter one of each pair is the transfer."""
+    for rank, nanoseconds in ((0, 90_000), (1, 40_000)):
+        late = "sleep 20000\n" if rank else ""
+        script = f"comm 0 77 {rank} 2 world\n{gpu(nanoseconds)}repeat 12\n{late}{CALL}end\nfinalize 0\n"
+        play(script, tmp_path, 5, **ASKED)
+    job = merge(streams(tmp_path)).job
+    assert job_file.loads(job_file.dumps(job), "job") == job
+    found = report(job, rank=0)
+    assert found is not None
+    (row,) = found.rows
+    assert row.own == pytest.approx(took(90_000, 2) * 1e-6, abs=2e-8)
+    assert row.transfer == pytest.approx(took(40_000, 2) * 1e-6, abs=2e-8)
+    assert not row.bounded
+    waiting = {one.rank: one.waiting for one in found.ranks}
+    assert waiting[0] == pytest.approx(50e-6, abs=4e-8)
+    assert waiting[1] == pytest.approx(0.0, abs=4e-8)
