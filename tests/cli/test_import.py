@@ -34,8 +34,8 @@ MAKERS = {Source.INSPECTOR: inspector, Source.CHAKRA: chakra, Source.EXECUTION_T
 @pytest.mark.parametrize("source", MAKERS)
 def test_a_job_is_imported_and_shown(source: Source, forced: bool, program: Program, tmp_path: Path) -> None:
     files = [tmp_path / f"trace.{rank}.et" for rank in range(2)]
-    for rank, path in enumerate(files):
-        path.write_bytes(MAKERS[source](rank))
+    for number, path in enumerate(files):
+        path.write_bytes(MAKERS[source](number))
     output = tmp_path / "job.json"
     done = program("import", *(["--from", source.value] if forced else []), "-o", str(output), *map(str, files))
     assert (done.status, done.out) == (0, "")
