@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import UsageError
-from collbench.model.job import Call, Job, JobRank, Phase, PointToPoint
+from collbench.model.job import Call, Job, JobRank, Phase, PointToPoint, Unknown
 from collbench.model.operations import Operation
 from collbench.model.run import ReplayedCall
 from collbench.model.units import format_size
@@ -156,6 +156,11 @@ def step_number(job: Job, phase: int | None) -> int:
 
 
 def _check_whole(job: Job) -> None:
+    if Unknown.ORDER in job.unknown:
+        raise UsageError(
+            "the recording does not say how calls of several groups followed one another, and in another order they "
+            "might wait for ever: record the job with the plugin"
+        )
     missing = sorted(set(range(job.world_size)) - {rank.rank for rank in job.ranks})
     if missing:
         names = ", ".join(map(str, missing[:4])) + (", …" if len(missing) > 4 else "")

@@ -483,14 +483,25 @@ def load_job(path: str | os.PathLike[str]) -> Job:
     return job_file.load(values.path(path))
 
 
-def import_job(traces: Iterable[str | os.PathLike[str]], output: str | os.PathLike[str], *, force: bool = False) -> Job:
-    """Save traces of torch, one of each rank, as one job, and return it (docs/import.md). Raises Error."""
+def import_job(
+    traces: Iterable[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    kind: str | None = None,
+    force: bool = False,
+) -> Job:
+    """Save traces of other tools, one of each rank, as one job, and return it (docs/import.md). Raises Error.
+
+    `kind` is the word of `--from` for all of them; None: each is what it holds.
+    """
     from collbench.api import importing, values
+    from collbench.model.job import IMPORTED, Source
 
     if isinstance(traces, str | bytes | os.PathLike):
         raise UsageError("traces are a list of files, one for each rank")
     files = [values.path(trace) for trace in traces]
-    return importing.import_job(files, values.path(output), force=values.flag("force", force))
+    source = None if kind is None else Source(values.word("kind", kind, IMPORTED))
+    return importing.import_job(files, values.path(output), kind=source, force=values.flag("force", force))
 
 
 def replay(  # noqa: PLR0913 - keywords, each an option of the command line

@@ -9,33 +9,43 @@ import click
 from collbench.cli import options
 from collbench.cli.record import summary
 from collbench.cli.terminal import NOTICES, say
+from collbench.model.job import IMPORTED, Source
 
 _FILE = click.Path(path_type=Path)
 
 
-@click.command(name="import", short_help="Import a job from torch's traces.")
+@click.command(name="import", short_help="Import a job that another tool traced.")
 @options.apply(
     click.option(
         "-o", "--output", metavar="FILE", type=_FILE, help="Save the job in this file.  [default: job.json, here]"
     ),
+    click.option(
+        "--from",
+        "kind",
+        type=click.Choice([one.value for one in IMPORTED]),
+        help="What the traces are.  [default: by what they hold]",
+    ),
     options.force,
 )
 @click.argument("files", nargs=-1, required=True, metavar="TRACE...", type=_FILE)
-def import_job(output: Path | None, force: bool, files: tuple[Path, ...]) -> None:
+def import_job(output: Path | None, kind: str | None, force: bool, files: tuple[Path, ...]) -> None:
     """Save the traces of a job's ranks as one job, which show, replay and predict take.
 
-    Each TRACE is one rank's: what torch.profiler exports (JSON, also .gz), or a dump of torch's Flight Recorder. What
-    a trace does not say stays unknown in the job. docs/import.md says what that is.
+    Each TRACE is one rank's, also gzipped: what torch.profiler exports, a dump of torch's Flight Recorder, JSON lines
+    of NCCL Inspector, a trace of torch's ExecutionTraceObserver, or a Chakra trace. What a trace does not say stays
+    unknown in the job. docs/import.md says what that is.
 
     \b
     Examples:
       collbench import trace-0.json.gz trace-1.json.gz
       collbench import -o job.json /tmp/nccl_trace_rank_*
+      collbench import --from nccl-inspector inspector-logs/*.log
     """
     from collbench.api import importing  # late: it reads files
 
     path = output or Path("job.json")
-    say(summary(importing.import_job(files, path, force=force, notices=NOTICES), path, "imported"))
+    source = Source(kind) if kind else None
+    say(summary(importing.import_job(files, path, kind=source, force=force, notices=NOTICES), path, "imported"))
 
 
 COMMANDS = {"import": import_job}  # "import" is a word of Python's

@@ -21,7 +21,11 @@ class Source(StrEnum):
     FLIGHT_RECORDER = "flight-recorder"  # torch's dump, one file a rank
     KINETO = "kineto"  # torch.profiler's trace, one file a rank
     INSPECTOR = "nccl-inspector"  # NCCL's own plugin's JSON lines
-    CHAKRA = "chakra"  # MLCommons' execution traces
+    CHAKRA = "chakra"  # MLCommons' execution traces, protobuf
+    EXECUTION_TRACE = "pytorch-et"  # torch's ExecutionTraceObserver
+
+
+IMPORTED = tuple(source for source in Source if source is not Source.PLUGIN)  # what other tools write
 
 
 class Unknown(StrEnum):
@@ -34,6 +38,7 @@ class Unknown(StrEnum):
     PAUSES = "pauses"  # when the host made a call
     GPU_TIMES = "gpu-times"  # how long a call's kernel ran
     GRAPH_REPLAYS = "graph-replays"  # a captured call is seen once, not at every replay
+    ORDER = "order"  # how calls of several groups, or sends and receives, followed one another
     OVERLAP = "overlap"  # what computed concurrently
 
 

@@ -45,6 +45,7 @@ _LACKS = {
     Unknown.PAUSES: "when the host made a call: no step time, nobody named late",
     Unknown.GPU_TIMES: "how long kernels ran: no transfer, busbw or waiting",
     Unknown.GRAPH_REPLAYS: "how often a captured graph ran: its calls are counted once",
+    Unknown.ORDER: "how calls of several groups followed one another",
     Unknown.OVERLAP: "what computed concurrently",
 }
 
@@ -360,7 +361,8 @@ def origin(found: Report, against: str) -> Iterator[str]:
     if len(job.ranks) < job.world_size:
         ranks = f"{len(job.ranks)} of {ranks}"
     nccl = f", NCCL {one_line(job.nccl)}" if job.nccl else ""
-    yield f"{'job':<10}{ranks}, by {job.source}{nccl}, started {one_line(job.started)}"
+    started = f", started {one_line(job.started)}" if job.started else ""
+    yield f"{'job':<10}{ranks}, by {job.source}{nccl}{started}"
     if job.command:
         yield f"{'command':<10}{one_line(' '.join(job.command))}"
     if against:

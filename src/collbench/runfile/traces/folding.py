@@ -1,0 +1,166 @@
+"""The traces of a job's ranks as one job: its groups, its calls, and what repeats, with all that is known of times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from collbench.model.errors import UsageError
+from collbench.model.job import Call, Ending, Group, Job, JobRank, Phase, Position, Sample, Unknown
+from collbench.runfile.recorded import fold, spread_of
+from collbench.runfile.traces.trace import Trace, TracedCall
+
+_SAMPLES = 32
+_FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the square, and a trace may have a million
+
+
+def job_of(traces: Sequence[Trace]) -> Job:
+    """Return the traces of a job's ranks as one job. Raises UsageError where none called, or ranks are unclear."""
+    traces = [trace for trace in traces if trace.calls]
+    if not traces:
+        raise UsageError("no trace has a collective: was the job traced while it trained, on every rank?")
+    sources = {trace.source for trace in traces}
+    if len(sources) > 1:
+        raise UsageError(f"traces are of several kinds: {', '.join(sorted(sources))}; import one kind at a time")
+    numbers = _numbered(traces)
+    order = sorted(range(len(traces)), key=lambda place: numbers[place])
+    ranked = [(numbers[place], traces[place]) for place in order]
+    _find_members(ranked)
+    members = [rank for trace in traces for group in trace.members.values() for rank in group]
+    world = max([*(trace.world_size for trace in traces), *(rank + 1 for rank in members), ranked[-1][0] + 1])
+    groups: dict[tuple[str, tuple[int, ...], int], int] = {}
+    made: list[Group] = []
+    calls: dict[Call, int] = {}
+
+    def group_of(trace: Trace, key: str) -> int:
+        who = key, trace.members[key], trace.size(key)
+        if who not in groups:
+            groups[who] = len(made)
+            made.append(Group(who[1], who[2], trace.names[key]))
+        return groups[who]
+
+    def place_of(trace: Trace, call: TracedCall) -> int:
+        asked = Call(
+            call.operation, call.size_bytes, group_of(trace, call.group), call.dtype, root=call.root, peer=call.peer
+        )
+        return calls.setdefault(asked, len(calls))
+
+    starts = [call.start for trace in traces for call in trace.calls if not math.isnan(call.start)]
+    began = min(starts, default=0.0)
+    ranks = tuple(
+        _rank(number, trace, [place_of(trace, call) for call in trace.calls], began) for number, trace in ranked
+    )
+    return Job(
+        source=sources.pop(),
+        started=datetime.fromtimestamp(began / 1e6, UTC).isoformat(timespec="seconds") if 0 < began < 2**52 else "",
+        world_size=world,
+        groups=tuple(made),
+        calls=tuple(calls),
+        ranks=ranks,
+        nccl=next((trace.nccl for trace in traces if trace.nccl), ""),
+        unknown=tuple(_unknown(traces, made, calls)),
+    )
+
+
+def _numbered(traces: Sequence[Trace]) -> list[int]:
+    """Return each trace's rank of the job. Raises UsageError where it is unclear."""
+    numbers: list[int | None] = [*(own_numbers(traces) or (trace.rank for trace in traces))]
+    if None in numbers or len(set(numbers)) < len(numbers):
+        if any(number is not None for number in numbers) and len(traces) > 1:
+            raise UsageError("which rank is which? Name the files by their ranks: trace-0.json, trace-1.json, …")
+        return list(range(len(traces)))
+    return [number or 0 for number in numbers]
+
+
+def own_numbers(traces: Sequence[Trace]) -> list[int] | None:
+    """Return each trace's rank on the communicator of all ranks, which numbers them; None where there is none."""
+    largest = max(size for trace in traces for size in trace.sizes.values())
+    world = next((key for key in traces[0].own if all(trace.own_size(key) == largest for trace in traces)), None)
+    if world is None:
+        return None
+    numbers = [trace.own[world] for trace in traces]
+    if len(set(numbers)) < len(numbers):
+        raise UsageError("two traces are of the same rank: name each process's file once, of one job")
+    return numbers
+
+
+def _find_members(ranked: Sequence[tuple[int, Trace]]) -> None:
+    """Note who is in the groups of which traces say their own rank alone, as far as all of them are here."""
+    found: dict[tuple[str, int], dict[int, int]] = {}
+    for number, trace in ranked:
+        for key, own in trace.own.items():
+            found.setdefault((key, trace.sizes[key]), {})[own] = number
+            trace.world_size = max(trace.world_size, trace.sizes[key])
+    for _, trace in ranked:
+        for key in trace.own:
+            size = trace.sizes[key]
+            members = found[key, size]
+            if len(members) == size and len(set(members.values())) == size:
+                trace.members[key] = tuple(members[own] for own in range(size))
+
+
+def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Mapping[Call, int]) -> Iterator[Unknown]:
+    """Yield what these traces do not say; torch's own kernels' names call every reduction a sum."""
+    all_calls = [call for trace in traces for call in trace.calls]
+    operations = {call.collective for call in calls}
+    yield from [Unknown.REDUCTION] * any(one is not None and one.reduces for one in operations)
+    rooted = [call for call in calls if call.collective is not None and call.collective.rooted]
+    yield from [Unknown.ROOT] * any(call.root is None for call in rooted)
+    yield from [Unknown.PEER] * any(call.collective is None and call.peer is None for call in calls)
+    yield from [Unknown.GROUP_RANKS] * any(not group.ranks for group in groups)
+    yield from [Unknown.PAUSES] * any(math.isnan(call.start) for call in all_calls)
+    yield from [Unknown.GPU_TIMES] * any(math.isnan(call.gpu) for call in all_calls)
+    yield from [Unknown.GRAPH_REPLAYS] * any(trace.replays for trace in traces)
+    yield from [Unknown.ORDER] * any(not trace.ordered for trace in traces)
+    yield Unknown.OVERLAP
+
+
+def _rank(number: int, trace: Trace, places: Sequence[int], began: float) -> JobRank:
+    """Return one rank's calls folded, with all that is known of their times."""
+    starts = np.array([call.start for call in trace.calls]) - began
+    pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
+    gpu = np.array([call.gpu for call in trace.calls])
+    found: dict[tuple[int, ...], list[int]] = {}  # where each repetition of a phase begins
+    order: list[tuple[int, int]] = []
+    folded = (
+        (first + start, period, repetitions)
+        for first in range(0, len(places), _FOLDED_AT_ONCE)
+        for start, period, repetitions in fold(np.array(places[first : first + _FOLDED_AT_ONCE]))
+    )
+    for start, period, repetitions in folded:
+        symbols = tuple(places[start : start + period])
+        begins = found.setdefault(symbols, [])
+        begins += range(start, start + period * repetitions, period)
+        order.append(([*found].index(symbols), repetitions))
+    phases = tuple(_phase(symbols, begins, starts, pauses, gpu) for symbols, begins in found.items())
+    once = len(order) == len(phases)
+    return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, () if once else tuple(order))
+
+
+def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: Any, gpu: Any) -> Phase:
+    length = len(symbols)
+    rows = np.array(begins)[:, None] + np.arange(length)
+
+    def column(values: Any, place: int) -> Any:
+        own = values[rows[:, place]]
+        return own[~np.isnan(own)]
+
+    positions = tuple(
+        Position(symbol, pause=spread_of(column(pauses, place)), gpu=spread_of(column(gpu, place)))
+        for place, symbol in enumerate(symbols)
+    )
+    samples = []
+    for repetition in range(0, len(begins), math.ceil(len(begins) / _SAMPLES)):
+        own = rows[repetition]
+        if not np.isnan(starts[own]).any():
+            known = not np.isnan(gpu[own]).any()
+            samples.append(Sample(repetition, _rounded(starts[own]), _rounded(gpu[own]) if known else ()))
+    return Phase(positions, len(begins), tuple(samples))
+
+
+def _rounded(values: Any) -> tuple[float, ...]:
+    return tuple(round(float(value), 3) for value in values)

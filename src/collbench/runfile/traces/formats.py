@@ -1,0 +1,95 @@
+"""The formats of traces: how each is recognised by what a file holds, and read."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from collbench.model.errors import RunFileError
+from collbench.model.job import Source
+from collbench.model.printable import one_line
+from collbench.runfile.traces import chakra, execution_trace, flight_recorder, inspector, kineto
+from collbench.runfile.traces.content import Content
+from collbench.runfile.traces.trace import Trace, Unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format. `holds` recognises it, `traces` reads it, `lost` says why calls may be missing."""
+
+    what: str
+    holds: Callable[[Content], bool]
+    traces: Callable[[Content], list[Trace]]
+    lost: str = "the trace has not kept them"
+
+
+# In the order in which a file is asked: lines of JSON before one JSON, and protobuf before a pickle.
+FORMATS = {
+    Source.INSPECTOR: Format(
+        "JSON lines of NCCL Inspector",
+        inspector.holds,
+        inspector.traces,
+        "they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, or the plugin's ring had no room for them",
+    ),
+    Source.CHAKRA: Format("a Chakra trace (protobuf)", chakra.holds, chakra.traces),
+    Source.KINETO: Format("a trace of torch.profiler", kineto.holds, kineto.traces),
+    Source.FLIGHT_RECORDER: Format(
+        "a dump of torch's Flight Recorder",
+        flight_recorder.holds,
+        flight_recorder.traces,
+        "the Flight Recorder's ring had no room for them (TORCH_FR_BUFFER_SIZE)",
+    ),
+    Source.EXECUTION_TRACE: Format(
+        "an execution trace of torch's ExecutionTraceObserver", execution_trace.holds, execution_trace.traces
+    ),
+}
+
+
+def read(paths: Sequence[Path], forced: Source | None = None) -> list[Trace]:
+    """Read the traces of a job's ranks, of the kind that is forced or that each file holds. Raises RunFileError."""
+    return [trace for path in paths for trace in _read(path, forced, len(paths))]
+
+
+def _read(path: Path, forced: Source | None, files: int) -> list[Trace]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunFileError(f"cannot read trace {one_line(str(path))}: {error.strerror}") from error
+    try:
+        return parse(data, path.name, forced, files)
+    except Unreadable as error:
+        raise RunFileError(f"trace {one_line(str(path))}: {error}") from error
+
+
+def parse(data: bytes, name: str, forced: Source | None = None, files: int = 1) -> list[Trace]:
+    """Return the traces in a file's bytes; its name may hold the rank, and `files` is how many are imported with it.
+
+    Raises Unreadable, which read() words.
+    """
+    if data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise Unreadable(f"it cannot be decompressed: {error}") from error
+    content = Content(data, _rank_in(name), files)
+    asked = FORMATS if forced is None else {forced: FORMATS[forced]}
+    for format_ in asked.values():
+        if format_.holds(content):
+            return format_.traces(content)
+    if forced is not None:
+        raise Unreadable(f"it is not {FORMATS[forced].what}")
+    content.check()
+    raise Unreadable(
+        "it is none of the traces that can be imported: " + ", ".join(one.what for one in FORMATS.values())
+    )
+
+
+def _rank_in(name: str) -> int | None:
+    """Return the rank that a file is named by: the last number before its endings, rank_3.json or trace-3.json.gz."""
+    stem = re.sub(r"(\.(json|gz|pt|trace|kineto|fr|pkl|pickle|et))+$", "", name)
+    found = re.search(r"(\d+)$", stem)
+    return int(found[1]) if found and len(found[1]) < 7 else None

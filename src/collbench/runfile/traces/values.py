@@ -1,0 +1,81 @@
+"""Values of files that anybody may have written: each is what it should be, or nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, TypeGuard
+
+MOST_RANKS = 2**24
+MOST_ELEMENTS = 2**50
+
+
+def fields(value: Any) -> dict[Any, Any]:
+    """Return an object's fields; {} of what is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: Any) -> list[Any]:
+    """Return a list's items; [] of what is none."""
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def text(value: Any) -> str:
+    """Return a text; "" of what is none."""
+    return value if isinstance(value, str) else ""
+
+
+def natural(value: Any) -> TypeGuard[int]:
+    """True for a whole number from 0 on, of less than 63 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+
+
+def number(value: Any) -> float:
+    """Return a number from 0 on; NaN of what is none."""
+    found = float(value) if isinstance(value, int | float) and abs(value) < 2**62 else math.nan
+    return found if found >= 0 and math.isfinite(found) else math.nan
+
+
+def hashable(value: Any) -> Any:
+    """Return a number or text by which something else is found; None of anything else."""
+    return value if isinstance(value, int | str) else None
+
+
+def rank(value: Any) -> int | None:
+    """Return a rank; None of what cannot be one."""
+    return value if natural(value) and value < MOST_RANKS else None
+
+
+def size(value: Any) -> int:
+    """Return how many ranks there are; 0 where it is not said."""
+    return rank(value) or 0
+
+
+def naturals(value: Any) -> list[int]:
+    """Return the numbers of a list, or of its text "[0, 1]"; none of what is cut short or no such list."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return []
+    return items(value) if all(map(natural, items(value))) else []
+
+
+def ranks(value: Any) -> tuple[int, ...]:
+    """Return ranks of a list or its text; () of what is no list of different ranks."""
+    found = naturals(value)
+    return tuple(found) if len(set(found)) == len(found) and max(found, default=0) < MOST_RANKS else ()
+
+
+def elements(value: Any) -> int:
+    """Return a tensor's elements; −1 of what cannot be their number."""
+    return value if natural(value) and value < MOST_ELEMENTS else -1
+
+
+def shaped(shapes: Any) -> list[int]:
+    """Return the elements of each tensor by its shape; −1 of what is none."""
+    found = []
+    for shape in map(items, items(shapes)):
+        known = len(shape) < 64 and all(map(natural, shape))
+        found.append(elements(math.prod(shape)) if known else -1)
+    return found

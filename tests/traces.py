@@ -1,0 +1,109 @@
+"""Traces as other tools write them, made from scratch: by an encoder that shares nothing with the readers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+
+def inspected(
+    function: str,
+    number: int,
+    size_bytes: int,
+    *,
+    rank: int = 0,
+    ranks: int = 2,
+    communicator: str = "0x7f8c496ae9f661",
+    name: str = "unknown",
+    pid: int = 100,
+    peer: int | None = None,
+    start: int | None = None,
+    lasted: int = 10,
+    source: str = "kernel_gpu",
+) -> bytes:
+    """Return a line of NCCL Inspector's, with the keys and in the order of inspector_json.cc."""
+    kind = "coll" if peer is None else "p2p"
+    call: dict[str, Any] = {kind: function, f"{kind}_sn": number}
+    call |= {} if peer is None else {"p2p_peer": peer}
+    call |= {f"{kind}_msg_size_bytes": size_bytes, f"{kind}_exec_time_us": lasted, f"{kind}_timing_source": source}
+    call |= {f"{kind}_algobw_gbs": 1.5, f"{kind}_busbw_gbs": 1.5}
+    if start is not None:
+        call["event_trace_ts"] = {f"{kind}_start_ts": start, f"{kind}_stop_ts": start + 3, "kernel_events": []}
+    about = {"inspector_output_format_version": "v4.0", "git_rev": "", "rec_mechanism": "nccl_profiler_interface"}
+    about |= {"dump_timestamp_us": 1748030377748202, "hostname": "node", "pid": pid}  # type: ignore[dict-item]
+    header = {"id": communicator, "comm_name": name, "rank": rank, "n_ranks": ranks, "nnodes": 1}
+    return json.dumps({"header": header, "metadata": about, f"{kind}_perf": call}).encode() + b"\n"
+
+
+def observed(nodes: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]] = ()) -> bytes:
+    """Return an execution trace of torch with these nodes, and one that lists its process groups."""
+    listed = {"id": 3, "name": "## process_group:init ##", "inputs": {"values": [json.dumps(list(groups))]}}
+    fields = {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "time": "2026-11-23 04:11:58", "start_ts": 29776632}
+    return json.dumps({**fields, "nodes": [listed, *nodes], "finish_ts": 29776633}).encode()
+
+
+def noted(
+    name: str,
+    given: int,
+    got: int,
+    *,
+    number: int = 10,
+    rank: int = 0,
+    group: str = "0",
+    dtype: str = "Float",
+    **more: Any,
+) -> dict[str, Any]:
+    """Return a node about a call of NCCL: arguments in the order of ParamCommsUtils.hpp, then its attributes."""
+    words = {"rf_id": number, "collective_name": name, "dtype": dtype, "in_msg_nelems": given, "out_msg_nelems": got}
+    words |= {"in_split_size": "[]", "out_split_size": "[]", "pg_name": group, "pg_desc": "default_pg", **more}
+    values = [[5, 6, 0, given, 4, "cuda:0"], [number, False], [group, "default_pg"], rank, name, [], [], 0, 1, 4, True]
+    attributes = [{"name": key, "type": "string", "value": value} for key, value in words.items()]
+    return {"id": number, "name": "record_param_comms", "inputs": {"values": values}, "attrs": attributes}
+
+
+def _varint(value: int) -> bytes:
+    value &= 2**64 - 1
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _field(number: int, value: bytes | float) -> bytes:
+    if isinstance(value, bytes):
+        return _varint(number << 3 | 2) + _varint(len(value)) + value
+    if isinstance(value, float):
+        return _varint(number << 3 | 1) + struct.pack("<d", value)
+    return _varint(number << 3) + _varint(value)
+
+
+def delimited(*messages: bytes) -> bytes:
+    """Return messages, each behind its length."""
+    return b"".join(_varint(len(message)) + message for message in messages)
+
+
+def node(number: int, kind: int, *, lasted: int = 0, values: str = "", types: str = "", **attributes: Any) -> bytes:
+    """Return a node of Chakra's: attributes are texts, bools, lists of bools, floats or whole numbers (int64)."""
+    name = b"## process_group:init ##" if kind == 1 else b"ncclDevKernel"
+    found = _field(1, number) + _field(2, name) + _field(3, kind) + _field(4, number - 1) + _field(7, lasted)
+    found += _field(8, _field(1, values.encode()) + _field(3, types.encode()))
+    for key, value in attributes.items():
+        match value:
+            case bool():
+                held = _field(27, int(value))
+            case int():
+                held = _field(9, value)
+            case float():
+                held = _field(3, value)
+            case list():
+                held = _field(28, _field(1, bytes(map(int, value))))
+            case _:
+                held = _field(29, value.encode())
+        found += _field(10, _field(1, key.encode()) + held)
+    return found
+
+
+ABOUT = _field(1, b"0.0.4") + _field(2, _field(1, b"schema") + _field(29, b"1.1.1-chakra.0.0.4"))
