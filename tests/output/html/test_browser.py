@@ -70,7 +70,7 @@ def readout(tab: Page) -> str:
     return tab.locator("article:visible .readout").inner_text()
 
 
-def test_hovering_a_cell_reads_what_the_run_file_holds(opened: Open, recorded_page: str) -> None:
+def test_cells_and_curves_hold_what_the_run_file_holds(opened: Open, recorded_page: str) -> None:
     tab = opened(recorded_page)
     for operation, size, row, column in (
         ("ce-write", "1G", 0, 1),
@@ -93,6 +93,19 @@ def test_hovering_a_cell_reads_what_the_run_file_holds(opened: Open, recorded_pa
             assert f"{name}\n{text}" in reported, operation
         assert "95 % interval\n" in reported, operation
         assert "tier\n1, " in reported, operation
+    # The curve of a chosen cell has its intervals, theory and figures.
+    choose(tab, Operation="sm-read")
+    cell(tab, "GPU2", "GPU3").click()
+    chart = tab.locator("article:visible figure")
+    assert "sm-read: bandwidth of GPU2 → GPU3" in chart.locator("figcaption").inner_text()
+    assert chart.locator("svg .curve").count() == 12  # 4 · 3 links
+    assert chart.locator("svg .chosen").count() == 1
+    assert chart.locator("svg .dot").count() == chart.locator("svg .whisker").count() == 14  # one a size
+    assert chart.locator("svg .theory-name").inner_html() == "theory NV18 450.0 GB/s"
+    assert "NV18" in chart.locator("svg .end").all_text_contents()
+    chart.locator("summary").click()
+    last = chart.locator("tbody tr").last.inner_text().split("\t")
+    assert last[:2] == ["1G", f"{recorded_gbs('sm-read', [2, 3], GIB):.1f} GB/s"]
     choose(tab, Operation="allreduce", Size="4M", Figure="time, µs")
     choose(tab, Operation="ce-read")  # what a reader chose is kept
     assert "ce-read at 4M: time, µs" in tab.locator(".title").inner_text()
@@ -101,6 +114,7 @@ def test_hovering_a_cell_reads_what_the_run_file_holds(opened: Open, recorded_pa
 def test_time_fits_and_directions_can_be_chosen(opened: Open) -> None:
     tab = opened(page(by_hand(slow=360.0)))
     choose(tab, Operation="ce-write")
+    assert "failed" not in tab.locator(".legend").inner_text()
     assert cell(tab, "GPU0", "GPU1").inner_text() == "360.0"
     assert cell(tab, "GPU1", "GPU0").inner_text() == "400.0"
     choose(tab, Direction="row receives from column")
@@ -145,22 +159,6 @@ def test_a_keyboard_walks_the_map_and_turns_through_the_sizes(opened: Open, reco
     assert tab.locator("[role=grid] td[tabindex='0']").count() == 1
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert tab.evaluate(outline) == "solid"
-
-
-def test_the_curve_of_a_chosen_cell_has_its_intervals_theory_and_figures(opened: Open, recorded_page: str) -> None:
-    tab = opened(recorded_page)
-    choose(tab, Operation="sm-read")
-    cell(tab, "GPU2", "GPU3").click()
-    chart = tab.locator("article:visible figure")
-    assert "sm-read: bandwidth of GPU2 → GPU3" in chart.locator("figcaption").inner_text()
-    assert chart.locator("svg .curve").count() == 12  # 4 · 3 links
-    assert chart.locator("svg .chosen").count() == 1
-    assert chart.locator("svg .dot").count() == chart.locator("svg .whisker").count() == 14  # one a size
-    assert chart.locator("svg .theory-name").inner_html() == "theory NV18 450.0 GB/s"
-    assert "NV18" in chart.locator("svg .end").all_text_contents()
-    chart.locator("summary").click()
-    last = chart.locator("tbody tr").last.inner_text().split("\t")
-    assert last[:2] == ["1G", f"{recorded_gbs('sm-read', [2, 3], GIB):.1f} GB/s"]
 
 
 def test_a_light_and_a_dark_screen_get_their_own_theme_and_it_can_be_turned(opened: Open) -> None:
@@ -298,6 +296,7 @@ def test_the_slower_direction_of_a_link_that_failed_is_the_failed_one(opened: Op
 
 def test_failed_not_measured_and_the_diagonal_look_different(opened: Open) -> None:
     tab = opened(page(unlike_links()))
+    assert readout(tab).startswith("GPU2 → GPU3\n")  # the best link is chosen first
     texts = {name: cell(tab, *name).inner_text() for name in (("GPU1", "GPU3"), ("GPU0", "GPU3"), ("GPU2", "GPU2"))}
     assert list(texts.values()) == ["✕", "–", ""]  # failed, not measured, no link
     failed = cell(tab, "GPU1", "GPU3")
@@ -311,13 +310,9 @@ def test_failed_not_measured_and_the_diagonal_look_different(opened: Open) -> No
     failed.hover()
     assert "hang: no answer in 5 s" in readout(tab)
     assert "\nfailed\n" in readout(tab)
-    tab = opened(page(by_hand()))
-    assert "failed" not in tab.locator(".legend").inner_text()
 
 
-def test_the_best_link_is_chosen_first(opened: Open) -> None:
-    tab = opened(page(unlike_links()))
-    assert readout(tab).startswith("GPU2 → GPU3\n")
+def test_the_best_pair_is_chosen_first(opened: Open) -> None:
     tab = opened(page(pair_run(4, lambda a, b: 400.0 if (a, b) == (1, 2) else 300.0)))
     assert readout(tab).startswith("GPU1, GPU2\n")
 
