@@ -43,9 +43,11 @@ pairs: $(INSTALLED) build  ## install, then measure every pair of this machine's
 	@$(BIN)/collbench pairs $(ARGS)
 
 # Tests start hundreds of processes: images that forbid bytecode would let each compile all our modules. The large packages
-# are compiled by one process, before several load them at once.
+# are compiled by one process, before several load them at once; so are, in a fresh clone, the tests, beside it.
 test: $(INSTALLED)-test build $(INSTALLED)-browser  ## install, then run every test that needs no GPU
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import hypothesis, matplotlib.pyplot, pandas, scipy.stats, torch.distributed.run'
+	@export PYTHONDONTWRITEBYTECODE=; [ -d tests/cli/__pycache__ ] || \
+	    $(BIN)/python -m pytest --ignore=tests/gpu --collect-only -qq >/dev/null 2>&1 & \
+	    $(BIN)/python -c 'import hypothesis, matplotlib.pyplot, pandas, scipy.stats, torch.distributed.run' && wait
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --ignore=tests/gpu --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no network

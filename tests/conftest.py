@@ -18,8 +18,16 @@ from hypothesis import settings
 
 from tests.native.fakes import Fakes, build
 
-settings.register_profile("collbench", derandomize=True, deadline=None)
+# Forty examples, always the same: a mistake that only a hundredth shows belongs into a test of its own.
+settings.register_profile("collbench", derandomize=True, deadline=None, max_examples=40)
 settings.load_profile("collbench")
+
+# Several processes share two cores, where the threads of OpenBLAS would wait for each other at full speed. Set before
+# any test loads numpy, and passed on to what tests start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Collecting makes a million objects that all stay: looking through them again and again would find nothing.
+gc.disable()
 
 # A test run in the background (nohup, some CI runners) has SIGINT or SIGHUP ignored, and so would every program that it
 # starts: the tests of Ctrl-C and of a closed terminal would wait for ever. What is not ignored here, is not there.
@@ -33,6 +41,7 @@ _HERE = Path(__file__).parent
 def pytest_collection_finish() -> None:
     """Let no garbage collection look through thousands of collected tests again."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from hypothesis import strategies as st
 
@@ -53,7 +54,7 @@ def made_job(
     table = tuple(dict.fromkeys(Call(operation, size, 0, "bfloat16") for operation, size in sent))
     places = [table.index(Call(operation, size, 0, "bfloat16")) for operation, size in sent]
     most = max((late or {}).values(), default=0.0)
-    period, issued = sum(pauses), [sum(pauses[: place + 1]) for place in range(len(pauses))]
+    period, issued = sum(pauses), list(accumulate(pauses))
     found = []
     for rank in range(ranks):
         mine = (late or {}).get(rank, 0.0)

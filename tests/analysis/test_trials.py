@@ -32,10 +32,10 @@ def worse(found: Comparison) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", ["hgx-h200", "dgx-1v", "pcie-4-two-bridges"])
 def test_a_healthy_machine_is_never_worse_than_itself(name: str) -> None:
-    assert [worse(compared(name, seed, None)) for seed in range(4)] == [[]] * 4
+    assert [worse(compared(name, seed, None)) for seed in range(2)] == [[]] * 2
 
 
 @pytest.mark.parametrize("name", ["hgx-h200", "dgx-1v", "pcie-4-two-bridges"])
 def test_a_link_that_became_8_percent_slower_is_found_and_no_other(name: str) -> None:
-    for seed in range(3):
+    for seed in range(2):
         assert {frozenset(members) for members in worse(compared(name, seed, 0.92))} == {frozenset((0, 1))}

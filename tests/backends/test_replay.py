@@ -6,6 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,16 +23,19 @@ from collbench.model.operations import Registration
 from collbench.model.run import Pauses
 from tests.replay_jobs import data_parallel, job_of, jobs, pipeline
 
-torch = pytest.importorskip("torch")
 CORES = sorted(os.sched_getaffinity(0))
 RANKS = 3
+pytestmark = [
+    pytest.mark.usefixtures("loaded_torch"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is absent"),
+]
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[ReplayWorld]:
+def world(loaded_torch: None) -> Iterator[ReplayWorld]:
     made = ReplayWorld("host", [CORES[rank % len(CORES)] for rank in range(RANKS)])
     try:
-        assert made.join().torch == torch.__version__
+        assert made.join().torch == version("torch")
         yield made
     finally:
         made.close()
@@ -118,6 +123,8 @@ def test_what_the_backend_lacks_is_one_line(world: ReplayWorld) -> None:
 
 
 def buffers(post: Post, rank: int, members: Sequence[int]):  # type: ignore[no-untyped-def]  # the type loads torch
+    import torch
+
     from collbench.backends.replay_worker import buffers_of
 
     made = buffers_of(post, rank, members, 0, torch.device("cpu"))
@@ -126,6 +133,8 @@ def buffers(post: Post, rank: int, members: Sequence[int]):  # type: ignore[no-u
 
 
 def wrong(made) -> int:  # type: ignore[no-untyped-def]
+    import torch
+
     count = torch.zeros((), dtype=torch.int64)
     made.wrong(count)
     return int(count)
@@ -134,6 +143,8 @@ def wrong(made) -> int:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("members", [(0, 1), (1, 4, 6), (0, 1, 2, 3)])
 def test_what_must_arrive_is_what_the_others_send(members: tuple[int, ...]) -> None:
     """By hand, from what each rank sends: no library between."""
+    import torch
+
     ranks, size = len(members), 48 * len(members) * 4
 
     def all_of(operation: str, reduction: str = "", root: int | None = None):  # type: ignore[no-untyped-def]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,14 +64,14 @@ def test_what_is_unknown_is_null_and_a_dash(program: Program, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("what", "job"),
     [
-        ("a thousand ranks", made_job(DDP, ranks=1000, late={7: 300.0}, kept=2)),
-        ("ten thousand calls", made_job([("allreduce", 8 * (1 + at % 30)) for at in range(10_000)], kept=1)),
-        ("one rank", made_job(DDP, ranks=1)),
-        ("groups of no known ranks", replace(made_job(DDP, ranks=4), groups=(Group((), 4),))),
+        ("a thousand ranks", lambda: made_job(DDP, ranks=1000, late={7: 300.0}, kept=2)),
+        ("ten thousand calls", lambda: made_job([("allreduce", 8 * (1 + at % 30)) for at in range(10_000)], kept=1)),
+        ("one rank", lambda: made_job(DDP, ranks=1)),
+        ("groups of no known ranks", lambda: replace(made_job(DDP, ranks=4), groups=(Group((), 4),))),
     ],
 )
-def test_large_and_odd_jobs_stay_short(program: Program, tmp_path: Path, what: str, job: Job) -> None:
-    job_file.save(job, tmp_path / "job.json")
+def test_large_and_odd_jobs_stay_short(program: Program, tmp_path: Path, what: str, job: Callable[[], Job]) -> None:
+    job_file.save(job(), tmp_path / "job.json")
     said = program("show", str(tmp_path / "job.json"))
     assert (said.status, said.err) == (0, ""), what
     lines = said.out.splitlines()

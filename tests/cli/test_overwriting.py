@@ -189,9 +189,20 @@ def test_a_link_in_the_place_of_the_journal_is_not_followed(here: Program, tmp_p
     assert (tmp_path / "train.py").read_text() == "print('mine')\n"
 
 
-@pytest.mark.parametrize("words", ["export run.json --format csv -o {}", f"pairs {SIM} -o {{}}"])
-@pytest.mark.parametrize("place", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "mine"])
-@pytest.mark.parametrize("kind", ["pipe", "file"])
+EXPORT, MEASURE = "export run.json --format csv -o {}", f"pairs {SIM} -o {{}}"
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "kind"),
+    [
+        (EXPORT, "/dev/stdout", "pipe"),
+        (EXPORT, "/dev/fd/1", "file"),
+        (EXPORT, "/proc/self/fd/1", "pipe"),
+        (EXPORT, "mine", "file"),
+        (MEASURE, "/dev/stdout", "file"),
+        (MEASURE, "mine", "pipe"),
+    ],
+)
 def test_standard_output_is_written_to_whatever_it_is(here: Program, words: str, place: str, kind: str) -> None:
     """With what was printed before, and nothing replaced: a shell's > file holds both."""
     Path("mine").symlink_to("/dev/stdout")

@@ -43,7 +43,7 @@ def machine(name: str, *faults: Fault) -> tuple[str, ...]:
 def test_a_pair_that_hangs_is_the_first_line_and_the_status_of_what_measures(
     program: Program, words: tuple[str, ...]
 ) -> None:
-    said = program(*words, *machine("hgx-h200", HANGS))
+    said = program(*words, *machine("nvlink-pairs-2x2", HANGS))
     assert said.status == 4, said.err
     assert "GPU2-GPU3: " in said.out.splitlines()[0]
     assert "hang" in said.out.splitlines()[0]

@@ -60,9 +60,7 @@ def taken(said: Said) -> str:
     [
         ("from a saved run", ["--auto-select", "2"], {}),
         ("by hand", ["--devices", "0,3"], {}),
-        ("all of them", ["--auto-select", "4"], {}),
         ("of those that a scheduler leaves", ["--auto-select", "2"], {"CUDA_VISIBLE_DEVICES": "0,2,3"}),
-        ("of a run that is named", ["--auto-select", "2", "--run", "state/collbench/runs/mine.json"], {}),
     ],
 )
 def test_nvml_starts_once_and_cuda_never(

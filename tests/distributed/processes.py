@@ -22,7 +22,7 @@ COLLBENCH = [sys.executable, "-m", "collbench"]
 # all of it.
 STORE_ONLY = Path(__file__).with_name("store_only")
 # What a test may not inherit from the job that it runs in.
-_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "TORCHELASTIC_", "GLOO_")
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "TORCHELASTIC_", "GLOO_")
 
 
 def free_port() -> int:
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 def environment(tmp_path: Path, **variables: object) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     ours = {"XDG_STATE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "NO_COLOR": "1"}
     return kept | ours | {name: str(value) for name, value in variables.items()}
 

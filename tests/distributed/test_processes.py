@@ -21,7 +21,9 @@ from collbench.distributed.store import Store
 from collbench.model.errors import BackendError
 from collbench.model.operations import Operation, Work
 from collbench.runfile import run_file
+from tests.cli.program import Program
 from tests.distributed.processes import (
+    LAUNCHERS,
     STORE_ONLY,
     as_mpirun,
     as_slurm,
@@ -36,6 +38,14 @@ from tests.distributed.processes import (
 )
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Program:
+    """The program in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return Program(monkeypatch, capsys)
 
 
 def test_torchrun_measures_once_prints_once_and_verifies_every_element(tmp_path: Path) -> None:
@@ -55,7 +65,7 @@ def test_torchrun_measures_once_prints_once_and_verifies_every_element(tmp_path:
 
 
 def test_mpirun_measures_pairs(tmp_path: Path) -> None:
-    words = ["pairs", "--operations", "allreduce,broadcast", "--backend", "host", "--sizes", "8,4K", "--quick", "-v"]
+    words = ["pairs", "--operations", "allreduce,broadcast", "--backend", "host", "--sizes", "4K", "--quick", "-v"]
     port = free_port()
     with started(tmp_path, words, [as_mpirun(rank, 3, port) for rank in range(3)]) as processes:
         (status, out, err), *others = ends(processes)
@@ -73,20 +83,29 @@ def test_mpirun_measures_pairs(tmp_path: Path) -> None:
     [
         ("copies", ["copies", "--backend", "host"], "time collectives"),
         ("all of pairs", ["pairs", "--backend", "host"], "pairs --operations allreduce,broadcast"),
+        ("a wait that is none", ["allreduce", "--backend", "host"], "COLLBENCH_JOIN_SECONDS=soon: write whole seconds"),
         ("labels", ["topo"], "topo was started in several processes"),
         ("training", ["train", "--auto-select", "2", "x.py"], "train starts torchrun itself"),
         ("devices", ["allreduce", "--backend", "host", "--devices", "0,1"], "--devices is for one process"),
         ("a word that is no option", ["allreduce", "--bckend", "host"], "--bckend"),
     ],
 )
-def test_what_is_for_one_process_is_refused_once(title: str, words: list[str], says: str, tmp_path: Path) -> None:
-    with started(tmp_path, words, [as_slurm(rank, 2, 1) for rank in range(2)]) as processes:
-        (status, out, err), other = ends(processes)
-    assert (status, out) == (2, "")
-    assert err.startswith("collbench: ")
-    assert err.count("\n") == 1
-    assert says in err
-    assert other == (0, "", "")
+def test_what_is_for_one_process_is_refused_once(
+    title: str, words: list[str], says: str, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+        monkeypatch.delenv(name)
+    if "soon" in says:
+        monkeypatch.setenv("COLLBENCH_JOIN_SECONDS", "soon")
+    for rank in range(2):
+        for name, value in as_slurm(rank, 2, 1).items():
+            monkeypatch.setenv(name, str(value))
+        said = program(*words)
+        if rank == 0:
+            assert (said.status, said.out) == (2, ""), title
+            assert says in said.line, title
+        else:
+            assert (said.status, said.out, said.err) == (0, "", ""), title
 
 
 # As long as nobody ends it: no data point ever settles.
@@ -155,14 +174,6 @@ def test_a_rank_that_waits_ends_at_once_when_rank_0_does(tmp_path: Path) -> None
         status, out, err = ends([first, second])[1]
     assert (status, out) == (1, "")
     assert err.splitlines()[-1] == "collbench: rank 1 stops: rank 0 is gone, and its output says why"
-
-
-def test_a_wait_that_is_none_is_refused_once(tmp_path: Path) -> None:
-    places = [as_slurm(rank, 2, 1, COLLBENCH_JOIN_SECONDS="soon") for rank in range(2)]
-    with started(tmp_path, ["allreduce", "--backend", "host"], places) as processes:
-        (status, _, err), other = ends(processes)
-    assert (status, other) == (2, (0, "", ""))
-    assert err == "collbench: COLLBENCH_JOIN_SECONDS=soon: write whole seconds, 1 to 86400\n"
 
 
 REQUEST = Request(

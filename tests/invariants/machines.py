@@ -49,8 +49,8 @@ COLLECTIVES = tuple(Work(operation) for operation in Operation if operation.is_c
 
 
 def tried(share: float = 1.0) -> Callable[[Any], Any]:
-    """Return how many machines a property is tried on: a share of the variable's, else of 16."""
-    many = max(1, int((_MANY or 16) * share))
+    """Return how many machines a property is tried on: a share of the variable's, else of 10."""
+    many = max(1, int((_MANY or 10) * share))
     # A smaller seed is no simpler machine: nothing is gained by shrinking, which takes minutes.
     phases = (Phase.explicit, Phase.generate)
     return settings(max_examples=many, derandomize=not _MANY, deadline=None, database=None, phases=phases)

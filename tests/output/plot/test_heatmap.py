@@ -156,8 +156,12 @@ def test_a_simulated_machine_is_named_so_in_title_text_and_tips() -> None:
     assert found.tips["square-0-1"].startswith("sim GPU0-GPU1")
 
 
-@pytest.mark.parametrize("hosts", ["", "n1", "rack-17-node-003-of-the-first-cluster-"])
-@pytest.mark.parametrize("count", [2, 5, 12])
+LONG = "rack-17-node-003-of-the-first-cluster-"
+
+
+@pytest.mark.parametrize(
+    ("count", "hosts"), [(2, ""), (5, "n1"), (2, LONG), (12, LONG)], ids=["2", "5, hosts", "2, long", "12, long"]
+)
 def test_no_word_is_cut_off_or_covers_another(count: int, hosts: str) -> None:
     run = links(count)
     devices = tuple(replace(device, host=f"{hosts}{device.index % 2}" if hosts else "") for device in run.devices)
