@@ -6,9 +6,9 @@
 
 `measure` leaves in FOLDER curves of three collectives with P2P and without (curves-ARM-OPERATION.json), factors beside
 compute (overlap-ARM-OPERATION.json), and for each job of recorded_job.py what `collbench record --gpu-times` saw with
-P2P (JOB-job.json) and each rank's median step in both arms (JOB-ARM-RANK.json). `judge` predicts the step without P2P from the record, the curves and the factors; of the job
-without P2P nothing is used but to compare. It exits with 1 where a bar is missed: 5 % of the step, 25 % of the extra
-time that the step took without P2P.
+P2P (JOB-job.json) and each rank's median step in both arms (JOB-ARM-RANK.json). `judge` predicts the step without P2P
+from the record, the curves and the factors; of the job without P2P nothing is used but to compare. It exits with 1
+where a bar is missed: 5 % of the step, 25 % of the extra time that the step took without P2P.
 """
 
 from __future__ import annotations
