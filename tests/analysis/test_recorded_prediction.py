@@ -35,7 +35,8 @@ def sent(pause: float, before: float, after: float, lane: int = 0, **more: float
         ("transfers that outlast all pauses", [sent(1.0, 0.5, 9.0)], (9.0, 9.5, 9.5)),
         ("faster links", [sent(1.0, 0.5, 0.1)], (0.6, 0.6, 1.0)),
         ("kernels of two groups at once", [sent(1.0, 1.0, 2.0, 0), sent(0.0, 1.0, 2.0, 1)], (2.0, 2.0, 2.0)),
-        ("compute slows down beside them", [sent(2.0, 0.5, 1.0, compute=1.2)], (2.1, 2.5, 2.5)),
+        ("a GPU that waits for its host has time to lose", [sent(2.0, 0.5, 1.0, compute=1.2)], (2.0, 2.5, 2.5)),
+        ("compute slows down beside them", [sent(2.0, 0.5, 1.0, compute=3.0)], (2.0, 2.5, 3.0)),
     ],
 )
 def test_steps_of_known_answers(what: str, calls: list[Sent], expected: tuple[float, float, float]) -> None:

@@ -129,9 +129,10 @@ def bounds(calls: Sequence[Sent]) -> StepBounds:
     """Return a step's bounds. On the links that were recorded they are the recorded step, and all three are equal.
 
     One bound takes each transfer as waited for: the step changes by all that they change. The other takes each as
-    hidden while the step lasts: it grows where one group's transfers outlast it, and by what compute loses beside
-    longer ones. Neither is ever less than with faster links. In between transfers run from the host's call on, one at
-    a time in each group, and the step ends when all are through.
+    hidden while the step lasts: it grows where one group's transfers outlast it. The most that a step can take is the
+    larger one, or that of hidden transfers where the GPU also waits for all that compute loses beside longer ones: a
+    GPU that waits for its host has time for that. None is ever less than with faster links. In between transfers run
+    from the host's call on, one at a time in each group, and the step ends when all are through.
     """
     period = sum(one.pause for one in calls)
     before = sum(one.before for one in calls)
@@ -150,11 +151,14 @@ def bounds(calls: Sequence[Sent]) -> StepBounds:
         lanes: dict[int, float] = defaultdict(float)
         for one in calls:
             lanes[one.lane] += max(_beside(one, which), one.after[which]) * own[one.lane]
-        slowed = sum((one.compute - 1) * max(0.0, one.after[which] - one.before) for one in calls) * shrink
-        most = max((one.compute for one in calls), default=1.0) - 1
-        return max(period + min(slowed, most * period), *lanes.values()) if lanes else period
+        return max(period, *lanes.values()) if lanes else period
 
-    ends = [(min(serial(at), hidden(at)), max(serial(at), hidden(at))) for at in range(3)]
+    def slowed(which: int) -> float:
+        lost = sum((one.compute - 1) * max(0.0, one.after[which] - one.before) for one in calls) * shrink
+        most = max((one.compute for one in calls), default=1.0) - 1
+        return min(lost, most * period)
+
+    ends = [(min(serial(at), hidden(at)), max(serial(at), hidden(at) + slowed(at))) for at in range(3)]
     least, most = ends[0][0], ends[2][1]
     moved = _drained(calls, [one.after[1] * own[one.lane] for one in calls])
     scheduled = period + moved - _drained(calls, [one.before * own[one.lane] for one in calls])
