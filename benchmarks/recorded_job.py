@@ -1,6 +1,6 @@
 """Jobs of plain torch for recording.py and predicted_jobs.py, a process per GPU: recorded_job.py JOB FOLDER [traces].
 
-JOB is ddp, fsdp2, tp (tensor parallel), moe, graph or killed; ddp, fsdp2 and tp also with a network behind a hyphen,
+JOB is ddp, fsdp2, tp (tensor parallel), moe, graph, calls or killed; ddp, fsdp2 and tp also with a network behind a hyphen,
 such as ddp-gpt2-medium or tp-large.
 
 Each rank writes into FOLDER what it sent, as JSON: `calls` (a list of [operation, bytes]), from torch's Flight Recorder
@@ -29,6 +29,7 @@ from torch import nn
 
 _STEPS, _WARM = 40, 10
 _WIDTH, _LAYERS = 2048, 8
+_CALLS_A_STEP = 1000
 _BATCH = 16  # sequences of 512 tokens, per rank
 _BYTES = {"Byte": 1, "Char": 1, "Bool": 1, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8}
 
@@ -246,6 +247,20 @@ def graph(_rank: int, _ranks: int) -> tuple[list[list[Any]], float]:
     return sent, step_ms
 
 
+def many_calls(_rank: int, _ranks: int) -> tuple[list[list[Any]], float]:
+    """Small all-reduces one behind the other, as fast as the host launches them: a step is a thousand."""
+    data = torch.ones(2, device="cuda")
+    sent: list[list[Any]] = []
+
+    def step() -> None:
+        for _ in range(_CALLS_A_STEP):
+            dist.all_reduce(data)
+        sent.extend([["allreduce", 8]] * _CALLS_A_STEP)
+
+    step_ms = _timed(step)
+    return sent, step_ms
+
+
 def killed(rank: int, _ranks: int, folder: Path) -> None:
     """Send without end, a line before each call, until rank 0's 500th call has passed; then die at once."""
     sizes = [1 << 8, 1 << 12, 1 << 8, 1 << 16]
@@ -273,7 +288,7 @@ def main() -> None:
     if kind in _TRAINED:
         calls, step_ms = _TRAINED[kind](rank, ranks, name)
     else:
-        calls, step_ms = {"moe": moe, "graph": graph}[job](rank, ranks)
+        calls, step_ms = {"moe": moe, "graph": graph, "calls": many_calls}[job](rank, ranks)
     torch.cuda.synchronize()
     text = json.dumps({"calls": calls, "step_ms": step_ms})
     (folder / f"{job}-{rank}.json").write_text(text, encoding="utf-8")

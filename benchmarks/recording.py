@@ -8,7 +8,8 @@
 Each job (recorded_job.py) says itself what each rank sent: DDP, FSDP2 and tensor parallel by torch's Flight Recorder,
 the others by hand. `calls equal` compares function, bytes and order on every rank; of the killed job, whose own list is
 a line ahead, all but its last line. The cost is the median step with the recorder over the one without, in turn,
---repeats times. The exit status is 1 where calls differ; FOLDER keeps the job files and what the jobs said.
+--repeats times; steps of a host vary by far more than it, so `calls` times small all-reduces as fast as the host
+launches them: its step is a thousand, and the difference is the recorder's time of a call. The exit status is 1 where calls differ; FOLDER keeps the job files and what the jobs said.
 
 With --gpu-times every job is recorded once more, by 'collbench record --gpu-times', and its calls must be the same. A
 second table says how many calls have a GPU time, what a step's calls took on each rank and at least over the ranks, and
@@ -35,8 +36,8 @@ from collbench.analysis.job import kernels, report
 from collbench.model.job import Ending, Job, JobRank
 from collbench.runfile import job_file
 
-_JOBS = ("ddp", "fsdp2", "tp", "moe", "graph", "killed")
-_TIMED = ("ddp", "fsdp2")
+_JOBS = ("ddp", "fsdp2", "tp", "moe", "graph", "calls", "killed")
+_TIMED = ("ddp", "fsdp2", "calls")
 _ARMS = {
     "plain": (),
     "recorded": ("record",),
@@ -188,7 +189,8 @@ def cost(arms: dict[str, list[float]], arm: str) -> str:
         return ""
     ratio = statistics.median(arms[arm]) / statistics.median(arms["plain"])
     shown = {one: ", ".join(f"{ms:.3f}" for ms in arms[one]) for one in (arm, "plain")}
-    return f"{ratio:.4f} ({shown[arm]} over {shown['plain']} ms)"
+    more = (statistics.median(arms[arm]) - statistics.median(arms["plain"])) * 1e3
+    return f"{ratio:.4f}, {more:+.0f} µs ({shown[arm]} over {shown['plain']} ms)"
 
 
 def gpu_row(name: str, job: Job | None, wrong: str, arms: dict[str, list[float]], traced: float | None) -> str:

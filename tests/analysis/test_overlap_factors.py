@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -63,45 +62,6 @@ def test_two_trials_have_no_interval() -> None:
     found = summarize(point(2**20, 4.5, trials=2))
     assert found.collective_factor.interval is None
     assert math.isinf(found.collective_factor.half)
-
-
-def sawtooth(moments: list[list[float]], noise: float = 0.0) -> Overlap:
-    """Calls that wait for the product to end in which they begin: 1.5 ms if it just has begun, on average 1 ms."""
-    made = []
-    for own in moments:
-        calls = tuple((1.5 - at + noise * (-1) ** n) * 1e-3 for n, at in enumerate(own))
-        mean = sum(calls) / len(calls)
-        slow = replace(trial(1.0, 1.2), collective_beside=(mean, mean / 2), beside_calls=calls)
-        made.append(replace(slow, beside_moments=tuple(own)))
-    return Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**20, GEMM, trials=made, wrong=0, wrong_compute=0)
-
-
-@given(st.lists(st.floats(0, 0.999), min_size=60, max_size=200, unique=True), st.integers(3, 8))
-def test_every_moment_of_a_unit_counts_alike_whenever_the_calls_began(drawn: list[float], trials: int) -> None:
-    at = sorted(drawn)
-    widest = max([*(after - before for before, after in pairwise(at)), at[0] + 1 - at[-1]])
-    found = summarize(sawtooth([drawn[number::trials] for number in range(trials)]))
-    # No moment is farther from a call than half of the widest gap; beside the jump a call stands for the other side.
-    assert found.collective_beside.value == pytest.approx(1e-3, abs=widest * 1e-3)
-    assert found.collective_factor.value == pytest.approx(found.collective_beside.value / 1e-3)
-    assert found.collective_beside.interval is not None
-
-
-def test_calls_of_one_half_of_a_unit_do_not_hide_the_other() -> None:
-    early = [[number / 40 for number in range(trial, 20, 3)] for trial in range(3)]
-    late = [[*own, 0.6 + number / 10, 0.9 + number / 40] for number, own in enumerate(early)]
-    drawn = [replace(one, beside_moments=()) for one in sawtooth(late).trials]
-    plain = summarize(replace(sawtooth(late), trials=drawn))
-    assert plain.collective_beside.value > 1.1e-3  # a mean of what was drawn
-    assert summarize(sawtooth(late)).collective_beside.value == pytest.approx(1e-3, rel=0.04)
-
-
-def test_without_moments_the_interval_is_students() -> None:
-    made = [replace(trial(factor, 1.2), beside_moments=()) for factor in (4.0, 4.4, 4.2, 4.6)]
-    found = summarize(replace(point(2**20, 1.0), trials=made)).collective_factor
-    half = 3.182446 * 0.2581989 / 2  # t of 3 degrees of freedom, standard deviation, square root of 4
-    assert found.value == pytest.approx(4.3)
-    assert found.interval == pytest.approx((4.3 - half, 4.3 + half))
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,8 @@ def test_each_trial_is_spread_over_a_unit_and_all_of_them_more_finely(call: floa
 def test_longer_calls_vary_less_so_fewer_of_them_run() -> None:
     counts = [len(moments(call, 1.4e-3, 6, random.Random(1))[0]) for call in (1e-6, 7.5e-5, 9e-4, 3.2e-3, 1.0)]
     assert counts == sorted(counts, reverse=True)
-    assert counts[0] == 20
-    assert counts[-1] == 8
+    assert counts[0] == 30
+    assert counts[-1] == 12
 
 
 def test_rests_lie_behind_the_run_up_and_compute_outlasts_the_calls() -> None:
@@ -223,20 +223,6 @@ def test_known_factors_come_out() -> None:
         # Fewer calls run alone than the fixed amount has: the others count as long as those.
         for trial in found.trials:
             assert max(trial.collective_amount) == pytest.approx(trial.calls * CALL, rel=0.002)
-
-
-def test_moments_are_those_of_the_product_in_which_a_call_begins() -> None:
-    compute = (2.0, 4.0, 6.0, 13.0, 15.0, 17.0)  # two rounds of three
-    begins = (2.5, 16.5)
-    times = RankTimes((2.7, 16.8), compute, begins)
-    assert overlap.begun_at(times, [0, 1], 2.0) == pytest.approx((0.25, 0.75))
-    assert overlap.begun_at(times, [1], 2.0) == pytest.approx((0.75,))
-    assert overlap.begun_at(times, [0, 1], 0.4) == pytest.approx((0.25, 0.75))  # chunks of five units each
-    (found,) = measured(Fake(), request(sizes=(2**20,))).overlaps
-    moments = [moment for trial in found.trials for moment in trial.beside_moments]
-    assert len(moments) == sum(len(trial.beside_calls) for trial in found.trials)
-    parts = [sum(low / 4 <= moment < (low + 1) / 4 for moment in moments) for low in range(4)]
-    assert min(parts) >= len(moments) // 8  # spread over the whole unit, as they were drawn
 
 
 def test_the_seed_decides_the_moments_and_not_the_order_of_loads() -> None:

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from collbench.analysis.stats import FEWEST_TRIALS, median_interval, student
+from collbench.analysis.stats import mean_interval, median_interval
 from collbench.model.compute import Compute, Priority
 from collbench.model.operations import Operation
 from collbench.model.run import Overlap, OverlapTrial
@@ -36,8 +36,8 @@ class OverlapSummary:
 
     Factors are seconds beside over seconds alone, trial by trial. `of_sum` and `of_max` are the time of a fixed
     amount of both together, over the sum and over the longer of their times alone: 1 of the maximum is perfect.
-    All are medians over trials, but for the collective beside compute and its factor. Those are means over all moments
-    of a unit: the trials' calls begin at different ones, and only all of them together are spread over it.
+    All are medians over trials, but for the collective beside compute and its factor. Those are means: the trials'
+    calls begin at different moments of a unit, and only all of them together are spread evenly over it.
     """
 
     collective_alone: Figure
@@ -58,7 +58,8 @@ def summarize(found: Overlap) -> OverlapSummary:
         return Figure(median(values), median_interval(values))
 
     def over_calls(value: Callable[[OverlapTrial], float]) -> Figure:
-        return _over_moments(found.trials, value)
+        values = [value(trial) for trial in found.trials]
+        return Figure(fmean(values), mean_interval(values))
 
     return OverlapSummary(
         collective_alone=over_trials(lambda trial: max(trial.collective_alone)),
@@ -70,38 +71,6 @@ def summarize(found: Overlap) -> OverlapSummary:
         of_sum=over_trials(lambda trial: max(trial.together) / sum(_amounts(trial))),
         of_max=over_trials(lambda trial: max(trial.together) / max(_amounts(trial))),
     )
-
-
-def _over_moments(trials: Sequence[OverlapTrial], value: Callable[[OverlapTrial], float]) -> Figure:
-    """Return the mean over all moments of a unit at which a call may begin, by the jackknife over trials."""
-
-    def over(own: Sequence[OverlapTrial]) -> float:
-        return fmean(map(value, own)) * _evenly(own)
-
-    whole, count = over(trials), len(trials)
-    if count < FEWEST_TRIALS:
-        return Figure(whole, None)
-    parts = [over([*trials[:number], *trials[number + 1 :]]) for number in range(count)]
-    middle = fmean(parts)
-    # Each part lacks one trial, so the parts lie nearer to each other than trials do.
-    half = student(count - 1, 0.975) * math.sqrt((count - 1) / count) * math.dist(parts, [middle] * count)
-    return Figure(whole, (max(0.0, whole - half), whole + half))
-
-
-def _evenly(trials: Sequence[OverlapTrial]) -> float:
-    """Return what the mean of calls is to be multiplied by, so that each moment of a unit counts as much as any other.
-
-    A call that begins just after a product may wait for a whole one, one that begins at its end for none. So each call
-    stands for the moments that are nearer to its own than to any other's. 1 where moments are not known.
-    """
-    calls = [seconds for trial in trials for seconds in trial.beside_calls]
-    moments = [moment for trial in trials for moment in trial.beside_moments]
-    if len(moments) != len(calls):
-        return 1.0
-    order = np.argsort(moments)
-    at = np.array(moments)[order]
-    gaps = np.diff(at, append=at[0] + 1)  # the last one's neighbour is the first one, a unit later
-    return float(np.average(np.array(calls)[order], weights=gaps + np.roll(gaps, 1)) / fmean(calls))
 
 
 def _amounts(trial: OverlapTrial) -> tuple[float, float]:

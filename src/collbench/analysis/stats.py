@@ -88,6 +88,16 @@ def _around_median(values: Sequence[float]) -> tuple[float, float]:
     return low, (1 - inner) * values[n - rank] + inner * values[n - rank - 1]
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the mean's 95 % interval by Student's distribution, from independent positive values, None below three."""
+    n = len(values)
+    if n < FEWEST_TRIALS:
+        return None
+    middle = math.fsum(values) / n
+    half = student(n - 1, 0.975) * math.dist(values, [middle] * n) / math.sqrt(n * (n - 1))
+    return max(0.0, middle - half), middle + half
+
+
 @functools.cache
 def _order_statistics(n: int) -> tuple[int, float]:
     """Return the highest rank, counted from either end, that covers enough, and how far to go to the next, a share."""

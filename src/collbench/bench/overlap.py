@@ -34,7 +34,7 @@ _REST_S = 0.2
 # What the host needs to queue: a call of torch.distributed some 30 µs, a unit of compute less.
 _CALL_S, _UNIT_S, _LEAST_GATE_S, _LONGEST_GATE_S = 6e-5, 1e-4, 2e-3, 1.0
 # Calls beside compute in a trial, where a call is short beside a unit; of longer ones, which vary less, fewer do.
-_BESIDE_CALLS, _FEWEST_BESIDE_CALLS = 20, 8
+_BESIDE_CALLS, _FEWEST_BESIDE_CALLS = 30, 12
 # Calls alone in a trial, as in a batch of the ordinary command (2.4): after 40 calls of 64 MiB, 10 ms, an H200 takes
 # 0.5 % longer for each than at first.
 _ALONE_CALLS = 20
@@ -117,17 +117,6 @@ def covered_calls(ranks: Sequence[RankTimes]) -> list[int]:
     ]
 
 
-def begun_at(times: RankTimes, numbers: Iterable[int], unit_seconds: float) -> tuple[float, ...]:
-    """Return at which moment of a unit of compute these calls began on a rank: the share of it that had run."""
-    each = len(times.compute) // len(times.begins)
-    found = []
-    for number in numbers:
-        begin = times.begins[number]
-        last = max(end for end in times.compute[number * each : (number + 1) * each] if end <= begin)
-        found.append((begin - last) / unit_seconds % 1)
-    return tuple(found)
-
-
 def covered_units(ranks: Sequence[RankTimes]) -> Covered:
     """Return the chunks of compute that the collective covered.
 
@@ -172,14 +161,12 @@ def trial_of(load: Load, runs: Runs) -> OverlapTrial | None:
     if len(numbers) < max(1, len(runs.beside[0].begins) * _LEAST_SHARE) or units.chunks < _FEWEST_COVERED:
         return None
     calls = [[times.collective[number] - times.begins[number] for number in numbers] for times in runs.beside]
-    units_alone = [_each(times.compute, _settled(times.compute), load.units) for times in runs.compute]
-    slowest = max(range(len(units_alone)), key=units_alone.__getitem__)
     singles = [_each(times.collective, _settled(times.collective), runs.alone_calls) for times in runs.collective]
     # The fixed amount has more calls than ran alone: each of the others would take as long as they did.
     others = load.collective_chunks * load.calls - len(runs.collective[0].collective) * runs.alone_calls
     return OverlapTrial(
         collective_alone=tuple(singles),
-        compute_alone=tuple(units_alone),
+        compute_alone=tuple(_each(times.compute, _settled(times.compute), load.units) for times in runs.compute),
         collective_beside=tuple(fmean(own) for own in calls),
         compute_beside=tuple(_each(times.compute, units, load.units) for times in runs.together),
         beside_calls=tuple(map(max, zip(*calls, strict=True))),
@@ -191,7 +178,6 @@ def trial_of(load: Load, runs: Runs) -> OverlapTrial | None:
         calls=load.collective_chunks * load.calls,
         units=load.compute_chunks * load.units,
         covered_units=units.chunks * load.units,
-        beside_moments=begun_at(runs.beside[slowest], numbers, units_alone[slowest]),
     )
 
 

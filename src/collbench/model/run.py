@@ -499,11 +499,9 @@ class OverlapTrial:
 
     `collective_*` are mean seconds a call and `compute_*` mean seconds a unit of compute, each alone and beside the
     other. `beside_calls` are the seconds of each call beside compute, of its slowest rank: they began at random
-    moments of the compute. `beside_moments` are those moments: which share of a unit had run, on the rank whose
-    compute is slowest, () where unknown. `calls` and `units` are a fixed amount: `collective_amount` and
-    `compute_amount` are its seconds alone, and `together` those of both at once, from their common start to the later
-    end. `covered_units` of it ran while the collective did, on every rank: the seconds beside are theirs. `flags` as in
-    Sample.
+    moments of the compute. `calls` and `units` are a fixed amount: `collective_amount` and `compute_amount` are its
+    seconds alone, and `together` those of both at once, from their common start to the later end. `covered_units` of
+    it ran while the collective did, on every rank: the seconds beside are theirs. `flags` as in Sample.
     """
 
     collective_alone: tuple[float, ...]
@@ -518,7 +516,6 @@ class OverlapTrial:
     units: int
     covered_units: int
     flags: tuple[Flag, ...] = ()
-    beside_moments: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
