@@ -1,7 +1,7 @@
 """Jobs of plain torch for recording.py and predicted_jobs.py, a process per GPU: recorded_job.py JOB FOLDER [traces].
 
-JOB is ddp, fsdp2, tp (tensor parallel), moe, graph, calls or killed; ddp, fsdp2 and tp also with a network behind a hyphen,
-such as ddp-gpt2-medium or tp-large.
+JOB is ddp, fsdp2, tp (tensor parallel), moe, graph, calls or killed; ddp, fsdp2 and tp also with a network behind a
+hyphen, such as ddp-gpt2-medium or tp-large.
 
 Each rank writes into FOLDER what it sent, as JSON: `calls` (a list of [operation, bytes]), from torch's Flight Recorder
 or from the script's own hand, and `step_ms`, the median time of a step. `killed` writes a line before each call, and

@@ -9,7 +9,8 @@ Each job (recorded_job.py) says itself what each rank sent: DDP, FSDP2 and tenso
 the others by hand. `calls equal` compares function, bytes and order on every rank; of the killed job, whose own list is
 a line ahead, all but its last line. The cost is the median step with the recorder over the one without, in turn,
 --repeats times; steps of a host vary by far more than it, so `calls` times small all-reduces as fast as the host
-launches them: its step is a thousand, and the difference is the recorder's time of a call. The exit status is 1 where calls differ; FOLDER keeps the job files and what the jobs said.
+launches them: its step is a thousand, and the difference is the recorder's time of a call. The exit status is 1 where
+calls differ; FOLDER keeps the job files and what the jobs said.
 
 With --gpu-times every job is recorded once more, by 'collbench record --gpu-times', and its calls must be the same. A
 second table says how many calls have a GPU time, what a step's calls took on each rank and at least over the ranks, and

@@ -44,6 +44,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """What a test sets for this process, as `collbench.select` does, ends with it."""
+    before = dict(os.environ)
+    yield
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
     """Simulated GPUs that have everything: compiled once for all processes that pytest-xdist starts."""

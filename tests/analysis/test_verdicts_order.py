@@ -203,3 +203,10 @@ def test_how_a_links_wires_are_looked_at(title: str, backend: str, label: str, b
     devices = gpus(2) if bus else tuple(replace(gpu, pci_bus_id="") for gpu in gpus(2))
     facts = Facts(run_of(devices, [], paths(2, label), backend=backend))
     assert causes.command(link_state(facts, (0, 1)), facts.run).startswith(command)
+
+
+@pytest.mark.parametrize("bus", [":0", "0000:", "0000:01:00.0; reboot", "zz:01:00.0", "0000:01:00"])
+def test_a_slot_that_a_file_has_wrong_is_no_part_of_a_command(bus: str) -> None:
+    devices = tuple(replace(gpu, pci_bus_id=bus) for gpu in gpus(2))
+    facts = Facts(run_of(devices, [], paths(2, "PHB")))
+    assert causes.command(link_state(facts, (0, 1)), facts.run) == "sudo lspci -vvv | grep -e NVIDIA -e LnkSta"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from collbench.analysis.diagnose.causes import (
@@ -208,9 +209,13 @@ def _command(check: Check, run: Run) -> str:
     return _COMMANDS[check.look].format(gpus=gpus, on=on, slots=_slots(devices), variable=check.variable)
 
 
+# As NVML has it, "00000000:1B:00.0"; a file made by hand may hold anything.
+_BUS_ID = re.compile(r"([0-9A-Fa-f]+):([0-9A-Fa-f]+:[0-9A-Fa-f]+\.[0-9A-Fa-f])")
+
+
 def _slots(devices: Sequence[Device]) -> str:
-    ids = (device.pci_bus_id.partition(":") for device in devices)
-    known = [f"{int(domain, 16):04x}:{rest.lower()}" for domain, _, rest in ids if rest]
+    ids = (_BUS_ID.fullmatch(device.pci_bus_id) for device in devices)
+    known = [f"{int(found[1], 16):04x}:{found[2].lower()}" for found in ids if found]
     if not known:
         return "sudo lspci -vvv | grep -e NVIDIA -e LnkSta"
     return "; ".join(f"sudo lspci -vvv -s {place} | grep LnkSta:" for place in known)
