@@ -100,6 +100,18 @@ def test_most_points_have_to_agree_with_the_mean(
     assert math.log(found.ratio) == pytest.approx(sum(differences) / len(differences))
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_group_has_to_change_by_more_than_its_error_beyond_delta(sign: int) -> None:
+    """All points agree on 5 %; how far the truth may lie from it decides, to the last hundredth."""
+    noisy = judged(point(sign * 0.05, 0.02), point(sign * 0.05, 0.02))
+    far = math.log(noisy.interval[1] / noisy.ratio)
+    assert far > 0.05 - 0.02
+    assert (noisy.verdict, noisy.regressed) == (Verdict.UNDECIDED, False)
+    for beyond, verdict in ((0.99, Verdict.UNDECIDED), (1.01, Verdict.WORSE if sign < 0 else Verdict.BETTER)):
+        change = sign * (noisy.delta + far * beyond)
+        assert judged(point(change, 0.02), point(change, 0.02)).verdict == verdict
+
+
 def test_a_point_counts_by_what_is_known_of_it() -> None:
     """Twice the error is a quarter of the weight; without any error all count alike."""
     found = judged(point(-0.1, 0.01), point(0.0, 0.02))
