@@ -40,6 +40,8 @@ OPERATIONS = ("allreduce", "allgather", "reducescatter")
 ARMS = {"p2p": "yes", "nop2p": "no"}
 HOST_BOUND = 0.9  # of the step: then a host sets the pace, and its own time is not that of the local job
 _BYTES = {"bf16": (2, 2), "fp32": (4, 4), "amp": (2, 4)}  # a parameter, a gradient
+# Parameters and blocks of what `predict` has no name for.
+_OF_SIZE = {"vit-b/16": (86_567_656, 12)}
 # For dry runs: as many parameters as nobody trains, and no figure of it is one of a real network.
 _TINY = Network("tiny", Unit((2**14,), 0), (Unit((2**14,), 2**14),) * 2, Unit((), 0), "a dry run")
 
@@ -117,6 +119,12 @@ def _model(words: dict[str, str]) -> str:
     return words.get("model", "gpt2")
 
 
+def _network(name: str) -> Network:
+    if name.startswith("tiny"):
+        return _TINY
+    return networks.of_size(*_OF_SIZE[name]) if name in _OF_SIZE else networks.find(name)
+
+
 def _row(pair: Pair, alone: Pair, arm: str, evidence: Evidence, folder: Path) -> Row:
     words, its = (pair.fast, alone.fast) if arm == "p2p" else (pair.slow, alone.slow)
     ranks, strategy = int(words["ranks"]), words["strategy"]
@@ -125,7 +133,7 @@ def _row(pair: Pair, alone: Pair, arm: str, evidence: Evidence, folder: Path) ->
     parameter, gradient = _BYTES[words["dtype"]]
     name = _model(words)
     asked = Question(
-        network=_TINY if name.startswith("tiny") else networks.find(name),
+        network=_network(name),
         strategies=(strategy,),
         gpus=(ranks,),
         parameter_bytes=parameter,

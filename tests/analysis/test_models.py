@@ -20,17 +20,8 @@ PARAMETERS = {
     "llama-3-70b": 70_553_706_496,
     "llama-3.2-1b": 1_235_814_400,
     "mistral-7b": 7_241_732_096,
-    "t5-base": 222_903_552,
-    "t5-3b": 2_851_598_336,
-    "vit-b/16": 86_567_656,
-    "vit-l/16": 304_326_632,
-    "resnet50": 25_557_032,
-    "efficientnet-b0": 5_288_548,
-    "efficientnet-b7": 66_347_960,
 }
-BLOCKS = {"gpt2": 12, "gpt2-xl": 48, "bert-large": 24, "llama-3-70b": 80, "t5-3b": 48, "resnet50": 16}
-# "GFLOPS" of torchvision's tables of weights, which count multiply-adds.
-GIGA = {"resnet50": 4.09, "efficientnet-b0": 0.39, "efficientnet-b7": 37.75, "vit-b/16": 17.56}
+BLOCKS = {"gpt2": 12, "gpt2-xl": 48, "bert-large": 24, "llama-3-70b": 80}
 
 
 def test_every_network_is_in_the_table() -> None:
@@ -47,13 +38,6 @@ def test_a_network_has_its_blocks(name: str, blocks: int) -> None:
     assert len(networks.find(name).blocks) == blocks
 
 
-@pytest.mark.parametrize(("name", "giga"), GIGA.items())
-def test_the_work_is_what_torchvision_counts(name: str, giga: float) -> None:
-    """Of a ViT without the attention's own products, 4 % of the whole."""
-    work = sum(unit.work for unit in networks.find(name).units) / 1e9
-    assert work == pytest.approx(giga, rel=0.045 if name.startswith("vit") else 0.015)
-
-
 def test_a_tied_head_counts_once_and_works_at_the_end() -> None:
     gpt2 = networks.find("gpt2")
     assert gpt2.first.parameters == (50257 + 1024) * 768
@@ -61,9 +45,9 @@ def test_a_tied_head_counts_once_and_works_at_the_end() -> None:
     assert (gpt2.first.work, gpt2.last.work) == (0, 50257 * 768)
 
 
-@pytest.mark.parametrize("word", ["ViT-L/16", "vit-l-16", "vit_l_16", " vit-l/16 "])
+@pytest.mark.parametrize("word", ["Llama-3.2-1B", "llama_3.2_1b", " llama-3.2-1b "])
 def test_names_as_people_type_them(word: str) -> None:
-    assert networks.find(word).name == "vit-l/16"
+    assert networks.find(word).name == "llama-3.2-1b"
 
 
 @pytest.mark.parametrize(
