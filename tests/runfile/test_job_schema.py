@@ -11,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from collbench.model import job as model
+from collbench.model.errors import RunFileError
 from collbench.model.operations import COLLECTIVES
 from collbench.runfile import job_file
 from collbench.runfile.recorded import merge
@@ -52,3 +53,13 @@ def test_the_schema_knows_every_word() -> None:
     assert SCHEMA["properties"]["unknown"]["items"]["enum"] == [word.value for word in model.Unknown]
     assert SCHEMA["properties"]["source"]["enum"] == [word.value for word in model.Source]
     assert list(SCHEMA["properties"])[2:] == [field.name for field in dataclasses.fields(model.Job)]
+
+
+def test_a_job_that_cannot_be_read_says_why_in_few_words(tmp_path: Path) -> None:
+    with pytest.raises(RunFileError) as none:
+        job_file.load(tmp_path / "none.json")
+    assert str(none.value) == f"cannot read job {tmp_path / 'none.json'}: No such file or directory"
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RunFileError) as binary:
+        job_file.load(tmp_path / "binary.json")
+    assert str(binary.value) == f"job {tmp_path / 'binary.json'} is not UTF-8 text"

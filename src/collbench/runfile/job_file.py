@@ -43,8 +43,10 @@ def load(path: Path) -> Job:
     """Read a file. Raises RunFileError, which says what is wrong and where."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunFileError(f"cannot read job {path}: {error}") from error
+    except OSError as error:
+        raise RunFileError(f"cannot read job {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"job {path} is not UTF-8 text") from error
     return loads(text, str(path))
 
 
