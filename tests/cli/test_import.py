@@ -75,3 +75,10 @@ def test_a_file_of_another_kind_is_one_line(source: str, program: Program, tmp_p
         done = program("import", *asked, "-o", str(tmp_path / "job.json"), str(path))
         assert (done.status, "trace.json: it is n" in done.line) == (2, True)
         assert not (tmp_path / "job.json").exists()
+
+
+def test_a_job_needs_no_import(program: Program) -> None:
+    job = Path(__file__).parents[1] / "data" / "traces" / "ddp-job.json"
+    done = program("import", str(job))
+    assert (done.status, done.out) == (2, "")
+    assert done.err.endswith("it is a job already: show, replay and predict take it as it is\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 from collbench.model.errors import RunFileError
 from collbench.model.job import Source
 from collbench.model.printable import one_line
+from collbench.runfile.job_file import is_job
 from collbench.runfile.traces import chakra, execution_trace, flight_recorder, inspector, kineto
 from collbench.runfile.traces.content import Content
 from collbench.runfile.traces.trace import Trace, Unreadable
@@ -83,6 +84,8 @@ def parse(data: bytes, name: str, forced: Source | None = None, files: int = 1) 
     if forced is not None:
         raise Unreadable(f"it is not {FORMATS[forced].what}")
     content.check()
+    if is_job(content.fields):
+        raise Unreadable("it is a job already: show, replay and predict take it as it is")
     raise Unreadable(
         "it is none of the traces that can be imported: " + ", ".join(one.what for one in FORMATS.values())
     )
