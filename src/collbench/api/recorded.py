@@ -41,8 +41,8 @@ def places_of(job: Job, run: Run, devices: str | None = None) -> dict[int, int]:
     indices = {rank.rank: rank.device for rank in job.ranks}
     if None in indices.values() or len(indices) < job.world_size or len(set(indices.values())) < job.world_size:
         raise UsageError(
-            "the job does not say on which devices its ranks ran, each on one of one host: name the run's in the order "
-            "of the ranks, with --devices"
+            "the job does not say which devices of one host its ranks had: name the run's devices in the order of the "
+            "ranks, with --devices"
         )
     missing = sorted(index for index in indices.values() if index is not None and index not in positions)
     if missing:
