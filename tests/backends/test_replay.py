@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -277,3 +279,30 @@ def test_a_simulated_step_has_its_pauses_and_its_calls() -> None:
     assert times(1, ReplayLoad(1)) == step
     assert max(pauses) < max(step) < max(pauses) + max(calls)  # they overlap, but for the last call
     assert max(times(1, ReplayLoad(1), Pauses.RECORDED)) > max(step)
+
+
+# The profiler's trace of a GPU.
+
+
+def event(number: int, microseconds: float, name: str = "ncclDevKernel_AllReduce_Sum", *, gpu: bool = True) -> Any:
+    from torch.autograd.profiler_util import DeviceType, Interval
+
+    device = DeviceType.CUDA if gpu else DeviceType.CPU
+    return SimpleNamespace(id=number, name=name, device_type=device, time_range=Interval(50.0, 50.0 + microseconds))
+
+
+@pytest.mark.parametrize("start", [True, False], ids=["with the common start", "alone"])
+def test_kernels_belong_to_calls_in_the_order_of_launch(start: bool) -> None:
+    from collbench.backends.replay_lanes import kernel_seconds
+
+    found = [event(40, 30.0), event(20, 10.0), event(30, 20.0, "ncclKernel_Broadcast")]
+    found += [event(1, 500.0)] * start
+    found += [event(21, 900.0, "nccl:all_reduce"), event(22, 700.0, "void gemm"), event(23, 5.0, gpu=False)]
+    assert kernel_seconds(found, 3) == pytest.approx([10e-6, 20e-6, 30e-6])
+
+
+@pytest.mark.parametrize("calls", [0, 1, 4, 5])
+def test_kernels_that_are_not_one_for_each_call_say_nothing(calls: int) -> None:
+    from collbench.backends.replay_lanes import kernel_seconds
+
+    assert kernel_seconds([event(1, 1.0), event(2, 2.0), event(3, 3.0)], calls) == []

@@ -31,6 +31,8 @@ class Fake:
         self.fails_after: int | None = None
         self.room = True
         self.schedule: Schedule | None = None
+        self.kernel: float | None = None  # a call's seconds in a trace, whose step is of no use
+        self.untraceable: set[int] = set()  # ranks whose traces do not tell calls apart
 
     def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
         del pauses, registration
@@ -48,6 +50,12 @@ class Fake:
             raise BackendError("the worker of rank 1 died (killed by signal 9)")
         assert self.schedule is not None
         found = []
+        if load.traced:
+            assert self.kernel is not None
+            for rank, units in enumerate(self.schedule.ranks):
+                own = () if rank in self.untraceable else tuple(self.kernel * (1 + 2 * rank) for _ in units)
+                found.append(ReplayTimes(0.0, own))
+            return tuple(found)
         for rank, units in enumerate(self.schedule.ranks):
             own = tuple(self.call * (1 + 2 * rank) for _ in units)
             whole = sum(own) * load.calls + PAUSE * load.pauses
@@ -97,6 +105,24 @@ def test_a_trial_has_what_the_rank_that_waited_least_saw() -> None:
     assert [figure.value for figure in summary.by_kind] == pytest.approx([CALL] * len(found.calls))
     assert (run.complete, found.wrong, found.failure) == (True, 0, None)
     assert outcome(run).status is ExitStatus.DONE
+    assert run_file.again(run).replays == run.replays
+
+
+@pytest.mark.parametrize("untraceable", [set(), {1}, {0, 1}], ids=["all", "rank 0 alone", "none"])
+def test_calls_are_as_long_as_their_kernels_where_the_traces_of_all_ranks_have_them(untraceable: set[int]) -> None:
+    fake = Fake([])
+    fake.kernel, fake.untraceable = 0.8 * CALL, untraceable
+    request, opened, run = made([fake])
+    replay.measure(request, replace(opened, traces=True), run, lambda: None, lambda _done, _total: None)
+    (found,) = run.replays
+    summary, expected = summarize(found), CALL if untraceable else 0.8 * CALL
+    calls = sum(call.count for call in found.calls)
+    assert summary.communication.value == pytest.approx(calls * expected)
+    assert [figure.value for figure in summary.by_kind] == pytest.approx([expected] * len(found.calls))
+    assert summary.step.value == pytest.approx(3 * calls * CALL + PAUSE)  # what is traced is slower
+    assert summary.alone.value == pytest.approx(3 * calls * CALL)
+    assert {trial.kernels for trial in found.trials} == {not untraceable}
+    assert all(load.steps <= 5 for _, load in fake.log if load.traced)
     assert run_file.again(run).replays == run.replays
 
 

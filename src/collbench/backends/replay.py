@@ -102,6 +102,7 @@ def open_replay(
         health=found.health,
         flags=found.flags,
         close=found.close,
+        traces=name != HOST.name,
     )
 
 

@@ -6,14 +6,17 @@ Only the workers of `collbench replay` import this: it loads torch. On a CPU cor
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
+from torch.autograd.profiler_util import DeviceType, FunctionEvent
+from torch.profiler import ProfilerActivity, profile
 
 from collbench.backends.overlap_lanes import sleep_cycles_a_second
 from collbench.backends.replay_protocol import ReplayLoad, ReplayTimes
@@ -144,6 +147,21 @@ class CudaAccelerator:
         for group in groups:
             if group not in self._side:
                 self._side[group] = _cuda.Stream()
+        if load.traced:
+            with profile(activities=[ProfilerActivity.CUDA]) as trace:
+                self._queue(load, align, groups, pauses, posts)
+            took = kernel_seconds(trace.events(), len(posts) * load.steps)
+            return ReplayTimes(0.0, _means(took, load.steps))
+        return self._queue(load, align, groups, pauses, posts)
+
+    def _queue(
+        self,
+        load: ReplayLoad,
+        align: Callable[[], object],
+        groups: Sequence[int],
+        pauses: Sequence[float],
+        posts: Sequence[Callable[[], object]],
+    ) -> ReplayTimes:
         self._sleep(load.gate_s)
         align()
         start, stamps, last = self._stamp(self._main), list[tuple[Any, Any]](), None
@@ -181,6 +199,22 @@ class CudaAccelerator:
         event = _cuda.Event(enable_timing=True)
         event.record(stream)
         return event
+
+
+# As NCCL calls its kernels, ncclKernel_… before 2.19. The profiler's own ranges on the GPU are nccl:….
+_KERNEL = re.compile(r"nccl(Dev)?Kernel")
+
+
+def kernel_seconds(events: Iterable[FunctionEvent], calls: int) -> list[float]:
+    """Return the seconds of each call's kernel, in the order of launch; [] where there is not one for each.
+
+    One kernel before them is the common start's. A call has none on a single rank, and several where NCCL splits it.
+    """
+    kernels = [one for one in events if one.device_type is DeviceType.CUDA and _KERNEL.match(one.name)]
+    kernels.sort(key=lambda one: one.id)  # CUPTI numbers launches
+    if not calls <= len(kernels) <= calls + 1:
+        return []
+    return [one.time_range.elapsed_us() / 1e6 for one in kernels[len(kernels) - calls :]]
 
 
 class _Registered:

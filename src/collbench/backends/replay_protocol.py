@@ -16,21 +16,23 @@ from collbench.model.run import Device, Flag, Health, Machine, Path, Pauses
 class ReplayLoad:
     """What every rank runs from a common start: so many steps, with pauses, with calls, or with both.
 
-    `gate_s` is how long a GPU waits before the start, so that its host gets ahead of it.
+    `gate_s` is how long a GPU waits before the start, so that its host gets ahead of it. A `traced` load runs under
+    torch's profiler: its units are as long as their kernels, and its step is of no use.
     """
 
     steps: int
     pauses: bool = True
     calls: bool = True
     gate_s: float = 0.0
+    traced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayTimes:
     """One rank's seconds: of a step, the mean, and of each of its units, from its begin to its end, the mean.
 
-    `units` is () without calls. A unit's seconds include the wait for other ranks. `queued` is False where the host
-    fell behind its device.
+    `units` is () without calls, and where a trace does not say which kernel is whose. A unit's seconds include the wait
+    for other ranks. `queued` is False where the host fell behind its device.
     """
 
     step: float
@@ -71,7 +73,8 @@ class ReplayBackend(Protocol):
 class ReplayOpened:
     """Open backends, one for each arm, and what is known of their machine, as in `factory.Opened`.
 
-    `span_seconds` is how long a load runs at least; `clock` tells the seconds that a run took.
+    `span_seconds` is how long a load runs at least; `clock` tells the seconds that a run took. `traces`: loads can be
+    traced.
     """
 
     name: str
@@ -85,6 +88,7 @@ class ReplayOpened:
     flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
     close: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
+    traces: bool = False
 
 
 # Between the parent and a worker.

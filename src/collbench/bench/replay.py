@@ -19,6 +19,8 @@ from collbench.model.run import CommandKind, Pauses, Replay, ReplayTrial, Run, S
 
 # Steps of a load: one that is long says enough, and a thousand short ones no more than twenty.
 _MOST_STEPS = 20
+# A trace keeps every launch, and its kernels vary little.
+_TRACED_STEPS = 5
 # What the host needs to queue a call with its events, and for how many of them a GPU waits before the start: a stream
 # has 1,024 entries, and an event or a sleep takes one.
 _CALL_S, _LEAST_GATE_S, _MOST_AHEAD = 1e-4, 2e-3, 200
@@ -114,7 +116,7 @@ def measure(
             for place in order.sample(sorted(loads), len(loads)):
                 arm, load = arms[place], loads.pop(place)
                 with _failing(arm, alone=not request.independent):
-                    trial = _trial(request.schedule, opened.arms[place], *load, order)
+                    trial = _trial(request.schedule, opened.arms[place], *load, order, traces=opened.traces)
                     arm.trials.append(replace(trial, flags=opened.flags(arm.members)))
                     loads[place] = load
                 run.seconds = opened.clock() - begin
@@ -181,19 +183,26 @@ def _load(schedule: Schedule, step_s: float, span_s: float) -> tuple[ReplayLoad,
 
 
 def _trial(
-    schedule: Schedule, backend: ReplayBackend, load: ReplayLoad, expected_s: float, order: random.Random
+    schedule: Schedule,
+    backend: ReplayBackend,
+    load: ReplayLoad,
+    expected_s: float,
+    order: random.Random,
+    *,
+    traces: bool,
 ) -> ReplayTrial:
-    """Run the step, its pauses alone and its calls alone, in random order."""
+    """Run the step, its pauses alone and its calls alone, in random order; some traced steps where that is possible."""
     loads = {
         "step": load,
         "pauses": replace(load, calls=False),
         "calls": replace(load, pauses=False),
     }
-    rests = schedule.pause_seconds > 0
-    if not rests:
+    if schedule.pause_seconds <= 0:
         del loads["pauses"]
+    if traces:
+        loads["traced"] = replace(load, steps=min(load.steps, _TRACED_STEPS), traced=True)
     found = {name: backend.run(loads[name], expected_s) for name in order.sample(sorted(loads), len(loads))}
-    return trial_of(schedule, found["step"], found.get("pauses"), found["calls"], load.steps)
+    return trial_of(schedule, found["step"], found.get("pauses"), found["calls"], load.steps, found.get("traced", ()))
 
 
 def trial_of(
@@ -202,10 +211,13 @@ def trial_of(
     pauses: Sequence[ReplayTimes] | None,
     calls: Sequence[ReplayTimes],
     steps: int,
+    traced: Sequence[ReplayTimes] = (),
 ) -> ReplayTrial:
-    """Return the trial that three loads make; without pauses two."""
+    """Return the trial that the loads make. Calls are as long as those `traced`, where all ranks have theirs."""
     least = [math.inf] * len(schedule.meetings)
-    for units, times in zip(schedule.ranks, step, strict=True):
+    whole = all(len(times.units) == len(units) for units, times in zip(schedule.ranks, traced, strict=False))
+    kernels = bool(traced) and whole
+    for units, times in zip(schedule.ranks, traced if kernels else step, strict=True):
         for unit, seconds in zip(units, times.units, strict=True):
             least[unit.meeting] = min(least[unit.meeting], seconds)
     by_kind: list[list[float]] = [[] for _ in schedule.kinds]
@@ -219,4 +231,5 @@ def trial_of(
         call_seconds=tuple(map(fmean, by_kind)),
         steps=steps,
         queued=all(times.queued for times in step),
+        kernels=kernels,
     )

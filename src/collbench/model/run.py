@@ -570,7 +570,8 @@ class ReplayTrial:
     `step` is with pauses and calls, `pauses` the pauses alone, `calls` the calls alone, one after another.
     `communication` is within the step: the sum over a rank's calls, each as long as on the rank that waited least.
     `call_seconds` are the same for each of `Replay.calls`: a call's mean.
-    `queued` is False where a host was too slow to keep its device supplied. `flags` as in Sample.
+    `queued` is False where a host was too slow to keep its device supplied. `kernels` is True where a call is as long
+    as its kernel; else it is what lies between two events, its launch included. `flags` as in Sample.
     """
 
     step: tuple[float, ...]
@@ -580,6 +581,7 @@ class ReplayTrial:
     call_seconds: tuple[float, ...]
     steps: int
     queued: bool = True
+    kernels: bool = False
     flags: tuple[Flag, ...] = ()
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from collbench.analysis.overlap import Figure
 from collbench.analysis.replay import ArmRatio, ReplaySummary, ratio, summarize
 from collbench.launch.ablation import Ratio
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration
 from collbench.model.run import Pauses, Replay, ReplayedCall, Run
 from collbench.model.units import amount, format_size, sentence
@@ -200,6 +201,8 @@ def _notes(run: Run) -> Iterator[str]:
             yield f"failed    {_what(found)}{_arm(found, names)}: {sentences.failure(found.failure, run.devices)}"
         if found.trials and found.wrong is None:
             yield f"verified  nothing{_arm(found, names)}: no result of its reductions can be known exactly"
+        if capabilities(run.backend).nccl and not all(trial.kernels for trial in found.trials):
+            yield f"timing    each call{_arm(found, names)} with its launch: no trace says which kernel is whose"
         late = sum(1 for trial in found.trials if not trial.queued)
         if late:
             yield (
