@@ -10,6 +10,7 @@ from collbench.analysis.stats import (
     half_width,
     median_interval,
     sigma,
+    student,
     summarize,
     tie_threshold,
     trial_noise,
@@ -74,6 +75,18 @@ def test_fewer_than_three_trials_have_no_interval(count: int) -> None:
 def test_trials_without_noise_have_an_interval_of_no_width(count: int) -> None:
     assert median_interval([0.1] * count) == (0.1, 0.1)
     assert half_width([0.1] * count) == 0
+
+
+@given(st.floats(-0.7, 13.0).map(math.exp), st.floats(-18.0, -0.75).map(math.exp))
+def test_students_quantile_is_scipys(freedom: float, beyond: float) -> None:
+    from scipy.special import stdtrit  # late: it takes a fifth of a second
+
+    assert student(freedom, 1 - beyond) == pytest.approx(float(stdtrit(freedom, 1 - beyond)), rel=1e-8)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.7062), (2, 4.30265), (5, 2.57058), (30, 2.04227)])
+def test_students_quantile_is_that_of_the_tables(freedom: int, quantile: float) -> None:
+    assert student(freedom, 0.975) == pytest.approx(quantile, rel=1e-5)
 
 
 @given(st.lists(TIMES, min_size=3, max_size=40).flatmap(lambda v: st.tuples(st.just(v), st.permutations(v))))

@@ -233,6 +233,8 @@ def _signs(run: Run) -> _Signs:
         for position in found.point.members:
             trials[position] += len(found.samples)
         for sample in found.samples:
+            if not sample.flags:
+                continue
             about = {(flag.kind, position) for flag in sample.flags for position in flag.devices}
             flagged.update((kind, position) for kind, position in about if position in found.point.members)
     return _Signs(trials, flagged, _blamed(run))

@@ -362,8 +362,8 @@ def _ranking(
         )
     there = {frozenset(members) if kind == "pair" else members for members in found}
     absent = [some for some in sets if (frozenset(some) if kind == "pair" else some) not in there]
-    absences = Absences(run)
-    excused = [place for place in absent if absences.of(work, place, size_bytes).by_design]
+    absences = Absences(run) if absent else None
+    excused = [place for place in absent if absences and absences.of(work, place, size_bytes).by_design]
     return Ranking(
         work=work,
         size_bytes=size_bytes,

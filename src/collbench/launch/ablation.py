@@ -549,12 +549,12 @@ def _within(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablation)
 
 def _needed(sigma: float, precision: float, level: float) -> int | None:
     """Return how many repeats make the interval of differences that vary by `sigma` as narrow as `precision`."""
-    from scipy.special import stdtrit  # late: 0.1 s
+    from collbench.analysis.stats import student  # late: numpy
 
     low, high = 2, _MOST_REPEATS
     while low < high:  # the interval narrows with each repeat
         middle = (low + high) // 2
-        if float(stdtrit(middle - 1, level)) * sigma / math.sqrt(middle) <= math.log1p(precision):
+        if student(middle - 1, level) * sigma / math.sqrt(middle) <= math.log1p(precision):
             high = middle
         else:
             low = middle + 1
@@ -578,9 +578,9 @@ def _mean(logs: Sequence[float], level: float = _LEVEL) -> tuple[float, float, f
 
     By Student's t, for few values of about one normal distribution: at two repeats 12.7 standard errors, at three 4.3.
     """
-    from scipy.special import stdtrit  # late: 0.1 s
+    from collbench.analysis.stats import student  # late: numpy
 
-    reach = float(stdtrit(len(logs) - 1, level)) * stdev(logs) / math.sqrt(len(logs))
+    reach = student(len(logs) - 1, level) * stdev(logs) / math.sqrt(len(logs))
     middle = fmean(logs)
     return math.exp(middle), math.exp(middle - reach), math.exp(middle + reach)
 

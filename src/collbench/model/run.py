@@ -6,6 +6,7 @@ Matrices are row = source, column = destination, diagonal NaN.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -129,6 +130,9 @@ class Path:
         return self.peer_access is not None and self.peer_access.denied
 
 
+_work = functools.cache(Work)  # a run has few, and asks for them a hundred thousand times
+
+
 @dataclass(frozen=True, slots=True)
 class DataPoint:
     """One thing to measure: an operation on some devices at one message size.
@@ -149,7 +153,7 @@ class DataPoint:
     @property
     def work(self) -> Work:
         """The operation and how it runs."""
-        return Work(self.operation, self.variant, self.numa_node, self.registration, self.skew)
+        return _work(self.operation, self.variant, self.numa_node, self.registration, self.skew)
 
     @property
     def blocks(self) -> Blocks:

@@ -11,16 +11,27 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+# What most of a run file is: nothing needs to be done about it.
+_PLAIN = {float, int, str, bool, types.NoneType}
+
 
 def plain(value: Any) -> Any:
     """Return dataclasses, enums and tuples as JSON's own types."""
-    if dataclasses.is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
     if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
-    if isinstance(value, enum.Enum):
-        return value.value
-    return value
+        return list(value) if _PLAIN.issuperset(map(type, value)) else [plain(item) for item in value]
+    names = _fields(kind)
+    if names is not None:
+        return {name: plain(getattr(value, name)) for name in names}
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """Return the names of a dataclass's fields, None of another type."""
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 class _Wrong(Exception):
