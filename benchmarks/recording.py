@@ -4,6 +4,8 @@
     python benchmarks/recording.py                       # all jobs, and the cost, in about two minutes
     python benchmarks/recording.py --jobs ddp,killed --repeats 0 --out FOLDER
     python benchmarks/recording.py --gpu-times           # the same, and what GPU times are and cost
+    python benchmarks/recording.py --cost ddp-gpt2-medium --repeats 5      # what it costs a job that no host bounds
+    python benchmarks/recording.py --program all_reduce_perf               # nccl-tests: plain C++, no torch
 
 Each job (recorded_job.py) says itself what each rank sent: DDP, FSDP2 and tensor parallel by torch's Flight Recorder,
 the others by hand. `calls equal` compares function, bytes and order on every rank; of the killed job, whose own list is
@@ -11,6 +13,13 @@ a line ahead, all but its last line. The cost is the median step with the record
 --repeats times; steps of a host vary by far more than it, so `calls` times small all-reduces as fast as the host
 launches them: its step is a thousand, and the difference is the recorder's time of a call. The exit status is 1 where
 calls differ; FOLDER keeps the job files and what the jobs said.
+
+With --cost pairs of runs, with and without the recorder, each in the other order than the pair before, give the ratio
+of their steps with its 95 % interval; and a program that plays NCCL says how long the plugin takes for a call of a step
+in the calling thread, at most: that, times the calls of a step, is what a host can lose.
+
+With --program nccl-tests' all_reduce_perf runs on two GPUs in one process, recorded; it makes a known number of calls
+of each size (5 to warm up, and out of place and in place one ahead, 20 timed, and one checked, src/common.cu).
 
 With --gpu-times every job is recorded once more, by 'collbench record --gpu-times', and its calls must be the same. A
 second table says how many calls have a GPU time, what a step's calls took on each rank and at least over the ranks, and
@@ -30,12 +39,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from collbench.analysis.job import kernels, report
+from collbench.analysis.stats import mean_interval
 from collbench.model.job import Ending, Job, JobRank
 from collbench.runfile import job_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.native.recorded import ABIS, Made, play  # the host that plays NCCL is the tests'
 
 _JOBS = ("ddp", "fsdp2", "tp", "moe", "graph", "calls", "killed")
 _TIMED = ("ddp", "fsdp2", "calls")
@@ -139,9 +153,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="keep the job files here")
     parser.add_argument("--traces", action="store_true", help="let jobs leave what 'collbench import' reads, too")
     parser.add_argument("--gpu-times", action="store_true", help="record with GPU times, too, and say what that costs")
+    parser.add_argument("--cost", metavar="JOB", help="time pairs of runs of this job, with and without the recorder")
+    parser.add_argument("--program", type=Path, help="record this all_reduce_perf, and count its calls")
     asked = parser.parse_args()
     folder = asked.out or Path(tempfile.mkdtemp(prefix="recording-"))
     folder.mkdir(parents=True, exist_ok=True)
+    if asked.cost or asked.program:
+        return (paired(asked.cost, folder, asked.repeats) if asked.cost else 0) or (
+            counted(asked.program, folder) if asked.program else 0
+        )
     failed = 0
     began = time.monotonic()
     chosen = tuple(_ARMS) if asked.gpu_times else ("plain", "recorded")
@@ -174,6 +194,85 @@ def main() -> int:
         print("\n".join(on_gpu))
     print(f"\n{time.monotonic() - began:.0f} s; files in {folder}")
     return 1 if failed else 0
+
+
+def paired(name: str, folder: Path, pairs: int) -> int:
+    """Print the step recorded over the step without, pair by pair; then what the plugin takes for a call."""
+    output, ratios = folder / f"{name}-job.json", []
+    print(f"{name}: step, ms\n| recorded | plain | ratio |\n|---:|---:|---:|")
+    for number in range(pairs):
+        found = {}
+        for arm in ("plain", "recorded") if number % 2 else ("recorded", "plain"):
+            if launch(name, folder, output, arm=arm):
+                print(f"{name} failed: see {folder / name}.log")
+                return 1
+            found[arm] = step_ms(name, folder)
+        ratios.append(found["recorded"] / found["plain"])
+        print(f"| {found['recorded']:.3f} | {found['plain']:.3f} | {ratios[-1]:.4f} |", flush=True)
+    interval = mean_interval(ratios)
+    shown = f", 95 % {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""
+    print(f"\nmean ratio {statistics.fmean(ratios):.4f}{shown}")
+    step = job_file.load(output).ranks[0].step
+    if step is not None:
+        calls, whole = len(step.positions), found["plain"] * 1e6
+        for line in call_costs(folder):
+            print(line)
+            nanoseconds = float(line.split()[-2])
+            print(f"  {calls} calls a step: {calls * nanoseconds / whole:.4%} of it")
+    return 0
+
+
+def call_costs(folder: Path) -> list[str]:
+    """Return what the plugin takes for a call of a step of three, by each ABI that it speaks."""
+    streams = folder / "streams"
+    streams.mkdir(exist_ok=True)
+    step = "".join(Made("allreduce", count).line() for count in (1000, 2000, 3000))
+    script = f"comm 0 77 0 2 world\nrepeat 1000\n{step}end\nclock\nrepeat 100000\n{step}end\nclock\nfinalize 0\n"
+    found = []
+    for abi in ABIS:
+        words = play(script, streams, abi).stdout.split()
+        found.append(f"plugin of ABI v{abi}: {words[-3]} ns")
+    return found
+
+
+# nccl-tests' defaults, but for the sizes: warm-up launches of each power of two, timed ones of each size.
+_WARM_UP, _TIMES = 5, 20
+_LEAST, _MOST, _FACTOR = 2**20, 2**26, 4
+
+
+def counted(program: Path, folder: Path) -> int:
+    """Record all_reduce_perf on two GPUs, and compare its calls with what its source makes. Return the exit status."""
+    output = folder / "program-job.json"
+    words = [str(program), "-b", str(_LEAST), "-e", str(_MOST), "-f", str(_FACTOR), "-g", "2"]
+    words += ["-w", str(_WARM_UP), "-n", str(_TIMES)]
+    command = [sys.executable, "-m", "collbench", "record", "--force", "-o", str(output), "--", *words]
+    with (folder / "program.log").open("w", encoding="utf-8") as log:
+        status = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+    job = job_file.load(output)
+    expected: Counter[int] = Counter()
+    size = _LEAST
+    while size <= _MOST:
+        expected[size] += _WARM_UP
+        size *= 2
+    size = _LEAST
+    while size <= _MOST:
+        expected[size] += 2 * (1 + _TIMES + 1)
+        size *= _FACTOR
+    for rank in job.ranks:
+        calls = [job.calls[place] for place in rank.unfolded()]
+        have = Counter(call.size_bytes for call in calls if call.operation == "allreduce")
+        others = sorted({call.operation for call in calls} - {"allreduce"})
+        print(f"rank {rank.rank} of {job.world_size}: {have.total()} all-reduces, {expected.total()} made", end="")
+        print(
+            f"; sizes and counts {'equal' if have == expected else f'differ: {have - expected}, {expected - have}'}",
+            end="",
+        )
+        print(f"; others {', '.join(others) or 'none'}; {rank.ending}")
+    wrong = not job.ranks or any(
+        Counter(job.calls[place].size_bytes for place in rank.unfolded()) != expected for rank in job.ranks
+    )
+    print(f"exit status {status}; log in {folder / 'program.log'}")
+    return int(wrong)
 
 
 def checked(name: str, folder: Path, output: Path, arm: str, *, traces: bool) -> tuple[Job | None, str]:
