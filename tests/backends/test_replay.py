@@ -287,7 +287,7 @@ def test_a_simulated_step_has_its_pauses_and_its_calls() -> None:
 def event(number: int, microseconds: float, name: str = "ncclDevKernel_AllReduce_Sum", *, gpu: bool = True) -> Any:
     from torch.autograd.profiler_util import DeviceType, Interval
 
-    device = DeviceType.CUDA if gpu else DeviceType.CPU
+    device = DeviceType(int(DeviceType.CUDA if gpu else DeviceType.CPU))  # equal, not identical: as torch hands it out
     return SimpleNamespace(id=number, name=name, device_type=device, time_range=Interval(50.0, 50.0 + microseconds))
 
 

@@ -210,7 +210,7 @@ def kernel_seconds(events: Iterable[FunctionEvent], calls: int) -> list[float]:
 
     One kernel before them is the common start's. A call has none on a single rank, and several where NCCL splits it.
     """
-    kernels = [one for one in events if one.device_type is DeviceType.CUDA and _KERNEL.match(one.name)]
+    kernels = [one for one in events if one.device_type == DeviceType.CUDA and _KERNEL.match(one.name)]
     kernels.sort(key=lambda one: one.id)  # CUPTI numbers launches
     if not calls <= len(kernels) <= calls + 1:
         return []
