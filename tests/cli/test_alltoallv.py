@@ -10,6 +10,8 @@ import pytest
 
 from tests.cli.program import Program
 
+pytestmark = pytest.mark.usefixtures("loaded_torch")
+
 SIM = "alltoallv --backend sim --fabric hgx-h200 --seed 4 --sizes 64M"
 
 

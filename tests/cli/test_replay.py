@@ -22,6 +22,8 @@ from tests.cli.program import Program
 from tests.cli.program import collbench as words_of
 from tests.replay_jobs import data_parallel, job_of, pipeline, without_rank
 
+pytestmark = pytest.mark.usefixtures("loaded_torch")
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "replay.md").read_text(encoding="utf-8")
 SCHEMA = json.loads((ROOT / "docs" / "run-file.schema.json").read_text(encoding="utf-8"))

@@ -37,6 +37,8 @@ from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run
 from tests.replay_jobs import data_parallel, job_of, pipeline, without_rank
 
+pytestmark = pytest.mark.usefixtures("loaded_torch")
+
 PAGE = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
 SIM = ("--backend", "sim", "--fabric", "dgx-1v")
 HANG = Failure(FailureKind.HANG, Cause.NO_ANSWER, (2,), seconds=60.0)

@@ -12,6 +12,8 @@ from collbench.runfile import run_file
 from tests.distributed.emulated import Hosts, emulated_hosts
 from tests.distributed.processes import ends, started, trials, wait_for
 
+pytestmark = pytest.mark.usefixtures("loaded_torch")
+
 # Four ranks and their workers load torch, each 3 s of a core or two, and others may use the cores.
 PATIENCE_S = 250.0
 WORDS = ["nodes", "--backend", "host", "--size", "64K", "-v"]
