@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from collbench.analysis.job_schedule import Post, schedule_of
 from collbench.backends.replay import ReplayWorld, open_replay
@@ -285,10 +286,12 @@ def test_a_simulated_step_has_its_pauses_and_its_calls() -> None:
 
 
 def event(number: int, microseconds: float, name: str = "ncclDevKernel_AllReduce_Sum", *, gpu: bool = True) -> Any:
-    from torch.autograd.profiler_util import DeviceType, Interval
+    import torch
 
-    device = DeviceType(int(DeviceType.CUDA if gpu else DeviceType.CPU))  # equal, not identical: as torch hands it out
-    return SimpleNamespace(id=number, name=name, device_type=device, time_range=Interval(50.0, 50.0 + microseconds))
+    autograd: Any = torch.autograd
+    device = autograd.DeviceType(1 if gpu else 0)  # equal, not identical: as torch hands it out
+    lasted = SimpleNamespace(start=50.0, end=50.0 + microseconds)
+    return SimpleNamespace(id=number, name=name, device_type=device, time_range=lasted)
 
 
 @pytest.mark.parametrize("start", [True, False], ids=["with the common start", "alone"])
@@ -306,3 +309,14 @@ def test_kernels_that_are_not_one_for_each_call_say_nothing(calls: int) -> None:
     from collbench.backends.replay_lanes import kernel_seconds
 
     assert kernel_seconds([event(1, 1.0), event(2, 2.0), event(3, 3.0)], calls) == []
+
+
+@given(st.integers(0, 5000), st.integers(0, 9))
+def test_powers_of_two_add_up(count: int, most: int) -> None:
+    from collbench.backends.replay_lanes import powers
+
+    found = list(powers(count, most))
+    assert sum(2**power for power in found) == count
+    assert all(0 <= power <= most for power in found)
+    assert found == sorted(found, reverse=True)
+    assert all(found.count(power) <= 1 for power in range(most))  # as few launches as there can be

@@ -67,6 +67,19 @@ class Accelerator(Protocol):
         """Wait for all that was queued."""
 
 
+def captured(work: Callable[[], object], times: int) -> Callable[[], object]:
+    """Return what launches a CUDA graph of some work, so many times one after another."""
+    graph = _cuda.CUDAGraph()
+    # An error of this thread alone: NCCL's own threads call CUDA meanwhile.
+    with _cuda.graph(graph, capture_error_mode="thread_local"):
+        repeat(work, times)
+
+    def launch(_held: object = work) -> None:  # a graph knows its buffers by their addresses alone
+        graph.replay()
+
+    return launch
+
+
 class CudaAccelerator:
     """One GPU. Compute runs on torch's default stream, as training's does, the collective on a stream of its own."""
 
@@ -123,11 +136,7 @@ class CudaAccelerator:
 
     def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
         """Return what launches a CUDA graph of so many."""
-        graph = _cuda.CUDAGraph()
-        # An error of this thread alone: NCCL's own threads call CUDA meanwhile.
-        with _cuda.graph(graph, capture_error_mode="thread_local"):
-            _repeat(work, times)
-        return cast("Callable[[], object]", graph.replay)
+        return captured(work, times)
 
     def finish(self) -> None:
         """Wait for both streams."""
@@ -213,13 +222,14 @@ class CpuAccelerator:
 
     def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
         """Return what does it so often: nothing is launched."""
-        return lambda: _repeat(work, times)
+        return lambda: repeat(work, times)
 
     def finish(self) -> None:
         """Return at once: what was called has ended."""
 
 
-def _repeat(work: Callable[[], object], times: int) -> None:
+def repeat(work: Callable[[], object], times: int) -> None:
+    """Do some work so many times."""
     for _ in range(times):
         work()
 

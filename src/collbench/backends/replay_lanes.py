@@ -9,25 +9,29 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
-from torch.autograd.profiler_util import DeviceType, FunctionEvent
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from collbench.backends.overlap_lanes import sleep_cycles_a_second
+from collbench.backends.overlap_lanes import captured, repeat, sleep_cycles_a_second
 from collbench.backends.replay_protocol import ReplayLoad, ReplayTimes
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses
 
 _cuda: Any = torch.cuda  # half of it has types
+_autograd: Any = torch.autograd
 
 # A product of 2048³ in bf16 takes some 25 µs on an H200: fine enough for a pause, long enough to launch.
 _GPU_PRODUCT, _CORE_PRODUCT = 2048, 192
 _PRODUCTS = 200  # to learn how long one takes, when the clock has settled
+# Products are launched as CUDA graphs of up to so many, as a power of two: a slow host takes longer to launch one of
+# them than a GPU to work it off.
+_MOST_POWER = 7
 # A pause that is shorter than a launch is none.
 _LEAST_PAUSE_S = 2e-6
 
@@ -65,30 +69,33 @@ class _Pausing:
 
     def __init__(self, idle: Callable[[float], object]) -> None:
         self._idle = idle
-        self._product: Callable[[], object] | None = None
+        self._products: Callable[[int], object] | None = None
         self._product_s = 0.0
 
-    def compute(self, product: Callable[[], object], seconds: Callable[[Callable[[], object]], float]) -> None:
-        """Fill pauses with products from now on; `seconds` times some of them."""
-        if self._product is None:
+    def compute(self, products: Callable[[int], object], seconds: Callable[[Callable[[], object]], float]) -> None:
+        """Fill pauses with products from now on, so many at a time; `seconds` times some of them."""
+        if self._products is None:
             for _ in range(2):  # the first time code is loaded and the clock comes up
-                self._product_s = seconds(lambda: _repeated(product)) / _PRODUCTS
-            self._product = product
+                self._product_s = seconds(lambda: products(_PRODUCTS)) / _PRODUCTS
+            self._products = products
 
     def __call__(self, seconds: float) -> None:
         """Pause so long."""
-        if self._product is not None:
+        if self._products is not None:
             count = int(seconds / self._product_s)
-            for _ in range(count):
-                self._product()
+            self._products(count)
             seconds -= count * self._product_s
         if seconds >= _LEAST_PAUSE_S:
             self._idle(seconds)
 
 
-def _repeated(product: Callable[[], object]) -> None:
-    for _ in range(_PRODUCTS):
-        product()
+def powers(count: int, most: int) -> Iterator[int]:
+    """Yield powers of two up to the `most`th that add up to a count, the largest first."""
+    for _ in range(count >> most):
+        yield most
+    for power in reversed(range(most)):
+        if count >> power & 1:
+            yield power
 
 
 class CudaAccelerator:
@@ -123,7 +130,18 @@ class CudaAccelerator:
         n = _GPU_PRODUCT
         a, b = (torch.randn(n, n, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         result = torch.empty_like(a)
-        self._pause.compute(lambda: torch.mm(a, b, out=result), self._timed)
+
+        def product() -> None:
+            torch.mm(a, b, out=result)
+
+        product()  # loads what a capture cannot
+        launches = [captured(product, 2**power) for power in range(_MOST_POWER + 1)]
+
+        def products(count: int) -> None:
+            for power in powers(count, _MOST_POWER):
+                launches[power]()
+
+        self._pause.compute(products, self._timed)
 
     def _timed(self, work: Callable[[], object]) -> float:
         first, last = (_cuda.Event(enable_timing=True) for _ in range(2))
@@ -210,11 +228,11 @@ def kernel_seconds(events: Iterable[FunctionEvent], calls: int) -> list[float]:
 
     One kernel before them is the common start's. A call has none on a single rank, and several where NCCL splits it.
     """
-    kernels = [one for one in events if one.device_type == DeviceType.CUDA and _KERNEL.match(one.name)]
+    kernels = [one for one in events if one.device_type == _autograd.DeviceType.CUDA and _KERNEL.match(one.name)]
     kernels.sort(key=lambda one: one.id)  # CUPTI numbers launches
     if not calls <= len(kernels) <= calls + 1:
         return []
-    return [one.time_range.elapsed_us() / 1e6 for one in kernels[len(kernels) - calls :]]
+    return [(one.time_range.end - one.time_range.start) / 1e6 for one in kernels[len(kernels) - calls :]]
 
 
 class _Registered:
@@ -266,7 +284,7 @@ class CpuAccelerator:
             return
         a, b = torch.randn(_CORE_PRODUCT, _CORE_PRODUCT), torch.randn(_CORE_PRODUCT, _CORE_PRODUCT)
         result = torch.empty_like(a)
-        self._pause.compute(lambda: torch.mm(a, b, out=result), _timed_on_core)
+        self._pause.compute(lambda count: repeat(lambda: torch.mm(a, b, out=result), count), _timed_on_core)
 
     def run(
         self,

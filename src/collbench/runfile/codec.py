@@ -17,7 +17,7 @@ _PLAIN = {float, int, str, bool, types.NoneType}
 
 def plain(value: Any) -> Any:
     """Return dataclasses, enums and tuples as JSON's own types."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _PLAIN:
         return value
     if isinstance(value, tuple | list):
@@ -29,7 +29,7 @@ def plain(value: Any) -> Any:
 
 
 @functools.cache
-def _fields(kind: type) -> tuple[str, ...] | None:
+def _fields(kind: Any) -> tuple[str, ...] | None:
     """Return the names of a dataclass's fields, None of another type."""
     return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
