@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -36,6 +37,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 _HERE = Path(__file__).parent
+_LOADED = _HERE / "loaded"
 
 
 def pytest_collection_finish() -> None:
@@ -55,7 +57,7 @@ def own_environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fakes]:
     """Simulated GPUs that have everything: compiled once for all processes that pytest-xdist starts."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fakes"
@@ -63,34 +65,59 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():  # renamed when it is whole: where compiling fails, it fails in each process
             build(folder.with_suffix(".part")).folder.rename(folder)
-    return Fakes(folder)
+    with fork_server("program", LD_LIBRARY_PATH=str(folder)) as place:
+        yield Fakes(folder, {"COLLBENCH_TEST_PROGRAM": place, "COLLBENCH_TEST_LIBRARIES": str(folder)}, _LOADED)
 
 
-@pytest.fixture(scope="session")
-def torch_server() -> Iterator[Path]:
-    """Where a process listens that has loaded torch (tests/torch_server.py)."""
-    with tempfile.TemporaryDirectory(prefix="torch-") as folder:  # short, as a socket's path must be
+@contextlib.contextmanager
+def fork_server(what: str, **variables: str) -> Iterator[str]:
+    """Start a process that has loaded `torch` or the `program` (tests/fork_server.py); yield where it listens."""
+    with tempfile.TemporaryDirectory(prefix=f"{what}-") as folder:  # short, as a socket's path must be
         place = Path(folder, "socket")
         # OpenBLAS would start threads, which a fork lacks; OpenMP's would wait for each other on a worker's one core.
         process = subprocess.Popen(
-            [sys.executable, str(_HERE / "torch_server.py"), str(place)],
+            [sys.executable, str(_HERE / "fork_server.py"), str(place), what],
             stdin=subprocess.PIPE,
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | variables,
         )
         assert process.stdin
         with process, process.stdin:
             while not place.exists():
                 assert process.poll() is None
                 time.sleep(0.02)
-            yield place
+            yield str(place)
+
+
+@pytest.fixture(scope="session")
+def torch_server() -> Iterator[str]:
+    """Where a process listens that has loaded torch."""
+    with fork_server("torch") as place:
+        yield place
 
 
 @pytest.fixture(scope="module")
-def loaded_torch(torch_server: Path) -> Iterator[None]:
+def loaded_torch(torch_server: str) -> Iterator[None]:
     """Let the processes that the module's tests start have torch from one that has loaded it, but in `own_torch`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLLBENCH_TEST_TORCH", str(torch_server))
-        patch.setenv("PYTHONPATH", str(_HERE / "loaded_torch"), prepend=os.pathsep)
+        patch.setenv("COLLBENCH_TEST_TORCH", torch_server)
+        patch.setenv("PYTHONPATH", str(_LOADED), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="session")
+def program_server() -> Iterator[str]:
+    """Where a process listens that has loaded collbench."""
+    with fork_server("program") as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def loaded_program(program_server: str) -> Iterator[None]:
+    """Let the processes that the module's tests start have collbench from one that has loaded it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLLBENCH_TEST_PROGRAM", program_server)
+        patch.setenv("COLLBENCH_TEST_LIBRARIES", os.environ.get("LD_LIBRARY_PATH", ""))
+        patch.setenv("PYTHONPATH", str(_LOADED), prepend=os.pathsep)
         yield
 
 
@@ -98,6 +125,4 @@ def loaded_torch(torch_server: Path) -> Iterator[None]:
 def own_torch(loaded_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the processes of this test load torch themselves, as users' processes do."""
     folders = os.environ["PYTHONPATH"].split(os.pathsep)
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join(folder for folder in folders if folder != str(_HERE / "loaded_torch"))
-    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folder for folder in folders if folder != str(_LOADED)))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,8 +116,10 @@ class Outcome:
 class Fakes:
     """A folder of built fakes. Settings are the FAKE_* variables of fake.h, written without the prefix, or others."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, loaded: Mapping[str, str] | None = None, asks: Path | None = None) -> None:
+        """Take the folder; `loaded` are variables by which code in `asks` finds a process that has loaded collbench."""
         self.folder = folder
+        self._loaded, self._asks = loaded or {}, [str(asks)] if asks else []
 
     @property
     def nccl(self) -> Path:
@@ -128,9 +130,10 @@ class Fakes:
         """Return the variables under which a program finds these GPUs: `gpus=2` sets FAKE_GPUS."""
         kept = {name: value for name, value in os.environ.items() if name not in _CLEARED and "FAKE_" not in name}
         fakes = {f"FAKE_{name.upper()}": str(value) for name, value in settings.items()}
-        folders = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
+        folders = os.pathsep.join(filter(None, (*self._asks, str(_PACKAGES), os.environ.get("PYTHONPATH"))))
         ours = {"LD_LIBRARY_PATH": str(self.folder), "NCCL": str(self.nccl), "PYTHONPATH": folders}
-        return kept | ours | fakes
+        # A fork's parent is not the one that started it.
+        return kept | ours | ({} if "signal_parent" in settings else self._loaded) | fakes
 
     def run(
         self, command: Sequence[str], tmp_path: Path, extra: dict[str, str] | None = None, /, **settings: object

@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 _OURS = Path(__file__).parents[1]
-_TESTS = _OURS.parents[1]  # tests/loaded_torch stands for torch, too
+_TESTS = _OURS.parents[1]  # tests/loaded stands for torch, too
 _folders = [Path(folder) for folder in os.environ["PYTHONPATH"].split(os.pathsep) if folder]
 
 os.environ["PYTHONPATH"] = os.pathsep.join(str(folder) for folder in _folders if folder != _OURS)

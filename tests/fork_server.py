@@ -1,6 +1,7 @@
-"""A process that has loaded torch, and forks for those that ask: `python torch_server.py SOCKET`, until stdin closes.
+"""A process that has loaded modules, and forks for those that ask: `fork_server.py SOCKET WHAT`, until stdin closes.
 
-tests/loaded_torch/torch asks. Nothing of the program is loaded here: a fork loads the modules that its process would.
+WHAT is `torch`, for which tests/loaded/torch asks: nothing of the program is loaded then, and a fork loads the modules
+that its process would. Or `program`, for which tests/loaded/sitecustomize.py asks: all of collbench but its workers.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import importlib
 import json
 import os
+import pkgutil
+import re
+import resource
 import runpy
 import select
 import signal
@@ -96,9 +101,13 @@ def _take_over(state: dict[str, Any], files: list[int]) -> None:
     for number in state["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     sys.argv, sys.path[:] = state["arguments"], state["folders"]
+    os.umask(state["umask"])
+    for limit, both in state["limits"]:
+        resource.setrlimit(limit, tuple(both))
     for number, name in ((1, "stdout"), (2, "stderr")):
         if number in state["files"]:
-            stream = open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            encoding, errors = state["encodings"][name]
+            stream = open(number, "w", encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115
             lines = state["unbuffered"] or name == "stderr" or os.isatty(number)
             stream.reconfigure(line_buffering=lines, write_through=state["unbuffered"])
             setattr(sys, name, stream)
@@ -126,7 +135,7 @@ def run(state: dict[str, Any]) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End as an interpreter does, but without releasing all of torch's objects: a third of a second."""
+    """End as an interpreter does, but without releasing all objects: torch's take a third of a second."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -134,12 +143,28 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def main() -> None:
-    """Load torch, listen, and run whatever a fork shall run."""
+def load_torch() -> None:
+    """Load what workers need of torch."""
     import torch
     import torch.distributed  # noqa: F401  # what most of them need
 
     torch.set_num_threads(1)
+
+
+def load_program() -> None:
+    """Load all of collbench, but what torch is imported with, and what is a program of its own."""
+    import collbench
+
+    apart = re.compile(r"worker|lanes|torch|agent|lifeline|__main__|_profiler")
+    for module in pkgutil.walk_packages(collbench.__path__, "collbench."):
+        if not apart.search(module.name):
+            importlib.import_module(module.name)
+    assert "torch" not in sys.modules
+
+
+def main() -> None:
+    """Load, listen, and run whatever a fork shall run."""
+    {"torch": load_torch, "program": load_program}[sys.argv[2]]()
     gc.collect()
     gc.freeze()  # else each fork would look through all of torch's objects, and copy their memory
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork would lack the other threads"

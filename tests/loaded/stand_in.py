@@ -1,9 +1,8 @@
-"""In place of torch: the process that imports it goes on in one that has loaded it (tests/torch_server.py).
+"""Lets another process run what this one was started for: a fork of one that has loaded modules (tests/fork_server.py).
 
-Loading torch takes 2.5 s of a core. A program that imports torch before it does anything else may have it at once: the
-server forks, and its child runs the same program with this process's arguments, variables, folder, files and cores.
-This process then stands for it: it passes signals on, ends as the other one ends, and when it is killed, so is the
-other one. A stop (SIGSTOP) stops this process alone. Any other program gets torch itself.
+The fork gets this process's arguments, variables, folder, files, limits and cores. This process then stands for it: it
+passes signals on, ends as the other one ends, and when it is killed, so is the other one. A stop (SIGSTOP) stops this
+process alone.
 """
 
 import contextlib
@@ -13,33 +12,32 @@ import resource
 import signal
 import socket
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-_OURS = str(Path(__file__).parents[1])
+_OURS = os.path.dirname(__file__)  # noqa: PTH120  # pathlib takes longer to load than all of this
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 _SERVER_GONE = 70
 
 
 def _open_files() -> list[int]:
     found = []
-    for file in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+    for file in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         with contextlib.suppress(OSError):  # the one of that list itself is closed by now
             os.fstat(file)
             found.append(file)
     return found
 
 
-def _main() -> tuple[str | None, str]:
-    """Return the module that this process runs, if it runs one, and the script."""
-    if sys.argv[0] == "-m":  # this package is looked at before the module in it has a name
-        return sys.orig_argv[sys.orig_argv.index("-m") + 1], ""
-    specification = sys.modules["__main__"].__spec__
-    return specification.name if specification else None, sys.argv[0]
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
-def _stand_for_another(server: str, module: str | None, script: str) -> NoReturn:
+def stand_in(server: str, module: str | None, script: str = "", folders: tuple[str, ...] = ()) -> NoReturn:
+    """Let a fork of the server run a module or a script, with `folders` before this process's own to import from."""
     files = _open_files()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(server)
@@ -49,10 +47,13 @@ def _stand_for_another(server: str, module: str | None, script: str) -> NoReturn
         "module": module,
         "script": script,
         "arguments": sys.argv,
-        "folders": [folder for folder in sys.path if folder != _OURS],
+        "folders": [*folders, *(folder for folder in sys.path if folder != _OURS)],
         "unbuffered": getattr(sys.stdout, "write_through", False),
+        "encodings": {"stdout": _encoding(sys.stdout), "stderr": _encoding(sys.stderr)},
         "variables": dict(os.environ),
-        "folder": str(Path.cwd()),
+        "folder": os.getcwd(),  # noqa: PTH109
+        "umask": _umask(),
+        "limits": [(limit, resource.getrlimit(limit)) for limit in _LIMITS],
         "cores": sorted(os.sched_getaffinity(0)),
         "ignored": [int(number) for number in ignored],
         "files": files,
@@ -78,10 +79,5 @@ def _stand_for_another(server: str, module: str | None, script: str) -> NoReturn
     os._exit(status)
 
 
-_module, _script = _main()
-if _module == "collbench.__main__" or _script == "-c":  # it has begun its work
-    sys.path.remove(_OURS)
-    del sys.modules["torch"]
-    import torch  # noqa: F401  # itself
-else:
-    _stand_for_another(os.environ["COLLBENCH_TEST_TORCH"], _module, _script)
+def _encoding(stream: object) -> tuple[str, str]:
+    return getattr(stream, "encoding", "utf-8"), getattr(stream, "errors", "strict")

@@ -1,0 +1,28 @@
+"""Gives what the tests start its modules at once: collbench (in COLLBENCH_TEST_PROGRAM), and torch to torchrun.
+
+torchrun as `train` starts it makes a folder before it would load torch itself.
+"""
+
+import os
+import sys
+
+_words = sys.orig_argv[1:]
+_flags = _words[: _words.index("-m")] if "-m" in _words else ["no module"]
+# Libraries are looked for where the loader was told to when a process began.
+_libraries = os.environ.get("COLLBENCH_TEST_LIBRARIES", "")
+if (
+    "COLLBENCH_TEST_PROGRAM" in os.environ
+    and set(_flags) <= {"-P", "-u"}
+    and _words[len(_flags) + 1] in {"collbench", "collbench.backends.worker"}
+    and os.environ.get("LD_LIBRARY_PATH", "") == _libraries
+    and "LD_PRELOAD" not in os.environ
+):
+    from stand_in import stand_in
+
+    stand_in(
+        os.environ["COLLBENCH_TEST_PROGRAM"],
+        _words[len(_flags) + 1],
+        folders=() if "-P" in _flags else (os.getcwd(),),  # noqa: PTH109  # pathlib takes longer to load
+    )
+if "COLLBENCH_TEST_TORCH" in os.environ and sys.argv[0].endswith("/collbench/launch/agent.py"):
+    import torch  # noqa: F401
