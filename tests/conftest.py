@@ -122,6 +122,12 @@ def loaded_program(program_server: str) -> Iterator[None]:
 
 
 @pytest.fixture
+def own_program(loaded_program: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processes of this test load collbench themselves: their files, parents and descendants are their own."""
+    monkeypatch.delenv("COLLBENCH_TEST_PROGRAM")
+
+
+@pytest.fixture
 def own_torch(loaded_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the processes of this test load torch themselves, as users' processes do."""
     folders = os.environ["PYTHONPATH"].split(os.pathsep)

@@ -17,3 +17,8 @@ def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     for name in ("CUDA_VISIBLE_DEVICES", "COLLBENCH_NCCL"):
         monkeypatch.delenv(name, raising=False)
     return Program(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded(loaded_program: None) -> None:
+    """What these tests start has its modules at once."""

@@ -196,6 +196,7 @@ def test_a_page_that_cannot_be_written_says_where_its_run_is(fakes: Fakes, tmp_p
         ("2>&-", "none.json", 2),
     ],
 )
+@pytest.mark.usefixtures("own_program")
 def test_a_closed_stream_is_as_good_as_dev_null(tmp_path: Path, closed: str, file: str, status: int) -> None:
     save_run(tmp_path / "run.json", gpus(4))
     shell = ["sh", "-c", f'"$@" {closed}', "sh", *collbench("show", file)]

@@ -263,6 +263,7 @@ MANY = ("--sizes", "4K:64M", "--trials", "3")
 
 @needs_two_cores
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.usefixtures("own_program")
 def test_a_signal_leaves_what_was_measured_and_no_process(folder: Path, number: signal.Signals, status: int) -> None:
     process = begun(folder, MANY)
     workers = children(process.pid)
@@ -278,6 +279,7 @@ def test_a_signal_leaves_what_was_measured_and_no_process(folder: Path, number: 
 
 
 @needs_two_cores
+@pytest.mark.usefixtures("own_program")
 def test_a_worker_that_dies_ends_the_run_with_what_was_measured(folder: Path, program: Program) -> None:
     process = begun(folder, MANY)
     workers = children(process.pid)
