@@ -129,6 +129,7 @@ def test_a_rank_that_is_killed_is_named_and_what_was_measured_is_saved(tmp_path:
     assert sum(len(found.samples) for found in saved.measurements) > 4
 
 
+@pytest.mark.usefixtures("own_program")  # looks for the worker among its threads' children
 def test_a_worker_that_is_killed_costs_its_point_and_the_ranks_meet_again(tmp_path: Path) -> None:
     file, port = tmp_path / "run.json", free_port()
     journal = tmp_path / "run.json.journal"
