@@ -196,6 +196,7 @@ class Ranks:
     ) -> None:
         """Take over the lines. `on_loss` is called when a rank is lost, as one is after `silence_s` without a word.
 
+        A rank that has a name and no line did not come: it is lost from the start, and only where it `goes_on`.
         `cause_s` is how long the cause of another rank's failure may take to come. Where it `goes_on`, a lost rank's
         answers are RankLost from then on, and the others are asked as before; else whatever is asked raises it.
         """
@@ -208,7 +209,7 @@ class Ranks:
         self._abandoning = False  # those who owe an answer heard that it is not wanted
         self._abandoned: set[int] = set()  # those who were reported so since the last request
         self._lost: RankLost | None = None  # which ends everything
-        self._gone: dict[int, RankLost] = {}  # without whom it goes on
+        self._gone = {rank: _absent(rank, name) for rank, name in names.items() if rank not in lines}  # it goes on
 
     @property
     def everyone(self) -> range:
@@ -357,6 +358,11 @@ class Ranks:
         self._lost = RankLost(f"{text}; without it no collective is complete: start all ranks again", kind)
         self._on_loss()
         raise self._lost from error
+
+
+def _absent(rank: int, name: str) -> RankLost:
+    how = "did not come"
+    return RankLost(f"{name} {how}", failure=Failure(FailureKind.CRASH, Cause.REPORTED, (rank,), rank, detail=how))
 
 
 def checked(reply: Reply, kind: type[_Value]) -> _Value:
