@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
 from collbench.distributed.messages import BadMessage, Order, Word, decode_order, decode_word, encode
 
@@ -247,6 +247,35 @@ def ready(heard: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]
         for one in heard:
             selector.register(one, selectors.EVENT_READ, one)
         return [key.data for key, _ in selector.select(seconds)]
+
+
+class Hearing:
+    """Who of a thousand has something to say: each is registered once, not at every question. A context manager."""
+
+    def __init__(self) -> None:
+        """Hear nobody yet."""
+        self._selector = selectors.DefaultSelector()
+        self._files: dict[int, int] = {}  # by name: a connection that was closed has no number any more
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._selector.close()
+
+    def add(self, name: int, one: HasFile) -> None:
+        """Hear one more, by this name."""
+        self._files[name] = one.fileno()
+        self._selector.register(one, selectors.EVENT_READ, name)
+
+    def drop(self, name: int) -> None:
+        """Hear it no more."""
+        with suppress(KeyError):
+            self._selector.unregister(self._files.pop(name))
+
+    def ready(self, seconds: float) -> list[int]:
+        """Return the names of those of which there is something to read, waiting so long for the first."""
+        return [key.data for key, _ in self._selector.select(seconds)]
 
 
 class Connection(Generic[_Sent, _Received]):

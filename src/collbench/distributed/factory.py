@@ -79,7 +79,7 @@ class World:
         Raises UsageError for what is not for several processes.
         """
         refuse(request)
-        self.launch, self._say = launch, say
+        self.launch, self._say, self._goes_on = launch, say, goes_on
         self.unknown: tuple[RankLost, ...] = ()  # lost before they said what they have
         self._coordinator: Coordinator | None = None
         self._stack = ExitStack()
@@ -169,7 +169,7 @@ class World:
         return Opened(
             backend,
             _with_facts(known[0].machine, backend.facts),
-            distributed_ranks.all_paths(len(known), found),
+            distributed_ranks.all_paths(len(known), found, between_hosts=not self._goes_on),
             health=backend.health,
             close=self.close,
             watch=backend,
