@@ -1,5 +1,7 @@
 """What ranks of named machines mean together."""
 
+import itertools
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -145,3 +147,15 @@ def test_ranks_are_reached_where_they_came_from(
     title: str, ranks: tuple[Introduction, ...], ends: dict[int, tuple[str, str]], expected: tuple[str, ...]
 ) -> None:
     assert distributed_ranks.addresses(ranks, ends) == expected
+
+
+@pytest.mark.timeout(60)
+def test_the_paths_of_many_ranks_take_no_longer_than_their_number() -> None:
+    """Of 512 ranks on 64 hosts; a table made anew for each pair would take hours."""
+    hosts = [tuple(range(first, first + 8)) for first in range(0, 512, 8)]
+    inside = {members: [Path((a, b), "NV18") for a in range(8) for b in range(a + 1, 8)] for members in hosts}
+    found = distributed_ranks.all_paths(512, inside)
+    assert [path.devices for path in found] == list(itertools.combinations(range(512), 2))
+    assert Counter(path.label for path in found) == {"NV18": 64 * 28, "NET": 512 * 511 // 2 - 64 * 28}
+    listed = distributed_ranks.all_paths(512, inside, between_hosts=False)
+    assert [path.devices for path in listed] == [path.devices for path in found if path.label == "NV18"]

@@ -34,6 +34,8 @@ from collbench.runfile.codec import build
 _LISTENER = "listener"
 # Where the others go on without a rank, it has so long to give a sign of life: they do so every 2 s.
 _SHORT_SILENCE_S = 15.0
+# Of so many ranks a run lists each pair's path (8,128): that of two hosts is the network's, listed or not.
+_MOST_LISTED = 128
 # There most ranks wait for no other that comes so long after the one before.
 _LATE_S = 20.0
 
@@ -79,7 +81,7 @@ class World:
         Raises UsageError for what is not for several processes.
         """
         refuse(request)
-        self.launch, self._say, self._goes_on = launch, say, goes_on
+        self.launch, self._say = launch, say
         self.unknown: tuple[RankLost, ...] = ()  # lost before they said what they have
         self._coordinator: Coordinator | None = None
         self._stack = ExitStack()
@@ -169,7 +171,7 @@ class World:
         return Opened(
             backend,
             _with_facts(known[0].machine, backend.facts),
-            distributed_ranks.all_paths(len(known), found, between_hosts=not self._goes_on),
+            distributed_ranks.all_paths(len(known), found, between_hosts=len(known) <= _MOST_LISTED),
             health=backend.health,
             close=self.close,
             watch=backend,
