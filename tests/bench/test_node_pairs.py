@@ -65,6 +65,16 @@ def test_a_round_is_one_communicator_for_each_pair_all_at_once(one_way: bool, op
     assert backend.reserved == [MIB]
 
 
+def test_each_sample_says_whether_its_launches_were_plain() -> None:
+    class Plain(Hosts):
+        def time_collective(self, step: Step) -> Timing:
+            return replace(super().time_collective(step), plain=(True, False)[: len(step.groups)])
+
+    pairs, run = opened(Plain(2, 2, 2, 2))
+    pairs.measure([(0, 1), (2, 3)], False)
+    assert [{sample.plain for sample in found.samples} for found in run.measurements] == [{True}, {False}]
+
+
 def test_of_a_round_that_fails_each_pair_is_tried_alone() -> None:
     def spoil(step: Step) -> None:
         if any(7 in group for group in step.groups):

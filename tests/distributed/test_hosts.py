@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from collbench.backends.cuda import spans_hosts
+from collbench.backends.protocol import Step, Timing
 from collbench.distributed import ranks as distributed_ranks
 from collbench.distributed.messages import Introduction, RankFacts
 from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
 from collbench.model.run import Machine, Path
 from tests.builders import gpus
 
@@ -159,3 +162,21 @@ def test_the_paths_of_many_ranks_take_no_longer_than_their_number() -> None:
     assert Counter(path.label for path in found) == {"NV18": 64 * 28, "NET": 512 * 511 // 2 - 64 * 28}
     listed = distributed_ranks.all_paths(512, inside, between_hosts=False)
     assert [path.devices for path in listed] == [path.devices for path in found if path.label == "NV18"]
+
+
+def test_groups_of_several_hosts_alone_are_timed_by_plain_launches() -> None:
+    devices = distributed_ranks.devices_of(FOUR)
+    assert [spans_hosts(devices, group) for group in ((0, 1), (0, 2), (2, 3), (0, 1, 2, 3))] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert not spans_hosts(gpus(2), (0, 1))
+
+
+def test_a_rank_that_timed_plain_launches_says_so_for_its_group_alone() -> None:
+    step = Step(Operation.ALLREDUCE, ((0, 1), (2, 3)), 8, 1, 1)
+    plain, replays = Timing(((1.0,), (1.0,)), plain=(True, False)), Timing(((1.0,), (1.0,)))
+    assert distributed_ranks.slowest(step, [plain, plain, replays, replays]).plain == (True, False)
+    assert distributed_ranks.slowest(step, [replays] * 4).plain == ()

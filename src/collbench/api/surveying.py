@@ -263,6 +263,7 @@ def _survey(
         gone=tuple(map(str, gone)),
         lost=lost(run),
         failed=headline(run),
+        plain=any(sample.plain for found in run.measurements for sample in found.samples),
         switches=tuple(len(level.names) for level in known),
         switches_from=asked.switches or "",
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collbench.analysis.nodes import UNKNOWN, Judgement, NodeEffect, Observation, Switches, judge
-from collbench.backends.protocol import Backend, Step, time_step
+from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.bench.plan import Pair, pair_rounds, relabelled
 from collbench.machine.switches import NodeSwitches, levels
 from collbench.model.errors import BackendError, StepFailed, UsageError
@@ -294,9 +294,7 @@ class NodePairs:
                 return [rate for group in step.groups for rate in self._trial(replace(step, groups=(group,)))]
             self._fail(step, step.groups, error.failure)
             return [None]
-        return [
-            self._record(step, group, [t.seconds[index] for t in timings]) for index, group in enumerate(step.groups)
-        ]
+        return [self._record(step, index, timings) for index in range(len(step.groups))]
 
     def _fail(self, step: Step, groups: Iterable[Members], failure: Failure) -> None:
         """Keep the failure of these groups."""
@@ -305,13 +303,15 @@ class NodePairs:
             found.stop, found.failure = StopReason.FAILED, failure
             self._finished(found)
 
-    def _record(self, step: Step, group: Members, trials: Sequence[tuple[float, ...]]) -> float:
-        """Keep the samples, and return busbw of the median trial."""
+    def _record(self, step: Step, index: int, timings: Sequence[Timing]) -> float:
+        """Keep the samples of one of the step's groups, and return busbw of the median trial."""
+        group, trials = step.groups[index], [timing.seconds[index] for timing in timings]
         found = self._measurement(DataPoint(step.operation, group, step.size_bytes))
         found.stop = found.failure = None  # of an earlier round
         concurrent = len(step.groups) > 1
+        plain = any(timing.plain[index : index + 1] == (True,) for timing in timings)
         for seconds in trials:  # the journal has a line for each
-            found.samples.append(Sample(seconds, step.iterations, concurrent))
+            found.samples.append(Sample(seconds, step.iterations, concurrent, plain=plain))
             self._finished(found)
         return _busbw(step.size_bytes, step.operation, group, trials)
 

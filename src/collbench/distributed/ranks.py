@@ -617,4 +617,10 @@ def slowest(step: Step, timings: Sequence[Timing] | Mapping[int, Timing]) -> Tim
         )
         if step.singles
         else (),
+        plain=tuple(
+            any(timings[rank].plain[index : index + 1] == (True,) for rank in group)
+            for index, group in enumerate(step.groups)
+        )
+        if any(timings[rank].plain for group in step.groups for rank in group)
+        else (),
     )
