@@ -80,15 +80,16 @@ def one_run(count: int, how: str, when: str, folder: Path) -> dict[str, object]:
     measured = [one.point.members for one in run.measurements if one.samples] if run else []
     pairs = {tuple(sorted(run.devices[rank].host for rank in members)) for members in measured} if run else set()
     named_s = round(names[0][0] - fault, 2) if names and fault else None
-    seen = {
+    left = sum(f"h{victim}" not in pair for pair in pairs)
+    seen: dict[str, object] = {
         "hosts": count, "how": how, "when": when, "victim": victim,
         "named": sorted({rank for _, rank, _ in names}), "named_s": named_s,
         "ended_s": round(ended - fault, 2) if fault else None, "seconds": round(ended - begin, 1), "status": status,
-        "others": sorted(set(others.values())), "pairs_of_others": sum(f"h{victim}" not in pair for pair in pairs),
+        "others": sorted(set(others.values())), "pairs_of_others": left,
         "said": [text for _, _, text in names][:1],
     }  # fmt: skip
     told = seen["named"] == [victim] and named_s is not None and named_s <= BAR_S and status in {1, 4}
-    kept = seen["others"] == [0] and seen["pairs_of_others"] >= count - 2
+    kept = seen["others"] == [0] and left >= count - 2
     return {**seen, "right": bool(kept and (told or when == "end"))}
 
 

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from collbench.api.notices import SILENT
 from collbench.api.surveying import NodesRequest, _new_run, _survey, request_for
@@ -35,8 +36,8 @@ from collbench.bench.run_writer import RunWriter
 from collbench.distributed import connection, factory
 from collbench.distributed.connection import KEY_BYTES, Connection, Listener
 from collbench.distributed.launchers import LaunchEnvironment
-from collbench.distributed.messages import Done, Introduction, RankFacts, UniqueId, encode
-from collbench.distributed.ranks import Ranks
+from collbench.distributed.messages import Done, Introduction, RankFacts, UniqueId, decode_word, encode
+from collbench.distributed.ranks import Coordinator, Ranks
 from collbench.model.run import CommandKind, Device, Machine
 from collbench.model.units import parse_size
 
@@ -49,7 +50,7 @@ _DEADLINE_S = 300.0
 # The other process: all ranks, each a connection.
 
 
-def answers(nodes: int, gpus: int, rank: int, data: bytes, parsed: dict[bytes, list[list[int]]]) -> bytes | None:
+def answers(gpus: int, rank: int, data: bytes, parsed: dict[bytes, list[list[int]]]) -> bytes | None:
     """Return the answer of a rank to a request as it came; None to what has none."""
     name = data[2 : data.index(b'"', 2)].decode()
     if name in {"Abandon", "Leave"}:
@@ -60,10 +61,9 @@ def answers(nodes: int, gpus: int, rank: int, data: bytes, parsed: dict[bytes, l
         machine = Machine(f"node{node}", "Linux 6.1", "CPU", driver="none", cuda="none")
         who = Introduction(f"node{node}", f"node{node}", f"node{node}", "cuda", "0", device, machine)
         return encode(Done(who))
-    if name == "MakeId":
-        return encode(Done(UniqueId("00" * 128)))
-    if name == "OpenRank":
-        return encode(Done(RankFacts(2**36, 2**36, "ptx", "2.0.0", "libnccl.so.2", multicast=True)))
+    if name in {"MakeId", "OpenRank"}:
+        facts = RankFacts(2**36, 2**36, "ptx", "2.0.0", "libnccl.so.2", multicast=True)
+        return encode(Done(UniqueId("00" * 128) if name == "MakeId" else facts))
     if name == "Step":
         if data not in parsed:
             parsed[data] = json.loads(data)[1]
@@ -92,8 +92,7 @@ def answer_all(nodes: int, gpus: int, port: int, key: bytes) -> None:
         waiting.register(found, selectors.EVENT_READ)
     while heard:
         for chosen, _ in waiting.select():
-            found = chosen.fileobj
-            assert isinstance(found, socket.socket)
+            found = cast("socket.socket", chosen.fileobj)
             try:
                 part = found.recv(2**20)
             except ConnectionResetError:
@@ -103,7 +102,7 @@ def answer_all(nodes: int, gpus: int, port: int, key: bytes) -> None:
                 del heard[found]
                 continue
             heard[found] += part
-            _answer(found, heard[found], lambda data, rank=ranks[found]: answers(nodes, gpus, rank, data, parsed))
+            _answer(found, heard[found], lambda data, rank=ranks[found]: answers(gpus, rank, data, parsed))
 
 
 def _answer(found: socket.socket, said: bytearray, answer: object) -> None:
@@ -115,12 +114,12 @@ def _answer(found: socket.socket, said: bytearray, answer: object) -> None:
             found.sendall(len(reply).to_bytes(4, "big") + reply)
 
 
-def first_rank(nodes: int, gpus: int, theirs: socket.socket) -> None:
+def first_rank(gpus: int, theirs: socket.socket) -> None:
     """Be rank 0's own rank, in its process as always."""
     said, parsed = bytearray(), dict[bytes, list[list[int]]]()
     while part := theirs.recv(2**20):
         said += part
-        _answer(theirs, said, lambda data: answers(nodes, gpus, 0, data, parsed))
+        _answer(theirs, said, lambda data: answers(gpus, 0, data, parsed))
 
 
 # Rank 0.
@@ -182,13 +181,13 @@ def measured(nodes: int, gpus: int, folder: Path) -> list[dict[str, object]]:
     words = [sys.executable, __file__, "--nodes", str(nodes), "--gpus", str(gpus), "--be", str(listener.port)]
     others = subprocess.Popen(words, env=os.environ | {"MANY_RANKS_KEY": key.hex()})
     ours, theirs = socket.socketpair()
-    threading.Thread(target=first_rank, args=(nodes, gpus, theirs), daemon=True).start()
+    threading.Thread(target=first_rank, args=(gpus, theirs), daemon=True).start()
     time.sleep(2)  # it imports
     with meter.phase("ranks connect"):
         if missing := listener.admit(_DEADLINE_S):
             raise RuntimeError(f"{len(missing)} ranks are missing")
         came = listener.take()
-    own = {0: Connection(ours, connection.decode_word)}
+    own: dict[int, connection.Line] = {0: Connection(ours, decode_word)}
     lines = own | {rank: connection.line(found) for rank, found in came.items()}
     launch = LaunchEnvironment(0, size, 0, gpus, HERE, 0, "Slurm")
     world = factory.World.__new__(factory.World)
@@ -207,7 +206,7 @@ def measured(nodes: int, gpus: int, folder: Path) -> list[dict[str, object]]:
     with meter.phase("a round of the survey, with its share of the end", times=8):
         _survey(asked, replace(opened), world, run, writer, SILENT)
     with meter.phase("the ranks open another world, as after a loss"):
-        world._coordinator.open()  # type: ignore[union-attr]
+        cast("Coordinator", world._coordinator).open()
     world._ranks.close()
     others.wait(_DEADLINE_S)
     print(f"run file {file.stat().st_size / 1e6:.1f} MB")

@@ -44,11 +44,11 @@ def fail(how: str) -> None:
 
 def arrange(how: str, when: str) -> None:
     """See to it that this process fails so, then."""
-    from collbench.distributed import factory, rank_worker
+    from collbench.distributed import connection, factory, rank_worker
 
     what, _, number = when.partition(":")
     came: Counter[str] = Counter()
-    answered, connected, served = rank_worker._value, factory.connect, factory.serve
+    answered, connected, served = rank_worker._value, connection.connect, rank_worker.serve
 
     def value(seat: object, request: object) -> object:
         name = type(request).__name__
@@ -71,7 +71,12 @@ def arrange(how: str, when: str) -> None:
             fail(how)
         return found
 
-    rank_worker._value, factory.connect, factory.serve = value, connect, serve  # type: ignore[assignment]
+    for module, name, ours in (
+        (rank_worker, "_value", value),
+        (factory, "connect", connect),
+        (factory, "serve", serve),
+    ):
+        setattr(module, name, ours)
 
 
 if __name__ == "__main__":
