@@ -119,7 +119,8 @@ void bind_rounds(py::module_& module) {
       .def(py::init([](std::vector<Group> groups, Collective operation, Dtype dtype, Reduction reduction, int root,
                        std::size_t count, bool in_place, bool verify, int iterations, int batches, int warmup,
                        int launch_iterations, int launch_warmup, double deadline, int single_launches, int hold_rank,
-                       std::uint64_t hold_nanoseconds, Registration registration, std::vector<std::uint64_t> blocks) {
+                       std::uint64_t hold_nanoseconds, Registration registration, std::vector<std::uint64_t> blocks,
+                       std::vector<bool> plain) {
              return CollectiveRound{std::move(groups),
                                     operation,
                                     dtype,
@@ -137,12 +138,13 @@ void bind_rounds(py::module_& module) {
                                     single_launches,
                                     {hold_rank, hold_nanoseconds},
                                     registration,
-                                    std::move(blocks)};
+                                    std::move(blocks),
+                                    std::move(plain)};
            }),
            py::kw_only(), "groups"_a, "operation"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "in_place"_a,
            "verify"_a, "iterations"_a, "batches"_a, "warmup"_a, "launch_iterations"_a, "launch_warmup"_a, "deadline"_a,
            "single_launches"_a = 0, "hold_rank"_a = -1, "hold_nanoseconds"_a = 0, "registration"_a = Registration::none,
-           "blocks"_a = std::vector<std::uint64_t>{});
+           "blocks"_a = std::vector<std::uint64_t>{}, "plain"_a = std::vector<bool>{});
   py::class_<Coverage>(module, "Coverage")
       .def_readonly("moved", &Coverage::moved)
       .def_readonly("verified", &Coverage::verified);

@@ -73,6 +73,11 @@ struct CollectiveRound {
   // Of an all-to-all-v, elements from each rank of a group to each, by source, then destination: the same in all
   // groups. Nobody sends or receives more than `count` in all. Empty for all else.
   std::vector<std::uint64_t> blocks;
+  // By group, false where nothing is said: its batches are plain launches, no replays of a graph. For groups between
+  // hosts: NCCL puts a callback of the host behind each captured call that needs its proxy, which makes a replay slower
+  // than what a job does.
+  std::vector<bool> plain;
+  bool is_plain(std::size_t group) const { return group < plain.size() && plain[group]; }
   std::size_t bytes() const { return count * bytes_of(dtype); }
 };
 

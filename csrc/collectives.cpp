@@ -15,6 +15,9 @@ namespace {
 // What wakes links and kernels before a round without untimed batches: an idle link costs the first batch 5 to 10 %
 // [2 × H200].
 constexpr int kWakingCalls = 2;
+// Plain launches that a batch has in its stream before it may run: as many as single launches [single_launches.cpp].
+// The host then stays ahead; and NCCL's queues take them without waiting for one to end.
+constexpr int kAhead = 10;
 // How long to wait for NCCL to abort: it takes milliseconds, or hangs as what it aborts did.
 constexpr std::chrono::seconds kAbort{1};
 
@@ -124,7 +127,7 @@ void Collectives::capture(const CollectiveRound& round, Ranks& ranks) {
                   {static_cast<std::uint64_t>(round.operation), static_cast<std::uint64_t>(round.dtype),
                    static_cast<std::uint64_t>(reduction_of(round)), static_cast<std::uint64_t>(round.root), round.count,
                    static_cast<std::uint64_t>(round.in_place), static_cast<std::uint64_t>(round.iterations),
-                   static_cast<std::uint64_t>(round.registration)}};
+                   static_cast<std::uint64_t>(round.registration), static_cast<std::uint64_t>(round.is_plain(group))}};
     made.second.insert(made.second.end(), round.blocks.begin(), round.blocks.end());
     return made;
   };
@@ -158,6 +161,7 @@ GraphExec Collectives::capture(const CollectiveRound& round, const LocalRank& ra
   queue_collective(gpus_, nccl_, round, rank, slots.offset(0));
   if (communicators_.distributed()) queue_barrier(gpus_, nccl_, rank, round.deadline);
   threads_.wait(gpu, round.deadline, check_of(rank));
+  if (round.is_plain(rank.group)) return {};
   Capture recording(gpu.context.get(), gpu.stream());
   for (int i = 0; i < round.iterations; ++i) queue_collective(gpus_, nccl_, round, rank, slots.offset(i));
   const Graph graph = recording.end();
@@ -219,13 +223,26 @@ std::vector<double> Collectives::time_batch(const CollectiveRound& round, const 
     blocking.block(gpu, gpu.stream());
     if (communicators_.distributed()) queue_barrier(gpus_, nccl_, rank, round.deadline);
     const GraphExec& graph = rank.captured->graphs[static_cast<std::size_t>(rank.communicator.rank)];
+    const bool plain = round.is_plain(rank.group);
+    const auto launch = [&](int from, int to) {
+      for (int i = from; i < to; ++i) queue_collective(gpus_, nccl_, round, rank, rank.captured->slots.offset(i));
+    };
+    const int ahead = plain ? std::min(kAhead, round.iterations) : round.iterations;
     CUDA_CHECK(cuEventRecord, own.start.get(), gpu.stream());
-    CUDA_CHECK(cuGraphLaunch, graph.get(), gpu.stream());
-    CUDA_CHECK(cuEventRecord, own.end.get(), gpu.stream());
+    if (plain)
+      launch(0, ahead);
+    else
+      CUDA_CHECK(cuGraphLaunch, graph.get(), gpu.stream());
+    const bool more = ahead < round.iterations;
+    if (!more) CUDA_CHECK(cuEventRecord, own.end.get(), gpu.stream());
     // A check for each peer may be more than a stream takes while it is blocked: those wait until it is not.
-    const bool later = !rank.layout.peers.empty();
+    const bool later = more || !rank.layout.peers.empty();
     if (checked && !later) queue_verify(gpus_, round, rank, all_elements(rank, slots));
     queued.arrive([&] { blocking.unblock(); });
+    if (more) {
+      launch(ahead, round.iterations);
+      CUDA_CHECK(cuEventRecord, own.end.get(), gpu.stream());
+    }
     if (checked && later) queue_verify(gpus_, round, rank, all_elements(rank, slots));
     threads_.wait(gpu, round.deadline, check_of(rank));
     seconds[i] = elapsed_seconds(own.start, own.end) / round.iterations;

@@ -119,6 +119,7 @@ class CollectiveRound:
         hold_nanoseconds: int = 0,
         registration: Registration = ...,
         blocks: list[int] = ...,
+        plain: list[bool] = ...,
     ) -> None: ...
 
 class Coverage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from collbench.bench.nodes import NodePairs, by_node, iterations, rejoined, surv
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, StepFailed, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
-from collbench.model.run import Device, Run
+from collbench.model.run import Device, Run, StopReason
 from collbench.output.text.nodes import lost
 from tests.bench.fakes import FakeBackend
 from tests.builders import gpus, run_of
@@ -62,6 +63,16 @@ def test_a_round_is_one_communicator_for_each_pair_all_at_once(one_way: bool, op
     assert [found.point.members for found in run.measurements] == [(4, 5, 0, 1), (2, 3, 6, 7)]
     assert {len(found.samples) for found in run.measurements} == {3}
     assert backend.reserved == [MIB]
+
+
+def test_each_sample_says_whether_its_launches_were_plain() -> None:
+    class Plain(Hosts):
+        def time_collective(self, step: Step) -> Timing:
+            return replace(super().time_collective(step), plain=(True, False)[: len(step.groups)])
+
+    pairs, run = opened(Plain(2, 2, 2, 2))
+    pairs.measure([(0, 1), (2, 3)], False)
+    assert [{sample.plain for sample in found.samples} for found in run.measurements] == [{True}, {False}]
 
 
 def test_of_a_round_that_fails_each_pair_is_tried_alone() -> None:
@@ -177,3 +188,77 @@ def test_nodes_of_which_none_is_left_are_an_error() -> None:
 
     with pytest.raises(BackendError, match="no pair of nodes could be measured"):
         survey_nodes(3, (), measure, lambda _made: False, 1, one_way=True, lost=lambda: (0, 1))
+
+
+def test_what_an_earlier_start_measured_is_not_measured_again() -> None:
+    """Round for round in the order in which it was measured; trials that were cut off are made anew."""
+    first = Hosts(2, 2, 2, 2)
+    pairs, run = opened(first)
+    pairs.measure([(0, 1), (2, 3)], False)
+    first.seconds = 0.002
+    pairs.measure([(0, 1), (2, 3)], False)
+    del run.measurements[1].samples[-1]
+    run.measurements[0].stop = StopReason.INTERRUPTED
+
+    again = Hosts(2, 2, 2, 2)
+    again.seconds = 0.004
+    goes_on = NodePairs(again, run, MIB)
+    assert goes_on.measure([(0, 1), (2, 3)], False) == pytest.approx([1.572864, 1.572864])
+    assert again.steps == []
+    assert goes_on.measure([(0, 1), (2, 3)], False) == pytest.approx([1.572864 / 2, 1.572864 / 4])
+    assert {step.groups for step in again.steps} == {((4, 5, 6, 7),)}
+    assert goes_on.measure([(0, 1)], False) == pytest.approx([1.572864 / 4])
+    assert [len(found.samples) for found in run.measurements] == [9, 6]
+    assert {found.stop for found in run.measurements} == {None}
+
+
+def test_a_pair_that_failed_before_is_tried_again() -> None:
+    def spoil(step: Step) -> None:
+        if any(7 in group for group in step.groups):
+            raise StepFailed("it hangs", FailureKind.HANG)
+
+    pairs, run = opened(Hosts(2, 2, 2, 2, spoil=spoil))
+    pairs.measure([(0, 1), (2, 3)], False)
+    goes_on = NodePairs(Hosts(2, 2, 2, 2), run, MIB)
+    assert lost(run) == ()
+    assert None not in goes_on.measure([(0, 1), (2, 3)], False)
+    assert [len(found.samples) for found in run.measurements] == [3, 3]
+    assert outcome(run).status is ExitStatus.DONE
+
+
+def test_a_whole_survey_goes_on_as_if_it_had_never_stopped() -> None:
+    """Whatever round it stopped in: the same rounds, the same pairs, each with as many trials."""
+
+    def surveyed(run: Run | None, most: int) -> tuple[Run, int]:
+        backend = Hosts(*[1] * 8)
+
+        def spoil(_step: Step) -> None:
+            if len(backend.steps) > most:
+                raise KeyboardInterrupt
+
+        backend._spoil = spoil
+        run = run_of(backend.devices(), []) if run is None else run
+        pairs = NodePairs(backend, run, MIB)
+        with suppress(KeyboardInterrupt):
+            survey_nodes(8, (), pairs.measure, lambda made: made < 10, 7, one_way=False)
+        return run, len(backend.steps)
+
+    def held(run: Run) -> list[tuple[tuple[int, ...], int]]:
+        return sorted((found.point.members, len(found.samples)) for found in run.measurements)
+
+    whole, steps = surveyed(None, 1000)
+    for most in range(1, steps):
+        half, _ = surveyed(None, most)
+        resumed, again = surveyed(half, 1000)
+        assert held(resumed) == held(whole), most
+        assert again <= steps - most + 4  # the round that was cut off, and how long a call takes
+
+
+def test_inside_the_nodes_only_what_is_missing_is_measured() -> None:
+    pairs, run = opened(Hosts(4, 2, 1))
+    pairs.measure_inside()
+    del run.measurements[-1]
+    backend = Hosts(4, 2, 1)
+    NodePairs(backend, run, MIB).measure_inside()
+    assert {len(step.groups) for step in backend.steps} == {1}
+    assert len(run.measurements) == 7

@@ -1,12 +1,17 @@
 """What ranks of named machines mean together."""
 
+import itertools
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from collbench.backends.cuda import spans_hosts
+from collbench.backends.protocol import Step, Timing
 from collbench.distributed import ranks as distributed_ranks
 from collbench.distributed.messages import Introduction, RankFacts
 from collbench.model.errors import UsageError
+from collbench.model.operations import Operation
 from collbench.model.run import Machine, Path
 from tests.builders import gpus
 
@@ -145,3 +150,33 @@ def test_ranks_are_reached_where_they_came_from(
     title: str, ranks: tuple[Introduction, ...], ends: dict[int, tuple[str, str]], expected: tuple[str, ...]
 ) -> None:
     assert distributed_ranks.addresses(ranks, ends) == expected
+
+
+@pytest.mark.timeout(60)
+def test_the_paths_of_many_ranks_take_no_longer_than_their_number() -> None:
+    """Of 512 ranks on 64 hosts; a table made anew for each pair would take hours."""
+    hosts = [tuple(range(first, first + 8)) for first in range(0, 512, 8)]
+    inside = {members: [Path((a, b), "NV18") for a in range(8) for b in range(a + 1, 8)] for members in hosts}
+    found = distributed_ranks.all_paths(512, inside)
+    assert [path.devices for path in found] == list(itertools.combinations(range(512), 2))
+    assert Counter(path.label for path in found) == {"NV18": 64 * 28, "NET": 512 * 511 // 2 - 64 * 28}
+    listed = distributed_ranks.all_paths(512, inside, between_hosts=False)
+    assert [path.devices for path in listed] == [path.devices for path in found if path.label == "NV18"]
+
+
+def test_groups_of_several_hosts_alone_are_timed_by_plain_launches() -> None:
+    devices = distributed_ranks.devices_of(FOUR)
+    assert [spans_hosts(devices, group) for group in ((0, 1), (0, 2), (2, 3), (0, 1, 2, 3))] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert not spans_hosts(gpus(2), (0, 1))
+
+
+def test_a_rank_that_timed_plain_launches_says_so_for_its_group_alone() -> None:
+    step = Step(Operation.ALLREDUCE, ((0, 1), (2, 3)), 8, 1, 1)
+    plain, replays = Timing(((1.0,), (1.0,)), plain=(True, False)), Timing(((1.0,), (1.0,)))
+    assert distributed_ranks.slowest(step, [plain, plain, replays, replays]).plain == (True, False)
+    assert distributed_ranks.slowest(step, [replays] * 4).plain == ()

@@ -217,3 +217,24 @@ def test_it_listens_on_one_address_alone() -> None:
     everywhere = Listener(KEY, 2)
     socket.create_connection(("127.0.0.2", everywhere.port), PATIENCE_S).close()
     everywhere.close()
+
+
+@pytest.mark.parametrize(
+    ("title", "here", "world_size", "waits_to_the_end"),
+    [("most are here", (1, 2), 4, False), ("half are here", (1,), 4, True), ("nobody is here", (), 3, True)],
+)
+def test_only_most_of_the_ranks_stop_waiting_for_one_that_is_late(
+    title: str, here: tuple[int, ...], world_size: int, waits_to_the_end: bool, guests: contextlib.ExitStack
+) -> None:
+    came: list[object] = []
+    with listening(world_size) as listener:
+        for rank in here:
+            knocking(listener, KEY, rank, came)
+        begin = time.monotonic()
+        missing = listener.admit(PATIENCE_S if not waits_to_the_end else 1.0, 0.5 if not waits_to_the_end else 0.0)
+        passed = time.monotonic() - begin
+        assert passed >= 1.0 if waits_to_the_end else passed < PATIENCE_S
+        for found in (*came, *listener.take().values()):
+            guests.callback(found.close)  # type: ignore[attr-defined]
+    assert set(range(1, world_size)) - set(missing) <= set(here)
+    assert set(range(1, world_size)) - set(here) <= set(missing)

@@ -132,3 +132,15 @@ def test_places_are_positions_again_in_what_a_rank_answers() -> None:
     assert isinstance(corrupt, DataCorruption)
     assert corrupt.wrong is not None
     assert corrupt.wrong.members == (5, 2)
+
+
+def test_a_rank_that_did_not_come_is_lost_from_the_start() -> None:
+    ours, theirs = pair()
+    ranks = Ranks({0: ours}, {0: "rank 0 on a", 1: "rank 1"}, goes_on=True)
+    assert ranks.present == (0,)
+    assert str(ranks.lost[1]) == "rank 1 did not come"
+    assert ranks.lost[1].exit_code is ExitStatus.FAILED
+    assert ranks.without_lost() == (0,)
+    assert (ranks.present, dict(ranks.lost)) == ((0,), {})
+    ranks.close()
+    theirs.close()

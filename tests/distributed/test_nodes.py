@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from collbench.model.operations import Operation
+from collbench.runfile import run_file
 from tests.distributed.namespaces import hosts
-from tests.distributed.processes import as_slurm, ends, free_port, started, the_run
+from tests.distributed.processes import as_slurm, ends, free_port, started, the_run, trials, wait_for
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
 COUNT = 3
@@ -94,3 +96,33 @@ def test_one_host_is_refused(tmp_path: Path) -> None:
     assert (status, out) == (2, "")
     assert "collbench pairs" in err
     assert other == (0, "", "")
+
+
+def test_a_survey_whose_processes_were_killed_goes_on(three_hosts: list[list[str]], tmp_path: Path) -> None:
+    """On the same hosts alone: else one line names those that are missing, and those that are new."""
+    file = tmp_path / "run.json"
+    words = ["nodes", "--backend", "host", "--size", "64K", "--one-way", "--budget", "10ms", "--output", str(file)]
+    with started(tmp_path, words, places_of(), three_hosts) as processes:
+        wait_for("a second round", lambda: len(trials(Path(f"{file}.journal"))) > 7, processes)
+        for process in processes:
+            process.kill()
+    before = {one.point: [sample.seconds for sample in one.samples] for one in run_file.load(file).measurements}
+
+    others = [[*words[:-1], f"other{index}"] for index, words in enumerate(three_hosts)]
+    with started(tmp_path, ["nodes", "--resume", str(file)], places_of(), [three_hosts[0], *others[1:]]) as processes:
+        (status, out, err), *_ = ends(processes)
+    assert (status, out) == (2, ""), err
+    says = f"{file} was measured on other hosts: n[1-2] missing, other[1-2] new; start the same hosts, or measure anew"
+    assert says in err
+
+    with started(tmp_path, ["nodes", "--resume", str(file), "-v"], places_of(), three_hosts) as processes:
+        (status, out, err), *_ = ends(processes)
+    assert status in {0, 1}, err  # 1: of 64K between shared cores nothing may be certain
+    assert "rounds    8 (8 at random): 16 measurements" in out
+    run = run_file.load(file)
+    assert run.complete
+    assert run.settings.collectives[0].operation is Operation.BROADCAST
+    after = {one.point: [sample.seconds for sample in one.samples] for one in run.measurements}
+    for point, kept in before.items():
+        assert after[point][: len(kept) // 3 * 3] == kept[: len(kept) // 3 * 3]
+    assert sum(map(len, after.values())) == 16 * 3

@@ -6,7 +6,7 @@ import pytest
 
 from collbench.backends.protocol import Step
 from collbench.distributed.connection import pair
-from collbench.distributed.messages import Abandon, Alive, Leave, Order, TakeHealth
+from collbench.distributed.messages import Abandon, Alive, Leave, OpenRank, Order, RankFacts, TakeHealth
 from collbench.distributed.rank_worker import serve
 from collbench.model.operations import Operation
 from tests.distributed.fakes import PATIENCE_S, FakeRankWorker
@@ -73,5 +73,39 @@ def test_an_abandoned_step_is_answered_and_the_rank_goes_on() -> None:
     assert str(words[-1]) == "killed"
     serving.line.send(TakeHealth())
     assert serving.line.recv() is not None
+    serving.line.send(Leave())
+    assert serving.end()
+
+
+class StartsLate(FakeRankWorker):
+    """Its worker starts a moment after it was asked to open: what came before has interrupted nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.asked, self.started = threading.Event(), threading.Event()
+
+    def open(self, opening: OpenRank) -> RankFacts:
+        self.asked.set()
+        assert self.started.wait(PATIENCE_S)
+        self.interrupted.clear()
+        self.wait_to_be_interrupted()
+        raise AssertionError
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self.started.set()
+
+
+def test_a_worker_that_was_about_to_start_when_it_was_abandoned_ends_too() -> None:
+    """Else its rank would wait for a lost one for as long as workers may take to meet: a minute."""
+    seat = StartsLate()
+    serving = Serving(seat)
+    serving.line.send(OpenRank((), "world0", "", (0,), 0))
+    assert seat.asked.wait(PATIENCE_S)
+    serving.line.send(Abandon())
+    words: list[object] = [serving.line.recv()]
+    while isinstance(words[-1], Alive):
+        words.append(serving.line.recv())
+    assert str(words[-1]) == "killed"
     serving.line.send(Leave())
     assert serving.end()

@@ -178,3 +178,41 @@ def test_a_rank_may_wait_for_another_that_is_blocked_for_long(fakes: Fakes, tmp_
 def test_a_host_that_waits_behind_its_own_blocking_kernel_is_a_deadlock(fakes: Fakes, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="GPU 0 is waited for behind a blocking kernel"):
         fakes.script("asked = 0" + _ASK, tmp_path)
+
+
+def test_plain_batches_launch_every_call_and_capture_none(fakes: Fakes, tmp_path: Path) -> None:
+    """As between hosts. More than ten calls: the rest is queued while the first ones run, and all of it is verified."""
+    script = """
+def body(rank, held):
+    plan = dict(iterations=13, warmup=1, batches=2)
+    rounds = [collective(held, [[0, 1]], plain=[True], **plan)[0] for _ in range(2)]
+    return [[len(found[0]), min(found[0]) > 0] for found in rounds]
+ranks(2, body)
+"""
+    done = fakes.script(_RANKS + script, tmp_path)
+    assert done.said["said"] == [[[2, True]] * 2] * 2
+    counts = Counter(done.log)
+    assert counts["collective allreduce ranks 2 bytes 1024"] == 1 + 2 * 3 * 13  # one connects
+    assert counts["launch verify_elements gpu 0 grid 1 13 threads 512"] == 2 * 3
+    assert counts["cuStreamBeginCapture_v2"] == counts["cuGraphLaunch"] == 0
+    assert done.lines("plain allreduce ") == []
+
+
+def test_groups_between_hosts_and_within_one_are_timed_in_one_round(fakes: Fakes, tmp_path: Path) -> None:
+    script = """
+def body(rank, held):
+    return [len(found) for found in collective(held, [[0, 1], [2, 3]], plain=[True, False], batches=2)[0]]
+ranks(4, body)
+"""
+    done = fakes.script(_RANKS + script, tmp_path)
+    assert done.said["said"] == [[2, 0], [2, 0], [0, 2], [0, 2]]
+    assert Counter(done.log)["cuStreamBeginCapture_v2"] == 2
+
+
+@pytest.mark.parametrize("call", [5, 12])
+def test_a_wrong_element_of_any_plain_launch_is_found(call: int, fakes: Fakes, tmp_path: Path) -> None:
+    script = "ranks(2, lambda rank, held: failure(collective, held, [[1, 0]], plain=[True], iterations=13))"
+    # After the two that connect, two that wake and the barrier's, as of a captured batch.
+    said = fakes.script(_RANKS + script, tmp_path, corrupt_collective=f"{5 + call}:9:1").said["said"]
+    assert [one["kind"] for one in said] == ["DataError", "none"]
+    assert (said[0]["group"], said[0]["rank"], said[0]["offset"]) == (0, 1, 36)

@@ -84,6 +84,12 @@ class Hardware:
         self._devices: tuple[Device, ...] = run.devices
         self._paths: dict[frozenset[int], Path] = {frozenset(path.devices): path for path in run.paths}
         self._hidden = frozenset(hidden)
+        # By NVLinks: of a thousand devices each has a handful of these.
+        joined = self._hidden | {pair for pair, path in self._paths.items() if is_nvlink(path.label)}
+        self._neighbours: dict[int, list[int]] = {position: [] for position in range(len(run.devices))}
+        for pair in joined:
+            for position in pair:
+                self._neighbours[position] += pair - {position}
         self._root = run.settings.root
         # What NCCL may do, it is allowed to have done: it is asked after the sweep, or never.
         self._in_switch = nvls(run) is not Nvls.OFF
@@ -118,11 +124,11 @@ class Hardware:
     def link(self, a: int, b: int) -> float | None:
         """Return the limit of the path between two devices, GB/s; of PCIe without one that of the slower slot."""
         path = self._paths.get(frozenset((a, b)))
-        if path is None or self._on_cores:
+        if self._on_cores or not self._known((a, b)):
             return None
         if frozenset((a, b)) in self._hidden:
             return min(theory.most_nvlink_gbs(self._devices[position].name) for position in (a, b))
-        if path.theory_gbs is not None or is_nvlink(path.label):
+        if path is not None and (path.theory_gbs is not None or is_nvlink(path.label)):
             return path.theory_gbs
         return min((limit.gbs for position in (a, b) if (limit := theory.slot(self._devices[position]))), default=None)
 
@@ -136,10 +142,14 @@ class Hardware:
         return self._switched[position]
 
     def _known(self, members: Sequence[int]) -> bool:
-        return all(frozenset(pair) in self._paths for pair in combinations(members, 2))
+        """Return whether something is known of the path between any two: between hosts it is the network."""
+        hosts = [self._devices[member].host for member in members]
+        pairs = zip(combinations(members, 2), combinations(hosts, 2), strict=True)
+        return all(first != second or frozenset(pair) in self._paths for pair, (first, second) in pairs)
 
     def _joined(self, position: int, others: Iterable[int]) -> list[int]:
-        return [other for other in others if other != position and self.over_nvlink(position, other)]
+        wanted = set(others)
+        return sorted(other for other in self._neighbours[position] if other in wanted)
 
     def _on_a_switch(self, position: int) -> bool:
         """Return whether links, each counted for every neighbour that it reaches, are more than a device has."""

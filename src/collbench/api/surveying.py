@@ -21,6 +21,7 @@ from collbench.machine.switches import read_switches
 from collbench.model.capabilities import SIM
 from collbench.model.errors import ExitStatus, Interrupted, RunFileError, UsageError
 from collbench.model.failures import FailureKind
+from collbench.model.node_names import compressed
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.model.units import parse_size
@@ -29,6 +30,7 @@ from collbench.runfile import run_file
 if TYPE_CHECKING:
     from collbench.analysis.nodes import Judgement, NodeChoice, Switches
     from collbench.bench.nodes import NodePairs, Phase, Surveyed
+    from collbench.bench.session import Previous
     from collbench.distributed.factory import World
     from collbench.output.text.nodes import Origin, Truth
     from collbench.sim.cluster import Cluster
@@ -155,30 +157,78 @@ def request_for(asked: NodesRequest, shared: Request) -> Request:
     return replace(shared, sizes=(asked.size_bytes,), collectives=works, budget_seconds=asked.budget_seconds)
 
 
+def resumed(asked: NodesRequest, request: Request) -> NodesRequest:
+    """Return what a saved run's request asked of the cluster; what is chosen of it may be another number of nodes.
+
+    Raises UsageError for a request that no command `nodes` made.
+    """
+    if not request.sizes or request.budget_seconds is None or not request.collectives:
+        raise UsageError("--resume: the file does not say what was asked of the nodes: measure anew, without --resume")
+    one_way = request.collectives[0].operation is Operation.BROADCAST
+    return replace(asked, size_bytes=request.sizes[0], budget_seconds=request.budget_seconds, one_way=one_way)
+
+
 def survey_launch(
     asked: NodesRequest, request: Request, path: Path | None, place: LaunchEnvironment, notices: Notices = SILENT
 ) -> NodeSurvey:
     """Measure the nodes of the launch in which this process is rank 0, and save the run, however this ends.
 
-    Raises UsageError, BackendError, DataCorruption, RunFileError, and Interrupted.
+    A request that resumes goes on with the run in `path`, on the same hosts. Raises UsageError, BackendError,
+    DataCorruption, RunFileError, and Interrupted.
     """
     if path is not None:
-        run_file.check_writable(path, replace=request.force)
+        run_file.check_writable(path, replace=request.force or request.resume)
     with ExitStack() as stack:
         try:
+            from collbench.bench.session import Previous  # late: numpy
             from collbench.distributed.factory import World  # late: a tenth of a second
 
+            previous = Previous.locked(path, stack) if path is not None and request.resume else None
             world = stack.enter_context(World(place, request, join_seconds(os.environ), notices.say, goes_on=True))
             opened = world.open()
             stack.callback(opened.close)
-            from collbench.bench.session import begun_run  # late: numpy
-
-            works = tuple(work.operation for work in request.collectives)
-            settings = settings_of(request, works, request.sizes or (), trials=1, environment=dict(opened.environment))
-            run = begun_run(opened, replace(settings, processes=place.world_size, launcher=place.launcher))
-            return _survey(asked, opened, world, run, RunWriter(run, path, notices.say, replace=request.force), notices)
+            if previous is None:
+                run = _new_run(request, opened, place)
+                writer = RunWriter(run, path, notices.say, replace=request.force)
+            else:
+                run = _same_run(previous, opened)
+                writer = RunWriter(run, path, notices.say, resumed=previous.stood, journal=previous.journal)
+            return _survey(asked, opened, world, run, writer, notices)
         except KeyboardInterrupt as error:
-            raise Interrupted("interrupted: the nodes were not judged") from error
+            goes_on = f"; 'collbench nodes --resume {path}' goes on" if path is not None and path.is_file() else ""
+            raise Interrupted(f"interrupted: the nodes were not judged{goes_on}") from error
+
+
+def _new_run(request: Request, opened: Opened, place: LaunchEnvironment) -> Run:
+    from collbench.bench.session import begun_run  # late: numpy
+
+    works = tuple(work.operation for work in request.collectives)
+    settings = settings_of(request, works, request.sizes or (), trials=1, environment=dict(opened.environment))
+    return begun_run(opened, replace(settings, processes=place.world_size, launcher=place.launcher))
+
+
+def _same_run(previous: Previous, opened: Opened) -> Run:
+    """Return the saved run, to go on with. Raises RunFileError where it is of other hosts, GPUs, or versions."""
+    from collbench.bench.session import NotResumed, taken_up  # late: numpy
+    from collbench.output.stale_runs import unfit
+
+    then, now = previous.run.devices, opened.backend.devices()
+    anew = "start the same hosts, or measure anew, without --resume"
+    hosts = [dict.fromkeys(device.host for device in devices) for devices in (then, now)]
+    gone, new = (compressed([host for host in one if host not in other]) for one, other in (hosts, hosts[::-1]))
+    differ = [f"{names} {what}" for names, what in ((gone, "missing"), (new, "new")) if names]
+    if differ:
+        raise RunFileError(f"{previous.path} was measured on other hosts: {', '.join(differ)}; {anew}")
+    for rank, (old, found) in enumerate(zip(then, now, strict=False)):
+        if (old.host, old.uuid) != (found.host, found.uuid):
+            what = f"rank {rank} was {old.tag} ({old.uuid}) and is {found.tag} ({found.uuid})"
+            raise RunFileError(f"{previous.path} was measured by ranks in another order: {what}; {anew}")
+    if len(then) != len(now):
+        raise RunFileError(f"{previous.path} was measured by {len(then)} ranks, and here are {len(now)}; {anew}")
+    try:
+        return taken_up(previous, opened, [])
+    except NotResumed as error:
+        raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {anew}") from None
 
 
 def _survey(
@@ -213,6 +263,7 @@ def _survey(
         gone=tuple(map(str, gone)),
         lost=lost(run),
         failed=headline(run),
+        plain=any(sample.plain for found in run.measurements for sample in found.samples),
         switches=tuple(len(level.names) for level in known),
         switches_from=asked.switches or "",
     )
@@ -234,7 +285,7 @@ def _measured(
     """Measure into the run. Raises UsageError, BackendError, DataCorruption."""
     from collbench.bench.nodes import NodePairs, reported_switches, survey_nodes
 
-    begin = time.monotonic()
+    begin, before = time.monotonic(), run.seconds
     pairs = NodePairs(opened.backend, run, asked.size_bytes, world.lost, writer.finished)
     asked.check(len(pairs.names), min(map(len, pairs.ranks)), f" ({', '.join(pairs.names)})")
     known = reported_switches(read_switches(asked.switches), pairs.names) if asked.switches is not None else ()
@@ -253,7 +304,7 @@ def _measured(
             pairs.measure_inside()
         run.complete = not (world.unknown or world.lost())
     finally:
-        run.seconds = round(time.monotonic() - begin, 3)
+        run.seconds = round(before + time.monotonic() - begin, 3)
     return pairs, done, known
 
 

@@ -328,6 +328,7 @@ class CudaBackend:
         if not step.operation.collective.native:
             raise UsageError(f"the cuda backend cannot time {step.operation}: {CUDA.lacks(step.operation)}")
         doing = f"{step.work} of {format_size(step.size_bytes)}"
+        plain = [spans_hosts(self._devices, group) for group in step.groups]
         with explained(doing, Cause.REFUSED, self._devices, step, self._ours):
             times = self._collectives.time(
                 _native.CollectiveRound(
@@ -348,15 +349,27 @@ class CudaBackend:
                     single_launches=step.singles,
                     registration=_native.Registration.__members__[step.registration],
                     blocks=[block // DTYPE_BYTES[step.dtype] for row in step.blocks for block in row],
+                    plain=plain,
                 )
             )
-        return Timing(_by_group(times), tuple(times.launch_seconds), _coverage(times), _singles(times, step))
+        return Timing(
+            _by_group(times),
+            tuple(times.launch_seconds),
+            _coverage(times),
+            _singles(times, step),
+            tuple(plain) if any(plain) else (),
+        )
 
     def close(self) -> None:
         """Do nothing: the driver takes back memory, contexts and communicators when the process ends.
 
         Destroying communicators here would cost 0.5–1.0 s a round [docs/method.md 4.1, 4×H200] and gain nothing.
         """
+
+
+def spans_hosts(devices: Sequence[Device], group: Sequence[int]) -> bool:
+    """Return whether a group's devices are of several hosts, as NCCL sees them (docs/method.md 4.2)."""
+    return len({devices[member].host for member in group}) > 1
 
 
 def list_gpus() -> list[_native.GpuIdentity]:

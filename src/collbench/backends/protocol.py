@@ -69,13 +69,15 @@ class Timing:
 
     `launch_seconds[g]` is the launch loop's, empty when it was not asked for. Wrong data raised; `coverage[g]` says how
     much was compared, empty where nobody counts. `singles[g]` are the single launches of each of the group's ranks, in
-    their order, in ns of one clock for all ranks of a host; empty without any.
+    their order, in ns of one clock for all ranks of a host; empty without any. `plain[g]`: the group's batches were
+    plain launches, not replays of a graph; empty where all were replays, or nothing is launched.
     """
 
     seconds: tuple[tuple[float, ...], ...]
     launch_seconds: tuple[float, ...] = ()
     coverage: tuple[Coverage, ...] = ()
     singles: tuple[tuple[RankLaunches, ...], ...] = ()
+    plain: tuple[bool, ...] = ()
 
     def region_seconds(self, step: Step) -> float:
         """Return how long the step's batches took; groups that ran at once count once."""

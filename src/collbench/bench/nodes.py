@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from collbench.analysis.nodes import UNKNOWN, Judgement, NodeEffect, Observation, Switches, judge
-from collbench.backends.protocol import Backend, Step, time_step
+from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.bench.plan import Pair, pair_rounds, relabelled
 from collbench.machine.switches import NodeSwitches, levels
 from collbench.model.errors import BackendError, StepFailed, UsageError
@@ -202,12 +202,15 @@ class NodePairs:
         """Make room for the messages. Raises UsageError where they do not fit, or where there is one host only.
 
         `lost` returns the ranks that can measure nothing any more; `finished` may keep each trial, and each failure.
+        What the run holds already is not measured again, in the order in which it was measured: a run of the same seed
+        asks for it in that order. Failures in it are forgotten, and what was cut off is measured anew.
         """
         self._backend, self._run, self._size_bytes = backend, run, size_bytes
         self._lost, self._finished = lost, finished
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
-        self._found: dict[DataPoint, Measurement] = {}
+        self._kept = _taken_up(run)
+        self._found = {found.point: found for found in run.measurements}
         self._iterations: dict[bool, int] = {}  # one way or both: as the first round's calls took
         room = backend.capacity_bytes()
         if size_bytes > room:
@@ -228,10 +231,19 @@ class NodePairs:
         """
         groups = tuple(self.ranks[a] + self.ranks[b] for a, b in pairs)
         operation = Operation.BROADCAST if one_way else Operation.ALLREDUCE
-        step = Step(operation, groups, self._size_bytes, 1, 1, WARMUP)
-        if one_way not in self._iterations and (tried := self._tried(step)):
-            self._iterations[one_way] = tried
-        return self._trial(replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES))
+        known = {group: rate for group in groups if (rate := self._known(operation, group)) is not None}
+        step = Step(operation, tuple(group for group in groups if group not in known), self._size_bytes, 1, 1, WARMUP)
+        if step.groups:
+            if one_way not in self._iterations and (tried := self._tried(step)):
+                self._iterations[one_way] = tried
+            rates = self._trial(replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES))
+            return [{**known, **dict(zip(step.groups, rates, strict=True))}[group] for group in groups]
+        return [known[group] for group in groups]
+
+    def _known(self, operation: Operation, group: Members) -> float | None:
+        """Return what an earlier start measured of a pair, each round once; None where there is no more of it."""
+        trials = self._kept.get(DataPoint(operation, group, self._size_bytes))
+        return _busbw(self._size_bytes, operation, group, trials.popleft()) if trials else None
 
     def measure_inside(self) -> None:
         """Measure every pair of ranks within the nodes, all nodes at once: what the choice of GPUs rests on."""
@@ -241,7 +253,7 @@ class NodePairs:
                 (own[a], own[b])
                 for node, (own, pairs) in enumerate(zip(self.ranks, turn, strict=True))
                 for a, b in pairs
-                if node not in gone
+                if node not in gone and self._known(Operation.ALLREDUCE, (own[a], own[b])) is None
             )
             if groups:
                 self._trial(
@@ -282,9 +294,7 @@ class NodePairs:
                 return [rate for group in step.groups for rate in self._trial(replace(step, groups=(group,)))]
             self._fail(step, step.groups, error.failure)
             return [None]
-        return [
-            self._record(step, group, [t.seconds[index] for t in timings]) for index, group in enumerate(step.groups)
-        ]
+        return [self._record(step, index, timings) for index in range(len(step.groups))]
 
     def _fail(self, step: Step, groups: Iterable[Members], failure: Failure) -> None:
         """Keep the failure of these groups."""
@@ -293,21 +303,41 @@ class NodePairs:
             found.stop, found.failure = StopReason.FAILED, failure
             self._finished(found)
 
-    def _record(self, step: Step, group: Members, trials: Sequence[tuple[float, ...]]) -> float:
-        """Keep the samples, and return busbw of the median trial."""
+    def _record(self, step: Step, index: int, timings: Sequence[Timing]) -> float:
+        """Keep the samples of one of the step's groups, and return busbw of the median trial."""
+        group, trials = step.groups[index], [timing.seconds[index] for timing in timings]
         found = self._measurement(DataPoint(step.operation, group, step.size_bytes))
+        found.stop = found.failure = None  # of an earlier round
         concurrent = len(step.groups) > 1
+        plain = any(timing.plain[index : index + 1] == (True,) for timing in timings)
         for seconds in trials:  # the journal has a line for each
-            found.samples.append(Sample(seconds, step.iterations, concurrent))
+            found.samples.append(Sample(seconds, step.iterations, concurrent, plain=plain))
             self._finished(found)
-        middle = float(np.median([np.median(seconds) for seconds in trials]))
-        return algbw(step.size_bytes, middle) * step.operation.busbw_factor(len(group))
+        return _busbw(step.size_bytes, step.operation, group, trials)
 
     def _measurement(self, point: DataPoint) -> Measurement:
         if point not in self._found:
             self._found[point] = Measurement(point)
             self._run.measurements.append(self._found[point])
         return self._found[point]
+
+
+def _taken_up(run: Run) -> dict[DataPoint, deque[list[tuple[float, ...]]]]:
+    """Return the trials that a run holds, by round, and leave no others in it, nor failures."""
+    rounds: dict[DataPoint, deque[list[tuple[float, ...]]]] = {}
+    for found in run.measurements:
+        del found.samples[len(found.samples) // TRIALS * TRIALS :]
+        found.stop = found.failure = None
+        trials = [sample.seconds for sample in found.samples]
+        rounds[found.point] = deque(trials[first : first + TRIALS] for first in range(0, len(trials), TRIALS))
+    run.measurements[:] = [found for found in run.measurements if found.samples]
+    return rounds
+
+
+def _busbw(size_bytes: int, operation: Operation, group: Members, trials: Sequence[tuple[float, ...]]) -> float:
+    """Return busbw in GB/s of the median trial."""
+    middle = float(np.median([np.median(seconds) for seconds in trials]))
+    return algbw(size_bytes, middle) * operation.busbw_factor(len(group))
 
 
 def by_node(devices: Sequence[Device]) -> dict[str, Members]:

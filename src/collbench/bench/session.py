@@ -71,7 +71,7 @@ class Session:
             run_file.check_writable(path, replace=request.force or request.resume)
         self._request, self._warn = request, warn
         with ExitStack() as undo:
-            previous = _Previous.locked(path, undo) if path is not None and request.resume else None
+            previous = Previous.locked(path, undo) if path is not None and request.resume else None
             check_nccl_options(request)
             self._opened = _opened(request, ranks, begun)
             undo.callback(self._opened.close)
@@ -87,7 +87,7 @@ class Session:
                     self.run.settings = settings
                 self._keeper = RunWriter(self.run, path, warn, replace=request.force)
             else:
-                self.run = _taken_up(previous, self._opened, skipped)
+                self.run = taken_up(previous, self._opened, skipped)
                 self._keeper = RunWriter(self.run, path, warn, resumed=previous.stood, journal=previous.journal)
             undo.pop_all()
 
@@ -169,7 +169,7 @@ def _opened(request: Request, ranks: Ranks | None, begun: Begun) -> Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class _Previous:
+class Previous:
     """A saved run that is to be finished, what its file was when it was read, and its journal, which is ours now."""
 
     run: Run
@@ -178,7 +178,7 @@ class _Previous:
     journal: Journal
 
     @classmethod
-    def locked(cls, path: Path, undo: ExitStack) -> _Previous:
+    def locked(cls, path: Path, undo: ExitStack) -> Previous:
         """Read the run in a file that no other process measures. Raises RunFileError."""
         try:
             journal = Journal(path)
@@ -197,7 +197,7 @@ class NotResumed(RunFileError):
         self.path, self.why, self.other_nccl = path, why, other_nccl
 
 
-def _taken_up(previous: _Previous, opened: Opened, skipped: list[Skipped]) -> Run:
+def taken_up(previous: Previous, opened: Opened, skipped: list[Skipped]) -> Run:
     """Return the saved run, to go on with. Raises NotResumed where it is another machine's."""
     backend, run = opened.backend, previous.run
     devices = backend.devices()

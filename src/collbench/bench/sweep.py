@@ -254,6 +254,7 @@ class Trials:
                 flags=flags,
                 moved_bytes=coverage.moved if coverage else None,
                 verified_bytes=coverage.verified if coverage else None,
+                plain=bool(timing.plain) and timing.plain[index],
             )
             found.samples.append(self._check.marked(point, sample))
             self._owed[point] -= 1

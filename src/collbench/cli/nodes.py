@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -18,6 +19,7 @@ from collbench.api.surveying import (
     NodeSurvey,
     plan,
     request_for,
+    resumed,
     survey_launch,
     survey_simulated,
 )
@@ -31,6 +33,9 @@ from collbench.model.units import parse_budget, parse_size
 from collbench.runfile import saved_runs
 
 _SHAPE = re.compile(r"(\d{1,6})[x×](\d{1,3})", re.ASCII)
+
+# What may be said with --resume: it measures nothing. The backend is for hosts that do not see the file.
+_SAID_AGAIN = ("resume", "count", "gpus", "switches", "as_json", "verbose", "nccl", "backend")
 
 _own_options = options.apply(
     click.option("--select", "count", metavar="M", type=click.IntRange(min=1), help="Choose the best M nodes."),
@@ -67,6 +72,7 @@ _own_options = options.apply(
     options.nccl,
     options.output,
     options.force,
+    options.OPTION,
     options.seed,
     verbose_option,
 )
@@ -89,6 +95,7 @@ def nodes(  # noqa: PLR0913 - options
     nccl: str | None,
     output: Path | None,
     force: bool,
+    resume: Path | None,
     seed: int | None,
 ) -> None:
     """Find slow nodes and uplinks of a cluster, and choose the best M nodes.
@@ -105,17 +112,19 @@ def nodes(  # noqa: PLR0913 - options
     asked = NodesRequest(
         count=count, gpus=gpus, size_bytes=size_bytes, budget_seconds=budget, one_way=one_way, switches=switches
     )
+    if resume is not None and (others := options.typed_besides(_SAID_AGAIN)):
+        raise UsageError(f"--resume takes all options from {resume}: leave out {', '.join(others)}")
     if shape is not None:
         _show_plan(shape, size_bytes)
         return
-    if is_simulated(backend):
+    if is_simulated(backend) and resume is None:
         if output is not None:
             raise UsageError("--output saves what was measured, and a simulation measures nothing: use --json")
         found = survey_simulated(asked, fabric_cluster, seed)
     else:
         if fabric_cluster is not None:
             raise UsageError("--fabric-cluster names a simulated cluster: add --backend sim")
-        shared = MeasureOptions(backend=backend, nccl=nccl, output=output, force=force, seed=seed)
+        shared = MeasureOptions(backend=backend, nccl=nccl, output=output, force=force, resume=resume, seed=seed)
         found = _measured(asked, shared)
     from collbench.output.text.nodes import as_plain, page  # late: numpy
 
@@ -136,10 +145,14 @@ def _measured(asked: NodesRequest, shared: MeasureOptions) -> NodeSurvey:
             "nodes are measured by one process for each GPU: start this with srun, torchrun or mpirun, simulate a "
             "cluster with --backend sim, or see --plan"
         )
-    request = request_for(asked, options.make_request("nodes", shared))
+    if launch.rank > 0 and shared.resume is not None and not shared.resume.exists():
+        shared = replace(shared, resume=None)  # it is on rank 0's host
+    request = options.make_request("nodes", shared)
+    asked = resumed(asked, request) if shared.resume is not None else asked
+    request = request_for(asked, request)
     if launch.rank > 0:
         serve_rank_0(launch, request)
-    path = shared.output
+    path = shared.file
     path = path or saved_runs.new_run("nodes", request.backend, say, advice=", or name a file with --output FILE")
     return survey_launch(asked, request, path, launch, NOTICES)
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
 from collbench.distributed.messages import BadMessage, Order, Word, decode_order, decode_word, encode
 
@@ -48,15 +48,24 @@ class Listener:
         self._socket.setblocking(False)
         self._guests: dict[socket.socket, _Guest] = {}
         self._came: dict[int, socket.socket] = {}
+        self._latest = time.monotonic()  # when one came last
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         self.address = address
         self.port: int = self._socket.getsockname()[1]
 
-    def admit(self, timeout_s: float) -> list[int]:
-        """Let ranks in for so many seconds at most, until all are here. Return those from 1 on that are missing."""
+    def admit(self, timeout_s: float, late_s: float | None = None) -> list[int]:
+        """Let ranks in for so many seconds at most, until all are here. Return those from 1 on that are missing.
+
+        Of a world of which most are here, no rank is waited for that comes more than `late_s` after the one before.
+        """
         deadline = time.monotonic() + timeout_s
-        while (missing := self._missing()) and (left := deadline - time.monotonic()) > 0:
+
+        def ends() -> float:
+            most = late_s is not None and 2 * (len(self._came) + 1) > self._world_size
+            return min(deadline, self._latest + late_s) if most and late_s is not None else deadline
+
+        while (missing := self._missing()) and (left := ends() - time.monotonic()) > 0:
             for chosen, _ in self._selector.select(min(left, self._patience())):
                 if chosen.fileobj is self._socket:
                     self._welcome()
@@ -127,6 +136,7 @@ class Listener:
             self._selector.unregister(found)
             del self._guests[found]
             self._came[rank] = found
+            self._latest = time.monotonic()
 
     def _tell(self, found: socket.socket, data: bytes) -> bool:
         """Send what fits every socket's buffer; whoever is gone is forgotten."""
@@ -237,6 +247,35 @@ def ready(heard: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]
         for one in heard:
             selector.register(one, selectors.EVENT_READ, one)
         return [key.data for key, _ in selector.select(seconds)]
+
+
+class Hearing:
+    """Who of a thousand has something to say: each is registered once, not at every question. A context manager."""
+
+    def __init__(self) -> None:
+        """Hear nobody yet."""
+        self._selector = selectors.DefaultSelector()
+        self._files: dict[int, int] = {}  # by name: a connection that was closed has no number any more
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._selector.close()
+
+    def add(self, name: int, one: HasFile) -> None:
+        """Hear one more, by this name."""
+        self._files[name] = one.fileno()
+        self._selector.register(one, selectors.EVENT_READ, name)
+
+    def drop(self, name: int) -> None:
+        """Hear it no more."""
+        with suppress(KeyError):
+            self._selector.unregister(self._files.pop(name))
+
+    def ready(self, seconds: float) -> list[int]:
+        """Return the names of those of which there is something to read, waiting so long for the first."""
+        return [key.data for key, _ in self._selector.select(seconds)]
 
 
 class Connection(Generic[_Sent, _Received]):

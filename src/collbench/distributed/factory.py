@@ -34,6 +34,10 @@ from collbench.runfile.codec import build
 _LISTENER = "listener"
 # Where the others go on without a rank, it has so long to give a sign of life: they do so every 2 s.
 _SHORT_SILENCE_S = 15.0
+# Of so many ranks a run lists each pair's path (8,128): that of two hosts is the network's, listed or not.
+_MOST_LISTED = 128
+# There most ranks wait for no other that comes so long after the one before.
+_LATE_S = 20.0
 
 
 def _in_silence(_text: str) -> None:
@@ -71,7 +75,8 @@ class World:
     ) -> None:
         """Wait for all ranks, and `say` so when it lasts. Raises BackendError when one does not come, MachineError.
 
-        Where it `goes_on`, ranks that are lost later on cost only what they take part in; `lost` tells who they are.
+        Where it `goes_on`, ranks that are lost later on cost only what they take part in, and so do those that do not
+        come when most are here; `lost` and `unknown` tell who they are.
 
         Raises UsageError for what is not for several processes.
         """
@@ -88,13 +93,14 @@ class World:
             own.start()
             stack.callback(own.join)
             stack.callback(ours.close)
-            came = self._admit(timeout_s, say)
+            came = self._admit(timeout_s, say, goes_on=goes_on)
             self._ends = {rank: _ends(found) for rank, found in came.items()}
             lines = {0: ours, **{rank: connection.line(found) for rank, found in came.items()}}
             names = {rank: f"rank {rank} at {wire_end[0]}" for rank, wire_end in self._ends.items()}
+            own_name = {0: f"rank 0 on {socket.gethostname()}"}
             self._ranks = Ranks(
                 lines,
-                {0: f"rank 0 on {socket.gethostname()}", **names},
+                {rank: {**own_name, **names}.get(rank, f"rank {rank}") for rank in range(launch.world_size)},
                 on_loss=self._go_on if goes_on else _end_in_peace,
                 silence_s=_SHORT_SILENCE_S if goes_on else SILENCE_S,
                 goes_on=goes_on,
@@ -165,24 +171,29 @@ class World:
         return Opened(
             backend,
             _with_facts(known[0].machine, backend.facts),
-            distributed_ranks.all_paths(len(known), found),
+            distributed_ranks.all_paths(len(known), found, between_hosts=len(known) <= _MOST_LISTED),
             health=backend.health,
             close=self.close,
             watch=backend,
         )
 
-    def _admit(self, timeout_s: float, say: Callable[[str], object]) -> Mapping[int, socket.socket]:
+    def _admit(self, timeout_s: float, say: Callable[[str], object], *, goes_on: bool) -> Mapping[int, socket.socket]:
         """Say where rank 0 listens, and return the ranks' sockets. Raises BackendError, which names who is missing."""
         key = secrets.token_bytes(KEY_BYTES)
         listener = Listener(key, self.launch.world_size, _own_address(self.launch))
         address = {"address": listener.address, "port": listener.port, "key": key.hex()}
-        begin = time.monotonic()
+        begin, goes_on_without = time.monotonic(), False
         try:
             self._store.publish(_LISTENER, json.dumps(address))
             missing = listener.admit(min(UNSAID_S, timeout_s))
             if missing and timeout_s > UNSAID_S:
                 say(still_waiting(f"{self._count(missing)} not here yet", timeout_s - UNSAID_S, timeout_s))
-                missing = listener.admit(begin + timeout_s - time.monotonic())
+                missing = listener.admit(begin + timeout_s - time.monotonic(), _LATE_S if goes_on else None)
+            goes_on_without = goes_on and 0 < len(missing) < self.launch.world_size - 1
+            if goes_on_without:
+                waited = time.monotonic() - begin
+                say(f"{self._count(missing)} did not come in {waited:.0f} s; the others go on")
+                return listener.take()
             if missing:
                 raise BackendError(
                     f"{self._count(missing)} did not come to {self.launch.meeting_point} within {timeout_s:.0f} s: "
@@ -191,7 +202,8 @@ class World:
             return listener.take()
         finally:
             listener.close()
-            self._store.forget(_LISTENER)
+            if not goes_on_without:  # who comes too late finds nobody there, and need not wait for it
+                self._store.forget(_LISTENER)
 
     def _count(self, missing: Sequence[int]) -> str:
         names = ", ".join(map(str, missing))

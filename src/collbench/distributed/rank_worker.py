@@ -398,15 +398,16 @@ class _Server:
     def _accompany(self, ended: socket.socket) -> None:
         """Return when the request is answered; every order that comes before ends it."""
         heard: list[HasFile] = [ended, self._line]
+        abandoned = False
         while ended not in (speaking := ready(heard, self._alive_every_s)):
             if self._line in speaking:
                 order = self.next_order()
+                abandoned = True
                 if not isinstance(order, Abandon):
                     self._next, heard = order, [ended]
-                self._seat.interrupt()
-            elif self._line not in heard:
-                self._seat.interrupt()  # again: a worker may have been about to start when the last one came
-            else:
+            if abandoned:
+                self._seat.interrupt()  # again and again: a worker may have been about to start when it was wanted
+            if self._line in heard:
                 self._say(Alive())
 
     def _say(self, word: Reply | Alive) -> None:

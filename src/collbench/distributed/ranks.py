@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from collbench.backends.protocol import Coverage, Step, Timing, time_each
 from collbench.backends.worker_messages import Prepare, Reserve
-from collbench.distributed.connection import Line, framed, is_loopback, ready
+from collbench.distributed.connection import Hearing, Line, framed, is_loopback
 from collbench.distributed.messages import (
     Abandon,
     Alive,
@@ -127,18 +127,23 @@ def guides(ranks: Sequence[Introduction]) -> dict[int, tuple[int, ...]]:
     return {members[0]: members for members in _grouped(found.host_key for found in ranks).values()}
 
 
-def all_paths(world_size: int, found: Mapping[tuple[int, ...], Sequence[Path]]) -> tuple[Path, ...]:
-    """Return the path of each pair of ranks; `found` has, for the ranks of one host, the paths between their places."""
+def all_paths(
+    world_size: int, found: Mapping[tuple[int, ...], Sequence[Path]], *, between_hosts: bool = True
+) -> tuple[Path, ...]:
+    """Return the path of each pair of ranks; `found` has, for the ranks of one host, the paths between their places.
+
+    Those `between_hosts` are all alike, and half a million where 1,024 ranks are.
+    """
     known: dict[tuple[int, int], Path] = {}
     for members, paths in found.items():
         for path in paths:
             first, second = sorted(members[index] for index in path.devices)
             known[first, second] = replace(path, devices=(first, second))
-    host_of = {rank: members for members in found for rank in members}
-    pairs = [(a, b) for a in range(world_size) for b in range(a + 1, world_size)]
-    between = {pair for pair in pairs if host_of[pair[0]] != host_of[pair[1]]}
-    network = {pair: Path(pair, NETWORK) for pair in between}
-    return tuple({**known, **network}[pair] for pair in pairs if pair in known or pair in network)
+    if between_hosts:
+        host_of = {rank: members[0] for members in found for rank in members}
+        pairs = ((a, b) for a in range(world_size) for b in range(a + 1, world_size))
+        known.update({pair: Path(pair, NETWORK) for pair in pairs if host_of[pair[0]] != host_of[pair[1]]})
+    return tuple(known[pair] for pair in sorted(known))
 
 
 def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]) -> tuple[str, ...]:
@@ -196,6 +201,7 @@ class Ranks:
     ) -> None:
         """Take over the lines. `on_loss` is called when a rank is lost, as one is after `silence_s` without a word.
 
+        A rank that has a name and no line did not come: it is lost from the start, and only where it `goes_on`.
         `cause_s` is how long the cause of another rank's failure may take to come. Where it `goes_on`, a lost rank's
         answers are RankLost from then on, and the others are asked as before; else whatever is asked raises it.
         """
@@ -208,7 +214,7 @@ class Ranks:
         self._abandoning = False  # those who owe an answer heard that it is not wanted
         self._abandoned: set[int] = set()  # those who were reported so since the last request
         self._lost: RankLost | None = None  # which ends everything
-        self._gone: dict[int, RankLost] = {}  # without whom it goes on
+        self._gone = {rank: _absent(rank, name) for rank, name in names.items() if rank not in lines}  # it goes on
 
     @property
     def everyone(self) -> range:
@@ -251,15 +257,15 @@ class Ranks:
         self.settle()
         self._abandoned.clear()
         self._apart = all(isinstance(request, _APART) for request in requests.values())
-        frames: dict[int, bytes] = {}  # by request: a thousand ranks are asked the same
+        asked, frame = None, b""
         for rank, request in requests.items():
             if rank in self._gone:
                 continue
-            if id(request) not in frames:
-                frames[id(request)] = framed(request)
+            if request is not asked:  # a thousand ranks are asked the same; and where not, one frame is enough to hold
+                asked, frame = request, framed(request)
             self._owing.add(rank)
             with suppress(OSError):  # one that is gone shows when it should answer
-                self._lines[rank].send_frame(frames[id(request)])
+                self._lines[rank].send_frame(frame)
         return {**{rank: self._gone[rank] for rank in requests if rank in self._gone}, **self._gather()}
 
     def values(self, replies: Mapping[int, Reply], kind: type[_Value]) -> tuple[_Value, ...]:
@@ -297,25 +303,30 @@ class Ranks:
     def _gather(self) -> dict[int, Reply]:
         """Return an answer of each rank that owes one, in the order in which they come."""
         replies: dict[int, Reply] = {}
-        silent = dict.fromkeys(self._owing, 0.0)  # seconds
-        waited = 0.0  # for the cause of a failure
-        while self._owing:
-            begin = time.monotonic()
-            speaking = ready([self._lines[rank] for rank in self._owing], _SLICE_S)
-            passed = min(_SLICE_S, time.monotonic() - begin)
-            for rank in sorted(self._owing):
-                word: Reply | Alive | None = None
-                if self._lines[rank] in speaking:
-                    silent[rank] = 0.0
-                    word = self._word(rank)
-                else:
-                    silent[rank] += passed
-                    word = self._silence(rank) if silent[rank] > self._silence_s else None
-                if word is not None and not isinstance(word, Alive):
-                    self._owing.discard(rank)
-                    replies[rank] = word
-            waited += passed if any(isinstance(reply, PeerLost) for reply in replies.values()) else 0.0
-            self._abandon_after(replies, late=waited > self._cause_s)
+        failures: dict[int, Reply] = {}
+        clock = looked = waited = 0.0  # seconds: of all, when who is silent was looked for, for the cause of a failure
+        heard_at = dict.fromkeys(self._owing, clock)
+        with Hearing() as hearing:
+            for rank in self._owing:
+                hearing.add(rank, self._lines[rank])
+            while self._owing:
+                begin = time.monotonic()
+                words = {rank: self._word(rank) for rank in sorted(hearing.ready(_SLICE_S))}
+                passed = min(_SLICE_S, time.monotonic() - begin)
+                clock += passed
+                heard_at.update(dict.fromkeys(words, clock))
+                if clock - looked >= _SLICE_S:
+                    looked = clock
+                    silent = [rank for rank in sorted(self._owing) if clock - heard_at[rank] > self._silence_s]
+                    words.update({rank: self._silence(rank) for rank in silent})
+                for rank, word in words.items():
+                    if word is not None and not isinstance(word, Alive):
+                        hearing.drop(rank)
+                        self._owing.discard(rank)
+                        replies[rank] = word
+                        failures.update({} if isinstance(word, Done) else {rank: word})
+                waited += passed if any(isinstance(reply, PeerLost) for reply in failures.values()) else 0.0
+                self._abandon_after(failures, late=waited > self._cause_s)
         return replies
 
     def _silence(self, rank: int) -> RankLost:
@@ -357,6 +368,11 @@ class Ranks:
         self._lost = RankLost(f"{text}; without it no collective is complete: start all ranks again", kind)
         self._on_loss()
         raise self._lost from error
+
+
+def _absent(rank: int, name: str) -> RankLost:
+    how = "did not come"
+    return RankLost(f"{name} {how}", failure=Failure(FailureKind.CRASH, Cause.REPORTED, (rank,), rank, detail=how))
 
 
 def checked(reply: Reply, kind: type[_Value]) -> _Value:
@@ -600,5 +616,11 @@ def slowest(step: Step, timings: Sequence[Timing] | Mapping[int, Timing]) -> Tim
             for index, group in enumerate(step.groups)
         )
         if step.singles
+        else (),
+        plain=tuple(
+            any(timings[rank].plain[index : index + 1] == (True,) for rank in group)
+            for index, group in enumerate(step.groups)
+        )
+        if any(timings[rank].plain for group in step.groups for rank in group)
         else (),
     )

@@ -219,6 +219,7 @@ class Sample:
     is the ungraphed launch loop's time per iteration (None where it was not taken). `flags` say what was wrong with
     the machine meanwhile. `marks` say what is wrong with the sample itself (machine/impossible.py). The trial's
     batches, untimed ones too, delivered `moved_bytes`, of which `verified_bytes` were compared (None: nobody counted).
+    `plain`: a collective's batches were plain launches, as between hosts, not replays of a captured graph.
     """
 
     seconds: tuple[float, ...]
@@ -229,6 +230,7 @@ class Sample:
     marks: tuple[Mark, ...] = ()
     moved_bytes: int | None = None
     verified_bytes: int | None = None
+    plain: bool = False
 
 
 @dataclass(slots=True)

@@ -137,6 +137,8 @@ def _sequence_reader(kind: Any) -> Callable[[Any], Any]:
     many = origin is list or arguments[-1] is Ellipsis
     readers = [_reader(part) for part in (arguments[:1] if many else arguments)]
     only = {arguments[0]} if many else None
+    # A rank has times for one group of 64, and a thousand ranks answer: the empty ones are taken as they are.
+    sparse = many and typing.get_origin(arguments[0]) is tuple and typing.get_args(arguments[0])[-1] is Ellipsis
 
     def read(data: Any) -> Any:
         items = _expect(data, list)
@@ -147,7 +149,7 @@ def _sequence_reader(kind: Any) -> Callable[[Any], Any]:
         made: list[Any] = []
         try:
             for reader, item in zip(itertools.repeat(readers[0]) if many else readers, items, strict=False):
-                made.append(reader(item))
+                made.append(() if sparse and item == [] else reader(item))
         except _Wrong as wrong:
             raise wrong.under(f"[{len(made)}]") from None
         return made if origin is list else tuple(made)

@@ -409,6 +409,8 @@ def _legend(run: Run, operation: Operation) -> str:
     lines = ["time: one collective on the device, the slowest rank, median;"]
     if launches:
         lines = [f"{lines[0]} launch: one call", "of an ungraphed loop, as a training step makes it;"]
+    if any(s.plain for m in run.measurements for s in m.samples):
+        lines.append("between hosts time is of plain launches, not of replays of a CUDA graph;")
     if operation.shares:
         lines.append("size: all ranks' blocks together, count: elements of one block;")
     if operation.irregular:

@@ -60,7 +60,8 @@ class Origin:
 
     `seconds` were spent, or by the estimate would have been on a real cluster. `gpus` are each chosen node's; `lost`
     are pairs that failed, `failed` the headline of a run with failures, `gone` the ranks that were lost, and how.
-    `switches` are how many each reported level has, leaves first, by what `switches_from` names.
+    `plain`: pairs were timed by plain launches, not by
+    replays of a graph. `switches` are how many each reported level has, leaves first, by what `switches_from` names.
     """
 
     backend: str
@@ -74,6 +75,7 @@ class Origin:
     lost: tuple[str, ...] = ()
     failed: str = ""
     gone: tuple[str, ...] = ()
+    plain: bool = False
     switches: tuple[int, ...] = ()
     switches_from: str = ""
 
@@ -173,6 +175,8 @@ def _rounds(origin: Origin) -> Iterator[str]:
     pairs = f"{origin.measurements:,} measurements; there are {count * (count - 1) // 2:,} pairs"
     spent = f"{origin.seconds:.0f} s{' estimated for a real cluster' if origin.mark else ''}"
     yield f"rounds    {len(origin.rounds)} ({kinds}): {pairs}; {spent}{origin.mark}, seed {origin.seed}"
+    if origin.plain:
+        yield "timed     by plain launches, as a job makes them: between hosts NCCL slows captured graphs down"
     yield from (f"failed    {what}" for what in origin.lost)
 
 
