@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum, auto
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,14 +88,14 @@ def _fit(members: Members, label: str, curve: list[Measurement], seed: int) -> F
         return Unfitted(members, label, NoLine.NARROW, float(sizes[-1] / sizes[0]))
     if min(len(found.samples) for found in curve) < _FEWEST_TRIALS:
         return Unfitted(members, label, NoLine.ONE_TRIAL)
-    trials = [np.array(trial_seconds(found)) for found in curve]
-    times = np.array([np.median(part) for part in trials])
+    trials = [trial_seconds(found) for found in curve]
+    times = np.array([median(part) for part in trials])
     alpha, beta, weights = _line(sizes, times[None, :], np.ones((1, len(sizes))), _ROUNDS)
     if beta[0] <= _FLAT:
         return Unfitted(members, label, NoLine.FLAT)
     rng = np.random.default_rng(seed)
-    redrawn = (part[rng.integers(len(part), size=(_RESAMPLES, len(part)))] for part in trials)
-    medians = np.stack([np.median(part, axis=1) for part in redrawn], axis=1)  # (resamples, sizes)
+    redrawn = (np.array(part)[rng.integers(len(part), size=(_RESAMPLES, len(part)))] for part in trials)
+    medians = np.hstack([_medians(part) for part in redrawn])  # (resamples, sizes)
     drawn = _line(sizes, medians, weights, _REDRAWN_ROUNDS)
     factor = curve[0].point.operation.busbw_factor(len(members))
     return Fit(

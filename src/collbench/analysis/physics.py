@@ -342,7 +342,7 @@ def impossible(run: Run) -> list[Impossible]:
 
 def _decisive(run: Run) -> object:
     """Return all of a run that decides what is impossible in it, as it is now: runs grow, and their parts do not."""
-    samples = [(found.point, tuple(found.samples)) for found in run.measurements]
+    samples = [part for found in run.measurements for part in (found.point, *found.samples)]
     return run.backend, run.devices, run.paths, run.settings.root, nvls(run), samples
 
 

@@ -68,6 +68,9 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     return middle * math.exp(max(low, -_WIDEST)), middle * math.exp(min(high, _WIDEST))
 
 
+_trials_interval = functools.lru_cache(1 << 13)(median_interval)  # of a data point's trials: a page asks several times
+
+
 def difference_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the same of values of either sign, such as differences, which have no logs."""
     if len(values) < FEWEST_TRIALS:
@@ -150,7 +153,11 @@ def tie_threshold(noise: float) -> float:
 
 def trial_seconds(measurement: Measurement) -> list[float]:
     """Return each trial's seconds per iteration, the median of its batches: they share what disturbed the trial."""
-    return [median(sample.seconds) for sample in measurement.samples]
+    return [_batches_median(sample.seconds) for sample in measurement.samples]
+
+
+# A page asks for the same trials a dozen times: for each ranking, fit, figure and verdict.
+_batches_median = functools.lru_cache(1 << 15)(median)
 
 
 def rate_gbs(point: DataPoint, seconds: float) -> float:
@@ -166,7 +173,7 @@ def summarize(measurement: Measurement) -> Summary:
     moved = point.moved_bytes
     trials = trial_seconds(measurement)
     middle = median(trials)
-    interval = median_interval(trials)
+    interval = _trials_interval(tuple(trials))
     launches = [s.launch_seconds for s in measurement.samples if s.launch_seconds is not None]
     return Summary(
         seconds=middle,
@@ -182,7 +189,11 @@ def summarize(measurement: Measurement) -> Summary:
 
 def log_rates(measurement: Measurement) -> list[float]:
     """Return the log of each trial's busbw in GB/s: differences of these are ratios."""
-    return [*map(math.log, summarize(measurement).trials)]
+    factor, moved = (
+        measurement.point.operation.busbw_factor(len(measurement.point.members)),
+        measurement.point.moved_bytes,
+    )
+    return [math.log(algbw(moved, seconds) * factor) for seconds in trial_seconds(measurement)]
 
 
 # Quantiles of normal samples that the tier rule needs; computed, so that any number of pairs and trials works.

@@ -81,7 +81,7 @@ def points_of(run: Run, work: Work, size_bytes: int) -> dict[Members, Measuremen
     return {
         found.point.members: found
         for found in points
-        if len(found.point.members) == wanted and found.point.work == work
+        if found.point.operation is work.operation and len(found.point.members) == wanted and found.point.work == work
     }
 
 
@@ -131,9 +131,9 @@ def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
     """
     if min(len(top.trials), len(other.trials)) < FEWEST_TRIALS:
         return False  # a trial or two show no noise, so everything would look certain
-    wary = replace(other, error=other.wary)
-    far = top.middle - other.middle > delta + margin(top, wary, count)
-    return far and other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta
+    if not (other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta):
+        return False
+    return top.middle - other.middle > delta + margin(top, replace(other, error=other.wary), count)
 
 
 def ties(a: Estimate, b: Estimate, delta: float) -> bool:

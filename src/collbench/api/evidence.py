@@ -18,7 +18,6 @@ from collbench.api.measuring import measure, new_seed
 from collbench.api.notices import Notices
 from collbench.backends import factory
 from collbench.bench.plan import Request
-from collbench.launch import torchrun
 from collbench.machine.nvml import Nvml
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import CollbenchError, Interrupted, NotTrusted, RunFileError, UsageError
@@ -110,7 +109,7 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
         refusal = freshness.refusal(run, place, now, wanted.max_age)
         if refusal:
             raise RunFileError(f"{wanted.run} cannot choose devices here: {unfit(refusal)}; {wanted.advice}")
-        return Evidence(part(run, present), torchrun.saved_run(run.started, wanted.run))
+        return Evidence(part(run, present), _saved(run, wanted.run))
     if wanted.fresh:
         return measured_now(wanted, "", notices)
     refused, its = "", "the newest's"
@@ -121,7 +120,7 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
             continue  # somebody else's file, or an older format: a probe costs seconds
         refusal = freshness.refusal(run, place, now, wanted.max_age) or _unfit(run)
         if refusal is None:
-            return Evidence(part(run, present), torchrun.saved_run(run.started, str(path)))
+            return Evidence(part(run, present), _saved(run, str(path)))
         refused = refused or f"{unfit(refusal, 'the newest', its)}: "
     return measured_now(wanted, f"no saved run fits: {refused}", notices)
 
@@ -151,7 +150,15 @@ def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime, noti
 
 def measured_now(wanted: Wanted, why: str, notices: Notices) -> Evidence:
     """Return a probe, whatever is saved, for the reason `why`. Raises what `probe` does."""
-    return Evidence(probe(wanted, why, notices), torchrun.QUICK_PROBE, probed=True)
+    from collbench.launch.torchrun import QUICK_PROBE  # late, as every command that measures loads this module
+
+    return Evidence(probe(wanted, why, notices), QUICK_PROBE, probed=True)
+
+
+def _saved(run: Run, path: str) -> str:
+    from collbench.launch.torchrun import saved_run  # late, as above
+
+    return saved_run(run.started, path)
 
 
 def as_of_now(

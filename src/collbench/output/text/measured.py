@@ -27,11 +27,8 @@ from collbench.output import sentences
 from collbench.output.text.frame import alarm, ending, header, sim
 from collbench.output.text.layout import Block, Lines, Page, Summary, both, legend, only, short, table, whole
 from collbench.output.text.matrix import pair_matrix, render_bandwidths, render_matrix
-from collbench.output.text.overlap import overlap_page
 from collbench.output.text.registration import comparison
 from collbench.output.text.registration import sentence as memory_sentence
-from collbench.output.text.replay import replay_page
-from collbench.output.text.tails import blocks as single_launches
 from collbench.output.text.topology import render_labels, render_topology
 
 # What the pages share.
@@ -337,7 +334,10 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
             yield from short(head, _table(run, spaced, beaten, without=_ONLY_WHOLE))
     for operation in dict.fromkeys(operation for operation, _ in groups):
         yield from whole("tables", Text(_legend(run, operation)))
-    yield from single_launches(run)
+    if run.latencies:
+        from collbench.output.text.tails import blocks as single_launches  # late: few runs need it
+
+        yield from single_launches(run)
     yield from ending(run)
 
 
@@ -589,13 +589,26 @@ def _recommendations(run: Run) -> Iterator[str]:
 
 # The page that belongs to a run: the one that the command which measured it printed.
 
-_PAGES = {
+
+def _overlap_page(run: Run) -> Page:
+    from collbench.output.text.overlap import overlap_page  # late: no other run needs it
+
+    return overlap_page(run)
+
+
+def _replay_page(run: Run) -> Page:
+    from collbench.output.text.replay import replay_page  # late: no other run needs it
+
+    return replay_page(run)
+
+
+_PAGES: dict[CommandKind, Callable[[Run], Page]] = {
     CommandKind.PAIRS: pairs_page,
     CommandKind.CHECK: pairs_page,
     CommandKind.COPIES: copies_page,
     CommandKind.LATENCY: latency_page,
-    CommandKind.OVERLAP: overlap_page,
-    CommandKind.REPLAY: replay_page,
+    CommandKind.OVERLAP: _overlap_page,
+    CommandKind.REPLAY: _replay_page,
 }
 
 
