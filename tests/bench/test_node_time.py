@@ -8,8 +8,8 @@ from collbench.bench.nodes import estimate, round_seconds, start_seconds
 
 
 def test_a_round_is_start_traffic_and_messages() -> None:
-    """512 MiB over 16 ranks at 400 GB/s: 536,870,912 × 1.875 / 4e11 = 2.517 ms, 8 + 48 times; 3 × 1,024 × 50 µs."""
-    assert round_seconds(128, 8, 512 * 2**20, 400.0) == pytest.approx(1.5 + 56 * 0.0025166 + 0.1536, rel=1e-4)
+    """512 MiB over 16 ranks at 400 GB/s: 536,870,912 × 1.875 / 4e11 = 2.517 ms, 8 + 48 times; 3 × 1,024 × 180 µs."""
+    assert round_seconds(128, 8, 512 * 2**20, 400.0) == pytest.approx(1.5 + 56 * 0.0025166 + 0.55296, rel=1e-4)
 
 
 def test_1024_gpus_take_less_than_a_minute() -> None:

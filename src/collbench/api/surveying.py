@@ -264,6 +264,8 @@ def _survey(
         lost=lost(run),
         failed=headline(run),
         plain=any(sample.plain for found in run.measurements for sample in found.samples),
+        round_seconds=tuple(pairs.round_seconds),
+        planned_seconds=_planned(asked, pairs, done.judgement),
         switches=tuple(len(level.names) for level in known),
         switches_from=asked.switches or "",
     )
@@ -277,6 +279,15 @@ def _survey(
         failure=writer.failure,
         failed=max(outcome(run).status, lost_some),
     )
+
+
+def _planned(asked: NodesRequest, pairs: NodePairs, found: Judgement) -> float:
+    """Return what the plan says of a round in seconds, at the rate that was measured; 0 where none was."""
+    from collbench.bench.nodes import round_seconds
+
+    if not found.typical_gbs > 0:
+        return 0.0
+    return round_seconds(len(pairs.names), min(map(len, pairs.ranks)), asked.size_bytes, found.typical_gbs)
 
 
 def _measured(

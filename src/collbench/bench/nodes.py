@@ -28,8 +28,9 @@ from collbench.sim.cluster import Cluster, measured
 # a round's communicators, which all start at once, take about twice that, and the world 10 ms more for each rank.
 _ROUND_START_S = 1.5
 _WORLD_START_S, _RANK_START_S = 0.65, 0.01
-# Assumed: rank 0 writes each step to every rank's connection, and reads the answer.
-_MESSAGE_S = 50e-6
+# Measured without a network: rank 0 writes a trial to a rank's connection, reads the answer, and judges
+# [benchmarks/results/2026-11-23-emulated-hosts].
+_MESSAGE_S = 180e-6
 TRIALS, BATCHES, WARMUP = 3, 2, 1  # of a round: as of every data point that is screened (docs/method.md 6.3)
 _BATCH_BYTES = 4 * 2**30  # as the longest batches of copies: 20 ms on 8 cards of 400 Gb/s
 _MOST_ITERATIONS = 20  # docs/method.md 3.1
@@ -212,6 +213,7 @@ class NodePairs:
         self._kept = _taken_up(run)
         self._found = {found.point: found for found in run.measurements}
         self._iterations: dict[bool, int] = {}  # one way or both: as the first round's calls took
+        self.round_seconds: list[float] = []  # of each round, or direction of one, that was measured now
         room = backend.capacity_bytes()
         if size_bytes > room:
             raise UsageError(
@@ -234,9 +236,11 @@ class NodePairs:
         known = {group: rate for group in groups if (rate := self._known(operation, group)) is not None}
         step = Step(operation, tuple(group for group in groups if group not in known), self._size_bytes, 1, 1, WARMUP)
         if step.groups:
+            begin = time.monotonic()
             if one_way not in self._iterations and (tried := self._tried(step)):
                 self._iterations[one_way] = tried
             rates = self._trial(replace(step, iterations=self._iterations.get(one_way, 1), batches=BATCHES))
+            self.round_seconds.append(time.monotonic() - begin)
             return [{**known, **dict(zip(step.groups, rates, strict=True))}[group] for group in groups]
         return [known[group] for group in groups]
 

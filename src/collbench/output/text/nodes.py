@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -60,8 +61,9 @@ class Origin:
 
     `seconds` were spent, or by the estimate would have been on a real cluster. `gpus` are each chosen node's; `lost`
     are pairs that failed, `failed` the headline of a run with failures, `gone` the ranks that were lost, and how.
-    `plain`: pairs were timed by plain launches, not by
-    replays of a graph. `switches` are how many each reported level has, leaves first, by what `switches_from` names.
+    `plain`: pairs were timed by plain launches, not by replays of a graph. `round_seconds` were spent on each round, of
+    one way on each direction; `planned_seconds` is what the plan assumes of one. `switches` are how many each reported
+    level has, leaves first, by what `switches_from` names.
     """
 
     backend: str
@@ -76,6 +78,8 @@ class Origin:
     failed: str = ""
     gone: tuple[str, ...] = ()
     plain: bool = False
+    round_seconds: tuple[float, ...] = ()
+    planned_seconds: float = 0.0
     switches: tuple[int, ...] = ()
     switches_from: str = ""
 
@@ -121,6 +125,7 @@ def page(
         f"nodes     {origin.where}",
         *_switches(origin),
         *_rounds(origin),
+        *(_cost(origin) if verbose else ()),
     ]
     if truth is not None:
         lines.append(
@@ -178,6 +183,13 @@ def _rounds(origin: Origin) -> Iterator[str]:
     if origin.plain:
         yield "timed     by plain launches, as a job makes them: between hosts NCCL slows captured graphs down"
     yield from (f"failed    {what}" for what in origin.lost)
+
+
+def _cost(origin: Origin) -> Iterator[str]:
+    if origin.round_seconds:
+        least, middle, most = (f"{of(origin.round_seconds):.2f}" for of in (min, median, max))
+        planned = f"; --plan says {origin.planned_seconds:.2f} s at that rate" if origin.planned_seconds else ""
+        yield f"cost      {middle} s a round ({least} to {most}){planned}"
 
 
 def _findings(origin: Origin, found: Judgement) -> Iterator[str]:
