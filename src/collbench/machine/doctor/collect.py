@@ -21,6 +21,7 @@ from collbench.machine import nvml as machine_nvml
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
 from collbench.machine.memory import available_bytes
 from collbench.machine.nccl_environment import configured
+from collbench.machine.network_ports import read_ports
 from collbench.machine.numa import read, usable_nodes
 from collbench.machine.nvml import Nvml, Query
 from collbench.model.capabilities import capabilities
@@ -268,6 +269,7 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         iommu=_any(root / "sys/class/iommu"),
         slots={gpu.index: slot(root, gpu.pci_bus_id) for gpu in gpus},
         network_cards=tuple(sorted(_names(root / "sys/class/infiniband"))),
+        network_ports=read_ports(root),
         peermem=any((root / f"sys/module/{name}").is_dir() for name in ("nvidia_peermem", "nv_peer_mem")),
         open_modules="Open Kernel Module" in read(root / "proc/driver/nvidia/version"),
     )

@@ -11,6 +11,7 @@ from collbench.machine import labels
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Software
 from collbench.machine.doctor.nccl_variables import meaning
 from collbench.machine.limits import HOT_C, holds_back
+from collbench.machine.network_ports import Port, down, slower
 from collbench.machine.numa import format_cpus, parse_cpus
 from collbench.machine.visible_devices import NAME, ORDER, read
 from collbench.model.capabilities import capabilities
@@ -308,7 +309,7 @@ def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
     host = facts.host
     found = [_place(facts), _shm(facts, len(gpus)), *_limits(host), *_cores(facts, gpus), *_memory(facts)]
     if gpus:
-        found += [*_near(host, gpus), *_peer_traffic(facts, gpus), *_network(host)]
+        found += [*_near(host, gpus), *_peer_traffic(facts, gpus), *_network(host), *_ports(host.network_ports)]
     return [*found, _runs(facts.runs)]
 
 
@@ -458,6 +459,29 @@ def _network(host: Host) -> Iterable[Finding]:
     else:
         text = f"{cards} cannot reach GPU memory: neither nvidia_peermem nor the driver's open modules are loaded"
         yield Finding(Group.HOST, "GPU direct", Level.WARN, text, "sudo modprobe nvidia-peermem")
+
+
+def _ports(ports: tuple[Port, ...]) -> Iterable[Finding]:
+    """Judge the ports' state and rate; without a port there is nothing to say."""
+    if not ports:
+        return
+    name, fix = "network ports", "see ibstat; check cable, switch port, and for InfiniBand the subnet manager"
+    faults = [f"{port.name} is {_state(port)}" for port in down(ports)]
+    faults += [
+        f"{port.name} has {fixed(port.rate_gbits or 0.0)} Gbit/s, its siblings {fixed(best)}"
+        for port, best in slower(ports)
+    ]
+    unknown = [port.name for port in ports if not port.state]
+    if faults:
+        yield Finding(Group.HOST, name, Level.WARN, "; ".join(faults), fix)
+    elif unknown:
+        yield Finding(Group.HOST, name, Level.UNKNOWN, f"the state of {', '.join(unknown)} cannot be read")
+    else:
+        yield Finding(Group.HOST, name, Level.OK, f"{len(ports)} active, none below a sibling's rate")
+
+
+def _state(port: Port) -> str:
+    return f"{port.state} ({port.physical_state})" if port.physical_state else port.state
 
 
 def _runs(folder: Folder) -> Finding:
