@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ class Outcome:
 class Fakes:
     """A folder of built fakes. Settings are the FAKE_* variables of fake.h, written without the prefix, or others."""
 
-    def __init__(self, folder: Path, loaded: Mapping[str, str] | None = None, asks: Path | None = None) -> None:
+    def __init__(self, folder: Path, loaded: dict[str, str] | None = None, asks: Path | None = None) -> None:
         """Take the folder; `loaded` are variables by which code in `asks` finds a process that has loaded collbench."""
         self.folder = folder
         self._loaded, self._asks = loaded or {}, [str(asks)] if asks else []
