@@ -64,6 +64,11 @@ def test_json_is_whole_and_says_sim(program: Program, tmp_path: Path) -> None:
         ("GPUs of no nodes", (*SIM, "thin-32", "--gpus", "2"), "add --select M"),
         ("more GPUs than there are", (*SIM, "thin-32", "--select", "2", "--gpus", "9"), "--gpus 9 of 8"),
         ("a file for nothing", (*SIM, "thin-32", "-o", "x.json"), "a simulation measures nothing"),
+        (
+            "a simulation to go on with",
+            ("nodes", "--backend", "sim", "--resume", "x"),
+            "--resume goes on with what was",
+        ),
         ("switches of a simulated one", (*SIM, "thin-32", "--switches", "x"), "--switches is for real nodes"),
         ("a plan in words", ("nodes", "--plan", "many"), "--plan 'many' is no cluster"),
         ("a plan of one node", ("nodes", "--plan", "1x8"), "two or more"),

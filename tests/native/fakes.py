@@ -62,8 +62,8 @@ OPERATIONS = "allreduce broadcast reduce allgather reducescatter alltoall alltoa
 # Dtypes and reductions by NCCL's numbers.
 # Of an all-to-all-v: none, half and all of an even share, differently to every rank.
 def blocks_of(ranks, count):
-    return [count // ranks * ((1 + source + 2 * destination) % 3) // 2
-            for source in range(ranks) for destination in range(ranks)]
+    share = [count // ranks * part // 2 for part in (1, 0, 2, 1, 0)]  # of a rank, by its destination, and over again
+    return [block for source in range(ranks) for block in (share[-source % 3 :][:3] * (ranks // 3 + 1))[:ranks]]
 def collect(session, groups, operation="allreduce", dtype=7, reduction=0, registration="none", **changes):
     plan = dict(root=0, count=256, in_place=False, verify=True, iterations=4, batches=1, warmup=0, launch_iterations=0,
                 launch_warmup=0, deadline=30.0)

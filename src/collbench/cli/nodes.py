@@ -117,9 +117,11 @@ def nodes(  # noqa: PLR0913 - options
     if shape is not None:
         _show_plan(shape, size_bytes)
         return
-    if is_simulated(backend) and resume is None:
+    if is_simulated(backend):
         if output is not None:
             raise UsageError("--output saves what was measured, and a simulation measures nothing: use --json")
+        if resume is not None:
+            raise UsageError("--resume goes on with what was measured, and a simulation measures nothing")
         found = survey_simulated(asked, fabric_cluster, seed)
     else:
         if fabric_cluster is not None:
