@@ -26,7 +26,7 @@ from collbench.sim.cluster import Cluster, NodeFault, UplinkFault, allreduce_bus
 FIRST_SEED = 20_261_121
 SELECTED = (64, 112)
 SIZE_BYTES = 512 * 2**20
-BUDGET_S = 60.0
+BUDGET_S = 75.0
 _SLOW_NODE, _SLOW_UPLINK = 0.9, 0.8
 
 

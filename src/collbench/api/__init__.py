@@ -366,7 +366,7 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     backend: str = "auto",
     fabric_cluster: str | os.PathLike[str] | None = None,
     size: int | str = "512M",
-    budget: float = 60.0,
+    budget: float = 75.0,
     one_way: bool = False,
     switches: str | os.PathLike[str] | None = None,
     nccl: str | os.PathLike[str] | None = None,

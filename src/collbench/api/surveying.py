@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collbench.output.text.nodes import Origin, Truth
     from collbench.sim.cluster import Cluster
 
-DEFAULT_SIZE, DEFAULT_BUDGET = "512M", 60.0
+DEFAULT_SIZE, DEFAULT_BUDGET = "512M", 75.0
 # What a healthy pair of nodes reaches over its links: 8 cards of 400 Gb/s. Only the plan needs to assume it.
 ASSUMED_GBS = 400.0
 
