@@ -423,6 +423,10 @@ def test_nodes_is_the_command() -> None:
         {"backend": "sim", "fabric_cluster": "thin-32", "select": "two"},
         {"backend": "sim", "fabric_cluster": "thin-32", "budget": "60s"},
         {"backend": "sim", "fabric_cluster": 7},
+        {"backend": "sim", "fabric_cluster": "thin-32", "resume": "run.json"},
+        {"resume": "run.json", "size": "1M"},
+        {"resume": "run.json", "output": "other.json"},
+        {"resume": 7},
     ],
 )
 def test_what_nodes_cannot_mean_is_one_of_our_errors(options: dict[str, Any]) -> None:

@@ -74,18 +74,24 @@ def test_a_host_that_nobody_reported_is_named(three_hosts: list[list[str]], tmp_
 
 IN_PYTHON = """
 import collbench
-found = collbench.nodes(2, backend="host", size="64K", budget=0.01)
+found = collbench.nodes(2, backend="host", {})
 print(None if found is None else (len(found.origin.names), len(found.choice.members), found.path.exists()))
 """
 
 
-def test_in_python_rank_0_has_the_answer(three_hosts: list[list[str]], tmp_path: Path) -> None:
-    program = [sys.executable, "-c", IN_PYTHON]
-    with started(tmp_path, [], places_of(), three_hosts, program) as processes:
-        (status, out, err), *others = ends(processes)
-    assert (status, out) == (0, "(3, 2, True)\n"), err
-    assert others == [(0, "None\n", "")] * (COUNT - 1)
-    assert the_run(tmp_path).complete
+def test_in_python_rank_0_has_the_answer_and_may_go_on_with_a_run(three_hosts: list[list[str]], tmp_path: Path) -> None:
+    measured = []
+    for given in ("size='64K', budget=0.01", "resume={}"):
+        file = next((tmp_path / "collbench" / "runs").glob("*.json"), None)
+        program = [sys.executable, "-c", IN_PYTHON.format(given.format(repr(str(file))))]
+        with started(tmp_path, [], places_of(), three_hosts, program) as processes:
+            (status, out, err), *others = ends(processes)
+        assert (status, out) == (0, "(3, 2, True)\n"), err
+        assert others == [(0, "None\n", "")] * (COUNT - 1)
+        run = the_run(tmp_path)
+        assert run.complete
+        measured.append(run.measurements)
+    assert measured[0] == measured[1]
 
 
 def test_one_host_is_refused(tmp_path: Path) -> None:

@@ -372,12 +372,14 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     nccl: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     output: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
 ) -> NodeSurvey | None:
     """Find slow nodes and uplinks of a cluster, and the best `select` nodes, with the best `gpus` GPUs of each.
 
     Call it in every process of a launch, one for each GPU: rank 0 gets the answer, the others None. Or name a cluster
     to simulate: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `switches` is a file that says which
-    switches the nodes are under, or "slurm". The run is saved as `output`, else as a new file. Raises Error.
+    switches the nodes are under, or "slurm". The run is saved as `output`, else as a new file; or `resume` names one
+    on rank 0's host, which goes on with its own size, budget, direction and seed. Raises Error.
     """
     from collbench.api import surveying, values
     from collbench.api.measuring import serve
@@ -396,7 +398,12 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     )
     chosen = None if seed is None else values.whole("seed", seed)
     cluster = None if fabric_cluster is None else os.fspath(values.path(fabric_cluster))
+    saved = None if resume is None else values.path(resume)
+    if saved is not None and ((size, budget, one_way) != ("512M", 75.0, False) or (seed, output) != (None, None)):
+        raise UsageError("resume goes on with a run's own size, budget, one_way, seed and file: leave them out")
     if is_simulated(values.word("backend", backend, ("auto", *BACKENDS))):
+        if saved is not None:
+            raise UsageError("resume goes on with what was measured, and a simulation measures nothing")
         return surveying.survey_simulated(asked, cluster, chosen)
     if cluster is not None:
         raise UsageError(f"fabric_cluster={cluster!r} is simulated: add backend='sim'")
@@ -407,12 +414,18 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
             "cluster with backend='sim'"
         )
     library = None if nccl is None else os.fspath(values.path(nccl))
-    shared = request_of("nodes", MeasureOptions(backend=backend, nccl=library, seed=chosen), ("nodes",))
+    if launch.rank > 0 and saved is not None and not saved.exists():
+        saved = None  # it is on rank 0's host
+    shared = request_of("nodes", MeasureOptions(backend=backend, nccl=library, seed=chosen, resume=saved), ("nodes",))
+    asked = asked if saved is None else surveying.resumed(asked, shared)
     request = surveying.request_for(asked, shared)
     if launch.rank > 0:
         serve(request, launch, SILENT)
         return None
-    path = saved_runs.new_run("nodes", request.backend, SILENT.say) if output is None else values.path(output)
+    if saved is None:
+        path = saved_runs.new_run("nodes", request.backend, SILENT.say) if output is None else values.path(output)
+    else:
+        path = saved
     found = surveying.survey_launch(asked, request, path, launch)
     if found.failure is not None:
         raise found.failure
