@@ -1,7 +1,8 @@
 """A recorded job's step on other links: pauses stay, transfers change (docs/predict.md).
 
-A record does not say what computes while a transfer runs. So a step lies between two bounds: all that a transfer gains
-or loses is the step's, or none as long as the step covers it.
+Where the record has the beginnings of its kernels, it shows how the step responds to longer transfers (responses.py).
+Elsewhere it does not say what computes while a transfer runs, and a step lies between two bounds: all that a transfer
+gains or loses is the step's, or none as long as the step covers it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How a recorded step answers to transfers that take longer: read off the record itself, no compute being in it.
+"""How a recorded step responds to transfers that take longer, read off the record, which has no compute in it.
 
 Ranks never come to a collective at quite the same time. Whoever comes first waits in its kernel, so its transfer lasts
 longer, by chance and without any other change. If the next kernel then begins later by the same time, compute waited
 for the transfer; if it begins when it would have, compute ran on beside it; if a little later, compute was slowed down
-(docs/method.md 11.4). What the GPU loses to its host is told apart by how long a launch had been waiting for the GPU.
+(docs/method.md 12.2). What the GPU loses to its host is told apart by how long a launch had been waiting for the GPU.
 """
 
 from __future__ import annotations
