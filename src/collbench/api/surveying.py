@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from collbench.bench.run_writer import RunWriter
 from collbench.distributed.launchers import LaunchEnvironment, join_seconds
 from collbench.machine.switches import read_switches
 from collbench.model.capabilities import SIM
-from collbench.model.errors import ExitStatus, Interrupted, RunFileError, UsageError
+from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, RunFileError, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.node_names import compressed
 from collbench.model.operations import Operation, Work
@@ -237,11 +237,13 @@ def _survey(
     """Measure and judge; what was measured is saved however it ends."""
     # Late: numpy and scipy need not be there for --help.
     from collbench.analysis.nodes import choose_nodes
-    from collbench.output.text.frame import headline
+    from collbench.output.text.frame import headline, network_lines
     from collbench.output.text.nodes import Origin, lost
 
     try:
         pairs, done, known = _measured(asked, opened, world, run, writer, notices)
+        with suppress(CollbenchError):  # what was measured counts, whoever is left to say more
+            run.ports_after = opened.ports()
     finally:
         if run.measurements:
             writer.end()
@@ -263,6 +265,7 @@ def _survey(
         gone=tuple(map(str, gone)),
         lost=lost(run),
         failed=headline(run),
+        network=tuple(network_lines(run)),
         plain=any(sample.plain for found in run.measurements for sample in found.samples),
         round_seconds=tuple(pairs.round_seconds),
         planned_seconds=_planned(asked, pairs, done.judgement),

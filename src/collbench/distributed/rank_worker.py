@@ -33,6 +33,7 @@ from collbench.distributed.messages import (
     FindPaths,
     FoundHealth,
     FoundPaths,
+    FoundPorts,
     Introduce,
     Introduction,
     Leave,
@@ -40,6 +41,7 @@ from collbench.distributed.messages import (
     OpenRank,
     Order,
     RankFacts,
+    ReadPorts,
     Reply,
     Request,
     TakeHealth,
@@ -49,6 +51,7 @@ from collbench.distributed.messages import (
 from collbench.distributed.store import Store, interface_of, prefix
 from collbench.machine import memory, numa
 from collbench.machine.nccl_environment import host_identity
+from collbench.machine.network_ports import read_ports
 from collbench.machine.nvml import Nvml
 from collbench.machine.watch import HealthWatch, Occupants
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, UsageError
@@ -475,6 +478,8 @@ def _value(seat: RankWorker, request: Request) -> Value:
             value = FoundPaths(seat.paths(devices))
         case TakeHealth():
             value = FoundHealth(seat.health())
+        case ReadPorts():
+            value = FoundPorts(read_ports(pathlib.Path("/")))
         case Step():
             value = seat.time(request)
     return value

@@ -11,11 +11,11 @@ from collbench.machine import labels
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Software
 from collbench.machine.doctor.nccl_variables import meaning
 from collbench.machine.limits import HOT_C, holds_back
-from collbench.machine.network_ports import Port, down, slower
+from collbench.machine.network_ports import down, slower
 from collbench.machine.numa import format_cpus, parse_cpus
 from collbench.machine.visible_devices import NAME, ORDER, read
 from collbench.model.capabilities import capabilities
-from collbench.model.run import Device, Path, PeerStatus
+from collbench.model.run import Device, NetworkPort, Path, PeerStatus
 from collbench.model.units import fixed, format_approximate_size
 
 # What the doctor says of one thing: ok, warn, fail or unknown, and the fix. Pure.
@@ -461,7 +461,7 @@ def _network(host: Host) -> Iterable[Finding]:
         yield Finding(Group.HOST, "GPU direct", Level.WARN, text, "sudo modprobe nvidia-peermem")
 
 
-def _ports(ports: tuple[Port, ...]) -> Iterable[Finding]:
+def _ports(ports: tuple[NetworkPort, ...]) -> Iterable[Finding]:
     """Judge the ports' state and rate; without a port there is nothing to say."""
     if not ports:
         return
@@ -480,7 +480,7 @@ def _ports(ports: tuple[Port, ...]) -> Iterable[Finding]:
         yield Finding(Group.HOST, name, Level.OK, f"{len(ports)} active, none below a sibling's rate")
 
 
-def _state(port: Port) -> str:
+def _state(port: NetworkPort) -> str:
     return f"{port.state} ({port.physical_state})" if port.physical_state else port.state
 
 

@@ -60,7 +60,8 @@ class Origin:
     """Where the figures come from. `names` are the nodes', `rounds` the kind of each round that was measured.
 
     `seconds` were spent, or by the estimate would have been on a real cluster. `gpus` are each chosen node's; `lost`
-    are pairs that failed, `failed` the headline of a run with failures, `gone` the ranks that were lost, and how.
+    are pairs that failed, `failed` the headline of a run with failures, `gone` the ranks that were lost, and how;
+    `network` says what changed on ports of network cards while pairs were measured.
     `plain`: pairs were timed by plain launches, not by replays of a graph. `round_seconds` were spent on each round, of
     one way on each direction; `planned_seconds` is what the plan assumes of one. `switches` are how many each reported
     level has, leaves first, by what `switches_from` names.
@@ -76,6 +77,7 @@ class Origin:
     gpus: tuple[tuple[int, ...], ...] = ()
     lost: tuple[str, ...] = ()
     failed: str = ""
+    network: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     plain: bool = False
     round_seconds: tuple[float, ...] = ()
@@ -183,6 +185,7 @@ def _rounds(origin: Origin) -> Iterator[str]:
     if origin.plain:
         yield "timed     by plain launches, as a job makes them: between hosts NCCL slows captured graphs down"
     yield from (f"failed    {what}" for what in origin.lost)
+    yield from (f"network   {what}" for what in origin.network)
 
 
 def _cost(origin: Origin) -> Iterator[str]:
