@@ -6,7 +6,8 @@
 Needs root, `ip` and `tc`: the hosts are network namespaces of tests/distributed, whose links are token buckets. With
 NCCL, hosts share the GPUs that there are and NCCL_HOSTID tells them apart, so the rate must be far below what one GPU
 moves between so many processes. A line of the raw file is one run: even ones have a slow host, drawn by the run's
-number, odd ones have none. A run is right where `nodes` calls exactly that host slow, or nobody.
+number, odd ones have none. A run is right where `nodes` calls exactly that host slow, or nobody. `late` lists the hosts
+that it says come late to batches, with their median ms.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def one_run(asked: argparse.Namespace, number: int, folder: Path) -> dict[str, o
         "named": named, "doubted": doubted, "rounds": found["rounds"],
         "ratios": [round(node["sends"]["ratio"], 3) for node in nodes],
         "typical_gbs": found["judgement"]["typical_gbs"],
+        "late": [[one["node"], round(1e3 * one["seconds"], 3), one["later"], one["seen"]] for one in found["late"]],
     }  # fmt: skip
     return {**seen, "right": named == ([] if slow is None else [slow])}
 

@@ -236,7 +236,7 @@ def _survey(
 ) -> NodeSurvey:
     """Measure and judge; what was measured is saved however it ends."""
     # Late: numpy and scipy need not be there for --help.
-    from collbench.analysis.nodes import choose_nodes
+    from collbench.analysis.nodes import choose_nodes, late_nodes
     from collbench.output.text.frame import headline, network_lines
     from collbench.output.text.nodes import Origin, lost
 
@@ -266,6 +266,7 @@ def _survey(
         lost=lost(run),
         failed=headline(run),
         network=tuple(network_lines(run)),
+        late=late_nodes(run, pairs.ranks),
         plain=any(sample.plain for found in run.measurements for sample in found.samples),
         round_seconds=tuple(pairs.round_seconds),
         planned_seconds=_planned(asked, pairs, done.judgement),

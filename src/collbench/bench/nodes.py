@@ -314,8 +314,11 @@ class NodePairs:
         found.stop = found.failure = None  # of an earlier round
         concurrent = len(step.groups) > 1
         plain = any(timing.plain[index : index + 1] == (True,) for timing in timings)
-        for seconds in trials:  # the journal has a line for each
-            found.samples.append(Sample(seconds, step.iterations, concurrent, plain=plain))
+        for timing in timings:  # the journal has a line for each
+            sample = Sample(
+                timing.seconds[index], step.iterations, concurrent, plain=plain, waits=_waits(timing, index)
+            )
+            found.samples.append(sample)
             self._finished(found)
         return _busbw(step.size_bytes, step.operation, group, trials)
 
@@ -324,6 +327,15 @@ class NodePairs:
             self._found[point] = Measurement(point)
             self._run.measurements.append(self._found[point])
         return self._found[point]
+
+
+def _waits(timing: Timing, index: int) -> tuple[float, ...]:
+    """Return how long each rank of a group waited before a batch; () where a rank says nothing.
+
+    Not before the first one, to which ranks come as rank 0's order reaches them.
+    """
+    ranks = timing.waits[index] if timing.waits else ()
+    return tuple(float(np.median(own[1:])) for own in ranks) if all(len(own) > 1 for own in ranks) else ()
 
 
 def _taken_up(run: Run) -> dict[DataPoint, deque[list[tuple[float, ...]]]]:

@@ -296,8 +296,11 @@ class HostRankWorker:
         reply = self._receive(self._worker, self._patience_s + expected_seconds(step))
         if reply["wrong"] is not None:
             raise corruption(step, self._place, reply["wrong"], [device.tag for device in self._devices])
-        seconds = tuple(reply["seconds"])
-        return Timing(tuple(seconds if self._place in group else () for group in step.groups))
+        seconds, waits = tuple(reply["seconds"]), (tuple(reply["waits"]),)
+        return Timing(
+            tuple(seconds if self._place in group else () for group in step.groups),
+            waits=tuple(waits if self._place in group else () for group in step.groups),
+        )
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         """Return the paths between cores."""

@@ -639,4 +639,10 @@ def slowest(step: Step, timings: Sequence[Timing] | Mapping[int, Timing]) -> Tim
         )
         if any(timings[rank].plain for group in step.groups for rank in group)
         else (),
+        waits=tuple(
+            tuple(waits for rank in group for waits in timings[rank].waits[index])
+            for index, group in enumerate(step.groups)
+        )
+        if all(timings[rank].waits for group in step.groups for rank in group)
+        else (),
     )

@@ -219,7 +219,8 @@ class Sample:
     is the ungraphed launch loop's time per iteration (None where it was not taken). `flags` say what was wrong with
     the machine meanwhile. `marks` say what is wrong with the sample itself (machine/impossible.py). The trial's
     batches, untimed ones too, delivered `moved_bytes`, of which `verified_bytes` were compared (None: nobody counted).
-    `plain`: a collective's batches were plain launches, as between hosts, not replays of a captured graph.
+    `plain`: a collective's batches were plain launches, as between hosts, not replays of a captured graph. `waits` are
+    seconds by member, of `nodes`: the median time for which it waited in the barrier before a batch.
     """
 
     seconds: tuple[float, ...]
@@ -231,6 +232,7 @@ class Sample:
     moved_bytes: int | None = None
     verified_bytes: int | None = None
     plain: bool = False
+    waits: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)

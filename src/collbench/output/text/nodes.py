@@ -10,7 +10,17 @@ from statistics import median
 from rich.console import RenderableType
 from rich.text import Text
 
-from collbench.analysis.nodes import UNKNOWN, AllNodes, BestNodes, Judgement, NodeChoice, NodeEffect, State, Uplink
+from collbench.analysis.nodes import (
+    UNKNOWN,
+    AllNodes,
+    BestNodes,
+    Judgement,
+    LateNode,
+    NodeChoice,
+    NodeEffect,
+    State,
+    Uplink,
+)
 from collbench.analysis.stats import DELTA
 from collbench.model.capabilities import capabilities
 from collbench.model.node_names import compressed
@@ -61,7 +71,7 @@ class Origin:
 
     `seconds` were spent, or by the estimate would have been on a real cluster. `gpus` are each chosen node's; `lost`
     are pairs that failed, `failed` the headline of a run with failures, `gone` the ranks that were lost, and how;
-    `network` says what changed on ports of network cards while pairs were measured.
+    `network` says what changed on ports of network cards while pairs were measured, `late` who comes late to batches.
     `plain`: pairs were timed by plain launches, not by replays of a graph. `round_seconds` were spent on each round, of
     one way on each direction; `planned_seconds` is what the plan assumes of one. `switches` are how many each reported
     level has, leaves first, by what `switches_from` names.
@@ -78,6 +88,7 @@ class Origin:
     lost: tuple[str, ...] = ()
     failed: str = ""
     network: tuple[str, ...] = ()
+    late: tuple[LateNode, ...] = ()
     gone: tuple[str, ...] = ()
     plain: bool = False
     round_seconds: tuple[float, ...] = ()
@@ -205,11 +216,18 @@ def _findings(origin: Origin, found: Judgement) -> Iterator[str]:
     for one in found.slow_nodes:
         yield f"slow      {origin.names[one.node]}: {described(one)}{mark}"
     yield from (f"slow      {_uplink(uplink, origin.names)}{mark}" for uplink in found.slow_uplinks)
+    yield from (f"late      {_late(one, origin.names)}" for one in origin.late)
     undecided = [one for one in found.nodes if one.state is State.UNDECIDED]
     for one in undecided:
         yield f"undecided {origin.names[one.node]}: {described(one)}{mark}"
     if not (found.slow_nodes or found.slow_uplinks or undecided):
         yield f"slow      no node, no uplink{mark}"
+
+
+def _late(one: LateNode, names: Sequence[str]) -> str:
+    low, high = (fixed(1e3 * end, 2) for end in one.interval)
+    after = f"{fixed(1e3 * one.seconds, 2)} ms after its partners (median; 95 % {low} to {high})"
+    return f"{names[one.node]} comes to batches {after}, in {one.later} of {one.seen} trials"
 
 
 def described(one: NodeEffect) -> str:
