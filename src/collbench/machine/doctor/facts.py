@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from collbench.machine.network_affinity import NetworkAffinity
 from collbench.model.run import Device, NetworkPort, Path
 
 
@@ -126,6 +127,7 @@ class Host:
     slots: Mapping[int, Slot] = field(default_factory=dict)
     network_cards: tuple[str, ...] = ()
     network_ports: tuple[NetworkPort, ...] = ()
+    network_affinity: NetworkAffinity = field(default_factory=NetworkAffinity)
     peermem: bool = False
     open_modules: bool = False
 
