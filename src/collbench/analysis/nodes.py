@@ -636,3 +636,37 @@ def late_nodes(run: Run, nodes: Sequence[Members]) -> tuple[LateNode, ...]:
 def _by_chance(over: int, count: int) -> float:
     """Return how often so many of `count` trials, or more, have the node later where either is as likely."""
     return float(sum(math.comb(count, k) for k in range(over, count + 1)) / 2**count)
+
+
+# Rails: the same local rank of every node, which has the same card there and the same switch behind it.
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One rail: what its pairs of nodes reach, and by what ratio less 1 that differs from the median rail.
+
+    `slow` where the whole rail is: its switch or its cards. `slow_nodes` are slow on this rail alone: their card there.
+    """
+
+    rail: int
+    typical_gbs: float
+    ratio: float
+    slow: bool
+    slow_nodes: tuple[NodeEffect, ...]
+
+
+def judge_rails(found: Mapping[int, Judgement]) -> tuple[Rail, ...]:
+    """Return the rails by number, from what the pairs of each say of its nodes.
+
+    A rail is slow where it lacks more than δ, and more than three standard errors of its own pairs, of the median rail.
+    """
+    known = {rail: one for rail, one in found.items() if one.typical_gbs > 0}
+    if not known:
+        return ()
+    middle = median(one.typical_gbs for one in known.values())
+    rails = []
+    for rail, one in known.items():
+        ratio = one.typical_gbs / middle - 1
+        error = one.noise / math.sqrt(max(1, one.judged))
+        rails.append(Rail(rail, one.typical_gbs, ratio, ratio < -max(DELTA, 3 * error), one.slow_nodes))
+    return tuple(rails)
