@@ -55,7 +55,7 @@ def explained(
     except _native.DataError as error:
         if step is None:
             raise DataCorruption(str(error)) from error
-        raise DataCorruption(_describe_wrong(error, devices, step), _wrong(error, step)) from error
+        raise DataCorruption(wrong=_wrong(error, step)) from error
     except _native.LibraryError as error:
         raise MachineError(str(error)) from error
     except (_native.CudaError, _native.NcclError, _native.HangError, _native.PolicyError) as error:
@@ -80,23 +80,6 @@ def _wrong(error: _native.DataError, step: Step) -> WrongData:
         finder = members[error.rank]
         members = (finder, *(member for member in members if member != finder))
     return WrongData(step.work, step.size_bytes, members, error.wrong, error.offset, error.expected, error.found)
-
-
-def _describe_wrong(error: _native.DataError, devices: Sequence[Device], step: Step) -> str:
-    names = [devices[member].tag for member in _copying(step)[error.group]]
-    if step.operation.is_collective:
-        where = f"{names[error.rank]} among {', '.join(names)}"
-    elif step.variant.host_memory:
-        where = f"link between {names[0]} and host memory"
-    elif step.variant is Variant.LOCAL:
-        where = f"memory of {names[0]}"
-    else:
-        where = f"link {names[0]} → {', '.join(names[1:])}"
-    return (
-        f"wrong data: {step.work} of {format_size(step.size_bytes)}, {where}: {error.wrong} wrong, the first at "
-        f"byte {error.offset}: expected {error.expected:g}, found {error.found:g}. Do not train over this link; "
-        "IOMMU or ACS settings are the usual cause"
-    )
 
 
 # The GPUs through the native extension: copies by the driver API, collectives by NCCL.

@@ -21,7 +21,7 @@ from collbench.model.run import Device, Refusal
 from collbench.model.units import format_approximate_size
 
 if TYPE_CHECKING:  # the extension is loaded by the first copy: neither collectives nor --help need it
-    from collbench._native import DataError, HostSession
+    from collbench._native import HostSession
 
 
 # Collectives between real processes over gloo, parent side: one worker per core, each behind a private pipe.
@@ -52,7 +52,7 @@ class GlooWorld:
             if not self._workers:
                 self._start()
             replies = self._exchange(task, self._patience_s + expected_seconds(step))
-            return _timing(step, replies, self._cores)
+            return _timing(step, replies)
         except BaseException:  # Ctrl-C too: a reply nobody has read would answer the next task
             self.close()
             raise
@@ -84,24 +84,19 @@ class GlooWorld:
         return collected(self._workers, timeout_s)
 
 
-def corruption(step: Step, rank: int, wrong: tuple[int, float, float], names: Sequence[str]) -> DataCorruption:
-    """Return the error for a wrong element on a rank; `names` are what the ranks run on, "core 4" or a device's tag."""
+def corruption(step: Step, rank: int, wrong: tuple[int, float, float]) -> DataCorruption:
+    """Return the error for a rank's wrong element: its offset in bytes, the expected value and the one found."""
     offset, expected, found = wrong
     members = next(group for group in step.groups if rank in group)
     found_by_first = (rank, *(member for member in members if member != rank))
-    return DataCorruption(
-        f"gloo {step.work} of {step.size_bytes} B {step.dtype} among {', '.join(names[member] for member in members)}: "
-        f"the element at byte {offset} on {names[rank]} is {found:g}, not {expected:g}: do not trust this machine, "
-        "test its memory (memtest86+)",
-        WrongData(step.work, step.size_bytes, found_by_first, None, offset, expected, found),
-    )
+    return DataCorruption(wrong=WrongData(step.work, step.size_bytes, found_by_first, None, offset, expected, found))
 
 
-def _timing(step: Step, replies: Sequence[Reply], cores: Sequence[int]) -> Timing:
+def _timing(step: Step, replies: Sequence[Reply]) -> Timing:
     """Return the slowest rank's time of each batch of each group. Raises DataCorruption for a wrong element."""
     for rank, reply in enumerate(replies):
         if reply["wrong"] is not None:
-            raise corruption(step, rank, reply["wrong"], [f"core {core}" for core in cores])
+            raise corruption(step, rank, reply["wrong"])
     return Timing(
         seconds=tuple(
             tuple(max(times) for times in zip(*(replies[rank]["seconds"] for rank in group), strict=True))
@@ -185,7 +180,9 @@ class HostBackend:
             session = self._session_for(step.size_bytes)
             seconds = session.time_copies(links, pull, step.size_bytes, step.iterations, step.batches, step.warmup)
         except _native.DataError as error:
-            raise _corruption(step, links, error) from error
+            group, byte = step.groups[error.group], error.offset
+            wrong = WrongData(step.work, step.size_bytes, group, None, byte, error.expected, error.found)
+            raise DataCorruption(wrong=wrong) from error
         except (RuntimeError, MemoryError) as error:
             size = format_approximate_size(step.size_bytes)
             raise BackendError(f"{step.operation} of {size} between cores {links} failed: {error}") from error
@@ -209,14 +206,3 @@ class HostBackend:
             self._session_bytes = max(_LEAST_BUFFER_BYTES, 1 << (size - 1).bit_length())
             self._session = _native.HostSession([device.index for device in self._devices], self._session_bytes)
         return self._session
-
-
-def _corruption(step: Step, links: list[tuple[int, int]], error: DataError) -> DataCorruption:
-    src, dst = links[error.group]
-    return DataCorruption(
-        f"{step.operation} of {step.size_bytes} B from core {src} to core {dst}: byte {error.offset} is "
-        f"0x{int(error.found):02x}, not 0x{int(error.expected):02x}: do not trust this memory, test it (memtest86+)",
-        WrongData(
-            step.work, step.size_bytes, step.groups[error.group], None, error.offset, error.expected, error.found
-        ),
-    )

@@ -21,7 +21,6 @@ from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, RankLaunches, Refusal
 from collbench.model.skew import Blocks, across
-from collbench.model.units import format_size
 from collbench.sim import labels
 from collbench.sim.collectives import truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
@@ -367,9 +366,4 @@ class SimBackend:
                     seconds=_GIVEN_UP_S,
                 )
             )
-        tags = " → ".join(self._devices[member].tag for member in members)
-        return DataCorruption(
-            f"sim: wrong data: {step.work} of {format_size(step.size_bytes)}, link {tags}: 1 wrong, the first at byte "
-            f"{fault.offset}. Do not train over this link; IOMMU or ACS settings are the usual cause",
-            WrongData(step.work, step.size_bytes, members, 1, fault.offset),
-        )
+        return DataCorruption(wrong=WrongData(step.work, step.size_bytes, members, 1, fault.offset))

@@ -292,7 +292,7 @@ class HostRankWorker:
             self._worker.pipe.send(task)
         reply = self._receive(self._worker, self._patience_s + expected_seconds(step))
         if reply["wrong"] is not None:
-            raise corruption(step, self._place, reply["wrong"], [device.tag for device in self._devices])
+            raise corruption(step, self._place, reply["wrong"])
         seconds = tuple(reply["seconds"])
         return Timing(tuple(seconds if self._place in group else () for group in step.groups))
 

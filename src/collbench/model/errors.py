@@ -116,14 +116,15 @@ class NotTrusted(CollbenchError):
 class DataCorruption(CollbenchError):
     """Bytes arrived that were not sent. Never a warning: the link cannot be trusted.
 
-    `wrong` is what a run keeps of it, None where nobody knows more than the text.
+    `wrong` holds the facts, which a run keeps; None where the text is all that is known. Backends raise it without a
+    text: `api` adds the sentence, for it knows the devices.
     """
 
     exit_code = ExitStatus.UNTRUSTED
 
     def __init__(self, text: str = "", wrong: WrongData | None = None) -> None:
-        """Say what was wrong, and where."""
-        super().__init__(text)
+        """Keep the text and the facts; without a text the facts make a short one."""
+        super().__init__(text or (f"wrong data: {wrong.work} of {wrong.size_bytes} B" if wrong else "wrong data"))
         self.wrong = wrong
 
 
