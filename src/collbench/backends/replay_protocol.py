@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from collbench.analysis.job_schedule import Schedule, Unit
+from collbench.backends.protocol import OpenWorkers
 from collbench.model.operations import Registration
-from collbench.model.run import Device, Flag, Health, Machine, Path, Pauses
+from collbench.model.run import Pauses
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +69,7 @@ class ReplayBackend(Protocol):
         """Run a load, which should take `expected_s` seconds. Raises BackendError."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayOpened:
-    """Open backends, one for each arm, and what is known of their machine, as in `factory.Opened`.
-
-    `span_seconds` is how long a load runs at least; `clock` tells the seconds that a run took. `traces`: loads can be
-    traced.
-    """
-
-    name: str
-    arms: tuple[ReplayBackend, ...]
-    devices: tuple[Device, ...]
-    machine: Machine
-    paths: tuple[Path, ...]
-    span_seconds: float
-    environment: dict[str, str] = field(default_factory=dict)
-    health: Callable[[], tuple[Health, ...]] = tuple
-    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
-    close: Callable[[], None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
-    traces: bool = False
+ReplayOpened = OpenWorkers[ReplayBackend]
 
 
 # Between the parent and a worker.

@@ -426,7 +426,7 @@ def measure(
         found = Overlap(point.work, members, point.size_bytes, point.compute, point.priority, point.ctas)
         run.overlaps.append(found)
         try:
-            for trial in measure_point(opened.backend, found, point, request.trials, opened.span_seconds, order):
+            for trial in measure_point(opened.worlds[0], found, point, request.trials, opened.span_seconds, order):
                 found.trials.append(replace(trial, flags=opened.flags(members)))
                 progress(number * request.trials + len(found.trials), total)
         except MachineError as error:
