@@ -509,18 +509,15 @@ class Timeline:
     common_clock: bool
 
 
-def timeline(job: Job, rank: int | None = None) -> Timeline | None:
-    """Return the repetition that most ranks kept whole; None where none did, or nobody knows when calls were made.
-
-    With `rank` that rank's alone.
-    """
+def timeline(job: Job) -> Timeline | None:
+    """Return the repetition that most ranks kept whole; None where none did, or nobody knows when calls were made."""
     if Unknown.PAUSES in job.unknown:
         return None
     kept: dict[int, dict[int, tuple[Sample, tuple[int, ...]]]] = {}
     hosts = {}
     for one in sorted(job.ranks, key=lambda one: one.rank):
         phase = shown_phase(one)
-        if phase is None or rank not in (None, one.rank):
+        if phase is None:
             continue
         hosts[one.rank] = one.host
         calls = tuple(position.call for position in phase.positions)

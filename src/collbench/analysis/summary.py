@@ -113,15 +113,13 @@ def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], asked: i
 
 def _missing(run: Run, work: Work, size_bytes: int) -> Iterator[Missing]:
     """Yield the links, pairs or devices that have no sample."""
-    there = {tuple(sorted(members)) if _unordered(work) else members for members in points_of(run, work, size_bytes)}
+    there = {
+        tuple(sorted(members)) if kind_of(work) == "pair" else members for members in points_of(run, work, size_bytes)
+    }
     absences = Absences(run)
     for members in sets_of(work, range(len(run.devices))):
         if members not in there:
             yield Missing(work, size_bytes, members, absences.of(work, members, size_bytes))
-
-
-def _unordered(work: Work) -> bool:
-    return kind_of(work) == "pair"
 
 
 @dataclass(frozen=True, slots=True)

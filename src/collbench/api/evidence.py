@@ -231,7 +231,8 @@ def here(wanted: Wanted, present: tuple[Device, ...]) -> freshness.Here:
 def _nccl_of_the_job(wanted: Wanted) -> str | None:
     if not wanted.job_nccl:
         return None
-    from collbench.machine.nccl_library import find_nccl, format_version
+    from collbench.machine.nccl_library import find_nccl
+    from collbench.model.nccl_options import format_version
 
     return format_version(find_nccl(named_nccl(wanted.nccl)).version)
 

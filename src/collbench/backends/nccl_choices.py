@@ -94,8 +94,9 @@ def choice(log: str, operation: Operation, ranks: int, size_bytes: int) -> Chose
     """
     fitting = {size_bytes, size_bytes // ranks} if operation.shares else {size_bytes}
     chosen = None
-    for match in (found for line in log.splitlines() if (found := _match(line))):
-        if match["name"] in (None, operation.collective.nccl) and int(match["bytes"]) in fitting:
+    for line in log.splitlines():
+        match = _WORDS.search(line) or _NUMBERS.search(line) or _SYMMETRIC.search(line)
+        if match and match["name"] in (None, operation.collective.nccl) and int(match["bytes"]) in fitting:
             chosen = Chosen(operation, ranks, size_bytes, *_decision(match))
     return chosen
 
@@ -125,10 +126,6 @@ def _news(folder: Path, read: dict[Path, int]) -> str:
         news.append(text[read.get(path, 0) :])
         read[path] = len(text)
     return "".join(news)
-
-
-def _match(line: str) -> re.Match[str] | None:
-    return _WORDS.search(line) or _NUMBERS.search(line) or _SYMMETRIC.search(line)
 
 
 def _decision(match: re.Match[str]) -> tuple[str, str, int]:

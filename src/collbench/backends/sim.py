@@ -181,7 +181,9 @@ class SimBackend:
         if not step.launches:
             return found
         launch = self._fabric.delays.launch * _MICRO
-        return Timing(found.seconds, tuple(batches[0] + launch * self._noise() for batches in found.seconds))
+        noise = self._fabric.noise.trial
+        loops = tuple(batches[0] + launch * math.exp(noise * self._normal()) for batches in found.seconds)
+        return Timing(found.seconds, loops)
 
     def close(self) -> None:
         """Do nothing: nothing was opened."""
@@ -323,9 +325,6 @@ class SimBackend:
         left = tuple(np.round((begin + took) * _NANO).astype(int).tolist())
         arrivals = np.round((begin + came) * _NANO).astype(int)
         return tuple(RankLaunches(tuple(arrived.tolist()), left, 0, _UNCERTAIN_NS, 1) for arrived in arrivals)
-
-    def _noise(self) -> float:
-        return math.exp(self._fabric.noise.trial * self._normal())
 
     def _normal(self) -> float:
         found = next(self._drawn, None)

@@ -70,7 +70,8 @@ class CudaSource:
     def open(self, opening: Open) -> tuple[Backend, Facts]:
         """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed, and UsageError for an old NCCL."""
         from collbench.backends.cuda import CudaBackend
-        from collbench.machine.nccl_library import find_nccl, format_version
+        from collbench.machine.nccl_library import find_nccl
+        from collbench.model.nccl_options import format_version
 
         nccl = find_nccl(opening.nccl_path) if opening.collectives else None
         if nccl is not None:

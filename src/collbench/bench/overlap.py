@@ -71,8 +71,9 @@ class OverlapRequest:
 
     def points(self, ranks: int) -> list[OverlapPoint]:
         """Return the data points in order: a communicator serves all of its own before the next is made."""
-        whole = (lambda size: whole_blocks(size, ranks)) if self.operation.shares else _whole
-        sizes = dict.fromkeys(filter(None, map(whole, self.sizes)))
+        shares = self.operation.shares
+        whole = (whole_blocks(size, ranks) if shares else whole_elements(size, DTYPE) for size in self.sizes)
+        sizes = dict.fromkeys(filter(None, whole))
         return [
             OverlapPoint(self.operation, size, compute, priority, ctas)
             for priority in self.priorities
@@ -80,10 +81,6 @@ class OverlapRequest:
             for compute in self.computes
             for size in sizes
         ]
-
-
-def _whole(size: int) -> int:
-    return whole_elements(size, DTYPE)
 
 
 # What was covered: pure, from the ranks' times. Events of both lanes are on the same device, so their times compare.
