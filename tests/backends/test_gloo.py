@@ -161,7 +161,7 @@ def processes(started: GlooWorld) -> list[int]:
 
 
 def test_a_killed_worker_is_named_and_the_next_call_starts_afresh(scratch: pathlib.Path) -> None:
-    fragile = GlooWorld(CORES[:2], patience_s=30)
+    fragile = GlooWorld(CORES[:2], timeout_s=30)
     fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))
     victims = processes(fragile)
     os.kill(victims[1], signal.SIGKILL)
@@ -178,7 +178,7 @@ def test_a_killed_worker_is_named_and_the_next_call_starts_afresh(scratch: pathl
 def test_a_hung_worker_is_an_error_and_the_next_call_starts_others(own_torch: None, scratch: pathlib.Path) -> None:
     fragile = GlooWorld(CORES[:2])
     fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))
-    fragile._patience_s = 0.5
+    fragile._timeout_s = 0.5
     os.kill(processes(fragile)[0], signal.SIGSTOP)
     with pytest.raises(BackendError, match=rf"no answer within .* on cores {CORES[0]}"):
         fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))

@@ -26,7 +26,7 @@ from collbench.model.operations import Operation
 from collbench.sim.fabrics import Beside
 
 GEMM, COPY = Compute(ComputeKind.GEMM, 64), Compute(ComputeKind.MEMORY, 1)
-BOTH = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, gate_s=0.0)
+BOTH = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, delay_s=0.0)
 CORES = sorted(os.sched_getaffinity(0))
 pytestmark = [
     pytest.mark.usefixtures("loaded_torch"),

@@ -431,7 +431,7 @@ def _late_to(lane: Lane, call: int | None, wanted: Sequence[int], arrived: Value
     behind = ordered[-1] - ordered[-2]
     low = (quantile_ranks(samples, 50) or (1, samples))[0]
     for index, rank in enumerate(lane.ranks):
-        # Calls of one step are not independent: whoever comes late to the first one may stay late.
+        # Calls of one step are not independent: a rank that is late to the first one may stay late.
         by_step = np.sort(np.median(after[index].reshape(samples, -1), axis=1))
         found = lateness(after[index], _CLOCK_SECONDS)
         if found.significant and by_step[low - 1] > _CLOCK_SECONDS:
@@ -510,7 +510,7 @@ class Timeline:
 
 
 def timeline(job: Job) -> Timeline | None:
-    """Return the repetition that most ranks kept whole; None where none did, or nobody knows when calls were made."""
+    """Return the repetition that most ranks kept whole; None where none did, or the times of calls are unknown."""
     if Unknown.PAUSES in job.unknown:
         return None
     kept: dict[int, dict[int, tuple[Sample, tuple[int, ...]]]] = {}

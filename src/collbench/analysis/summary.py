@@ -65,7 +65,7 @@ class RankSummary:
 
     @property
     def judged(self) -> bool:
-        """True where any ranking has the trials that tell noise."""
+        """True where any ranking has enough trials to estimate noise."""
         return any(ranking.trials >= FEWEST_TRIALS for ranked in self.works for ranking in ranked.rankings)
 
 
@@ -74,7 +74,7 @@ def rank_summary(
 ) -> RankSummary:
     """Return the tiers and fits of every work, or of one operation; at one size, or at the largest and the smallest.
 
-    A work that lacks the size asked for has no ranking there. `ended` is the run's outcome, for who has it already.
+    A work that lacks the size asked for has no ranking there. `ended` is the run's outcome if it is known already.
     """
     ended = ended or outcome(run)
     works = tuple(

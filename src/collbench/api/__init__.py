@@ -53,7 +53,7 @@ __all__ = [
 
 # Measuring commands without a type and a reduction of the user's.
 _WITHOUT_DTYPE = ("copies", "latency", "check")
-_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: nobody in this process has called cuInit
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: this process has not called cuInit
 
 
 def select(  # noqa: PLR0913 - keywords, each an option of the command line

@@ -49,7 +49,7 @@ def measure(
         try:
             session = stack.enter_context(Session(request, path, notices.say, world, worker))
         except NotResumed as error:
-            # A file names no library to be loaded: whoever measured with --nccl says so again.
+            # A run file names no library to load: the user repeats --nccl.
             nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""
             advice = f"{nccl}measure anew, without --resume"
             raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {advice}") from None

@@ -25,7 +25,7 @@ from collbench.runfile import run_file
 
 # All that a latency needs: the smallest message of the reference tools.
 _SMALLEST = 8
-# Generous: twenty times what a sweep of four GPUs takes without it, and nobody watches longer without having asked.
+# Generous: twenty times what a sweep of four GPUs takes without it, and no one waits longer without having asked.
 _SECONDS_FOR_PRECISION = 60.0
 
 
@@ -59,7 +59,7 @@ class MeasureOptions:
 
 
 def request_of(command: str, asked: MeasureOptions, words: Sequence[str], notices: Notices = SILENT) -> Request:
-    """Return what the shared options ask for; what to time is the command's, whose line `words` are for people.
+    """Return what the shared options ask for; `command` decides what to time; `words` are its command line.
 
     To resume is the whole request of the run in that file. A notice says where "auto" takes CPU cores. Raises
     UsageError, RunFileError.

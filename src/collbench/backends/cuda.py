@@ -113,7 +113,7 @@ _LAUNCH_WARMUP = 5
 _MIB = 2**20
 # Twice the largest L2 that we know (H200: 60 MB, B200: 126 MB): rotating through it, no message is served by a cache.
 _SMALLEST_BUFFER = 256 * _MIB
-# Where four times as much fits, room for more messages of a batch, each of which is then verified. By arithmetic, not
+# Where four times as much fits, there is room for more messages of a batch, and each is verified. By arithmetic, not
 # measured: 0.3 ms to poison and 0.3 ms to compare at 3 TB/s, beside 2.5 ms to copy at 400 GB/s.
 _ROOMY_BUFFER, _ROOMY_SHARE = 2**30, 4
 # NCCL's own buffers: about 10 MiB a channel and peer, up to 32 channels [NCCL docs, NCCL_BUFFSIZE = 4 MiB, in and out].
@@ -125,7 +125,7 @@ _BUFFERS = 3  # source, send, target
 _REGISTERED_BUFFERS = 2  # send and target once more, for each kind of registration
 _WORD = 8  # bytes that an access of the pointer chase reads
 # Longest wait for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
-# Whoever runs this backend in a child process has a shorter watch on it.
+# A parent process has a shorter timeout for the child that runs this backend.
 _DEADLINE_S = 30.0
 
 

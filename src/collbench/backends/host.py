@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from collbench.backends.gloo_process import PATIENCE_S, expected_seconds, spawn, task_of
+from collbench.backends.gloo_process import TIMEOUT_S, expected_seconds, spawn, task_of
 from collbench.backends.gloo_tasks import Reply, Task
 from collbench.backends.protocol import Step, Timing, time_each
 from collbench.backends.torch_process import TorchProcess, collected, lost
@@ -33,10 +33,10 @@ if TYPE_CHECKING:  # the extension is loaded by the first copy: neither collecti
 class GlooWorld:
     """One gloo rank per core. Rank r is pinned to `cores[r]`, so ranks are the backend's positions."""
 
-    def __init__(self, cores: Sequence[int], patience_s: float = PATIENCE_S) -> None:
-        """Start nothing yet. `patience_s` is how long silence may last beyond the expected work, in seconds."""
+    def __init__(self, cores: Sequence[int], timeout_s: float = TIMEOUT_S) -> None:
+        """Start nothing yet. `timeout_s` is how long silence may last beyond the expected work, in seconds."""
         self._cores = tuple(cores)
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._workers: list[TorchProcess] = []
         self._folder: pathlib.Path | None = None
 
@@ -51,9 +51,9 @@ class GlooWorld:
         try:
             if not self._workers:
                 self._start()
-            replies = self._exchange(task, self._patience_s + expected_seconds(step))
+            replies = self._exchange(task, self._timeout_s + expected_seconds(step))
             return _timing(step, replies)
-        except BaseException:  # Ctrl-C too: a reply nobody has read would answer the next task
+        except BaseException:  # Ctrl-C too: an unread reply would answer the next task
             self.close()
             raise
 
@@ -72,7 +72,7 @@ class GlooWorld:
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="collbench-gloo-"))
         for rank in range(len(self._cores)):
             self._workers.append(spawn(rank, self._cores, self._folder))
-        collected(self._workers, self._patience_s)  # each says once that it has joined
+        collected(self._workers, self._timeout_s)  # each says once that it has joined
 
     def _exchange(self, task: Task, timeout_s: float) -> list[Reply]:
         """Give every worker the same task: each must take part in making a process group, member or not."""

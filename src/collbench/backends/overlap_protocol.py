@@ -50,7 +50,7 @@ class OverlapPoint:
 class Load:
     """What every rank runs at once, from a common start: chunks of the collective, chunks of compute, or both.
 
-    The end of each chunk is timed. A chunk has `calls` of the collective, or `units` of compute. `gate_s` is how long
+    The end of each chunk is timed. A chunk has `calls` of the collective, or `units` of compute. `delay_s` is how long
     the GPU waits before the start, so that all of it is queued by then.
 
     With `idle_s` each chunk of the collective has a round of its own: the ranks come together, compute begins its
@@ -61,7 +61,7 @@ class Load:
     calls: int
     compute_chunks: int
     units: int
-    gate_s: float
+    delay_s: float
     idle_s: tuple[float, ...] = ()
 
     @property

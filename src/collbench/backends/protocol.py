@@ -67,7 +67,7 @@ class Timing:
     """Raw seconds per iteration: `seconds[g][b]` for group g and batch b, the maximum over a group's ranks.
 
     `launch_seconds[g]` is the launch loop's, empty when it was not asked for. Wrong data raised; `coverage[g]` says how
-    much was compared, empty where nobody counts. `singles[g]` are the single launches of each of the group's ranks, in
+    much was compared, empty where uncounted. `singles[g]` are the single launches of each of the group's ranks, in
     their order, in ns of one clock for all ranks of a host; empty without any. `plain[g]`: the group's batches were
     plain launches, not replays of a graph; empty where all were replays, or nothing is launched.
     """

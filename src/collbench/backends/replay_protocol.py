@@ -16,14 +16,14 @@ from collbench.model.run import Pauses
 class ReplayLoad:
     """What every rank runs from a common start: so many steps, with pauses, with calls, or with both.
 
-    `gate_s` is how long a GPU waits before the start, so that its host gets ahead of it. A `traced` load runs under
+    `delay_s` is how long a GPU waits before the start, so that its host gets ahead of it. A `traced` load runs under
     torch's profiler: its units are as long as their kernels, and its step is of no use.
     """
 
     steps: int
     pauses: bool = True
     calls: bool = True
-    gate_s: float = 0.0
+    delay_s: float = 0.0
     traced: bool = False
 
 
@@ -63,7 +63,7 @@ class ReplayBackend(Protocol):
         """Make groups and buffers. Raises MachineError where they do not fit."""
 
     def verify(self) -> int | None:
-        """Run a step, untimed, and return how many elements were wrong in any buffer; None where none can tell."""
+        """Run a step, untimed, and return how many elements were wrong in any buffer; None where it cannot be known."""
 
     def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
         """Run a load, which should take `expected_s` seconds. Raises BackendError."""

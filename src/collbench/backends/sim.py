@@ -95,7 +95,7 @@ class SimBackend:
         return Machine("sim", "simulated", "", virtualization=fabric.virtualization, fabric=fabric.name)
 
     def paths(self) -> tuple[Path, ...]:
-        """Return the paths between the positions as the simulated tools tell them."""
+        """Return the paths between the positions as the simulated tools report them."""
         found = {frozenset(path.devices): path for path in labels.paths(self._fabric)}
         pairs = combinations(range(len(self._gpus)), 2)
         return tuple(replace(found[frozenset((self._gpus[i], self._gpus[j]))], devices=(i, j)) for i, j in pairs)
@@ -135,7 +135,7 @@ class SimBackend:
         return tuple(max(0, device.memory_bytes - (state.memory_used or 0)) for device, state in states)
 
     def numa_nodes(self) -> tuple[int, ...]:
-        """Return the simulated host's NUMA nodes; none where the machine does not tell them."""
+        """Return the simulated host's NUMA nodes; none where the machine hides them."""
         nodes = {root.numa_node for root in self._fabric.host_bridges}
         return () if self._fabric.numa_hidden else tuple(sorted(nodes))
 

@@ -94,7 +94,7 @@ class TorchWorld:
         return replies[0]
 
     def give_up(self, error: BackendError) -> None:
-        """End the workers; whatever is asked of them from now on fails for this reason."""
+        """End the workers; every later request fails for this reason."""
         self._lost = error
         self._end()
 
@@ -129,7 +129,7 @@ class TorchWorld:
                 except OSError:  # it died: its end is explained where it is waited for
                     continue
             return collected(self._workers, timeout_s)
-        except BaseException:  # Ctrl-C too: a reply nobody has read would answer the next request
+        except BaseException:  # Ctrl-C too: an unread reply would answer the next request
             self._end()
             raise
 
@@ -159,7 +159,7 @@ def open_worlds(
     *,
     independent: bool = False,
 ) -> OpenWorkers[World]:
-    """Start a world by each starter on the devices that are wanted, of which `chosen` may drop some.
+    """Start a world by each starter on the wanted devices; `chosen` may drop some of these.
 
     `spans` are the seconds of a load on GPUs and on cores. A world that does not meet ends them all, unless they are
     `independent`: then it fails when it is asked, and only where none meets are they all given up. Raises UsageError,
@@ -337,7 +337,7 @@ class ReplayWorld(TorchWorld):
         return tuple(reply for reply in self._asked(load, timeout) if isinstance(reply, ReplayTimes))
 
     def _each_asked(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
-        """Ask as TorchWorld does; what fails is told by the devices' positions in the run, not by ranks."""
+        """Ask as TorchWorld does; failures name devices by their positions in the run, not by ranks."""
         try:
             return super()._each_asked(requests, timeout_s)
         except BackendError as error:

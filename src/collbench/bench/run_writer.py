@@ -1,4 +1,4 @@
-"""Keeps a run in its file while it is measured: nothing that was finished is ever lost, nor another's file replaced."""
+"""Keeps a run in its file while it is measured: no finished trial is lost, and no other file is replaced."""
 
 from __future__ import annotations
 

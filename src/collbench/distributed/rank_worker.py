@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import Protocol, cast
 
 from collbench.backends.factory import here
-from collbench.backends.gloo_process import PATIENCE_S, expected_seconds, spawn, task_of
+from collbench.backends.gloo_process import TIMEOUT_S, expected_seconds, spawn, task_of
 from collbench.backends.gloo_tasks import Reply as GlooReply
 from collbench.backends.host import corruption
 from collbench.backends.isolated import IsolatedBackend
@@ -242,7 +242,7 @@ _BUFFERS = 6
 class HostRankWorker:
     """One core: the LOCAL_RANK-th that this process may use, counted round where there are more ranks."""
 
-    def __init__(self, launch: LaunchEnvironment, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, launch: LaunchEnvironment, patience_s: float = TIMEOUT_S) -> None:
         """Start nothing yet; `patience_s` is how long silence may last beyond the expected work, in seconds."""
         self._launch, self._patience_s = launch, patience_s
         reach = sorted(os.sched_getaffinity(0))

@@ -12,7 +12,7 @@ from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 
 
 class ExitStatus(IntEnum):
-    """How the program ends, the same for every command. Of several that apply the highest counts.
+    """Exit statuses, the same for every command. Where several apply, the highest counts.
 
     `sentence` is the README's. `train` hands its job's own status on.
     """
@@ -77,7 +77,7 @@ class BackendError(CollbenchError):
     """
 
     def __init__(self, text: str = "", kind: FailureKind = FailureKind.ERROR, failure: Failure | None = None) -> None:
-        """Say what failed, and how; a `failure` has its own kind, and speaks for itself where there is no text."""
+        """Say what failed, and how; a `failure` has its own kind, and stands for the text where there is none."""
         super().__init__(text or (str(failure) if failure else ""))
         self.kind = (failure.kind if failure else None) or kind
         self._failure = failure
@@ -129,6 +129,6 @@ class DataCorruption(CollbenchError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. The text says what became of what was being done; whoever catches CollbenchError does not catch it."""
+    """Ctrl-C. The text says what became of the interrupted work. Handlers of CollbenchError let it pass."""
 
     exit_code = ExitStatus.INTERRUPTED  # 128 + SIGINT, as shells have it
