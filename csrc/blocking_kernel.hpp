@@ -6,7 +6,7 @@
 namespace collbench {
 
 // One blocking kernel (as in nvbench) on any number of streams. It ends in unblock() and, if anything throws, on
-// destruction: one that nobody ends would hang its device until the timeout.
+// destruction: one that never ends would hang its device until the timeout.
 class BlockingKernel {
  public:
   explicit BlockingKernel(Gpus& gpus) : gpus_(gpus), ticket_(gpus.next_ticket()) {}

@@ -60,7 +60,7 @@ ClockReading read_clock(Gpus& gpus, Gpu& gpu, double deadline_seconds) {
       if (result != kCudaSuccess && result != kCudaNotReady)
         throw_cuda(result, "cuStreamQuery(stream)", __FILE__, __LINE__);
       if (std::chrono::duration<double>(Clock::now() - begin).count() > deadline_seconds)
-        throw HangError("GPU " + std::to_string(gpu.ordinal) + " did not tell the time in " +
+        throw HangError("GPU " + std::to_string(gpu.ordinal) + " did not report its time in " +
                         std::to_string(deadline_seconds) + " s");
       std::this_thread::yield();
     }

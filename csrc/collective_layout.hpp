@@ -71,7 +71,7 @@ struct CollectiveRound {
   Hold hold;              // of these, in tests
   Registration registration;
   // Of an all-to-all-v, elements from each rank of a group to each, by source, then destination: the same in all
-  // groups. Nobody sends or receives more than `count` in all. Empty for all else.
+  // groups. No rank sends or receives more than `count` in all. Empty for all else.
   std::vector<std::uint64_t> blocks;
   // By group, false where nothing is said: its batches are plain launches, no replays of a graph. For groups between
   // hosts: NCCL puts a callback of the host behind each captured call that needs its proxy, which makes a replay slower
@@ -113,7 +113,7 @@ Reduction reduction_of(const CollectiveRound& round);
 Layout layout_of(const CollectiveRound& round, int rank, int ranks);
 // The same all-to-all-v with so many elements of the busiest rank, each block cut to scale.
 std::vector<std::uint64_t> scaled_blocks(const CollectiveRound& round, std::uint64_t count);
-// Elements that the rank receives, also where nobody could say what they should be.
+// Elements that the rank receives, also where their values are undefined.
 std::uint64_t received_elements(const CollectiveRound& round, int rank, int ranks);
 // How far a floating average over `ranks` ranks may miss; 0 for all that is exact.
 double tolerance_of(const CollectiveRound& round, int ranks);

@@ -173,7 +173,7 @@ GraphExec Collectives::capture(const CollectiveRound& round, const LocalRank& ra
   return owner;
 }
 
-// Calls the same collective on messages of at most kLinkWakingBytes, which nobody times or reads.
+// Calls the same collective on messages of at most kLinkWakingBytes, untimed and unverified.
 void Collectives::wake(const CollectiveRound& round, const Ranks& ranks) {
   threads_.run(positions_of(ranks), [&](std::size_t i) {
     LocalRank rank = ranks[i];

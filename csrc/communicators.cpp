@@ -10,7 +10,7 @@
 namespace collbench {
 namespace {
 
-// NCCL's start takes seconds, where it first looks for networks some ten; whoever watches this process waits for 60.
+// NCCL's start takes seconds, where it first looks for networks some ten; the process's supervisor waits for 60.
 constexpr double kStartSeconds = 50.0;
 
 // The failure of one rank, named.
@@ -97,7 +97,7 @@ std::vector<ncclComm_t> Communicators::make_all(const char* doing,
   return made;
 }
 
-// NCCL is asked for nothing that nobody asked for: a config, even one that leaves all open, is another call.
+// Without options NCCL gets no config: even an empty one is another call.
 ncclResult_t Communicators::start(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const {
   if (!configured_) return NCCL_CHECK(nccl_, ncclCommInitRank, made, ranks, id, rank);
   NcclConfig config = config_;

@@ -39,7 +39,7 @@ struct Communicator {
 class Communicators {
  public:
   // `options` are the communicators' own, none for NCCL's; a split's too. Throws std::invalid_argument for a world that
-  // this process cannot be part of, and for options that this NCCL does not have.
+  // this process cannot be part of, and for options that NCCL does not have.
   Communicators(Gpus& gpus, const Nccl& nccl, World world, const NcclOptions& options);
   Communicators(const Communicators&) = delete;
   Communicators& operator=(const Communicators&) = delete;

@@ -17,7 +17,7 @@ constexpr int kMostIterations = 29;
 constexpr int kEngineWakingCopies = 2;
 constexpr std::uint64_t kEngineWakingBytes = 16;
 // Staged batches of more bytes start without a blocking kernel [docs/method.md 3.7]: the sample p2pBandwidthLatencyTest
-// has 5 × 40 MB behind one [4 × H200], more nobody tried.
+// has 5 × 40 MB behind one [4 × H200]; more was not tried.
 constexpr std::uint64_t kMostStaged = 200'000'000;
 // A kernel's launch costs 8 to 10 us of ramp and tail. From this size on one launch copies a batch's messages in a
 // loop, by one thread block on each multiprocessor [docs/method.md 3.4]: 64 MiB are read at 365 GB/s by loops over 2

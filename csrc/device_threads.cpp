@@ -59,7 +59,7 @@ void DeviceThreads::run(const std::vector<int>& positions, const Work& work) {
   if (!all_back()) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (!finished_.wait_for(lock, kGrace, all_back)) {
-      // finish() takes the lock: who has not finished by now never does.
+      // finish() takes the lock: a thread that has not finished by now never does.
       for (const int position : positions) {
         Worker& worker = *workers_[static_cast<std::size_t>(position)];
         worker.abandoned = worker.work != nullptr;

@@ -1,5 +1,5 @@
 // Move-only owners of driver objects: each releases what it holds, in its own context, on every exit path.
-// Destructors ignore errors: there is nobody to tell, and a sticky CUDA error repeats at every call.
+// Destructors ignore errors: there is no caller to report to, and a sticky CUDA error repeats at every call.
 #pragma once
 
 #include <cstddef>

@@ -11,20 +11,19 @@ constexpr int kNewest = 22899;           // what is newer has further fields, wh
 struct Field {
   const char* name;
   int NcclConfig::* member;
-  int since;
 };
-// `since` as the field stands in nccl.h.
+// By nccl.h's names. Which NCCL has them is known to model/nccl_options.py, which refuses them for older ones.
 constexpr Field kFields[] = {
-    {"cgaClusterSize", &NcclConfig::cga_cluster_size, 21700},
-    {"minCTAs", &NcclConfig::min_ctas, 21700},
-    {"maxCTAs", &NcclConfig::max_ctas, 21700},
-    {"splitShare", &NcclConfig::split_share, 21800},
-    {"trafficClass", &NcclConfig::traffic_class, 22600},
-    {"collnetEnable", &NcclConfig::collnet_enable, 22700},
-    {"CTAPolicy", &NcclConfig::cta_policy, 22700},
-    {"nvlsCTAs", &NcclConfig::nvls_ctas, 22700},
-    {"nChannelsPerNetPeer", &NcclConfig::channels_per_net_peer, 22800},
-    {"nvlinkCentricSched", &NcclConfig::nvlink_centric_sched, 22800},
+    {"cgaClusterSize", &NcclConfig::cga_cluster_size},
+    {"minCTAs", &NcclConfig::min_ctas},
+    {"maxCTAs", &NcclConfig::max_ctas},
+    {"splitShare", &NcclConfig::split_share},
+    {"trafficClass", &NcclConfig::traffic_class},
+    {"collnetEnable", &NcclConfig::collnet_enable},
+    {"CTAPolicy", &NcclConfig::cta_policy},
+    {"nvlsCTAs", &NcclConfig::nvls_ctas},
+    {"nChannelsPerNetPeer", &NcclConfig::channels_per_net_peer},
+    {"nvlinkCentricSched", &NcclConfig::nvlink_centric_sched},
 };
 
 // sizeof(ncclConfig_t) of that nccl.h.
@@ -41,8 +40,7 @@ NcclConfig config_of(const NcclOptions& options, int version) {
     const Field* found = nullptr;
     for (const Field& field : kFields)
       if (name == field.name) found = &field;
-    if (found == nullptr || version < found->since)
-      throw std::invalid_argument("ncclConfig_t of NCCL " + std::to_string(version) + " has no field " + name);
+    if (found == nullptr) throw std::invalid_argument("ncclConfig_t has no field " + name);
     config.*(found->member) = value;
   }
   return config;

@@ -34,7 +34,7 @@ struct NcclConfig {
 // By nccl.h's names of the fields.
 using NcclOptions = std::map<std::string, int>;
 
-// Returns the config for an NCCL of this version. Throws std::invalid_argument for a field that it does not have.
+// Returns the config for an NCCL of this version. Throws std::invalid_argument for a field that none has.
 NcclConfig config_of(const NcclOptions& options, int version);
 
 }  // namespace collbench

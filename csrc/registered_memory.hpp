@@ -36,7 +36,7 @@ class RegisteredMemory {
   void prepare(Registration registration, const std::vector<Communicator>& communicators, double deadline_seconds);
   // Forgets communicators that are aborted: NCCL drops their registrations with them.
   void forget(const std::vector<ncclComm_t>& aborted);
-  // Deregisters everything. Errors are nobody's any more: aborting the communicators, which follows, drops the rest.
+  // Deregisters everything. Errors are ignored: aborting the communicators, which follows, drops the rest.
   void deregister();
   // Frees the memory, which no communicator may know any more.
   void free();

@@ -1,7 +1,7 @@
 // Plain launches of a collective, each timed on its own: when every rank came to it, and when it left.
 //
 // They run back to back in short bursts. A training job's host runs ahead of its GPUs, so a launch waits in the queue
-// until the GPU comes to it; here a blocking kernel lets the host run ahead, so that what is seen of a rank is its GPU
+// until the GPU comes to it; here a blocking kernel lets the host run ahead, so that a rank's times show its GPU
 // and its links. What the host costs is the launch loop's to show. The first collective of each burst is not timed: it
 // brings the ranks together, also those of other processes, and wakes what slept meanwhile.
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 // Ten launches with a stamp on either side, and the first collective, are 31 entries of a queue that stays shallow
 // [docs/method.md 3.1].
 constexpr int kBurst = 10;
-// What a stamp adds to the stream: chains of as many stamps, and so many chains of which the median counts.
+// What a stamp adds to the stream is the median over kChains chains of kChain stamps each.
 constexpr int kChain = 30, kChains = 5;
 
 // Queues the writing of the GPU's time into the slot at `index`.

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.analysis.host_share import host_shares, share_of_all
 from collbench.analysis.outcome import outcome
 from collbench.analysis.physics import Check
 from collbench.analysis.problem import broken_pairs
+from collbench.analysis.summary import host_shares, share_of_all
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run

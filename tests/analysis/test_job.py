@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from collbench.analysis.job import pauses_of, report, step_seconds
+from collbench.analysis.job import pauses_of, report, step_seconds, timeline
 from collbench.analysis.tails import after_others
-from collbench.analysis.timeline import timeline
 from collbench.model.job import Group, Job, JobRank, Phase, Position, Sample, Spread, Unknown
 from tests.jobs import jobs, made_job, without_gpu_times
 

@@ -98,4 +98,4 @@ if __name__ == "__main__":
     print("NCCL INFO what it says on stdout")
     sys.stdout.flush()
     print("what it says on stderr", file=sys.stderr)
-    run(int(sys.argv[1]), Source(), patience_s=0.5)
+    run(int(sys.argv[1]), Source(), timeout_s=0.5)

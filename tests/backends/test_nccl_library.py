@@ -8,8 +8,9 @@ import pytest
 
 from collbench import _native
 from collbench.machine import nccl_library
-from collbench.machine.nccl_library import find_nccl, format_version, wheel_library
+from collbench.machine.nccl_library import find_nccl, wheel_library
 from collbench.model.errors import MachineError
+from collbench.model.nccl_options import format_version
 
 LOADED, SYSTEM = "", "libnccl.so.2"
 

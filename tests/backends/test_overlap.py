@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from collbench.backends.overlap import OverlapWorld
 from collbench.backends.overlap_protocol import OPERATIONS, Load, OverlapPoint
 from collbench.backends.overlap_sim import open_simulated, raced, unit_seconds
+from collbench.backends.torch_world import OverlapWorld
 from collbench.model.compute import Compute, ComputeKind, Priority
 from collbench.model.errors import BackendError
 from collbench.model.failures import Cause, FailureKind
@@ -26,7 +26,7 @@ from collbench.model.operations import Operation
 from collbench.sim.fabrics import Beside
 
 GEMM, COPY = Compute(ComputeKind.GEMM, 64), Compute(ComputeKind.MEMORY, 1)
-BOTH = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, gate_s=0.0)
+BOTH = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, delay_s=0.0)
 CORES = sorted(os.sched_getaffinity(0))
 pytestmark = [
     pytest.mark.usefixtures("loaded_torch"),
@@ -248,8 +248,8 @@ def test_simulated_times_repeat_by_the_seed() -> None:
     found = []
     for seed in (1, 1, 2):
         opened = open_simulated("titan-rtx-nv2", None, seed)
-        opened.backend.allocate(OverlapPoint(Operation.ALLREDUCE, 2**24, GEMM))
-        found.append(opened.backend.run(BOTH))
+        opened.worlds[0].allocate(OverlapPoint(Operation.ALLREDUCE, 2**24, GEMM))
+        found.append(opened.worlds[0].run(BOTH))
     assert found[0] == found[1] != found[2]
 
 

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collbench.analysis.job_schedule import Post, schedule_of
-from collbench.backends.replay import ReplayWorld, open_replay
 from collbench.backends.replay_protocol import ReplayArm, ReplayLoad
 from collbench.backends.replay_sim import open_simulated
+from collbench.backends.torch_world import ReplayWorld, open_replay
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.failures import Cause, FailureKind
 from collbench.model.job import Call, Job
@@ -242,7 +242,7 @@ def test_an_arm_whose_ranks_do_not_meet_fails_when_it_is_asked_where_others_can_
     opened = open_replay("host", cores, arms, tuple, independent=True)
     try:
         schedule = schedule_of(data_parallel(2, (4096,)))
-        first, lost = opened.arms
+        first, lost = opened.worlds
         first.prepare(schedule, Pauses.NONE, Registration.NONE)
         assert first.verify() == 0
         for _ in range(2):  # for the same reason, however often
@@ -261,7 +261,7 @@ def test_simulated_sets_have_their_own_links_and_noise() -> None:
     arms = [ReplayArm(places=places) for places in ((0, 1), (0, 3), (3, 0))]
     opened = open_simulated("dgx-1v", None, 1, tuple, arms)
     seconds = []
-    for arm in opened.arms:
+    for arm in opened.worlds:
         arm.prepare(schedule_of(data_parallel(2, (2**26,))), Pauses.NONE, Registration.NONE)
         seconds.append(arm.run(ReplayLoad(1, pauses=False), 1.0)[0].step)
     slow, fast, turned = seconds
@@ -273,8 +273,8 @@ def test_simulated_sets_have_their_own_links_and_noise() -> None:
 def test_a_simulated_step_has_its_pauses_and_its_calls() -> None:
     def times(seed: int, load: ReplayLoad, pauses: Pauses = Pauses.NONE) -> list[float]:
         opened = open_simulated("titan-rtx-nv2", None, seed, lambda devices: devices[:2])
-        opened.arms[0].prepare(schedule_of(data_parallel()), pauses, Registration.NONE)
-        return [one.step for one in opened.arms[0].run(load, 1.0)]
+        opened.worlds[0].prepare(schedule_of(data_parallel()), pauses, Registration.NONE)
+        return [one.step for one in opened.worlds[0].run(load, 1.0)]
 
     step, pauses, calls = (times(1, ReplayLoad(1, a, b)) for a, b in ((True, True), (True, False), (False, True)))
     assert times(1, ReplayLoad(1)) == step

@@ -89,7 +89,7 @@ def test_both_lanes_have_chunks_to_be_covered_and_fit_a_queue(title: str, call: 
     load = planned(call, unit, 0.025)
     assert min(load.collective_chunks, load.compute_chunks) >= 4, title
     assert max(load.collective_chunks * load.calls, load.compute_chunks * load.units) <= 256, title
-    assert load.gate_s >= load.collective_chunks * load.calls * 6e-5, title
+    assert load.delay_s >= load.collective_chunks * load.calls * 6e-5, title
 
 
 def test_amounts_take_about_as_long_as_each_other_alone() -> None:
@@ -142,7 +142,7 @@ class Fake:
 
     def __init__(self, slower: float = 3.0) -> None:
         self.slower, self.loads, self.points = slower, list[Load](), list[OverlapPoint]()
-        self.shortest_gate, self.cover, self.wrong, self.wrong_compute = 0.0, 1.0, 0, 0
+        self.shortest_delay, self.cover, self.wrong, self.wrong_compute = 0.0, 1.0, 0, 0
         self.fails: dict[int, Exception] = {}
 
     def allocate(self, point: OverlapPoint) -> None:
@@ -168,7 +168,7 @@ class Fake:
             tuple(ends),
             every(unit * load.units, load.compute_chunks * (len(load.idle_s) or 1)),
             tuple(begins) if load.idle_s else (),
-            load.gate_s >= self.shortest_gate,
+            load.delay_s >= self.shortest_delay,
             self.wrong if load.collective_chunks else None,
             self.wrong_compute if load.compute_chunks else None,
         )
@@ -197,7 +197,7 @@ def request(**changes: object) -> OverlapRequest:
 def measured(backend: Fake, asked: OverlapRequest, saves: list[int] | None = None) -> Run:
     """Return the run, also where measuring it raises."""
     devices = tuple(Device(number, f"GPU-{number}", "H200") for number in range(2))
-    opened = OverlapOpened("cuda", backend, devices, Machine("host", "Linux", ""), (), 0.025)
+    opened = OverlapOpened("cuda", (backend,), devices, Machine("host", "Linux", ""), (), 0.025)
     run = overlap.begun_run(asked, opened)
     seen: list[int] = [] if saves is None else saves
     measured.run = run  # type: ignore[attr-defined]
@@ -234,18 +234,18 @@ def test_the_seed_decides_the_moments_and_not_the_order_of_loads() -> None:
     assert [load.collective_chunks for load in first.loads] == [load.collective_chunks for load in other.loads]
 
 
-def test_a_load_that_was_not_queued_in_time_runs_again_behind_a_longer_gate() -> None:
+def test_a_load_that_was_not_queued_in_time_runs_again_after_a_longer_delay() -> None:
     backend = Fake()
-    backend.shortest_gate = 0.06
+    backend.shortest_delay = 0.06
     run = measured(backend, request())
     assert run.complete
     assert all(len(found.trials) == 4 for found in run.overlaps)
-    assert any(load.gate_s < 0.06 for load in backend.loads)
+    assert any(load.delay_s < 0.06 for load in backend.loads)
 
 
 def test_a_host_that_never_queues_in_time_costs_the_data_points_and_says_so() -> None:
     backend = Fake()
-    backend.shortest_gate = 100
+    backend.shortest_delay = 100
     run = measured(backend, request())
     assert [found.failure.detail for found in run.overlaps if found.failure] == 2 * [overlap._UNQUEUED]
     assert outcome(run).status is ExitStatus.FAILED

@@ -244,7 +244,7 @@ def independent(fakes: Sequence[Fake], trials: int = 5) -> tuple[ReplayRequest, 
     arms = tuple(ReplayArm(places=places) for places in ((0, 1), (2, 3), (3, 0))[: len(fakes)])
     request = replace(request, arms=arms, independent=True)
     devices = tuple(Device(index, f"GPU-{index}", "H200") for index in range(4))
-    opened = replace(opened, arms=tuple(fakes), devices=devices)
+    opened = replace(opened, worlds=tuple(fakes), devices=devices)
     return request, opened, replay.begun_run(request, opened)
 
 

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from collbench.backends import factory
-from collbench.backends import replay as backend
+from collbench.backends import torch_world as backend
 from collbench.backends.replay_protocol import ReplayArm, ReplayOpened
 from collbench.backends.torch_world import Choice
 from collbench.model.run import CommandKind, Machine, Pauses

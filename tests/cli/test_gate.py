@@ -47,7 +47,10 @@ def test_a_slow_link_is_a_contradiction_at_once(program: Program) -> None:
 
 
 def test_wrong_data_is_status_4(program: Program) -> None:
-    assert quick(program, Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True)).status == 4
+    said = quick(program, Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True))
+    assert said.status == 4
+    assert "sim: wrong data: " in said.err
+    assert "link GPU0 → GPU1: 1 wrong, the first at byte " in said.err
 
 
 @pytest.mark.parametrize("backend", [(), ("--backend", "auto")])

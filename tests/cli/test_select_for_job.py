@@ -21,7 +21,7 @@ from collbench.api import evidence, replaying, selecting
 from collbench.api.notices import SILENT
 from collbench.api.replaying import Replaying, ReplayOptions
 from collbench.backends import factory
-from collbench.backends import replay as backend
+from collbench.backends import torch_world as backend
 from collbench.backends.replay_protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
 from collbench.backends.replay_sim import open_simulated
 from collbench.backends.torch_world import Choice
@@ -150,7 +150,7 @@ def step_seconds(fabric: Path, devices: Sequence[str], job: Job) -> float:
     """Return what a step takes on these simulated devices by themselves, the mean of many with another seed."""
     tags = {device.tag: number for number, device in enumerate(factory.simulated_devices(str(fabric)))}
     arm = ReplayArm(places=tuple(tags[tag] for tag in devices))
-    (backend,) = open_simulated(str(fabric), None, 77, tuple, [arm]).arms
+    (backend,) = open_simulated(str(fabric), None, 77, tuple, [arm]).worlds
     backend.prepare(schedule_of(job, len(devices)), Pauses.NONE, Registration.NONE)
     return fmean(backend.run(ReplayLoad(1, pauses=False), 1.0)[0].step for _ in range(40))
 
@@ -369,7 +369,7 @@ def test_two_sets_of_cores_take_turns_and_one_that_dies_leaves_the_other(folder:
     assert [(found.wrong, len(found.trials)) for found in run_file.load(folder / "run.json").replays] == [(0, 3)] * 2
 
     session = Replaying(both, folder / "other.json")
-    worlds = session._opened.arms
+    worlds = session._opened.worlds
     os.kill(worlds[0].process_ids[1], signal.SIGKILL)  # type: ignore[attr-defined]
     run = session.finish().run
     lost, left = run.replays

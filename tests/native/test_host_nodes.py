@@ -110,7 +110,7 @@ def _copies(fakes: Fakes, tmp_path: Path, refusal: str, patterns: str = "host") 
     """Measure host copies on a machine that shows two nodes; return the run and the page."""
     (tmp_path / "two_nodes_worker.py").write_text(_WORKER.format(refusal=refusal))
     code = (
-        f"{_TWO_NODES}\nisolated.IsolatedBackend.__init__.__defaults__ = ('two_nodes_worker', isolated._PATIENCE, None)"
+        f"{_TWO_NODES}\nisolated.IsolatedBackend.__init__.__defaults__ = ('two_nodes_worker', isolated._TIMEOUTS, None)"
     )
     code += "\nfrom collbench.cli import main\nsys.exit(main())"
     words = ["copies", "--backend", "cuda", "--patterns", patterns, "--sizes", "4K,16K", "-v", "-o", "run.json"]

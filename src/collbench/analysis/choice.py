@@ -110,7 +110,7 @@ class LeftOut:
 
 
 class TooFewLeft(UsageError):
-    """Fewer devices are left than are asked for: `out` of `devices` are not considered.
+    """Fewer devices are left than requested: `out` of `devices` are not considered.
 
     `predicting`: for a prediction, which takes at least two.
     """

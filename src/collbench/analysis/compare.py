@@ -201,7 +201,7 @@ class Found:
         return min(len(self.old.trials), len(self.now.trials)) >= FEWEST_TRIALS
 
     def parts(self, weight: float = 1.0) -> Iterator[Part]:
-        """Yield what the difference's variance is made of, of which a group takes a share."""
+        """Yield the parts of the difference's variance; a group takes a share of each."""
         for run, one in (("base", self.old), ("new", self.now)):
             yield Part((weight * one.wary) ** 2, one.freedom, f"{run} {one.label}")
 
@@ -211,8 +211,8 @@ class Change:
     """One data point in both runs. Bandwidths in GB/s (busbw), times in seconds.
 
     `ratio` is new over base bandwidth; `interval` holds it for all data points and groups at once with 99 %, None below
-    three trials in either run. `delta` is the ratio up to which a difference changes nobody's decision; `regressed`
-    says that the data point is significantly slower by more than the comparison allows.
+    three trials in either run. `delta` is the ratio up to which a difference changes no decision; `regressed`: the
+    data point is significantly slower by more than the comparison allows.
     """
 
     key: Key
@@ -356,7 +356,7 @@ def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_belo
     parts = [part for weight, one in zip(weights, bunch.found, strict=True) for part in one.parts(weight)]
     delta = max(change.delta for change in changes)
     far = reach(parts, alpha)
-    # One disturbed data point must not speak for all: most of them have to agree.
+    # One disturbed data point must not decide: most of them have to agree.
     typical = median(differences)
     verdict = Verdict.UNDECIDED
     if -middle > delta + far and typical < -delta:
@@ -565,7 +565,7 @@ class Comparison:
 
     @property
     def judged(self) -> int:
-        """How many data points have in both runs the trials that tell noise: the others say nothing."""
+        """The number of data points with enough trials in both runs to estimate noise; the others are not judged."""
         return sum(change.interval is not None for change in self.changes)
 
     @property
@@ -579,7 +579,7 @@ class Comparison:
 
     @property
     def status(self) -> ExitStatus:
-        """How the command ends: what failed in the new run or is lost is no agreement, nor is nothing judged."""
+        """The command's exit status: not DONE where nothing was judged, or the new run failed or lacks some."""
         regressed = ExitStatus.CONTRADICTION if self.regressions else ExitStatus.DONE
         judged = ExitStatus.DONE if self.judged and not self.lost else ExitStatus.FAILED
         return max(regressed, judged, outcome(self.new).status)

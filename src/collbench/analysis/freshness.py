@@ -1,4 +1,4 @@
-"""Whether a saved run still speaks for this machine, and a run narrowed to the devices that a job may use."""
+"""Whether a saved run still describes this machine, and a run narrowed to the devices that a job may use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def part(run: Run, devices: Sequence[Device]) -> Run:
     return restricted(run, kept)
 
 
-# Whether a saved run still speaks for this machine.
+# Whether a saved run still describes this machine.
 
 UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1), "s": timedelta(seconds=1)}
 # Six digits stay far inside timedelta's range of 999,999,999 days.
@@ -66,7 +66,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class OtherBackend:
-    """A run was measured on another backend than the one that is asked for."""
+    """A run was measured on another backend than the requested one."""
 
     measured: str
     asked: str
@@ -166,7 +166,7 @@ def refusal(run: Run, here: Here, now: datetime, max_age: timedelta) -> Unfit | 
 
 
 def mismatch(run: Run, here: Here) -> Unfit | None:
-    """Return why `run` speaks for another machine than this one; None where it is the same."""
+    """Return why `run` describes another machine than this one; None where it is the same."""
     if run.backend != here.backend:
         return OtherBackend(run.backend, here.backend)
     if gone := _only_in(run.devices, [*here.devices, *here.besides]):

@@ -1,15 +1,17 @@
 """What a recorded job says: each call's transfer and waiting, and which rank the others wait for. Pure.
 
 A kernel of a collective ends when the last rank has come and the data has moved. So the least of its durations over the
-ranks is the transfer, and what a rank's own duration has beyond that is waiting (docs/job-page.md).
+ranks is the transfer, and what a rank's own duration has beyond that is waiting (docs/job-page.md). The timeline shows
+one step as bars.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import isfinite
 from statistics import median
 
 import numpy as np
@@ -429,7 +431,7 @@ def _late_to(lane: Lane, call: int | None, wanted: Sequence[int], arrived: Value
     behind = ordered[-1] - ordered[-2]
     low = (quantile_ranks(samples, 50) or (1, samples))[0]
     for index, rank in enumerate(lane.ranks):
-        # Calls of one step are not independent: whoever comes late to the first one may stay late.
+        # Calls of one step are not independent: a rank that is late to the first one may stay late.
         by_step = np.sort(np.median(after[index].reshape(samples, -1), axis=1))
         found = lateness(after[index], _CLOCK_SECONDS)
         if found.significant and by_step[low - 1] > _CLOCK_SECONDS:
@@ -480,3 +482,67 @@ def _known(statistic: Callable[[Values], np.floating], values: Values) -> float 
     """Return a statistic of the known values, None where none is."""
     found = values[~np.isnan(values)]
     return float(statistic(found)) if len(found) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One call: when the host made it, seconds from the timeline's start, and its kernel's seconds, None if unknown.
+
+    The kernel may have begun later than the host's call: only its length is known.
+    """
+
+    call: int
+    start: float
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One repetition of the step on the ranks that kept it. `seconds` is its length.
+
+    Without `common_clock` each rank counts from its own first call.
+    """
+
+    repetition: int
+    lanes: tuple[tuple[int, tuple[Bar, ...]], ...]
+    seconds: float
+    common_clock: bool
+
+
+def timeline(job: Job) -> Timeline | None:
+    """Return the repetition that most ranks kept whole; None where none did, or the times of calls are unknown."""
+    if Unknown.PAUSES in job.unknown:
+        return None
+    kept: dict[int, dict[int, tuple[Sample, tuple[int, ...]]]] = {}
+    hosts = {}
+    for one in sorted(job.ranks, key=lambda one: one.rank):
+        phase = shown_phase(one)
+        if phase is None:
+            continue
+        hosts[one.rank] = one.host
+        calls = tuple(position.call for position in phase.positions)
+        kept[one.rank] = {
+            sample.repetition: (sample, calls) for sample in phase.samples if all(map(isfinite, sample.starts))
+        }
+    counts = Counter(repetition for samples in kept.values() for repetition in samples)
+    if not counts:
+        return None
+    repetition = max(counts, key=lambda one: (counts[one], -one))
+    found = {number: samples[repetition] for number, samples in kept.items() if repetition in samples}
+    names = {hosts[number] for number in found}
+    common = len(found) == 1 or (len(names) == 1 and names != {""})
+    first = min(min(sample.starts) for sample, _ in found.values())
+    lanes = tuple(
+        (number, _bars(sample, calls, first if common else min(sample.starts)))
+        for number, (sample, calls) in found.items()
+    )
+    seconds = max(bar.start + (bar.seconds or 0.0) for _, bars in lanes for bar in bars)
+    return Timeline(repetition, lanes, seconds, common)
+
+
+def _bars(sample: Sample, calls: tuple[int, ...], first: float) -> tuple[Bar, ...]:
+    lengths = sample.gpu or (float("nan"),) * len(calls)
+    return tuple(
+        Bar(call, (start - first) * MICRO, length * MICRO if isfinite(length) and length > 0 else None)
+        for call, start, length in zip(calls, sample.starts, lengths, strict=True)
+    )

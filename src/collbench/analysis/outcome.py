@@ -100,7 +100,7 @@ def _place(work: Work, members: Members) -> Members:
     return tuple(sorted(members)) if unordered else members
 
 
-# How a run ended: what failed, where, and the exit status that it earns. Decided here alone; pages only tell it.
+# How a run ended: what failed, where, and the exit status that it earns. Decided here alone; pages only print it.
 
 
 class TroubleKind(StrEnum):
@@ -135,7 +135,7 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong in one place: the devices' positions, ascending, () where nobody knows; how many data points.
+    """What is wrong in one place: the devices' positions, ascending, () where they are unknown; how many data points.
 
     `figure` is the highest rate in GB/s of an impossible one, None otherwise.
     """

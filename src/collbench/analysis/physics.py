@@ -23,7 +23,7 @@ NVLS_VARIABLE = "NCCL_NVLS_ENABLE"
 
 
 class Nvls(StrEnum):
-    """What a run tells of it. Where it is possible, NCCL was free to use it."""
+    """What a run shows of NVLS. POSSIBLE: NCCL was free to use it."""
 
     ON = "on"
     OFF = "off"
@@ -32,7 +32,7 @@ class Nvls(StrEnum):
 
 
 def nvls(run: Run) -> Nvls:
-    """Return what a run tells: NCCL's own words first, then the variable, then what the GPUs can do."""
+    """Return whether NCCL used NVLS: by its own log first, then the variable, then what the GPUs can do."""
     if any(found.algorithm.startswith("NVLS") for found in run.chosen):
         return Nvls.ON
     if run.chosen or run.settings.environment.get(NVLS_VARIABLE) == "0" or run.machine.multicast is False:
@@ -77,7 +77,7 @@ class Capacity:
 class Hardware:
     """What the devices and paths of a run carry. `hidden` pairs have NVLinks though their label is of PCIe.
 
-    Of those nobody knows the links: a GPU's most stands for them.
+    Where the number of links is unknown, a GPU's maximum stands for it.
     """
 
     def __init__(self, run: Run, hidden: Iterable[frozenset[int]] = ()) -> None:
@@ -91,7 +91,7 @@ class Hardware:
             for position in pair:
                 self._neighbours[position] += pair - {position}
         self._root = run.settings.root
-        # What NCCL may do, it is allowed to have done: it is asked after the sweep, or never.
+        # NCCL may have used NVLS wherever it could: which algorithm it chose is known after the sweep, or never.
         self._in_switch = nvls(run) is not Nvls.OFF
         self._on_cores = capabilities(run.backend).cores
         self._switched = {position: self._on_a_switch(position) for position in range(len(run.devices))}
@@ -171,7 +171,7 @@ class Hardware:
         return max(known) if known and self.switched(position) else sum(known)
 
     def _slot(self, position: int) -> float | None:
-        """Return what joins a device to its host carries; where nobody reported its slot, by its paths over PCIe."""
+        """Return the limit of a device's link to its host, GB/s; where its slot was not reported, by its PCIe paths."""
         limit = theory.slot(self._devices[position])
         if limit is not None:
             return limit.gbs
@@ -217,7 +217,7 @@ class Hardware:
                 least = across(uneven, tuple(map(members.index, inside))) / point.size_bytes
             else:
                 least = traffic.across(len(inside), ranks, root in inside)
-            if least > 0:  # a rank of which all blocks are its own, or empty, needs no way
+            if least > 0:  # a rank that only keeps its own blocks sends nothing
                 yield None if border is None else Capacity(border * factor / least, self._part(inside), inside)
         if not (self._in_switch and traffic.in_switch and all(map(self.switched, members))):
             each = [borders[member,] for member in members]
@@ -285,11 +285,11 @@ def _messages(point: DataPoint) -> list[tuple[int | None, int | None]]:
 # known, nothing is found, and nothing is passed: `Hardware.of` is None there.
 
 # Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory. What is faster than PCIe by more than 5 % takes
-# NVLinks that no label tells of.
+# NVLinks that no label shows.
 MARGIN, HIDDEN = 1.02, 1.05
 # What carries less than this share of its limit lacks links, or runs them slower (docs/method.md 10.2).
 DEGRADED = 0.7
-# A PCIe path whose slot nobody tells: generation 6 ×16 is 64 GT/s × 16 × 236/256 / 8 = 118 GB/s [PCIe 6.0 base spec].
+# A PCIe path with an unreported slot: generation 6 ×16 is 64 GT/s × 16 × 236/256 / 8 = 118 GB/s [PCIe 6.0 base spec].
 FASTEST_PCIE_GBS = 118.0
 # From this size on a copy shows whether a pair uses PCIe: it comes within 5 % of its plateau [4 × H200].
 _SHOWS_BANDWIDTH = 16 * 2**20
@@ -362,7 +362,7 @@ def marked(run: Run) -> bool:
 class Check:
     """The limits of a run, as its labels say and as its copies show.
 
-    A pair over PCIe whose copies show more has NVLinks that no label tells of. One without large copies may have: what
+    A pair over PCIe whose copies show more has NVLinks that no label shows. One without large copies may have: what
     beats PCIe there by far is judged by the most that a GPU's NVLinks carry.
     """
 

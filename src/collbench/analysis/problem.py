@@ -23,7 +23,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, FlagKind, Health, Path, Run
 from collbench.model.units import SMALL_BYTES
 
-# Which of several sets that bandwidth does not tell apart (docs/method.md 11.4): level by level, until one is left.
+# How to choose among sets that tie by bandwidth (docs/method.md 11.4): level by level, until one is left.
 
 Values = NDArray[np.float64]
 
@@ -94,8 +94,8 @@ def what_remains(sets: Sets, values: Values, delta: float) -> Callable[[Sets], V
 
 # Which devices are fit for a job: not in use, not throttled, not faulty (docs/method.md 11.1).
 
-# A CUDA context takes 300 MB and more: less in use, and no process, means nobody.
-_NOBODY_BYTES = 256 * 2**20
+# A CUDA context takes 300 MB and more: less in use, and no process, means that the GPU is idle.
+_IDLE_BYTES = 256 * 2**20
 # A training job wants most of the memory; a desktop's own use of it is a few percent.
 _LEAST_FREE = 0.5
 # A single flagged trial may be a spike of power; a tenth of them is a state.
@@ -106,7 +106,7 @@ _BLAMED_PARTNERS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Signs:
-    """What the trials say of each device: how many it has, how many are flagged with what, and whom to blame."""
+    """Each device's trials: how many there are, how many carry which flag, and which device is to blame."""
 
     trials: Counter[int]
     flagged: Counter[tuple[FlagKind, int]]
@@ -155,8 +155,8 @@ def _busy(run: Run, position: int, signs: _Signs) -> list[Why]:
     before = _state(run.health_before, position)
     reasons = _others(before, _state(run.health_after, position), signs.share(position, FlagKind.SHARED))
     used = before.memory_used
-    nobody = before.processes == 0 and used is not None and used < _NOBODY_BYTES
-    if (before.utilization or 0) > BUSY_PERCENT and not nobody:
+    idle = before.processes == 0 and used is not None and used < _IDLE_BYTES
+    if (before.utilization or 0) > BUSY_PERCENT and not idle:
         reasons.append(Why(Unfit.UTILISATION, before.utilization or 0))
     memory = run.devices[position].memory_bytes
     if used is not None and memory and memory - used < _LEAST_FREE * memory:
@@ -167,7 +167,7 @@ def _busy(run: Run, position: int, signs: _Signs) -> list[Why]:
 def _others(before: Health, after: Health, share: float) -> list[Why]:
     """Return that others are at work on a device, or were in this share of its trials."""
     if only_opened(before):
-        return []  # the tie-break tells such a device from one that nobody opened
+        return []  # a tie-break prefers a device that no process has opened
     if count := max(before.processes or 0, after.processes or 0):
         return [Why(Unfit.PROCESSES, count)]
     return [Why(Unfit.TRIALS_SHARED, share)] if share >= _FLAGGED_SHARE else []

@@ -64,11 +64,11 @@ class Figure:
         return min(self.measured) * (1 - _AROUND), max(self.measured) * (1 + _AROUND)
 
     def is_of(self, name: str) -> bool:
-        """Return whether it speaks for GPUs with this product name."""
+        """Return whether it applies to GPUs with this product name."""
         return re.search(self.gpus, name) is not None
 
     def links_are(self, label: str) -> bool:
-        """Return whether it speaks for a pair with this label."""
+        """Return whether it applies to a pair with this label."""
         return re.fullmatch(self.links, label) is not None
 
 
@@ -134,7 +134,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one figure says of a run: `sets` are all links, pairs or sets that it speaks for, the slowest first.
+    """What one figure says of a run: `sets` are all links, pairs or sets that it applies to, the slowest first.
 
     `mismatch` is the run's NVLS where the figure's differs, else None: then nothing is significantly below the figure.
     `failed` are sets of its kind where something failed or moved wrong data. `impossible` is why nothing but "below" is
@@ -168,7 +168,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A work of the run on so many members that no figure speaks for; `others` are figures at other sizes."""
+    """A work of the run on so many members that no figure applies to; `others` are figures at other sizes."""
 
     work: Work
     ranks: int
@@ -198,7 +198,7 @@ class Answers:
 
     @property
     def status(self) -> ExitStatus:
-        """How the command ends: nothing judged is not normal, nor is a run that failed."""
+        """The command's exit status: DONE needs a judged figure, and a run that did not fail."""
         below = ExitStatus.CONTRADICTION if self.below else ExitStatus.DONE
         judged = ExitStatus.DONE if self.judged else ExitStatus.FAILED
         return max(below, judged, outcome(self.run).status)
@@ -281,7 +281,7 @@ def _conforming(matched: list[_Matched], state: Nvls) -> list[_Matched]:
 
 
 def _keys(figure: Figure, found: dict[Key, Named], labels: dict[frozenset[int], str]) -> list[Key]:
-    """Return the points that a figure speaks for, at the largest size it covers; of host copies the best node's."""
+    """Return the points that a figure applies to, at the largest size it covers; of host copies the best node's."""
     low, high = figure.sizes
     ours = [
         key

@@ -48,7 +48,7 @@ class Slower:
     kind: Registration
     ratio: float
     interval: tuple[float, float] | None
-    behind: bool  # significantly, and by more than changes nobody's decision
+    behind: bool  # significantly, and by more than δ
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,6 @@ def side_by_side(
 
 
 def ranges(found: Sequence[Winner]) -> Iterator[tuple[Winner, ...]]:
-    """Yield neighbouring sizes of which the same memory is fastest."""
+    """Yield groups of neighbouring sizes at which the same memory is fastest."""
     for _, same in groupby(found, key=lambda one: one.fastest):
         yield tuple(same)

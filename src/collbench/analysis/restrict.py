@@ -89,5 +89,5 @@ def _sample(sample: Sample, new: Mapping[int, int]) -> Sample:
 
 
 def _renumbered(members: tuple[int, ...], new: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the positions by their new numbers; whoever has none is not inside."""
+    """Return the positions by their new numbers, without those that have none."""
     return tuple(new[member] for member in members if member in new)

@@ -131,7 +131,7 @@ def search(wired: Wiring, k: int, delta: float) -> Candidates:
 
 
 def best(field: Candidates, delta: float) -> NDArray[np.intp]:
-    """Return the places of the sets that no figure tells from the best: by `lo`, then `hi`, then fewest hops."""
+    """Return the indices of the sets that no figure separates from the best: by `lo`, then `hi`, then fewest hops."""
     indices = np.arange(len(field.sets))
     for values in (field.lo, field.hi):
         indices = indices[values[indices] >= values[indices].max() * (1 - delta)]
@@ -252,7 +252,7 @@ def finalists(wired: Wiring, field: Candidates, chosen: int, delta: float) -> tu
 
 
 def _kinds(wired: Wiring, field: Candidates, delta: float) -> NDArray[np.float64]:
-    """Return what tells each set from others, the best first when sorted, shape (sets, figures); rates in steps of δ.
+    """Return the figures that separate sets, smaller is better, shape (sets, figures); rates in steps of δ.
 
     Band, hops, and how many share a host bridge at most, for what they share there no pair shows; then what is inside.
     """

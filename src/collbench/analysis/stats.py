@@ -33,7 +33,7 @@ _WIDEST = 50.0
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 # The median of |a - b| for two values of one normal distribution, in σ: 0.6745 · √2.
 _DIFFERENCE_OF_TWO = 0.9539
-# A smaller difference, of bandwidth or of its logarithm, changes nobody's decision.
+# A smaller difference, of bandwidth or of its logarithm, changes no decision.
 DELTA = 0.02
 
 
@@ -147,7 +147,7 @@ def trial_noise(points: Iterable[Sequence[float]]) -> float:
 
 
 def tie_threshold(noise: float) -> float:
-    """Return δ = max(2 %, 3σ̂): a smaller difference is not distinguished from noise, or changes nobody's decision."""
+    """Return δ = max(2 %, 3σ̂): a smaller difference is not distinguished from noise, or changes no decision."""
     return max(DELTA, 3 * noise)
 
 
@@ -329,7 +329,7 @@ def median_deviation(n: int) -> float:
     return math.sqrt(float(np.trapezoid((_GRID - mean) ** 2 * density, _GRID)))
 
 
-# Huber's robust linear estimate for many unknowns, of which each measurement shows a few.
+# Huber's robust linear estimate for many unknowns; each measurement depends on a few of them.
 
 # Residuals that count in full, in robust σ: 95 % efficient for normal ones [Huber & Ronchetti, Robust Statistics, §4].
 _HUBER = 1.345

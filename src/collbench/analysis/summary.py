@@ -1,14 +1,14 @@
-"""All that a run says of the order of links and pairs (docs/method.md 8): for `rank`'s page, its JSON and Python."""
+"""What a run says as a whole: the order of its links and pairs (docs/method.md 8), and what host links keep (3.8)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from collbench.analysis.fits import Fit, Unfitted, fit_links
 from collbench.analysis.outcome import Absence, Absences, Outcome, outcome
-from collbench.analysis.stats import FEWEST_TRIALS
+from collbench.analysis.stats import FEWEST_TRIALS, summarize
 from collbench.analysis.tiers import (
     Members,
     Ranking,
@@ -18,8 +18,8 @@ from collbench.analysis.tiers import (
     sets_of,
     work_order,
 )
-from collbench.model.operations import Operation, Work
-from collbench.model.run import Run
+from collbench.model.operations import Operation, Variant, Work
+from collbench.model.run import DataPoint, Run
 from collbench.model.units import SMALL_BYTES
 
 
@@ -65,7 +65,7 @@ class RankSummary:
 
     @property
     def judged(self) -> bool:
-        """True where any ranking has the trials that tell noise."""
+        """True where any ranking has enough trials to estimate noise."""
         return any(ranking.trials >= FEWEST_TRIALS for ranked in self.works for ranking in ranked.rankings)
 
 
@@ -74,7 +74,7 @@ def rank_summary(
 ) -> RankSummary:
     """Return the tiers and fits of every work, or of one operation; at one size, or at the largest and the smallest.
 
-    A work that lacks the size asked for has no ranking there. `ended` is the run's outcome, for who has it already.
+    A work that lacks the size asked for has no ranking there. `ended` is the run's outcome if it is known already.
     """
     ended = ended or outcome(run)
     works = tuple(
@@ -113,12 +113,67 @@ def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], asked: i
 
 def _missing(run: Run, work: Work, size_bytes: int) -> Iterator[Missing]:
     """Yield the links, pairs or devices that have no sample."""
-    there = {tuple(sorted(members)) if _unordered(work) else members for members in points_of(run, work, size_bytes)}
+    there = {
+        tuple(sorted(members)) if kind_of(work) == "pair" else members for members in points_of(run, work, size_bytes)
+    }
     absences = Absences(run)
     for members in sets_of(work, range(len(run.devices))):
         if members not in there:
             yield Missing(work, size_bytes, members, absences.of(work, members, size_bytes))
 
 
-def _unordered(work: Work) -> bool:
-    return kind_of(work) == "pair"
+@dataclass(frozen=True, slots=True)
+class HostShare:
+    """One device's rate in GB/s by host copies, one direction, beside what its variant names; `device` is a position.
+
+    `isolated_gbs` is the same copy's with nothing else running, None where that was not measured.
+    """
+
+    device: int
+    work: Work
+    size_bytes: int
+    gbs: float
+    isolated_gbs: float | None
+
+    @property
+    def share(self) -> float | None:
+        """What is left of the isolated rate."""
+        return None if self.isolated_gbs is None else self.gbs / self.isolated_gbs
+
+
+def host_shares(run: Run) -> tuple[HostShare, ...]:
+    """Return each device's shares at the largest size of each work, in the model's order.
+
+    Where all devices copy at once, each with its own NUMA node's memory, each is compared with that node's.
+    """
+    rates = {found.point: summarize(found).busbw for found in run.measurements if found.samples}
+    nodes = {point.numa_node for point in rates if point.variant is Variant.HOST}
+    largest: dict[Work, int] = {}
+    for point in rates:
+        largest[point.work] = max(point.size_bytes, largest.get(point.work, 0))
+    made = []
+    for point, gbs in rates.items():
+        if not point.variant.covered or point.size_bytes != largest[point.work]:
+            continue
+        device = point.members[0]
+        node = point.numa_node
+        if node not in nodes:
+            node = run.devices[device].numa_node
+        isolated = DataPoint(point.operation, (device,), point.size_bytes, Variant.HOST, node)
+        made.append(HostShare(device, point.work, point.size_bytes, gbs, rates.get(isolated)))
+    return tuple(sorted(made, key=_in_order))
+
+
+def _in_order(one: HostShare) -> tuple[int, int, int, int]:
+    node = -1 if one.work.numa_node is None else one.work.numa_node
+    operations, variants = list(Operation), list(Variant)
+    return node, operations.index(one.work.operation), one.device, variants.index(one.work.variant)
+
+
+def share_of_all(shares: Sequence[HostShare], work: Work) -> float | None:
+    """Return what all devices together keep of the sum of their isolated rates; None where one of these is unknown."""
+    ours = [one for one in shares if one.work == work]
+    isolated = [one.isolated_gbs for one in ours if one.isolated_gbs is not None]
+    if not ours or len(isolated) < len(ours):
+        return None
+    return sum(one.gbs for one in ours) / sum(isolated)

@@ -68,7 +68,7 @@ class Estimate:
 
 
 def tolerance(size_bytes: int) -> float:
-    """Return δ, the ratio up to which a difference changes nobody's decision: 2 %, below 1 MiB 6 %."""
+    """Return δ, the ratio up to which a difference changes no decision: 2 %, below 1 MiB 6 %."""
     return DELTA if size_bytes >= TELLING_BYTES else _SMALL_DELTA
 
 
@@ -207,7 +207,7 @@ class RankedLink:
 class Ranking:
     """All links, pairs or devices (`kind`) of one work and size, best first.
 
-    Ratios: `spread` is (best − worst) / best; `delta` the difference that changes nobody's decision; `noise` how far
+    Ratios: `spread` is (best − worst) / best; `delta` the largest difference that changes no decision; `noise` how far
     apart equals may look. `trials` are the fewest that any got. `failed` are the sets where something failed, moved
     wrong data or was faster than the hardware can be, `impossible` those of them where only the last is so, `lacking`
     those without a figure though there should be one, and `excused` counts those that never have one here (no peer
@@ -268,7 +268,7 @@ LinkRanking = Ranking
 def rank_links(run: Run, work: Work, size_bytes: int, ended: Outcome | None = None) -> LinkRanking | None:
     """Return what a work was measured on in tiers, None without any: directed links, unordered pairs, or devices.
 
-    `ended` is the run's outcome for who has it already; the run may then hold this work at this size alone.
+    `ended` is the run's outcome if it is known already; the run may then hold this work at this size alone.
     """
     points = points_of(run, work, size_bytes)
     sets = tuple(sets_of(work, range(len(run.devices))))
@@ -279,7 +279,7 @@ def rank_links(run: Run, work: Work, size_bytes: int, ended: Outcome | None = No
 def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collection[int] | None = None) -> Ranking | None:
     """Return the unordered pairs of a run in tiers, None without any. A copy counts by its slower direction.
 
-    A ring needs both directions: a pair of which one was left untried has no figure. `among` are the positions whose
+    A ring needs both directions: a pair with only one measured has no figure. `among` are the positions whose
     pairs there should be, all by default.
     """
     work = Work(operation)

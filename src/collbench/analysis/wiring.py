@@ -1,4 +1,4 @@
-"""How devices are wired, as labels and measured rates tell: NVLinks, switches, PCIe, in GB/s (docs/method.md 11.3)."""
+"""How devices are wired, by labels and measured rates: NVLinks, switches, PCIe, in GB/s (docs/method.md 11.3)."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ _SLOW = 0.9
 class Uplinks:
     """The PCIe switches of one level, by device, shape (n,): `group` numbers the switch that a device is below.
 
-    `staged` tells whether hops inside that group go through the host; `capacity` is what its uplink carries one way,
-    GB/s, infinite where no pair filled it.
+    `staged`: hops inside that group go through the host. `capacity` is its uplink's limit one way, GB/s, infinite
+    where no pair filled it.
     """
 
     group: NDArray[np.intp]
@@ -177,8 +177,8 @@ def uplink_limits(sets: Sets, levels: Sequence[Uplinks], links: Values) -> tuple
 def single_hops(rates: Values, links: Values, levels: Sequence[Uplinks], capacity: Values) -> Values:
     """Return what each pair's path gives a hop that has it to itself, GB/s: both ways of a pair share a full uplink.
 
-    A device that is slow across switches, too, has no more to give than it shows there. What others would show across
-    is taken for their limit, `capacity`, where nobody measured it.
+    A device that is slow across switches, too, can do no more than it shows there. For the others `capacity`, the
+    limit, stands for rates across switches that were not measured.
     """
     alone, slower = rates.copy(), np.minimum(rates, rates.T)
     for level in levels:
@@ -282,7 +282,7 @@ def wiring(
     """Return the wiring that labels and measured rates show together; where they contradict, the rate decides.
 
     `paths` are keyed by places in `devices`, lower first; `rates` are the measured ones, 0 where a pair has none: such
-    a pair never changes what kind of machine it is, for its label and the pairs like it tell that.
+    a pair never changes what kind of machine it is: its label and similar pairs decide that.
     """
     broken = np.zeros(rates.shape, dtype=bool) if broken is None else broken
     missing = (np.minimum(rates, rates.T) <= 0) & ~np.eye(len(rates), dtype=bool)

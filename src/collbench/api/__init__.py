@@ -53,7 +53,7 @@ __all__ = [
 
 # Measuring commands without a type and a reduction of the user's.
 _WITHOUT_DTYPE = ("copies", "latency", "check")
-_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: nobody in this process has called cuInit
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: this process has not called cuInit
 
 
 def select(  # noqa: PLR0913 - keywords, each an option of the command line
@@ -132,7 +132,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     from collbench.api import requests, values
     from collbench.api.checking import confirmed
     from collbench.api.measuring import measure as measured
-    from collbench.api.skew_option import parse_skew
+    from collbench.api.requests import parse_skew
     from collbench.model.capabilities import BACKENDS
     from collbench.model.dtypes import REDOPS, parse_dtype
     from collbench.model.nccl_options import checked_config

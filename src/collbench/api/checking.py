@@ -46,7 +46,7 @@ def planned(request: Request) -> Request:
     return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
 
 
-# What makes `collbench check` a gate, for prologs and timers: it fails closed, whatever could not be measured.
+# What makes `collbench check` a health check for prologs and timers: whatever could not be measured fails it.
 
 
 def refuse_cores(backend: str) -> None:
@@ -57,7 +57,7 @@ def refuse_cores(backend: str) -> None:
 
 
 def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
-    """Return what a gate cannot vouch for, "" where every pair of the devices that it expects was judged.
+    """Return what a health check cannot vouch for, "" where every pair of the devices that it expects was judged.
 
     A GPU that fell off the bus is missing, not slow. A pair that there is no figure of by design is not held against
     the run.

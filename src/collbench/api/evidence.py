@@ -99,7 +99,7 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
     """Return the named run, the newest saved one that fits the present devices, or a probe.
 
     Of a run that also holds others (`besides`) the present devices' part. Raises RunFileError for a named run that
-    speaks for another machine, and what `probe` raises.
+    describes another machine, and what `probe` raises.
     """
     if capabilities(wanted.backend).simulated:
         return measured_now(wanted, "", notices)
@@ -231,7 +231,8 @@ def here(wanted: Wanted, present: tuple[Device, ...]) -> freshness.Here:
 def _nccl_of_the_job(wanted: Wanted) -> str | None:
     if not wanted.job_nccl:
         return None
-    from collbench.machine.nccl_library import find_nccl, format_version
+    from collbench.machine.nccl_library import find_nccl
+    from collbench.model.nccl_options import format_version
 
     return format_version(find_nccl(named_nccl(wanted.nccl)).version)
 
@@ -297,10 +298,10 @@ def refusals() -> Iterator[None]:
 
 
 def _unfit(run: Run) -> Unfit | None:
-    """Return why a run that speaks for this machine says too little to choose by; None where it does not.
+    """Return why a run of this machine is not enough to choose by; None where it is.
 
-    Whoever timed 8 bytes did not mean to choose; and what others left then is not what there is now. Registered memory
-    alone, or communicators of one's own, are for the jobs that have them.
+    A run of 8 bytes was not meant for choosing, and load by other jobs then is not today's. Registered memory alone, or
+    communicators with a config, are for the jobs that have them.
     """
     from collbench.analysis.choice import BUSY
     from collbench.analysis.problem import left_out  # late: numpy

@@ -99,7 +99,7 @@ def _replayed(
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted while replaying the finalists: nothing was chosen") from error
     except DataCorruption:
-        raise  # its line says whom not to trust
+        raise  # its text names the link
     except CollbenchError as error:
         raise error.reworded(
             f"cannot replay {request.job} on the finalists: {error}; without --for bandwidth decides"

@@ -13,7 +13,8 @@ from collbench.api.notices import Notices
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.distributed.launchers import LaunchEnvironment, join_seconds
-from collbench.model.errors import BackendError, RunFileError
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import BackendError, DataCorruption, RunFileError
 from collbench.model.run import Run
 from collbench.output.stale_runs import unfit
 
@@ -48,7 +49,7 @@ def measure(
         try:
             session = stack.enter_context(Session(request, path, notices.say, world, worker))
         except NotResumed as error:
-            # A file names no library to be loaded: whoever measured with --nccl says so again.
+            # A run file names no library to load: the user repeats --nccl.
             nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""
             advice = f"{nccl}measure anew, without --resume"
             raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {advice}") from None
@@ -56,11 +57,23 @@ def measure(
         try:
             with notices.progress(what) as progress:
                 session.measure(progress)
+        except DataCorruption as error:
+            raise explained(error, session.run) from error
         except BackendError as error:
             error.exit_code = max(error.exit_code, outcome(session.run).status)
             raise
         notices.measured(session.run)
         return Measured(session.run, session.path, session.failure)
+
+
+def explained(error: DataCorruption, run: Run) -> DataCorruption:
+    """Return the error with the sentence on which data of the run was wrong; as it is where no facts are known."""
+    if error.wrong is None:
+        return error
+    from collbench.output.sentences import wrong_data  # late: only for a failure
+
+    simulated = "sim: " if capabilities(run.backend).simulated else ""
+    return DataCorruption(simulated + wrong_data(error.wrong, run.devices), error.wrong)
 
 
 def serve(request: Request, place: LaunchEnvironment, notices: Notices) -> None:

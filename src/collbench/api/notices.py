@@ -1,4 +1,4 @@
-"""How a call that takes seconds speaks while it works: in silence, unless its caller listens."""
+"""What a call that takes seconds reports while it works: nothing by default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _unseen(_what: str) -> Iterator[Callable[[int, int], None]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notices:
-    """Whom a call speaks to: `say` takes one line, `progress` draws how far (done, total) it is with what it names.
+    """Where a call reports to: `say` takes one line, `progress` draws how far (done, total) it is with what it names.
 
     The methods report how far a measurement is; these do nothing.
     """

@@ -13,7 +13,7 @@ from collbench.api.measuring import new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.api.requests import check_fabric
 from collbench.backends import factory
-from collbench.backends.overlap_protocol import OPERATIONS, OverlapOpened
+from collbench.backends.overlap_protocol import OPERATIONS, OverlapBackend, OverlapOpened
 from collbench.bench import overlap as bench
 from collbench.bench.overlap import OverlapRequest
 from collbench.distributed.launchers import find_launch
@@ -113,7 +113,7 @@ def request_of(asked: OverlapOptions, words: Sequence[str], notices: Notices = S
     )
 
 
-class Overlapping(WorkerSession[OverlapOpened]):
+class Overlapping(WorkerSession[OverlapBackend]):
     """A request of `collbench overlap` on open workers."""
 
     def __init__(self, request: OverlapRequest, path: Path | None, notices: Notices = SILENT) -> None:
@@ -139,6 +139,6 @@ def _opened(request: OverlapRequest) -> OverlapOpened:
         from collbench.backends.overlap_sim import open_simulated  # late: simulations are rare
 
         return open_simulated(request.fabric, request.devices, request.seed)
-    from collbench.backends.overlap import open_overlap
+    from collbench.backends.torch_world import open_overlap
 
     return open_overlap(request.backend, request.devices)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Named = Sequence[tuple[str, Run]]
 
-# Set by who records, and no matter of the links.
+# Set for recording; the links do not depend on them.
 _RECORDERS = ("NCCL_PROFILER_PLUGIN", "NCCL_VERSION")
 
 
@@ -136,7 +136,7 @@ def _of_links(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _newest(job: Job) -> Named:
-    """Return the newest saved run, where it speaks for the job: of its one host, with its devices; none otherwise."""
+    """Return the newest saved run if it is of the job's only host and has its devices; none otherwise."""
     hosts = {rank.host for rank in job.ranks}
     if len(hosts) != 1 or "" in hosts:
         return ()

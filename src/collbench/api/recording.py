@@ -112,7 +112,7 @@ def merge(
 
 
 def _findings(merged: Merged) -> Iterator[str]:
-    """Yield what is said of a recording that is not whole."""
+    """Yield a notice for each thing that an incomplete recording lacks."""
     if merged.others:
         yield f"{merged.others} other stream(s) are of another job of this command: the one that sent most is kept"
     if merged.missing:

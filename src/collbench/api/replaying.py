@@ -13,7 +13,7 @@ from collbench.api.measuring import new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.api.requests import check_fabric
 from collbench.backends import factory
-from collbench.backends.replay_protocol import ReplayArm, ReplayOpened
+from collbench.backends.replay_protocol import ReplayArm, ReplayBackend, ReplayOpened
 from collbench.bench import replay as bench
 from collbench.bench.replay import ReplayRequest
 from collbench.distributed.launchers import find_launch
@@ -127,7 +127,7 @@ def _check_backend(backend: Capabilities, asked: ReplayOptions, schedule: Schedu
             raise UsageError(f"gloo reduces no {what}, as the job does: replay it on GPUs")
 
 
-class Replaying(WorkerSession[ReplayOpened]):
+class Replaying(WorkerSession[ReplayBackend]):
     """A request of `collbench replay` on open workers."""
 
     def __init__(self, request: ReplayRequest, path: Path | None, notices: Notices = SILENT) -> None:
@@ -163,6 +163,6 @@ def _opened(request: ReplayRequest) -> ReplayOpened:
         from collbench.backends.replay_sim import open_simulated  # late: simulations are rare
 
         return open_simulated(request.fabric, request.devices, request.seed, chosen, request.arms)
-    from collbench.backends.replay import open_replay
+    from collbench.backends.torch_world import open_replay
 
     return open_replay(request.backend, request.devices, request.arms, chosen, independent=request.independent)

@@ -1,8 +1,10 @@
-"""What each measuring command times: from the options that all of them share to a request."""
+"""What each measuring command times: from the options that all of them share, and --skew, to a request."""
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +20,12 @@ from collbench.model.capabilities import capabilities, is_simulated
 from collbench.model.errors import UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.run import CommandKind
-from collbench.model.skew import Skew
+from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
 from collbench.runfile import run_file
 
 # All that a latency needs: the smallest message of the reference tools.
 _SMALLEST = 8
-# Generous: twenty times what a sweep of four GPUs takes without it, and nobody watches longer without having asked.
+# Generous: twenty times what a sweep of four GPUs takes without it, and no one waits longer without having asked.
 _SECONDS_FOR_PRECISION = 60.0
 
 
@@ -57,7 +59,7 @@ class MeasureOptions:
 
 
 def request_of(command: str, asked: MeasureOptions, words: Sequence[str], notices: Notices = SILENT) -> Request:
-    """Return what the shared options ask for; what to time is the command's, whose line `words` are for people.
+    """Return what the shared options ask for; `command` decides what to time; `words` are its command line.
 
     To resume is the whole request of the run in that file. A notice says where "auto" takes CPU cores. Raises
     UsageError, RunFileError.
@@ -199,3 +201,59 @@ COMMANDS: dict[str, Callable[[Request], Request]] = {
     "check": planned,
     **{operation.value: collective(operation) for operation in COLLECTIVES},
 }
+
+
+_SEED = re.compile(r"\d{1,9}", re.ASCII)
+
+
+def parse_skew(text: str) -> Skew | None:
+    """Return the skew that `text` names: "uniform" (None), "zipf:EXPONENT[:SEED]" or a matrix file. Raises UsageError.
+
+    A seed says which ranks are popular, 0 without one and whatever the seed of a run is, so that runs compare. The file
+    is as NCCL_TESTS_ALLTOALLV_MATRIX_FILE names one for nccl-tests: a row of the matrix on each line, in bytes,
+    separated by blanks; each is cut to whole units of 16 bytes.
+    """
+    word, colon, given = text.strip().partition(":")
+    if word.lower() == "uniform" and not colon:
+        return None
+    if word.lower() == SkewKind.ZIPF:
+        number, colon, seed = given.partition(":")
+        try:
+            exponent = float(number)
+        except ValueError:
+            exponent = math.nan
+        if not 0 <= exponent <= LARGEST_EXPONENT:
+            raise UsageError(f"--skew {text}: write an exponent from 0 to {LARGEST_EXPONENT}, as zipf:1.2")
+        if colon and _SEED.fullmatch(seed) is None:
+            raise UsageError(f"--skew {text}: '{seed}' is no seed: write a whole number, as zipf:1.2:7, or none")
+        return Skew(SkewKind.ZIPF, exponent, int(seed or 0)) if exponent else None
+    return Skew(SkewKind.MATRIX, matrix=_read_matrix(text))
+
+
+def _read_matrix(name: str) -> Blocks:
+    try:
+        lines = Path(name).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(
+            f"--skew {name} is not uniform or zipf:EXPONENT, and no matrix can be read from it: {reason}"
+        ) from error
+    rows = [tuple(_block_bytes(name, word) for word in line.split()) for line in lines if line.strip()]
+    if not rows:
+        raise UsageError(f"--skew {name}: the file holds no matrix: write a row of bytes for each rank")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(rows):
+            raise UsageError(f"--skew {name}: row {number} of {len(rows)} has {len(row)} values: write a square matrix")
+    if not any(map(any, rows)):
+        raise UsageError(f"--skew {name}: nothing is sent: no value has the 16 bytes of the smallest block")
+    return tuple(rows)
+
+
+def _block_bytes(name: str, word: str) -> int:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 2**62:  # not a number is none of these
+        raise UsageError(f"--skew {name}: '{word}' is no number of bytes: write 0 or more")
+    return int(value) // BLOCK_UNIT * BLOCK_UNIT

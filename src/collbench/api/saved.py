@@ -53,7 +53,7 @@ def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
 
 
 def _described(path: Path) -> SavedRun:
-    """Return what is said of a run. Raises RunFileError."""
+    """Return a run's row in the list. Raises RunFileError."""
     from collbench.analysis.outcome import outcome  # late: numpy
 
     run = run_file.load(path)

@@ -308,7 +308,7 @@ def measure_finalists(asked: FinalistRequest, notices: Notices) -> tuple[Run, Pa
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted while measuring the finalists: nothing was chosen") from error
     except DataCorruption:
-        raise  # its line says whom not to trust
+        raise  # its text names the link
     except CollbenchError as error:
         raise error.reworded(f"cannot measure the finalists: {error}; --no-verify answers by prediction") from error
     run = run_file.again(found.run)

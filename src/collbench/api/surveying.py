@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.analysis.outcome import outcome
-from collbench.api.measuring import new_seed
+from collbench.api.measuring import explained, new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.backends.factory import Opened
 from collbench.bench.plan import Request, settings_of
@@ -19,7 +19,14 @@ from collbench.bench.run_writer import RunWriter
 from collbench.distributed.launchers import LaunchEnvironment, join_seconds
 from collbench.machine.switches import read_switches
 from collbench.model.capabilities import SIM
-from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, RunFileError, UsageError
+from collbench.model.errors import (
+    CollbenchError,
+    DataCorruption,
+    ExitStatus,
+    Interrupted,
+    RunFileError,
+    UsageError,
+)
 from collbench.model.failures import FailureKind
 from collbench.model.node_names import compressed
 from collbench.model.operations import Operation, Work
@@ -328,6 +335,8 @@ def _measured(
         if asked.rails:
             pairs.measure_rails(seed)
         run.complete = not (world.unknown or world.lost())
+    except DataCorruption as error:
+        raise explained(error, run) from error
     finally:
         run.seconds = round(before + time.monotonic() - begin, 3)
     return pairs, done, known

@@ -76,7 +76,7 @@ def _check(arguments: TrainArguments) -> str | None:
     return None
 
 
-# Which devices it takes, and what is said of those that it does not take.
+# Which devices are chosen, and why the others are not.
 
 
 _MIG = "in MIG mode, whose instances cannot talk P2P"

@@ -55,7 +55,7 @@ def explained(
     except _native.DataError as error:
         if step is None:
             raise DataCorruption(str(error)) from error
-        raise DataCorruption(_describe_wrong(error, devices, step), _wrong(error, step)) from error
+        raise DataCorruption(wrong=_wrong(error, step)) from error
     except _native.LibraryError as error:
         raise MachineError(str(error)) from error
     except (_native.CudaError, _native.NcclError, _native.HangError, _native.PolicyError) as error:
@@ -80,23 +80,6 @@ def _wrong(error: _native.DataError, step: Step) -> WrongData:
         finder = members[error.rank]
         members = (finder, *(member for member in members if member != finder))
     return WrongData(step.work, step.size_bytes, members, error.wrong, error.offset, error.expected, error.found)
-
-
-def _describe_wrong(error: _native.DataError, devices: Sequence[Device], step: Step) -> str:
-    names = [devices[member].tag for member in _copying(step)[error.group]]
-    if step.operation.is_collective:
-        where = f"{names[error.rank]} among {', '.join(names)}"
-    elif step.variant.host_memory:
-        where = f"link between {names[0]} and host memory"
-    elif step.variant is Variant.LOCAL:
-        where = f"memory of {names[0]}"
-    else:
-        where = f"link {names[0]} → {', '.join(names[1:])}"
-    return (
-        f"wrong data: {step.work} of {format_size(step.size_bytes)}, {where}: {error.wrong} wrong, the first at "
-        f"byte {error.offset}: expected {error.expected:g}, found {error.found:g}. Do not train over this link; "
-        "IOMMU or ACS settings are the usual cause"
-    )
 
 
 # The GPUs through the native extension: copies by the driver API, collectives by NCCL.
@@ -130,7 +113,7 @@ _LAUNCH_WARMUP = 5
 _MIB = 2**20
 # Twice the largest L2 that we know (H200: 60 MB, B200: 126 MB): rotating through it, no message is served by a cache.
 _SMALLEST_BUFFER = 256 * _MIB
-# Where four times as much fits, room for more messages of a batch, each of which is then verified. By arithmetic, not
+# Where four times as much fits, there is room for more messages of a batch, and each is verified. By arithmetic, not
 # measured: 0.3 ms to poison and 0.3 ms to compare at 3 TB/s, beside 2.5 ms to copy at 400 GB/s.
 _ROOMY_BUFFER, _ROOMY_SHARE = 2**30, 4
 # NCCL's own buffers: about 10 MiB a channel and peer, up to 32 channels [NCCL docs, NCCL_BUFFSIZE = 4 MiB, in and out].
@@ -142,7 +125,7 @@ _BUFFERS = 3  # source, send, target
 _REGISTERED_BUFFERS = 2  # send and target once more, for each kind of registration
 _WORD = 8  # bytes that an access of the pointer chase reads
 # Longest wait for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
-# Whoever runs this backend in a child process has a shorter watch on it.
+# A parent process has a shorter timeout for the child that runs this backend.
 _DEADLINE_S = 30.0
 
 

@@ -129,8 +129,8 @@ class Opened:
     """An open backend and what is known of its machine. `health` reads the devices' state now, by position.
 
     `watch` sees what goes wrong on them. `close` lets all of it go, and `vacate` the backend alone; both wait until
-    the devices have their memory back. `environment` are the NCCL_* variables that count, `clock` tells the seconds
-    that budgets are about. `ports` reads the network cards' ports of several hosts; one host needs none of them.
+    the devices have their memory back. `environment` are the NCCL_* variables that count, `clock` gives the seconds
+    that budgets count. `ports` reads the network cards' ports of several hosts; one host needs none of them.
     """
 
     backend: Backend
@@ -146,7 +146,7 @@ class Opened:
 
 
 def resolve(name: str) -> tuple[str, str | None]:
-    """Return the backend that `name` stands for, and where auto finds no GPU the reason to tell the user."""
+    """Return the backend that `name` stands for, and the reason, for the user, where auto finds no GPU."""
     if name != "auto":
         return name, None
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
@@ -251,7 +251,7 @@ def nccl_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def here() -> Machine:
-    """Return what this host says of itself, without any GPU."""
+    """Return what is known of this host, without its GPUs."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     return Machine(hostname=socket.gethostname(), system=system, cpu=numa.cpu_model())
 

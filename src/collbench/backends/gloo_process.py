@@ -14,7 +14,7 @@ from collbench.model.operations import Variant
 
 # Silence for longer than the work could ever take, plus this many seconds, is a hang. Generous: `import torch` alone
 # takes 3 s, and tens of seconds from a cold network disk.
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 # The slowest all-reduce to wait for, in B/s. Loopback TCP on one shared core still gives ten times as much.
 _SLOWEST_RATE = 20e6

@@ -24,7 +24,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One rank's buffers in elements: it sends `sent` and receives `received`, of which `segments` are verified.
+    """One rank's buffers in elements: it sends `sent` and receives `received`; the `segments` of these are verified.
 
     With `shared` both lie in one buffer, the shorter at element `offset` of the longer.
     """
@@ -81,7 +81,7 @@ def _segments(task: Task, position: int, members: int) -> Iterator[Segment]:  # 
         case "gather":
             yield from (Segment((sender,), 0, sender * block, block) for sender in everyone if position == root)
         case unknown:
-            raise ValueError(f"nobody says what {unknown} delivers: its data cannot be verified")
+            raise ValueError(f"it is not defined what {unknown} delivers: its data cannot be verified")
 
 
 # What the gloo parent and its workers say to each other, and what gloo can reduce. Free of torch.

@@ -291,7 +291,7 @@ def main(arguments: list[str]) -> None:
     except (EOFError, ConnectionError):
         clean_up()
         os._exit(0)
-    # A peer is gone, or the folder, perhaps together with our parent, who reads the traceback otherwise.
+    # A peer is gone, or the folder, perhaps together with our parent, which reads the traceback otherwise.
     except (RuntimeError, OSError):
         if lifeline.parent_is_gone(descriptor):
             clean_up()

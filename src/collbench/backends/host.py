@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from collbench.backends.gloo_process import PATIENCE_S, expected_seconds, spawn, task_of
+from collbench.backends.gloo_process import TIMEOUT_S, expected_seconds, spawn, task_of
 from collbench.backends.gloo_tasks import Reply, Task
 from collbench.backends.protocol import Step, Timing, time_each
 from collbench.backends.torch_process import TorchProcess, collected, lost
@@ -21,7 +21,7 @@ from collbench.model.run import Device, Refusal
 from collbench.model.units import format_approximate_size
 
 if TYPE_CHECKING:  # the extension is loaded by the first copy: neither collectives nor --help need it
-    from collbench._native import DataError, HostSession
+    from collbench._native import HostSession
 
 
 # Collectives between real processes over gloo, parent side: one worker per core, each behind a private pipe.
@@ -33,10 +33,10 @@ if TYPE_CHECKING:  # the extension is loaded by the first copy: neither collecti
 class GlooWorld:
     """One gloo rank per core. Rank r is pinned to `cores[r]`, so ranks are the backend's positions."""
 
-    def __init__(self, cores: Sequence[int], patience_s: float = PATIENCE_S) -> None:
-        """Start nothing yet. `patience_s` is how long silence may last beyond the expected work, in seconds."""
+    def __init__(self, cores: Sequence[int], timeout_s: float = TIMEOUT_S) -> None:
+        """Start nothing yet. `timeout_s` is how long silence may last beyond the expected work, in seconds."""
         self._cores = tuple(cores)
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._workers: list[TorchProcess] = []
         self._folder: pathlib.Path | None = None
 
@@ -51,9 +51,9 @@ class GlooWorld:
         try:
             if not self._workers:
                 self._start()
-            replies = self._exchange(task, self._patience_s + expected_seconds(step))
-            return _timing(step, replies, self._cores)
-        except BaseException:  # Ctrl-C too: a reply nobody has read would answer the next task
+            replies = self._exchange(task, self._timeout_s + expected_seconds(step))
+            return _timing(step, replies)
+        except BaseException:  # Ctrl-C too: an unread reply would answer the next task
             self.close()
             raise
 
@@ -72,7 +72,7 @@ class GlooWorld:
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="collbench-gloo-"))
         for rank in range(len(self._cores)):
             self._workers.append(spawn(rank, self._cores, self._folder))
-        collected(self._workers, self._patience_s)  # each says once that it has joined
+        collected(self._workers, self._timeout_s)  # each says once that it has joined
 
     def _exchange(self, task: Task, timeout_s: float) -> list[Reply]:
         """Give every worker the same task: each must take part in making a process group, member or not."""
@@ -84,24 +84,19 @@ class GlooWorld:
         return collected(self._workers, timeout_s)
 
 
-def corruption(step: Step, rank: int, wrong: tuple[int, float, float], names: Sequence[str]) -> DataCorruption:
-    """Return the error for a wrong element on a rank; `names` are what the ranks run on, "core 4" or a device's tag."""
+def corruption(step: Step, rank: int, wrong: tuple[int, float, float]) -> DataCorruption:
+    """Return the error for a rank's wrong element: its offset in bytes, the expected value and the one found."""
     offset, expected, found = wrong
     members = next(group for group in step.groups if rank in group)
     found_by_first = (rank, *(member for member in members if member != rank))
-    return DataCorruption(
-        f"gloo {step.work} of {step.size_bytes} B {step.dtype} among {', '.join(names[member] for member in members)}: "
-        f"the element at byte {offset} on {names[rank]} is {found:g}, not {expected:g}: do not trust this machine, "
-        "test its memory (memtest86+)",
-        WrongData(step.work, step.size_bytes, found_by_first, None, offset, expected, found),
-    )
+    return DataCorruption(wrong=WrongData(step.work, step.size_bytes, found_by_first, None, offset, expected, found))
 
 
-def _timing(step: Step, replies: Sequence[Reply], cores: Sequence[int]) -> Timing:
+def _timing(step: Step, replies: Sequence[Reply]) -> Timing:
     """Return the slowest rank's time of each batch of each group. Raises DataCorruption for a wrong element."""
     for rank, reply in enumerate(replies):
         if reply["wrong"] is not None:
-            raise corruption(step, rank, reply["wrong"], [f"core {core}" for core in cores])
+            raise corruption(step, rank, reply["wrong"])
     return Timing(
         seconds=tuple(
             tuple(max(times) for times in zip(*(replies[rank]["seconds"] for rank in group), strict=True))
@@ -185,7 +180,9 @@ class HostBackend:
             session = self._session_for(step.size_bytes)
             seconds = session.time_copies(links, pull, step.size_bytes, step.iterations, step.batches, step.warmup)
         except _native.DataError as error:
-            raise _corruption(step, links, error) from error
+            group, byte = step.groups[error.group], error.offset
+            wrong = WrongData(step.work, step.size_bytes, group, None, byte, error.expected, error.found)
+            raise DataCorruption(wrong=wrong) from error
         except (RuntimeError, MemoryError) as error:
             size = format_approximate_size(step.size_bytes)
             raise BackendError(f"{step.operation} of {size} between cores {links} failed: {error}") from error
@@ -209,14 +206,3 @@ class HostBackend:
             self._session_bytes = max(_LEAST_BUFFER_BYTES, 1 << (size - 1).bit_length())
             self._session = _native.HostSession([device.index for device in self._devices], self._session_bytes)
         return self._session
-
-
-def _corruption(step: Step, links: list[tuple[int, int]], error: DataError) -> DataCorruption:
-    src, dst = links[error.group]
-    return DataCorruption(
-        f"{step.operation} of {step.size_bytes} B from core {src} to core {dst}: byte {error.offset} is "
-        f"0x{int(error.found):02x}, not 0x{int(error.expected):02x}: do not trust this memory, test it (memtest86+)",
-        WrongData(
-            step.work, step.size_bytes, step.groups[error.group], None, error.offset, error.expected, error.found
-        ),
-    )

@@ -53,7 +53,7 @@ class ChildLost(BackendError):
 
 
 class Child:
-    """A running worker; `module` is what it runs. Whoever loses it with ChildLost must kill it."""
+    """A running worker; `module` is what it runs. A caller that gets ChildLost must kill it."""
 
     def __init__(self, module: str, extra: Mapping[str, str]) -> None:
         """Start the process with `extra` variables beside ours, and return at once."""
@@ -82,14 +82,14 @@ class Child:
         with suppress(BrokenPipeError, ConnectionResetError):
             self._pipe.send(request)
 
-    def receive(self, patience_s: float) -> Answer | Prepared:
+    def receive(self, timeout_s: float) -> Answer | Prepared:
         """Return the next reply. Raises the failure that it reports, or ChildLost after so much silence or a death."""
-        left = patience_s
+        left = timeout_s
         try:
             while not self._pipe.poll(min(left, _SLICE_S)):
                 left -= _SLICE_S
                 if left <= 0:
-                    raise ChildLost(failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=patience_s))
+                    raise ChildLost(failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=timeout_s))
             reply = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise ChildLost(failure=self._death()) from error
@@ -142,14 +142,14 @@ _NCCL_STARTS = 2
 
 
 class Supervised:
-    """One worker at a time. What was asked of the first is asked of each that follows it.
+    """One worker at a time. Each new worker gets the requests of the one before it.
 
     Steps are submitted ahead and answered in order, so that the worker never waits for its parent.
     """
 
-    def __init__(self, module: str, patience: Timeouts, extra: Mapping[str, str]) -> None:
+    def __init__(self, module: str, timeouts: Timeouts, extra: Mapping[str, str]) -> None:
         """Start nothing yet; `module` is what the worker runs, with `extra` variables beside ours."""
-        self._module, self._patience, self._extra = module, patience, extra
+        self._module, self._timeouts, self._extra = module, timeouts, extra
         self._child: Child | None = None
         self._gone: list[Child] = []
         self._opening: Open | None = None
@@ -182,7 +182,7 @@ class Supervised:
         return self._exchange(request)
 
     def open(self, opening: Open) -> None:
-        """Let the running worker open GPUs, and return at once; `facts` tells what became of it."""
+        """Let the running worker open GPUs, and return at once; `facts` returns the result."""
         self.plan(opening)
         self._live.send(opening)
         self._facts, self._opens = None, True
@@ -218,7 +218,7 @@ class Supervised:
         return self._answer(len(self._waiting))
 
     def time(self, step: Step) -> Timing:
-        """Time one step now, before those that wait, of which none may be with the worker. Raises StepFailed."""
+        """Time one step now, before those that wait; the worker may have none of them yet. Raises StepFailed."""
         if self._sent:
             raise RuntimeError("steps are with the worker: nothing can be timed before them")
         self._waiting.appendleft(step)
@@ -235,7 +235,7 @@ class Supervised:
         except (ChildLost, StepFailed) as error:
             self.kill()  # after a CUDA or NCCL error the worker's context or communicators are broken
             outcome = self._failure(step, error)
-        except BaseException:  # wrong data; or Ctrl-C, and what nobody has read would answer the next step
+        except BaseException:  # wrong data; or Ctrl-C, and an unread reply would answer the next step
             self.kill()
             raise
         self._waiting.popleft()
@@ -243,7 +243,7 @@ class Supervised:
         return step, outcome
 
     def forget(self) -> None:
-        """Drop the waiting steps; a worker that has some of them is ended, because nobody will read its answers."""
+        """Drop the waiting steps; a worker that has some of them is ended, because its answers would stay unread."""
         if self._sent:
             self.kill()
         self._waiting.clear()
@@ -269,7 +269,7 @@ class Supervised:
     def _receive(self, doing: str) -> object:
         """Return the answer to anything but a step."""
         try:
-            return cast("Answer", self._live.receive(self._patience.opening_s)).value
+            return cast("Answer", self._live.receive(self._timeouts.opening_s)).value
         except ChildLost as error:
             self.kill()
             raise BackendError(f"{doing} failed: {error}", failure=error.failure) from error
@@ -313,18 +313,18 @@ class Supervised:
         reply = self._live.receive(self._wait_s(step))
         if isinstance(reply, Prepared):
             self._collects = True
-            reply = self._live.receive(self._wait_s(step) + self._patience.first_s)
+            reply = self._live.receive(self._wait_s(step) + self._timeouts.first_s)
         answer = cast("Answer", reply)
         self._note(step, answer)
         return cast("Timing", answer.value)
 
     def _wait_s(self, step: Step) -> float:
         network = self._opening is not None and self._opening.world is not None
-        wait = self._patience.for_step(step, self._seconds.get(_kind(step)), network=network)
-        wait += 0 if self._warm else self._patience.first_s
+        wait = self._timeouts.for_step(step, self._seconds.get(_kind(step)), network=network)
+        wait += 0 if self._warm else self._timeouts.first_s
         prepares = any(isinstance(request, Prepare) for request in self._setup)
         starts = (step.operation.is_collective or prepares) and not self._collects
-        return wait + (self._patience.communicators_s if starts else 0)
+        return wait + (self._timeouts.communicators_s if starts else 0)
 
     def _note(self, step: Step, answer: Answer) -> None:
         self._warm = True
@@ -351,7 +351,7 @@ def _kind(step: Step) -> tuple[Work, int, int, int]:
 
 
 _WORKER = "collbench.backends.worker"
-_PATIENCE = Timeouts()
+_TIMEOUTS = Timeouts()
 # Steps with the worker: one that it times, and enough behind it to cover the parent's own work between two answers.
 _AHEAD = 4
 
@@ -365,15 +365,15 @@ class IsolatedBackend:
     name = "cuda"
 
     def __init__(
-        self, module: str = _WORKER, patience: Timeouts = _PATIENCE, extra: Mapping[str, str] | None = None
+        self, module: str = _WORKER, timeouts: Timeouts = _TIMEOUTS, extra: Mapping[str, str] | None = None
     ) -> None:
-        """Start nothing yet. `module` is what the worker runs, `patience` how long silence may last.
+        """Start nothing yet. `module` is what the worker runs, `timeouts` how long it may stay silent.
 
         The worker has our environment, and the `extra` variables.
         """
-        self._worker = Supervised(module, patience, extra or {})
+        self._worker = Supervised(module, timeouts, extra or {})
         # Without peer access, for copies through host memory; it stands still while the other one times.
-        self._staging = Supervised(module, patience, extra or {})
+        self._staging = Supervised(module, timeouts, extra or {})
         self._devices: tuple[Device, ...] = ()
         self._prepares = False
 
@@ -452,7 +452,7 @@ class IsolatedBackend:
     def ready(self) -> None:
         """Wait for the communicators, if any are being made."""
         if self._prepares:
-            with suppress(BackendError):  # the first collective's own failure tells more
+            with suppress(BackendError):  # the first collective's own failure says more
                 self._worker.ask(AwaitPrepared())
 
     def time_copies(self, step: Step) -> Timing:

@@ -22,7 +22,7 @@ from collbench.model.run import Chosen, Device
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
-# Rank 0 tells, once for each launch or capture. Before 2.20 nothing is reported.
+# Rank 0 logs a line for each launch or capture. Before 2.20 nothing is reported.
 _WORDS = re.compile(  # 2.24 and later [enqueue.cc]
     r"NCCL INFO (?P<name>\w+): (?P<bytes>\d+) Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+) "
     r"channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\}"
@@ -56,7 +56,7 @@ def ask(open_probe: Callable[[Mapping[str, str]], Backend], steps: Sequence[Step
 def questions(steps: Iterable[Step]) -> list[Step]:
     """Return a step for each collective, number of ranks and size that NCCL chooses for, run once and not verified.
 
-    Of several groups with the same number of ranks the first stands for all.
+    The first group with a number of ranks stands for all that have as many.
     """
     found: dict[tuple[Operation, int, int], Step] = {}
     for step in steps:
@@ -94,8 +94,9 @@ def choice(log: str, operation: Operation, ranks: int, size_bytes: int) -> Chose
     """
     fitting = {size_bytes, size_bytes // ranks} if operation.shares else {size_bytes}
     chosen = None
-    for match in (found for line in log.splitlines() if (found := _match(line))):
-        if match["name"] in (None, operation.collective.nccl) and int(match["bytes"]) in fitting:
+    for line in log.splitlines():
+        match = _WORDS.search(line) or _NUMBERS.search(line) or _SYMMETRIC.search(line)
+        if match and match["name"] in (None, operation.collective.nccl) and int(match["bytes"]) in fitting:
             chosen = Chosen(operation, ranks, size_bytes, *_decision(match))
     return chosen
 
@@ -125,10 +126,6 @@ def _news(folder: Path, read: dict[Path, int]) -> str:
         news.append(text[read.get(path, 0) :])
         read[path] = len(text)
     return "".join(news)
-
-
-def _match(line: str) -> re.Match[str] | None:
-    return _WORDS.search(line) or _NUMBERS.search(line) or _SYMMETRIC.search(line)
 
 
 def _decision(match: re.Match[str]) -> tuple[str, str, int]:

@@ -18,7 +18,7 @@ from collbench.model.compute import Priority
 
 _cuda: Any = torch.cuda  # half of it has types
 
-# Of the sleeping kernel, whose cycles a second are measured with it: 5 ms at 2 GHz.
+# The sleeping kernel measures its own cycles a second: 5 ms at 2 GHz.
 _CALIBRATION_CYCLES = 10_000_000
 
 
@@ -57,7 +57,7 @@ class Accelerator(Protocol):
     def group(self, ranks: int, priority: Priority, ctas: int | None) -> dist.ProcessGroup:
         """Return the process group of all ranks with these levers; every rank makes it at the same moment."""
 
-    def race(self, align: Callable[[], object], collective: Lane, compute: Lane, gate_s: float) -> Race:
+    def race(self, align: Callable[[], object], collective: Lane, compute: Lane, delay_s: float) -> Race:
         """Run both lanes from a common start, to which `align`, a tiny collective, brings all ranks."""
 
     def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
@@ -109,9 +109,9 @@ class CudaAccelerator:
             self._groups[priority, ctas] = cast("dist.ProcessGroup", made)
         return self._groups[priority, ctas]
 
-    def race(self, align: Callable[[], object], collective: Lane, compute: Lane, gate_s: float) -> Race:
+    def race(self, align: Callable[[], object], collective: Lane, compute: Lane, delay_s: float) -> Race:
         """Queue all of it behind a sleeping kernel. Both streams then wait for one event, the common start."""
-        self._sleep(gate_s)
+        self._sleep(delay_s)
         start = self._together(align)
         collective_ends, compute_ends, begins = list[Any](), list[Any](), list[Any]()
         if not collective.idle_s:
@@ -199,9 +199,9 @@ class CpuAccelerator:
             self._group = cast("dist.ProcessGroup", dist.new_group(list(range(ranks)), backend="gloo"))
         return self._group
 
-    def race(self, align: Callable[[], object], collective: Lane, compute: Lane, gate_s: float) -> Race:
+    def race(self, align: Callable[[], object], collective: Lane, compute: Lane, delay_s: float) -> Race:
         """Let two threads go at once; nothing is launched, so there is nothing to queue."""
-        del gate_s
+        del delay_s
         begins, collective_ends, compute_ends = list[float](), list[float](), list[float]()
         align()
         start = time.perf_counter()

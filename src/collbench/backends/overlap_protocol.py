@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from collbench.backends.protocol import OpenWorkers
 from collbench.model.compute import Compute, Priority
 from collbench.model.operations import Operation, Work
-from collbench.model.run import Device, Flag, Health, Machine, Path
 
 # What training sends, and what torch.distributed sends without an option.
 DTYPE = "bfloat16"
@@ -51,7 +50,7 @@ class OverlapPoint:
 class Load:
     """What every rank runs at once, from a common start: chunks of the collective, chunks of compute, or both.
 
-    The end of each chunk is timed. A chunk has `calls` of the collective, or `units` of compute. `gate_s` is how long
+    The end of each chunk is timed. A chunk has `calls` of the collective, or `units` of compute. `delay_s` is how long
     the GPU waits before the start, so that all of it is queued by then.
 
     With `idle_s` each chunk of the collective has a round of its own: the ranks come together, compute begins its
@@ -62,7 +61,7 @@ class Load:
     calls: int
     compute_chunks: int
     units: int
-    gate_s: float
+    delay_s: float
     idle_s: tuple[float, ...] = ()
 
     @property
@@ -112,24 +111,7 @@ class OverlapBackend(Protocol):
         """End the workers; must be safe to call twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class OverlapOpened:
-    """An open backend and what is known of its machine, as in `factory.Opened`.
-
-    `span_seconds` is how long each of the two runs alone in a trial; `clock` tells the seconds that a run took.
-    """
-
-    name: str
-    backend: OverlapBackend
-    devices: tuple[Device, ...]
-    machine: Machine
-    paths: tuple[Path, ...]
-    span_seconds: float
-    environment: dict[str, str] = field(default_factory=dict)
-    health: Callable[[], tuple[Health, ...]] = tuple
-    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
-    close: Callable[[], None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
+OverlapOpened = OpenWorkers[OverlapBackend]
 
 
 # Between the parent and a worker.

@@ -112,7 +112,7 @@ def open_simulated(fabric_name: str | None, wanted: str | None, seed: int) -> Ov
     world = SimOverlap(fabric, backend, seed)
     return OverlapOpened(
         SIM.name,
-        world,
+        (world,),
         backend.devices(),
         backend.machine(),
         backend.paths(),

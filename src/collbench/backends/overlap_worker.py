@@ -77,7 +77,7 @@ class Messages:
             slot.uses = 0
 
     def wrong(self) -> int | None:
-        """Return how many received elements are not what the ranks sent, of slots in use; None where none can tell.
+        """Return how many received elements are not what the ranks sent, of slots in use; None where it is unknown.
 
         An all-reduce in place sums its own result again: n ranks multiply it by n each time, which is exact where n is
         a power of two.
@@ -118,7 +118,7 @@ class Messages:
                 fresh = self._of(self._rank, number, 0, count)
                 expected = torch.cat([self._of(rank, number, own, block) for rank in range(self._ranks)])
             case unknown:
-                raise RuntimeError(f"nobody says what {unknown} delivers: its data cannot be verified")
+                raise RuntimeError(f"it is not defined what {unknown} delivers: its data cannot be verified")
         received = torch.empty_like(expected)
         in_place = self._operation in (Operation.ALLREDUCE, Operation.BROADCAST)
         return Slot(received if in_place else fresh.clone(), received, fresh, expected)
@@ -254,7 +254,7 @@ class Rank:
             Lane(load.collective_chunks, collective, load.idle_s),
             Lane(load.compute_chunks, self._chunk(load, unit)),
         )
-        raced = self._accelerator.race(self._align, *lanes, load.gate_s)
+        raced = self._accelerator.race(self._align, *lanes, load.delay_s)
         wrong_compute = int((unit.result != alone).sum()) if load.compute_chunks else None
         wrong = messages.wrong() if load.collective_chunks else None
         return RankTimes(raced.collective, raced.compute, raced.begins, raced.queued, wrong, wrong_compute)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from collbench.model.errors import StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Registration, Variant, Work
-from collbench.model.run import DataPoint, Device, RankLaunches, Refusal
+from collbench.model.run import DataPoint, Device, Flag, Health, Machine, Path, RankLaunches, Refusal
 from collbench.model.skew import Blocks, Skew, blocks_of
-
-# What a backend is: devices, and raw seconds for a step. It never computes a bandwidth and never decides.
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Timing:
     """Raw seconds per iteration: `seconds[g][b]` for group g and batch b, the maximum over a group's ranks.
 
     `launch_seconds[g]` is the launch loop's, empty when it was not asked for. Wrong data raised; `coverage[g]` says how
-    much was compared, empty where nobody counts. `singles[g]` are the single launches of each of the group's ranks, in
+    much was compared, empty where uncounted. `singles[g]` are the single launches of each of the group's ranks, in
     their order, in ns of one clock for all ranks of a host; empty without any. `plain[g]`: the group's batches were
     plain launches, not replays of a graph; empty where all were replays, or nothing is launched. `waits[g][r][b]` are
     the seconds for which rank r of the group was in the barrier before batch b; empty in a single process. The last one
@@ -202,3 +201,29 @@ def _expected_s(step: Step, rate: float) -> float:
     if step.variant.covered:  # all members copy, and as much again behind what is timed, perhaps in both directions
         ranks = 2 * len(step.groups[0]) * (2 if step.variant.opposed else 1)
     return messages * (_SECONDS_A_MESSAGE + sum(point.moved_bytes for point in points) * ranks / rate)
+
+
+Workers_co = TypeVar("Workers_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class OpenWorkers(Generic[Workers_co]):
+    """Open workers with torch, or simulated ones, and what is known of their machine, as in `factory.Opened`.
+
+    `worlds` are all ranks of a run with overlap, or those of each arm of a replay. `span_seconds` is how long a load
+    runs: in a trial with overlap collective and compute each, in a replay at least. `clock` gives the seconds that a
+    run took. `traces`: loads can be traced.
+    """
+
+    name: str
+    worlds: tuple[Workers_co, ...]
+    devices: tuple[Device, ...]
+    machine: Machine
+    paths: tuple[Path, ...]
+    span_seconds: float
+    environment: dict[str, str] = field(default_factory=dict)
+    health: Callable[[], tuple[Health, ...]] = tuple
+    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
+    close: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+    traces: bool = False

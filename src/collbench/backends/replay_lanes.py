@@ -180,7 +180,7 @@ class CudaAccelerator:
         pauses: Sequence[float],
         posts: Sequence[Callable[[], object]],
     ) -> ReplayTimes:
-        self._sleep(load.gate_s)
+        self._sleep(load.delay_s)
         align()
         start, stamps, last = self._stamp(self._main), list[tuple[Any, Any]](), None
         for _ in range(load.steps):

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from collbench.analysis.job_schedule import Schedule, Unit
+from collbench.backends.protocol import OpenWorkers
 from collbench.model.operations import Registration
-from collbench.model.run import Device, Flag, Health, Machine, Path, Pauses
+from collbench.model.run import Pauses
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayLoad:
     """What every rank runs from a common start: so many steps, with pauses, with calls, or with both.
 
-    `gate_s` is how long a GPU waits before the start, so that its host gets ahead of it. A `traced` load runs under
+    `delay_s` is how long a GPU waits before the start, so that its host gets ahead of it. A `traced` load runs under
     torch's profiler: its units are as long as their kernels, and its step is of no use.
     """
 
     steps: int
     pauses: bool = True
     calls: bool = True
-    gate_s: float = 0.0
+    delay_s: float = 0.0
     traced: bool = False
 
 
@@ -63,32 +63,13 @@ class ReplayBackend(Protocol):
         """Make groups and buffers. Raises MachineError where they do not fit."""
 
     def verify(self) -> int | None:
-        """Run a step, untimed, and return how many elements were wrong in any buffer; None where none can tell."""
+        """Run a step, untimed, and return how many elements were wrong in any buffer; None where it cannot be known."""
 
     def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
         """Run a load, which should take `expected_s` seconds. Raises BackendError."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayOpened:
-    """Open backends, one for each arm, and what is known of their machine, as in `factory.Opened`.
-
-    `span_seconds` is how long a load runs at least; `clock` tells the seconds that a run took. `traces`: loads can be
-    traced.
-    """
-
-    name: str
-    arms: tuple[ReplayBackend, ...]
-    devices: tuple[Device, ...]
-    machine: Machine
-    paths: tuple[Path, ...]
-    span_seconds: float
-    environment: dict[str, str] = field(default_factory=dict)
-    health: Callable[[], tuple[Health, ...]] = tuple
-    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
-    close: Callable[[], None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
-    traces: bool = False
+ReplayOpened = OpenWorkers[ReplayBackend]
 
 
 # Between the parent and a worker.

@@ -72,7 +72,7 @@ class SimReplay:
             busy = [sum(own) for own in took]
             more = (beside.compute - 1) / beside.compute if slower > 1 else 0.0
             ends = [max(end + busy[rank] * more, calls[rank]) for rank, end in enumerate(ends)]
-            end = max(ends)  # whoever is late keeps the others waiting in the next step
+            end = max(ends)  # a late rank keeps the others waiting in the next step
             ends = [end] * len(ends)
         self._seconds += load.steps * max(ends)
         return tuple(ReplayTimes(ends[rank], tuple(took[rank]) if load.calls else ()) for rank in ranks)

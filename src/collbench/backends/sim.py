@@ -21,7 +21,6 @@ from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, Flag, Health, Machine, Path, RankLaunches, Refusal
 from collbench.model.skew import Blocks, across
-from collbench.model.units import format_size
 from collbench.sim import labels
 from collbench.sim.collectives import truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
@@ -96,7 +95,7 @@ class SimBackend:
         return Machine("sim", "simulated", "", virtualization=fabric.virtualization, fabric=fabric.name)
 
     def paths(self) -> tuple[Path, ...]:
-        """Return the paths between the positions as the simulated tools tell them."""
+        """Return the paths between the positions as the simulated tools report them."""
         found = {frozenset(path.devices): path for path in labels.paths(self._fabric)}
         pairs = combinations(range(len(self._gpus)), 2)
         return tuple(replace(found[frozenset((self._gpus[i], self._gpus[j]))], devices=(i, j)) for i, j in pairs)
@@ -136,7 +135,7 @@ class SimBackend:
         return tuple(max(0, device.memory_bytes - (state.memory_used or 0)) for device, state in states)
 
     def numa_nodes(self) -> tuple[int, ...]:
-        """Return the simulated host's NUMA nodes; none where the machine does not tell them."""
+        """Return the simulated host's NUMA nodes; none where the machine hides them."""
         nodes = {root.numa_node for root in self._fabric.host_bridges}
         return () if self._fabric.numa_hidden else tuple(sorted(nodes))
 
@@ -182,7 +181,9 @@ class SimBackend:
         if not step.launches:
             return found
         launch = self._fabric.delays.launch * _MICRO
-        return Timing(found.seconds, tuple(batches[0] + launch * self._noise() for batches in found.seconds))
+        noise = self._fabric.noise.trial
+        loops = tuple(batches[0] + launch * math.exp(noise * self._normal()) for batches in found.seconds)
+        return Timing(found.seconds, loops)
 
     def close(self) -> None:
         """Do nothing: nothing was opened."""
@@ -325,9 +326,6 @@ class SimBackend:
         arrivals = np.round((begin + came) * _NANO).astype(int)
         return tuple(RankLaunches(tuple(arrived.tolist()), left, 0, _UNCERTAIN_NS, 1) for arrived in arrivals)
 
-    def _noise(self) -> float:
-        return math.exp(self._fabric.noise.trial * self._normal())
-
     def _normal(self) -> float:
         found = next(self._drawn, None)
         if found is None:
@@ -367,9 +365,4 @@ class SimBackend:
                     seconds=_GIVEN_UP_S,
                 )
             )
-        tags = " → ".join(self._devices[member].tag for member in members)
-        return DataCorruption(
-            f"sim: wrong data: {step.work} of {format_size(step.size_bytes)}, link {tags}: 1 wrong, the first at byte "
-            f"{fault.offset}. Do not train over this link; IOMMU or ACS settings are the usual cause",
-            WrongData(step.work, step.size_bytes, members, 1, fault.offset),
-        )
+        return DataCorruption(wrong=WrongData(step.work, step.size_bytes, members, 1, fault.offset))

@@ -31,7 +31,7 @@ Accelerator = TypeVar("Accelerator")
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """This process among the ranks, and its pipe to the parent, who asks."""
+    """This process among the ranks, and its pipe to the parent."""
 
     rank: int
     ranks: int
@@ -47,7 +47,7 @@ def file_store(folder: pathlib.Path, ranks: int) -> Store:
 
 def joined(kind: str) -> Joined:
     """Return what this process has loaded."""
-    release = str(torch.__version__)  # a plain one: whoever reads torch's own kind of string loads torch for it
+    release = str(torch.__version__)  # a plain one: unpickling torch's own kind of string would import torch
     if kind != "cuda":
         return Joined(release)
     nccl: Any = torch.cuda.nccl  # without types

@@ -1,4 +1,5 @@
-"""Workers with torch, one process for each GPU or CPU core, asked all at once; and what is known of their machine.
+"""Workers with torch, one process for each GPU or CPU core, asked all at once; what is known of their machine;
+and the two kinds of worlds: a collective beside compute, and a recorded step.
 
 The parent never loads torch. Workers end with `close()`, with any failure, or when this process is gone.
 """
@@ -13,18 +14,32 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
+from collbench.analysis.job_schedule import Schedule
 from collbench.backends import factory
+from collbench.backends.overlap_protocol import Done, Load, OverlapOpened, OverlapPoint, RankTimes, Warm
+from collbench.backends.protocol import OpenWorkers
+from collbench.backends.replay_protocol import (
+    Prepare,
+    Prepared,
+    ReplayArm,
+    ReplayLoad,
+    ReplayOpened,
+    ReplayTimes,
+    Verified,
+    Verify,
+)
 from collbench.backends.torch_process import EXIT_S, Joined, TorchProcess, collected, start, worker_environment
 from collbench.machine import numa, visible_devices
 from collbench.machine.nvml import Nvml
 from collbench.machine.watch import HealthWatch, Occupants
 from collbench.model.capabilities import CUDA, HOST
 from collbench.model.errors import BackendError, MachineError
-from collbench.model.run import Device, Flag, Health, Machine, Path
+from collbench.model.operations import Registration
+from collbench.model.run import Device, Pauses
 
 # `import torch` takes 3 s, and tens of seconds from a cold network disk.
 _JOIN_S = 120.0
@@ -79,7 +94,7 @@ class TorchWorld:
         return replies[0]
 
     def give_up(self, error: BackendError) -> None:
-        """End the workers; whatever is asked of them from now on fails for this reason."""
+        """End the workers; every later request fails for this reason."""
         self._lost = error
         self._end()
 
@@ -114,7 +129,7 @@ class TorchWorld:
                 except OSError:  # it died: its end is explained where it is waited for
                     continue
             return collected(self._workers, timeout_s)
-        except BaseException:  # Ctrl-C too: a reply nobody has read would answer the next request
+        except BaseException:  # Ctrl-C too: an unread reply would answer the next request
             self._end()
             raise
 
@@ -130,20 +145,6 @@ class TorchWorld:
 World = TypeVar("World", bound=TorchWorld)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenWorlds(Generic[World]):
-    """Open workers, a world for each arm, and what is known of their machine, as in `factory.Opened`."""
-
-    worlds: tuple[World, ...]
-    devices: tuple[Device, ...]
-    machine: Machine
-    paths: tuple[Path, ...]
-    close: Callable[[], None]
-    environment: dict[str, str] = field(default_factory=dict)
-    health: Callable[[], tuple[Health, ...]] = tuple
-    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
-
-
 # Starts one world: on a kind of backend, at these places, of these visible GPUs.
 Starter = Callable[[str, Sequence[int], Sequence[str]], World]
 Choice = Callable[[tuple[Device, ...]], tuple[Device, ...]]
@@ -153,16 +154,20 @@ def open_worlds(
     name: str,
     wanted: str | None,
     starters: Sequence[Starter[World]],
+    spans: tuple[float, float],
     chosen: Choice = tuple,
     *,
     independent: bool = False,
-) -> OpenWorlds[World]:
-    """Start a world by each starter on the devices that are wanted, of which `chosen` may drop some.
+) -> OpenWorkers[World]:
+    """Start a world by each starter on the wanted devices; `chosen` may drop some of these.
 
-    A world that does not meet ends them all, unless they are `independent`: then it fails when it is asked, and only
-    where none meets are they all given up. Raises UsageError, MachineError, BackendError.
+    `spans` are the seconds of a load on GPUs and on cores. A world that does not meet ends them all, unless they are
+    `independent`: then it fails when it is asked, and only where none meets are they all given up. Raises UsageError,
+    MachineError, BackendError.
     """
-    return (_open_cores if name == HOST.name else _open_gpus)(wanted, starters, chosen, independent)
+    cores = name == HOST.name
+    found = (_open_cores if cores else _open_gpus)(wanted, starters, chosen, independent)
+    return replace(found, name=name, span_seconds=spans[cores])
 
 
 def _met(worlds: Sequence[TorchWorld], independent: bool) -> Joined:
@@ -184,16 +189,18 @@ def _met(worlds: Sequence[TorchWorld], independent: bool) -> Joined:
 
 def _open_cores(
     wanted: str | None, starters: Sequence[Starter[World]], chosen: Choice, independent: bool
-) -> OpenWorlds[World]:
+) -> OpenWorkers[World]:
     with ExitStack() as stack:
         devices = chosen(factory.choose_devices(numa.devices(), wanted))
         worlds = tuple(_started(stack, one, HOST.name, [device.index for device in devices], ()) for one in starters)
         _met(worlds, independent)
-        return OpenWorlds(
+        return OpenWorkers(
+            HOST.name,
             worlds,
             devices,
             factory.here(),
             numa.paths(devices),
+            0.0,
             environment=factory.nccl_settings(os.environ),
             close=stack.pop_all().close,
         )
@@ -201,7 +208,7 @@ def _open_cores(
 
 def _open_gpus(
     wanted: str | None, starters: Sequence[Starter[World]], chosen: Choice, independent: bool
-) -> OpenWorlds[World]:
+) -> OpenWorkers[World]:
     with ExitStack() as stack:
         nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
         devices = chosen(factory.choose_devices(factory.may_use(nvml), wanted))
@@ -220,11 +227,13 @@ def _open_gpus(
             nccl_path=facts.nccl_path,
         )
         watch = HealthWatch(devices, lambda: [nvml.glance(device) for device in devices], occupants)
-        return OpenWorlds(
+        return OpenWorkers(
+            CUDA.name,
             worlds,
             devices,
             machine,
             nvml.paths(devices),
+            0.0,
             environment=factory.nccl_settings(os.environ),
             health=lambda: factory.health_of(nvml, devices, occupants, held),
             flags=watch.flags,
@@ -238,3 +247,126 @@ def _started(
     world = starter(kind, places, visible)
     stack.callback(world.close)
     return world
+
+
+# Overlap: a collective beside compute.
+
+# Operands are made and a communicator starts; NCCL takes 1 s, longer where it first looks for networks.
+_WARM_S = 120.0
+# A load lasts tens of milliseconds, and on a slow core seconds.
+_LOAD_S = 60.0
+
+
+class OverlapWorld(TorchWorld):
+    """All ranks of overlap. `load_s` is how long a load may take, in seconds."""
+
+    def __init__(self, kind: str, places: Sequence[int], visible: Sequence[str] = (), load_s: float = _LOAD_S) -> None:
+        """Start the workers and return at once, as TorchWorld does."""
+        super().__init__("overlap", kind, places, visible)
+        self._load_s = load_s
+
+    def allocate(self, point: OverlapPoint) -> None:
+        """Make room for a data point. Raises MachineError where it does not fit, BackendError."""
+        for rank, reply in enumerate(self._asked(point, _WARM_S)):
+            if isinstance(reply, Done) and reply.problem:
+                raise MachineError(f"rank {rank} has no room for {point.operation}: {reply.problem}")
+
+    def warm(self) -> None:
+        """Run both once, untimed. Raises BackendError."""
+        self._asked(Warm(), _WARM_S)
+
+    def run(self, load: Load) -> tuple[RankTimes, ...]:
+        """Run a load on every rank. Raises BackendError for a worker that died or hangs."""
+        return tuple(reply for reply in self._asked(load, self._load_s) if isinstance(reply, RankTimes))
+
+
+# How long each of the two runs alone in a trial, in seconds: some 17 products of 8192³ on an H200, and as many
+# all-reduces of 256 MiB. On a core a product of 512³ takes some 5 ms.
+_OVERLAP_SPANS_S = 0.025, 0.05
+
+
+def open_overlap(name: str, wanted: str | None) -> OverlapOpened:
+    """Open the cuda or host backend on the devices that are wanted. Raises UsageError, MachineError, BackendError."""
+    return open_worlds(name, wanted, [OverlapWorld], _OVERLAP_SPANS_S)
+
+
+# Replay: a recorded step, a world for each arm.
+
+# NCCL takes 1 s for a communicator, longer where it first looks for networks; each of a job's groups has its own.
+_PREPARE_S = 120.0
+# Data is made and compared by the same slow cores that send it.
+_VERIFY_S = 120.0
+# A load that takes so many times what it should, and this much more, hangs.
+_REPLAY_MULTIPLE, _REPLAY_LOAD_S = 20.0, 60.0
+
+
+class ReplayWorld(TorchWorld):
+    """All ranks of one arm; `settings` are its variables, `members` the positions that failures name, () for ranks."""
+
+    def __init__(
+        self,
+        kind: str,
+        places: Sequence[int],
+        visible: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
+        members: tuple[int, ...] = (),
+    ) -> None:
+        """Start the workers and return at once, as TorchWorld does."""
+        super().__init__("replay", kind, places, visible, settings)
+        self._members = members
+
+    def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
+        """Make groups and buffers. Raises MachineError where they do not fit, BackendError."""
+        requests = [
+            Prepare(schedule.groups, units, rest, pauses, registration)
+            for units, rest in zip(schedule.ranks, schedule.rests, strict=True)
+        ]
+        for rank, reply in enumerate(self._each_asked(requests, _PREPARE_S)):
+            if isinstance(reply, Prepared) and reply.problem:
+                raise MachineError(f"rank {rank} cannot prepare the step: {reply.problem}")
+
+    def verify(self) -> int | None:
+        """Run a step, and return how many elements were wrong on all ranks. Raises BackendError."""
+        found = [reply.wrong for reply in self._asked(Verify(), _VERIFY_S) if isinstance(reply, Verified)]
+        known = [wrong for wrong in found if wrong is not None]
+        return sum(known) if known else None
+
+    def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
+        """Run a load on every rank. Raises BackendError for a worker that died or hangs."""
+        timeout = _REPLAY_LOAD_S + _REPLAY_MULTIPLE * expected_s
+        return tuple(reply for reply in self._asked(load, timeout) if isinstance(reply, ReplayTimes))
+
+    def _each_asked(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
+        """Ask as TorchWorld does; failures name devices by their positions in the run, not by ranks."""
+        try:
+            return super()._each_asked(requests, timeout_s)
+        except BackendError as error:
+            if not self._members:
+                raise
+            where = tuple(self._members[rank] for rank in error.failure.devices)
+            raise BackendError(str(error), failure=replace(error.failure, devices=where)) from error
+
+
+# How long a load runs at least, in seconds, in whole steps.
+_REPLAY_SPANS_S = 0.05, 0.1
+
+
+def open_replay(
+    name: str, wanted: str | None, arms: Sequence[ReplayArm], chosen: Choice, *, independent: bool = False
+) -> ReplayOpened:
+    """Open a world for each arm on its places among the devices that are `chosen` of those wanted.
+
+    Where arms are `independent`, one whose workers do not start says so when it is asked, and the others can be used.
+    Raises UsageError, MachineError, BackendError.
+    """
+    starters = [_starter(arm) for arm in arms]
+    found = open_worlds(name, wanted, starters, _REPLAY_SPANS_S, chosen, independent=independent)
+    return replace(found, traces=name != HOST.name)
+
+
+def _starter(arm: ReplayArm) -> Starter[ReplayWorld]:
+    def started(kind: str, places: Sequence[int], visible: Sequence[str]) -> ReplayWorld:
+        own = [places[position] for position in arm.members(len(places))]
+        return ReplayWorld(kind, own, visible, arm.settings, arm.places)
+
+    return started

@@ -36,7 +36,7 @@ from collbench.model.operations import Variant
 from collbench.model.run import Refusal
 
 # Longer than NCCL needs to start; copies go on without it then.
-_NCCL_PATIENCE_S = 30.0
+_NCCL_TIMEOUT_S = 30.0
 
 
 class Source(Protocol):
@@ -70,7 +70,8 @@ class CudaSource:
     def open(self, opening: Open) -> tuple[Backend, Facts]:
         """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed, and UsageError for an old NCCL."""
         from collbench.backends.cuda import CudaBackend
-        from collbench.machine.nccl_library import find_nccl, format_version
+        from collbench.machine.nccl_library import find_nccl
+        from collbench.model.nccl_options import format_version
 
         nccl = find_nccl(opening.nccl_path) if opening.collectives else None
         if nccl is not None:
@@ -115,11 +116,11 @@ class _Preparation:
     On 4 × H200 that ended in a timeout of that kernel, after 4 s.
     """
 
-    def __init__(self, backend: Backend, groups: tuple[tuple[int, ...], ...], patience_s: float) -> None:
+    def __init__(self, backend: Backend, groups: tuple[tuple[int, ...], ...], timeout_s: float) -> None:
         self._backend, self._groups = backend, groups
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._deadline = time.monotonic() + patience_s
+        self._deadline = time.monotonic() + timeout_s
         self._thread.start()
 
     def _run(self) -> None:
@@ -142,8 +143,8 @@ class _Preparation:
 class _RequestHandler:
     """What is open, and what each request means for it."""
 
-    def __init__(self, pipe: Connection[Reply, Request], source: Source, patience_s: float) -> None:
-        self._pipe, self._source, self._patience_s = pipe, source, patience_s
+    def __init__(self, pipe: Connection[Reply, Request], source: Source, timeout_s: float) -> None:
+        self._pipe, self._source, self._timeout_s = pipe, source, timeout_s
         self._backend: Backend | None = None
         self._preparation: _Preparation | None = None
 
@@ -162,7 +163,7 @@ class _RequestHandler:
             case Reserve(largest_bytes):
                 self._opened.reserve(largest_bytes)
             case Prepare(groups):
-                self._preparation = _Preparation(self._opened, groups, self._patience_s)
+                self._preparation = _Preparation(self._opened, groups, self._timeout_s)
             case AwaitPrepared():
                 self._stand_by()
             case Step():
@@ -188,7 +189,7 @@ class _RequestHandler:
         return time_step(self._opened, step)
 
 
-def _serve(pipe: Connection[Reply, Request], desk: _RequestHandler) -> None:
+def _serve(pipe: Connection[Reply, Request], handler: _RequestHandler) -> None:
     """Answer requests until the pipe closes. Raises what collbench cannot explain."""
     while True:
         try:
@@ -197,7 +198,7 @@ def _serve(pipe: Connection[Reply, Request], desk: _RequestHandler) -> None:
             return
         begin = time.perf_counter()
         try:
-            value = desk.serve(request)
+            value = handler.serve(request)
             reply: Reply = Answer(value, time.perf_counter() - begin)
         except CollbenchError as error:
             reply = error
@@ -217,14 +218,14 @@ def _await_the_end(pipe: Connection[Reply, Request]) -> None:
             pipe.recv()
 
 
-def run(descriptor: int, source: Source, patience_s: float = _NCCL_PATIENCE_S) -> None:
-    """Serve the pipe at `descriptor`, and end the process with it. Copies wait `patience_s` seconds for NCCL."""
+def run(descriptor: int, source: Source, timeout_s: float = _NCCL_TIMEOUT_S) -> None:
+    """Serve the pipe at `descriptor`, and end the process with it. Copies wait `timeout_s` seconds for NCCL."""
     lifeline.leave_signals_to_parent()
     lifeline.die_with_parent(descriptor)  # one that hangs in the driver never sees its pipe close
     pipe: Connection[Reply, Request] = Connection(descriptor)
-    desk = _RequestHandler(pipe, source, patience_s)
+    handler = _RequestHandler(pipe, source, timeout_s)
     with suppress(BrokenPipeError):  # the parent left without its answer
-        _serve(pipe, desk)
+        _serve(pipe, handler)
     os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL would take long to release
 
 

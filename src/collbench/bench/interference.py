@@ -19,7 +19,7 @@ from collbench.model.run import InterferenceCheck, Path
 from collbench.model.units import algbw
 
 
-def crossings(
+def shared_uplinks(
     groups: Sequence[Members], paths: Mapping[frozenset[int], Path], rng: random.Random
 ) -> Iterator[list[Members]]:
     """Yield for each PCIe label disjoint pairs of it, all from the same side to the same other side while any are left.
@@ -70,13 +70,13 @@ def check_interference(
 ) -> tuple[list[InterferenceCheck], float]:
     """Return one comparison for up to two pairs of each label and operation, at a large size; and the seconds timed.
 
-    Where labels tell of shared links, pairs are taken that meet on them: in a random round they may happen not to.
+    Where labels show shared links, pairs that share one are chosen on purpose: in a random round they might not.
     """
     findings, timed = [], 0.0
     for work in plan.groups:
         seen: dict[str, int] = {}
         free = [] if runs_alone(work) else [m for m in plan.groups[work] if (work, m) not in plan.isolated]
-        for together in (*crossings(free, paths, rng), *plan.rounds(work, rng)):
+        for together in (*shared_uplinks(free, paths, rng), *plan.rounds(work, rng)):
             if len(together) < 2 or plan.together or runs_alone(work):
                 continue
             for members in together:

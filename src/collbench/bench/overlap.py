@@ -26,13 +26,13 @@ _MOST_CALLS = 240
 _FEWEST_COVERED = 3
 _FEWEST_UNITS = 6
 # One call, which can be compared whatever the number of ranks; then some to learn how long each takes.
-_VERIFYING = Load(collective_chunks=1, calls=1, compute_chunks=4, units=1, gate_s=0.01)
-_ESTIMATING = Load(collective_chunks=8, calls=1, compute_chunks=4, units=1, gate_s=0.01)
+_VERIFYING = Load(collective_chunks=1, calls=1, compute_chunks=4, units=1, delay_s=0.01)
+_ESTIMATING = Load(collective_chunks=8, calls=1, compute_chunks=4, units=1, delay_s=0.01)
 # Products draw more power than an H200 may for long: its clock falls from 1,980 to some 1,500 MHz. 10 ms after them an
 # all-reduce of 64 MiB takes 6 % longer than in `collbench allreduce`, 0.1 s after them 0.5 %, 0.2 s after them 0.3 %.
 _REST_S = 0.2
 # What the host needs to queue: a call of torch.distributed some 30 µs, a unit of compute less.
-_CALL_S, _UNIT_S, _LEAST_GATE_S, _LONGEST_GATE_S = 6e-5, 1e-4, 2e-3, 1.0
+_CALL_S, _UNIT_S, _LEAST_DELAY_S, _LONGEST_DELAY_S = 6e-5, 1e-4, 2e-3, 1.0
 # Calls beside compute in a trial, where a call is short beside a unit; of longer ones, which vary less, fewer do.
 _BESIDE_CALLS, _FEWEST_BESIDE_CALLS = 30, 12
 # Calls alone in a trial, as in a batch of the ordinary command (2.4): after 40 calls of 64 MiB, 10 ms, an H200 takes
@@ -40,11 +40,11 @@ _BESIDE_CALLS, _FEWEST_BESIDE_CALLS = 30, 12
 _ALONE_CALLS = 20
 # How long compute runs before the first of these moments, over its first chunk's time alone: it may be slower.
 _RUN_UP = 1.3
-# Of the calls must be covered; where fewer are, compute lasts for calls of so many times the length.
+# The share of calls that must be covered; where fewer are, compute lasts for calls longer by this factor.
 _LEAST_SHARE, _CALL_STEP = 0.8, 1.6
-# How often a load is repeated behind a longer gate, and how often in a row one that was not covered is lengthened: on
+# How often a load is repeated after a longer delay, and how often in a row one that was not covered is lengthened: on
 # busy cores now and then a call waits for a time slice, however long compute runs.
-_GATES, _LENGTHENINGS = 6, 8
+_DELAYS, _LENGTHENINGS = 6, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +71,9 @@ class OverlapRequest:
 
     def points(self, ranks: int) -> list[OverlapPoint]:
         """Return the data points in order: a communicator serves all of its own before the next is made."""
-        whole = (lambda size: whole_blocks(size, ranks)) if self.operation.shares else _whole
-        sizes = dict.fromkeys(filter(None, map(whole, self.sizes)))
+        shares = self.operation.shares
+        whole = (whole_blocks(size, ranks) if shares else whole_elements(size, DTYPE) for size in self.sizes)
+        sizes = dict.fromkeys(filter(None, whole))
         return [
             OverlapPoint(self.operation, size, compute, priority, ctas)
             for priority in self.priorities
@@ -80,10 +81,6 @@ class OverlapRequest:
             for compute in self.computes
             for size in sizes
         ]
-
-
-def _whole(size: int) -> int:
-    return whole_elements(size, DTYPE)
 
 
 # What was covered: pure, from the ranks' times. Events of both lanes are on the same device, so their times compare.
@@ -132,7 +129,7 @@ def covered_units(ranks: Sequence[RankTimes]) -> Covered:
 
 
 def _each(ends: Sequence[float], part: Covered, times: int) -> float:
-    """Return the seconds of one call or unit in a part of a lane, of which a chunk has so many."""
+    """Return the seconds of one call or unit in a part of a lane whose chunks have `times` of them."""
     return (ends[part.last - 1] - ends[part.first - 1]) / (part.chunks * times)
 
 
@@ -192,7 +189,7 @@ def planned(call_seconds: float, unit_seconds: float, span_seconds: float) -> Lo
     calls = max(calls, min(_MOST_CALLS, round(units * unit_seconds / call_seconds)))
     units = min(units, _MOST_CALLS)
     chunks = [_chunks(count, each) for count, each in ((calls, call_seconds), (units, unit_seconds))]
-    return _gated(Load(*chunks[0], *chunks[1], 0.0))
+    return _delayed(Load(*chunks[0], *chunks[1], 0.0))
 
 
 def _chunks(count: int, seconds: float) -> tuple[int, int]:
@@ -205,7 +202,7 @@ def alone(load: Load) -> Load:
     """Return the collective's own load: a batch of the ordinary command, in as few chunks as can be judged."""
     chunks = _FEWEST_COVERED + 1
     calls = min(_ALONE_CALLS, load.collective_chunks * load.calls) // chunks
-    return _gated(replace(_only(load, _COLLECTIVE), collective_chunks=chunks, calls=calls))
+    return _delayed(replace(_only(load, _COLLECTIVE), collective_chunks=chunks, calls=calls))
 
 
 def moments(call_seconds: float, unit_seconds: float, trials: int, order: random.Random) -> list[list[float]]:
@@ -236,14 +233,14 @@ def spaced(load: Load, call_seconds: float, unit_seconds: float, begins: Sequenc
     rests = tuple(run_up + begin * unit_seconds for begin in begins)
     needs = run_up + 2 * unit_seconds + call_seconds
     chunks = max(_FEWEST_COVERED, math.ceil(needs / (unit_seconds * load.units)))
-    return _gated(Load(len(rests), 1, chunks, load.units, 0.0, rests))
+    return _delayed(Load(len(rests), 1, chunks, load.units, 0.0, rests))
 
 
-def _gated(load: Load) -> Load:
+def _delayed(load: Load) -> Load:
     calls, units = load.collective_chunks * load.calls, load.compute_chunks * load.units
     if load.idle_s:  # each call has another before it, which brings the ranks together
         calls, units = 2 * calls, units * len(load.idle_s)
-    return replace(load, gate_s=min(_LONGEST_GATE_S, _LEAST_GATE_S + calls * _CALL_S + units * _UNIT_S))
+    return replace(load, delay_s=min(_LONGEST_DELAY_S, _LEAST_DELAY_S + calls * _CALL_S + units * _UNIT_S))
 
 
 def _usual_longest(ranks: Sequence[RankTimes]) -> float:
@@ -256,7 +253,7 @@ def _usual_longest(ranks: Sequence[RankTimes]) -> float:
 
 
 def _doubled(load: Load) -> Load:
-    return _gated(replace(load, collective_chunks=2 * load.collective_chunks, compute_chunks=2 * load.compute_chunks))
+    return _delayed(replace(load, collective_chunks=2 * load.collective_chunks, compute_chunks=2 * load.compute_chunks))
 
 
 # The trials of one data point.
@@ -276,7 +273,7 @@ _UNQUEUED = (
 def _run(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
     """Run a load, as many rounds at once as can be queued. Raises _Unmeasured, BackendError."""
     several = len(parts := [*load.parts()]) > 1
-    found = [_run_queued(backend, _gated(part) if several else part) for part in parts]
+    found = [_run_queued(backend, _delayed(part) if several else part) for part in parts]
     return tuple(_joined(own) for own in zip(*found, strict=True))
 
 
@@ -299,12 +296,12 @@ def _total(counts: Iterable[int | None]) -> int | None:
 
 
 def _run_queued(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
-    """Run a load behind a gate that is long enough. Raises _Unmeasured, BackendError."""
-    for _ in range(_GATES):
+    """Run a load after a delay that is long enough. Raises _Unmeasured, BackendError."""
+    for _ in range(_DELAYS):
         found = backend.run(load)
         if all(times.queued for times in found):
             return found
-        load = replace(load, gate_s=min(_LONGEST_GATE_S, 2 * load.gate_s))
+        load = replace(load, delay_s=min(_LONGEST_DELAY_S, 2 * load.delay_s))
     raise _Unmeasured(_UNQUEUED)
 
 
@@ -353,7 +350,7 @@ def measure_point(
 def _isolated(backend: OverlapBackend, load: Load, trials: int) -> list[tuple[RankTimes, ...]]:
     """Return the collective's own load, once for each trial, before any of them: on GPUs that compute does not heat."""
     own = alone(load)
-    rested = replace(own, gate_s=max(own.gate_s, _REST_S))
+    rested = replace(own, delay_s=max(own.delay_s, _REST_S))
     return [_run(backend, own if number else rested) for number in range(trials)]
 
 
@@ -426,7 +423,7 @@ def measure(
         found = Overlap(point.work, members, point.size_bytes, point.compute, point.priority, point.ctas)
         run.overlaps.append(found)
         try:
-            for trial in measure_point(opened.backend, found, point, request.trials, opened.span_seconds, order):
+            for trial in measure_point(opened.worlds[0], found, point, request.trials, opened.span_seconds, order):
                 found.trials.append(replace(trial, flags=opened.flags(members)))
                 progress(number * request.trials + len(found.trials), total)
         except MachineError as error:

@@ -59,7 +59,7 @@ _CORES = Effort(
 
 
 def effort_on(backend: str) -> Effort:
-    """Return how long to measure on a backend's devices where nobody asked for anything else."""
+    """Return the default effort on a backend's devices."""
     return _CORES if capabilities(backend).cores else _GPUS
 
 
@@ -84,7 +84,7 @@ _CHASE_ACCESSES = 32768
 # pipeline drains longer, hold four at least. A pair's largest messages take milliseconds each: one is enough.
 _CHAIN_BATCHES = 2
 _FEWEST_OF_MANY_RANKS = 4
-_LONGEST_CHAIN = 32  # what the engine captures (collective_layout.cpp); a longer one tells no more
+_LONGEST_CHAIN = 32  # what the engine captures (collective_layout.cpp); a longer one shows no more
 _SINGLE_FROM = 512 * 2**20
 
 
@@ -159,13 +159,13 @@ def pair_rounds(n: int) -> list[list[Pair]]:
 
     Each pair is (low, high). In an odd round one device rests.
     """
-    seats: list[int | None] = [*range(n), *([None] if n % 2 else [])]
+    positions: list[int | None] = [*range(n), *([None] if n % 2 else [])]
     rounds = []
-    for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        meetings = zip(seats[:half], reversed(seats[half:]), strict=True)
+    for _ in range(len(positions) - 1):
+        half = len(positions) // 2
+        meetings = zip(positions[:half], reversed(positions[half:]), strict=True)
         rounds.append([(min(a, b), max(a, b)) for a, b in meetings if a is not None and b is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]  # the first sits still, the others move on
+        positions = [positions[0], positions[-1], *positions[1:-1]]  # the first sits still, the others move on
     return rounds
 
 
@@ -574,7 +574,7 @@ def _device_sets(variant: Variant, n: int) -> tuple[Members, ...]:
         return unordered_pairs(n)
     if variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
         if variant.covered and n < 2:
-            return ()  # nobody else is there
+            return ()  # there is no other device
         return tuple((one, *(other for other in range(n) if other != one)) for one in range(n))
     return directed_links(n)
 
@@ -641,7 +641,7 @@ def _copy_sizes(
 
 
 def _side_by_side(work: Work, sizes: tuple[int, ...], backend: Backend) -> tuple[tuple[int, ...], list[Skipped]]:
-    """Return the sizes of which as many messages fit as lie in one buffer at a time."""
+    """Return the sizes whose messages fit the buffer, as many as it holds at a time."""
     messages = side_by_side(work, len(backend.devices()))
     fitting = tuple(size for size in sizes if size * messages <= backend.capacity_bytes())
     if fitting == sizes:

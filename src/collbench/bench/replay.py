@@ -23,7 +23,7 @@ _MOST_STEPS = 20
 _TRACED_STEPS = 5
 # What the host needs to queue a call with its events, and for how many of them a GPU waits before the start: a stream
 # has 1,024 entries, and an event or a sleep takes one.
-_CALL_S, _LEAST_GATE_S, _MOST_AHEAD = 1e-4, 2e-3, 200
+_CALL_S, _LEAST_DELAY_S, _MOST_AHEAD = 1e-4, 2e-3, 200
 # The slowest that a first step may be, in B/s and s, before anything is known: gloo on one shared core.
 _SLOWEST_RATE = 20e6
 
@@ -109,14 +109,14 @@ def measure(
     run.replays += arms
     loads: dict[int, tuple[ReplayLoad, float]] = {}  # of the arms that go on
     try:
-        for place, (arm, backend) in enumerate(zip(arms, opened.arms, strict=True)):
+        for place, (arm, backend) in enumerate(zip(arms, opened.worlds, strict=True)):
             with _failing(arm, alone=not request.independent):
                 loads[place] = _ready(request, arm, backend, opened.span_seconds)
         for number in range(request.trials):
             for place in order.sample(sorted(loads), len(loads)):
                 arm, load = arms[place], loads.pop(place)
                 with _failing(arm, alone=not request.independent):
-                    trial = _trial(request.schedule, opened.arms[place], *load, order, traces=opened.traces)
+                    trial = _trial(request.schedule, opened.worlds[place], *load, order, traces=opened.traces)
                     arm.trials.append(replace(trial, flags=opened.flags(arm.members)))
                     loads[place] = load
                 run.seconds = opened.clock() - begin
@@ -137,7 +137,7 @@ def _ready(request: ReplayRequest, arm: Replay, backend: ReplayBackend, span_s: 
     """Prepare an arm, verify it, and return what `_load` does."""
     backend.prepare(request.schedule, request.pauses, request.registration)
     _verified(arm, backend.verify())
-    once = backend.run(ReplayLoad(1, gate_s=_LEAST_GATE_S), _slowest(request.schedule))
+    once = backend.run(ReplayLoad(1, delay_s=_LEAST_DELAY_S), _slowest(request.schedule))
     return _load(request.schedule, max(times.step for times in once), span_s)
 
 
@@ -178,8 +178,8 @@ def _load(schedule: Schedule, step_s: float, span_s: float) -> tuple[ReplayLoad,
     """Return how many steps a trial has, and how long they should take in seconds."""
     steps = max(1, min(_MOST_STEPS, math.ceil(span_s / max(step_s, 1e-6))))
     units = max(len(own) for own in schedule.ranks) * steps
-    gate = _LEAST_GATE_S + min(units, _MOST_AHEAD) * _CALL_S
-    return ReplayLoad(steps, gate_s=gate), steps * step_s + gate
+    delay = _LEAST_DELAY_S + min(units, _MOST_AHEAD) * _CALL_S
+    return ReplayLoad(steps, delay_s=delay), steps * step_s + delay
 
 
 def _trial(

@@ -1,4 +1,4 @@
-"""Keeps a run in its file while it is measured: nothing that was finished is ever lost, nor another's file replaced."""
+"""Keeps a run in its file while it is measured: no finished trial is lost, and no other file is replaced."""
 
 from __future__ import annotations
 
@@ -56,6 +56,18 @@ class RunWriter:
             self._give_up(run_file.cannot_save(self._file.path, error))
         except RunFileError as error:
             self._give_up(error)
+
+    def rewrite(self) -> None:
+        """Write the run whole while it is measured: what workers with torch measure has no lines in a journal."""
+        if self._file is None or self._streams or not (self._run.overlaps or self._run.replays):
+            return
+        try:
+            self._file.write(run_file.dumps(self._run))
+            self.failure = None
+        except RunFileError as error:
+            if self.failure is None:
+                self._warn(f"{error} (measuring goes on)")
+            self.failure = error
 
     def end(self) -> None:
         """Write the run whole. A failure is for the caller to raise; what the journal holds then stays there."""

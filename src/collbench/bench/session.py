@@ -85,21 +85,21 @@ class Session:
                 if ranks is not None:
                     settings = replace(self.run.settings, processes=ranks.processes, launcher=ranks.launcher)
                     self.run.settings = settings
-                self._keeper = RunWriter(self.run, path, warn, replace=request.force)
+                self._writer = RunWriter(self.run, path, warn, replace=request.force)
             else:
                 self.run = taken_up(previous, self._opened, skipped)
-                self._keeper = RunWriter(self.run, path, warn, resumed=previous.stood, journal=previous.journal)
+                self._writer = RunWriter(self.run, path, warn, resumed=previous.stood, journal=previous.journal)
             undo.pop_all()
 
     @property
     def path(self) -> Path | None:
         """Where the run is saved; None where nothing is."""
-        return self._keeper.path
+        return self._writer.path
 
     @property
     def failure(self) -> RunFileError | None:
         """Why the run is not in its file, None where it is."""
-        return self._keeper.failure
+        return self._writer.failure
 
     def __enter__(self) -> Self:
         return self
@@ -108,17 +108,17 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._opened.close()
-        self._keeper.close()
+        self._writer.close()
 
     def measure(self, progress: Callable[[int, int], None]) -> None:
         """Sweep the plan. However this ends, what was measured is saved. Raises BackendError, DataCorruption."""
         backend, corrupt = self._opened.backend, False
         try:
-            watcher = Watcher(progress, self._keeper.finished, self._opened.watch.flags, self._opened.clock)
+            watcher = Watcher(progress, self._writer.finished, self._opened.watch.flags, self._opened.clock)
             order = random.Random(self._request.seed)  # noqa: S311  # no secret
             sweep(backend, self._plan, self.run, self._request.effort(), order, watcher)
         except DataCorruption as error:
-            self.run.skipped.append(wrong_data(error))  # whoever reads the file must know
+            self.run.skipped.append(wrong_data(error))  # readers of the file must know
             corrupt = True
             raise
         finally:
@@ -127,13 +127,13 @@ class Session:
                     self.run.health_after = self._opened.health()
                     self.run.ports_after = self._opened.ports()
                 backend.close()  # what it holds is released while the run is saved and shown
-                self._keeper.end()
+                self._writer.end()
         _check_success(self.run)
         if self._request.algorithms:
             self._ask_nccl()
 
     def _ask_nccl(self) -> None:
-        """Note what NCCL chose, as another process tells; ours makes room for it on the GPUs."""
+        """Note what NCCL chose. Another process finds out; this one makes room for it on the GPUs."""
         self._opened.vacate()
         planned = (
             self._plan.step(work, (members,), size)
@@ -150,7 +150,7 @@ class Session:
             reason = str(error)
         if not self.run.chosen:
             self.run.skipped.append(Skipped(SkipKind.ALGORITHMS, detail=reason))
-        self._keeper.end()
+        self._writer.end()
 
 
 def _opened(request: Request, ranks: Ranks | None, begun: Begun) -> Opened:

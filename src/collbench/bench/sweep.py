@@ -61,8 +61,8 @@ def _noise_is_stable(trials: Sequence[float]) -> bool:
     return abs(now - before) <= _STABLE_CHANGE * before
 
 
-# Whether the data points that decide were measured often enough to tell a slow pair from a noisy one (docs/method.md
-# 8.3).
+# Whether the data points that decide were measured often enough to distinguish a slow pair from a noisy one
+# (docs/method.md 8.3).
 
 
 # The error of a data point's median, a ratio, at which a pair that is 8 % slow is found 99 times of 100
@@ -100,7 +100,7 @@ def trials_wanted(logs: Sequence[Sequence[float]]) -> int:
     return min(_MOST_TRIALS, math.ceil((_MEDIAN_TO_MEAN * noise / _ERROR) ** 2))
 
 
-# The trials of a sweep: who is still owed one, what each brought, and what a failed one costs.
+# The trials of a sweep: which data points still need one, what each measured, and what a failed one costs.
 
 
 _SETTLED = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
@@ -113,9 +113,9 @@ _FOR_DECIDING = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Whom to tell. `progress(done, total)` counts steps of the present plan; `finished(found)` may journal it.
+    """What the sweep calls. `progress(done, total)` counts steps of the present plan; `finished(found)` may journal it.
 
-    `flags(members)` returns what is wrong with these devices right now, for the samples just taken. `clock` tells the
+    `flags(members)` returns what is wrong with these devices right now, for the samples just taken. `clock` gives the
     seconds that budgets are about; a simulated machine has its own.
     """
 

@@ -113,13 +113,13 @@ def ablate(arguments: AblateArguments) -> None:
 
 def _replay(arguments: AblateArguments, path: Path) -> None:
     """Replay a recorded job in two arms, and print its page."""
-    from collbench.api import ablating_job  # late: numpy
+    from collbench.api import ablating  # late: numpy
     from collbench.api.replaying import Replaying
 
     if arguments.verbose:
         show_whole()
     words = ("ablate", *sys.argv[2:])
-    request = ablating_job.request_of(arguments, job_file.load(path), one_line(path.name), words, NOTICES)
+    request = ablating.request_of(arguments, job_file.load(path), one_line(path.name), words, NOTICES)
     showing = Showing("json" if arguments.json else "table")
     file = Path(arguments.output) if arguments.output is not None else None
     # Named as a replay: what its run holds is one, whoever asked.

@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from collbench.api import requests
-from collbench.api.requests import MeasureOptions
-from collbench.api.skew_option import parse_skew
+from collbench.api.requests import MeasureOptions, parse_skew
 from collbench.backends import factory
 from collbench.bench.plan import Request, default_sizes
 from collbench.cli import options

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import Protocol, cast
 
 from collbench.backends.factory import here
-from collbench.backends.gloo_process import PATIENCE_S, expected_seconds, spawn, task_of
+from collbench.backends.gloo_process import TIMEOUT_S, expected_seconds, spawn, task_of
 from collbench.backends.gloo_tasks import Reply as GlooReply
 from collbench.backends.host import corruption
 from collbench.backends.isolated import IsolatedBackend
@@ -245,7 +245,7 @@ _BUFFERS = 6
 class HostRankWorker:
     """One core: the LOCAL_RANK-th that this process may use, counted round where there are more ranks."""
 
-    def __init__(self, launch: LaunchEnvironment, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, launch: LaunchEnvironment, patience_s: float = TIMEOUT_S) -> None:
         """Start nothing yet; `patience_s` is how long silence may last beyond the expected work, in seconds."""
         self._launch, self._patience_s = launch, patience_s
         reach = sorted(os.sched_getaffinity(0))
@@ -295,7 +295,7 @@ class HostRankWorker:
             self._worker.pipe.send(task)
         reply = self._receive(self._worker, self._patience_s + expected_seconds(step))
         if reply["wrong"] is not None:
-            raise corruption(step, self._place, reply["wrong"], [device.tag for device in self._devices])
+            raise corruption(step, self._place, reply["wrong"])
         seconds, waits = tuple(reply["seconds"]), (tuple(reply["waits"]),)
         return Timing(
             tuple(seconds if self._place in group else () for group in step.groups),

@@ -423,7 +423,11 @@ class Reader:
             self.train_runtime = runtime  # the last: a script that trains twice prints the whole time last
 
 
-def last_words(tail: Iterable[str], most: int = 60) -> list[str]:
+# A screen or two.
+_LAST_LINES = 60
+
+
+def last_words(tail: Iterable[str]) -> list[str]:
     """Return the lines that say why a script ended: from the first traceback in its tail on, else the last ones.
 
     Torchrun's report follows the script's traceback, and would push it out of the last lines.
@@ -431,7 +435,7 @@ def last_words(tail: Iterable[str], most: int = 60) -> list[str]:
     lines = list(tail)
     starts = (number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line)
     first = next(starts, None)
-    return lines[-most // 2 :] if first is None else lines[first : first + most]
+    return lines[-_LAST_LINES // 2 :] if first is None else lines[first : first + _LAST_LINES]
 
 
 # What the runs come to: one value a run, the ratio of the arms, and what may be said of it. Pure.

@@ -34,7 +34,8 @@ def main(words: Sequence[str]) -> NoReturn:
     folder = "" if wants_logs(words, os.environ) else tempfile.mkdtemp(prefix="collbench-torchrun-")
     sys.argv = ["torchrun", *(["--log-dir", folder] if folder else []), *words]
     status = _run()
-    if folder and (status != 1 or not _holds_files(folder)):  # its report of a failure names such a file
+    named = status == 1 and any(files for _, _, files in os.walk(folder))  # in its report of a failure
+    if folder and not named:
         shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.flush()
     sys.exit(status)
@@ -56,10 +57,6 @@ def _run() -> int:
         traceback.print_exception(type(error), error, frames)
         return 1
     return 0
-
-
-def _holds_files(folder: str) -> bool:
-    return any(files for _, _, files in os.walk(folder))
 
 
 def _ended_by(number: signal.Signals) -> int:

@@ -40,11 +40,6 @@ def wheel_library() -> Path | None:
     return next((path for folder in folders if (path := Path(folder, "lib", _NAME)).exists()), None)
 
 
-def format_version(version: int) -> str:
-    """Return NCCL's number as people write it: 22809 → "2.28.9"."""
-    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-
-
 def _open(path: str, open_library: Callable[[str], _native.Nccl], advice: str) -> _native.Nccl:
     try:
         return open_library(path)

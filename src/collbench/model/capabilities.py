@@ -12,7 +12,7 @@ from collbench.model.operations import Operation
 class Capabilities:
     """One row of the table of backends. No field has a default: a row that lacks one does not import.
 
-    Who a backend is, is asked here and never by its name.
+    Code asks for a capability here, and never compares names of backends.
     """
 
     name: str
@@ -80,7 +80,7 @@ BACKENDS = {row.name: row for row in (CUDA, HOST, SIM)}
 
 
 def capabilities(name: str) -> Capabilities:
-    """Return what the backend of this name is and can do. Raises UsageError for a name that nobody has."""
+    """Return what the backend of this name is and can do. Raises UsageError for an unknown name."""
     if name not in BACKENDS:
         raise UsageError(f"backend '{name}' is unknown to this collbench: it knows {', '.join(BACKENDS)}")
     return BACKENDS[name]

@@ -18,7 +18,7 @@ class ComputeKind(StrEnum):
 
 
 class Priority(StrEnum):
-    """Of the stream that the collective runs on; compute's is always normal."""
+    """The priority of the collective's stream; that of compute is always normal."""
 
     NORMAL = "normal"
     HIGH = "high"

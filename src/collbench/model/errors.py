@@ -12,7 +12,7 @@ from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 
 
 class ExitStatus(IntEnum):
-    """How the program ends, the same for every command. Of several that apply the highest counts.
+    """Exit statuses, the same for every command. Where several apply, the highest counts.
 
     `sentence` is the README's. `train` hands its job's own status on.
     """
@@ -77,7 +77,7 @@ class BackendError(CollbenchError):
     """
 
     def __init__(self, text: str = "", kind: FailureKind = FailureKind.ERROR, failure: Failure | None = None) -> None:
-        """Say what failed, and how; a `failure` has its own kind, and speaks for itself where there is no text."""
+        """Say what failed, and how; a `failure` has its own kind, and stands for the text where there is none."""
         super().__init__(text or (str(failure) if failure else ""))
         self.kind = (failure.kind if failure else None) or kind
         self._failure = failure
@@ -116,18 +116,19 @@ class NotTrusted(CollbenchError):
 class DataCorruption(CollbenchError):
     """Bytes arrived that were not sent. Never a warning: the link cannot be trusted.
 
-    `wrong` is what a run keeps of it, None where nobody knows more than the text.
+    `wrong` holds the facts, which a run keeps; None where the text is all that is known. Backends raise it without a
+    text: `api` adds the sentence, for it knows the devices.
     """
 
     exit_code = ExitStatus.UNTRUSTED
 
     def __init__(self, text: str = "", wrong: WrongData | None = None) -> None:
-        """Say what was wrong, and where."""
-        super().__init__(text)
+        """Keep the text and the facts; without a text the facts make a short one."""
+        super().__init__(text or (f"wrong data: {wrong.work} of {wrong.size_bytes} B" if wrong else "wrong data"))
         self.wrong = wrong
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. The text says what became of what was being done; whoever catches CollbenchError does not catch it."""
+    """Ctrl-C. The text says what became of the interrupted work. Handlers of CollbenchError let it pass."""
 
     exit_code = ExitStatus.INTERRUPTED  # 128 + SIGINT, as shells have it

@@ -41,16 +41,16 @@ class NcclOptions:
         for registration in self.registrations:
             if version < registration.oldest_nccl:
                 raise UsageError(
-                    f"--registration {registration} needs NCCL {_words(registration.oldest_nccl)}, and this is "
-                    f"{_words(version)}: leave it out, or name a newer library with --nccl PATH"
+                    f"--registration {registration} needs NCCL {_release(registration.oldest_nccl)}, and this is "
+                    f"{format_version(version)}: leave it out, or name a newer library with --nccl PATH"
                 )
         for name, value in self.config.items():
             zero = name == "CTAPolicy" and value == _CTA_POLICY_ZERO
             oldest = _OLDEST_ZERO if zero else _FIELDS[name]
             if version < oldest:
                 raise UsageError(
-                    f"--nccl-config {name}={value} needs NCCL {_words(oldest)}, and this is {_words(version)}: "
-                    "leave it out, or name a newer library with --nccl PATH"
+                    f"--nccl-config {name}={value} needs NCCL {_release(oldest)}, and this is "
+                    f"{format_version(version)}: leave it out, or name a newer library with --nccl PATH"
                 )
 
 
@@ -80,5 +80,10 @@ def parse_config(text: str) -> dict[str, int]:
     return checked_config(found)
 
 
-def _words(version: int) -> str:
-    return f"{version // 10000}.{version // 100 % 100}" + (f".{version % 100}" if version % 100 else "")
+def format_version(version: int) -> str:
+    """Return NCCL's number of a version as people write it: 22809 is "2.28.9"."""
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
+def _release(oldest: int) -> str:
+    return format_version(oldest).removesuffix(".0")

@@ -123,7 +123,7 @@ _AT_ROOT = Traffic(_roots_blocks, lambda n: (n - 1) / n, in_switch=False, neighb
 
 
 class Operation(StrEnum):
-    """What is timed. A copy names who moves the bytes (engine) and which side issues it; a collective has its row.
+    """What is timed. A copy names the engine that moves bytes and the side that issues it; a collective has its row.
 
     To add a collective: add a row; then its calls in csrc/ and in backends/gloo_worker.py, which `native` and
     `gloo_buffers` stand for.
@@ -448,7 +448,7 @@ class Operation(StrEnum):
         return self.row is not None and self.row.irregular
 
     def busbw_factor(self, world_size: int) -> float:
-        """Return what turns algbw into busbw for so many ranks; 1 for what is no collective, whose rate is algbw."""
+        """Return the factor from algbw to busbw for so many ranks; 1 for copies."""
         return 1.0 if self.row is None else self.row.busbw.of(world_size)
 
 

@@ -110,7 +110,7 @@ class Path:
     `theory_gbs` the one-way limit in GB/s, None where nothing is known; `peer_access` what NVML says of P2P.
     `tool_label` is the word of `nvidia-smi topo -m`, `tool_peer_access` what `-p2p r` says of the first device reading
     the second's memory and of the second reading the first's, `cuda_peers` whether CUDA lets both reach each other's
-    memory; None and () where nobody asked.
+    memory; None and () where it was not asked.
     """
 
     devices: tuple[int, int]
@@ -217,8 +217,8 @@ class Sample:
 
     `concurrent` is True when other disjoint pairs were busy at the same time. `launch_seconds`, for collectives,
     is the ungraphed launch loop's time per iteration (None where it was not taken). `flags` say what was wrong with
-    the machine meanwhile. `marks` say what is wrong with the sample itself (machine/impossible.py). The trial's
-    batches, untimed ones too, delivered `moved_bytes`, of which `verified_bytes` were compared (None: nobody counted).
+    the machine meanwhile. `marks` say what is wrong with the sample itself (analysis/physics.py). The trial's
+    batches, untimed ones too, delivered `moved_bytes`, of which `verified_bytes` were compared (None: not counted).
     `plain`: a collective's batches were plain launches, as between hosts, not replays of a captured graph. `waits` are
     seconds by member, of `nodes`: the median time for which it waited in the barrier before a batch.
     """
@@ -322,7 +322,7 @@ class Refusal:
     detail: str = ""
 
 
-# Of a kernel's copy. The copy engine and NCCL have other ways.
+# For copies by kernels: the copy engine and NCCL can do without peer access.
 NO_PEERS = Refusal(SkipKind.NO_PEERS)
 
 

@@ -81,7 +81,7 @@ class Skew:
         return (tuple(shares),) * ranks
 
     def __str__(self) -> str:
-        """Return "zipf:1.2", "zipf:1.2:7" with a seed, or what tells a matrix from others: "matrix 8x8 1c291ca3"."""
+        """Return "zipf:1.2", "zipf:1.2:7" with a seed, or a matrix with its checksum: "matrix 8x8 1c291ca3"."""
         if self.kind is SkewKind.ZIPF:
             exponent = f"{self.exponent:.6f}".rstrip("0").rstrip(".")
             return f"zipf:{exponent}" + (f":{self.seed}" if self.seed else "")
@@ -110,7 +110,7 @@ def whole_size(skew: Skew | None, ranks: int, size_bytes: int) -> int:
 
 @lru_cache(maxsize=256)
 def blocks_of(skew: Skew | None, ranks: int, size_bytes: int) -> Blocks:
-    """Return the bytes of each block, of which the busiest rank sends or receives `size_bytes` in all.
+    """Return the bytes of each block. The busiest rank sends or receives `size_bytes` in all.
 
     None is uniform. Raises ValueError for a size that `whole_size` does not return, and as it does.
     """
@@ -149,7 +149,7 @@ def _weights(skew: Skew | None, ranks: int) -> Blocks:
 
 
 def _cut(weights: Blocks, size_bytes: int) -> Blocks:
-    """Return the blocks of a message before the cut of which the busiest rank has `size_bytes`, cut to whole units."""
+    """Return the blocks of a message whose busiest rank has `size_bytes` before the cut to whole units."""
     most = busiest(weights)
     rows: dict[tuple[int, ...], tuple[int, ...]] = {}  # by Zipf's law all are alike
     for row in weights:

@@ -18,7 +18,7 @@ _SIZE = re.compile(r"(\d{1,18}) ?([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 # Below the first size a message's time is latency and says little about bandwidth; up to the second one it is mostly
 # that: at 400 GB/s 64 KiB take 0.16 µs of some 3 (docs/method.md 6.4).
 TELLING_BYTES, SMALL_BYTES = 2**20, 64 * 2**10
-_HUNDREDTHS = 0.1  # from where two decimals tell enough
+_HUNDREDTHS = 0.1  # from here on two decimals are enough
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 # Nine digits on each side of the point: no larger number is meant, and float() stays exact enough.
 _PRECISION = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)

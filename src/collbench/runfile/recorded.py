@@ -27,6 +27,7 @@ from collbench.model.job import (
     Spread,
     Unknown,
 )
+from collbench.model.nccl_options import format_version
 from collbench.model.operations import Operation
 from collbench.runfile.streams import DATATYPES, FUNCTIONS, REDUCTIONS, NcclCall, Numbers, Stream, bucket_median
 
@@ -88,7 +89,7 @@ def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
         calls=tuple(tables.calls),
         ranks=ranks,
         command=tuple(command),
-        nccl=_version(first.nccl),
+        nccl=format_version(first.nccl) if first.nccl >= 10000 else "",
         environment=first.environment,
         unknown=tuple(word for word in Unknown if word in unknown),
     )
@@ -186,11 +187,6 @@ def _clocks(streams: Sequence[Stream]) -> dict[str, int]:
     for stream in sorted(streams, key=lambda stream: stream.realtime_ns):
         clocks.setdefault(stream.host, stream.realtime_ns - stream.monotonic_ns)
     return clocks
-
-
-def _version(number: int) -> str:
-    """Return NCCL's number of a version, 22809, as 2.28.9; "" of none."""
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number >= 10000 else ""
 
 
 # What was called.

@@ -419,7 +419,8 @@ _HEAD = ("format", "format_version")
 
 def names() -> tuple[str, ...]:
     """Return the names of the shipped fabrics, in alphabetical order."""
-    return tuple(sorted(file.name.removesuffix(_SUFFIX) for file in _shipped().iterdir() if _is_fabric(file)))
+    files = (file.name for file in _shipped().iterdir())
+    return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
 
 
 def load(name_or_path: str) -> Fabric:
@@ -461,10 +462,6 @@ def dumps(fabric: Fabric) -> str:
 
 def _shipped() -> Traversable:
     return resources.files("collbench.sim") / "machines"
-
-
-def _is_fabric(file: Traversable) -> bool:
-    return file.name.endswith(_SUFFIX)
 
 
 def _text(path: str) -> str:

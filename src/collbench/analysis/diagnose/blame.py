@@ -41,7 +41,7 @@ def check_of(seen: Throttled | NewErrors, devices: Sequence[int]) -> tuple[Check
 
 
 def ailing(facts: Facts) -> UnhealthyDevices:
-    """Return what the samples' flags and the health before and after tell."""
+    """Return what disturbed the devices, by the samples' flags and the health before and after."""
     run = facts.run
     trials = sum(len(found.samples) for found in run.measurements)
     throttled: dict[int, Throttled] = {}

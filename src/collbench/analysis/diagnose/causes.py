@@ -188,7 +188,7 @@ class Look(StrEnum):
 
 
 class Check(NamedTuple):
-    """What to look at, of which devices (none: of all), and for WITHOUT_VARIABLE which variable to unset."""
+    """What to look at, on which devices (none: all), and for WITHOUT_VARIABLE the variable to unset."""
 
     look: Look
     devices: tuple[int, ...] = ()

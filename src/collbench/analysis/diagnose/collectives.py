@@ -84,7 +84,7 @@ def _links(reading: Reading) -> frozenset[Link]:
 def _far_below(facts: Facts, reading: Reading) -> _Case | None:
     over_nvlink = all(is_nvlink(facts.label(pair)) for pair in combinations(reading.members, 2))
     if not over_nvlink and len(reading.members) > 2:
-        return None  # rings over PCIe share uplinks: no single link tells what they may reach
+        return None  # rings over PCIe share uplinks: no single link limits them
     allowed = _allowed(facts, reading.members, over_nvlink=over_nvlink)
     high, share = facts.readings.interval(reading)[2], _FAR_BELOW_NVLINK
     if not over_nvlink:
@@ -104,7 +104,7 @@ def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> fl
         if copy is not None:
             carried.append(facts.readings.interval(copy)[0])
         elif over_nvlink and limit is not None:
-            carried.append(DEGRADED * limit)  # no copy tells what it carries: less than that is another verdict's
+            carried.append(DEGRADED * limit)  # no copy shows its rate; a lower one is another verdict's
         else:
             return None
     return min(carried)

@@ -87,7 +87,11 @@ def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
     given_up = next((found for found in there if found.failure), None)
     if given_up is not None:
         return absences.of(given_up.point.work, given_up.point.members)
-    large = [found for found in there if found.point.size_bytes >= _least(found.point.work)]
+    large = [
+        found
+        for found in there
+        if found.point.size_bytes >= (COLLECTIVE_BYTES if found.point.operation.is_collective else COPY_BYTES)
+    ]
     if large:
         trials = max(len(found.samples) for found in large)
         if trials < FEWEST_TRIALS:
@@ -105,10 +109,6 @@ def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
 
 def _could_judge(work: Work) -> bool:
     return work.variant is Variant.PLAIN and (work.operation.is_copy or work.operation.is_collective)
-
-
-def _least(work: Work) -> int:
-    return COLLECTIVE_BYTES if work.operation.is_collective else COPY_BYTES
 
 
 # What a run leaves open: the checks that could not be made on what it holds.

@@ -287,7 +287,7 @@ def _worth(facts: Facts, blame: Blame, links: dict[Link, Reading], count: int) -
 
 @dataclass(frozen=True, slots=True)
 class ExcludedLinks:
-    """What nobody should be compared with: links that their label says nothing of, and labels that mix unlike paths.
+    """Links that others must not be compared with: their label says nothing of them, or mixes unlike paths.
 
     `unused` are NVLinks that copies do not use: NCCL does not either.
     """
@@ -309,7 +309,7 @@ class ExcludedLinks:
 
 
 def has_peers(facts: Facts, link: tuple[int, ...]) -> bool:
-    """Return whether nobody denies peer access to a pair."""
+    """Return whether no source denies peer access to a pair."""
     path = facts.paths.get(frozenset(link))
     return path is not None and path.cuda_peers is not False and not path.peers_denied
 

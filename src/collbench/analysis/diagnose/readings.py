@@ -133,7 +133,7 @@ class Facts:
         return Hardware(self.run)
 
     def label(self, link: Sequence[int]) -> str:
-        """Return the label between two positions, "?" where nobody gave one."""
+        """Return the label between two positions, "?" where none was reported."""
         path = self.paths.get(frozenset(link))
         return path.label if path else "?"
 

@@ -62,7 +62,7 @@ def _link_count(path: Path) -> Message | None:
 
 
 def _peer_access(path: Path) -> Message | None:
-    """Compare who allows peer access with the others, and with an NVLink label, which promises it."""
+    """Compare the sources on peer access with each other, and with an NVLink label, which promises it."""
     # As `topo -p2p r` is about reading, so is what NVML says of it.
     nvml = None if path.peer_access is None else _all_allow(path.peer_access.statuses[:1])
     allowed = {Source.NVML: nvml, Source.PEERS: _all_allow(path.tool_peer_access), Source.CUDA: path.cuda_peers}

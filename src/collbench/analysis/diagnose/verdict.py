@@ -212,5 +212,5 @@ def _covers(strong: Finding, weak: Finding) -> bool:
 
 
 def _named(weak: Finding) -> bool:
-    """Return whether a collective's own cause was seen: a variable that is set slows it whoever else is there."""
+    """Return whether a collective's own cause was seen: a variable that is set slows it whatever else is wrong."""
     return weak.sure and weak.verdict.kind in (Kind.COLLECTIVE_CONTRADICTION, Kind.NV_NOT_USED)

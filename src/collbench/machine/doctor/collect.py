@@ -27,6 +27,7 @@ from collbench.machine.numa import read, usable_nodes
 from collbench.machine.nvml import Nvml, Query
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, NoDriver
+from collbench.model.nccl_options import format_version
 from collbench.model.run import Device
 
 # The PCIe way up from a GPU: its IOMMU group, and which bridges send peer traffic to the CPU (ACS).
@@ -86,7 +87,7 @@ def software(nccl: str | None) -> Software:
     """Return what is installed; `nccl` is the library that the user named, None where none was."""
     try:  # as a measurement opens it, and asked for its version only
         library = nccl_library.find_nccl(nccl)
-        timed = {"nccl": nccl_library.format_version(library.version), "nccl_path": library.path}
+        timed = {"nccl": format_version(library.version), "nccl_path": library.path}
     except MachineError as error:
         timed = {"nccl_error": error.problem, "nccl_advice": error.advice}
     except ImportError as error:  # of our extension

@@ -6,8 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from collbench.analysis.job import Report
-from collbench.analysis.timeline import Bar, Timeline, timeline
+from collbench.analysis.job import Bar, Report, Timeline, timeline
 from collbench.model.job import Job
 from collbench.output.text.job import call_table, group_words, headline, milli, origin, rank_table, said, size
 

@@ -10,8 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from collbench.analysis.job import LateRank, RankRow, Report, Row
-from collbench.analysis.timeline import Timeline, timeline
+from collbench.analysis.job import LateRank, RankRow, Report, Row, Timeline, timeline
 from collbench.model.job import Call, Ending, Job, PointToPoint, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size

@@ -10,12 +10,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from collbench.analysis.host_share import HostShare, host_shares, share_of_all
 from collbench.analysis.physics import Impossible, by_point
 from collbench.analysis.problem import left_out
 from collbench.analysis.registration import kinds_of, ordinary, ranges, winners
 from collbench.analysis.select import choose_each, evidence
 from collbench.analysis.stats import half_width, summarize, trial_seconds
+from collbench.analysis.summary import HostShare, host_shares, share_of_all
 from collbench.analysis.tiers import Ranking, rank_pairs
 from collbench.model.capabilities import capabilities
 from collbench.model.dtypes import DTYPE_BYTES

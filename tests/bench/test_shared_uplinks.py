@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from collbench.bench.interference import crossings
+from collbench.bench.interference import shared_uplinks
 from collbench.bench.plan import directed_links, unordered_pairs
 from tests.builders import paths
 
@@ -18,7 +18,7 @@ TREE: Mapping[Pair, str] = {
 
 def found(links: Mapping[Pair, str], groups: tuple[tuple[int, ...], ...], count: int = 8) -> dict[str, list[Pair]]:
     known = {frozenset(path.devices): path for path in paths(count, "SYS", links)}
-    made = crossings(groups, known, random.Random(3))
+    made = shared_uplinks(groups, known, random.Random(3))
     return {known[frozenset(some[0])].label: [(a, b) for a, b in some] for some in made}
 
 

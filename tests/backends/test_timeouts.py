@@ -43,8 +43,8 @@ def test_a_hang_of_a_small_message_is_found_in_seconds() -> None:
 
 
 def test_what_is_known_counts_instead() -> None:
-    patience = Timeouts()
-    known = [patience.for_step(copy(GIB), seconds, network=False) for seconds in (0.01, 0.1, 1.0)]
+    timeouts = Timeouts()
+    known = [timeouts.for_step(copy(GIB), seconds, network=False) for seconds in (0.01, 0.1, 1.0)]
     assert known == sorted(known)
-    assert known[0] < patience.for_step(copy(GIB), None, network=False)
+    assert known[0] < timeouts.for_step(copy(GIB), None, network=False)
     assert known[2] >= 10 + FLOOR
