@@ -248,7 +248,7 @@ def _free(left: Skipped, run: Run) -> str:
     amounts = ", ".join(f"{tag} {format_approximate_size(amount)}" for tag, amount in free)
     kinds = {work.registration for work in run.settings.collectives} - {Registration.NONE}
     buffers = ("three", "five", "seven")[len(kinds)]  # source, send, target; send and target of each kind
-    return f"free now: {amounts}, shared by {buffers} buffers besides NCCL's own"
+    return f"free now: {amounts}, shared by {buffers} buffers beside NCCL's own"
 
 
 def reason_alone(left: Skipped) -> Skipped:
