@@ -469,7 +469,7 @@ def test_a_throttled_device_is_taken_before_a_pair_that_hung_and_said_to_be() ->
     run.health_before = (IDLE, IDLE, Health(throttle=("SW power cap",)))
     chosen = choose(run, 2)
     assert (2 in chosen.members, chosen.failed) == (True, ())
-    assert "GPU2 (throttled: SW power cap), as every set without includes what failed" in sentences.reason(
+    assert "GPU2 (throttled: SW power cap), because every set without them includes a failure" in sentences.reason(
         chosen, gpus(3)
     )
 

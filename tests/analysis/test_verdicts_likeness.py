@@ -45,7 +45,7 @@ ROW = [(2, other) for other in (0, 1, 3)] + [(other, 2) for other in (0, 1, 3)]
 def test_one_slow_direction() -> None:
     verdict = the(h200(slow([(0, 1)], 0.85)), Kind.ASYMMETRY)
     assert verdict.members == (0, 1)
-    assert what(verdict).startswith("GPU0 → GPU1: 15% slower than the way back (")
+    assert what(verdict).startswith("GPU0 → GPU1: 15% slower than the opposite direction (")
     assert verdict.explains == (Kind.INTRA_LABEL_OUTLIER,)
 
 

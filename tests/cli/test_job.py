@@ -38,7 +38,7 @@ def test_the_first_lines_are_the_answer(program: Program, folder: Path) -> None:
     assert answer.startswith(
         "communication is 40% of a step: 1.6 ms of 4 ms, 1.2 ms of it waiting; allreduce dominates"
     )
-    assert answer.endswith("rank 1 is waited for, 1.2 ms a step")
+    assert answer.endswith("the others wait 1.2 ms a step for rank 1")
     assert re.search(r"rank 0 +R", said.out)
 
 

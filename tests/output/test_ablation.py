@@ -198,7 +198,7 @@ def test_the_page_says_who_bounds_a_step_and_what_more_it_takes() -> None:
 
 def test_the_page_blames_the_host_of_one_arm_or_of_none() -> None:
     shown = " ".join(with_gpu((0.75, 0.99), 0.05, 0.04, None).split())
-    assert "the host bounds a step with p2p: with less work for it" in shown
+    assert "the host bounds a step with p2p: with less host work the ratio" in shown
     assert "no number of repeats up to 10,000 would make it ±3.0 %" in shown
     assert "the host bounds" not in with_gpu((0.97, 0.99), 0.05, None, 20)
     assert "more steps in a run would help" in " ".join(with_gpu((0.97, 0.99), 0.05, 0.04, 20).split())

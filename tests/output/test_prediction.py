@@ -116,7 +116,7 @@ def test_devices_left_out_are_named() -> None:
         if 2 in found.point.members:
             found.wrong = 1
     said = shown(question(), run)
-    assert "\nleft out  GPU2: faulty: its pairs failed" in said
+    assert "\nleft out  GPU2: faulty: only its pairs failed" in said
 
 
 ALL_SIZES = {2**20: (4.0, 1.1), 2**30: (2.0, 1.2)}

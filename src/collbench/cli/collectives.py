@@ -333,7 +333,7 @@ _split = click.option(
     metavar="N",
     type=click.IntRange(min=1),
     default=1,
-    help="Split the devices into N communicators; time them concurrently.",
+    help="Time N disjoint communicators concurrently.",
 )
 _in_place = click.option("--in-place", is_flag=True, help="Time it also in place, in separate rows.")
 
@@ -376,8 +376,8 @@ def _size_of(row: Collective) -> str:
 
 _HELP = """Time {name} over all chosen GPUs as one communicator: {does}.
 
-    Sizes are as in nccl-tests: bytes {size}. The page has size, count, time, algbw, busbw and its 95 % interval. "time"
-    is device time (graph replay, slowest rank); "launch" is one call of an ungraphed loop, as in a training step.
+    Sizes are as in nccl-tests: bytes {size}. Columns: size, count, time, algbw, busbw and its 95 % interval. "time" is
+    device time (graph replay, slowest rank); "launch" is one call of an ungraphed loop.
 
     \b
     Examples:

@@ -108,7 +108,7 @@ _FAILED = {
     Cause.NO_WORKER: "no new worker could be opened: {because}",
     Cause.NCCL_START: "NCCL did not start in {count} workers; the last time: {because}",
     Cause.NO_WORLD: "the ranks could not join again: {because}",
-    Cause.NO_TIME: "the clock stood still or ran back: a timed batch took {seconds} s; measure again",
+    Cause.NO_TIME: "the clock stopped or went back: a timed batch took {seconds} s; measure again",
     Cause.IN_A_ROW: "{count} data points in a row failed; the last: {because}",
     Cause.REPORTED: "{detail}",
 }
@@ -159,7 +159,7 @@ def wrong_data(found: WrongData, devices: Sequence[Device]) -> str:
     """Return which data was wrong, where, and what to do."""
     names = [devices[member].tag for member in found.members]
     if not names:
-        where = "nobody knows where"
+        where = "where is unknown"
     elif found.work.operation.is_collective:
         where = f"{names[0]} among {', '.join(devices[member].tag for member in sorted(found.members))}"
     elif found.work.variant.host_memory:
@@ -197,14 +197,14 @@ _SKIPPED_WHAT = {
 }
 _SKIPPED_WHY = {
     SkipKind.NO_PEERS: "no peer access, so a kernel cannot address the other GPU's memory",
-    SkipKind.SMALL_BLOCK: "smaller than 16 bytes for each of {count} ranks, as nccl-tests cuts blocks",
+    SkipKind.SMALL_BLOCK: "smaller than the 16 bytes that nccl-tests needs for each of {count} ranks",
     SkipKind.SMALL_ELEMENT: "smaller than one {dtype}, which takes {width} bytes",
     SkipKind.NODE_LIMIT: (
-        "{size} is the most with the memory of each NUMA node, which larger messages would take too much of"
+        "{size} is the limit with the memory of each NUMA node: larger messages would use too much of it"
     ),
     SkipKind.ROOM: "the fullest device has room for messages of {limit}; {free}",
     SkipKind.CONCURRENT_ROOM: "{count} messages at once do not fit the {limit} of a buffer",
-    SkipKind.CACHE: "the {limit} that are free for a buffer are too few against the reader's cache",
+    SkipKind.CACHE: "only {limit} are free for a buffer, too little compared with the reader's cache",
     SkipKind.NUMA: "{detail}",
     SkipKind.PROCESSES: "copies are timed by one process, not by one for each device",
     SkipKind.ALGORITHMS: "{detail}",
@@ -228,7 +228,7 @@ def skipped_reason(left: Skipped, run: Run) -> str:
     if left.wrong is not None:
         return wrong_data(left.wrong, run.devices)
     dtype = run.settings.dtype
-    silent = "nothing here tells of these operations" if left.kind is SkipKind.ALGORITHMS else ""
+    silent = "no source here reports these operations" if left.kind is SkipKind.ALGORITHMS else ""
     return _SKIPPED_WHY[left.kind].format(
         count=left.count,
         dtype=dtype,
@@ -354,8 +354,8 @@ def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911, PLR0912 
         case PeerAnswers(label, answers, agree):
             said = ", ".join(f"{source} {answer}" for source, answer in answers)
             if agree:
-                return f"the label {label} promises peer access and nobody allows it: {said}"
-            return f"who is asked for peer access disagrees: {said}"
+                return f"the label {label} implies peer access, but no source allows it: {said}"
+            return f"the sources disagree on peer access: {said}"
         case UnusedNvlinks(label, works):
             slow = "NCCL is no faster than PCIe" if works else "copies are no faster than PCIe allows"
             return f"{slow}, though the label is {label}" + (f" ({_names(works)})" if works else "")
@@ -370,7 +370,7 @@ def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911, PLR0912 
             unit = "GB/s sim" if capabilities(run.backend).simulated else "GB/s"
             return f"slower by peer access than through host memory, which reaches {gbs:.1f} {unit}"
         case SlowerThanBack(share, works):
-            return f"{share:.0%} slower than the way back ({_names(works)})"
+            return f"{share:.0%} slower than the opposite direction ({_names(works)})"
         case BelowBest(share, label, works):
             return f"{share:.0%} below the best {label} links ({_names(works)})"
         case BelowLinks(share, works):
@@ -441,7 +441,7 @@ _UNFIT = {
     Unfit.TRIALS_THROTTLED: "throttled in {0.figure:.0%} of its trials",
     Unfit.ECC_ERRORS: "faulty: {0.figure:.0f} uncorrected ECC error{s}",
     Unfit.NVLINK_ERRORS: "faulty: {0.figure:.0f} new NVLink error{s}",
-    Unfit.FAILING_PAIRS: "faulty: its pairs failed or moved wrong data, those of the others did not",
+    Unfit.FAILING_PAIRS: "faulty: only its pairs failed or moved wrong data",
 }
 
 
@@ -534,7 +534,7 @@ def reason(choice: Choice, devices: Sequence[Device]) -> str:
         text = f"estimated from labels, not measured: {text}"
     if choice.forgiven:
         taken = ", ".join(f"{devices[one.member].tag} ({left_out(one)})" for one in choice.forgiven)
-        text += f"; with {taken}, as every set without includes what failed"
+        text += f"; with {taken}, because every set without them includes a failure"
     if broken := [some for some in choice.failed if some not in choice.impossible]:
         text += f"; includes failed {device_sets(broken, devices)}"
     if beaten := [some for some in choice.failed if some in choice.impossible]:
@@ -626,10 +626,10 @@ def tie_breaks(used: Sequence[TieBreak]) -> str:
 
 
 def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str:
-    """Name sets of devices: "GPU2-GPU3", "GPU4", "GPU0, GPU1, GPU2"; "an unknown place" for none."""
+    """Name sets of devices: "GPU2-GPU3", "GPU4", "GPU0, GPU1, GPU2"; "an unknown device" for none."""
     joints = {2: "-"}
     tags = (joints.get(len(some), ", ").join(devices[member].tag for member in some) for some in sets)
-    return "; ".join(tag or "an unknown place" for tag in tags)
+    return "; ".join(tag or "an unknown device" for tag in tags)
 
 
 def _tags(positions: Sequence[int], devices: Sequence[Device]) -> str:

@@ -124,8 +124,8 @@ def _why_so_many(result: Result) -> str:
     if spread.within is None:
         return f": {between}"
     if spread.between > 2 * spread.within:
-        return f": {between}, from start to start: longer runs would not help, other --devices or free CPU cores may"
-    return f": {between}, as their own steps do: more steps in a run would help"
+        return f": {between}, because starts differ: longer runs would not help, other --devices or free CPU cores may"
+    return f": {between}, because their steps differ: more steps in a run would help"
 
 
 def _on_gpu(ablation: Ablation, gpu: GpuResult) -> Iterator[str]:
@@ -138,12 +138,12 @@ def _on_gpu(ablation: Ablation, gpu: GpuResult) -> Iterator[str]:
     )
     if all(gpu.host_bound):
         yield (
-            "the host bounds a step of both arms, so that links matter less than they could: a larger batch, "
-            "torch.compile or CUDA graphs let the GPU bound it"
+            "the host bounds a step of both arms, so links matter less than they could: try a larger batch, "
+            "torch.compile or CUDA graphs"
         )
     elif any(gpu.host_bound):
         which = names[gpu.host_bound.index(True)]
-        yield f"the host bounds a step {which}: with less work for it the ratio would be another one"
+        yield f"the host bounds a step {which}: with less host work the ratio would differ"
 
 
 def _percent(share: float) -> str:

@@ -111,7 +111,7 @@ def headline(found: Report) -> str:
     if found.late:
         worst = found.late[0]
         each = " a step" if found.repeats else ""
-        words.append(f"rank {worst.rank} is waited for, {_waited(worst)}{each}")
+        words.append(f"the others wait {_waited(worst)}{each} for rank {worst.rank}")
     return "; ".join(words)
 
 
@@ -411,8 +411,8 @@ def late_words(job: Job, one: LateRank) -> str:
     among = "all ranks" if group.size == job.world_size else f"the {group.size} ranks of its group"
     by = figure(one.lateness.median * _MICRO)
     return (
-        f"rank {one.rank} comes {by} µs later than the others (median) to calls of {among}, last to {one.last:.0%} of "
-        f"{one.seen}: the others wait {_waited(one)} a step for it alone"
+        f"rank {one.rank} comes {by} µs later than the others (median) to calls of {among}, as the last one to "
+        f"{one.last:.0%} of {one.seen}: waiting for it costs the others {_waited(one)} a step"
     )
 
 

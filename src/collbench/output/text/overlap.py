@@ -16,10 +16,10 @@ from collbench.output.text.frame import header, origin, sim, unhealthy_lines
 from collbench.output.text.layout import Block, Lines, both, short, table, whole
 
 _LEGEND = """\
-×: time beside the other over time alone, slowest rank, median of the trials
-(collective beside: mean of all calls), ± half of its 95 % interval;
-of max, of sum: time of both together over the longer and over the sum of their
-times alone (of max 1.00: perfect)"""
+×: time while the other runs / time alone, slowest rank, median of the trials
+(collective beside: mean of all calls), ± half of the 95 % interval;
+of max, of sum: time of both together / the longer of, / the sum of their times
+alone (of max 1.00: perfect)"""
 _FEW_FAILURES = 3
 
 
@@ -142,7 +142,7 @@ def _raw(run: Run) -> Iterator[RenderableType]:
             rows.add_row(name, str(len(found.trials)), str(calls), low, high, str(units))
     if rows.row_count:
         yield Text(
-            "\nsingle calls beside compute, begun at random moments of it: those that wait for a unit to end are longer"
+            "\nsingle calls during compute, started at random times: calls that wait for a unit to end take longer"
         )
         yield rows
 

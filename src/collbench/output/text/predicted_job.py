@@ -49,19 +49,19 @@ def headline(run: Run, found: PredictedJob) -> str:
     """Return the answer in a sentence."""
     least, middle, most = found.bounds.step
     between = "" if milli(least) == milli(most) else f" ({milli(least)} to {milli(most)})"
-    return f"{sim(run)}a step takes {milli(middle)} there{between}, and took {milli(found.bounds.recorded)} as recorded"
+    return f"{sim(run)}a step takes {milli(middle)} there{between}; it took {milli(found.bounds.recorded)} as recorded"
 
 
 def _notes(job: Job, run: Run, found: PredictedJob) -> Iterator[str]:
     if found.waited:
         yield (
-            f"{'waited':<10}how much of a longer transfer delays what follows it (95 % interval), as the record "
-            "shows where a rank came early and waited"
+            f"{'waited':<10}how much of a longer transfer delays what follows it (95 % interval), from the times "
+            "when a rank came early and waited"
         )
     else:
         yield (
-            f"{'bounds':<10}a record does not say what computes beside a transfer: one bound takes all that transfers "
-            "change as the step's, the other nothing as long as the step covers them"
+            f"{'bounds':<10}the record does not show what computes during a transfer: one bound assumes that compute "
+            "waits for every transfer, the other that the step hides them while it can"
         )
     if found.calibrated:
         yield f"{'times':<10}recorded transfers, times the ratio of two measured isolated ones"
@@ -71,7 +71,8 @@ def _notes(job: Job, run: Run, found: PredictedJob) -> Iterator[str]:
         yield f"{'assumed':<10}{of_times(assumed, run.devices)}"
     if found.kept:
         kept = dict.fromkeys(job.calls[number].operation for number in found.kept)
-        yield f"{'kept':<10}{', '.join(kept)}: {amount(len(found.kept), 'call')} as recorded, for no run says otherwise"
+        calls = amount(len(found.kept), "call")
+        yield f"{'kept':<10}{', '.join(kept)}: {calls} as recorded, because no run covers them"
 
 
 def _share(share: Share | None) -> str:

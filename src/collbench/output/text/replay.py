@@ -21,8 +21,8 @@ from collbench.output.text.layout import Block, Lines, both, short, table, whole
 
 _LEGEND = """\
 step: pauses and calls, slowest rank, median of the trials with its 95 % interval;
-exposed: step less the pauses alone; communication: a rank's calls within the step,
-each as long as on the rank that waited least; back to back: without pauses"""
+exposed: step minus pauses alone; communication: sum of the calls in a step, each
+timed on the rank that waited least; back to back: the calls without pauses"""
 _MOST_KINDS = 12
 
 
@@ -202,7 +202,7 @@ def _notes(run: Run) -> Iterator[str]:
         if found.trials and found.wrong is None:
             yield f"verified  nothing{_arm(found, names)}: no result of its reductions can be known exactly"
         if capabilities(run.backend).nccl and not all(trial.kernels for trial in found.trials):
-            yield f"timing    each call{_arm(found, names)} with its launch: no trace says which kernel is whose"
+            yield f"timing    each call{_arm(found, names)} includes its launch: no trace matches kernels with calls"
         late = sum(1 for trial in found.trials if not trial.queued)
         if late:
             yield (

@@ -124,7 +124,7 @@ def _late(run: Run, found: Sequence[Tails]) -> Iterator[str]:
         yield _described(run, member, late, len(found))
     if not by_member:
         apart = max(rank.arrives.resolved for one in found for rank in one.ranks if rank.arrives is not None)
-        yield f"no rank comes significantly later than the others; the clocks tell {micro(apart)} µs apart"
+        yield f"no rank comes significantly later than the others; clock resolution {micro(apart)} µs"
 
 
 def _described(run: Run, member: int, late: Sequence[tuple[Tails, RankTails]], sizes: int) -> str:
@@ -139,9 +139,11 @@ def _described(run: Run, member: int, late: Sequence[tuple[Tails, RankTails]], s
     ]
     leaves = [rank.leaves for _, rank in late if rank.leaves is not None and rank.leaves.significant]
     if leaves:
-        words.append(f"it leaves {micro(max(one.median for one in leaves))} µs later, too: its links or its own speed")
+        words.append(
+            f"it leaves {micro(max(one.median for one in leaves))} µs later, too: its links or its speed are the cause"
+        )
     else:
-        words.append("it leaves with the others: what delays it lies on its GPU before the call, not on its links")
+        words.append("it leaves with the others: the delay is on its GPU before the call, not on its links")
     points = {one.point for one, _ in late}
     flags = dict.fromkeys(
         sentences.flag(flag, run.devices)
