@@ -32,7 +32,7 @@ from collbench.analysis.predict.timing import gather
 from collbench.model.errors import CollbenchError
 from collbench.runfile import job_file, run_file
 
-JOBS = ("ddp-gpt2", "ddp-gpt2-medium", "fsdp2-gpt2", "fsdp2-gpt2-medium", "tp-small", "tp-large")
+JOBS = ("ddp-gpt2-wide", "ddp-llama", "fsdp2-gpt2-wide", "fsdp2-llama", "tp-small", "tp-large")
 OPERATIONS = ("allreduce", "allgather", "reducescatter")
 ARMS = {"p2p": {}, "nop2p": {"NCCL_P2P_DISABLE": "1"}}
 STEP_BAR, EXTRA_BAR = 0.05, 0.25
@@ -141,7 +141,7 @@ def _step_ms(folder: Path, job: str, arm: str) -> float:
 
 def rows(folder: Path) -> Iterator[Row]:
     """Yield a row for each job that is there whole. Raises CollbenchError."""
-    for job in JOBS:
+    for job in sorted({file.name.removesuffix("-job.json") for file in folder.glob("*-job.json")}):
         if (folder / f"{job}-job.json").exists() and (folder / f"{job}-nop2p-0.json").exists():
             bounds = predicted(folder, job).bounds
             fast, slow = _step_ms(folder, job, "p2p"), _step_ms(folder, job, "nop2p")

@@ -161,6 +161,7 @@ void bind_rounds(py::module_& module) {
       .def_readonly("cost", &RankLaunches::cost);
   py::class_<CollectiveTimes, Times>(module, "CollectiveTimes")
       .def_readonly("launch_seconds", &CollectiveTimes::launch_seconds)
+      .def_readonly("waits", &CollectiveTimes::waits)
       .def_readonly("singles", &CollectiveTimes::singles);
 }
 

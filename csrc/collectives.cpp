@@ -208,7 +208,7 @@ void Collectives::check_once(const CollectiveRound& round, const Ranks& ranks, C
 // its own stream and reads its own result.
 std::vector<double> Collectives::time_batch(const CollectiveRound& round, const Ranks& ranks, bool first,
                                             CollectiveTimes& times) {
-  std::vector<double> seconds(ranks.size(), 0);
+  std::vector<double> seconds(ranks.size(), 0), waits(ranks.size(), 0);
   std::vector<Report> reports(ranks.size(), Report{});
   BlockingKernel blocking(gpus_);
   ThreadBarrier queued(threads_, ranks.size());
@@ -221,7 +221,10 @@ std::vector<double> Collectives::time_batch(const CollectiveRound& round, const 
     if (first) queue_fill(gpus_, round, rank, slots);
     if (checked) queue_poison(gpus_, round, rank, slots);
     blocking.block(gpu, gpu.stream());
-    if (communicators_.distributed()) queue_barrier(gpus_, nccl_, rank, round.deadline);
+    if (communicators_.distributed()) {
+      CUDA_CHECK(cuEventRecord, own.arrived.get(), gpu.stream());
+      queue_barrier(gpus_, nccl_, rank, round.deadline);
+    }
     const GraphExec& graph = rank.captured->graphs[static_cast<std::size_t>(rank.communicator.rank)];
     const bool plain = round.is_plain(rank.group);
     const auto launch = [&](int from, int to) {
@@ -246,6 +249,7 @@ std::vector<double> Collectives::time_batch(const CollectiveRound& round, const 
     if (checked && later) queue_verify(gpus_, round, rank, all_elements(rank, slots));
     threads_.wait(gpu, round.deadline, check_of(rank));
     seconds[i] = elapsed_seconds(own.start, own.end) / round.iterations;
+    if (communicators_.distributed()) waits[i] = elapsed_seconds(own.arrived, own.start);
     if (checked) reports[i] = own.report();
   });
   BlockingKernel::check_timeout(gpus_);
@@ -254,6 +258,10 @@ std::vector<double> Collectives::time_batch(const CollectiveRound& round, const 
   std::vector<double> slowest(round.groups.size(), 0);
   for (std::size_t i = 0; i < ranks.size(); ++i)
     slowest[ranks[i].group] = std::max(slowest[ranks[i].group], seconds[i]);
+  if (communicators_.distributed()) {
+    times.waits.resize(round.groups.size());
+    for (std::size_t i = 0; i < ranks.size(); ++i) times.waits[ranks[i].group].push_back(waits[i]);
+  }
   return slowest;
 }
 

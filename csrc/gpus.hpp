@@ -51,6 +51,7 @@ struct Report {
 struct TimedStream {
   explicit TimedStream(CUcontext context)
       : stream(make_stream(context)),
+        arrived(make_event(context)),
         start(make_event(context)),
         end(make_event(context)),
         reported(make_pinned(context, sizeof(Report))) {}
@@ -59,6 +60,7 @@ struct TimedStream {
   // The report's address, one for host and device, after setting it to "nothing wrong".
   Report* clear_report() const { return &(report() = Report{0, ~0ull, 0, 0}); }
   Stream stream;
+  Event arrived;  // before the barrier that ranks of several processes start from
   Event start;
   Event end;
   PinnedMemory reported;

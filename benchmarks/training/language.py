@@ -11,7 +11,23 @@ from torch.nn import functional
 
 ROOT = Path(__file__).parents[2]
 # What differs from transformers' defaults, which are the smallest GPT-2's [openai-community/gpt2-medium, config.json].
-MODELS: dict[str, dict[str, int]] = {"gpt2": {}, "gpt2-medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16}}
+# gpt2-wide is no published size: GPT-3 XL's layers [Brown et al. 2020, table 2.1], half as many.
+MODELS: dict[str, dict[str, int]] = {
+    "gpt2": {},
+    "gpt2-medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16},
+    "gpt2-wide": {"n_embd": 2048, "n_layer": 12, "n_head": 16},
+}
+# Of Llama 3.2 1B [meta-llama/Llama-3.2-1B, config.json].
+LLAMA: dict[str, int | bool] = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+}
 HELD_OUT = 0.1  # of the text, its end, which is never trained on
 
 
@@ -60,7 +76,7 @@ class Tiny(nn.Module):
 
 
 def model(name: str = "gpt2", *, tiny: bool) -> NextToken:
-    """Return GPT-2 from transformers' default configuration in a size, or the tiny one; weights from torch's seed.
+    """Return GPT-2 in a size of MODELS, "llama", or the tiny one, as transformers has them; weights from torch's seed.
 
     Raises ModuleNotFoundError where transformers is not installed.
     """
@@ -68,6 +84,11 @@ def model(name: str = "gpt2", *, tiny: bool) -> NextToken:
         small = Tiny()
         return NextToken(small, small.layers)
     transformers = importlib.import_module("transformers")  # by name: it is no dependency of collbench
+    if name == "llama":
+        llama = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(use_cache=False, attn_implementation="sdpa", **LLAMA)
+        )
+        return NextToken(llama, llama.model.layers)
     gpt2 = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(use_cache=False, attn_implementation="sdpa", **MODELS[name])
     )

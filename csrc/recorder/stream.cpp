@@ -190,7 +190,7 @@ uint64_t Stream::add(const Call& call, uint64_t start, uint64_t group, bool need
   const uint64_t number = header_->pending_next;
   if (number - header_->pending_first == PENDING) release(header_->pending_first + 1);
   PendingCall& waiting = pending(number);
-  waiting = {call, start, group, needs_peer ? PEER : 0u, 0};
+  waiting = {call, start, group, 0, 0, needs_peer ? PEER : 0u, 0};
   if (!kernels_.empty()) {
     kernel(number) = {UINT64_MAX, 0, 0, 0, false, Lack::MISSING};
     waiting.needs |= GPU_TIME;
@@ -325,6 +325,8 @@ void Stream::ended(uint64_t run, uint64_t timer, uint64_t now) {
     without_time(number, Lack::IMPLAUSIBLE);
   } else {
     call.gpu = static_cast<uint32_t>(units);
+    call.begin = whole.begin;
+    call.ahead = std::min(least_[0], least_[1]);
     call.needs &= ~static_cast<uint32_t>(GPU_TIME);
   }
   release(header_->pending_first);
@@ -353,7 +355,7 @@ void Stream::commit(uint64_t number) {
   const bool together = ended.group && ended.group == group_;
   group_ = ended.group;
   header_->last_group = group_;
-  append(static_cast<uint32_t>(call) * 2 + together, ended.start, ended.gpu);
+  append(static_cast<uint32_t>(call) * 2 + together, ended);
 }
 
 int64_t Stream::intern(const Call& call) {
@@ -379,13 +381,13 @@ void Stream::set_tail(uint32_t first, uint32_t count) {
   store(header_->tail, static_cast<uint64_t>(first_) << 32 | count_);
 }
 
-void Stream::append(uint32_t symbol, uint64_t start, uint32_t gpu) {
+void Stream::append(uint32_t symbol, const PendingCall& ended) {
   if (count_ == TAIL) make_room();
   if (full_) {
     store(header_->dropped, header_->dropped + 1);
     return;
   }
-  tail(count_) = {start, symbol, gpu};
+  tail(count_) = {ended.start, ended.begin, ended.ahead, symbol, ended.gpu};
   header_->kept++;
   set_tail(first_, count_ + 1);
   if (phase_ == NONE) {
@@ -523,6 +525,8 @@ void Stream::repeat(Phase& phase, uint32_t from) {
     if (gpu_times && gpu) add_time(gpu_times[place], gpu * GPU_UNIT);
   }
   header_->before_tail = before;
+  const TailCall& last = tail(from + phase.length - 1);
+  last_ = {last.begin, last.gpu * GPU_UNIT};
   ++phase.repetitions;
 }
 
@@ -533,6 +537,8 @@ void Stream::sample(Phase& phase, uint32_t from) {
   const uint64_t words = 1 + phase.length;
   uint64_t* samples = at<uint64_t>(phase.samples);
   uint32_t* gpu_samples = phase.gpu_samples ? at<uint32_t>(phase.gpu_samples) : nullptr;
+  char* gpu_begins = phase.gpu_begins ? at<char>(phase.gpu_begins) : nullptr;
+  const uint64_t begin_bytes = sizeof(Begins) + phase.length * sizeof(uint64_t);
   while (phase.used == phase.slots) {
     if (phase.stride > UINT32_MAX / 2) return;
     phase.stride *= 2;
@@ -542,6 +548,7 @@ void Stream::sample(Phase& phase, uint32_t from) {
       memmove(samples + kept * words, samples + slot * words, words * sizeof *samples);
       const uint64_t length = phase.length;
       if (gpu_samples) memmove(gpu_samples + kept * length, gpu_samples + slot * length, length * sizeof *gpu_samples);
+      if (gpu_begins) memmove(gpu_begins + kept * begin_bytes, gpu_begins + slot * begin_bytes, begin_bytes);
       ++kept;
     }
     const bool stuck = kept == phase.used;
@@ -549,9 +556,18 @@ void Stream::sample(Phase& phase, uint32_t from) {
     if (stuck || number % phase.stride) return;
   }
   uint64_t* slot = samples + phase.used * words;
+  uint64_t* begins = nullptr;
+  const auto ahead = static_cast<uint64_t>(tail(from + phase.length - 1).ahead);
+  if (gpu_begins) {
+    const Begins before{last_.before ? last_.before + ahead : 0, last_.before_took};
+    memcpy(gpu_begins + phase.used * begin_bytes, &before, sizeof before);
+    begins = reinterpret_cast<uint64_t*>(gpu_begins + phase.used * begin_bytes + sizeof before);
+  }
   for (uint32_t place = 0; place < phase.length; ++place) {
     slot[1 + place] = tail(from + place).start;
     if (gpu_samples) gpu_samples[uint64_t{phase.used} * phase.length + place] = tail(from + place).gpu;
+    const uint64_t begin = tail(from + place).begin;
+    if (begins) begins[place] = begin ? begin + ahead : 0;
   }
   slot[0] = number;
   store(phase.used, phase.used + 1);
@@ -583,7 +599,8 @@ int64_t Stream::phase_of(const uint32_t* symbols, uint32_t length, bool repeats)
   const uint64_t times_bytes = repeats ? length * sizeof(Times) : 0;
   const bool gpu = !kernels_.empty();
   const uint64_t gpu_bytes = gpu ? uint64_t{slots} * length * sizeof(uint32_t) : 0;
-  const uint64_t all = length * sizeof *symbols + times_bytes * (gpu ? 2 : 1) + sample_bytes + gpu_bytes;
+  const uint64_t begin_bytes = gpu ? slots * (sizeof(Begins) + length * sizeof(uint64_t)) : 0;
+  const uint64_t all = length * sizeof *symbols + times_bytes * (gpu ? 2 : 1) + sample_bytes + gpu_bytes + begin_bytes;
   if (header_->arena_at + header_->arena_used + all + 64 > header_->file_bytes) return NONE;
   const uint32_t number = header_->phases;
   Phase& made = phases_[number];
@@ -595,6 +612,7 @@ int64_t Stream::phase_of(const uint32_t* symbols, uint32_t length, bool repeats)
   memcpy(allocate(length * sizeof *symbols, &made.symbols), symbols, length * sizeof *symbols);
   allocate(sample_bytes, &made.samples);
   if (gpu) allocate(gpu_bytes, &made.gpu_samples);
+  if (gpu) allocate(begin_bytes, &made.gpu_begins);
   if (repeats) allocate(times_bytes, &made.times);
   if (repeats && gpu) allocate(times_bytes, &made.gpu_times);
   store(header_->phases, number + 1);

@@ -11,7 +11,7 @@
 
 namespace recorder {
 
-constexpr uint32_t VERSION = 2;
+constexpr uint32_t VERSION = 3;
 constexpr uint64_t FILE_BYTES = 16u << 20;
 constexpr uint64_t GPU_TIMES_BYTES = 8u << 20;  // more, where GPU times are recorded
 constexpr uint32_t COMMUNICATORS = 512;
@@ -77,12 +77,20 @@ struct Phase {
   uint64_t samples;      // offset of `slots` × (uint64_t repetition; uint64_t starts[length])
   uint64_t gpu_times;    // offset of Times[length], of the calls on the GPU; 0: none
   uint64_t gpu_samples;  // offset of `slots` × uint32_t[length], as TailCall.gpu; 0: none
+  uint64_t gpu_begins;   // offset of `slots` × Begins and uint64_t[length]; 0: none
   uint32_t length;
   uint32_t slots;
   uint32_t used;
   uint32_t stride;
 };
-static_assert(sizeof(Phase) == 72);
+static_assert(sizeof(Phase) == 80);
+
+// Of one sample: when the call before its first one began, and how long that ran, ns; 0: unknown. Behind it stands when
+// each of its calls began. All are of the host's clock, by one comparison of the two: their distances are the GPU's.
+struct Begins {
+  uint64_t before;
+  uint64_t before_took;
+};
 
 struct Run {
   uint32_t phase;
@@ -91,6 +99,8 @@ struct Run {
 
 struct TailCall {
   uint64_t start;  // CLOCK_MONOTONIC, ns
+  uint64_t begin;  // when it began on the GPU, ns of the GPU's clock; 0: unknown
+  int64_t ahead;   // what the host's clock is ahead of that one, as closely as was known when it ended
   uint32_t symbol;
   uint32_t gpu;  // how long it ran on the GPU, in GPU_UNIT; 0: unknown
 };
@@ -99,10 +109,12 @@ struct PendingCall {
   Call call;
   uint64_t start;
   uint64_t group;  // 0: alone
+  uint64_t begin;  // these two as TailCall's
+  int64_t ahead;
   uint32_t needs;  // Need: what is still to come
   uint32_t gpu;    // as TailCall.gpu
 };
-static_assert(sizeof(PendingCall) == 48);
+static_assert(sizeof(PendingCall) == 64);
 
 enum Need : uint32_t { PEER = 1, GPU_TIME = 2 };
 
@@ -216,7 +228,7 @@ class Stream {
   void release(uint64_t upto);
   void commit(uint64_t number);
   int64_t intern(const Call& call);
-  void append(uint32_t symbol, uint64_t start, uint32_t gpu);
+  void append(uint32_t symbol, const PendingCall& ended);
   void follow(uint32_t symbol);
   void leave_phase();
   void look(uint32_t symbol);
@@ -267,6 +279,7 @@ class Stream {
   uint64_t runs_begun_ = 0;
   std::vector<std::unique_ptr<Channel[]>> channels_;  // of each communicator
   std::vector<bool> sent_to_itself_;                  // communicators
+  Begins last_{};                                     // the call before the tail's first
   std::vector<uint64_t> swept_;                // of each communicator: its groups before this call have been launched
   uint64_t window_ = 0;                        // when it began, host's clock
   int64_t least_[2] = {INT64_MAX, INT64_MAX};  // what the host's clock is ahead at most, in this window and the last

@@ -148,6 +148,7 @@ class RankLaunches:
 class CollectiveTimes(Times):
     launch_seconds: list[float]
     singles: list[RankLaunches]  # of this process's ranks
+    waits: list[list[float]]  # by group, of the untimed batches, too; [] in a single process
 
 class Gpus:
     cache_bytes: list[int]

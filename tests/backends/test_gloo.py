@@ -207,8 +207,8 @@ def test_workers_leave_when_their_parent_closes_the_pipe_and_clean_up(world: Glo
 
 
 def test_a_wrong_element_is_named_and_fatal() -> None:
-    right = Reply(seconds=[1.0, 2.0], wrong=None)
-    wrong = Reply(seconds=[1.0, 2.0], wrong=(12, 5.0, 7.5))
+    right = Reply(seconds=[1.0, 2.0], waits=[], wrong=None)
+    wrong = Reply(seconds=[1.0, 2.0], waits=[], wrong=(12, 5.0, 7.5))
     with pytest.raises(DataCorruption) as caught:
         host._timing(step(ALLREDUCE, ((0, 1),), 16), [right, wrong])
     found = caught.value.wrong
@@ -219,9 +219,9 @@ def test_a_wrong_element_is_named_and_fatal() -> None:
 
 def test_a_batch_takes_as_long_as_its_slowest_rank() -> None:
     replies = [
-        Reply(seconds=[1.0, 5.0], wrong=None),
-        Reply(seconds=[], wrong=None),
-        Reply(seconds=[3.0, 2.0], wrong=None),
+        Reply(seconds=[1.0, 5.0], waits=[], wrong=None),
+        Reply(seconds=[], waits=[], wrong=None),
+        Reply(seconds=[3.0, 2.0], waits=[], wrong=None),
     ]
     assert host._timing(step(ALLREDUCE, ((2, 0),), 16), replies).seconds == ((3.0, 5.0),)
 

@@ -12,7 +12,7 @@ import pytest
 from collbench.analysis.nodes import State, choose_nodes
 from collbench.analysis.outcome import outcome
 from collbench.backends.protocol import Step, Timing
-from collbench.bench.nodes import NodePairs, by_node, iterations, rejoined, survey_nodes
+from collbench.bench.nodes import NodePairs, by_node, iterations, rails, rejoined, survey_nodes
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, StepFailed, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation
@@ -262,3 +262,51 @@ def test_inside_the_nodes_only_what_is_missing_is_measured() -> None:
     NodePairs(backend, run, MIB).measure_inside()
     assert {len(step.groups) for step in backend.steps} == {1}
     assert len(run.measurements) == 7
+
+
+class Rails(Hosts):
+    """Pairs of single ranks take longer where a rail, or a node on one rail, is slow: (node or None, rail)."""
+
+    slow: tuple[int | None, int] = (None, -1)
+
+    def time_collective(self, step: Step) -> Timing:
+        self.steps.append(step)
+        where = {device: (index // 4, index % 4) for index, device in enumerate(range(len(self._devices)))}
+
+        def seconds(group: tuple[int, ...]) -> float:
+            node, rail = self.slow
+            hit = any(where[rank][1] == rail and node in (None, where[rank][0]) for rank in group) and len(group) == 2
+            return self.seconds * (2.0 if hit else 1.0)
+
+        return Timing(tuple((seconds(group),) * step.batches for group in step.groups))
+
+
+@pytest.mark.parametrize(
+    ("slow", "rail", "nodes"),
+    [((None, -1), [], []), ((None, 2), [2], []), ((3, 1), [], [(1, 3)]), ((0, 0), [], [(0, 0)])],
+)
+def test_a_slow_rail_is_told_from_a_node_that_is_slow_on_one(
+    slow: tuple[int | None, int], rail: list[int], nodes: list[tuple[int, int]]
+) -> None:
+    backend = Rails(4, 4, 4, 4, 4, 4)
+    backend.slow = slow
+    pairs, run = opened(backend)
+    pairs.measure_rails(seed=5)
+    found = rails(run, pairs.ranks)
+    assert [one.rail for one in found] == [0, 1, 2, 3]
+    assert [one.rail for one in found if one.slow] == rail
+    assert [(one.rail, node.node) for one in found for node in one.slow_nodes] == nodes
+    assert {len(group) for step in backend.steps for group in step.groups} == {2}
+    for step in backend.steps:
+        assert len({rank for group in step.groups for rank in group}) == 2 * len(step.groups), "disjoint"
+        assert all(a % 4 == b % 4 and a // 4 != b // 4 for a, b in step.groups)
+    # What was measured is not measured again.
+    again = Rails(4, 4, 4, 4, 4, 4)
+    NodePairs(again, run, MIB).measure_rails(seed=5)
+    assert not again.steps
+
+
+def test_rails_of_unequal_nodes_end_with_the_smaller_one() -> None:
+    pairs, run = opened(Hosts(3, 2, 3))
+    pairs.measure_rails(seed=1)
+    assert {one.rail for one in rails(run, pairs.ranks)} == {0, 1, 2}

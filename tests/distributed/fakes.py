@@ -122,7 +122,12 @@ class Board:
 
 
 @contextmanager
-def world(seats: Sequence[FakeRankWorker], board: Board | None = None, **limits: float) -> Iterator[Coordinator]:
+def world(
+    seats: Sequence[FakeRankWorker],
+    board: Board | None = None,
+    devices: tuple[Device, ...] | None = None,
+    **limits: float,
+) -> Iterator[Coordinator]:
     """Give a coordinator of these seats; afterwards all of them have left, but those who have died."""
     ends = [pair() for _ in seats]
     left: list[bool] = []
@@ -139,7 +144,7 @@ def world(seats: Sequence[FakeRankWorker], board: Board | None = None, **limits:
         {rank: f"rank {rank}" for rank in range(len(seats))},
         **limits,  # type: ignore[arg-type]
     )
-    coordinator = Coordinator("cuda", ranks, board or Board(), gpus(len(seats)), ("",) * len(seats))
+    coordinator = Coordinator("cuda", ranks, board or Board(), devices or gpus(len(seats)), ("",) * len(seats))
     try:
         yield coordinator
     finally:

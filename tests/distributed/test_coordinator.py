@@ -2,16 +2,19 @@
 
 import os
 import signal
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from collbench.backends.protocol import Step, Timing
+from collbench.distributed import rank_worker
 from collbench.distributed.connection import pair
 from collbench.distributed.messages import Introduce
 from collbench.distributed.ranks import Coordinator, RankLost, Ranks, slowest
 from collbench.model.errors import BackendError, DataCorruption, PeerLost, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import RankLaunches
+from collbench.model.run import NetworkPort, RankLaunches
 from tests.builders import gpus, throttled
 from tests.distributed.fakes import Board, FakeRankWorker, world
 
@@ -241,3 +244,22 @@ def test_the_coordinator_is_a_backend() -> None:
     with world(seats(1.0)) as coordinator:
         assert isinstance(coordinator, Coordinator)
         takes(coordinator)
+
+
+def test_one_rank_of_each_host_reads_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lowest that is left; on a single host nobody does, for it sends nothing over them."""
+    read = list[str]()
+
+    def ports(root: Path) -> tuple[NetworkPort, ...]:
+        read.append(str(root))
+        return (NetworkPort("mlx5_0", 1, "ACTIVE", counters={"symbol_error": len(read)}),)
+
+    monkeypatch.setattr(rank_worker, "read_ports", ports)
+    devices = tuple(replace(device, host=f"h{rank // 2}") for rank, device in enumerate(gpus(4)))
+    with world([FakeRankWorker(rank) for rank in range(4)], devices=devices) as coordinator:
+        found = coordinator.ports()
+    assert [(port.host, port.name) for port in found] == [("h0", "mlx5_0:1"), ("h1", "mlx5_0:1")]
+    assert read == ["/", "/"]
+    with world([FakeRankWorker(rank) for rank in range(4)]) as coordinator:
+        assert coordinator.ports() == ()
+    assert len(read) == 2

@@ -73,3 +73,22 @@ def test_a_host_that_dies_is_named_and_the_others_go_on(how: str, status: int, s
     assert left <= {tuple(sorted(one.point.members)) for one in run.measurements if one.samples}
     failed = [one.point.members for one in run.measurements if one.failure]
     assert all(1 in members for members in failed)
+
+
+LATE_HOST = Path(__file__).with_name("late_host")
+
+
+@at_length
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_a_host_that_comes_late_is_named_with_how_much_and_how_often(tmp_path: Path) -> None:
+    with emulated_hosts(4, tmp_path, mbit=200.0) as hosts:
+        # Without the process that has loaded torch: its forks do not read sitecustomize.
+        hosts.places[1] |= {"PYTHONPATH": str(LATE_HOST), "EMULATED_LATE_S": "0.05", "COLLBENCH_TEST_TORCH": ""}
+        with started(tmp_path, [*WORDS, "--budget", "10ms", "--json"], hosts.places, hosts.before) as processes:
+            (status, out, err), *others = ends(processes, PATIENCE_S)
+    assert status in {0, 1}, err
+    assert others == [(0, "", "")] * 3
+    (late,) = json.loads(out)["late"]
+    assert late["node"] == 1
+    assert late["seconds"] == pytest.approx(0.05, abs=0.03)
+    assert late["later"] >= 0.9 * late["seen"]

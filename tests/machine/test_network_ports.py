@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from collbench.machine.doctor.judge import Level
-from collbench.machine.network_ports import Port, down, read_ports, slower
+from collbench.machine.network_ports import CONGESTION, ERRORS, changes, down, read_ports, slower
+from collbench.model.run import NetworkPort
+from collbench.output.text.frame import network_lines, unhealthy_lines
+from collbench.runfile import run_file
+from tests.builders import gpus, run_of
 from tests.machine.doctor.described import machine, named
 
 
@@ -26,7 +33,7 @@ def up(rate: str = "400 Gb/sec (4X NDR)", layer: str = "InfiniBand") -> dict[str
 
 def test_a_port_has_the_kernels_words_and_its_rate(tmp_path: Path) -> None:
     put(tmp_path, "mlx5_0", **up("2.5 Gb/sec (1X SDR)"))
-    assert read_ports(tmp_path) == (Port("mlx5_0", 1, "ACTIVE", "LinkUp", 2.5, "InfiniBand", "MT4129"),)
+    assert read_ports(tmp_path) == (NetworkPort("mlx5_0", 1, "ACTIVE", "LinkUp", 2.5, "InfiniBand", "MT4129"),)
 
 
 def test_no_cards_no_ports_and_odd_names_are_no_error(tmp_path: Path) -> None:
@@ -61,9 +68,9 @@ def test_random_trees_never_fail_and_never_gain_a_figure(tmp_path: Path, seed: i
 
 def test_doctor_warns_of_a_port_that_is_down_and_of_one_that_is_slow() -> None:
     ports = (
-        Port("mlx5_0", 1, "ACTIVE", "LinkUp", 400.0, "InfiniBand", "MT4129"),
-        Port("mlx5_1", 1, "ACTIVE", "LinkUp", 200.0, "InfiniBand", "MT4129"),
-        Port("mlx5_2", 1, "DOWN", "Polling", 10.0, "InfiniBand", "MT4129"),
+        NetworkPort("mlx5_0", 1, "ACTIVE", "LinkUp", 400.0, "InfiniBand", "MT4129"),
+        NetworkPort("mlx5_1", 1, "ACTIVE", "LinkUp", 200.0, "InfiniBand", "MT4129"),
+        NetworkPort("mlx5_2", 1, "DOWN", "Polling", 10.0, "InfiniBand", "MT4129"),
     )
     found = named(machine(host={"network_ports": ports}), "network ports")
     assert found.level is Level.WARN
@@ -71,4 +78,88 @@ def test_doctor_warns_of_a_port_that_is_down_and_of_one_that_is_slow() -> None:
     assert "mlx5_1:1 has 200" in found.text
     assert "siblings 400" in found.text
     assert named(machine(host={"network_ports": ports[:1]}), "network ports").level is Level.OK
-    assert named(machine(host={"network_ports": (Port("mlx5_0", 1),)}), "network ports").level is Level.UNKNOWN
+    assert named(machine(host={"network_ports": (NetworkPort("mlx5_0", 1),)}), "network ports").level is Level.UNKNOWN
+
+
+def counted(folder: Path, name: str, value: str, where: str = "counters") -> None:
+    (folder / where).mkdir(exist_ok=True)
+    (folder / where / name).write_text(value)
+
+
+def test_counters_are_read_where_they_can_be(tmp_path: Path) -> None:
+    put(tmp_path, "mlx5_0", **up("400 Gb/sec (4X NDR)"))
+    folder = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    counted(folder, "symbol_error", "3\n")
+    counted(folder, "port_xmit_wait", f"{2**64 - 1}\n")
+    counted(folder, "np_cnp_sent", "17\n", "hw_counters")
+    for name, text in (("link_downed", "N/A (no PMA)\n"), ("VL15_dropped", ""), ("port_rcv_errors", "-1\n")):
+        counted(folder, name, text)
+    counted(folder, "port_xmit_data", "5\n")  # traffic, and nothing wrong
+    (folder / "counters/local_link_integrity_errors").mkdir()
+    (port,) = read_ports(tmp_path)
+    assert port.counters == {"symbol_error": 3, "port_xmit_wait": 2**64 - 1, "np_cnp_sent": 17}
+
+
+_PORTS = st.lists(
+    st.builds(
+        NetworkPort,
+        st.sampled_from(["mlx5_0", "mlx5_1", "bnxt_re0"]),
+        st.integers(1, 2),
+        st.sampled_from(["", "ACTIVE", "DOWN"]),
+        rate_gbits=st.none() | st.sampled_from([100.0, 400.0]),
+        counters=st.dictionaries(st.sampled_from([*ERRORS, *CONGESTION]), st.integers(0, 2**64)),
+        host=st.sampled_from(["h0", "h1"]),
+    ),
+    unique_by=lambda port: (port.host, port.name),
+    max_size=6,
+)
+
+
+@given(_PORTS, _PORTS)
+def test_what_changed_is_what_two_readings_differ_in(before: list[NetworkPort], after: list[NetworkPort]) -> None:
+    found = list(changes(before, after))
+    assert not list(changes(before, before))
+    assert len({(one.port.host, one.port.name, one.what) for one in found}) == len(found)
+    later = {(port.host, port.name): port for port in after}
+    for one in found:
+        assert one.port in before
+        then = later.get((one.port.host, one.port.name))
+        if then is None:
+            assert one.after is None
+        elif one.what == "state":
+            assert {one.port.state, then.state} == {"ACTIVE", "DOWN"}
+        elif one.what == "rate":
+            assert {one.port.rate_gbits, then.rate_gbits} == {100.0, 400.0}
+        else:
+            assert one.growth == then.counters[one.what] - one.port.counters[one.what] > 0
+            assert one.congestion == (one.what in CONGESTION)
+    seen = {(one.port.host, one.port.name, one.what) for one in found}
+    for port in before:
+        then = later.get((port.host, port.name))
+        grown = {name for name, count in port.counters.items() if then and then.counters.get(name, 0) > count}
+        assert {(port.host, port.name, name) for name in grown} <= seen
+        assert then is not None or (port.host, port.name, "state") in seen
+
+
+def test_the_page_says_what_changed_on_ports_and_congestion_in_one_line() -> None:
+    before = tuple(
+        NetworkPort("mlx5_0", 1, "ACTIVE", rate_gbits=400.0, counters={"symbol_error": 1, "np_cnp_sent": 5}, host=host)
+        for host in ("h0", "h1", "h2")
+    )
+    after = (
+        replace(before[0], rate_gbits=200.0, counters={"symbol_error": 4, "np_cnp_sent": 6}),
+        replace(before[1], state="DOWN", counters={"symbol_error": 0, "np_cnp_sent": 2000}),
+    )
+    run = run_of(gpus(2), [])
+    run.ports_before, run.ports_after = before, after
+    assert network_lines(run) == [
+        "mlx5_0:1 of h0 went from 400 to 200 Gbit/s",
+        "symbol_error grew by 3 on mlx5_0:1 of h0",
+        "mlx5_0:1 of h1 went from ACTIVE to DOWN",
+        "mlx5_0:1 of h2 is gone, or its host is",
+        "congestion: np_cnp_sent grew by 1,995 on mlx5_0:1 of h1, and no more on 1 other port",
+    ]
+    assert unhealthy_lines(run) == network_lines(run)[:4], "congestion is no fault of a device"
+    assert run_file.loads(run_file.dumps(run), "run").ports_after == after
+    run.ports_after = ()
+    assert network_lines(run) == []

@@ -260,6 +260,33 @@ def test_steps_are_folded_with_their_times() -> None:
         assert sum(not time for time in sample.gpu) <= 1
 
 
+@pytest.mark.parametrize("repetitions", [40, 3000])  # folded by the reader, and by the recorder
+def test_samples_say_when_kernels_began_on_the_hosts_clock(repetitions: int) -> None:
+    """A kernel begins after the host's call, and after the one before it has ended; so does a sample's first one."""
+    step = "".join(gpu(1000 * place, 2) + Made("allreduce", place).line() for place in (1, 2, 3))
+    (phase,) = recorded(f"{WORLD}repeat {repetitions}\n{step}end\nfinalize 0\n").job.ranks[0].phases
+    assert len(phase.samples) >= 16
+    for sample in phase.samples:
+        assert len(sample.gpu_starts) == 3
+        # The host hears of a beginning some time later, and by the quickest news the clocks are compared.
+        assert all(begun >= made - 0.05 for begun, made in zip(sample.gpu_starts, sample.starts, strict=True))
+        ends = [begun + took for begun, took in zip(sample.gpu_starts, sample.gpu, strict=True)]
+        assert all(later >= ended - 0.05 for ended, later in zip(ends, sample.gpu_starts[1:], strict=False))
+        if sample.repetition == 0:
+            assert sample.gpu_before == ()
+        else:
+            begun, took = sample.gpu_before
+            assert abs(took - (3 + 0.16)) <= 0.017
+            assert begun + took <= sample.gpu_starts[0] + 0.05
+            assert begun >= sample.gpu_starts[0] - 1e6
+
+
+def test_one_kernel_of_unknown_time_leaves_no_beginnings_of_its_sample() -> None:
+    step = gpu(1000, 1) + Made("allreduce", 1).line() + gpu(1000, 1, "none") + Made("allreduce", 2).line()
+    (phase,) = recorded(f"{WORLD}repeat 20\n{step}end\nfinalize 0\n").job.ranks[0].phases
+    assert all(sample.gpu_starts == () and sample.gpu_before == () for sample in phase.samples)
+
+
 def test_the_longest_step_is_folded_with_its_times(tmp_path: Path) -> None:
     step = "".join(Made("allreduce", count + 1).line() for count in range(16_000))
     play(f"{WORLD}{gpu(64, 1)}repeat 5\n{step}end\nfinalize 0\n", tmp_path, 5, **ASKED)

@@ -107,6 +107,30 @@ def test_ranks_start_behind_a_tiny_all_reduce(fakes: Fakes, tmp_path: Path) -> N
     )
 
 
+def test_a_rank_says_how_long_it_waited_before_each_block(fakes: Fakes, tmp_path: Path) -> None:
+    """Of its own group alone; in a world of one process nobody waits for another."""
+    script = """
+def body(rank, held):
+    if rank == 1:
+        import time
+        time.sleep(0.2)  # the first block's barrier waits for it, and those after it do not
+    return collect(held, [[0, 1], [2, 3]], warmup=1, batches=3).waits
+ranks(4, body)
+"""
+    said = fakes.script(_RANKS + script, tmp_path).said["said"]
+    for rank, waits in enumerate(said):
+        own, other = waits[rank // 2], waits[1 - rank // 2]
+        assert other == []
+        assert len(own) == 1 + 3
+        assert min(own) >= 0
+    alone = """
+gpus = native.Gpus([0, 1], PTX)
+gpus.allocate(65536)
+say(waits=collect(native.Collectives(gpus, native.Nccl(os.environ["NCCL"])), [[0, 1]], batches=2).waits)
+"""
+    assert fakes.script(alone, tmp_path).said["waits"] == []
+
+
 def test_a_wrong_element_is_reported_by_the_rank_that_holds_it(fakes: Fakes, tmp_path: Path) -> None:
     script = "ranks(2, lambda rank, held: failure(collective, held, [[1, 0]]))"
     # After the two that connect, two that wake and the barrier's: the chain's first, on rank 1 of the group, which is

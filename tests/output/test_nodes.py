@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from collbench.analysis.nodes import choose_nodes
+from collbench.analysis.nodes import Effect, Judgement, LateNode, NodeEffect, Rail, State, choose_nodes
 from collbench.output.text.nodes import Origin, Truth, as_plain, page
 from tests.analysis.nodes.made import judged, leaves, slow
 
@@ -88,3 +88,32 @@ def test_the_page_says_who_reported_how_many_switches() -> None:
         replace(known, switches=()), judged(16, slow(3), LEAVES), None
     )
     assert "\nswitches  " not in page(SIM, judged(16, slow(3), LEAVES), None)
+
+
+def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
+    healthy = NodeEffect(0, *(Effect(0.0, (-0.01, 0.01), State.HEALTHY),) * 2)
+    slow = NodeEffect(1, *(Effect(-0.3, (-0.32, -0.28), State.SLOW),) * 2)
+    found = Judgement((healthy, replace(healthy, node=1)), (), 50.0, (), 0.01, None)
+    origin = Origin(
+        "host",
+        "2 hosts",
+        ("a", "b"),
+        ("at random",) * 8,
+        8,
+        3.0,
+        1,
+        late=(LateNode(1, 2.5e-3, (2.4e-3, 2.6e-3), 23, 24),),
+        rails=(Rail(0, 12.5, 0.0, False, (slow,)), Rail(1, 6.25, -0.5, True, ())),
+        network=("symbol_error grew by 3 on mlx5_0:1 of b",),
+    )
+    text = page(origin, found, None, width=200)
+    for line in (
+        "late      b comes to batches 2.5 ms after its partners (median; 95 % 2.4 to 2.6), in 23 of 24 trials",
+        "slow      rail 1 (GPU 1 of every node): 50.0% below the median rail",
+        "slow      b, rail 0: 30.0% below the median node (28.0% to 32.0%)",
+        "rails     2: the same GPU of two nodes reaches 6.25 to 12.5 GB/s",
+        "network   symbol_error grew by 3 on mlx5_0:1 of b",
+    ):
+        assert line in text.splitlines()
+    data = as_plain(origin, found, None)
+    assert json.loads(json.dumps(data))["late"][0]["seconds"] == 2.5e-3

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from collbench.analysis.physics import chained
 from collbench.analysis.stats import DELTA, Estimate, estimate, student
+from collbench.analysis.tails import lateness
 from collbench.model.errors import UsageError
+from collbench.model.run import Run
 
 # Node effects from pairs of nodes: log bandwidth = typical + first's effect + second's + what the switches take.
 #
@@ -569,3 +571,102 @@ def _left_out(judgement: Judgement, chosen: set[int]) -> Iterable[tuple[int, Nod
             yield one.node, one
         elif one.node in behind:
             yield one.node, behind[one.node]
+
+
+# Which node comes late: of a pair, the one that waits less in the barrier before a batch.
+
+# Healthy hosts differ by some 10 µs in how soon they launch again after a batch; of less than this nothing is said.
+LATE_SECONDS = 100e-6
+_LATE_FAMILY = 0.05  # how often chance may call any node of a survey late
+
+
+@dataclass(frozen=True, slots=True)
+class LateNode:
+    """A node that comes to batches later than its partners: `later` of `seen` trials beyond what clocks can tell.
+
+    `seconds` is the median over its trials, `interval` that median's 95 % interval.
+    """
+
+    node: int
+    seconds: float
+    interval: tuple[float, float]
+    later: int
+    seen: int
+
+
+def late_nodes(run: Run, nodes: Sequence[Members]) -> tuple[LateNode, ...]:
+    """Return the nodes that come late, the latest first; `nodes` are each one's positions in the run.
+
+    All ranks leave a barrier together, so whoever waits in it for less has come later by the difference: no clocks of
+    two hosts are compared. They leave it together to within the time that a barrier takes when nobody has to wait.
+    """
+    node_of = {position: node for node, members in enumerate(nodes) for position in members}
+    later: dict[int, list[float]] = defaultdict(list)
+    quickest: list[float] = []
+    for found in run.measurements:
+        between = sorted({node_of[member] for member in found.point.members})
+        if len(between) != 2:
+            continue
+        for sample in found.samples:
+            if len(sample.waits) != len(found.point.members):
+                continue
+            waits = [
+                min(
+                    wait
+                    for member, wait in zip(found.point.members, sample.waits, strict=True)
+                    if node_of[member] == node
+                )
+                for node in between
+            ]
+            quickest.append(min(waits))
+            for own, other, node in zip(waits, reversed(waits), between, strict=True):
+                later[node].append(other - own)
+    if not later:
+        return ()
+    resolved = max(LATE_SECONDS, median(quickest))
+    late = []
+    for node, values in later.items():
+        over = sum(value > resolved for value in values)
+        spread = lateness(np.array(values), resolved)
+        if spread.significant and spread.interval and _by_chance(over, len(values)) <= _LATE_FAMILY / len(later):
+            late.append(LateNode(node, spread.median, spread.interval, over, len(values)))
+    return tuple(sorted(late, key=lambda one: -one.seconds))
+
+
+def _by_chance(over: int, count: int) -> float:
+    """Return how often so many of `count` trials, or more, have the node later where either is as likely."""
+    return float(sum(math.comb(count, k) for k in range(over, count + 1)) / 2**count)
+
+
+# Rails: the same local rank of every node, which has the same card there and the same switch behind it.
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One rail: what its pairs of nodes reach, and by what ratio less 1 that differs from the median rail.
+
+    `slow` where the whole rail is: its switch or its cards. `slow_nodes` are slow on this rail alone: their card there.
+    """
+
+    rail: int
+    typical_gbs: float
+    ratio: float
+    slow: bool
+    slow_nodes: tuple[NodeEffect, ...]
+
+
+def judge_rails(found: Mapping[int, Judgement]) -> tuple[Rail, ...]:
+    """Return the rails by number, from what the pairs of each say of its nodes.
+
+    A rail is slow where it lacks more than δ, and more than three standard errors of its own pairs, of the median rail.
+    """
+    known = {rail: one for rail, one in found.items() if one.typical_gbs > 0}
+    if not known:
+        return ()
+    middle = median(one.typical_gbs for one in known.values())
+    rails = []
+    for rail, one in known.items():
+        ratio = one.typical_gbs / middle - 1
+        error = one.noise / math.sqrt(max(1, one.judged))
+        rails.append(Rail(rail, one.typical_gbs, ratio, ratio < -max(DELTA, 3 * error), one.slow_nodes))
+    return tuple(rails)

@@ -368,6 +368,7 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     size: int | str = "512M",
     budget: float = 75.0,
     one_way: bool = False,
+    rails: bool = False,
     switches: str | os.PathLike[str] | None = None,
     nccl: str | os.PathLike[str] | None = None,
     seed: int | None = None,
@@ -377,7 +378,8 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     """Find slow nodes and uplinks of a cluster, and the best `select` nodes, with the best `gpus` GPUs of each.
 
     Call it in every process of a launch, one for each GPU: rank 0 gets the answer, the others None. Or name a cluster
-    to simulate: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `switches` is a file that says which
+    to simulate: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `rails` measures each GPU with the
+    same one of other nodes, too. `switches` is a file that says which
     switches the nodes are under, or "slurm". The run is saved as `output`, else as a new file; or `resume` names one
     on rank 0's host, which goes on with its own size, budget, direction and seed. Raises Error.
     """
@@ -394,6 +396,7 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
         size_bytes=values.size(size),
         budget_seconds=values.number("budget", budget),
         one_way=values.flag("one_way", one_way),
+        rails=values.flag("rails", rails),
         switches=None if switches is None else os.fspath(values.path(switches)),
     )
     chosen = None if seed is None else values.whole("seed", seed)

@@ -105,19 +105,20 @@ def predict(
     links = Links(evidence, places_of(job, evidence.run, devices), gathered(evidence, overlaps))
     old: Links | None = None
     if recorded:
-        old = _links(recorded, job)
+        known = all(rank.device is not None for rank in job.ranks)
+        old = _links(recorded, job, devices=None if known else devices)
     elif job.environment and _of_links(job.environment) == _of_links(evidence.run.settings.environment):
         old = _own(job, evidence)
     return evidence.run, predict_job(job, links, old)
 
 
-def _links(runs: Named, job: Job, overlaps: Named = ()) -> Links:
+def _links(runs: Named, job: Job, overlaps: Named = (), devices: str | None = None) -> Links:
     from collbench.analysis.predict.contention import gather as gathered
     from collbench.analysis.predict.recorded import Links
     from collbench.analysis.predict.timing import gather
 
     evidence = gather(runs)
-    return Links(evidence, places_of(job, evidence.run), gathered(evidence, overlaps))
+    return Links(evidence, places_of(job, evidence.run, devices), gathered(evidence, overlaps))
 
 
 def _own(job: Job, evidence: Evidence) -> Links | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from collbench.bench.plan import Request, settings_of
 from collbench.distributed.launchers import LaunchEnvironment, join_seconds
 from collbench.machine.switches import read_switches
 from collbench.model.capabilities import SIM
-from collbench.model.errors import DataCorruption, ExitStatus, Interrupted, RunFileError, UsageError
+from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted, RunFileError, UsageError
 from collbench.model.failures import FailureKind
 from collbench.model.node_names import compressed
 from collbench.model.operations import Operation, Work
@@ -44,7 +44,8 @@ ASSUMED_GBS = 400.0
 class NodesRequest:
     """What is asked of a cluster: its best `count` nodes and the best `gpus` GPUs of each; None for neither.
 
-    Pairs of nodes exchange `size_bytes`, `one_way` in each direction by itself. No round starts after `budget_seconds`.
+    Pairs of nodes exchange `size_bytes`, `one_way` in each direction by itself; with `rails` also the same GPU of two
+    nodes, each GPU by itself. No round starts after `budget_seconds`.
     `switches` is a file that says which switch each node is under, or "slurm"; None where that is not known.
     """
 
@@ -53,6 +54,7 @@ class NodesRequest:
     size_bytes: int = parse_size(DEFAULT_SIZE)
     budget_seconds: float = DEFAULT_BUDGET
     one_way: bool = False
+    rails: bool = False
     switches: str | None = None
 
     def check(self, nodes: int, gpus: int, there: str) -> None:
@@ -61,6 +63,8 @@ class NodesRequest:
             raise UsageError(f"--select {self.count} of {nodes} nodes{there}: choose 1 to {nodes}")
         if self.gpus is not None and self.count is None:
             raise UsageError("--gpus chooses GPUs of the chosen nodes: add --select M")
+        if self.rails and gpus < 2:
+            raise UsageError("--rails compares GPUs of a node: start two ranks or more on each")
         if self.gpus is not None and self.gpus > gpus:
             raise UsageError(f"--gpus {self.gpus} of {gpus} on each node: choose 1 to {gpus}")
 
@@ -109,6 +113,8 @@ def survey_simulated(asked: NodesRequest, cluster_name: str | None, seed: int | 
 
     if asked.switches is not None:
         raise UsageError("--switches is for real nodes: a simulated cluster's file says whether its own are reported")
+    if asked.rails:
+        raise UsageError("--rails is for real nodes: the simulation has no single rails")
     cluster, seed = _cluster(cluster_name), new_seed() if seed is None else seed
     if cluster.nodes < 2:
         raise UsageError("a cluster of one node has no pair to measure")
@@ -236,12 +242,15 @@ def _survey(
 ) -> NodeSurvey:
     """Measure and judge; what was measured is saved however it ends."""
     # Late: numpy and scipy need not be there for --help.
-    from collbench.analysis.nodes import choose_nodes
-    from collbench.output.text.frame import headline
+    from collbench.analysis.nodes import choose_nodes, late_nodes
+    from collbench.bench.nodes import rails
+    from collbench.output.text.frame import headline, network_lines
     from collbench.output.text.nodes import Origin, lost
 
     try:
         pairs, done, known = _measured(asked, opened, world, run, writer, notices)
+        with suppress(CollbenchError):  # what was measured counts, whoever is left to say more
+            run.ports_after = opened.ports()
     finally:
         if run.measurements:
             writer.end()
@@ -263,6 +272,9 @@ def _survey(
         gone=tuple(map(str, gone)),
         lost=lost(run),
         failed=headline(run),
+        network=tuple(network_lines(run)),
+        late=late_nodes(run, pairs.ranks),
+        rails=rails(run, pairs.ranks) if asked.rails else (),
         plain=any(sample.plain for found in run.measurements for sample in found.samples),
         round_seconds=tuple(pairs.round_seconds),
         planned_seconds=_planned(asked, pairs, done.judgement),
@@ -313,6 +325,8 @@ def _measured(
             )
         if asked.gpus:
             pairs.measure_inside()
+        if asked.rails:
+            pairs.measure_rails(seed)
         run.complete = not (world.unknown or world.lost())
     except DataCorruption as error:
         raise explained(error, run) from error

@@ -341,6 +341,7 @@ class CudaBackend:
             _coverage(times),
             _singles(times, step),
             tuple(plain) if any(plain) else (),
+            tuple((tuple(own[step.warmup :]),) if own else () for own in times.waits),
         )
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
 from collbench.model.capabilities import BACKENDS, HOST, capabilities
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.nccl_options import NcclOptions
-from collbench.model.run import Device, Flag, Health, Machine, Path
+from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 
 if TYPE_CHECKING:
     from collbench.backends.isolated import IsolatedBackend
@@ -130,7 +130,7 @@ class Opened:
 
     `watch` sees what goes wrong on them. `close` lets all of it go, and `vacate` the backend alone; both wait until
     the devices have their memory back. `environment` are the NCCL_* variables that count, `clock` gives the seconds
-    that budgets count.
+    that budgets count. `ports` reads the network cards' ports of several hosts; one host needs none of them.
     """
 
     backend: Backend
@@ -142,6 +142,7 @@ class Opened:
     vacate: Callable[[], None] = lambda: None
     environment: Mapping[str, str] = field(default_factory=lambda: nccl_settings(os.environ))
     clock: Callable[[], float] = time.monotonic
+    ports: Callable[[], tuple[NetworkPort, ...]] = tuple
 
 
 def resolve(name: str) -> tuple[str, str | None]:

@@ -128,7 +128,11 @@ class Task(TypedDict):
 
 
 class Reply(TypedDict):
-    """One rank's seconds per iteration of each block (none for a bystander), and its first wrong element, if any."""
+    """One rank's seconds per iteration of each block (none for a bystander), and its first wrong element, if any.
+
+    `waits` are the seconds for which it was in the barrier before each block.
+    """
 
     seconds: list[float]
+    waits: list[float]
     wrong: Wrong | None

@@ -145,7 +145,7 @@ class GlooRank:
         for members in task["groups"]:
             self._group(members)
         mine = next((members for members in task["groups"] if self._rank in members), None)
-        return Reply(seconds=[], wrong=None) if mine is None else self._measure(task, mine)
+        return Reply(seconds=[], waits=[], wrong=None) if mine is None else self._measure(task, mine)
 
     def _group(self, members: tuple[int, ...]) -> dist.ProcessGroup:
         """Return the members' process group, made by *all* ranks of the world at its first use.
@@ -170,10 +170,11 @@ class GlooRank:
         wrong = message.first_wrong(slots[0], steady=False) if task["verify"] else None
         for slot in slots:
             message.fill(slot, steady=True)
-        seconds = [_time_batch(run, slots, task["iterations"], group) for _ in range(task["warmup"] + task["batches"])]
+        times = [_time_batch(run, slots, task["iterations"], group) for _ in range(task["warmup"] + task["batches"])]
+        timed = times[task["warmup"] :]
         for slot in slots if task["verify"] else ():
             wrong = wrong or message.first_wrong(slot, steady=True)
-        return Reply(seconds=seconds[task["warmup"] :], wrong=wrong)
+        return Reply(seconds=[took for _, took in timed], waits=[wait for wait, _ in timed], wrong=wrong)
 
 
 def file_store(folder: pathlib.Path, world_size: int) -> Store:
@@ -237,14 +238,15 @@ def _collective(task: Task, order: Sequence[int], rank: int, group: dist.Process
 
 def _time_batch(
     run: Callable[[Slot], object], slots: Sequence[Slot], iterations: int, group: dist.ProcessGroup
-) -> float:
-    """Return this rank's seconds per iteration, back to back after the group has met."""
+) -> tuple[float, float]:
+    """Return this rank's seconds until the group had met, and per iteration, back to back after that."""
     order = [slots[i % len(slots)] for i in range(iterations)]
+    arrived = time.perf_counter()
     dist.barrier(group=group)
     start = time.perf_counter()
     for slot in order:
         run(slot)
-    return (time.perf_counter() - start) / iterations
+    return start - arrived, (time.perf_counter() - start) / iterations
 
 
 # One gloo rank's process: `… -m collbench.backends.gloo_worker FD RANK WORLD_SIZE CORE FOLDER [HOST PORT PREFIX]`.
@@ -283,7 +285,7 @@ def main(arguments: list[str]) -> None:
             case _:
                 store = file_store(folder, world_size)
         member = GlooRank(rank, world_size, store)
-        pipe.send(Reply(seconds=[], wrong=None))
+        pipe.send(Reply(seconds=[], waits=[], wrong=None))
         while True:
             pipe.send(member.perform(pipe.recv()))
     except (EOFError, ConnectionError):

@@ -69,7 +69,9 @@ class Timing:
     `launch_seconds[g]` is the launch loop's, empty when it was not asked for. Wrong data raised; `coverage[g]` says how
     much was compared, empty where uncounted. `singles[g]` are the single launches of each of the group's ranks, in
     their order, in ns of one clock for all ranks of a host; empty without any. `plain[g]`: the group's batches were
-    plain launches, not replays of a graph; empty where all were replays, or nothing is launched.
+    plain launches, not replays of a graph; empty where all were replays, or nothing is launched. `waits[g][r][b]` are
+    the seconds for which rank r of the group was in the barrier before batch b; empty in a single process. The last one
+    to come waits least, and but for a step's first batch each comes as soon as its host can after the batch before.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -77,6 +79,7 @@ class Timing:
     coverage: tuple[Coverage, ...] = ()
     singles: tuple[tuple[RankLaunches, ...], ...] = ()
     plain: tuple[bool, ...] = ()
+    waits: tuple[tuple[tuple[float, ...], ...], ...] = ()
 
     def region_seconds(self, step: Step) -> float:
         """Return how long the step's batches took; groups that ran at once count once."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collbench.analysis.nodes import UNKNOWN, Judgement, NodeEffect, Observation, Switches, judge
+from collbench.analysis.nodes import UNKNOWN, Judgement, NodeEffect, Observation, Rail, Switches, judge, judge_rails
 from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.bench.plan import Pair, pair_rounds, relabelled
 from collbench.machine.switches import NodeSwitches, levels
@@ -264,6 +264,22 @@ class NodePairs:
                     Step(Operation.ALLREDUCE, groups, self._size_bytes, iterations(self._size_bytes), BATCHES, WARMUP)
                 )
 
+    def measure_rails(self, seed: int) -> None:
+        """Measure pairs of nodes rail by rail, all rails at once: the same local rank of both nodes, and no other.
+
+        Each node gets the rounds that a survey screens it with.
+        """
+        for planned in screening(len(self.names), (), random.Random(seed)):  # noqa: S311  # no secret
+            gone = self.lost()
+            pairs = [(self.ranks[a], self.ranks[b]) for a, b in planned.pairs if not {a, b} & gone]
+            groups = tuple((one, other) for a, b in pairs for one, other in zip(a, b, strict=False))
+            missing = tuple(group for group in groups if self._known(Operation.ALLREDUCE, group) is None)
+            if missing:
+                step = Step(
+                    Operation.ALLREDUCE, missing, self._size_bytes, iterations(self._size_bytes), BATCHES, WARMUP
+                )
+                self._trial(step)
+
     def _tried(self, step: Step) -> int:
         """Return how many calls make a batch of the step, of which one is timed now; 0 where it fails.
 
@@ -314,8 +330,11 @@ class NodePairs:
         found.stop = found.failure = None  # of an earlier round
         concurrent = len(step.groups) > 1
         plain = any(timing.plain[index : index + 1] == (True,) for timing in timings)
-        for seconds in trials:  # the journal has a line for each
-            found.samples.append(Sample(seconds, step.iterations, concurrent, plain=plain))
+        for timing in timings:  # the journal has a line for each
+            sample = Sample(
+                timing.seconds[index], step.iterations, concurrent, plain=plain, waits=_waits(timing, index)
+            )
+            found.samples.append(sample)
             self._finished(found)
         return _busbw(step.size_bytes, step.operation, group, trials)
 
@@ -324,6 +343,32 @@ class NodePairs:
             self._found[point] = Measurement(point)
             self._run.measurements.append(self._found[point])
         return self._found[point]
+
+
+def _waits(timing: Timing, index: int) -> tuple[float, ...]:
+    """Return how long each rank of a group waited before a batch; () where a rank says nothing.
+
+    Not before the first one, to which ranks come as rank 0's order reaches them.
+    """
+    ranks = timing.waits[index] if timing.waits else ()
+    return tuple(float(np.median(own[1:])) for own in ranks) if all(len(own) > 1 for own in ranks) else ()
+
+
+def rails(run: Run, nodes: Sequence[Members]) -> tuple[Rail, ...]:
+    """Return what pairs of the same local rank of two nodes say of each rail; `nodes` are each one's positions."""
+    local = {position: (node, rail) for node, members in enumerate(nodes) for rail, position in enumerate(members)}
+    seen: dict[int, list[Observation]] = defaultdict(list)
+    for found in run.measurements:
+        members = found.point.members
+        if len(members) != 2 or found.point.operation is not Operation.ALLREDUCE or not found.samples:
+            continue
+        (a, one), (b, other) = (local[member] for member in members)
+        if a != b and one == other:
+            trials = [sample.seconds for sample in found.samples]
+            for first in range(0, len(trials), TRIALS):
+                rate = _busbw(found.point.size_bytes, Operation.ALLREDUCE, members, trials[first : first + TRIALS])
+                seen[one].append(Observation(a, b, rate))
+    return judge_rails({rail: judge(own, len(nodes)) for rail, own in sorted(seen.items())})
 
 
 def _taken_up(run: Run) -> dict[DataPoint, deque[list[tuple[float, ...]]]]:

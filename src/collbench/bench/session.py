@@ -125,6 +125,7 @@ class Session:
             if self.run.measurements or corrupt:
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health, but what it did is saved
                     self.run.health_after = self._opened.health()
+                    self.run.ports_after = self._opened.ports()
                 backend.close()  # what it holds is released while the run is saved and shown
                 self._writer.end()
         _check_success(self.run)
@@ -249,7 +250,9 @@ class Known(Protocol):
 
 def begun_run(opened: Opened, settings: Settings) -> Run:
     """Return a run that begins now on what was opened, with nothing measured."""
-    return new_run(opened.backend.name, opened.backend.devices(), opened, settings)
+    run = new_run(opened.backend.name, opened.backend.devices(), opened, settings)
+    run.ports_before = opened.ports()
+    return run
 
 
 def new_run(backend: str, devices: tuple[Device, ...], opened: Known, settings: Settings) -> Run:

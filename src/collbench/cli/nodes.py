@@ -35,7 +35,7 @@ from collbench.runfile import saved_runs
 _SHAPE = re.compile(r"(\d{1,6})[x×](\d{1,3})", re.ASCII)
 
 # What may be said with --resume: it measures nothing. The backend is for hosts that do not see the file.
-_SAID_AGAIN = ("resume", "count", "gpus", "switches", "as_json", "verbose", "nccl", "backend")
+_SAID_AGAIN = ("resume", "count", "gpus", "rails", "switches", "as_json", "verbose", "nccl", "backend")
 
 _own_options = options.apply(
     click.option("--select", "count", metavar="M", type=click.IntRange(min=1), help="Choose the best M nodes."),
@@ -44,6 +44,9 @@ _own_options = options.apply(
     click.option("--fabric-cluster", metavar="NAME", help="With --backend sim: a cluster's name, or its file."),
     click.option(
         "--one-way", is_flag=True, help="Measure each direction by itself, to find cables that are bad in one."
+    ),
+    click.option(
+        "--rails", is_flag=True, help="Also measure each GPU with the same one of another node, to find slow cards."
     ),
     click.option(
         "--switches",
@@ -87,6 +90,7 @@ def nodes(  # noqa: PLR0913 - options
     shape: str | None,
     fabric_cluster: str | None,
     one_way: bool,
+    rails: bool,
     switches: str | None,
     size_bytes: int,
     budget: float,
@@ -110,7 +114,13 @@ def nodes(  # noqa: PLR0913 - options
       srun --ntasks-per-node 8 python -m collbench nodes --switches slurm
     """
     asked = NodesRequest(
-        count=count, gpus=gpus, size_bytes=size_bytes, budget_seconds=budget, one_way=one_way, switches=switches
+        count=count,
+        gpus=gpus,
+        size_bytes=size_bytes,
+        budget_seconds=budget,
+        one_way=one_way,
+        rails=rails,
+        switches=switches,
     )
     if resume is not None and (others := options.typed_besides(_SAID_AGAIN)):
         raise UsageError(f"--resume takes all options from {resume}: leave out {', '.join(others)}")

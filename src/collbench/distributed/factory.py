@@ -173,6 +173,7 @@ class World:
             _with_facts(known[0].machine, backend.facts),
             distributed_ranks.all_paths(len(known), found, between_hosts=len(known) <= _MOST_LISTED),
             health=backend.health,
+            ports=backend.ports,
             close=self.close,
             watch=backend,
         )

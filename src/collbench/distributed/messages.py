@@ -22,7 +22,7 @@ from collbench.model.errors import (
     UsageError,
 )
 from collbench.model.failures import Failure, WrongData
-from collbench.model.run import Device, Flag, Health, Machine, Path
+from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.runfile.codec import build
 
 # What rank 0 and the ranks say to each other. One answer to each request, except to Abandon and Leave.
@@ -119,6 +119,18 @@ class FoundHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadPorts:
+    """Asks for the ports of the rank's host: the answer is FoundPorts."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPorts:
+    """The ports of InfiniBand and RoCE cards as the rank's container shows them, none where there is no card."""
+
+    ports: tuple[NetworkPort, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Abandon:
     """Ends the step that the rank is in: another rank has failed, and this one would wait for it."""
 
@@ -128,7 +140,7 @@ class Leave:
     """Ends the rank: all is measured, or rank 0 has said why not."""
 
 
-Value: TypeAlias = Introduction | UniqueId | RankFacts | FoundPaths | FoundHealth | Timing | None
+Value: TypeAlias = Introduction | UniqueId | RankFacts | FoundPaths | FoundHealth | FoundPorts | Timing | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +156,7 @@ class Alive:
     """Not an answer: the rank still works on it."""
 
 
-Request: TypeAlias = Introduce | MakeId | OpenRank | Reserve | Prepare | Step | FindPaths | TakeHealth
+Request: TypeAlias = Introduce | MakeId | OpenRank | Reserve | Prepare | Step | FindPaths | TakeHealth | ReadPorts
 Order: TypeAlias = Request | Abandon | Leave
 # A failure travels as its class and text.
 Reply: TypeAlias = Done | CollbenchError
@@ -156,10 +168,10 @@ Word: TypeAlias = Reply | Alive
 
 _ORDERS: Mapping[str, type] = {
     kind.__name__: kind
-    for kind in (Introduce, MakeId, OpenRank, Reserve, Prepare, Step, FindPaths, TakeHealth, Abandon, Leave)
+    for kind in (Introduce, MakeId, OpenRank, Reserve, Prepare, Step, FindPaths, TakeHealth, ReadPorts, Abandon, Leave)
 }
 _VALUES: Mapping[str, type] = {
-    kind.__name__: kind for kind in (Introduction, UniqueId, RankFacts, FoundPaths, FoundHealth, Timing)
+    kind.__name__: kind for kind in (Introduction, UniqueId, RankFacts, FoundPaths, FoundHealth, FoundPorts, Timing)
 }
 # A failure of another class arrives as the first of its bases that stands here.
 _FAILURES: Mapping[str, type[CollbenchError]] = {

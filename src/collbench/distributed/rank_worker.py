@@ -33,6 +33,7 @@ from collbench.distributed.messages import (
     FindPaths,
     FoundHealth,
     FoundPaths,
+    FoundPorts,
     Introduce,
     Introduction,
     Leave,
@@ -40,6 +41,7 @@ from collbench.distributed.messages import (
     OpenRank,
     Order,
     RankFacts,
+    ReadPorts,
     Reply,
     Request,
     TakeHealth,
@@ -49,6 +51,7 @@ from collbench.distributed.messages import (
 from collbench.distributed.store import Store, interface_of, prefix
 from collbench.machine import memory, numa
 from collbench.machine.nccl_environment import host_identity
+from collbench.machine.network_ports import read_ports
 from collbench.machine.nvml import Nvml
 from collbench.machine.watch import HealthWatch, Occupants
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, UsageError
@@ -293,8 +296,11 @@ class HostRankWorker:
         reply = self._receive(self._worker, self._patience_s + expected_seconds(step))
         if reply["wrong"] is not None:
             raise corruption(step, self._place, reply["wrong"])
-        seconds = tuple(reply["seconds"])
-        return Timing(tuple(seconds if self._place in group else () for group in step.groups))
+        seconds, waits = tuple(reply["seconds"]), (tuple(reply["waits"]),)
+        return Timing(
+            tuple(seconds if self._place in group else () for group in step.groups),
+            waits=tuple(waits if self._place in group else () for group in step.groups),
+        )
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         """Return the paths between cores."""
@@ -475,6 +481,8 @@ def _value(seat: RankWorker, request: Request) -> Value:
             value = FoundPaths(seat.paths(devices))
         case TakeHealth():
             value = FoundHealth(seat.health())
+        case ReadPorts():
+            value = FoundPorts(read_ports(pathlib.Path("/")))
         case Step():
             value = seat.time(request)
     return value

@@ -20,12 +20,14 @@ from collbench.distributed.messages import (
     Done,
     FindPaths,
     FoundHealth,
+    FoundPorts,
     Introduce,
     Introduction,
     Leave,
     MakeId,
     OpenRank,
     RankFacts,
+    ReadPorts,
     Reply,
     Request,
     TakeHealth,
@@ -44,7 +46,7 @@ from collbench.model.errors import (
 )
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Device, Flag, Health, Path, Refusal, SkipKind
+from collbench.model.run import Device, Flag, Health, NetworkPort, Path, Refusal, SkipKind
 
 # What the ranks' introductions mean together: hosts, devices, addresses, and what does not fit. Pure.
 
@@ -177,7 +179,7 @@ SILENCE_S = 30.0
 # Where ranks say that they have lost another one, that one has so long to say why before it is asked to stop.
 CAUSE_S = 5.0
 # What each rank answers by itself: nobody waits for one that is lost meanwhile.
-_APART = (Introduce, MakeId, FindPaths, TakeHealth)
+_APART = (Introduce, MakeId, FindPaths, TakeHealth, ReadPorts)
 # Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
 _SLICE_S = 0.25
 
@@ -532,6 +534,20 @@ class Coordinator:
         unknown = FoundHealth((Health(),))
         return tuple(health for rank in self._ranks.everyone for health in found.get(rank, unknown).states)
 
+    def ports(self) -> tuple[NetworkPort, ...]:
+        """Return the ports of several hosts' network cards as they are now: one rank of each reads them."""
+        if len({device.host for device in self._devices}) == 1:
+            return ()
+        if self._ranks.settle():
+            self._broken = True
+        lost = self._ranks.lost
+        readers = {self._devices[rank].host: rank for rank in reversed(self._ranks.everyone) if rank not in lost}
+        replies = self._ranks.ask(dict.fromkeys(readers.values(), ReadPorts()))
+        kept = {rank: reply for rank, reply in replies.items() if not isinstance(reply, RankLost)}
+        found = dict(zip(sorted(kept), self._ranks.values(kept, FoundPorts), strict=True))
+        hosts = {rank: host for host, rank in readers.items()}
+        return tuple(replace(port, host=hosts[rank]) for rank, one in found.items() for port in one.ports)
+
     def close(self) -> None:
         """Let all ranks go."""
         self._ranks.close()
@@ -622,5 +638,11 @@ def slowest(step: Step, timings: Sequence[Timing] | Mapping[int, Timing]) -> Tim
             for index, group in enumerate(step.groups)
         )
         if any(timings[rank].plain for group in step.groups for rank in group)
+        else (),
+        waits=tuple(
+            tuple(waits for rank in group for waits in timings[rank].waits[index])
+            for index, group in enumerate(step.groups)
+        )
+        if all(timings[rank].waits for group in step.groups for rank in group)
         else (),
     )

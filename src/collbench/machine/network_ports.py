@@ -1,12 +1,14 @@
-"""Ports of InfiniBand and RoCE cards as the kernel shows them in /sys/class/infiniband: state and rate."""
+"""Ports of InfiniBand and RoCE cards as the kernel shows them in /sys/class/infiniband: state, rate, counters."""
 
 from __future__ import annotations
 
 import pathlib
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from collbench.machine.numa import read
+from collbench.model.run import NetworkPort
 
 _FOLDER = "sys/class/infiniband"
 _RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", re.ASCII)
@@ -15,28 +17,37 @@ _NUMBERED = re.compile(r"[0-9]+: *([A-Za-z_]+)", re.ASCII)
 ACTIVE = "ACTIVE"
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
-    """One port of a card. Words are the kernel's, "" where it does not say; `rate_gbits` in Gbit/s, None if unknown.
+# Under counters/ [InfiniBand 1.7, 16.1.3.5 PortCounters] and hw_counters/ of mlx5 [NVIDIA, Understanding mlx5 Linux
+# Counters]: what shows that a link loses or repeats packets.
+ERRORS = (
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "port_rcv_remote_physical_errors",
+    "port_xmit_discards",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "VL15_dropped",
+    "packet_seq_err",
+    "implied_nak_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "rx_icrc_encapsulated",
+)
+# The same folders: what shows that traffic waited for other traffic. A busy network has some of it, so it is no error.
+CONGESTION = (
+    "port_xmit_wait",
+    "np_cnp_sent",
+    "np_ecn_marked_roce_packets",
+    "rp_cnp_handled",
+    "out_of_buffer",
+    "out_of_sequence",  # adaptive routing reorders packets, too
+)
+_COUNTERS = ("counters", "hw_counters")
 
-    `model` is the card's type (hca_type, as "MT4129"), `link_layer` InfiniBand or Ethernet.
-    """
 
-    card: str
-    number: int
-    state: str = ""
-    physical_state: str = ""
-    rate_gbits: float | None = None
-    link_layer: str = ""
-    model: str = ""
-
-    @property
-    def name(self) -> str:
-        """As NCCL_IB_HCA has it: "mlx5_0:1"."""
-        return f"{self.card}:{self.number}"
-
-
-def read_ports(root: pathlib.Path) -> tuple[Port, ...]:
+def read_ports(root: pathlib.Path) -> tuple[NetworkPort, ...]:
     """Return the ports of all cards by name and number; `root` holds sys/. What cannot be read stays unknown."""
     cards = sorted(_entries(root / _FOLDER))
     return tuple(
@@ -48,10 +59,10 @@ def read_ports(root: pathlib.Path) -> tuple[Port, ...]:
     )
 
 
-def _port(card: pathlib.Path, number: int) -> Port:
+def _port(card: pathlib.Path, number: int) -> NetworkPort:
     folder = card / "ports" / str(number)
     rate = _RATE.match(read(folder / "rate"))
-    return Port(
+    return NetworkPort(
         card=card.name,
         number=number,
         state=_word(read(folder / "state")),
@@ -59,7 +70,19 @@ def _port(card: pathlib.Path, number: int) -> Port:
         rate_gbits=float(rate[1]) if rate and float(rate[1]) > 0 else None,
         link_layer=read(folder / "link_layer").strip(),
         model=read(card / "hca_type").strip(),
+        counters=_counters(folder),
     )
+
+
+def _counters(folder: pathlib.Path) -> dict[str, int]:
+    """Return the counters that can be read; a card has some of them, and RoCE and InfiniBand differ."""
+    found = {}
+    for name in (*ERRORS, *CONGESTION):
+        texts = (read(folder / place / name).strip() for place in _COUNTERS)
+        for text in texts:
+            if re.fullmatch("[0-9]{1,20}", text, re.ASCII):
+                found[name] = int(text)
+    return found
 
 
 def _word(text: str) -> str:
@@ -74,12 +97,12 @@ def _entries(folder: pathlib.Path) -> list[pathlib.Path]:
         return []
 
 
-def down(ports: tuple[Port, ...]) -> tuple[Port, ...]:
+def down(ports: tuple[NetworkPort, ...]) -> tuple[NetworkPort, ...]:
     """Return the ports that carry no traffic, by their own word."""
     return tuple(port for port in ports if port.state not in ("", ACTIVE))
 
 
-def slower(ports: tuple[Port, ...]) -> tuple[tuple[Port, float], ...]:
+def slower(ports: tuple[NetworkPort, ...]) -> tuple[tuple[NetworkPort, float], ...]:
     """Return the active ports below the rate of an active sibling, with the best sibling's Gbit/s.
 
     Siblings have the same model and link layer: a card for storage or management is no measure for the others.
@@ -92,3 +115,41 @@ def slower(ports: tuple[Port, ...]) -> tuple[tuple[Port, float], ...]:
     return tuple(
         (port, best[port.model, port.link_layer]) for port, rate in known if rate < best[port.model, port.link_layer]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PortChange:
+    """What changed on a port of a network card while it was measured: `what` from `before` to `after`.
+
+    `what` is "state", "rate" in Gbit/s, or a counter's name, which grew by `growth`; `after` is None for a port that is
+    gone, or whose host is.
+    """
+
+    port: NetworkPort
+    what: str
+    before: str | float
+    after: str | float | None
+    growth: int = 0
+
+    @property
+    def congestion(self) -> bool:
+        """True for what a busy network has as well."""
+        return self.what in CONGESTION
+
+
+def changes(before: Sequence[NetworkPort], after: Sequence[NetworkPort]) -> Iterator[PortChange]:
+    """Yield what changed on each port, by host and name. A counter that fell was reset, and says nothing."""
+    later = {(port.host, port.name): port for port in after}
+    for port in sorted(before, key=lambda one: (one.host, one.card, one.number)):
+        then = later.get((port.host, port.name))
+        if then is None:
+            yield PortChange(port, "state", port.state, None)
+            continue
+        if port.state and then.state and port.state != then.state:
+            yield PortChange(port, "state", port.state, then.state)
+        if port.rate_gbits and then.rate_gbits and port.rate_gbits != then.rate_gbits:
+            yield PortChange(port, "rate", port.rate_gbits, then.rate_gbits)
+        for name, count in port.counters.items():
+            growth = then.counters.get(name, count) - count
+            if growth > 0:
+                yield PortChange(port, name, count, count + growth, growth)

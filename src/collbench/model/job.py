@@ -122,12 +122,16 @@ class Sample:
     """One repetition of a phase, whole: of each position when the host made the call, and how long its kernel ran.
 
     Times are µs; `starts` count from Job.started on the host's clock, which ranks of one host share. `gpu` is ()
-    where unknown, and 0 of a single call whose time is.
+    where unknown, and 0 of a single call whose time is. `gpu_starts` is when each kernel began, on the host's clock as
+    closely as that is known, some 10 µs; () where any is unknown. `gpu_before` is when the call before the first one
+    began on the GPU, and how long it ran there; () where unknown.
     """
 
     repetition: int
     starts: tuple[float, ...]
     gpu: tuple[float, ...] = ()
+    gpu_starts: tuple[float, ...] = ()
+    gpu_before: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

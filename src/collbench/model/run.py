@@ -219,7 +219,8 @@ class Sample:
     is the ungraphed launch loop's time per iteration (None where it was not taken). `flags` say what was wrong with
     the machine meanwhile. `marks` say what is wrong with the sample itself (analysis/physics.py). The trial's
     batches, untimed ones too, delivered `moved_bytes`, of which `verified_bytes` were compared (None: not counted).
-    `plain`: a collective's batches were plain launches, as between hosts, not replays of a captured graph.
+    `plain`: a collective's batches were plain launches, as between hosts, not replays of a captured graph. `waits` are
+    seconds by member, of `nodes`: the median time for which it waited in the barrier before a batch.
     """
 
     seconds: tuple[float, ...]
@@ -231,6 +232,7 @@ class Sample:
     moved_bytes: int | None = None
     verified_bytes: int | None = None
     plain: bool = False
+    waits: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -639,6 +641,30 @@ class Health:
     others_memory: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkPort:
+    """One port of a host's InfiniBand or RoCE card at one moment, in the kernel's words, "" where it does not say.
+
+    `rate_gbits` in Gbit/s, None if unknown; `model` is the card's type (hca_type, as "MT4129"), `link_layer` InfiniBand
+    or Ethernet. `counters` are those of errors and congestion, by the kernel's names, since the driver was loaded.
+    """
+
+    card: str
+    number: int
+    state: str = ""
+    physical_state: str = ""
+    rate_gbits: float | None = None
+    link_layer: str = ""
+    model: str = ""
+    counters: dict[str, int] = field(default_factory=dict)
+    host: str = ""
+
+    @property
+    def name(self) -> str:
+        """As NCCL_IB_HCA has it: "mlx5_0:1"."""
+        return f"{self.card}:{self.number}"
+
+
 @dataclass(slots=True)
 class Run:
     """Everything that one measurement produced, in the order of its stages; `runfile` turns it into JSON.
@@ -664,6 +690,8 @@ class Run:
     phases: dict[str, float] = field(default_factory=dict)
     health_before: tuple[Health, ...] = ()
     health_after: tuple[Health, ...] = ()
+    ports_before: tuple[NetworkPort, ...] = ()
+    ports_after: tuple[NetworkPort, ...] = ()
     seconds: float = 0.0
     complete: bool = False
 

@@ -117,6 +117,10 @@ def _check_phase(phase: Phase, calls: int, where: str) -> None:
     if any(not 0 <= position.call < calls for position in phase.positions):
         raise ValueError(f"{where} sends a call that the job's table lacks")
     for sample in phase.samples:
-        lengths = {len(sample.starts), len(sample.gpu) or len(sample.starts), len(phase.positions)}
-        if len(lengths) > 1 or not 0 <= sample.repetition < phase.repetitions:
+        times = (sample.starts, *(some for some in (sample.gpu, sample.gpu_starts) if some))
+        if (
+            {len(some) for some in times} != {len(phase.positions)}
+            or len(sample.gpu_before) not in {0, 2}
+            or not 0 <= sample.repetition < phase.repetitions
+        ):
             raise ValueError(f"{where} has a sample of another length than its phase")

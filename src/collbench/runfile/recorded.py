@@ -254,10 +254,12 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
     for phase in {phase for phase, _ in stream.runs}:
         repeated = stream.phases[phase]
         one = folded.phases[tuple(repeated.symbols.tolist())]
-        nothing = np.zeros(len(repeated.symbols), np.int64)
+        length = len(repeated.symbols)
+        gpus = repeated.gpu_samples or itertools.repeat(np.zeros(length, np.int64))
+        begins = repeated.gpu_begins or itertools.repeat(np.zeros(2 + length, np.int64))
         one.samples += [
-            (*sample, gpu)
-            for sample, gpu in itertools.zip_longest(repeated.samples, repeated.gpu_samples, fillvalue=nothing)
+            _Whole(*sample, gpu, begin)
+            for sample, gpu, begin in zip(repeated.samples, gpus, begins, strict=False)
             if sample[0] < one.repetitions
         ]
         if repeated.times is not None:
@@ -273,9 +275,10 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
         starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
         gpu = tail_gpu[start : start + size].reshape(repetitions, period)
         stride = math.ceil(repetitions / _SAMPLES)
-        one.samples += [(before + place, starts[place], gpu[place]) for place in range(0, repetitions, stride)][
-            : max(0, _SAMPLES - len(one.samples))
-        ]
+        one.samples += [
+            _Whole(before + place, starts[place], gpu[place], _begins(stream, start + place * period, period))
+            for place in range(0, repetitions, stride)
+        ][: max(0, _SAMPLES - len(one.samples))]
         one.tails.append(pauses[start : start + size].reshape(repetitions, period))
         one.gpu_tails.append(_micro(gpu))
     translated = {place: tables.translate(stream, call) for place, call in enumerate(stream.calls)}
@@ -303,12 +306,36 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """One repetition: starts, GPU times and begins in ns, 0 where unknown; `begins` as in Repeated.gpu_begins."""
+
+    repetition: int
+    starts: Numbers
+    gpu: Numbers
+    begins: Numbers
+
+
+def _begins(stream: Stream, start: int, period: int) -> Numbers:
+    """Return what Repeated.gpu_begins has, of a repetition in the tail."""
+    found = np.zeros(2 + period, np.int64)
+    if stream.tail_begins is not None and stream.tail_gpu is not None:
+        begins, ahead = stream.tail_begins[:, 0], int(stream.tail_begins[start + period - 1, 1])
+        if start:
+            found[:2] = begins[start - 1], stream.tail_gpu[start - 1]
+        found[2:] = begins[start : start + period]
+        known = found > 0
+        known[1] = False  # it is a time, and no date
+        found[known] += ahead
+    return found
+
+
 @dataclass
 class _Found:
     """One phase while it is put together."""
 
     repetitions: int = 0
-    samples: list[tuple[int, Numbers, Numbers]] = field(default_factory=list)  # repetition, starts, GPU times, in ns
+    samples: list[_Whole] = field(default_factory=list)
     pauses: list[Spread | None] | None = None  # from the plugin's sums
     gpu: list[Spread | None] | None = None
     tails: list[Numbers] = field(default_factory=list)  # pauses in µs, a row for each repetition
@@ -383,25 +410,38 @@ def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
 
 def _phase(symbols: Sequence[int], one: _Found, positions: Sequence[_Place], clock: int) -> Phase:
     length = len(symbols)
-    whole = sorted(one.samples, key=lambda sample: sample[0])
+    whole = sorted(one.samples, key=lambda sample: sample.repetition)
     pauses = one.pauses or _spreads(
-        one.tails or [np.diff(starts, prepend=np.nan)[None, :].clip(min=0.0) / 1e3 for _, starts, _ in whole], length
+        one.tails
+        or [
+            np.diff(starts, prepend=np.nan)[None, :].clip(min=0.0) / 1e3
+            for starts in (sample.starts for sample in whole)
+        ],
+        length,
     )
-    gpu = one.gpu or _spreads(one.gpu_tails or [_micro(times)[None, :] for _, _, times in whole], length)
+    gpu = one.gpu or _spreads(one.gpu_tails or [_micro(sample.gpu)[None, :] for sample in whole], length)
     return Phase(
         tuple(Position(one.call, one.together, pauses[one.at.start], _longest(gpu[one.at])) for one in positions),
         one.repetitions,
-        tuple(_sample(*sample, positions, clock) for sample in whole) if positions else (),
+        tuple(_sample(sample, positions, clock) for sample in whole) if positions else (),
     )
 
 
-def _sample(repetition: int, starts: Numbers, gpu: Numbers, positions: Sequence[_Place], clock: int) -> Sample:
-    # Parts of an all-to-all share a kernel, which ends with the last of them.
-    took = [int(gpu[one.at].max()) if gpu[one.at].all() else 0 for one in positions]
+def _sample(whole: _Whole, positions: Sequence[_Place], clock: int) -> Sample:
+    # Parts of an all-to-all share a kernel, which begins with the first and ends with the last of them.
+    took = [int(whole.gpu[one.at].max()) if whole.gpu[one.at].all() else 0 for one in positions]
+    (before, before_took), begins = whole.begins[:2].tolist(), whole.begins[2:]
+    began = [int(begins[one.at].min()) for one in positions]
+
+    def micro(times: Iterable[int]) -> tuple[float, ...]:
+        return tuple(round((time + clock) / 1e3, 3) for time in times)
+
     return Sample(
-        repetition,
-        tuple(round((int(starts[one.at.start]) + clock) / 1e3, 3) for one in positions),
+        whole.repetition,
+        micro(int(whole.starts[one.at.start]) for one in positions),
         tuple(round(time / 1e3, 3) for time in took) if any(took) else (),
+        micro(began) if all(began) else (),
+        (*micro([before]), round(before_took / 1e3, 3)) if before and before_took else (),
     )
 
 

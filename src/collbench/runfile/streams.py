@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MAGIC, VERSION = b"CBSTREAM", 2
+MAGIC, VERSION = b"CBSTREAM", 3
 NO_RANK = -1
 
 # The functions of csrc/recorder/stream.hpp, by number, as values of the table of operations; 0 is one that it does not
@@ -128,6 +128,7 @@ _PHASE = np.dtype(
         ("samples", "<u8"),
         ("gpu_times", "<u8"),
         ("gpu_samples", "<u8"),
+        ("gpu_begins", "<u8"),
         ("length", "<u4"),
         ("slots", "<u4"),
         ("used", "<u4"),
@@ -135,8 +136,18 @@ _PHASE = np.dtype(
     ]
 )
 _RUN = np.dtype([("phase", "<u4"), ("repetitions", "<u4")])
-_TAIL = np.dtype([("start", "<u8"), ("symbol", "<u4"), ("gpu", "<u4")])
-_PENDING = np.dtype([("call", _CALL), ("start", "<u8"), ("group", "<u8"), ("needs", "<u4"), ("gpu", "<u4")])
+_TAIL = np.dtype([("start", "<u8"), ("begin", "<u8"), ("ahead", "<i8"), ("symbol", "<u4"), ("gpu", "<u4")])
+_PENDING = np.dtype(
+    [
+        ("call", _CALL),
+        ("start", "<u8"),
+        ("group", "<u8"),
+        ("begin", "<u8"),
+        ("ahead", "<i8"),
+        ("needs", "<u4"),
+        ("gpu", "<u4"),
+    ]
+)
 
 Numbers = NDArray[Any]
 
@@ -175,6 +186,8 @@ class Repeated:
 
     `times` are the pauses before each, None where they were not summed up; `samples` are (repetition, starts in ns).
     `gpu_times` are how long each ran on the GPU, and `gpu_samples` the same of each sample in ns, 0 where unknown.
+    `gpu_begins` is when each of a sample's began, ns on the clock of the starts, 0 where unknown; before these are the
+    beginning and the time of the call before the first.
     """
 
     symbols: Numbers
@@ -182,6 +195,7 @@ class Repeated:
     samples: tuple[tuple[int, Numbers], ...]
     gpu_times: Numbers | None = None
     gpu_samples: tuple[Numbers, ...] = ()
+    gpu_begins: tuple[Numbers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +203,9 @@ class Stream:
     """All that one file says. `tail` are the calls after the last run, whole: symbols and starts, ns.
 
     `before_tail` is the start of the call before these, 0 if there was none. `tail_gpu` is how long they ran on the
-    GPU, ns, 0 where unknown. Where GPU times were wanted, `lacks` counts the calls without one, or they are `too_old`:
-    this NCCL has none.
+    GPU, ns, 0 where unknown; `tail_begins`, of shape (calls, 2), when they began on its clock, 0 where unknown, and by
+    what the host's is ahead of that. Where GPU times were wanted, `lacks` counts the calls without one, or they are
+    `too_old`: this NCCL has none.
     """
 
     host: str
@@ -214,6 +229,7 @@ class Stream:
     tail_starts: Numbers
     before_tail: int
     tail_gpu: Numbers | None = None
+    tail_begins: Numbers | None = None
     too_old: bool = False
     lacks: dict[Lack, int] = field(default_factory=dict)
 
@@ -238,10 +254,11 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     phases = tuple(_phase(file, phase) for phase in file.area(header, "phases", _PHASE))
     word, before, runs = _settled(file, header)
     tail = _ring(file.at(int(header["tail_at"]), _TAIL, int(header["tail_max"])), word >> 32, word & 0xFFFFFFFF)
-    late_calls, late_symbols, late_starts, late_gpu = _waiting(file, header, len(calls))
+    late_calls, late_symbols, late_starts, late_gpu, late_begins = _waiting(file, header, len(calls))
     known = [*(_call(one) for one in calls), *late_calls]
     symbols = np.concatenate([tail["symbol"].astype(np.int64), np.array(late_symbols, np.int64)])
-    _check_starts(tail, late_starts)
+    begins = np.concatenate([_begins(tail), np.array(late_begins, np.int64).reshape(-1, 2)])
+    _check_clock(tail["start"], late_starts, begins)
     starts = np.concatenate([tail["start"].astype(np.int64), np.array(late_starts, np.int64)])
     gpu = np.concatenate([tail["gpu"].astype(np.int64), np.array(late_gpu, np.int64)]) * _GPU_UNIT
     for sequence in (*(phase.symbols for phase in phases), symbols):
@@ -284,6 +301,7 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         tail_starts=starts,
         before_tail=before,
         tail_gpu=gpu,
+        tail_begins=begins,
         too_old=int(header["gpu_times"]) == _TOO_OLD,
         lacks=_lacks(header, [call.captured for call in late_calls], late_gpu),
     )
@@ -319,8 +337,12 @@ class _File:
         return self.at(int(header[f"{name}_at"]), kind, int(header[name]))
 
 
-def _check_starts(tail: Numbers, late: list[int]) -> None:
-    if any(start > _LATEST for start in (*late, int(tail["start"].max(initial=0)))):
+def _begins(entries: Numbers) -> Numbers:
+    return np.stack([entries["begin"].astype(np.int64), entries["ahead"]], axis=-1)
+
+
+def _check_clock(*times: Any) -> None:
+    if any(int(np.max(own, initial=0)) > _LATEST or int(np.min(own, initial=0)) < -_LATEST for own in times):
         raise StreamError("a call was made later than any clock says")
 
 
@@ -351,12 +373,17 @@ def _phase(file: _File, phase: Any) -> Repeated:
     gpu: Numbers = np.zeros((0, length), np.int64)
     if int(phase["gpu_samples"]):
         gpu = file.at(int(phase["gpu_samples"]), "<u4", used * length).reshape(used, length).astype(np.int64)
+    begins: Numbers = np.zeros((0, 2 + length), np.int64)
+    if int(phase["gpu_begins"]):
+        begins = file.at(int(phase["gpu_begins"]), "<u8", used * (2 + length)).reshape(used, 2 + length)
+        _check_clock(begins)
     return Repeated(
         file.at(int(phase["symbols"]), "<u4", length).astype(np.int64),
         times,
         tuple((int(sample[0]), sample[1:]) for sample in samples),
         gpu_times,
         tuple(gpu * _GPU_UNIT),
+        tuple(begins.astype(np.int64)),
     )
 
 
@@ -374,13 +401,13 @@ def _plausible(times: Numbers) -> bool:
     return bool(np.all(inside | (times["count"] == 0)))
 
 
-def _waiting(file: _File, header: Any, known: int) -> tuple[list[NcclCall], list[int], list[int], list[int]]:
-    """Return the calls that wait for their launch or their end: entries of the table, symbols, starts, GPU times."""
+def _waiting(file: _File, header: Any, known: int) -> tuple[list[NcclCall], list[int], list[int], list[int], list[Any]]:
+    """Return the calls that wait for their launch or their end: calls, symbols, starts, GPU times and beginnings."""
     first, after, most = (int(header[name]) for name in ("pending_first", "pending_next", "pending_max"))
     if after - first > most:
         raise StreamError("more calls wait to be launched than can")
     if after <= first:
-        return [], [], [], []
+        return [], [], [], [], []
     entries = _ring(file.at(int(header["pending_at"]), _PENDING, most), first % most, after - first)
     groups = [int(header["last_group"]), *(int(entry["group"]) for entry in entries)]
     together = [group != 0 and group == before for before, group in itertools.pairwise(groups)]
@@ -390,6 +417,7 @@ def _waiting(file: _File, header: Any, known: int) -> tuple[list[NcclCall], list
         [(known + number) * 2 + grouped for number, grouped in enumerate(together)],
         [int(entry["start"]) for entry in entries],
         [int(entry["gpu"]) for entry in entries],
+        [_begins(entry) for entry in entries],
     )
 
 

@@ -1,7 +1,8 @@
 """A recorded job's step on other links: pauses stay, transfers change (docs/predict.md).
 
-A record does not say what computes while a transfer runs. So a step lies between two bounds: all that a transfer gains
-or loses is the step's, or none as long as the step covers it.
+Where the record has the beginnings of its kernels, it shows how the step responds to longer transfers (responses.py).
+Elsewhere it does not say what computes while a transfer runs, and a step lies between two bounds: all that a transfer
+gains or loses is the step's, or none as long as the step covers it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from collbench.analysis.job import kernels, matched, pauses_of, shown_phase, ste
 from collbench.analysis.predict.assumptions import OfTime
 from collbench.analysis.predict.contention import OverlapCurve, curve_for
 from collbench.analysis.predict.predict import Machine
+from collbench.analysis.predict.responses import SLACK, Response, Responses, Share, responses
 from collbench.analysis.predict.timing import SENT, Evidence, Span, Timings, assumed_of
 from collbench.analysis.stats import summarize
 from collbench.model.errors import UsageError
@@ -166,6 +169,32 @@ def bounds(calls: Sequence[Sent]) -> StepBounds:
     return StepBounds(period, (least, middle, most), before, sum(one.after[1] for one in calls))
 
 
+def responding(calls: Sequence[Sent], answer: Responses) -> StepBounds:
+    """Return a step's bounds where the record shows how it answers to longer transfers.
+
+    A step in which the GPU waits for its host has that time to lose first; at most it loses none of it.
+    """
+    period = sum(one.pause for one in calls)
+    ends = (*answer.places[1:], len(calls))
+    units = [calls[first:end] for first, end in zip(answer.places, ends, strict=True)]
+
+    def change(which: int) -> float:
+        longer = [max(one.after[which] for one in unit) - unit[0].before for unit in units]
+        return answer.step(longer, which) - answer.step([0.0] * len(units), which)
+
+    def reached(extra: float) -> float:
+        if extra < 0:
+            return period if slack > SLACK * period else max(0.0, period + extra)
+        return period + max(0.0, extra - slack)
+
+    slack = max(0.0, period - answer.step([0.0] * len(units)))
+    extras = [change(which) for which in range(3)]
+    middle = reached(extras[1])
+    least, most = min(reached(extras[0]), middle), max(middle, period + extras[2], reached(extras[2]))
+    before = sum(one.before for one in calls)
+    return StepBounds(period, (least, middle, most), before, sum(one.after[1] for one in calls))
+
+
 def _beside(one: Sent, which: int) -> float:
     """Return a transfer beside compute: what it had of that as recorded is in its recorded time already."""
     gained = max(0.0, one.after[which] - one.before)
@@ -187,7 +216,8 @@ class PredictedJob:
 
     `kept` are the calls, by place in the job's table, that nothing measured says anything of: they stay as recorded.
     `assumed` are the assumptions by what they are about. `calibrated`: recorded times are scaled by the ratio of two
-    measured ones, not replaced.
+    measured ones, not replaced. `waited` is, by call, how much of a longer transfer delays the kernel after it; {}
+    where the record does not show it.
     """
 
     rank: int
@@ -195,6 +225,7 @@ class PredictedJob:
     prices: dict[int, Priced]
     kept: tuple[int, ...]
     calibrated: bool
+    waited: dict[int, Share]
 
     @property
     def assumed(self) -> tuple[tuple[OfTime, ...], ...]:
@@ -210,20 +241,36 @@ def predict_job(job: Job, links: Links, recorded: Links | None = None) -> Predic
     lanes = matched(job)
     prices = {number: found for number, call in enumerate(job.calls) if (found := links.price(job, call))}
     olds = {} if recorded is None else {at: found for at in prices if (found := recorded.price(job, job.calls[at]))}
-    best: PredictedJob | None = None
+    seen = responses(job)
+    best: tuple[float, PredictedJob] | None = None
     for rank in job.ranks:
         phase = shown_phase(rank)
         if phase is None or phase.repetitions < 2 or step_seconds(phase) is None:
             continue
         sent, kept = _sent(job, phase, transfers(lanes, rank.rank, phase), prices, olds)
-        its = PredictedJob(rank.rank, bounds(sent), prices, kept, bool(olds))
-        if best is None or its.bounds.step[1] > best.bounds.step[1]:
-            best = its
+        answer = seen.get(rank.rank)
+        its = bounds(sent) if answer is None else responding(sent, answer)
+        waited = {} if answer is None else _waited(phase, answer)
+        # The others wait for the rank that waits least; without beginnings, for the one whose step gets longest.
+        order = its.step[1] if answer is None else sum(one.before for one in sent) - sum(k.took for k in answer.kernels)
+        if best is None or order > best[0]:
+            best = order, PredictedJob(rank.rank, its, prices, kept, bool(olds), waited)
     if best is None:
         raise UsageError(
             "the job has no step with known pauses to predict: record one that repeats, with 'collbench record'"
         )
-    return best
+    return best[1]
+
+
+def _waited(phase: Phase, answer: Responses) -> dict[int, Share]:
+    """Return by call how much of a longer transfer delays the next kernel, the mean over its positions."""
+    found: dict[int, list[Response]] = defaultdict(list)
+    for place, after in zip(answer.places, (*answer.kernels[1:], answer.kernels[0]), strict=True):
+        found[phase.positions[place].call].append(after)
+    return {
+        call: Share(*(fmean(ends) for ends in zip(*((one.share, one.low, one.high) for one in own), strict=True)))
+        for call, own in found.items()
+    }
 
 
 def _sent(

@@ -21,6 +21,7 @@ from collbench.machine import nvml as machine_nvml
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
 from collbench.machine.memory import available_bytes
 from collbench.machine.nccl_environment import configured
+from collbench.machine.network_affinity import read_affinity
 from collbench.machine.network_ports import read_ports
 from collbench.machine.numa import read, usable_nodes
 from collbench.machine.nvml import Nvml, Query
@@ -255,6 +256,7 @@ READ_BY_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKI
 def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Device]) -> Host:
     """Return the facts about this process's host; a file that cannot be read leaves its fact unknown."""
     allowed = os.sched_getaffinity(0)
+    gpus, cards = list(gpus), tuple(sorted(_names(root / "sys/class/infiniband")))
     return Host(
         name=socket.gethostname(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -269,7 +271,8 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         hypervisor=hypervisor(root),
         iommu=_any(root / "sys/class/iommu"),
         slots={gpu.index: slot(root, gpu.pci_bus_id) for gpu in gpus},
-        network_cards=tuple(sorted(_names(root / "sys/class/infiniband"))),
+        network_cards=cards,
+        network_affinity=read_affinity(root, {gpu.index: gpu.pci_bus_id for gpu in gpus}, cards, environment),
         network_ports=read_ports(root),
         peermem=any((root / f"sys/module/{name}").is_dir() for name in ("nvidia_peermem", "nv_peer_mem")),
         open_modules="Open Kernel Module" in read(root / "proc/driver/nvidia/version"),

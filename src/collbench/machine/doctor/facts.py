@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from collbench.machine.network_ports import Port
-from collbench.model.run import Device, Path
+from collbench.machine.network_affinity import NetworkAffinity
+from collbench.model.run import Device, NetworkPort, Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,8 @@ class Host:
     iommu: bool | None = None
     slots: Mapping[int, Slot] = field(default_factory=dict)
     network_cards: tuple[str, ...] = ()
-    network_ports: tuple[Port, ...] = ()
+    network_ports: tuple[NetworkPort, ...] = ()
+    network_affinity: NetworkAffinity = field(default_factory=NetworkAffinity)
     peermem: bool = False
     open_modules: bool = False
 

@@ -11,11 +11,12 @@ from collbench.machine import labels
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Software
 from collbench.machine.doctor.nccl_variables import meaning
 from collbench.machine.limits import HOT_C, holds_back
-from collbench.machine.network_ports import Port, down, slower
+from collbench.machine.network_affinity import NetworkAffinity
+from collbench.machine.network_ports import down, slower
 from collbench.machine.numa import format_cpus, parse_cpus
 from collbench.machine.visible_devices import NAME, ORDER, read
 from collbench.model.capabilities import capabilities
-from collbench.model.run import Device, Path, PeerStatus
+from collbench.model.run import Device, NetworkPort, Path, PeerStatus
 from collbench.model.units import fixed, format_approximate_size
 
 # What the doctor says of one thing: ok, warn, fail or unknown, and the fix. Pure.
@@ -310,6 +311,7 @@ def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
     found = [_place(facts), _shm(facts, len(gpus)), *_limits(host), *_cores(facts, gpus), *_memory(facts)]
     if gpus:
         found += [*_near(host, gpus), *_peer_traffic(facts, gpus), *_network(host), *_ports(host.network_ports)]
+        found += _affinity(host.network_affinity)
     return [*found, _runs(facts.runs)]
 
 
@@ -461,7 +463,7 @@ def _network(host: Host) -> Iterable[Finding]:
         yield Finding(Group.HOST, "GPU direct", Level.WARN, text, "sudo modprobe nvidia-peermem")
 
 
-def _ports(ports: tuple[Port, ...]) -> Iterable[Finding]:
+def _ports(ports: tuple[NetworkPort, ...]) -> Iterable[Finding]:
     """Judge the ports' state and rate; without a port there is nothing to say."""
     if not ports:
         return
@@ -480,7 +482,33 @@ def _ports(ports: tuple[Port, ...]) -> Iterable[Finding]:
         yield Finding(Group.HOST, name, Level.OK, f"{len(ports)} active, none below a sibling's rate")
 
 
-def _state(port: Port) -> str:
+def _affinity(found: NetworkAffinity) -> Iterable[Finding]:
+    """Judge which cards are near the GPUs, and whether NCCL took those; nothing where no nearness is known."""
+    nearest = {gpu: found.nearest(gpu) for gpu in sorted(found.near)}
+    known = {gpu: near for gpu, near in nearest.items() if near[1]}
+    if not known:
+        return
+    name = "network affinity"
+    wrong = [
+        f"NCCL sends GPU{gpu}'s traffic over {card} ({how}), and {', '.join(better)} is nearer ({best})"
+        for gpu, card, how, better, best in found.farther()
+    ]
+    if wrong:
+        fix = "see NCCL_IB_HCA, NCCL_CROSS_NIC and NCCL_TOPO_FILE: which cards NCCL may take, and where it sees them"
+        yield Finding(Group.HOST, name, Level.WARN, "; ".join(wrong), fix)
+        return
+    far = [gpu for gpu, (_, how) in known.items() if how == "SYS"]
+    if far and len(far) < len(known):
+        gpus = ", ".join(f"GPU{gpu}" for gpu in far)
+        text = f"{gpus} reach no card but over another socket (SYS), the other GPUs have one nearer"
+        yield Finding(Group.HOST, name, Level.WARN, text, "see 'nvidia-smi topo -m' and the slots of the cards")
+        return
+    words = [f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in known.items()]
+    checked = "; NCCL took these" if found.chosen else ""
+    yield Finding(Group.HOST, name, Level.OK, f"nearest cards: {', '.join(words)}{checked}")
+
+
+def _state(port: NetworkPort) -> str:
     return f"{port.state} ({port.physical_state})" if port.physical_state else port.state
 
 

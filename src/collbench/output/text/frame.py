@@ -14,6 +14,7 @@ from collbench.analysis.physics import NVLS_VARIABLE, Nvls
 from collbench.analysis.problem import at_the_ends, new_errors
 from collbench.machine.labels import is_pcie
 from collbench.machine.limits import GOOD_C, TEMPERATURE_RULE, holds_back
+from collbench.machine.network_ports import PortChange, changes
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Variant, Work
 from collbench.model.run import (
@@ -28,7 +29,7 @@ from collbench.model.run import (
     Skipped,
     StopReason,
 )
-from collbench.model.units import amount, counted, format_size, size_span, span
+from collbench.model.units import amount, counted, fixed, format_size, size_span, span
 from collbench.output import sentences
 from collbench.output.text.layout import Block, Lines, short, whole
 
@@ -144,7 +145,7 @@ _REPLAYS = ("NVLink replays", "nvlink_replays")
 def health_lines(run: Run) -> list[str]:
     """Return temperatures in °C, then a line for everything that was wrong; empty for CPU cores."""
     if not run.health_before:
-        return []
+        return network_lines(run)
     states = (*run.health_before, *run.health_after)
     flags = {flag.kind for found in run.measurements for sample in found.samples for flag in sample.flags}
     throttled, grown = list(_at_the_ends(run, FlagKind.THROTTLED)), list(_grown(run))
@@ -161,7 +162,7 @@ def health_lines(run: Run) -> list[str]:
     if known and run.health_after and not grown:
         good.append(f"no new {' or '.join(known)} errors")
     shared = _at_the_ends(run, FlagKind.SHARED)
-    lines = [*_flagged(run), *throttled, *grown, *_growth(run, *_REPLAYS), *shared]
+    lines = [*_flagged(run), *throttled, *grown, *_growth(run, *_REPLAYS), *shared, *network_lines(run)]
     if not run.health_after:
         lines.append("unknown after the run: NVML did not answer, or the run was interrupted")
     return [", ".join(good), *lines] if good else lines or ["NVML reports no health on this machine"]
@@ -170,7 +171,37 @@ def health_lines(run: Run) -> list[str]:
 def unhealthy_lines(run: Run) -> list[str]:
     """Return the lines of what was wrong with devices: flagged, throttled, shared, or with new errors."""
     ends = _at_the_ends(run, FlagKind.THROTTLED), _at_the_ends(run, FlagKind.SHARED)
-    return [*_flagged(run), *ends[0], *_grown(run), *ends[1]]
+    network = (_port_line(one) for one in _port_changes(run) if not one.congestion)
+    return [*_flagged(run), *ends[0], *_grown(run), *ends[1], *network]
+
+
+def network_lines(run: Run) -> list[str]:
+    """Return what changed on ports of network cards: state and rate, errors, then congestion by counter."""
+    found = list(_port_changes(run))
+    lines = [_port_line(one) for one in found if not one.congestion]
+    counters: dict[str, list[PortChange]] = defaultdict(list)
+    for one in found:
+        if one.congestion:
+            counters[one.what].append(one)
+    for grown in counters.values():
+        rest = f", and no more on {amount(len(grown) - 1, 'other port')}" if len(grown) > 1 else ""
+        lines.append(f"congestion: {_port_line(max(grown, key=lambda one: one.growth))}{rest}")
+    return lines
+
+
+def _port_changes(run: Run) -> Iterator[PortChange]:
+    return changes(run.ports_before, run.ports_after) if run.ports_after else iter(())
+
+
+def _port_line(one: PortChange) -> str:
+    where = f"{one.port.name} of {one.port.host}"
+    if one.after is None:
+        return f"{where} is gone, or its host is"
+    if one.what == "state":
+        return f"{where} went from {one.before} to {one.after}"
+    if one.what == "rate":
+        return f"{where} went from {fixed(float(one.before))} to {fixed(float(one.after))} Gbit/s"
+    return f"{one.what} grew by {one.growth:,} on {where}"
 
 
 def _flagged(run: Run) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from collbench.analysis.predict.recorded import PredictedJob
+from collbench.analysis.predict.responses import Share
 from collbench.model.job import Job
 from collbench.model.run import Run
 from collbench.model.units import amount, figure
@@ -31,12 +32,12 @@ def page(job: Job, run: Run, found: PredictedJob) -> Iterator[Block]:
     prices = list(found.prices.items())
     if prices:
         yield from both("tables", Text(f"\n{sim(run)}µs of one call there, isolated"))
-        rows = table("call", "bytes", "group", "least", "middle", "most", words=("call", "group"))
-        for at, (number, price) in enumerate(prices):
+        shown = ("waited",) * bool(found.waited)
+        rows = table("call", "bytes", "group", "least", "middle", "most", *shown, words=("call", "group"))
+        for number, price in prices[:_FEW]:
             call = job.calls[number]
             words = call.operation, size(call.size_bytes), group_words(job, call), *map(micro, price.seconds)
-            if at < _FEW:
-                rows.add_row(*words)
+            rows.add_row(*words, *(_share(found.waited.get(number)) for _ in shown))
         yield from both("tables", rows)
         if len(prices) > _FEW:
             yield from short(Text(f"and {len(prices) - _FEW} more calls: --json has all"))
@@ -52,10 +53,16 @@ def headline(run: Run, found: PredictedJob) -> str:
 
 
 def _notes(job: Job, run: Run, found: PredictedJob) -> Iterator[str]:
-    yield (
-        f"{'bounds':<10}a record does not say what computes beside a transfer: one bound takes all that transfers "
-        "change as the step's, the other nothing as long as the step covers them"
-    )
+    if found.waited:
+        yield (
+            f"{'waited':<10}how much of a longer transfer delays what follows it (95 % interval), as the record "
+            "shows where a rank came early and waited"
+        )
+    else:
+        yield (
+            f"{'bounds':<10}a record does not say what computes beside a transfer: one bound takes all that transfers "
+            "change as the step's, the other nothing as long as the step covers them"
+        )
     if found.calibrated:
         yield f"{'times':<10}recorded transfers, times the ratio of two measured isolated ones"
     else:
@@ -67,9 +74,17 @@ def _notes(job: Job, run: Run, found: PredictedJob) -> Iterator[str]:
         yield f"{'kept':<10}{', '.join(kept)}: {amount(len(found.kept), 'call')} as recorded, for no run says otherwise"
 
 
+def _share(share: Share | None) -> str:
+    """Return how much of a longer transfer delays the next kernel; "?" where the record shows nothing of it."""
+    if share is None or share.unknown:
+        return "?"
+    low, high = (f"{100 * end:.0f}" for end in (share.low, share.high))
+    return f"{100 * share.share:.0f}%" + ("" if low == high else f" ({low} to {high})")
+
+
 def milliseconds(seconds: float) -> str:
     """Return milliseconds for a table."""
-    text = figure(abs(seconds) * 1e3, 2)
+    text = figure(abs(round(seconds, 9)) * 1e3, 2)
     return f"-{text}" if seconds < 0 and float(text) else text
 
 
@@ -91,6 +106,7 @@ def as_json(job: Job, run: Run, found: PredictedJob) -> dict[str, Any]:
                 "concurrent_factor": price.concurrent,
                 "compute_factor": price.compute,
                 "assumed": of_times(price.assumed, run.devices) or None,
+                "waited": None if (share := found.waited.get(number)) is None else [share.low, share.share, share.high],
             }
             for number, price in found.prices.items()
         ],

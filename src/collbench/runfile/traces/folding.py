@@ -124,6 +124,7 @@ def _rank(number: int, trace: Trace, places: Sequence[int], began: float) -> Job
     starts = np.array([call.start for call in trace.calls]) - began
     pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
     gpu = np.array([call.gpu for call in trace.calls])
+    gpu_starts = np.array([call.gpu_start for call in trace.calls]) - began
     found: dict[tuple[int, ...], list[int]] = {}  # where each repetition of a phase begins
     order: list[tuple[int, int]] = []
     folded = (
@@ -136,12 +137,12 @@ def _rank(number: int, trace: Trace, places: Sequence[int], began: float) -> Job
         begins = found.setdefault(symbols, [])
         begins += range(start, start + period * repetitions, period)
         order.append(([*found].index(symbols), repetitions))
-    phases = tuple(_phase(symbols, begins, starts, pauses, gpu) for symbols, begins in found.items())
+    phases = tuple(_phase(symbols, begins, starts, pauses, gpu, gpu_starts) for symbols, begins in found.items())
     once = len(order) == len(phases)
     return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, () if once else tuple(order))
 
 
-def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: Any, gpu: Any) -> Phase:
+def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: Any, gpu: Any, gpu_starts: Any) -> Phase:
     length = len(symbols)
     rows = np.array(begins)[:, None] + np.arange(length)
 
@@ -157,10 +158,21 @@ def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: A
     for repetition in range(0, len(begins), math.ceil(len(begins) / _SAMPLES)):
         own = rows[repetition]
         if not np.isnan(starts[own]).any():
-            known = not np.isnan(gpu[own]).any()
-            samples.append(Sample(repetition, _rounded(starts[own]), _rounded(gpu[own]) if known else ()))
+            before = own[0] - 1
+            samples.append(
+                Sample(
+                    repetition,
+                    _rounded(starts[own]),
+                    _rounded(gpu[own]),
+                    _rounded(gpu_starts[own]),
+                    _rounded([gpu_starts[before], gpu[before]]) if before >= 0 else (),
+                )
+            )
     return Phase(positions, len(begins), tuple(samples))
 
 
 def _rounded(values: Any) -> tuple[float, ...]:
+    """Return times for a file; () where one of them is unknown."""
+    if np.isnan(values).any():
+        return ()
     return tuple(round(float(value), 3) for value in values)

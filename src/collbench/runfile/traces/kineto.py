@@ -32,7 +32,7 @@ def traces(content: Content) -> list[Trace]:
     base: Any = fields.get("baseTimeNanoseconds")
     origin = base / 1e3 if values.natural(base) else 0.0
     events = [event for event in map(values.fields, fields["traceEvents"]) if event.get("ph") == "X"]
-    kernels: dict[Any, float] = {}
+    kernels: dict[Any, tuple[float, float]] = {}  # of each call: when its first one began, and how long all took
     for event in events:
         if event.get("cat") == "kernel" and "nccl" in values.text(event.get("name")).lower():
             number = values.hashable(values.fields(event.get("args")).get("External id"))
@@ -40,7 +40,8 @@ def traces(content: Content) -> list[Trace]:
             if not number:
                 trace.replays = True  # a kernel of NCCL without a call: a graph's
             elif not math.isnan(lasted):
-                kernels[number] = kernels.get(number, 0.0) + lasted
+                began, before = kernels.get(number, (math.inf, 0.0))
+                kernels[number] = min(began, origin + values.number(event.get("ts"))), before + lasted
     rows = [event for event in events if event.get("name") == "record_param_comms"]
     for event in sorted(rows, key=lambda event: values.number(event.get("ts"))):
         words = values.fields(event.get("args"))
@@ -53,6 +54,7 @@ def traces(content: Content) -> list[Trace]:
         splits = (*values.naturals(words.get("In split size")), *values.naturals(words.get("Out split size")))
         peer = words.get("Dst Rank") if name.startswith("send") else words.get("Src Rank")
         given, got = (values.elements(words.get(key)) for key in _NELEMS)
+        began, lasted = kernels.get(values.hashable(words.get("External id")), (math.nan, math.nan))
         Row(
             name,
             group,
@@ -61,7 +63,8 @@ def traces(content: Content) -> list[Trace]:
             [got],
             values.rank(peer) if name.startswith(("send", "recv")) else None,
             start=origin + values.number(event.get("ts")),
-            gpu=kernels.get(values.hashable(words.get("External id")), math.nan),
+            gpu=lasted,
+            gpu_start=began,
             uneven=len(set(splits)) > 1,
             summed=True,
         ).add_to(trace)

@@ -65,6 +65,7 @@ class TracedCall:
     peer: int | None = None
     start: float = math.nan
     gpu: float = math.nan
+    gpu_start: float = math.nan
 
 
 @dataclass(slots=True)
@@ -125,6 +126,7 @@ class Row:
     other: int | None = None
     start: float = math.nan
     gpu: float = math.nan
+    gpu_start: float = math.nan
     uneven: bool = False
     summed: bool = False
 
@@ -151,6 +153,7 @@ class Row:
                 peer=other if isinstance(operation, PointToPoint) else None,
                 start=self.start,
                 gpu=self.gpu,
+                gpu_start=self.gpu_start,
             )
         )
 

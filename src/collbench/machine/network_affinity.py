@@ -1,0 +1,152 @@
+"""Which network cards are near which GPUs: by the kernel's PCI tree, and as NCCL chose, by the files that it writes."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from xml.etree import ElementTree
+
+from collbench.machine.numa import read
+
+_BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+# nvidia-smi's words for how near two PCI devices are, nearest first ["nvidia-smi topo -m", its legend].
+NEARNESS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+# NCCL's ids of devices: the system's in the upper 8 bits, since 2.22 [src/graph/topo.h, NCCL_TOPO_ID].
+_LOCAL = (1 << 56) - 1
+_MOST_BYTES = 16 << 20
+TOPOLOGY_VARIABLE, GRAPH_VARIABLE = "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkAffinity:
+    """How near cards are to GPUs. `near` is by GPU index and card, a word of NEARNESS; what is unknown is left out.
+
+    `chosen` are the cards over which NCCL sends to and from each GPU, by index; {} without NCCL's files.
+    """
+
+    near: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    chosen: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def nearest(self, gpu: int) -> tuple[tuple[str, ...], str]:
+        """Return the cards nearest to a GPU, and how near: ((), "") where nothing is known."""
+        near = self.near.get(gpu, {})
+        best = min((NEARNESS.index(how) for how in near.values()), default=None)
+        if best is None:
+            return (), ""
+        return tuple(sorted(card for card, how in near.items() if how == NEARNESS[best])), NEARNESS[best]
+
+    def farther(self) -> Iterator[tuple[int, str, str, tuple[str, ...], str]]:
+        """Yield where NCCL took a card that is farther than another: GPU, card, how near; the nearest, how near."""
+        for gpu, cards in sorted(self.chosen.items()):
+            nearest, best = self.nearest(gpu)
+            for card in cards:
+                how = self.near.get(gpu, {}).get(card)
+                if how is not None and NEARNESS.index(how) > NEARNESS.index(best):
+                    yield gpu, card, how, nearest, best
+
+
+def read_affinity(
+    root: pathlib.Path, bus_ids: Mapping[int, str], cards: tuple[str, ...], environment: Mapping[str, str]
+) -> NetworkAffinity:
+    """Return the affinity of GPUs, by index with their PCI bus ids as NVML has them; `root` holds sys/."""
+    places = {card: _resolved(root / "sys/class/infiniband" / card / "device") for card in cards}
+    near: dict[int, dict[str, str]] = {}
+    for gpu, bus_id in bus_ids.items():
+        domain, _, rest = bus_id.lower().partition(":")
+        own = _resolved(root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}")
+        found = {card: nearness(own, place) for card, place in places.items() if own is not None and place is not None}
+        near[gpu] = {card: how for card, how in found.items() if how}
+    topology, graphs = (_text(environment.get(variable, "")) for variable in (TOPOLOGY_VARIABLE, GRAPH_VARIABLE))
+    return NetworkAffinity(near, nccl_choice(topology, graphs, bus_ids) if topology and graphs else {})
+
+
+def _resolved(path: pathlib.Path) -> pathlib.Path | None:
+    try:
+        return path.resolve(strict=True)
+    except (OSError, RuntimeError):
+        return None
+
+
+def nearness(one: pathlib.Path, other: pathlib.Path) -> str:
+    """Return how near two PCI devices are by their resolved folders in sysfs, in nvidia-smi's words; "" if unknown."""
+    ways = [[part for part in path.parts if _BUS_ID.fullmatch(part)] for path in (one, other)]
+    shared = 0
+    for mine, theirs in zip(*ways, strict=False):
+        if mine != theirs:
+            break
+        shared += 1
+    if shared and shared < min(map(len, ways)):
+        # Bridges between each device and the bridge that both are under: one level is the same switch.
+        return "PIX" if max(len(way) - shared - 1 for way in ways) <= 1 else "PXB"
+    bridges = [
+        next((part for part in path.parts if re.fullmatch(r"pci[0-9a-f]{4,}:[0-9a-f]{2}", part)), "")
+        for path in (one, other)
+    ]
+    if bridges[0] and bridges[0] == bridges[1]:
+        return "PHB"
+    nodes = [read(path / "numa_node").strip() for path in (one, other)]
+    if not all(re.fullmatch("[0-9]+", node, re.ASCII) for node in nodes):
+        return ""  # -1: firmware does not say
+    return "NODE" if nodes[0] == nodes[1] else "SYS"
+
+
+# What NCCL wrote of its own choice.
+
+
+def _text(name: str) -> str:
+    """Return a file's text; "" where there is none, or it is far too long."""
+    try:
+        with pathlib.Path(name).open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError):
+        return ""
+    return content.decode("utf-8", "replace") if len(content) <= _MOST_BYTES else ""
+
+
+def nccl_choice(topology: str, graphs: str, bus_ids: Mapping[int, str]) -> dict[int, tuple[str, ...]]:
+    """Return the cards of each GPU from NCCL's XML: its topology names devices, its graphs' channels connect them.
+
+    A channel goes from its first card to its first GPU, and from its last GPU to its last card. {} for what is no such
+    XML; GPUs and cards that the topology does not name are left out.
+    """
+    try:
+        system, found = ElementTree.fromstring(topology), ElementTree.fromstring(graphs)  # noqa: S314  # the user's own
+    except ElementTree.ParseError:
+        return {}
+    wanted = {_bus(bus_id): index for index, bus_id in bus_ids.items()}
+    gpus: dict[int, int] = {}
+    for slot in system.iter("pci"):
+        index = wanted.get(_bus(slot.get("busid", "")))
+        for gpu in slot.findall("gpu"):
+            number = _number(gpu.get("dev"))
+            if index is not None and number is not None:
+                gpus[number] = index
+    cards = {
+        number: net.get("name", "") for net in system.iter("net") if (number := _number(net.get("dev"))) is not None
+    }
+    chosen: dict[int, set[str]] = {}
+    for channel in found.iter("channel"):
+        ends = [(one.tag, _number(one.get("dev"))) for one in channel if one.tag in {"net", "gpu"}]
+        for (tag, device), (other, neighbour) in itertools.pairwise(ends):
+            pair = {tag: device, other: neighbour}
+            number, net = pair.get("gpu"), pair.get("net")
+            if number is not None and net is not None and number in gpus and cards.get(net):
+                chosen.setdefault(gpus[number], set()).add(cards[net])
+    return {gpu: tuple(sorted(names)) for gpu, names in chosen.items()}
+
+
+def _bus(bus_id: str) -> str:
+    """Return a PCI bus id without leading zeros of its domain: NVML writes eight digits, NCCL and the kernel four."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain.lstrip('0')}:{rest}"
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        number = int(text or "", 0)
+    except ValueError:
+        return None
+    return number & _LOCAL if number >= 0 else None
