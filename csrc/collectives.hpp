@@ -29,9 +29,8 @@ struct RankLaunches {
 // launches of a captured graph between events, or plain launches where the round asks for them. `launch_seconds[group]`
 // is wall time of a plain launch loop, one thread a GPU, on a communicator that was never captured: the mean over the
 // ranks, as in nccl-tests; empty without a loop. A group without ranks here has no batches, and not-a-number for its
-// loop. The launch loop's bytes are in no coverage. `waits[group]` are the seconds that this process's rank was in the
-// barrier before each batch, where there are several processes: the rank that comes last is in it for the shortest
-// time.
+// loop. The launch loop's bytes are in no coverage. `waits[group]` are seconds that this process's rank was in the
+// barrier before each batch, where there are several processes: the rank that comes last waits least.
 struct CollectiveTimes : Times {
   using Times::Times;
   std::vector<std::vector<double>> waits;

@@ -41,8 +41,9 @@ _LOADED = _HERE / "loaded"
 
 
 def pytest_collection_finish() -> None:
-    """Let no garbage collection look through thousands of collected tests again."""
+    """Let no garbage collection look through thousands of collected tests again, and let them be rare."""
     gc.freeze()
+    gc.set_threshold(50_000, 50, 100)  # of a test's own time they took a tenth: runs are many small objects that stay
     gc.enable()
 
 

@@ -167,6 +167,7 @@ def main() -> None:
     {"torch": load_torch, "program": load_program}[sys.argv[2]]()
     gc.collect()
     gc.freeze()  # else each fork would look through all of torch's objects, and copy their memory
+    gc.set_threshold(50_000, 50, 100)  # a fork lives for a moment, and what it makes mostly stays
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork would lack the other threads"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         unfinished = f"{sys.argv[1]}.part"

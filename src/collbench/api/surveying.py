@@ -18,7 +18,14 @@ from collbench.bench.plan import Request, settings_of
 from collbench.distributed.launchers import LaunchEnvironment, join_seconds
 from collbench.machine.switches import read_switches
 from collbench.model.capabilities import SIM
-from collbench.model.errors import CollbenchError, DataCorruption, ExitStatus, Interrupted, RunFileError, UsageError
+from collbench.model.errors import (
+    CollbenchError,
+    DataCorruption,
+    ExitStatus,
+    Interrupted,
+    RunFileError,
+    UsageError,
+)
 from collbench.model.failures import FailureKind
 from collbench.model.node_names import compressed
 from collbench.model.operations import Operation, Work

@@ -36,31 +36,29 @@ _options_in_help = options.apply(
         metavar="WHAT",
         help="Second arm: without p2p, nvlink, shm or ib (several with commas), or with NCCL_NAME=VALUE.",
     ),
-    click.option("--against", metavar="LIST", help="Second arm: on these devices, as many: indices or UUIDs."),
+    click.option("--against", metavar="LIST", help="Second arm: on these devices, the same number: indices or UUIDs."),
     click.option(
         "--precision",
         metavar="SHARE",
         help="Train until half the 95 % interval of the ratio is this share of it.  [default: 3%]",
     ),
-    click.option("--budget", metavar="TIME", help="Begin no repeat that would end after this time.  [default: 3min]"),
-    click.option("--repeats", metavar="N", help="Instead: train each arm so often, 2 or more."),
+    click.option("--budget", metavar="TIME", help="Start no repeat that would end after this time.  [default: 3min]"),
+    click.option("--repeats", metavar="N", help="Train each arm N times instead, 2 or more."),
+    click.option("--skip", metavar="N", help="Drop a run's first N steps.  [default: a tenth, at least three]"),
+    click.option("--step-pattern", metavar="REGEX", help="Read step times with this; name its group s, ms or us."),
     click.option(
-        "--skip", metavar="N", help="Drop a run's first N steps.  [default: a tenth of them, and three at least]"
-    ),
-    click.option("--step-pattern", metavar="REGEX", help="Read step times with this; its group is named s, ms or us."),
-    click.option(
-        "--compute", metavar="none|recorded", help="Of a job: compute in its pauses, or idle.  [default: none]"
+        "--compute", metavar="none|recorded", help="For a job: compute in its pauses, or idle.  [default: none]"
     ),
     click.option("--no-allreduce", is_flag=True, help="Do not measure both arms' all-reduce first."),
-    click.option("--seed", metavar="N", help="Even or odd: which arm begins.  [default: a random one]"),
+    click.option("--seed", metavar="N", help="Even or odd decides which arm is first.  [default: random]"),
     click.option(
         "-o", "--output", metavar="FILE", help="Save the runs in this file.  [default: a new file in the state folder]"
     ),
     options.force,
-    click.option("--fabric", metavar="NAME|FILE", help="Of a job, with --backend sim: the machine to simulate."),
+    click.option("--fabric", metavar="NAME|FILE", help="For a job with --backend sim: the machine to simulate."),
     click.option("--json", is_flag=True, help="Print the file's content instead of the page."),
     click.option(
-        "--verbose", is_flag=True, help="Also print the script's output, on stderr. Of a job: the whole page."
+        "--verbose", is_flag=True, help="Also print the script's output on stderr. For a job: show the whole page."
     ),
 )
 
@@ -73,13 +71,13 @@ _options_in_help = options.apply(
 )
 @_options_in_help
 def ablate(arguments: AblateArguments) -> None:
-    """Train SCRIPT several times as it is and several times with one thing changed, in turn, on the same devices.
+    """Train SCRIPT several times unchanged and several times with one change, in turn, on the same devices.
 
     Step times are read from lines like "step_time=22.4ms", else from Hugging Face's train_runtime; else the whole
     process is timed. "gpu_time=18.2ms", the GPU's own time of a step, shows whether the host bounds it. The page has
     both arms, their ratio with its 95 % interval, and their all-reduce (docs/ablate.md).
 
-    A recorded job, JOB.JSON, is replayed instead: its communication a step, with and without (p2p by default).
+    A recorded job, JOB.JSON, is replayed, not trained: its communication time with and without p2p is compared.
 
     \b
     Examples:

@@ -286,7 +286,7 @@ NCCL_FLAGS = (
         default="sum",
         show_default=True,
         callback=_redop,
-        help=f"Reduction, where there is one: {', '.join(REDOPS)}; -o with --nccl-tests-flags.",
+        help=f"Reduction: {', '.join(REDOPS)}; also -o with --nccl-tests-flags.",
     ),
     click.option(
         "-r",
@@ -296,7 +296,7 @@ NCCL_FLAGS = (
         default=0,
         show_default=True,
         callback=_root,
-        help="Rank of the root, where there is one.",
+        help="Rank of the root.",
     ),
     click.option("-c", "--check", metavar="0|1", type=click.IntRange(min=0), help="Verify the data.  [default: 1]"),
     click.option(
@@ -308,7 +308,7 @@ NCCL_FLAGS = (
     ),
     click.option("-g", "--ngpus", metavar="N", type=_COUNT, help="Measure the first N devices.  [default: all]"),
     click.option(
-        "-t", "--nthreads", metavar="N", type=_COUNT, help="Measure the first N devices; with -g, N times as many."
+        "-t", "--nthreads", metavar="N", type=_COUNT, help="Measure the first N devices; with -g G, N × G devices."
     ),
     click.option(
         "-J",
@@ -317,9 +317,7 @@ NCCL_FLAGS = (
         type=click.Path(path_type=Path),
         help="Also write nccl-tests' JSON (version 3) to this file.",
     ),
-    click.option(
-        _ASKED_FOR, is_flag=True, expose_value=False, help="Read -o as nccl-tests does, as the reduction: -o max."
-    ),
+    click.option(_ASKED_FOR, is_flag=True, expose_value=False, help="-o is the reduction, as in nccl-tests: -o max."),
     *REFUSED,
 )
 
@@ -335,15 +333,15 @@ _split = click.option(
     metavar="N",
     type=click.IntRange(min=1),
     default=1,
-    help="Time N disjoint sets concurrently, each a communicator.",
+    help="Split the devices into N communicators; time them concurrently.",
 )
-_in_place = click.option("--in-place", is_flag=True, help="Also time it in place, in separate rows.")
+_in_place = click.option("--in-place", is_flag=True, help="Time it also in place, in separate rows.")
 
 _latency = click.option(
     "--latency",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Time N launches one by one, too.",
+    help="Also time N single launches.",
 )
 registration = click.option(
     "--registration",
@@ -351,7 +349,7 @@ registration = click.option(
     type=click.Choice([*(one.value for one in Registration), requests.EVERY_REGISTRATION]),
     default=Registration.NONE.value,
     show_default=True,
-    help="Memory known to NCCL: none, buffer, window; or all, side by side.",
+    help="Registered memory: none, buffer, window, or all (each in turn).",
 )
 _skew = click.option(
     "--skew",
@@ -359,13 +357,13 @@ _skew = click.option(
     default="uniform",
     show_default=True,
     callback=options.parsed(parse_skew),
-    help="Blocks: zipf:1.2, or FILE.",
+    help="Block sizes: zipf:1.2, or FILE.",
 )
 nccl_config = click.option(
     "--nccl-config",
     metavar="LIST",
     callback=options.parsed(parse_config),
-    help="Fields of ncclConfig_t for communicators: maxCTAs=8,CTAPolicy=2.",
+    help="Set in ncclConfig_t: maxCTAs=8,CTAPolicy=2.",
 )
 
 
@@ -378,8 +376,8 @@ def _size_of(row: Collective) -> str:
 
 _HELP = """Time {name} over all chosen GPUs as one communicator: {does}.
 
-    Sizes are nccl-tests': bytes {size}. Prints size, count, time, algbw, busbw and its 95 % interval. "time" is device
-    time (graph replay, slowest rank), "launch" one call of an ungraphed loop, as a training step makes it.
+    Sizes are as in nccl-tests: bytes {size}. The page has size, count, time, algbw, busbw and its 95 % interval. "time"
+    is device time (graph replay, slowest rank); "launch" is one call of an ungraphed loop, as in a training step.
 
     \b
     Examples:

@@ -23,17 +23,17 @@ _FILE = click.Path(path_type=Path)
         "--from",
         "kind",
         type=click.Choice([one.value for one in IMPORTED]),
-        help="What the traces are.  [default: by what they hold]",
+        help="Format of the traces.  [default: recognized from content]",
     ),
     options.force,
 )
 @click.argument("files", nargs=-1, required=True, metavar="TRACE...", type=_FILE)
 def import_job(output: Path | None, kind: str | None, force: bool, files: tuple[Path, ...]) -> None:
-    """Save the traces of a job's ranks as one job, which show, replay and predict take.
+    """Convert the traces of a job's ranks to one job file, which show, replay and predict read.
 
-    Each TRACE is one rank's, also gzipped: what torch.profiler exports, a dump of torch's Flight Recorder, JSON lines
-    of NCCL Inspector, a trace of torch's ExecutionTraceObserver, or a Chakra trace. What a trace does not say stays
-    unknown in the job. docs/import.md says what that is.
+    Each TRACE is one rank's: an export of torch.profiler, a dump of torch's Flight Recorder, JSON lines of NCCL
+    Inspector, a trace of torch's ExecutionTraceObserver, or a Chakra trace; it may be gzipped. What a trace does not
+    contain stays unknown in the job; docs/import.md lists it.
 
     \b
     Examples:

@@ -40,10 +40,12 @@ _SAID_AGAIN = ("resume", "count", "gpus", "rails", "switches", "as_json", "verbo
 _own_options = options.apply(
     click.option("--select", "count", metavar="M", type=click.IntRange(min=1), help="Choose the best M nodes."),
     click.option("--gpus", metavar="K", type=click.IntRange(min=1), help="Also choose the best K GPUs of each node."),
-    click.option("--plan", "shape", metavar="NODESxGPUS", help="Print only how long such a cluster takes: 128x8."),
+    click.option(
+        "--plan", "shape", metavar="NODESxGPUS", help="Only print how long a cluster of this size takes: 128x8."
+    ),
     click.option("--fabric-cluster", metavar="NAME", help="With --backend sim: a cluster's name, or its file."),
     click.option(
-        "--one-way", is_flag=True, help="Measure each direction by itself, to find cables that are bad in one."
+        "--one-way", is_flag=True, help="Measure each direction separately, to find cables that are bad in one."
     ),
     click.option(
         "--rails", is_flag=True, help="Also measure each GPU with the same one of another node, to find slow cards."
@@ -51,7 +53,7 @@ _own_options = options.apply(
     click.option(
         "--switches",
         metavar="FILE",
-        help="What switch each node is under: Slurm's topology.conf, or lines 'node leaf pod'; slurm: ask scontrol.",
+        help="Each node's switches: Slurm's topology.conf, or lines 'node leaf pod'; slurm: ask scontrol.",
     ),
     click.option(
         "--size",
@@ -68,7 +70,7 @@ _own_options = options.apply(
         default=f"{DEFAULT_BUDGET:.0f}s",
         show_default=True,
         callback=options.parsed(parse_budget),
-        help="Start no round after this time. Eight rounds are always made.",
+        help="Start no round after this time. Eight rounds are always run.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page."),
     options.backend,

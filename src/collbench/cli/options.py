@@ -36,16 +36,16 @@ OPTIONS = (
         "--precision",
         metavar="SHARE",
         callback=parsed(parse_precision),
-        help="Repeat each data point, for 60 s or --budget, until half its 95 % interval is this share of its "
-        "median.  [default: 1% from 1M on, 3% below]",
+        help="Repeat each data point until half its 95 % interval is this share of its median, for at most 60 s or "
+        "--budget.  [default: 1% from 1M on, 3% below]",
     ),
     click.option(
         "--budget",
         metavar="TIME",
         callback=parsed(parse_budget),
-        help="Repeat no data point after this time: 10s, 500ms.  [default: 2.3s; host: 8s]",
+        help="Stop repeating after this time: 10s, 500ms.  [default: 2.3s; host: 8s]",
     ),
-    click.option("--quick", is_flag=True, help="Take a first look, in about a second."),
+    click.option("--quick", is_flag=True, help="Measure roughly, in about a second."),
 )
 
 
@@ -59,7 +59,7 @@ OPTION = click.option(
     "--resume",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Finish this interrupted run, with its options and in its file. Nothing is measured twice.",
+    help="Finish this interrupted run, with its options, in its file. Nothing is measured twice.",
 )
 
 # Options that may be given with --resume: they name files, or say how to show the run.
@@ -109,7 +109,7 @@ backend_of_a_machine = click.option(
     type=click.Choice(factory.NAMES),
     default="auto",
     show_default=True,
-    help="cuda (GPUs), host (CPU cores), sim (a machine that is only simulated), or auto: GPUs, never cores.",
+    help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: GPUs, never CPU cores.",
 )
 fabric = click.option("--fabric", metavar="NAME|FILE", help="The machine to simulate (docs/fabric-file.md).")
 _SAVE = "Save the run in this file.  [default: a new file in $XDG_STATE_HOME/collbench/runs]"

@@ -16,7 +16,7 @@ from collbench.model.operations import Operation
 from collbench.runfile import saved_runs
 
 
-@click.command(short_help="Time a collective beside compute, as in training.")
+@click.command(short_help="Time a collective while the GPUs compute, as in training.")
 @click.argument(
     "operation", metavar="[OPERATION]", default="allreduce", callback=options.parsed(overlapping.parse_operation)
 )
@@ -28,7 +28,7 @@ from collbench.runfile import saved_runs
         "computes",
         metavar="LIST",
         callback=options.parsed(parse_computes),
-        help="What runs beside it: gemm:N (a product of N x N matrices), memory:N (a sum of two vectors of N MiB), "
+        help="What to compute meanwhile: gemm:N (N x N matrix product), memory:N (sum of two vectors of N MiB), "
         "attention-like:N (N tokens of a 7B layer), or a list.  [default: gemm:8192; host: gemm:512]",
     ),
     click.option(
@@ -42,7 +42,7 @@ from collbench.runfile import saved_runs
         "--ctas",
         metavar="LIST",
         callback=options.parsed(parse_ctas),
-        help="Thread blocks (channels) that NCCL may use, a row each: 1,2,4.  [default: NCCL's choice]",
+        help="Numbers of thread blocks (channels) for NCCL, each in its own row: 1,2,4.  [default: NCCL's choice]",
     ),
     click.option(
         "--trials", metavar="N", type=click.IntRange(min=1), help="Trials of each data point.  [default: 6; host: 5]"
@@ -56,12 +56,12 @@ from collbench.runfile import saved_runs
     verbose_option,
 )
 def overlap(operation: Operation, *, priority: str, as_json: bool, **given: Any) -> None:
-    """Time a collective and compute, each alone and each beside the other, on the same GPUs.
+    """Time a collective and compute on the same GPUs, each alone and both at once.
 
-    Runs torch's NCCL in one process for each GPU, the collective and the compute on two streams. Prints the time of
-    each alone and beside the other, and what is left of the overlap: the time of both together over the longer of the
-    two (1.0: perfect) and over their sum. OPERATION is allreduce, allgather, reducescatter, broadcast or alltoall. All
-    data and all results are verified.
+    One process for each GPU runs torch's NCCL on one stream and the compute on another. The page has the time of each
+    alone and while the other runs, and the time of both together over the longer of the two (1.0: perfect overlap) and
+    over their sum. OPERATION is allreduce, allgather, reducescatter, broadcast or alltoall. All data and all results
+    are verified.
 
     \b
     Examples:

@@ -54,8 +54,8 @@ def _counts(text: str) -> tuple[int, ...]:
 
 _own_options = options.apply(
     click.option("--model", metavar="NAME", help="A network by name: gpt2, llama-3-8b, …"),
-    click.option("--params", metavar="COUNT", help="Any other by its parameters: 124M, 1.5B."),
-    click.option("--layers", metavar="N", type=click.IntRange(1, 1000), help="Its blocks.  [default: 24]"),
+    click.option("--params", metavar="COUNT", help="Or its parameters: 124M, 1.5B."),
+    click.option("--layers", metavar="N", type=click.IntRange(1, 1000), help="Its number of blocks.  [default: 24]"),
     click.option(
         "--strategy",
         "strategies",
@@ -69,12 +69,12 @@ _own_options = options.apply(
         type=click.Choice(list(BYTES)),
         default="bf16",
         show_default=True,
-        help="Type in which parameters and gradients are sent.",
+        help="Type of the parameters and gradients that are sent.",
     ),
     click.option(
         "--grad-dtype",
         type=click.Choice(list(BYTES)),
-        help="Type in which gradients are sent: fp32 for DDP with autocast.  [default: --dtype]",
+        help="Type of sent gradients: fp32 for DDP with autocast.  [default: --dtype]",
     ),
     click.option(
         "--micro-batches",
@@ -82,7 +82,7 @@ _own_options = options.apply(
         type=click.IntRange(1, _MOST_MICRO_BATCHES),
         default=1,
         show_default=True,
-        help="Micro-batches a step.",
+        help="Micro-batches per step.",
     ),
     click.option(
         "--gpus",
@@ -95,7 +95,7 @@ _own_options = options.apply(
         "step_seconds",
         metavar="TIME",
         callback=_seconds,
-        help="Time of one step of this job, such as 22ms. Without it only raw times are printed.",
+        help="Time of one step of this job, such as 22ms. Without it, only raw times are printed.",
     ),
     click.option(
         "--timed-on",
@@ -148,13 +148,13 @@ _own_options = options.apply(
         default=Registration.NONE.value,
         help="Registered memory of the job: none, buffer or window.  [default: none]",
     ),
-    click.option("--devices", metavar="LIST", help="Of a job: the run's devices by rank: 2,3."),
+    click.option("--devices", metavar="LIST", help="For a job: devices in rank order: 2,3."),
     click.option(
         "--recorded",
         metavar="RUN",
         multiple=True,
         type=click.Path(path_type=Path),
-        help="Of a job: run of the links as it had them.",
+        help="For a job: a run of the links that it used.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/predict.md)."),
     verbose_option,
@@ -175,11 +175,11 @@ def predict(
     recorded: tuple[Path, ...],
     **asked: Any,
 ) -> None:
-    """Say what communication costs a training step on the best and on the worst GPUs.
+    """Predict what communication costs a training step on the best and the worst GPUs.
 
     It reads saved runs of one machine. The run of 'pairs' ranks the sets of GPUs. Runs of allreduce, allgather and
-    reducescatter on as many GPUs as you train on make the prediction better. After a recorded job the runs say what
-    its step takes on their links.
+    reducescatter on as many GPUs as you train on make the prediction better. With a recorded job as first file, it
+    predicts that job's step on the runs' links.
 
     \b
     Examples:

@@ -30,22 +30,22 @@ _FILE = click.Path(path_type=Path)
         "--streams",
         metavar="DIR",
         type=_FOLDER,
-        help="Let the ranks write here, and keep it: a folder that all hosts of the job share. Without -o nothing else "
-        "is written; without COMMAND the streams that are there are merged.",
+        help="Folder for the ranks' files, shared by all hosts of the job; it is kept. Without -o no job file is "
+        "written; without COMMAND the files in the folder are merged.",
     ),
     click.option(
         "--gpu-times",
         is_flag=True,
-        help="Record how long each call ran on the GPU, too (NCCL 2.27 or newer). Captured CUDA graphs get slower.",
+        help="Also record how long each call ran on the GPU (NCCL 2.27 or newer). Slows captured CUDA graphs.",
     ),
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def record(output: Path | None, force: bool, streams: Path | None, gpu_times: bool, command: tuple[str, ...]) -> None:
-    """Run COMMAND and save every NCCL call of its ranks: what, how large, among whom, in which order and when.
+    """Run COMMAND and save every NCCL call of its ranks: function, size, group, order and time.
 
-    The job is not changed: NCCL (2.23 or newer) loads a profiler plugin, which folds repeated steps while they run.
-    Exit status and output are the job's own. A job that is killed leaves what it had sent. docs/record.md says what a
-    plugin cannot see.
+    The job runs unchanged: NCCL (2.23 or newer) loads a profiler plugin, which compresses repeated steps as they run.
+    Exit status and output are the job's own. If the job is killed, the calls until then are saved. docs/record.md
+    lists what a plugin cannot see.
 
     \b
     Examples:

@@ -24,34 +24,36 @@ from collbench.runfile import job_file, saved_runs
     click.option(
         "--devices",
         metavar="LIST",
-        help="GPUs for the job's ranks, in their order: nvidia-smi indices or UUIDs.  [default: as many as ranks]",
+        help="GPUs for the job's ranks, in rank order: nvidia-smi indices or UUIDs.  [default: the first GPUs]",
     ),
     click.option(
         "--compute",
         type=click.Choice([one.value for one in Pauses]),
         default=Pauses.NONE.value,
         show_default=True,
-        help="In the recorded pauses compute matrix products for as long, or nothing.",
+        help="recorded: run matrix products in the recorded pauses; none: stay idle.",
     ),
     click.option(
         "--without",
         type=click.Choice(replaying.WITHOUT),
-        help="Replay it a second time, with NCCL_P2P_DISABLE=1, and compare.",
+        help="Replay it also with NCCL_P2P_DISABLE=1, and compare.",
     ),
     click.option(
         "--registration",
         type=click.Choice([one.value for one in Registration]),
         default=Registration.NONE.value,
         show_default=True,
-        help="What NCCL knows of the memory, as for collectives.",
+        help="Registered memory, as for collectives.",
     ),
     click.option(
         "--phase",
         metavar="N",
         type=click.IntRange(min=1),
-        help="Replay phase N of each rank.  [default: the step, which repeats most]",
+        help="Replay phase N of each rank.  [default: the step]",
     ),
-    click.option("--trials", metavar="N", type=click.IntRange(min=1), help="How often.  [default: 8; host: 6]"),
+    click.option(
+        "--trials", metavar="N", type=click.IntRange(min=1), help="How often to time the step.  [default: 8; host: 6]"
+    ),
     options.backend,
     options.fabric,
     options.output,
@@ -63,9 +65,9 @@ from collbench.runfile import job_file, saved_runs
 def replay(job: Path, *, compute: str, registration: str, without: str | None, as_json: bool, **given: Any) -> None:
     """Replay a recorded job's step on these GPUs: the same calls, on the same groups, after the same pauses.
 
-    JOB is a file of 'collbench record' or 'collbench import'. Runs torch's NCCL in one process for each GPU. Prints
-    the communication of a step, and how much of it is exposed: the step with its calls, less the pauses alone. All
-    data are verified. On another number of GPUs only what all ranks do together can be replayed.
+    JOB is a file of 'collbench record' or 'collbench import'. One process for each GPU runs torch's NCCL. The page has
+    the communication time of a step and the exposed part: the step's time minus that of the pauses alone. All data is
+    verified. On another number of GPUs, only calls that involve all ranks can be replayed.
 
     \b
     Examples:

@@ -68,28 +68,28 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
 
 _own_options = options.apply(
     click.option("--from", "older_file", metavar="RUN", hidden=True),  # RUN.JSON, as it was written once
-    click.option("--elsewhere", is_flag=True, help="With RUN.JSON: take a run of another machine or of the simulator."),
+    click.option("--elsewhere", is_flag=True, help="With RUN.JSON: accept a run of another machine or the simulator."),
     click.option("--topology", metavar="FILE", help="Estimate from the labels in saved 'nvidia-smi topo -m' text."),
-    click.option("--exclude", metavar="LIST", help="Leave these out: nvidia-smi indices or UUIDs."),
-    click.option("--allow-busy", is_flag=True, help="Do not leave busy, throttled or faulty GPUs out."),
+    click.option("--exclude", metavar="LIST", help="Exclude these: nvidia-smi indices or UUIDs."),
+    click.option("--allow-busy", is_flag=True, help="Do not exclude busy, throttled or faulty GPUs."),
     click.option(
         "--verify/--no-verify",
         default=None,
-        help="Measure the best sets and the first K devices before choosing.  [default: where the choice matters]",
+        help="Measure the best sets and the first K devices before choosing.  [default: if the choice matters]",
     ),
     click.option(
         "--for",
         "job",
         metavar="JOB",
         type=click.Path(path_type=Path),
-        help="Replay this recorded job on the best sets instead, and take the one where it communicates least.",
+        help="Replay this recorded job on the best sets, and choose the set where its communication is fastest.",
     ),
     click.option(
         "--size",
         metavar="SIZE",
         default=DEFAULT_SIZE,
         show_default=True,
-        help="All-reduce size for this measurement: choose your job's.",
+        help="All-reduce size for this measurement; use your job's size.",
     ),
     click.option(
         "--format",
@@ -101,7 +101,7 @@ _own_options = options.apply(
         help=f"What to print: {', '.join(_LAYOUTS)}.",
     ),
     click.option("--json", "as_json", is_flag=True, help="The same as --format json."),
-    click.option("--max-age", metavar="AGE", default="7d", show_default=True, help="Use no saved run that is older."),
+    click.option("--max-age", metavar="AGE", default="7d", show_default=True, help="Ignore saved runs that are older."),
     click.option("--fresh", is_flag=True, help="Measure now, even if a saved run fits."),
     options.backend_of_a_machine,
     options.fabric,
@@ -125,7 +125,7 @@ def select(
     as_json: bool,
     **asked_for: Any,
 ) -> None:
-    """Choose the best K devices of this machine, or of a simulated one, and say why.
+    """Choose the best K devices of this machine, or of a simulated one, and print the reason.
 
     Chooses from RUN.JSON, else from the newest saved run that fits this machine, else from a probe of a few seconds.
     GPUs that are busy, throttled or faulty now are left out. Where the choice matters, it measures all-reduce on the

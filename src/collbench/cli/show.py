@@ -66,24 +66,24 @@ def as_typed(text: str) -> str:
 
 @click.command(short_help="Print a saved run again, or maps and curves of one operation.")
 @click.argument("file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
-@click.option("--operation", metavar="OP", help="Only this operation: heat maps, tiers, and curves over the sizes.")
+@click.option("--operation", metavar="OP", help="Show only this operation: heat maps, tiers, curves over the sizes.")
 @click.option(
     "--size", metavar="SIZE", help="Show only this size.  [default: the largest and the smallest, and curves]"
 )
 @click.option(
     "--section", metavar="NAME", type=click.Choice(SECTIONS), help=f"Show only this section: {', '.join(SECTIONS)}."
 )
-@click.option("--rank", metavar="N", type=click.IntRange(min=0), help="Of a recorded job: the step of this rank.")
+@click.option("--rank", metavar="N", type=click.IntRange(min=0), help="For a recorded job: show this rank's step.")
 @click.option(
     "--run",
     "against",
     metavar="RUN",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Of a job: what its calls reach alone.  [default: the newest that fits]",
+    help="For a job: run with its calls' rates in isolation.  [default: the newest that fits]",
 )
 @click.option(
-    "--overlap", metavar="RUN", type=click.Path(path_type=Path), help="Of a job: what they reach beside compute."
+    "--overlap", metavar="RUN", type=click.Path(path_type=Path), help="For a job: run with their rates beside compute."
 )
 @FORMAT
 @JSON
@@ -98,11 +98,12 @@ def show(
     as_json: bool,
     **of_job: Any,
 ) -> None:
-    """Print a saved run again, as the command that measured it did; or what a recorded job's step says.
+    """Print a saved run again, as the command that measured it did, or the step of a recorded job.
 
     --operation shows one of the run's operations (allreduce, ce-write, 'ce-write both-ways', …): heat maps and tiers of
     links and pairs, and bandwidth over size with the theoretical rate of the path. The run may be of any machine; the
-    page names the machine. Of a job (docs/job-page.md): its calls, what they reach and could reach, who is waited for.
+    page names the machine. For a job (docs/job-page.md) it prints its calls, their rates in the job and in isolation,
+    and late ranks.
 
     \b
     Examples:

@@ -96,12 +96,12 @@ class _Train(click.Command):
 _options_in_help = options.apply(
     click.option("--auto-select", metavar="K", help="Choose the best K devices."),
     click.option("--devices", metavar="LIST", help="Take these devices instead: nvidia-smi indices or UUIDs."),
-    click.option("--exclude", metavar="LIST", help="Leave these out of the choice: nvidia-smi indices or UUIDs."),
-    click.option("--for", metavar="JOB", help="Replay this recorded job on the best sets, to choose among them."),
-    click.option("--allow-busy", is_flag=True, help="Do not leave busy or throttled GPUs out of the choice."),
+    click.option("--exclude", metavar="LIST", help="Never choose these: nvidia-smi indices or UUIDs."),
+    click.option("--for", metavar="JOB", help="Replay this recorded job on the best sets, and choose among them."),
+    click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs."),
     click.option("--run", metavar="FILE", help="Choose from this run file, not from the newest saved run that fits."),
     click.option(
-        "--max-age", metavar="AGE", help="Use no saved run that is older: 7d, 12h, 30m or 90s.  [default: 7d]"
+        "--max-age", metavar="AGE", help="Ignore saved runs that are older: 7d, 12h, 30m or 90s.  [default: 7d]"
     ),
     click.option("--fresh", is_flag=True, help="Measure now, even if a saved run fits."),
     click.option(
@@ -112,7 +112,7 @@ _options_in_help = options.apply(
     click.option(
         "--nccl",
         metavar="PATH",
-        help="The job's libnccl.so.2: a saved run must have timed it; a probe does.  [env var: COLLBENCH_NCCL]",
+        help="The job's libnccl.so.2: use only runs that timed it.  [env var: COLLBENCH_NCCL]",
     ),
     click.option("--container", metavar="IMAGE", help="Run torchrun in this image: apptainer exec --nv IMAGE …"),
     click.option("--dry-run", is_flag=True, help="Print the environment and the command, and start nothing."),
@@ -121,16 +121,16 @@ _options_in_help = options.apply(
 
 @click.command(
     cls=_Train,
-    short_help="Start a training script by torchrun on the best GPUs.",
+    short_help="Start a training script with torchrun on the best GPUs.",
     options_metavar="(--auto-select K | --devices LIST) [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]...",
     epilog="Inside the job devices count from 0, whatever their numbers outside: use LOCAL_RANK.",
 )
 @_options_in_help
 def train(arguments: TrainArguments) -> None:
-    """Start SCRIPT by torchrun on the best K devices of this machine.
+    """Start SCRIPT with torchrun on the best K devices of this machine.
 
     Train chooses from a saved run of this machine (same GPUs, driver and NCCL), else from a probe of a few seconds. It
-    says on stderr which devices it chose and why, sets CUDA_VISIBLE_DEVICES by UUID, and replaces itself by torchrun:
+    says on stderr which devices it chose and why, sets CUDA_VISIBLE_DEVICES by UUID, and replaces itself with torchrun:
     exit status and signals are torchrun's. Torchrun's options pass through; everything after SCRIPT goes to SCRIPT.
 
     \b

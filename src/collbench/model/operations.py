@@ -309,8 +309,8 @@ class Operation(StrEnum):
         "alltoallv",
         Collective(
             title="all-to-all-v",
-            does="each rank sends blocks of other sizes",
-            summary="blocks have sizes of their own (--skew)",
+            does="each rank sends a block of its own size to every rank",
+            summary="each block has its own size (--skew)",
             example="--skew zipf:1.2",
             nccl="AlltoAllv",
             tuned=False,

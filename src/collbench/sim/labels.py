@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
@@ -43,6 +44,7 @@ def devices(fabric: Fabric) -> tuple[Device, ...]:
     )
 
 
+@lru_cache(maxsize=16)  # as the fabric's network: asked for again for every pair
 def paths(fabric: Fabric) -> tuple[Path, ...]:
     """Return every pair's path as nvidia-smi and NVML report it, theory in GB/s."""
     tree = Tree(fabric)

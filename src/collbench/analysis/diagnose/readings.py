@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from statistics import NormalDist, median
@@ -77,10 +77,16 @@ class Readings:
 
     points: tuple[Reading, ...]
     z: float
+    _by_work: dict[Work, list[Reading]] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Sort the readings by work: judging a link asks for each work's in turn."""
+        for reading in self.points:
+            self._by_work.setdefault(reading.work, []).append(reading)
 
     def of(self, work: Work, least_bytes: int = _RELATIVE_BYTES) -> dict[tuple[int, ...], Reading]:
         """Return the readings of a work by members; none where its messages were smaller than that."""
-        return {r.members: r for r in self.points if r.size_bytes >= least_bytes and r.work == work}
+        return {r.members: r for r in self._by_work.get(work, ()) if r.size_bytes >= least_bytes}
 
     def host(self, member: int) -> tuple[Reading, ...]:
         """Return the copies of 16 MiB or more between a device and host memory, on whatever NUMA node."""
