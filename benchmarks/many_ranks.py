@@ -32,7 +32,6 @@ from typing import cast
 from collbench.api.notices import SILENT
 from collbench.api.surveying import NodesRequest, _new_run, _survey, request_for
 from collbench.bench.plan import Request
-from collbench.bench.run_writer import RunWriter
 from collbench.distributed import connection, factory
 from collbench.distributed.connection import KEY_BYTES, Connection, Listener
 from collbench.distributed.launchers import LaunchEnvironment
@@ -40,6 +39,7 @@ from collbench.distributed.messages import Done, Introduction, RankFacts, Unique
 from collbench.distributed.ranks import Coordinator, Ranks
 from collbench.model.run import CommandKind, Device, Machine
 from collbench.model.units import parse_size
+from collbench.runfile.run_file import RunWriter
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = "127.0.0.1"

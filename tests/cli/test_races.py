@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from collbench.bench.run_writer import RunWriter
 from collbench.model.errors import RunFileError
 from collbench.model.run import Run
 from collbench.runfile import run_file
 from collbench.runfile.journal import Journal, journal_of
+from collbench.runfile.run_file import RunWriter
 from tests.builders import pair_run
 from tests.cli.program import collbench
 
@@ -122,7 +122,7 @@ def test_a_run_that_is_being_measured_is_neither_resumed_nor_replaced(tmp_path: 
 
 def test_a_killed_process_holds_nothing_back(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from collbench.bench.run_writer import RunWriter; "
+        "import sys, time; from pathlib import Path; from collbench.runfile.run_file import RunWriter; "
         "from tests.cli.test_races import unfinished; run = unfinished(1); "
         "keeper = RunWriter(run, Path(sys.argv[1]), print); keeper.finished(run.measurements[0]); "
         "print('there', flush=True); time.sleep(60)"

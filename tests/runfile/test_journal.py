@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.bench.run_writer import RunWriter
 from collbench.model.failures import Cause, Failure, FailureKind, died
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Run, StopReason
 from collbench.runfile import run_file
 from collbench.runfile.journal import Journal, journal_of
+from collbench.runfile.run_file import RunWriter
 from tests.builders import gpus, in_words, measured, run_of, shared
 
 GBS = 100.0

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import random
-from contextlib import ExitStack
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from collbench.analysis.outcome import outcome
 from collbench.api.notices import Notices
 from collbench.backends import factory
+from collbench.backends.protocol import OpenWorkers
 from collbench.bench.plan import Request
 from collbench.distributed.launchers import LaunchEnvironment, join_seconds
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import BackendError, DataCorruption, RunFileError
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
 from collbench.model.run import Run
 from collbench.output.stale_runs import unfit
+from collbench.runfile import run_file
+from collbench.runfile.run_file import RunWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +93,69 @@ def serve(request: Request, place: LaunchEnvironment, notices: Notices) -> None:
 def new_seed() -> int:
     """Return a random seed that fits on a line."""
     return random.SystemRandom().randrange(10**6)
+
+
+Workers = TypeVar("Workers")
+
+
+class WorkerSession(ABC, Generic[Workers]):
+    """A request on open workers. `run` holds what was measured at any moment, and so does the file after each step.
+
+    Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
+    """
+
+    def __init__(self, path: Path | None, notices: Notices, *, replace: bool) -> None:
+        if path is not None:
+            run_file.check_writable(path, replace=replace)
+        self._notices = notices
+        self._opened = self._open()
+        try:
+            self.run: Run = self._begun(self._opened)
+            self._writer = RunWriter(self.run, path, notices.say, replace=replace)
+        except BaseException:
+            self.close()
+            raise
+
+    @abstractmethod
+    def _open(self) -> OpenWorkers[Workers]:
+        """Start the workers."""
+
+    @abstractmethod
+    def _begun(self, opened: OpenWorkers[Workers]) -> Run:
+        """Return the run with nothing measured. Raises UsageError where the devices do not suit the request."""
+
+    @abstractmethod
+    def _measure(self, opened: OpenWorkers[Workers], saved: Callable[[], None]) -> None:
+        """Measure all of it into `run`, and call `saved` after each step."""
+
+    @property
+    def path(self) -> Path | None:
+        """Where the run is saved, None for nowhere."""
+        return self._writer.path
+
+    @property
+    def failure(self) -> RunFileError | None:
+        """Why the run is not in its file."""
+        return self._writer.failure
+
+    def measure(self) -> None:
+        """Measure; what was measured is saved however it ends. Raises MachineError, BackendError, DataCorruption."""
+        try:
+            self._measure(self._opened, self._writer.rewrite)
+        finally:
+            if self.run.overlaps or self.run.replays:
+                with suppress(CollbenchError):  # a GPU that fell off the bus has no health
+                    self.run.health_after = self._opened.health()
+                self._writer.end()
+
+    def finish(self) -> Measured:
+        """Measure to the end, and return the run; the workers are gone when this returns."""
+        try:
+            self.measure()
+        finally:
+            self.close()
+        return Measured(self.run, self.path, self.failure)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._opened.close()

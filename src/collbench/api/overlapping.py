@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.api.kept_run import WorkerSession
-from collbench.api.measuring import new_seed
+from collbench.api.measuring import WorkerSession, new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.api.requests import check_fabric
 from collbench.backends import factory

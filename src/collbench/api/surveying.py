@@ -15,7 +15,6 @@ from collbench.api.measuring import explained, new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.backends.factory import Opened
 from collbench.bench.plan import Request, settings_of
-from collbench.bench.run_writer import RunWriter
 from collbench.distributed.launchers import LaunchEnvironment, join_seconds
 from collbench.machine.switches import read_switches
 from collbench.model.capabilities import SIM
@@ -33,6 +32,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.model.units import parse_size
 from collbench.runfile import run_file
+from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
     from collbench.analysis.nodes import Judgement, NodeChoice, Switches

@@ -17,7 +17,6 @@ from collbench.analysis.freshness import Here, OtherOrder, Unfit, mismatch
 from collbench.backends.factory import Begun, Opened, open_backend, open_simulated, simulated
 from collbench.backends.nccl_choices import ask, probe, questions
 from collbench.bench.plan import Plan, Request, check_nccl_options, make_plan, settings_of
-from collbench.bench.run_writer import RunWriter
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
@@ -26,6 +25,7 @@ from collbench.model.run import Device, Health, Machine, Run, Settings, SkipKind
 from collbench.model.run import Path as Route
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.journal import Journal
+from collbench.runfile.run_file import RunWriter
 
 
 def wrong_data(error: DataCorruption) -> Skipped:

@@ -26,7 +26,7 @@ from collbench.model.run import Run, StopReason
 from collbench.runfile import atomic_write, run_file, saved_runs
 
 if TYPE_CHECKING:
-    from collbench.api.kept_run import WorkerSession
+    from collbench.api.measuring import WorkerSession
     from collbench.bench.session import Session
 
 
