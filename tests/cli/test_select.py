@@ -419,7 +419,7 @@ def test_the_help_on_backends_is_what_they_do(program: Program, fakes: Fakes, tm
     backends = reported[reported.index("--backend NAME") :].split("[default: auto]")[0]
     known = {"auto", "cuda", "host", *(("sim",) if command == "select" else ())}
     assert {word for word in ("auto", "cuda", "host", "sim") if word in backends} == known
-    assert "GPUs, never cores" in backends
+    assert "GPUs, never CPU cores" in backends
     words = {"select": ("1",), "train": ("--auto-select", "1", "train.py")}[command]
     (tmp_path / "train.py").touch()
     done = on_gpus(fakes, tmp_path, [command, "--backend", "auto", *words], gpus=0)
