@@ -113,7 +113,18 @@ def phases(draw: st.DrawFn, calls: int) -> Phase:
     timed = draw(st.booleans())
     times = st.lists(_TIMES, min_size=len(positions), max_size=len(positions)).map(tuple)
     some = st.lists(_TIMES | st.just(0.0), min_size=len(positions), max_size=len(positions)).map(tuple)  # 0: unknown
-    samples = tuple(Sample(number, tuple(sorted(draw(times))), draw(some) if timed else ()) for number in sorted(kept))
+    begun = draw(st.booleans())
+    before = st.just(()) | st.tuples(_TIMES, _TIMES)
+    samples = tuple(
+        Sample(
+            number,
+            tuple(sorted(draw(times))),
+            draw(some) if timed else (),
+            tuple(sorted(draw(times))) if begun else (),
+            draw(before) if begun else (),
+        )
+        for number in sorted(kept)
+    )
     return Phase(tuple(positions), repetitions, samples)
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collbench.analysis.predict.recorded import Links, Sent, bounds, predict_job
+from collbench.analysis.predict.responses import responses
 from collbench.analysis.predict.timing import gather
 from collbench.model.errors import UsageError
+from collbench.model.job import Job
 from collbench.model.operations import Operation
 from tests.analysis.made import curve
 from tests.builders import gpus, run_of
-from tests.jobs import made_job, without_gpu_times
+from tests.jobs import jobs, made_job, without_gpu_times
 
 MIB = 2**20
 _TIMES = st.floats(1e-6, 10.0)
@@ -101,6 +104,24 @@ def test_without_gpu_times_the_links_that_recorded_it_say_them() -> None:
 def test_calls_that_nothing_measured_speaks_for_stay_as_recorded() -> None:
     found = predict_job(made_job([("alltoall", MIB), ("allreduce", MIB)]), links(50.0))
     assert [found.bounds.recorded, len(found.kept)] == [pytest.approx(2e-3), 1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(jobs())
+def test_any_job_is_predicted_in_order_or_refused(job: Job) -> None:
+    """Whatever it lacks, and whatever its times are: bounds in order, shares of 0 to 1, or one line."""
+    try:
+        found = predict_job(job, links(50.0))
+    except UsageError:
+        return
+    least, middle, most = found.bounds.step
+    assert 0 <= least <= middle * (1 + 1e-9)
+    assert middle <= most * (1 + 1e-9)
+    assert math.isfinite(most)
+    for share in found.waited.values():
+        assert 0 <= share.low <= share.share <= share.high <= 1
+    for seen in responses(job).values():
+        assert 0 <= seen.step([0.0] * len(seen.kernels)) < math.inf
 
 
 def test_a_job_without_a_step_is_refused() -> None:

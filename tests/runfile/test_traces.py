@@ -79,6 +79,23 @@ def test_the_flight_recorder_saw_the_calls_that_were_recorded() -> None:
     assert all(position.gpu is None for rank in job.ranks for phase in rank.phases for position in phase.positions)
 
 
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "moe"])
+def test_samples_say_when_each_kernel_of_a_trace_began(name: str) -> None:
+    """After its call; a sample's first one after the last one of the step before, whose beginning it has, too."""
+    job = imported(f"{name}-0.kineto.json.gz", f"{name}-1.kineto.json.gz")
+    seen = 0
+    for rank in job.ranks:
+        for phase in rank.phases:
+            for sample in phase.samples:
+                assert len(sample.gpu_starts) == len(sample.gpu) == len(phase.positions)
+                assert all(begun > made for begun, made in zip(sample.gpu_starts, sample.starts, strict=True))
+                if sample.gpu_before:
+                    assert sample.gpu_before[0] < sample.gpu_starts[0]
+                    assert sample.gpu_before[1] > 0
+                    seen += 1
+    assert seen
+
+
 def test_times_are_the_rows_and_the_kernels() -> None:
     fields = json.loads(gzip.decompress((DATA / "ddp-0.kineto.json.gz").read_bytes()))
     rows = sorted(e["ts"] for e in fields["traceEvents"] if e["name"] == "record_param_comms")
