@@ -60,8 +60,9 @@ def _notes(job: Job, run: Run, found: PredictedJob) -> Iterator[str]:
         )
     else:
         yield (
-            f"{'bounds':<10}the record does not show what computes during a transfer: one bound assumes that compute "
-            "waits for every transfer, the other that the step hides them while it can"
+            f"{'bounds':<10}the record does not show what computes during a transfer (one with 'record --gpu-times' "
+            "does): one bound assumes that compute waits for every transfer, the other that the step hides them "
+            "while it can"
         )
     if found.calibrated:
         yield f"{'times':<10}recorded transfers, times the ratio of two measured isolated ones"
