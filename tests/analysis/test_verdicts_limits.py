@@ -91,7 +91,7 @@ def test_refused_peer_access_is_the_cause_of_unused_nvlinks() -> None:
         for path in run.paths
     )
     verdict = the(replace(run, paths=refused), Kind.P2P_CAP_MISMATCH)
-    assert "promises peer access" in what(verdict)
+    assert "implies peer access" in what(verdict)
     assert Kind.NV_NOT_USED in verdict.explains
 
 

@@ -107,7 +107,7 @@ _options_in_help = options.apply(
     click.option(
         "--backend",
         metavar="NAME",
-        help="cuda (GPUs), host (CPU cores, gloo), or auto: GPUs, never cores.  [default: auto]",
+        help="cuda (GPUs), host (CPU cores, gloo), or auto: GPUs, never CPU cores.  [default: auto]",
     ),
     click.option(
         "--nccl",

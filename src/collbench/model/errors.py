@@ -26,9 +26,9 @@ class ExitStatus(IntEnum):
         status.sentence = sentence
         return status
 
-    DONE = 0, "done"
-    FAILED = 1, "a measurement failed, nothing could be judged, or a line of `doctor` fails"
-    BAD_INPUT = 2, "bad input, or a machine that lacks what is needed"
+    DONE = 0, "success"
+    FAILED = 1, "a measurement failed, nothing could be judged, or `doctor` found a failure"
+    BAD_INPUT = 2, "bad input, or the machine lacks what is needed"
     CONTRADICTION = 3, "a contradiction, a regression, or an impossible figure"
     UNTRUSTED = 4, "wrong data or a hang"
     HUNG_UP = 129, "SIGHUP"
