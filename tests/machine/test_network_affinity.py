@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from collbench.machine.doctor.judge import Level
 from collbench.machine.network_affinity import NEARNESS, NetworkAffinity, nccl_choice, read_affinity
+from collbench.machine.nvidia_smi import live_cards, parse_cards
 from tests.machine.doctor.described import machine, named
 
 # Two sockets; a switch with two GPUs and a card, behind it a switch of its own for another card; one slot each side.
@@ -126,3 +127,42 @@ def test_damaged_files_name_no_card_that_is_not_in_them(seed: int, text: str) ->
         assert gpu in BUS_IDS
         assert cards
         assert all(card and card in pair[0] for card in cards)
+
+
+PAGE = """\t\x1b[4mGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV18\tPIX\tSYS\t0-47\t0
+GPU1\tNV18\t X \tSYS\tPXB\t48-95\t1
+NIC0\tPIX\tSYS\t X \tSYS\t\t
+NIC1\tSYS\tPXB\tSYS\t X \t\t
+
+Legend:
+
+  X    = Self
+
+NIC Legend:
+
+  NIC0: mlx5_0
+  NIC1: mlx5_4
+"""
+
+
+def test_columns_of_cards_have_the_kernels_names() -> None:
+    assert parse_cards(PAGE) == {0: {"mlx5_0": "PIX", "mlx5_4": "SYS"}, 1: {"mlx5_0": "SYS", "mlx5_4": "PXB"}}
+    older = PAGE.partition("NIC Legend")[0].replace("NIC0", "mlx5_0").replace("NIC1", "mlx5_4")
+    assert parse_cards(older) == parse_cards(PAGE)
+    wrapped = PAGE.replace("GPU0\t X \tNV18\tPIX\tSYS", "GPU0  X NV18 PIXSYS 0").replace("0-47\t0", "")
+    assert 0 not in parse_cards(wrapped), "its columns have moved"
+
+
+def test_nvidia_smi_fills_in_what_the_tree_does_not_show_and_a_dispute_is_named(tree: Path) -> None:
+    (tree / "sys/devices" / TREE["mlx5_4"][0] / "numa_node").write_text("-1\n")
+    found = read_affinity(tree, BUS_IDS, CARDS, {}, parse_cards(PAGE))
+    assert found.near[0]["mlx5_4"] == "SYS"
+    assert list(found.disputed()) == [(1, "mlx5_0", "PIX", "SYS")]
+    finding = named(machine(host={"network_affinity": found}), "network affinity")
+    assert (finding.level, finding.text) == (Level.WARN, "the PCI tree has mlx5_0 PIX from GPU1, nvidia-smi SYS")
+
+
+@pytest.mark.parametrize("program", ["/nowhere/nvidia-smi", "/bin/false", "/bin/echo"])
+def test_a_program_that_fails_says_nothing(program: str) -> None:
+    assert live_cards(program, 5.0) == {}

@@ -14,6 +14,7 @@ from collbench.machine.numa import read
 _BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # nvidia-smi's words for how near two PCI devices are, nearest first ["nvidia-smi topo -m", its legend].
 NEARNESS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+_SAME_BRIDGE = NEARNESS[:3]
 # NCCL's ids of devices: the system's in the upper 8 bits, since 2.22 [src/graph/topo.h, NCCL_TOPO_ID].
 _LOCAL = (1 << 56) - 1
 _MOST_BYTES = 16 << 20
@@ -24,11 +25,13 @@ TOPOLOGY_VARIABLE, GRAPH_VARIABLE = "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE
 class NetworkAffinity:
     """How near cards are to GPUs. `near` is by GPU index and card, a word of NEARNESS; what is unknown is left out.
 
-    `chosen` are the cards over which NCCL sends to and from each GPU, by index; {} without NCCL's files.
+    `chosen` are the cards over which NCCL sends to and from each GPU, by index; {} without NCCL's files. `reported` is
+    what nvidia-smi says of the same, which also fills in what the PCI tree does not show.
     """
 
     near: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     chosen: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    reported: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     def nearest(self, gpu: int) -> tuple[tuple[str, ...], str]:
         """Return the cards nearest to a GPU, and how near: ((), "") where nothing is known."""
@@ -37,6 +40,14 @@ class NetworkAffinity:
         if best is None:
             return (), ""
         return tuple(sorted(card for card, how in near.items() if how == NEARNESS[best])), NEARNESS[best]
+
+    def disputed(self) -> Iterator[tuple[int, str, str, str]]:
+        """Yield where one source has a card under the GPU's own host bridge, and the other one has not."""
+        for gpu, near in sorted(self.near.items()):
+            for card, how in sorted(near.items()):
+                other = self.reported.get(gpu, {}).get(card, how)
+                if (how in _SAME_BRIDGE) != (other in _SAME_BRIDGE):
+                    yield gpu, card, how, other
 
     def farther(self) -> Iterator[tuple[int, str, str, tuple[str, ...], str]]:
         """Yield where NCCL took a card that is farther than another: GPU, card, how near; the nearest, how near."""
@@ -49,18 +60,29 @@ class NetworkAffinity:
 
 
 def read_affinity(
-    root: pathlib.Path, bus_ids: Mapping[int, str], cards: tuple[str, ...], environment: Mapping[str, str]
+    root: pathlib.Path,
+    bus_ids: Mapping[int, str],
+    cards: tuple[str, ...],
+    environment: Mapping[str, str],
+    reported: Mapping[int, Mapping[str, str]] | None = None,
 ) -> NetworkAffinity:
-    """Return the affinity of GPUs, by index with their PCI bus ids as NVML has them; `root` holds sys/."""
+    """Return the affinity of GPUs, by index with their PCI bus ids as NVML has them; `root` holds sys/.
+
+    `reported` are nvidia-smi's words by GPU index and card.
+    """
+    known = {
+        gpu: {card: how for card, how in (reported or {}).get(gpu, {}).items() if card in cards and how in NEARNESS}
+        for gpu in bus_ids
+    }
     places = {card: _resolved(root / "sys/class/infiniband" / card / "device") for card in cards}
     near: dict[int, dict[str, str]] = {}
     for gpu, bus_id in bus_ids.items():
         domain, _, rest = bus_id.lower().partition(":")
         own = _resolved(root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}")
         found = {card: nearness(own, place) for card, place in places.items() if own is not None and place is not None}
-        near[gpu] = {card: how for card, how in found.items() if how}
+        near[gpu] = {**known[gpu], **{card: how for card, how in found.items() if how}}
     topology, graphs = (_text(environment.get(variable, "")) for variable in (TOPOLOGY_VARIABLE, GRAPH_VARIABLE))
-    return NetworkAffinity(near, nccl_choice(topology, graphs, bus_ids) if topology and graphs else {})
+    return NetworkAffinity(near, nccl_choice(topology, graphs, bus_ids) if topology and graphs else {}, known)
 
 
 def _resolved(path: pathlib.Path) -> pathlib.Path | None:

@@ -33,6 +33,8 @@ _GPU = re.compile(r"GPU\d+")
 # Escape codes as the terminal gets them, and as a web page or `cat -v` leaves them.
 _UNDERLINE = re.compile(r"\x1b\[[\d;]*[A-Za-z]|(?:\^\[)?\[[\d;]+m")
 _AFFINITY = re.compile(r"(?:CPU|NUMA)\s+Affinity|GPU\s+NUMA\s+ID", re.IGNORECASE)
+# Below the matrix, of drivers that number the cards' columns: "  NIC0: mlx5_0".
+_CARD_NAME = re.compile(r"^\s*(NIC\d+):\s+(\S+)\s*$", re.MULTILINE)
 _COLUMN = re.compile(rf"{_AFFINITY.pattern}|\S+", re.IGNORECASE)
 
 
@@ -118,6 +120,22 @@ def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
     source = _Source(name, _PEER_COMMAND)
     header, rows = _matrix(text, source)
     return PeerAccess(header.gpus, _checked(header, rows, source, lambda cell: cell in machine_labels.PEER_STATES))
+
+
+def parse_cards(text: str, name: str = "the topology") -> dict[int, dict[str, str]]:
+    """Return how near network cards are in the text of `nvidia-smi topo -m`: labels by GPU index and card.
+
+    Cards have the kernel's names, where the text has them. A row whose columns have moved says nothing. Raises
+    UsageError as `parse_topology` does.
+    """
+    header, rows = _matrix(text, _Source(name, _TOPOLOGY_COMMAND))
+    names = dict(_CARD_NAME.findall(text))
+    cards = [names.get(device, device) for device in header.devices if device not in header.gpus]
+    return {
+        int(gpu.removeprefix("GPU")): dict(zip(cards, map(machine_labels.canonical, row.others), strict=True))
+        for gpu, row in zip(header.gpus, rows, strict=True)
+        if _is_whole(row)
+    }
 
 
 def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
@@ -259,6 +277,15 @@ _PROGRAM = "nvidia-smi"
 _TOPOLOGY, _PEERS = ("topo", "-m"), ("topo", "-p2p", "r")
 # From the start on. It takes 0.1 to 1 s, without persistence mode several; so long opening the GPUs takes as well.
 _LIMIT_S = 10.0
+
+
+def live_cards(program: str, limit_s: float) -> dict[int, dict[str, str]]:
+    """Return what `parse_cards` has of this machine now; {} where the program is missing, fails or takes too long."""
+    try:
+        done = subprocess.run((program, *_TOPOLOGY), capture_output=True, timeout=limit_s, check=True)
+        return parse_cards(done.stdout.decode("utf-8", "replace"))
+    except (OSError, subprocess.SubprocessError, UsageError):
+        return {}
 
 
 class LiveTools:

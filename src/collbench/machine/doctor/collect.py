@@ -24,6 +24,7 @@ from collbench.machine.nccl_environment import configured
 from collbench.machine.network_affinity import read_affinity
 from collbench.machine.network_ports import read_ports
 from collbench.machine.numa import read, usable_nodes
+from collbench.machine.nvidia_smi import live_cards
 from collbench.machine.nvml import Nvml, Query
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, NoDriver
@@ -250,11 +251,16 @@ _VARIABLES = {
 }
 _CGROUPS = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "lxc": "lxc", "containerd": "containerd"}
 # Read by CUDA and torch and worth a word; NCCL's own begin with NCCL_.
+# nvidia-smi takes a second or two without a persistent driver.
+_NVIDIA_SMI_S = 5.0
 READ_BY_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "LD_PRELOAD", "COLLBENCH_NCCL")
 
 
-def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Device]) -> Host:
-    """Return the facts about this process's host; a file that cannot be read leaves its fact unknown."""
+def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Device], nvidia_smi: str = "") -> Host:
+    """Return the facts about this process's host; a file that cannot be read leaves its fact unknown.
+
+    `nvidia_smi` is that program's path, "" where there is none; it is asked about network cards where there are any.
+    """
     allowed = os.sched_getaffinity(0)
     gpus, cards = list(gpus), tuple(sorted(_names(root / "sys/class/infiniband")))
     return Host(
@@ -272,7 +278,13 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         iommu=_any(root / "sys/class/iommu"),
         slots={gpu.index: slot(root, gpu.pci_bus_id) for gpu in gpus},
         network_cards=cards,
-        network_affinity=read_affinity(root, {gpu.index: gpu.pci_bus_id for gpu in gpus}, cards, environment),
+        network_affinity=read_affinity(
+            root,
+            {gpu.index: gpu.pci_bus_id for gpu in gpus},
+            cards,
+            environment,
+            live_cards(nvidia_smi, _NVIDIA_SMI_S) if nvidia_smi and cards and gpus else None,
+        ),
         network_ports=read_ports(root),
         peermem=any((root / f"sys/module/{name}").is_dir() for name in ("nvidia_peermem", "nv_peer_mem")),
         open_modules="Open Kernel Module" in read(root / "proc/driver/nvidia/version"),
@@ -393,7 +405,7 @@ def examine(
         libraries = Software(torch=version, torch_cuda=cuda)
     return Facts(
         backend=backend,
-        host=host(root, environment, [gpu.device for gpu in driver.gpus]),
+        host=host(root, environment, [gpu.device for gpu in driver.gpus], driver.nvidia_smi),
         runs=runs,
         driver=driver,
         software=libraries,

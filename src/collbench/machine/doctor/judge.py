@@ -497,6 +497,11 @@ def _affinity(found: NetworkAffinity) -> Iterable[Finding]:
         fix = "see NCCL_IB_HCA, NCCL_CROSS_NIC and NCCL_TOPO_FILE: which cards NCCL may take, and where it sees them"
         yield Finding(Group.HOST, name, Level.WARN, "; ".join(wrong), fix)
         return
+    if disputed := [
+        f"the PCI tree has {card} {how} from GPU{gpu}, nvidia-smi {other}" for gpu, card, how, other in found.disputed()
+    ]:
+        yield Finding(Group.HOST, name, Level.WARN, "; ".join(disputed), "see 'nvidia-smi topo -m' and 'lspci -t'")
+        return
     far = [gpu for gpu, (_, how) in known.items() if how == "SYS"]
     if far and len(far) < len(known):
         gpus = ", ".join(f"GPU{gpu}" for gpu in far)
