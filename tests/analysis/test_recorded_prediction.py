@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from collbench.analysis.predict.recorded import Links, Sent, bounds, predict_job
 from collbench.analysis.predict.responses import responses
@@ -15,7 +17,9 @@ from collbench.analysis.predict.timing import gather
 from collbench.model.errors import UsageError
 from collbench.model.job import Job
 from collbench.model.operations import Operation
+from collbench.output.text.predicted_job import as_json, page
 from tests.analysis.made import curve
+from tests.analysis.test_responses import TENSOR_PARALLEL, alike, lanes_of, play, recorded
 from tests.builders import gpus, run_of
 from tests.jobs import jobs, made_job, without_gpu_times
 
@@ -127,3 +131,26 @@ def test_any_job_is_predicted_in_order_or_refused(job: Job) -> None:
 def test_a_job_without_a_step_is_refused() -> None:
     with pytest.raises(UsageError, match="no step"):
         predict_job(made_job([("allreduce", MIB)], repetitions=1, kept=1), links(50.0))
+
+
+def test_the_page_says_how_much_of_each_call_is_waited_for_and_what_is_assumed_of_the_rest() -> None:
+    """A played tensor-parallel job, whose ranks differ; and one whose ranks always come together."""
+    run = run_of(gpus(2), curve(Operation.ALLREDUCE, (0, 1), 1.0, latency=0.0))
+    texts = []
+    for jitter in (0.02, 0.0):
+        transfers = alike(TENSOR_PARALLEL, 0.2e-3)
+        played = play(TENSOR_PARALLEL, transfers, jitter=jitter)
+        job = recorded(played, lanes_of(TENSOR_PARALLEL))
+        found = predict_job(job, links(1.0), links(2.0))
+        stream = io.StringIO()
+        console = Console(file=stream, width=80)
+        for part in page(job, run, found):
+            console.print(part.drawn)
+        texts.append(stream.getvalue())
+        assert as_json(job, run, found)["calls"][0]["waited"] == pytest.approx(
+            [found.waited[0].low, found.waited[0].share, found.waited[0].high]
+        )
+    assert "100% (" in texts[0]
+    assert "nothing is known" not in texts[0]
+    assert "?" in texts[1]
+    assert "of '?' nothing is known, and half is assumed" in " ".join(texts[1].split())

@@ -54,9 +54,10 @@ def headline(run: Run, found: PredictedJob) -> str:
 
 def _notes(job: Job, run: Run, found: PredictedJob) -> Iterator[str]:
     if found.waited:
+        unknown = any(share.unknown for share in found.waited.values())
         yield (
             f"{'waited':<10}how much of a longer transfer delays what follows it (95 % interval), from the times "
-            "when a rank came early and waited"
+            "when a rank came early and waited" + ("; of '?' nothing is known, and half is assumed" if unknown else "")
         )
     else:
         yield (
