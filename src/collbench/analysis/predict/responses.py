@@ -1,9 +1,10 @@
-"""How a recorded step responds to transfers that take longer, read off the record, which has no compute in it.
+"""How a recorded step responds to longer transfers, estimated from the record alone, which contains no compute.
 
-Ranks never come to a collective at quite the same time. Whoever comes first waits in its kernel, so its transfer lasts
-longer, by chance and without any other change. If the next kernel then begins later by the same time, compute waited
-for the transfer; if it begins when it would have, compute ran on beside it; if a little later, compute was slowed down
-(docs/method.md 12.2). What the GPU loses to its host is told apart by how long a launch had been waiting for the GPU.
+Ranks never arrive at a collective at exactly the same time. The rank that arrives first waits in its kernel, so its
+kernel takes longer, by chance, and nothing else changes. If its next kernel then begins later by the same time, compute
+waited for the transfer. If it begins when it would have begun anyway, compute ran during the transfer. If it begins a
+little later, compute was slowed down (docs/method.md 12.2). Kernels that begin right after the host's call are left
+out: there the GPU had waited for its host.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ Where = tuple[int, int]  # a rank, and a kernel of its step
 Likeness = tuple[tuple[str, int, bool], tuple[str, int, bool], bool]
 
 _MICRO = 1e-6
-# A kernel that begins so soon after the host's call was waited for by its GPU: launches take 5 to 20 µs, and the clocks
-# of host and GPU are compared to some 10 µs.
+# If a kernel begins this soon after the host's call, its GPU was idle until then: a launch takes 5 to 20 µs, and the
+# clocks of host and GPU are known to differ by 10 µs at most.
 _HOST_BOUND = 50e-6
-# Where a source has a framework's call for NCCL's, a launch takes so much longer at most.
+# A source may have the framework's call instead of NCCL's: then a launch takes up to this much longer.
 _SLOWEST_LAUNCH = 500e-6
-# From the end of one kernel of a communicator to the next one's beginning, where that has been ready: 2 to 4 µs.
+# A kernel that is ready begins 2 to 4 µs after the one before it on its communicator ends: within this, it was ready.
 _BEHIND = 8e-6
-# From this share on a transfer is waited for, below it compute is slowed down beside it.
+# With at least this share compute waits for a transfer; with a smaller one it runs during the transfer, more slowly.
 _WAITED = 0.5
-# A slope is a kernel's own where it is further than this from that of kernels like it, in standard errors.
+# A kernel keeps its own slope if that differs from the slope of its like by more standard errors than this.
 _ODD = 2.5
 _MEDIAN_ERROR = 1.25  # of a mean's: √(π/2), as for normal values
-# Fewer samples say nothing of a slope, nor is any known better than that.
+# A slope needs at least so many samples; its standard error is never taken to be below this.
 _FEWEST, _LEAST_ERROR = 8, 0.02
-# A record of whose step so much is the GPU waiting for its host takes no less on faster links.
+# If the GPU waits for its host for more than this share of a step, faster links do not shorten the step.
 SLACK = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How much of a longer transfer delays the next kernel, with its 95 % interval: of 1 it was waited for."""
+    """The share of a longer transfer that delays the next kernel, with its 95 % interval; 1: compute waits for it."""
 
     share: float
     low: float
@@ -64,9 +65,9 @@ _UNKNOWN = Share(0.5, 0.0, 1.0)
 class Response:
     """One kernel of a step after the one before it in the host's order, seconds on the GPU.
 
-    It can begin `compute` + `share` × (how long the one before takes) after the one before could. `low` and `high` are
-    the 95 % interval of the share, 0 and 1 where nothing is known of it. `took` is how long this kernel itself lasts
-    as recorded, with the wait for other ranks.
+    It is ready `compute` + `share` × (the time of the kernel before) after that kernel was ready. `low` and `high` are
+    the 95 % interval of the share, 0 and 1 if nothing is known about it. `took` is this kernel's own recorded time,
+    with the wait for other ranks.
     """
 
     lane: int
@@ -79,9 +80,9 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """Of each kernel of one rank's step, `places` being its position in the phase, and what part of it was no host's.
+    """The kernels of one rank's step; `places` are their positions in the phase.
 
-    `host_bound` is the share of kernels whose GPU waited for its host.
+    `host_bound` is the share of recorded kernels before which the GPU waited for its host.
     """
 
     places: tuple[int, ...]
@@ -89,9 +90,12 @@ class Responses:
     host_bound: float
 
     def step(self, longer: Sequence[float], which: int = 1) -> float:
-        """Return the seconds of a step whose kernels last longer by so much each; which = 0 and 2: by `low`, `high`."""
+        """Return the seconds of a step if each kernel takes `longer` seconds more.
+
+        `which` of the shares: 0 `low`, 1 `share`, 2 `high`.
+        """
         shares = [(one.low, one.share, one.high)[which] for one in self.kernels]
-        # The line goes through what was seen: a smaller share leaves more of the time between two kernels to compute.
+        # Every line passes through what was recorded, so with a smaller share more of that time is compute.
         before = [self.kernels[at - 1].took for at in range(len(self.kernels))]
         compute = [
             one.compute + (one.share - share) * took
@@ -180,9 +184,9 @@ class _Step:
         return self.lag < _HOST_BOUND + (quickest if 0 < quickest < _SLOWEST_LAUNCH else 0.0)
 
     def free(self, at: int) -> Values:
-        """Return the times between two beginnings, NaN where the host decided when the later one began, or NCCL did.
+        """Return the times between two beginnings; NaN if the host, or NCCL's order, decided when the later one began.
 
-        NCCL runs the kernels of one communicator one after the other. Where each sample is so, that is the answer.
+        If NCCL's order decided in every sample, all are returned: the kernel always waits for the one before.
         """
         between, behind = self.between[:, at], self.behind(at)
         return between if behind.all() else np.where(self.host_bound()[:, at] | behind, np.nan, between)
@@ -192,14 +196,14 @@ class _Step:
         return self.alike[at][2] & (self.between[:, at] - self.before[:, at] < _BEHIND)
 
     def answered(self, rank: int, slopes: Mapping[Where, _Slope]) -> Responses:
-        """Return the responses with what all ranks' samples say of the slopes."""
+        """Return this rank's responses, given the slopes from the samples of all ranks."""
         found = []
         for at in range(len(self.alike)):
             slope = _share(slopes.get((rank, at)))
             free, rest = (own - slope.share * self.before[:, at] for own in (self.free(at), self.between[:, at]))
             if np.isfinite(free).any():
                 compute = float(np.nanmedian(free))
-            else:  # the host decided each time: the least that was seen is the most that compute can take
+            else:  # the host decided each time, so compute takes no longer than the shortest of these times
                 compute = float(np.nanmin(rest)) if np.isfinite(rest).any() else 0.0
             took = float(np.median(self.took[:, at]))
             found.append(Response(self.lanes[at], took, compute, slope.share, slope.low, slope.high))
@@ -226,7 +230,7 @@ def _like(call: Call) -> tuple[str, int, bool]:
 
 @dataclass(frozen=True, slots=True)
 class _Slope:
-    """By how much later a kernel began for each second that the one before lasted longer, and the standard error."""
+    """Seconds by which a kernel began later for each second that the one before took longer, with the standard error."""
 
     value: float
     error: float
