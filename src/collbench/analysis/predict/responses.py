@@ -230,7 +230,7 @@ def _like(call: Call) -> tuple[str, int, bool]:
 
 @dataclass(frozen=True, slots=True)
 class _Slope:
-    """Seconds by which a kernel began later for each second that the one before took longer, with the standard error."""
+    """Seconds by which a kernel began later per second that the one before took longer, with the standard error."""
 
     value: float
     error: float
