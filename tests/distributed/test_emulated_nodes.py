@@ -53,6 +53,8 @@ def test_a_host_that_dies_is_named_and_the_others_go_on(how: str, status: int, s
     file = tmp_path / "run.json"
     journal = tmp_path / "run.json.journal"
     with emulated_hosts(4, tmp_path) as hosts:
+        # A process of its own: of one that stands for a fork, a stop stops the wrong one.
+        hosts.places[1] |= {"COLLBENCH_TEST_LIBRARIES": "another's"}
         words = [*WORDS, "--budget", "10ms", "--output", str(file), "--select", "2"]
         with started(tmp_path, words, hosts.places, hosts.before) as processes:
             wait_for("the first round", lambda: len(trials(journal)) > 4, processes, PATIENCE_S)

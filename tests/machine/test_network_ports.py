@@ -131,7 +131,8 @@ def test_what_changed_is_what_two_readings_differ_in(before: list[NetworkPort], 
         elif one.what == "rate":
             assert {one.port.rate_gbits, then.rate_gbits} == {100.0, 400.0}
         else:
-            assert one.growth == then.counters[one.what] - one.port.counters[one.what] > 0
+            assert one.growth == then.counters[one.what] - one.port.counters[one.what] >= 0
+            assert one.growth or one.before in {15, 255, 65535}, "it can grow no more"
             assert one.congestion == (one.what in CONGESTION)
     seen = {(one.port.host, one.port.name, one.what) for one in found}
     for port in before:
@@ -160,6 +161,10 @@ def test_the_page_says_what_changed_on_ports_and_congestion_in_one_line() -> Non
         "congestion: np_cnp_sent grew by 1,995 on mlx5_0:1 of h1, and no more on 1 other port",
     ]
     assert unhealthy_lines(run) == network_lines(run)[:4], "congestion is no fault of a device"
+    run.ports_before = run.ports_after = (replace(before[0], counters={"link_downed": 255, "np_cnp_sent": 255}),)
+    (line,) = network_lines(run)
+    assert line == "link_downed on mlx5_0:1 of h0 is at its largest value, 255: whether it grew is unknown"
+    run.ports_before, run.ports_after = before, after
     assert run_file.loads(run_file.dumps(run), "run").ports_after == after
     run.ports_after = ()
     assert network_lines(run) == []

@@ -643,7 +643,7 @@ def _by_chance(over: int, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """One rail: what its pairs of nodes reach, and by what ratio less 1 that differs from the median rail.
+    """One rail: what its pairs of nodes reach, and by what ratio less 1 that differs from the median of the others.
 
     `slow` where the whole rail is: its switch or its cards. `slow_nodes` are slow on this rail alone: their card there.
     """
@@ -658,15 +658,16 @@ class Rail:
 def judge_rails(found: Mapping[int, Judgement]) -> tuple[Rail, ...]:
     """Return the rails by number, from what the pairs of each say of its nodes.
 
-    A rail is slow where it lacks more than δ, and more than three standard errors of its own pairs, of the median rail.
+    A rail is slow if it is below the median of the others by more than δ and by more than three standard errors of its
+    own pairs.
     """
     known = {rail: one for rail, one in found.items() if one.typical_gbs > 0}
     if not known:
         return ()
-    middle = median(one.typical_gbs for one in known.values())
     rails = []
     for rail, one in known.items():
-        ratio = one.typical_gbs / middle - 1
+        others = [other.typical_gbs for place, other in known.items() if place != rail] or [one.typical_gbs]
+        ratio = one.typical_gbs / median(others) - 1
         error = one.noise / math.sqrt(max(1, one.judged))
         rails.append(Rail(rail, one.typical_gbs, ratio, ratio < -max(DELTA, 3 * error), one.slow_nodes))
     return tuple(rails)

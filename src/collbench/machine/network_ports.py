@@ -45,6 +45,18 @@ CONGESTION = (
     "out_of_sequence",  # adaptive routing reorders packets, too
 )
 _COUNTERS = ("counters", "hw_counters")
+# Bits of those that stop at their largest value [InfiniBand 1.7, 16.1.3.5; Linux, drivers/infiniband/core/sysfs.c].
+_BITS = {
+    "symbol_error": 16,
+    "link_error_recovery": 8,
+    "link_downed": 8,
+    "port_rcv_errors": 16,
+    "port_rcv_remote_physical_errors": 16,
+    "port_xmit_discards": 16,
+    "local_link_integrity_errors": 4,
+    "excessive_buffer_overrun_errors": 4,
+    "VL15_dropped": 16,
+}
 
 
 def read_ports(root: pathlib.Path) -> tuple[NetworkPort, ...]:
@@ -121,8 +133,8 @@ def slower(ports: tuple[NetworkPort, ...]) -> tuple[tuple[NetworkPort, float], .
 class PortChange:
     """What changed on a port of a network card while it was measured: `what` from `before` to `after`.
 
-    `what` is "state", "rate" in Gbit/s, or a counter's name, which grew by `growth`; `after` is None for a port that is
-    gone, or whose host is.
+    `what` is "state", "rate" in Gbit/s, or a counter's name, which grew by `growth`, 0 if it was at its largest value
+    already, so that nobody knows. `after` is None for a port that is gone, or whose host is.
     """
 
     port: NetworkPort
@@ -150,6 +162,7 @@ def changes(before: Sequence[NetworkPort], after: Sequence[NetworkPort]) -> Iter
         if port.rate_gbits and then.rate_gbits and port.rate_gbits != then.rate_gbits:
             yield PortChange(port, "rate", port.rate_gbits, then.rate_gbits)
         for name, count in port.counters.items():
-            growth = then.counters.get(name, count) - count
-            if growth > 0:
+            now = then.counters.get(name, count)
+            growth = now - count
+            if growth > 0 or (name in _BITS and count == now == 2 ** _BITS[name] - 1):
                 yield PortChange(port, name, count, count + growth, growth)

@@ -201,6 +201,8 @@ def _port_line(one: PortChange) -> str:
         return f"{where} went from {one.before} to {one.after}"
     if one.what == "rate":
         return f"{where} went from {fixed(float(one.before))} to {fixed(float(one.after))} Gbit/s"
+    if not one.growth:
+        return f"{one.what} on {where} is at its largest value, {one.before}: whether it grew is unknown"
     return f"{one.what} grew by {one.growth:,} on {where}"
 
 

@@ -234,7 +234,7 @@ def _rails(origin: Origin) -> Iterator[str]:
         return
     slow = [one for one in origin.rails if one.slow]
     for one in slow:
-        yield f"slow      rail {one.rail} (GPU {one.rail} of every node): {-one.ratio:.1%} below the median rail"
+        yield f"slow      rail {one.rail} (GPU {one.rail} of every node): {-one.ratio:.1%} below the other rails"
     for one in origin.rails:
         yield from (
             f"slow      {origin.names[node.node]}, rail {one.rail}: {described(node)}" for node in one.slow_nodes
