@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.native.fakes import Fakes, build
 
-# Forty examples, always the same: a mistake that only a hundredth shows belongs into a test of its own.
-settings.register_profile("collbench", derandomize=True, deadline=None, max_examples=40)
+# Twenty examples, always the same: a mistake that only a hundredth shows belongs into a test of its own. Many
+# others: make test ARGS='-m hypothesis --hypothesis-profile=thorough'
+settings.register_profile("collbench", derandomize=True, deadline=None, max_examples=20)
+settings.register_profile("thorough", deadline=None, max_examples=500, suppress_health_check=list(HealthCheck))
 settings.load_profile("collbench")
 
 # Several processes share two cores, where the threads of OpenBLAS would wait for each other at full speed. Set before
@@ -38,6 +40,7 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 _HERE = Path(__file__).parent
 _LOADED = _HERE / "loaded"
+_SERVERS: list[subprocess.Popen[bytes]] = []
 
 
 def pytest_collection_finish() -> None:
@@ -58,42 +61,57 @@ def own_environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fakes]:
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
     """Simulated GPUs that have everything: compiled once for all processes that pytest-xdist starts."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fakes"
-    with (folder.parent / "fakes.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _alone("fakes"):
         if not folder.exists():  # renamed when it is whole: where compiling fails, it fails in each process
             build(folder.with_suffix(".part")).folder.rename(folder)
-    with fork_server("program", LD_LIBRARY_PATH=str(folder)) as place:
-        yield Fakes(folder, {"COLLBENCH_TEST_PROGRAM": place, "COLLBENCH_TEST_LIBRARIES": str(folder)}, _LOADED)
+    socket = fork_server("program", "fakes", LD_LIBRARY_PATH=str(folder))
+    return Fakes(folder, {"COLLBENCH_TEST_PROGRAM": socket, "COLLBENCH_TEST_LIBRARIES": str(folder)}, _LOADED)
+
+
+def _test_run() -> int:
+    """Return the process that stands for this run of tests: pytest-xdist's first, or this one."""
+    return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
 
 
 @contextlib.contextmanager
-def fork_server(what: str, **variables: str) -> Iterator[str]:
-    """Start a process that has loaded `torch` or the `program` (tests/fork_server.py); yield where it listens."""
-    with tempfile.TemporaryDirectory(prefix=f"{what}-") as folder:  # short, as a socket's path must be
-        place = Path(folder, "socket")
-        # OpenBLAS would start threads, which a fork lacks; OpenMP's would wait for each other on a worker's one core.
-        process = subprocess.Popen(
-            [sys.executable, str(_HERE / "fork_server.py"), str(place), what],
-            stdin=subprocess.PIPE,
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | variables,
-        )
-        assert process.stdin
-        with process, process.stdin:
-            while not place.exists():
+def _alone(what: str) -> Iterator[Path]:
+    """Let one process of this run of tests do something at a time; yield a path of its own, as short as a socket's."""
+    path = Path(tempfile.gettempdir(), f"collbench-tests-{_test_run()}-{what}")
+    with Path(f"{path}.lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield path
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        Path(f"{path}.lock").unlink()
+
+
+def fork_server(what: str, name: str, **variables: str) -> str:
+    """Return where a process listens that has loaded `torch` or the `program` (tests/fork_server.py).
+
+    The first of this run's processes that asks starts it. It ends with the run.
+    """
+    with _alone(name) as socket:
+        if not socket.exists():
+            # OpenBLAS would start threads, which a fork lacks; OpenMP's would wait for each other on one core.
+            process = subprocess.Popen(
+                [sys.executable, str(_HERE / "fork_server.py"), str(socket), what, str(_test_run())],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | variables,
+            )
+            _SERVERS.append(process)
+            while not socket.exists():
                 assert process.poll() is None
                 time.sleep(0.02)
-            yield str(place)
+    return str(socket)
 
 
 @pytest.fixture(scope="session")
-def torch_server() -> Iterator[str]:
+def torch_server() -> str:
     """Where a process listens that has loaded torch."""
-    with fork_server("torch") as place:
-        yield place
+    return fork_server("torch", "torch")
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +124,9 @@ def loaded_torch(torch_server: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def program_server() -> Iterator[str]:
+def program_server() -> str:
     """Where a process listens that has loaded collbench."""
-    with fork_server("program") as place:
-        yield place
+    return fork_server("program", "program")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
-"""A process that has loaded modules, and forks for those that ask: `fork_server.py SOCKET WHAT`, until stdin closes.
+"""A process that has loaded modules, and forks for those that ask: `fork_server.py SOCKET WHAT PROCESS`.
+
+It ends with the process whose number is PROCESS.
 
 WHAT is `torch`, for which tests/loaded/torch asks: nothing of the program is loaded then, and a fork loads the modules
 that its process would. Or `program`, for which tests/loaded/sitecustomize.py asks: all of collbench but its workers.
@@ -30,20 +32,22 @@ from typing import Any, NoReturn
 _MOST_FILES, _MOST_BYTES = 200, 2**18
 # Files are first put where none of their own numbers is.
 _ASIDE = 512
-_STDIN = 0
 
 
-def serve(listener: socket.socket) -> dict[str, Any]:
-    """Fork for all who ask. Returns, in a fork, what it shall run; ends the process once its stdin has closed."""
+def serve(listener: socket.socket, watched: int) -> dict[str, Any]:
+    """Fork for all that ask. Returns, in a fork, what it shall run; ends with the process `watched`, a pidfd."""
     events = select.poll()
     events.register(listener, select.POLLIN)
-    events.register(_STDIN, 0)  # no event but that the other end has closed
+    events.register(watched, select.POLLIN)
     while True:
-        if _STDIN in dict(events.poll()):
+        if watched in dict(events.poll()):
+            Path(sys.argv[1]).unlink()
+            Path(f"{sys.argv[1]}.lock").unlink(missing_ok=True)
             os._exit(0)
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
+            os.close(watched)
             return _forked(connection)
         connection.close()
         with contextlib.suppress(ChildProcessError):  # none has ended yet
@@ -164,6 +168,7 @@ def load_program() -> None:
 
 def main() -> None:
     """Load, listen, and run whatever a fork shall run."""
+    watched = os.pidfd_open(int(sys.argv[3]))
     {"torch": load_torch, "program": load_program}[sys.argv[2]]()
     gc.collect()
     gc.freeze()  # else each fork would look through all of torch's objects, and copy their memory
@@ -174,7 +179,7 @@ def main() -> None:
         listener.bind(unfinished)
         listener.listen(64)
         Path(unfinished).rename(sys.argv[1])
-        state = serve(listener)
+        state = serve(listener, watched)
     leave(run(state))
 
 

@@ -51,7 +51,7 @@ def test_any_text_is_no_run_file_but_says_so(content: str) -> None:
 
 
 # A file of 5,000 lines takes 0.05 s to read, and these two say little that fifty examples do not.
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.integers(0, 20_000), st.integers(0, 20_000), st.text(max_size=3))
 def test_a_run_file_with_a_piece_cut_out_is_read_or_refused(start: int, end: int, put: str) -> None:
     whole = json.dumps(VALID)
@@ -59,7 +59,7 @@ def test_a_run_file_with_a_piece_cut_out_is_read_or_refused(start: int, end: int
         judge(run_file.loads(whole[:start] + put + whole[end:], "x"))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.data(), JUNK)
 def test_a_run_file_with_a_wrong_value_is_judged_or_refused(data: st.DataObject, junk: object) -> None:
     content = copy.deepcopy(VALID)

@@ -23,7 +23,7 @@ def test_gpt2_in_bf16_makes_the_buckets_that_ddp_made_of_it() -> None:
     assert found[-1].ready == 1.0
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.lists(unit_sizes, min_size=1, max_size=4), st.sampled_from([MIB, 3 * MIB, 25 * MIB]))
 def test_buckets_are_torchs(units: list[list[int]], cap: int) -> None:
     import torch

@@ -67,7 +67,7 @@ def test_the_figures_are_those_of_the_runs() -> None:
     assert change.trials == (5, 5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.floats(380, 420), min_size=3, max_size=9), st.floats(0.5, 2))
 def test_forth_and_back_are_opposite(rates: list[float], factor: float) -> None:
     forth, back = change_of(STEADY, [r * factor for r in rates]), change_of([r * factor for r in rates], STEADY)

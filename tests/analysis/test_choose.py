@@ -429,7 +429,7 @@ def uuids(run: Run, members: Sequence[int]) -> set[str]:
     return {run.devices[member].uuid for member in members}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(machines(), st.permutations(range(6)), st.integers(1, 5))
 def test_renaming_the_devices_renames_the_answer_always(run: Run, names: list[int], k: int) -> None:
     other = renamed(run, names)
@@ -440,7 +440,7 @@ def test_renaming_the_devices_renames_the_answer_always(run: Run, names: list[in
     assert all(uuids(run, a.members) == uuids(other, b.members) and a.band == b.band for a, b in both)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.permutations(range(20)), st.integers(2, 6), st.integers(0, 99))
 def test_renaming_many_devices_renames_the_heuristic_answer(names: list[int], k: int, seed: int) -> None:
     rates = np.random.default_rng(seed).choice([10.0, 20.0, 40.0], (20, 20))
@@ -452,7 +452,7 @@ def test_renaming_many_devices_renames_the_heuristic_answer(names: list[int], k:
     assert set(here.members) == {places[member] for member in there.members}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.permutations(range(8)), st.integers(2, 7))
 def test_renaming_the_lines_of_a_topology_renames_the_estimate(names: list[int], k: int) -> None:
     devices, links = facts(read_topology(DATA / "topologies" / "dgx-1v.txt"))

@@ -218,7 +218,7 @@ def test_factors_of_one_give_the_figures_of_no_overlap_run(strategy: str) -> Non
             assert (one.slowed, other.slowed) == (None, 0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(
     st.sampled_from(["ddp", "zero3", "fsdp"]),
     st.floats(1e-3, 0.1),

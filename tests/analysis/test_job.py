@@ -149,7 +149,7 @@ def test_how_late_a_rank_is_counts_from_the_median_of_the_others() -> None:
 
 
 @given(jobs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_random_jobs_are_judged_without_invention(job: Job) -> None:
     found = report(job)
     assert (found is None) == (not any(rank.phases for rank in job.ranks))

@@ -124,7 +124,7 @@ def test_positions_are_those_that_were_chosen_from() -> None:
 TIMES = st.lists(st.lists(st.floats(1e-6, 10.0), min_size=4, max_size=4), min_size=2, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(TIMES, st.floats(1e-3, 1e3), st.randoms(use_true_random=False))
 def test_neither_units_nor_the_order_of_sets_matter(
     times: list[list[float]], scale: float, shuffled: random.Random

@@ -130,7 +130,7 @@ def drawn_set(data: st.DataObject, run: Run) -> Members:
     return tuple(sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=2, max_size=n), label="set")))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(damaged(), st.data())
 def test_no_prediction_exceeds_the_narrowest_port_of_its_set(made: Damage, data: st.DataObject) -> None:
     members = drawn_set(data, made.full)
@@ -138,7 +138,7 @@ def test_no_prediction_exceeds_the_narrowest_port_of_its_set(made: Damage, data:
         assert 0 <= found.lo <= found.hi <= ceiling(made.fabric, members) * (1 + 1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(damaged(), st.data())
 def test_what_is_not_measured_guarantees_nothing_and_changes_no_kind_of_machine(
     made: Damage, data: st.DataObject
@@ -158,7 +158,7 @@ def test_what_is_not_measured_guarantees_nothing_and_changes_no_kind_of_machine(
             assert after.lo == 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from(MACHINES), st.data())
 def test_leaving_devices_out_raises_no_prediction(machine: Which, data: st.DataObject) -> None:
     full = full_run(machine)
@@ -170,7 +170,7 @@ def test_leaving_devices_out_raises_no_prediction(machine: Which, data: st.DataO
     assert (after.lo, after.hi) == pytest.approx((before.lo, before.hi))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from(MACHINES), st.data())
 def test_no_choice_among_fewer_points_is_a_tie_that_was_none(machine: Which, data: st.DataObject) -> None:
     full = full_run(machine)
@@ -181,7 +181,7 @@ def test_no_choice_among_fewer_points_is_a_tie_that_was_none(machine: Which, dat
         assert not choose(left, k, allow_busy=True).tied
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(damaged(), st.data())
 def test_relabelling_the_gpus_permutes_the_prediction(made: Damage, data: st.DataObject) -> None:
     left = made.left

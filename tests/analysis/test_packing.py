@@ -82,7 +82,7 @@ def by_trying_all(links: Capacities) -> int:
     return most(links.ravel().tolist(), 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(meshes())
 def test_the_packing_is_the_largest_and_between_its_bounds(links: Capacities) -> None:
     rings = most_rings(links)

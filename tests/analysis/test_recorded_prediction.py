@@ -110,7 +110,7 @@ def test_calls_that_nothing_measured_speaks_for_stay_as_recorded() -> None:
     assert [found.bounds.recorded, len(found.kept)] == [pytest.approx(2e-3), 1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(jobs())
 def test_any_job_is_predicted_in_order_or_refused(job: Job) -> None:
     """Whatever it lacks, and whatever its times are: bounds in order, shares of 0 to 1, or one line."""

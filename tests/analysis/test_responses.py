@@ -206,7 +206,7 @@ def test_a_record_without_beginnings_shows_nothing() -> None:
 kernels = st.lists(st.tuples(st.floats(0, 1), st.floats(1e-6, 1e-2), st.floats(1e-6, 1e-2)), min_size=1, max_size=6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(kernels, st.floats(0, 5e-2), st.floats(0, 1), st.integers(0, 2))
 def test_longer_transfers_never_give_a_shorter_step(
     made: list[tuple[float, float, float]], more: float, part: float, which: int

@@ -25,7 +25,7 @@ def machines(draw: st.DrawFn) -> Wiring:
     return wiring(gpus(6), paths, rates)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(machines(), st.integers(2, 5))
 def test_all_sets_together_are_judged_as_each_alone(machine: Wiring, k: int) -> None:
     found = search(machine, k, 0.02)
@@ -73,7 +73,7 @@ def test_growing_leaves_broken_pairs_apart_where_it_can() -> None:
     assert [some for some in sets if {0, 1} <= set(some)] == [(0, 1, 2)]  # the default, whatever it is worth
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(machines(), st.integers(3, 4), st.sampled_from(list(permutations(range(6)))[::37]))
 def test_the_names_of_the_devices_do_not_matter(machine: Wiring, k: int, order: tuple[int, ...]) -> None:
     there = machine.of(order)

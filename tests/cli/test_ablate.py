@@ -20,6 +20,7 @@ from tests.cli.program import environment as fakes_environment
 from tests.native.fakes import Fakes
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
+LOADED = Path(__file__).parents[1] / "loaded"
 # Torch takes seconds to load, and most of these tests only need somebody who starts the ranks as torchrun does.
 TORCHRUN = """
 import os, signal, subprocess, sys
@@ -66,7 +67,8 @@ def torchrun(tmp_path: Path) -> dict[str, str]:
     for package in (folder.parent, folder):
         (package / "__init__.py").touch()
     (folder / "run.py").write_text(TORCHRUN, encoding="utf-8")
-    return {"PYTHONPATH": f"{folder.parents[1]}:{Path(package_of_ours.__file__).parents[1]}"}
+    places = (folder.parents[1], LOADED, Path(package_of_ours.__file__).parents[1])
+    return {"PYTHONPATH": os.pathsep.join(map(str, places))}
 
 
 def on_cores(tmp_path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:

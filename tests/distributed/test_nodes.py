@@ -83,7 +83,9 @@ def test_in_python_rank_0_has_the_answer_and_may_go_on_with_a_run(three_hosts: l
     measured = []
     for given in ("size='64K', budget=0.01", "resume={}"):
         file = next((tmp_path / "collbench" / "runs").glob("*.json"), None)
-        program = [sys.executable, "-c", IN_PYTHON.format(given.format(repr(str(file))))]
+        script = tmp_path / "uses_collbench.py"
+        script.write_text(IN_PYTHON.format(given.format(repr(str(file)))), encoding="utf-8")
+        program = [sys.executable, str(script)]
         with started(tmp_path, [], places_of(), three_hosts, program) as processes:
             (status, out, err), *others = ends(processes)
         assert (status, out) == (0, "(3, 2, True)\n"), err

@@ -144,7 +144,7 @@ def test_intervals_hold_the_truth_although_somebody_looks_after_each_repeat(sigm
     assert held / 150 >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 150)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.floats(1e-4, 0.3), st.integers(0, 10**6), st.floats(0.5, 2.0))
 def test_it_always_ends_and_stops_for_a_reason(sigma: float, seed: int, ratio: float) -> None:
     made = trained(gaussian(sigma, seed), ratio)

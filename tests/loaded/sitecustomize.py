@@ -8,12 +8,13 @@ import sys
 
 _words = sys.orig_argv[1:]
 _flags = _words[: _words.index("-m")] if "-m" in _words else ["no module"]
+_module = _words[len(_flags) + 1] if set(_flags) <= {"-P", "-u"} else None
+_script = _words[0] if _words and os.path.basename(_words[0]) == "uses_collbench.py" else ""  # noqa: PTH119
 # Libraries are looked for where the loader was told to when a process began.
 _libraries = os.environ.get("COLLBENCH_TEST_LIBRARIES", "")
 if (
     "COLLBENCH_TEST_PROGRAM" in os.environ
-    and set(_flags) <= {"-P", "-u"}
-    and _words[len(_flags) + 1] in {"collbench", "collbench.backends.worker"}
+    and (_module in {"collbench", "collbench.backends.worker"} or _script)
     and os.environ.get("LD_LIBRARY_PATH", "") == _libraries
     and "LD_PRELOAD" not in os.environ
 ):
@@ -21,8 +22,9 @@ if (
 
     stand_in(
         os.environ["COLLBENCH_TEST_PROGRAM"],
-        _words[len(_flags) + 1],
-        folders=() if "-P" in _flags else (os.getcwd(),),  # noqa: PTH109  # pathlib takes longer to load
+        _module,
+        _script,
+        folders=() if "-P" in _flags or _script else (os.getcwd(),),  # noqa: PTH109  # pathlib takes longer to load
     )
 if "COLLBENCH_TEST_TORCH" in os.environ and sys.argv[0].endswith("/collbench/launch/agent.py"):
     import torch  # noqa: F401

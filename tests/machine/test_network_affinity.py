@@ -113,7 +113,7 @@ def test_doctor_warns_of_gpus_without_a_card_on_their_socket() -> None:
     assert far.nearest(0) == (("mlx5_0", "mlx5_1"), "PIX"), "two at the same distance are both nearest"
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(st.integers(0, 10**6), st.sampled_from([TOPOLOGY, graphs(ends(0, 1), ends(1, 0))]))
 def test_damaged_files_name_no_card_that_is_not_in_them(seed: int, text: str) -> None:
     chance = random.Random(seed)

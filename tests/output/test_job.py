@@ -19,7 +19,7 @@ LINES, COLUMNS = 50, 80
 
 
 @given(jobs())
-@settings(max_examples=25, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=15, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
 def test_random_jobs_are_shown_short_and_whole(job: Job) -> None:
     found = report(job)
     if found is None:

@@ -257,7 +257,7 @@ _VALUES: Any = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(_PARTS, st.data())
 def test_damaged_bytes_are_one_error_or_a_job_that_can_be_kept(name: str, data: st.DataObject) -> None:
     whole = _SMALL[name] if name in _SMALL else (DATA / name).read_bytes()
@@ -267,7 +267,7 @@ def test_damaged_bytes_are_one_error_or_a_job_that_can_be_kept(name: str, data: 
     judged(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(st.sampled_from([*_SMALL]), st.data())
 def test_bytes_put_in_or_left_out_are_one_error_or_a_job_that_can_be_kept(name: str, data: st.DataObject) -> None:
     whole = _SMALL[name]
@@ -276,7 +276,7 @@ def test_bytes_put_in_or_left_out_are_one_error_or_a_job_that_can_be_kept(name: 
     judged(whole[:start] + data.draw(st.binary(max_size=12)) + whole[end:])
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(st.data())
 def test_wrong_values_are_one_error_or_a_job_that_can_be_kept(data: st.DataObject) -> None:
     """Any one value of a small trace or dump is another: wrong types, huge numbers, NaN, nothing."""

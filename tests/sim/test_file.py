@@ -164,7 +164,7 @@ def use(text: str) -> None:
         assert len(backend.paths()) == len(unordered_pairs(len(backend.devices())))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PLACES, VALUES)
 def test_no_value_in_any_place_makes_a_traceback(place: tuple[Any, ...], value: Any) -> None:
     data = copy.deepcopy(DGX)
@@ -175,13 +175,13 @@ def test_no_value_in_any_place_makes_a_traceback(place: tuple[Any, ...], value: 
     use(json.dumps(data))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(FAULTS, max_size=2))
 def test_no_fault_makes_a_traceback(faults: list[dict[str, Any]]) -> None:
     use(json.dumps({**DGX, "faults": faults}))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.text() | st.binary().map(lambda content: content.decode("latin-1")))
 def test_no_text_makes_a_traceback(text: str) -> None:
     use(text)

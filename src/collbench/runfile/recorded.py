@@ -457,9 +457,18 @@ def _micro(times: Numbers) -> Numbers:
 
 def _spreads(rows: Sequence[Numbers], length: int) -> list[Spread | None]:
     """Return times that the plugin did not sum up: of the repetitions that are here whole, NaN where unknown."""
-    if not rows:
+    ordered = np.sort(np.concatenate(rows), axis=0) if rows else np.empty((0, length))  # NaN last
+    if not len(ordered):
         return [None] * length
-    return [spread_of(column[~np.isnan(column)]) for column in np.concatenate(rows).T]
+    counts, columns = (~np.isnan(ordered)).sum(axis=0), np.arange(length)
+    last = np.maximum(counts - 1, 0)
+    median = (ordered[last // 2, columns] + ordered[counts // 2, columns]) / 2
+    mean = np.nansum(ordered, axis=0) / np.maximum(counts, 1)
+    figures = np.stack([ordered[0], median, mean, ordered[last, columns]], axis=1).tolist()
+    return [
+        Spread(count, *(round(figure, 3) for figure in four)) if count else None
+        for count, four in zip(counts.tolist(), figures, strict=True)
+    ]
 
 
 def spread_of(values: Any) -> Spread | None:

@@ -73,7 +73,7 @@ def test_a_survey_without_waits_says_nothing() -> None:
     assert late_nodes(run, nodes(4)) == ()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(0, 1e-2), min_size=2, max_size=8), st.integers(1, 9), st.integers(0, 99))
 def test_what_is_said_is_of_the_latest_nodes_and_in_order(late: list[float], rounds: int, seed: int) -> None:
     found = late_nodes(survey(late, rounds=rounds, seed=seed), nodes(len(late)))
