@@ -24,7 +24,7 @@ from collbench.model.job import Job, JobRank
 from collbench.runfile import job_file
 
 _RANKS, _STEPS = 2, 25
-# float32 elements of each rank's part, and the calls of a step as nccl-tests counts their bytes. XLA receives, then sends.
+# float32 elements of each rank's part, and a step's calls as nccl-tests counts their bytes. XLA receives first.
 _ELEMENTS = 1 << 18
 _PART = 4 * _ELEMENTS
 _STEP = [

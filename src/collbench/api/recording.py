@@ -129,7 +129,7 @@ def _findings(merged: Merged) -> Iterator[str]:
         yield f"no GPU times: {nccl} has none for a plugin, 2.27 has: {recording.INSTEAD}"
     if merged.lacks:
         reasons = "; ".join(f"{merged.lacks[why]:,}: {words}" for why, words in _NO_TIME.items() if why in merged.lacks)
-        yield f"{sum(merged.lacks.values()):,} calls have no GPU time ({reasons})"
+        yield f"{sum(merged.lacks.values()):,} of NCCL's calls have no GPU time ({reasons})"
 
 
 def _say_failures(folder: Path, notices: Notices) -> None:
