@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from collbench.runfile import run_file  # noqa: E402
+from tests.conftest import fork_server  # noqa: E402
 from tests.distributed.emulated import Hosts, emulated_hosts  # noqa: E402
 from tests.distributed.processes import COLLBENCH, started  # noqa: E402
 
@@ -42,24 +43,6 @@ MOMENTS = (
     *(f"Step:{3 * n - 1}" for n in range(1, 9)), "gathering:5", "end",
 )  # fmt: skip
 _NAMED = re.compile(r"rank (\d+)(?: on \S+| at \S+| of \d+)? (?:is gone|is silent|cannot|did not come|not here yet)")
-
-
-@contextmanager
-def torch_server(folder: Path) -> Iterator[dict[str, str]]:
-    """Give the variables by which gloo's workers start as forks of one process that has loaded torch: 2.5 s less."""
-    path = folder / "torch.socket"
-    words = [sys.executable, str(ROOT / "tests/torch_server.py"), str(path)]
-    # OpenBLAS would start threads, which a fork lacks.
-    single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen(words, stdin=subprocess.PIPE, env=os.environ | single)
-    while not path.exists():
-        if server.poll() is not None:
-            raise RuntimeError("the process with torch has ended")
-        time.sleep(0.05)
-    try:
-        yield {"COLLBENCH_TEST_TORCH": str(path), "PYTHONPATH": f"{ROOT}/tests/loaded_torch:{ROOT}"}
-    finally:
-        server.communicate()
 
 
 def one_run(count: int, how: str, when: str, folder: Path) -> dict[str, object]:
@@ -136,6 +119,7 @@ def main() -> None:
     parser.add_argument("--how", default="kill,stop,cut")
     parser.add_argument("--when", default=",".join(MOMENTS))
     parser.add_argument("--file", type=Path, required=True, help="raw file; runs are appended, a JSON line each")
+    parser.add_argument("--until", type=float, default=1e9, help="seconds after which no run begins")
     asked = parser.parse_args()
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     head = {
@@ -143,15 +127,19 @@ def main() -> None:
         "cores": os.cpu_count(), "kernel": platform.release(), "command": sys.argv,
     }  # fmt: skip
     right = total = 0
+    begin = time.monotonic()
     plan = itertools.product(range(asked.runs), asked.when.split(","), asked.how.split(","))
     with (
         asked.file.open("a", encoding="utf-8") as file,
         tempfile.TemporaryDirectory() as folder,
-        torch_server(Path(folder)) as variables,
     ):
-        os.environ.update(variables)
+        # Gloo's workers start as forks of one process that has loaded torch: 2.5 s less.
+        os.environ["COLLBENCH_TEST_TORCH"] = fork_server("torch", "torch")
+        os.environ["PYTHONPATH"] = f"{ROOT}/tests/loaded:{ROOT}"
         print(json.dumps(head), file=file, flush=True)
         for number, when, how in plan:
+            if time.monotonic() - begin > asked.until:
+                break
             own = Path(folder) / f"{how}-{when}-{number}"
             own.mkdir()
             found = one_run(asked.hosts, how, when, own)
