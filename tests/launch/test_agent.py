@@ -15,7 +15,7 @@ from collbench.launch.agent import wants_logs
 
 # As torchrun ends by a signal [torch 2.13, elastic/multiprocessing/api.py, SignalException], but at once.
 TORCHRUN = """
-import signal
+import signal, time
 class SignalException(Exception):
     def __init__(self, number):
         super().__init__(f"Process got signal: {number}")
@@ -26,7 +26,8 @@ def main():
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, end)
     print("waiting", flush=True)
-    signal.pause()
+    while True:  # no pause(): a signal just before it would be handled after the next one
+        time.sleep(0.05)
 """
 
 

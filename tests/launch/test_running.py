@@ -46,15 +46,17 @@ def test_what_outlives_the_job_and_holds_its_output_keeps_nobody_waiting(tmp_pat
     assert (ended.status, reader.steps) == (0, [0.002])
 
 
+# No pause(): a signal just before it would be handled after the next one.
 WAITS = """
-import os, signal, sys
+import os, signal, sys, time
 def end(number, frame):
     os.write(1, b"ended by %d\\n" % number)
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
 signal.signal(signal.SIGINT, end)
 open(sys.argv[1], "w").close()
-signal.pause()
+while True:
+    time.sleep(0.05)
 """
 
 
