@@ -513,6 +513,8 @@ def _widest(symbols: Numbers, floor: int) -> tuple[int, int, int] | None:
     best: tuple[int, int, int] | None = None
     covered = floor - 1
     length = len(symbols)
+    if len(np.unique(symbols)) == length:  # nothing comes twice
+        return None
     for period in range(1, length // 2 + 1):
         if length <= covered:
             break
