@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.analysis.physics import chained
-from collbench.analysis.stats import DELTA, Estimate, estimate, student
+from collbench.analysis.stats import DELTA, Estimate, estimate, simultaneous_quantile
 from collbench.analysis.tails import lateness
 from collbench.model.errors import UsageError
 from collbench.model.run import Run
@@ -211,7 +211,6 @@ def _read(blocks: Sequence[_Block], found: Estimate) -> Fit:
 
 Pair = tuple[int, int]
 
-_CONFIDENCE = 0.95
 # Leaving a leaf costs this much in a round where all do: its uplinks are oversubscribed and hide the nodes' own cards.
 _OVERSUBSCRIBED = 0.10
 # So many pairs among suspects that a slow pair of slow nodes is distinguished from a fast one of neighbours: at 2 %
@@ -326,7 +325,7 @@ def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = (
     groups = _neighbours(among, low)
     found = fit(seen, nodes, [(members,) for members in groups], hiding=groups)
     uplinks = [
-        Uplink("", members, _effect(float(values[0]), float(errors[0]), _quantile(found, nodes)))
+        Uplink("", members, _effect(float(values[0]), float(errors[0]), simultaneous_quantile(found.freedom, nodes)))
         for members, values, errors in zip(groups, found.levels, found.level_errors, strict=True)
     ]
     return _judgement(seen, found, uplinks, _suspects(found, low, among, groups))
@@ -350,7 +349,7 @@ def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switch
 
 def _known_uplinks(found: Fit, known: Sequence[Switches]) -> list[Uplink]:
     return [
-        Uplink(name, members, _effect(float(value), float(error), _quantile(found, len(values))))
+        Uplink(name, members, _effect(float(value), float(error), simultaneous_quantile(found.freedom, len(values))))
         for level, values, errors in zip(known, found.levels, found.level_errors, strict=True)
         for name, members, value, error in zip(level.names, level.members, values, errors, strict=False)
     ]
@@ -372,7 +371,7 @@ def _judgement(
 
 
 def _node_effects(found: Fit) -> tuple[NodeEffect, ...]:
-    quantile = _quantile(found, (1 + found.directed) * len(found.sends))
+    quantile = simultaneous_quantile(found.freedom, (1 + found.directed) * len(found.sends))
     sends, receives = (
         [_effect(float(value), float(error), quantile) for value, error in zip(values, errors, strict=True)]
         for values, errors in ((found.sends, found.send_errors), (found.receives, found.receive_errors))
@@ -386,11 +385,6 @@ def _effect(value: float, error: float, quantile: float) -> Effect:
     if interval[1] < -DELTA:
         return Effect(ratio, interval, State.SLOW)
     return Effect(ratio, interval, State.UNDECIDED if ratio < -DELTA or interval[0] < -_TOO_WIDE else State.HEALTHY)
-
-
-def _quantile(found: Fit, count: int) -> float:
-    """Return how many standard errors `count` intervals at once need (Bonferroni, Student's t)."""
-    return student(found.freedom, 1 - (1 - _CONFIDENCE) / 2 / max(1, count))
 
 
 def _neighbours(among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]) -> list[Members]:
