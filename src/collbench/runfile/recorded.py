@@ -258,38 +258,8 @@ class _Tables:
 def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
     """Return one rank's record; `clock` turns its starts into ns from the job's own."""
     folded = _Folded()
-    for phase, repetitions in stream.runs:
-        folded.add(tuple(stream.phases[phase].symbols.tolist()), repetitions)
-    for phase in {phase for phase, _ in stream.runs}:
-        repeated = stream.phases[phase]
-        one = folded.phases[tuple(repeated.symbols.tolist())]
-        length = len(repeated.symbols)
-        gpus = repeated.gpu_samples or itertools.repeat(np.zeros(length, np.int64))
-        begins = repeated.gpu_begins or itertools.repeat(np.zeros(2 + length, np.int64))
-        one.samples += [
-            _Whole(*sample, gpu, begin)
-            for sample, gpu, begin in zip(repeated.samples, gpus, begins, strict=False)
-            if sample[0] < one.repetitions
-        ]
-        if repeated.times is not None:
-            one.pauses = [_summed(times) for times in repeated.times]
-        if repeated.gpu_times is not None:
-            one.gpu = [_summed(times) for times in repeated.gpu_times]
-    tail_gpu = np.zeros(len(stream.tail), np.int64) if stream.tail_gpu is None else stream.tail_gpu
-    pauses = np.diff(stream.tail_starts, prepend=stream.before_tail or np.nan).clip(min=0.0) / 1e3
-    for start, period, repetitions in fold(stream.tail):
-        symbols = tuple(stream.tail[start : start + period].tolist())
-        before = folded.add(symbols, repetitions)
-        one, size = folded.phases[symbols], period * repetitions
-        starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
-        gpu = tail_gpu[start : start + size].reshape(repetitions, period)
-        stride = math.ceil(repetitions / _SAMPLES)
-        one.samples += [
-            _Whole(before + place, starts[place], gpu[place], _begins(stream, start + place * period, period))
-            for place in range(0, repetitions, stride)
-        ][: max(0, _SAMPLES - len(one.samples))]
-        one.tails.append(pauses[start : start + size].reshape(repetitions, period))
-        one.gpu_tails.append(_micro(gpu))
+    _add_runs(folded, stream)
+    _add_tail(folded, stream)
     translated = {place: tables.translate(stream, call) for place, call in enumerate(stream.calls)}
     made = [
         _phase(symbols, one, _positions(symbols, translated, tables), clock) for symbols, one in folded.phases.items()
@@ -313,6 +283,46 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
         dropped=stream.dropped + unknown,
         order=() if once else order,
     )
+
+
+def _add_runs(folded: _Folded, stream: Stream) -> None:
+    """Add the phases that the plugin folded, with its sums and samples."""
+    for phase, repetitions in stream.runs:
+        folded.add(tuple(stream.phases[phase].symbols.tolist()), repetitions)
+    for phase in {phase for phase, _ in stream.runs}:
+        repeated = stream.phases[phase]
+        one = folded.phases[tuple(repeated.symbols.tolist())]
+        length = len(repeated.symbols)
+        gpus = repeated.gpu_samples or itertools.repeat(np.zeros(length, np.int64))
+        begins = repeated.gpu_begins or itertools.repeat(np.zeros(2 + length, np.int64))
+        one.samples += [
+            _Whole(*sample, gpu, begin)
+            for sample, gpu, begin in zip(repeated.samples, gpus, begins, strict=False)
+            if sample[0] < one.repetitions
+        ]
+        if repeated.times is not None:
+            one.pauses = [_summed(times) for times in repeated.times]
+        if repeated.gpu_times is not None:
+            one.gpu = [_summed(times) for times in repeated.gpu_times]
+
+
+def _add_tail(folded: _Folded, stream: Stream) -> None:
+    """Fold the calls that the plugin had not folded yet, and add what repeats in them."""
+    tail_gpu = np.zeros(len(stream.tail), np.int64) if stream.tail_gpu is None else stream.tail_gpu
+    pauses = np.diff(stream.tail_starts, prepend=stream.before_tail or np.nan).clip(min=0.0) / 1e3
+    for start, period, repetitions in fold(stream.tail):
+        symbols = tuple(stream.tail[start : start + period].tolist())
+        before = folded.add(symbols, repetitions)
+        one, size = folded.phases[symbols], period * repetitions
+        starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
+        gpu = tail_gpu[start : start + size].reshape(repetitions, period)
+        stride = math.ceil(repetitions / _SAMPLES)
+        one.samples += [
+            _Whole(before + place, starts[place], gpu[place], _begins(stream, start + place * period, period))
+            for place in range(0, repetitions, stride)
+        ][: max(0, _SAMPLES - len(one.samples))]
+        one.tails.append(pauses[start : start + size].reshape(repetitions, period))
+        one.gpu_tails.append(_micro(gpu))
 
 
 @dataclass(frozen=True, slots=True)
