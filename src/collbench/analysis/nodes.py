@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median
@@ -16,7 +16,7 @@ from collbench.analysis.physics import chained
 from collbench.analysis.stats import DELTA, Estimate, estimate, simultaneous_quantile
 from collbench.analysis.tails import lateness
 from collbench.model.errors import UsageError
-from collbench.model.run import Run
+from collbench.model.run import Measurement, Run
 
 # Node effects from pairs of nodes: log bandwidth = typical + first's effect + second's + what the switches take.
 #
@@ -598,23 +598,11 @@ def late_nodes(run: Run, nodes: Sequence[Members]) -> tuple[LateNode, ...]:
     later: dict[int, list[float]] = defaultdict(list)
     quickest: list[float] = []
     for found in run.measurements:
-        between = sorted({node_of[member] for member in found.point.members})
-        if len(between) != 2:
-            continue
-        for sample in found.samples:
-            if len(sample.waits) != len(found.point.members):
-                continue
-            waits = [
-                min(
-                    wait
-                    for member, wait in zip(found.point.members, sample.waits, strict=True)
-                    if node_of[member] == node
-                )
-                for node in between
-            ]
-            quickest.append(min(waits))
-            for own, other, node in zip(waits, reversed(waits), between, strict=True):
-                later[node].append(other - own)
+        for waits in _waits_of_two(found, node_of):
+            (first, one), (second, other) = waits.items()
+            later[first].append(other - one)
+            later[second].append(one - other)
+            quickest.append(min(one, other))
     if not later:
         return ()
     resolved = max(LATE_SECONDS, median(quickest))
@@ -625,6 +613,17 @@ def late_nodes(run: Run, nodes: Sequence[Members]) -> tuple[LateNode, ...]:
         if spread.significant and spread.interval and _by_chance(over, len(values)) <= _LATE_FAMILY / len(later):
             late.append(LateNode(node, spread.median, spread.interval, over, len(values)))
     return tuple(sorted(late, key=lambda one: -one.seconds))
+
+
+def _waits_of_two(found: Measurement, node_of: Mapping[int, int]) -> Iterator[dict[int, float]]:
+    """Yield, of each trial between two nodes, how long each node waited in the barrier: its rank that waited least."""
+    nodes = [node_of[member] for member in found.point.members]
+    if len(set(nodes)) != 2:
+        return
+    for sample in found.samples:
+        if len(sample.waits) == len(nodes):
+            ranks = list(zip(nodes, sample.waits, strict=True))
+            yield {node: min(wait for other, wait in ranks if other == node) for node in sorted(set(nodes))}
 
 
 def _by_chance(over: int, count: int) -> float:
