@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from collbench.machine import theory
+from collbench.machine.health import THROTTLE_REASONS
 from collbench.machine.labels import UNKNOWN
-from collbench.machine.limits import THROTTLE_REASONS
 from collbench.machine.numa import format_cpus
 from collbench.model.errors import MachineError, NoDriver
 from collbench.model.run import Device, Health, Path, PeerReadWrite, PeerStatus
