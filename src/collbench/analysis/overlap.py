@@ -136,17 +136,16 @@ def slowdown(
     size_bytes: float,
     *,
     compute: Compute | None = None,
-    priority: Priority = Priority.NORMAL,
-    ctas: int | None = None,
 ) -> Slowdown | None:
     """Return the factors at a size, interpolated in log size; None outside the measured sizes, or without any.
 
-    Without `compute` those of the first compute that was measured with this operation and these levers.
+    They are those at normal priority and with NCCL's own CTAs, and without `compute` those of the first compute that
+    was measured so.
     """
     chosen = [
         found
         for condition, found in by_condition(overlaps).items()
-        if (condition.operation, condition.priority, condition.ctas) == (operation, priority, ctas)
+        if (condition.operation, condition.priority, condition.ctas) == (operation, Priority.NORMAL, None)
         and compute in (None, condition.compute)
     ]
     points = [one for one in chosen[0] if one.trials] if chosen else []
