@@ -23,7 +23,7 @@ from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slo
 from collbench.machine.nccl_environment import configured
 from collbench.machine.network_affinity import read_affinity
 from collbench.machine.network_ports import read_ports
-from collbench.machine.numa import read, usable_nodes
+from collbench.machine.numa import kernel_bus_id, read, usable_nodes
 from collbench.machine.nvidia_smi import live_cards
 from collbench.machine.nvml import Nvml, Query
 from collbench.model.capabilities import capabilities
@@ -45,9 +45,8 @@ _MOST_CAPABILITIES = 64  # a broken list may run in circles
 
 def slot(root: pathlib.Path, pci_bus_id: str) -> Slot:
     """Return the way up from one GPU, by its PCI bus id as NVML writes it ("00000000:00:06.0"); `root` holds sys/."""
-    domain, _, rest = pci_bus_id.partition(":")
     try:
-        device = (root / f"sys/bus/pci/devices/{int(domain, 16):04x}:{rest.lower()}").resolve()
+        device = (root / "sys/bus/pci/devices" / kernel_bus_id(pci_bus_id)).resolve()
     except (ValueError, OSError, RuntimeError):
         return Slot()
     registers = {bridge.name: acs_control(bridge) for bridge in device.parents if _BUS_ID.fullmatch(bridge.name)}
