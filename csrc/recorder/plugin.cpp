@@ -285,6 +285,29 @@ void identify(Context& context, const Event& event, int abi, void* caller) {
   attach(context, hash, event.rank, 0, 0, name, abi, caller);
 }
 
+// ABI v5 and later: a call of the API, before it is launched.
+template <class Event>
+uint64_t seen_at_call(const Context& context, const Event& event) {
+  const uint64_t time = now(), group = is(event.parent, GROUPED) ? number_of(event.parent) : 0;
+  const bool peered = event.type == POINT_TO_POINT_API;
+  Call call{};
+  if (peered) {
+    const PointToPointApi& api = event.point_to_point_api;
+    call = call_of(context, api.function, api.count, api.datatype);
+    call.captured = api.captured;
+  } else {
+    const CollectiveApi& api = event.collective_api;
+    call = call_of(context, api.function, api.count, api.datatype);
+    if (is_rooted(static_cast<Function>(call.function))) call.root = api.root;
+    call.captured = api.captured;
+  }
+  Stream& stream = *lanes[context.lane];
+  const Locked held(stream.lock);
+  return stream.add(call, time, group, peered);
+}
+
+bool recorded(const Context& context) { return context.lane != NONE && context.communicator != NONE; }
+
 template <int ABI, class Event>
 int start(void* any, void** result, Event* event) {
   *result = nullptr;
@@ -296,24 +319,8 @@ int start(void* any, void** result, Event* event) {
       return SUCCESS;
     }
     if (event->type == COLLECTIVE_API || event->type == POINT_TO_POINT_API) {
-      if (context->lane == NONE || context->communicator == NONE) return SUCCESS;
-      const uint64_t time = now(), group = is(event->parent, GROUPED) ? number_of(event->parent) : 0;
-      const bool peered = event->type == POINT_TO_POINT_API;
-      Call call{};
-      if (peered) {
-        const PointToPointApi& api = event->point_to_point_api;
-        call = call_of(*context, api.function, api.count, api.datatype);
-        call.captured = api.captured;
-      } else {
-        const CollectiveApi& api = event->collective_api;
-        call = call_of(*context, api.function, api.count, api.datatype);
-        if (is_rooted(static_cast<Function>(call.function))) call.root = api.root;
-        call.captured = api.captured;
-      }
-      Stream& stream = *lanes[context->lane];
-      const Locked held(stream.lock);
-      const uint64_t number = stream.add(call, time, group, peered);
-      *result = handle(CALLED, static_cast<uint64_t>(context->lane), number);
+      if (recorded(*context))
+        *result = handle(CALLED, static_cast<uint64_t>(context->lane), seen_at_call(*context, *event));
       return SUCCESS;
     }
   }
@@ -328,7 +335,7 @@ int start(void* any, void** result, Event* event) {
   if constexpr (ABI <= 3) {
     if (context->lane == NONE) identify(*context, *event, ABI, __builtin_return_address(0));
   }
-  if (context->lane == NONE || context->communicator == NONE) return SUCCESS;
+  if (!recorded(*context)) return SUCCESS;
   if constexpr (ABI >= 5) {
     if (is(event->parent, CALLED) && lane_of(event->parent) < lane_count) {
       const uint64_t number = number_of(event->parent);

@@ -213,14 +213,10 @@ def test_one_cause_is_one_verdict(
     assert [(one.verdict.kind, one.verdict.explains) for one in explained(findings)] == standing
 
 
-def test_a_kind_has_its_severity_unless_another_is_given() -> None:
+def test_a_kind_has_its_severity() -> None:
     assert finding(Kind.HANG, []).verdict.severity is Severity.HARD
     assert finding(Kind.FAILED, []).verdict.severity is Severity.FAILURE
     assert finding(Kind.ASYMMETRY, []).verdict.severity is Severity.CONTRADICTION
-    assert (
-        found(Kind.HANG, (), [], Message(HiddenLinks(), Known.NVLINKS_DOWN), severity=Severity.INFO).verdict.severity
-        is Severity.INFO
-    )
 
 
 def watched(

@@ -84,3 +84,8 @@ def test_where_torchrun_would_bind(tmp_path: pathlib.Path, title: str, text: str
 
 def test_a_device_without_an_address_is_nowhere() -> None:
     assert numa.node_of("") is None
+
+
+def test_the_kernel_writes_no_more_digits_of_a_domain_than_it_needs() -> None:
+    assert numa.kernel_bus_id("00000000:DB:00.0") == "0000:db:00.0"
+    assert numa.kernel_bus_id("00010000:06:00.0") == "10000:06:00.0", "of a root complex behind a VMD, say"

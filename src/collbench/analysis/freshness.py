@@ -1,4 +1,4 @@
-"""Whether a saved run still describes this machine, and a run narrowed to the devices that a job may use."""
+"""Whether a saved run still describes this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from collbench.analysis.restrict import restricted
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
@@ -18,20 +17,6 @@ from collbench.model.units import TELLING_BYTES
 
 if TYPE_CHECKING:
     from collbench.analysis.choice import LeftOut  # late: numpy
-
-# A run over a whole machine, narrowed to the devices that a job may use.
-
-
-def part(run: Run, devices: Sequence[Device]) -> Run:
-    """Return what a run says of these of its devices alone, as if it had measured no others."""
-    wanted = {device.uuid for device in devices}
-    kept = [position for position, device in enumerate(run.devices) if device.uuid in wanted]
-    if len(kept) == len(run.devices):
-        return run
-    return restricted(run, kept)
-
-
-# Whether a saved run still describes this machine.
 
 UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1), "s": timedelta(seconds=1)}
 # Six digits stay far inside timedelta's range of 999,999,999 days.

@@ -18,11 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.analysis.tails import Lateness, after_others, lateness, quantile_ranks
-from collbench.model.job import Call, Job, JobRank, Phase, Position, Sample, Spread, Unknown
+from collbench.model.job import MICRO, Call, Job, JobRank, Phase, Position, Sample, Spread, Unknown
 
 Values = NDArray[np.float64]
 
-MICRO = 1e-6
 # Kineto writes the host's time in whole µs, the coarsest of the sources.
 _CLOCK_SECONDS = 1e-6
 

@@ -6,18 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from statistics import fmean, stdev
+from statistics import fmean
 
 from collbench.analysis.choice import BestForJob, Choice, Members, TieBreak
 from collbench.analysis.outcome import outcome
 from collbench.analysis.overlap import Figure
 from collbench.analysis.replay import communication_seconds
-from collbench.analysis.stats import DELTA, FEWEST_TRIALS, student
+from collbench.analysis.stats import DELTA, FEWEST_TRIALS, geometric_mean, simultaneous_quantile
 from collbench.model.capabilities import capabilities
 from collbench.model.failures import Failure
 from collbench.model.run import Replay, Run
-
-_LEVEL = 0.95
 
 
 class Standing(StrEnum):
@@ -133,11 +131,10 @@ def _ratio(one: Sequence[float], other: Sequence[float], sets: int) -> Figure:
 
 def _mean(logs: Sequence[float], comparisons: int = 1) -> Figure:
     """Return the mean of logarithms as what they are of, with its interval, one of so many that shall all hold."""
-    middle = fmean(logs)
     if len(logs) < FEWEST_TRIALS:
-        return Figure(math.exp(middle), None)
-    reach = student(len(logs) - 1, 1 - (1 - _LEVEL) / 2 / max(1, comparisons)) * stdev(logs) / math.sqrt(len(logs))
-    return Figure(math.exp(middle), (math.exp(middle - reach), math.exp(middle + reach)))
+        return Figure(math.exp(fmean(logs)), None)
+    middle, low, high = geometric_mean(logs, simultaneous_quantile(len(logs) - 1, comparisons))
+    return Figure(middle, (low, high))
 
 
 def _standing(best: bool, ratio: Figure) -> Standing:

@@ -14,13 +14,12 @@ from statistics import fmean, median
 
 from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import UsageError
-from collbench.model.job import Call, Job, JobRank, Phase, PointToPoint, Unknown
+from collbench.model.job import MICRO, Call, Job, JobRank, Phase, PointToPoint, Unknown
 from collbench.model.operations import Operation
 from collbench.model.run import ReplayedCall
 from collbench.model.units import format_size
 
 P2P, MIXED = "p2p", "mixed"
-_MICRO = 1e-6
 # What only moves is moved as bytes, as NCCL does it [nccl 2.28 src/collectives.cc: ncclAllGather and ncclBroadcast].
 _BYTES = "uint8"
 # torch.distributed reduces no unsigned words; a sum of signed ones of the same width is the same work.
@@ -291,7 +290,7 @@ def _units(job: Job, rank: int, phase: Phase, ranks: int) -> _Made:
     """Return a rank's units: calls of one NCCL group are one for each communicator, as torch batches them."""
     units, positions, pause = list[Unit](), list[tuple[int, ...]](), 0.0
     for together in _together(phase):
-        pause += sum(spread.median for at in together if (spread := phase.positions[at].pause)) * _MICRO
+        pause += sum(spread.median for at in together if (spread := phase.positions[at].pause)) * MICRO
         by_group: dict[int, list[int]] = {}
         for at in together:
             call = job.calls[phase.positions[at].call]
@@ -529,5 +528,5 @@ def _recorded(
         known = [one for one in each if one is not None] or [
             one for one in [least(map(summed, places))] if one is not None
         ]
-        found.append(median(known) * _MICRO if known else None)
+        found.append(median(known) * MICRO if known else None)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median
@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.analysis.physics import chained
-from collbench.analysis.stats import DELTA, Estimate, estimate, student
+from collbench.analysis.stats import DELTA, Estimate, estimate, simultaneous_quantile
 from collbench.analysis.tails import lateness
 from collbench.model.errors import UsageError
-from collbench.model.run import Run
+from collbench.model.run import Measurement, Run
 
 # Node effects from pairs of nodes: log bandwidth = typical + first's effect + second's + what the switches take.
 #
@@ -211,7 +211,6 @@ def _read(blocks: Sequence[_Block], found: Estimate) -> Fit:
 
 Pair = tuple[int, int]
 
-_CONFIDENCE = 0.95
 # Leaving a leaf costs this much in a round where all do: its uplinks are oversubscribed and hide the nodes' own cards.
 _OVERSUBSCRIBED = 0.10
 # So many pairs among suspects that a slow pair of slow nodes is distinguished from a fast one of neighbours: at 2 %
@@ -326,7 +325,7 @@ def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = (
     groups = _neighbours(among, low)
     found = fit(seen, nodes, [(members,) for members in groups], hiding=groups)
     uplinks = [
-        Uplink("", members, _effect(float(values[0]), float(errors[0]), _quantile(found, nodes)))
+        Uplink("", members, _effect(float(values[0]), float(errors[0]), simultaneous_quantile(found.freedom, nodes)))
         for members, values, errors in zip(groups, found.levels, found.level_errors, strict=True)
     ]
     return _judgement(seen, found, uplinks, _suspects(found, low, among, groups))
@@ -350,7 +349,7 @@ def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switch
 
 def _known_uplinks(found: Fit, known: Sequence[Switches]) -> list[Uplink]:
     return [
-        Uplink(name, members, _effect(float(value), float(error), _quantile(found, len(values))))
+        Uplink(name, members, _effect(float(value), float(error), simultaneous_quantile(found.freedom, len(values))))
         for level, values, errors in zip(known, found.levels, found.level_errors, strict=True)
         for name, members, value, error in zip(level.names, level.members, values, errors, strict=False)
     ]
@@ -372,7 +371,7 @@ def _judgement(
 
 
 def _node_effects(found: Fit) -> tuple[NodeEffect, ...]:
-    quantile = _quantile(found, (1 + found.directed) * len(found.sends))
+    quantile = simultaneous_quantile(found.freedom, (1 + found.directed) * len(found.sends))
     sends, receives = (
         [_effect(float(value), float(error), quantile) for value, error in zip(values, errors, strict=True)]
         for values, errors in ((found.sends, found.send_errors), (found.receives, found.receive_errors))
@@ -386,11 +385,6 @@ def _effect(value: float, error: float, quantile: float) -> Effect:
     if interval[1] < -DELTA:
         return Effect(ratio, interval, State.SLOW)
     return Effect(ratio, interval, State.UNDECIDED if ratio < -DELTA or interval[0] < -_TOO_WIDE else State.HEALTHY)
-
-
-def _quantile(found: Fit, count: int) -> float:
-    """Return how many standard errors `count` intervals at once need (Bonferroni, Student's t)."""
-    return student(found.freedom, 1 - (1 - _CONFIDENCE) / 2 / max(1, count))
 
 
 def _neighbours(among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]) -> list[Members]:
@@ -604,23 +598,11 @@ def late_nodes(run: Run, nodes: Sequence[Members]) -> tuple[LateNode, ...]:
     later: dict[int, list[float]] = defaultdict(list)
     quickest: list[float] = []
     for found in run.measurements:
-        between = sorted({node_of[member] for member in found.point.members})
-        if len(between) != 2:
-            continue
-        for sample in found.samples:
-            if len(sample.waits) != len(found.point.members):
-                continue
-            waits = [
-                min(
-                    wait
-                    for member, wait in zip(found.point.members, sample.waits, strict=True)
-                    if node_of[member] == node
-                )
-                for node in between
-            ]
-            quickest.append(min(waits))
-            for own, other, node in zip(waits, reversed(waits), between, strict=True):
-                later[node].append(other - own)
+        for waits in _waits_of_two(found, node_of):
+            (first, one), (second, other) = waits.items()
+            later[first].append(other - one)
+            later[second].append(one - other)
+            quickest.append(min(one, other))
     if not later:
         return ()
     resolved = max(LATE_SECONDS, median(quickest))
@@ -631,6 +613,17 @@ def late_nodes(run: Run, nodes: Sequence[Members]) -> tuple[LateNode, ...]:
         if spread.significant and spread.interval and _by_chance(over, len(values)) <= _LATE_FAMILY / len(later):
             late.append(LateNode(node, spread.median, spread.interval, over, len(values)))
     return tuple(sorted(late, key=lambda one: -one.seconds))
+
+
+def _waits_of_two(found: Measurement, node_of: Mapping[int, int]) -> Iterator[dict[int, float]]:
+    """Yield, of each trial between two nodes, how long each node waited in the barrier: its rank that waited least."""
+    nodes = [node_of[member] for member in found.point.members]
+    if len(set(nodes)) != 2:
+        return
+    for sample in found.samples:
+        if len(sample.waits) == len(nodes):
+            ranks = list(zip(nodes, sample.waits, strict=True))
+            yield {node: min(wait for other, wait in ranks if other == node) for node in sorted(set(nodes))}
 
 
 def _by_chance(over: int, count: int) -> float:

@@ -15,7 +15,7 @@ from collbench.model.run import DataPoint, Device, Measurement, Run
 # The copy engine shows the link (docs/method.md 2.2); a job loads batches one way and offloads the other.
 _DIRECTIONS = (Operation.H2D_CE, Operation.D2H_CE)
 
-LaunchEnvironment = tuple[int, ...]  # (position, node)
+DeviceNode = tuple[int, ...]  # a device's position, and a NUMA node
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def bindings(run: Run) -> tuple[Binding, ...]:
     return tuple(made)
 
 
-def _slower(found: Mapping[DataPoint, Measurement]) -> dict[LaunchEnvironment, Estimate]:
+def _slower(found: Mapping[DataPoint, Measurement]) -> dict[DeviceNode, Estimate]:
     """Return the slower direction's estimate for each device and node that has both; σ̂ is pooled within a direction."""
     ways = [
         {(c.members[0], c.numa_node or 0): m for c, m in found.items() if c.operation is operation}
@@ -76,7 +76,7 @@ def _slower(found: Mapping[DataPoint, Measurement]) -> dict[LaunchEnvironment, E
     both = ways[0].keys() & ways[1].keys()
     made = []
     for operation, points in zip(_DIRECTIONS, ways, strict=True):
-        logs: dict[LaunchEnvironment, list[float]] = {place: log_rates(points[place]) for place in both}
+        logs: dict[DeviceNode, list[float]] = {place: log_rates(points[place]) for place in both}
         made.append(estimates_of(logs, dict.fromkeys(logs, operation.value)))
     return {place: min((way[place] for way in made), key=lambda estimate: estimate.middle) for place in sorted(both)}
 

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from collbench.analysis.stats import mean_interval, median_interval
+from collbench.analysis.stats import difference_interval, mean_interval, median_interval
 from collbench.model.compute import Compute, Priority
 from collbench.model.operations import Operation
 from collbench.model.run import Overlap, OverlapTrial
@@ -28,6 +28,17 @@ class Figure:
     def half(self) -> float:
         """Half of the interval over the median, a ratio; infinite without one."""
         return math.inf if self.interval is None else (self.interval[1] - self.interval[0]) / 2 / self.value
+
+
+def median_figure(values: Sequence[float]) -> Figure:
+    """Return the median of trials with its 95 % interval; not a number for none.
+
+    Values may be 0 or negative: what calls add to a step is, where noise is larger than they are.
+    """
+    if not values:
+        return Figure(float("nan"), None)
+    interval = median_interval if min(values) > 0 else difference_interval
+    return Figure(median(values), interval(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +65,7 @@ def summarize(found: Overlap) -> OverlapSummary:
     """Return the figures of a data point with at least one trial."""
 
     def over_trials(value: Callable[[OverlapTrial], float]) -> Figure:
-        values = [value(trial) for trial in found.trials]
-        return Figure(median(values), median_interval(values))
+        return median_figure([value(trial) for trial in found.trials])
 
     def over_calls(value: Callable[[OverlapTrial], float]) -> Figure:
         values = [value(trial) for trial in found.trials]
@@ -126,17 +136,16 @@ def slowdown(
     size_bytes: float,
     *,
     compute: Compute | None = None,
-    priority: Priority = Priority.NORMAL,
-    ctas: int | None = None,
 ) -> Slowdown | None:
     """Return the factors at a size, interpolated in log size; None outside the measured sizes, or without any.
 
-    Without `compute` those of the first compute that was measured with this operation and these levers.
+    They are those at normal priority and with NCCL's own CTAs, and without `compute` those of the first compute that
+    was measured so.
     """
     chosen = [
         found
         for condition, found in by_condition(overlaps).items()
-        if (condition.operation, condition.priority, condition.ctas) == (operation, priority, ctas)
+        if (condition.operation, condition.priority, condition.ctas) == (operation, Priority.NORMAL, None)
         and compute in (None, condition.compute)
     ]
     points = [one for one in chosen[0] if one.trials] if chosen else []

@@ -18,7 +18,7 @@ from collbench.analysis.rings import Sets, masks
 from collbench.analysis.stats import DELTA, summarize
 from collbench.analysis.tiers import Ranking, points_of, rank_links, rank_pairs
 from collbench.analysis.wiring import Wiring, guessed_rates, wiring
-from collbench.machine.limits import BUSY_PERCENT, holds_back, only_opened
+from collbench.machine.health import BUSY_PERCENT, holds_back, only_opened
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, FlagKind, Health, Path, Run
 from collbench.model.units import SMALL_BYTES

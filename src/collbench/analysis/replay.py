@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 
-from collbench.analysis.overlap import Figure
-from collbench.analysis.stats import difference_interval, median_interval
+from collbench.analysis.overlap import Figure, median_figure
 from collbench.model.run import Replay, ReplayTrial
 
 
@@ -32,7 +30,7 @@ def summarize(found: Replay) -> ReplaySummary:
     """Return the figures of an arm with at least one trial."""
 
     def over_trials(value: Callable[[ReplayTrial], float]) -> Figure:
-        return figure([value(trial) for trial in found.trials])
+        return median_figure([value(trial) for trial in found.trials])
 
     return ReplaySummary(
         step=over_trials(step_seconds),
@@ -40,7 +38,9 @@ def summarize(found: Replay) -> ReplaySummary:
         exposed=over_trials(lambda trial: step_seconds(trial) - max(trial.pauses)),
         communication=over_trials(communication_seconds),
         alone=over_trials(lambda trial: max(trial.calls)),
-        by_kind=tuple(figure([trial.call_seconds[kind] for trial in found.trials]) for kind in range(len(found.calls))),
+        by_kind=tuple(
+            median_figure([trial.call_seconds[kind] for trial in found.trials]) for kind in range(len(found.calls))
+        ),
     )
 
 
@@ -58,8 +58,10 @@ def ratio(first: Replay, other: Replay) -> ArmRatio | None:
     if not pairs:
         return None
     return ArmRatio(
-        figure([step_seconds(b) / step_seconds(a) for a, b in pairs]),
-        figure([communication_seconds(b) / communication_seconds(a) for a, b in pairs if communication_seconds(a) > 0]),
+        median_figure([step_seconds(b) / step_seconds(a) for a, b in pairs]),
+        median_figure(
+            [communication_seconds(b) / communication_seconds(a) for a, b in pairs if communication_seconds(a) > 0]
+        ),
     )
 
 
@@ -71,14 +73,3 @@ def step_seconds(trial: ReplayTrial) -> float:
 def communication_seconds(trial: ReplayTrial) -> float:
     """Return the seconds of communication on the rank that has most."""
     return max(trial.communication)
-
-
-def figure(values: Sequence[float]) -> Figure:
-    """Return the median of trials with its 95 % interval; not a number for none.
-
-    What a step adds to its pauses may be nothing, or less than nothing where noise is more.
-    """
-    if not values:
-        return Figure(float("nan"), None)
-    interval = median_interval if min(values) > 0 else difference_interval
-    return Figure(median(values), interval(values))

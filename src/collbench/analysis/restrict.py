@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from collbench.model.failures import Failure
-from collbench.model.run import Flag, Measurement, Overlap, Replay, Run, Sample, Skipped
+from collbench.model.run import Device, Flag, Measurement, Overlap, Replay, Run, Sample, Skipped
+
+# An overlap or a replay: both have members, and trials with flags.
+_WithTrials = TypeVar("_WithTrials", Overlap, Replay)
+
+
+def part(run: Run, devices: Sequence[Device]) -> Run:
+    """Return what the run says of these of its devices alone, in its own order; the run itself where these are all."""
+    wanted = {device.uuid for device in devices}
+    kept = [position for position, device in enumerate(run.devices) if device.uuid in wanted]
+    return run if len(kept) == len(run.devices) else restricted(run, kept)
 
 
 def restricted(run: Run, members: Sequence[int]) -> Run:
@@ -26,7 +37,7 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
             replace(
                 found,
                 point=replace(found.point, members=_renumbered(found.point.members, new)),
-                flags=tuple(replace(flag, devices=_renumbered(flag.devices, new)) for flag in found.flags),
+                flags=_flags(found.flags, new),
             )
             for found in run.latencies
             if inside >= set(found.point.members)
@@ -37,8 +48,8 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
             for check in run.interference_checks
             if inside >= set(check.members)
         ],
-        overlaps=[_overlap(found, new) for found in run.overlaps if inside >= set(found.members)],
-        replays=[_replay(found, new) for found in run.replays if inside >= set(found.members)],
+        overlaps=[_with_trials(found, new) for found in run.overlaps if inside >= set(found.members)],
+        replays=[_with_trials(found, new) for found in run.replays if inside >= set(found.members)],
         chosen=[],  # NCCL chose for sets that may not be inside
         health_before=tuple(run.health_before[member] for member in members if run.health_before),
         health_after=tuple(run.health_after[member] for member in members if run.health_after),
@@ -52,12 +63,7 @@ def renumbered(found: Measurement, new: Mapping[int, int]) -> Measurement:
     return replace(found, point=point, samples=samples, failure=_failure(found.failure, new))
 
 
-def _overlap(found: Overlap, new: Mapping[int, int]) -> Overlap:
-    trials = [replace(trial, flags=_flags(trial.flags, new)) for trial in found.trials]
-    return replace(found, members=_renumbered(found.members, new), trials=trials, failure=_failure(found.failure, new))
-
-
-def _replay(found: Replay, new: Mapping[int, int]) -> Replay:
+def _with_trials(found: _WithTrials, new: Mapping[int, int]) -> _WithTrials:
     trials = [replace(trial, flags=_flags(trial.flags, new)) for trial in found.trials]
     return replace(found, members=_renumbered(found.members, new), trials=trials, failure=_failure(found.failure, new))
 
@@ -83,9 +89,8 @@ def _skipped(left: Skipped, new: Mapping[int, int]) -> Skipped:
 def _sample(sample: Sample, new: Mapping[int, int]) -> Sample:
     if not sample.flags and not sample.marks:
         return sample
-    flags = tuple(replace(flag, devices=_renumbered(flag.devices, new)) for flag in sample.flags)
     marks = tuple(replace(mark, devices=_renumbered(mark.devices, new)) for mark in sample.marks)
-    return replace(sample, flags=flags, marks=marks)
+    return replace(sample, flags=_flags(sample.flags, new), marks=marks)
 
 
 def _renumbered(members: tuple[int, ...], new: Mapping[int, int]) -> tuple[int, ...]:

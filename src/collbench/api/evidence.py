@@ -12,8 +12,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from collbench.analysis import freshness
-from collbench.analysis.freshness import DeviceBusy, NoPairs, SpecialNccl, Unfit, part
+from collbench.analysis.freshness import DeviceBusy, NoPairs, SpecialNccl, Unfit
 from collbench.analysis.outcome import outcome
+from collbench.analysis.restrict import part
 from collbench.api.measuring import measure, new_seed
 from collbench.api.notices import Notices
 from collbench.backends import factory

@@ -15,7 +15,7 @@ import numpy as np
 
 from collbench.backends.protocol import Step, Timing, time_each
 from collbench.machine import theory
-from collbench.machine.limits import wrong
+from collbench.machine.health import wrong
 from collbench.model.errors import DataCorruption, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation, Variant, Work

@@ -10,6 +10,7 @@ from itertools import chain
 from statistics import fmean
 
 from collbench.backends.overlap_protocol import DTYPE, Load, OverlapBackend, OverlapOpened, OverlapPoint, RankTimes
+from collbench.bench.plan import device_words
 from collbench.bench.session import new_run
 from collbench.model.compute import Compute, Priority
 from collbench.model.dtypes import whole_blocks, whole_elements
@@ -397,7 +398,7 @@ def begun_run(request: OverlapRequest, opened: OverlapOpened) -> Run:
         command=request.command,
         environment=dict(opened.environment),
         kind=CommandKind.OVERLAP,
-        devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
+        devices=device_words(request.devices),
         requested_sizes=request.requested_sizes,
         fabric=request.fabric or "",
     )

@@ -407,6 +407,11 @@ _IN_BOTH = {field.name for field in fields(Request)} & {field.name for field in 
 _IN_BOTH -= {"devices", "sizes", "sets", "fabric"}
 
 
+def device_words(asked: str | None) -> tuple[str, ...]:
+    """Return the words of --devices as a run's settings keep them; () where all devices were asked for."""
+    return tuple(word.strip() for word in asked.split(",")) if asked else ()
+
+
 def settings_of(
     request: Request,
     operations: tuple[Operation, ...],
@@ -420,7 +425,7 @@ def settings_of(
         sizes=sizes,
         trials=trials,
         environment=environment,
-        devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
+        devices=device_words(request.devices),
         requested_sizes=request.sizes,
         layout=_layout(request),
         sets=request.sets or (),

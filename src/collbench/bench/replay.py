@@ -11,6 +11,7 @@ from statistics import fmean
 
 from collbench.analysis.job_schedule import MIXED, P2P, Schedule
 from collbench.backends.replay_protocol import ReplayArm, ReplayBackend, ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.bench.plan import device_words
 from collbench.bench.session import new_run
 from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
 from collbench.model.failures import WrongData
@@ -67,7 +68,7 @@ def begun_run(request: ReplayRequest, opened: ReplayOpened) -> Run:
         command=request.command,
         environment=dict(opened.environment),
         kind=CommandKind.REPLAY,
-        devices=tuple(word.strip() for word in request.devices.split(",")) if request.devices else (),
+        devices=device_words(request.devices),
         fabric=request.fabric or "",
     )
     return new_run(opened.name, opened.devices, opened, settings)

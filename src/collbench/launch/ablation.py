@@ -497,8 +497,8 @@ def judge(ablation: Ablation) -> Result | None:
     measure, skip = ablation.measure, ablation.skip
     first, second = ([math.log(value(pair[arm], measure, skip)) for pair in runs] for arm in (0, 1))
     differences = [after - before for before, after in zip(first, second, strict=True)]
-    level = _LEVEL if ablation.budget_seconds is None else _LOOKED_AT_LEVEL
-    ratio = Ratio(*_mean(differences, level))
+    level = _level(ablation)
+    ratio = _ratio(differences, level)
     return Result(
         (_arm(first), _arm(second)),
         ratio,
@@ -532,10 +532,10 @@ def _gpu_result(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablat
                 return None
             own[arm].append(math.log(worked))
             shares[arm].append(math.log(worked / step))
-    level = _LEVEL if ablation.budget_seconds is None else _LOOKED_AT_LEVEL
-    ratio = _mean([after - before for before, after in zip(*own, strict=True)], level)
-    first, second = (Ratio(*_mean(found, level)) for found in shares)
-    return GpuResult((_arm(own[0]), _arm(own[1])), Ratio(*ratio), (first, second))
+    level = _level(ablation)
+    ratio = _ratio([after - before for before, after in zip(*own, strict=True)], level)
+    first, second = (_ratio(found, level) for found in shares)
+    return GpuResult((_arm(own[0]), _arm(own[1])), ratio, (first, second))
 
 
 def _within(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablation) -> float | None:
@@ -572,21 +572,23 @@ _LEVEL, _LOOKED_AT_LEVEL = 0.975, 0.9875
 _MOST_REPEATS = 10_000
 
 
+def _level(ablation: Ablation) -> float:
+    return _LEVEL if ablation.budget_seconds is None else _LOOKED_AT_LEVEL
+
+
 def _arm(logs: Sequence[float]) -> ArmResult:
-    middle, low, high = _mean(logs)
-    return ArmResult(middle, (low, high))
+    mean = _ratio(logs, _LEVEL)
+    return ArmResult(mean.middle, (mean.low, mean.high))
 
 
-def _mean(logs: Sequence[float], level: float = _LEVEL) -> tuple[float, float, float]:
-    """Return the mean of logarithms and its 95 % interval, as what they are logarithms of.
+def _ratio(logs: Sequence[float], level: float) -> Ratio:
+    """Return the geometric mean and its 95 % interval of what these are logarithms of.
 
     By Student's t, for few values of about one normal distribution: at two repeats 12.7 standard errors, at three 4.3.
     """
-    from collbench.analysis.stats import student  # late: numpy
+    from collbench.analysis.stats import geometric_mean, student  # late: numpy
 
-    reach = student(len(logs) - 1, level) * stdev(logs) / math.sqrt(len(logs))
-    middle = fmean(logs)
-    return math.exp(middle), math.exp(middle - reach), math.exp(middle + reach)
+    return Ratio(*geometric_mean(logs, student(len(logs) - 1, level)))
 
 
 # Whether to go on. At least three repeats: two have no spread to judge by.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
-from collbench.machine.numa import read
+from collbench.machine.numa import kernel_bus_id, read
 
 _BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # nvidia-smi's words for how near two PCI devices are, nearest first ["nvidia-smi topo -m", its legend].
@@ -77,12 +77,18 @@ def read_affinity(
     places = {card: _resolved(root / "sys/class/infiniband" / card / "device") for card in cards}
     near: dict[int, dict[str, str]] = {}
     for gpu, bus_id in bus_ids.items():
-        domain, _, rest = bus_id.lower().partition(":")
-        own = _resolved(root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}")
+        own = _pci_device(root, bus_id)
         found = {card: nearness(own, place) for card, place in places.items() if own is not None and place is not None}
         near[gpu] = {**known[gpu], **{card: how for card, how in found.items() if how}}
     topology, graphs = (_text(environment.get(variable, "")) for variable in (TOPOLOGY_VARIABLE, GRAPH_VARIABLE))
     return NetworkAffinity(near, nccl_choice(topology, graphs, bus_ids) if topology and graphs else {}, known)
+
+
+def _pci_device(root: pathlib.Path, bus_id: str) -> pathlib.Path | None:
+    try:
+        return _resolved(root / "sys/bus/pci/devices" / kernel_bus_id(bus_id))
+    except ValueError:
+        return None
 
 
 def _resolved(path: pathlib.Path) -> pathlib.Path | None:

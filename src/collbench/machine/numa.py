@@ -75,11 +75,16 @@ def node_of(pci_bus_id: str, root: pathlib.Path = _ROOT) -> int | None:
     It reads the kernel's word for the PCI device and takes -1, which is "unknown", for 0
     [torch 2.13, torch/numa/binding.py, _get_numa_node_index_for_gpu_index].
     """
-    domain, _, rest = pci_bus_id.partition(":")
     try:
-        return max(0, int(read(root / f"sys/bus/pci/devices/{int(domain, 16):04x}:{rest.lower()}/numa_node")))
+        return max(0, int(read(root / f"sys/bus/pci/devices/{kernel_bus_id(pci_bus_id)}/numa_node")))
     except ValueError:
         return None
+
+
+def kernel_bus_id(pci_bus_id: str) -> str:
+    """Return the kernel's name of a PCI device, 0000:06:00.0 of NVML's 00000000:06:00.0. Raises ValueError."""
+    domain, _, rest = pci_bus_id.partition(":")
+    return f"{int(domain, 16):04x}:{rest.lower()}"
 
 
 def read(file: pathlib.Path) -> str:

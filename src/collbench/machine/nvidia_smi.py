@@ -122,13 +122,13 @@ def parse_p2p(text: str, name: str = "the peer-access matrix") -> PeerAccess:
     return PeerAccess(header.gpus, _checked(header, rows, source, lambda cell: cell in machine_labels.PEER_STATES))
 
 
-def parse_cards(text: str, name: str = "the topology") -> dict[int, dict[str, str]]:
+def parse_cards(text: str) -> dict[int, dict[str, str]]:
     """Return how near network cards are in the text of `nvidia-smi topo -m`: labels by GPU index and card.
 
     Cards have the kernel's names, where the text has them. A row whose columns have moved says nothing. Raises
     UsageError as `parse_topology` does.
     """
-    header, rows = _matrix(text, _Source(name, _TOPOLOGY_COMMAND))
+    header, rows = _matrix(text, _Source("the topology", _TOPOLOGY_COMMAND))
     names = dict(_CARD_NAME.findall(text))
     cards = [names.get(device, device) for device in header.devices if device not in header.gpus]
     return {

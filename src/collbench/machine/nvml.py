@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from collbench.machine import theory
+from collbench.machine.health import THROTTLE_REASONS
 from collbench.machine.labels import UNKNOWN
-from collbench.machine.limits import THROTTLE_REASONS
-from collbench.machine.numa import format_cpus
+from collbench.machine.numa import format_cpus, kernel_bus_id
 from collbench.model.errors import MachineError, NoDriver
 from collbench.model.run import Device, Health, Path, PeerReadWrite, PeerStatus
 
@@ -497,9 +497,8 @@ def _set_bits(mask: Sequence[int] | None) -> tuple[int, ...]:
 
 def _sysfs_numa_node(sysfs: pathlib.Path, pci_id: str) -> int | None:
     """Return the kernel's NUMA node of a PCI device; it writes -1 (here None) where the firmware does not say."""
-    domain, _, rest = pci_id.partition(":")
     try:
-        node = int((sysfs / f"{int(domain, 16):04x}:{rest.lower()}" / "numa_node").read_text())
+        node = int((sysfs / kernel_bus_id(pci_id) / "numa_node").read_text())
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from collbench.machine.limits import wrong
+from collbench.machine.health import wrong
 from collbench.machine.nvml import Glance
 from collbench.model.errors import CollbenchError
 from collbench.model.run import Device, Flag

@@ -13,6 +13,8 @@ from enum import StrEnum
 
 from collbench.model.operations import Operation
 
+MICRO = 1e-6  # seconds in a µs: a job's times are µs
+
 
 class Source(StrEnum):
     """Where a job's calls were read from."""

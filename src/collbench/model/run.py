@@ -183,7 +183,7 @@ class Flag:
     """One thing that was wrong with devices, by position, during a trial.
 
     `figure` is in °C of a hot device, and counts the other processes on a shared one. `reason` is why a device was
-    throttled, as in `machine.limits`; of OTHER it is the words of an older file that no kind has.
+    throttled, as in `machine.health`; of OTHER it is the words of an older file that no kind has.
     """
 
     kind: FlagKind

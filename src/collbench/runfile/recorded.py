@@ -29,7 +29,16 @@ from collbench.model.job import (
 )
 from collbench.model.nccl_options import format_version
 from collbench.model.operations import Operation
-from collbench.runfile.streams import DATATYPES, FUNCTIONS, REDUCTIONS, NcclCall, Numbers, Stream, bucket_median
+from collbench.runfile.streams import (
+    DATATYPES,
+    FUNCTIONS,
+    REDUCTIONS,
+    CommunicatorKey,
+    NcclCall,
+    Numbers,
+    Stream,
+    bucket_median,
+)
 
 # A tail is folded where a sequence comes at least twice and covers so many calls.
 _WORTH = 4
@@ -57,30 +66,18 @@ def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
     if not called:
         raise ValueError("no stream has a call")
     kept = _one_job(called)
-    numbers, world_size = _numbered(kept)
     sizes = _sizes(kept)
+    numbers, world_size = _numbered(kept, sizes)
     tables = _Tables(sizes)
     for stream, number in zip(kept, numbers, strict=True):
         for one in stream.communicators:
-            tables.members[_key(one.hash, one.name)][one.rank] = number
+            tables.members[one.key][one.rank] = number
     order = sorted(range(len(kept)), key=lambda place: numbers[place])
     clocks = _clocks(kept)
     started = min(stream.realtime_ns for stream in kept)
     ranks = tuple(_rank(kept[place], numbers[place], tables, clocks[kept[place].host] - started) for place in order)
     first = kept[order[0]]
     groups = tables.grouped()
-    unknown = {Unknown.OVERLAP}
-    if not any(position.gpu for rank in ranks for phase in rank.phases for position in phase.positions):
-        unknown.add(Unknown.GPU_TIMES)
-    if any(Operation(call.operation).reduces and not call.reduction for call in tables.calls if call.collective):
-        unknown.add(Unknown.REDUCTION)
-    if any(call.operation in set(PointToPoint) and call.peer is None for call in tables.calls):
-        unknown.add(Unknown.PEER)
-    if any(len(group.ranks) != group.size for group in groups):
-        unknown.add(Unknown.GROUP_RANKS)
-    # Before ABI 5 nothing says that a call was captured.
-    if any(call.captured for call in tables.calls) or any(stream.abi < _API_ABI for stream in kept):
-        unknown.add(Unknown.GRAPH_REPLAYS)
     job = Job(
         source=Source.PLUGIN,
         started=datetime.fromtimestamp(started / 1e9, UTC).isoformat(timespec="seconds"),
@@ -91,7 +88,7 @@ def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
         command=tuple(command),
         nccl=format_version(first.nccl) if first.nccl >= 10000 else "",
         environment=first.environment,
-        unknown=tuple(word for word in Unknown if word in unknown),
+        unknown=_unknown(kept, ranks, groups, tables.calls),
     )
     missing = tuple(sorted(set(range(world_size)) - set(numbers)))
     lacks: Counter[str] = Counter()
@@ -99,6 +96,24 @@ def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
         lacks.update(stream.lacks)
     too_old = all(stream.too_old for stream in kept)
     return Merged(job, len(called) - len(kept), missing, +lacks, too_old)
+
+
+def _unknown(
+    streams: Sequence[Stream], ranks: Sequence[JobRank], groups: Sequence[Group], calls: Sequence[Call]
+) -> tuple[Unknown, ...]:
+    """Return what these streams cannot say, in Unknown's order."""
+    # Before ABI 5 nothing says that a call was captured.
+    old = any(stream.abi < _API_ABI for stream in streams)
+    gpu_times = any(position.gpu for rank in ranks for phase in rank.phases for position in phase.positions)
+    found = {
+        Unknown.REDUCTION: any(call.collective and call.collective.reduces and not call.reduction for call in calls),
+        Unknown.PEER: any(not call.collective and call.peer is None for call in calls),
+        Unknown.GROUP_RANKS: any(len(group.ranks) != group.size for group in groups),
+        Unknown.GPU_TIMES: not gpu_times,
+        Unknown.GRAPH_REPLAYS: old or any(call.captured for call in calls),
+        Unknown.OVERLAP: True,
+    }
+    return tuple(what for what in Unknown if found.get(what))
 
 
 # Which streams are of one job, and who is who in it.
@@ -141,23 +156,21 @@ def _distinct_hints(streams: Sequence[Stream]) -> bool:
     )
 
 
-def _sizes(streams: Sequence[Stream]) -> dict[tuple[int, str], int]:
+def _sizes(streams: Sequence[Stream]) -> dict[CommunicatorKey, int]:
     """Return how many ranks each communicator has; of those of old ABIs, which do not say, as many as were seen."""
-    sizes: dict[tuple[int, str], int] = {}
+    sizes: dict[CommunicatorKey, int] = {}
     for stream in streams:
         for one in stream.communicators:
-            key = _key(one.hash, one.name)
-            sizes[key] = max(sizes.get(key, 0), one.ranks, one.rank + 1)
+            sizes[one.key] = max(sizes.get(one.key, 0), one.ranks, one.rank + 1)
     return sizes
 
 
-def _numbered(streams: Sequence[Stream]) -> tuple[list[int], int]:
+def _numbered(streams: Sequence[Stream], sizes: Mapping[CommunicatorKey, int]) -> tuple[list[int], int]:
     """Return each stream's rank in the job, and the job's size."""
-    sizes = _sizes(streams)
-    inside: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
+    inside: dict[CommunicatorKey, dict[int, int]] = defaultdict(dict)
     for place, stream in enumerate(streams):
         for one in stream.communicators:
-            inside[_key(one.hash, one.name)][place] = one.rank
+            inside[one.key][place] = one.rank
     widest = max(sizes, key=lambda key: (len(inside[key]), sizes[key]))
     known = inside[widest]
     if len(known) == len(streams) and len(set(known.values())) == len(known):
@@ -177,10 +190,6 @@ def _who(stream: Stream) -> tuple[str, int, int, int]:
     return stream.host, stream.realtime_ns if stream.device is None else stream.device, stream.pid, stream.lane
 
 
-def _key(number: int, name: str) -> tuple[int, str]:
-    return number, name
-
-
 def _clocks(streams: Sequence[Stream]) -> dict[str, int]:
     """Return what to add to each host's monotonic clock for UTC, ns: one number, so that its ranks' times agree."""
     clocks: dict[str, int] = {}
@@ -196,9 +205,9 @@ def _clocks(streams: Sequence[Stream]) -> dict[str, int]:
 class _Tables:
     """The job's groups and calls, as far as they were met."""
 
-    sizes: dict[tuple[int, str], int]
-    members: dict[tuple[int, str], dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
-    groups: dict[tuple[int, str], int] = field(default_factory=dict)
+    sizes: dict[CommunicatorKey, int]
+    members: dict[CommunicatorKey, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    groups: dict[CommunicatorKey, int] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     places: dict[Call, int] = field(default_factory=dict)
 
@@ -224,7 +233,7 @@ class _Tables:
         if not operation or call.datatype >= len(DATATYPES):
             return None
         communicator = stream.communicators[call.communicator]
-        key = _key(communicator.hash, communicator.name)
+        key = communicator.key
         size = self.sizes[key]
         dtype = DATATYPES[call.datatype]
         parts = size if operation not in set(PointToPoint) and Operation(operation).shares else 1
@@ -249,38 +258,8 @@ class _Tables:
 def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
     """Return one rank's record; `clock` turns its starts into ns from the job's own."""
     folded = _Folded()
-    for phase, repetitions in stream.runs:
-        folded.add(tuple(stream.phases[phase].symbols.tolist()), repetitions)
-    for phase in {phase for phase, _ in stream.runs}:
-        repeated = stream.phases[phase]
-        one = folded.phases[tuple(repeated.symbols.tolist())]
-        length = len(repeated.symbols)
-        gpus = repeated.gpu_samples or itertools.repeat(np.zeros(length, np.int64))
-        begins = repeated.gpu_begins or itertools.repeat(np.zeros(2 + length, np.int64))
-        one.samples += [
-            _Whole(*sample, gpu, begin)
-            for sample, gpu, begin in zip(repeated.samples, gpus, begins, strict=False)
-            if sample[0] < one.repetitions
-        ]
-        if repeated.times is not None:
-            one.pauses = [_summed(times) for times in repeated.times]
-        if repeated.gpu_times is not None:
-            one.gpu = [_summed(times) for times in repeated.gpu_times]
-    tail_gpu = np.zeros(len(stream.tail), np.int64) if stream.tail_gpu is None else stream.tail_gpu
-    pauses = np.diff(stream.tail_starts, prepend=stream.before_tail or np.nan).clip(min=0.0) / 1e3
-    for start, period, repetitions in fold(stream.tail):
-        symbols = tuple(stream.tail[start : start + period].tolist())
-        before = folded.add(symbols, repetitions)
-        one, size = folded.phases[symbols], period * repetitions
-        starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
-        gpu = tail_gpu[start : start + size].reshape(repetitions, period)
-        stride = math.ceil(repetitions / _SAMPLES)
-        one.samples += [
-            _Whole(before + place, starts[place], gpu[place], _begins(stream, start + place * period, period))
-            for place in range(0, repetitions, stride)
-        ][: max(0, _SAMPLES - len(one.samples))]
-        one.tails.append(pauses[start : start + size].reshape(repetitions, period))
-        one.gpu_tails.append(_micro(gpu))
+    _add_runs(folded, stream)
+    _add_tail(folded, stream)
     translated = {place: tables.translate(stream, call) for place, call in enumerate(stream.calls)}
     made = [
         _phase(symbols, one, _positions(symbols, translated, tables), clock) for symbols, one in folded.phases.items()
@@ -304,6 +283,46 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
         dropped=stream.dropped + unknown,
         order=() if once else order,
     )
+
+
+def _add_runs(folded: _Folded, stream: Stream) -> None:
+    """Add the phases that the plugin folded, with its sums and samples."""
+    for phase, repetitions in stream.runs:
+        folded.add(tuple(stream.phases[phase].symbols.tolist()), repetitions)
+    for phase in {phase for phase, _ in stream.runs}:
+        repeated = stream.phases[phase]
+        one = folded.phases[tuple(repeated.symbols.tolist())]
+        length = len(repeated.symbols)
+        gpus = repeated.gpu_samples or itertools.repeat(np.zeros(length, np.int64))
+        begins = repeated.gpu_begins or itertools.repeat(np.zeros(2 + length, np.int64))
+        one.samples += [
+            _Whole(*sample, gpu, begin)
+            for sample, gpu, begin in zip(repeated.samples, gpus, begins, strict=False)
+            if sample[0] < one.repetitions
+        ]
+        if repeated.times is not None:
+            one.pauses = [_summed(times) for times in repeated.times]
+        if repeated.gpu_times is not None:
+            one.gpu = [_summed(times) for times in repeated.gpu_times]
+
+
+def _add_tail(folded: _Folded, stream: Stream) -> None:
+    """Fold the calls that the plugin had not folded yet, and add what repeats in them."""
+    tail_gpu = np.zeros(len(stream.tail), np.int64) if stream.tail_gpu is None else stream.tail_gpu
+    pauses = np.diff(stream.tail_starts, prepend=stream.before_tail or np.nan).clip(min=0.0) / 1e3
+    for start, period, repetitions in fold(stream.tail):
+        symbols = tuple(stream.tail[start : start + period].tolist())
+        before = folded.add(symbols, repetitions)
+        one, size = folded.phases[symbols], period * repetitions
+        starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
+        gpu = tail_gpu[start : start + size].reshape(repetitions, period)
+        stride = math.ceil(repetitions / _SAMPLES)
+        one.samples += [
+            _Whole(before + place, starts[place], gpu[place], _begins(stream, start + place * period, period))
+            for place in range(0, repetitions, stride)
+        ][: max(0, _SAMPLES - len(one.samples))]
+        one.tails.append(pauses[start : start + size].reshape(repetitions, period))
+        one.gpu_tails.append(_micro(gpu))
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,7 @@ _PENDING = np.dtype(
 )
 
 Numbers = NDArray[Any]
+CommunicatorKey = tuple[int, str]  # a communicator's hash and name
 
 
 class StreamError(Exception):
@@ -164,6 +165,11 @@ class Communicator:
     rank: int
     ranks: int
     name: str
+
+    @property
+    def key(self) -> CommunicatorKey:
+        """What the same communicator has on all of its ranks."""
+        return self.hash, self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,17 +267,10 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     _check_clock(tail["start"], late_starts, begins)
     starts = np.concatenate([tail["start"].astype(np.int64), np.array(late_starts, np.int64)])
     gpu = np.concatenate([tail["gpu"].astype(np.int64), np.array(late_gpu, np.int64)]) * _GPU_UNIT
-    for sequence in (*(phase.symbols for phase in phases), symbols):
-        if len(sequence) and int(sequence.max()) // 2 >= len(known):
-            raise StreamError("a phase has a call that is not in the table of calls")
-    if any(not 0 <= int(one["rank"]) < (int(one["ranks"]) or _MOST_RANKS) <= _MOST_RANKS for one in communicators):
-        raise StreamError("a communicator has a rank that it cannot have")
-    if any(call.count > _MOST_ELEMENTS for call in known):
-        raise StreamError("a call is larger than any can be")
-    if any(call.communicator >= len(communicators) for call in known):
-        raise StreamError("a call has a communicator that is not in their table")
-    if any(phase >= len(phases) or not repetitions for phase, repetitions in runs):
-        raise StreamError("a run repeats a phase that is not in their table")
+    made = tuple(
+        Communicator(int(one["hash"]), int(one["rank"]), int(one["ranks"]), _text(one["name"])) for one in communicators
+    )
+    _check_tables(made, known, phases, runs, symbols)
     sent = sum(len(phases[phase].symbols) * repetitions for phase, repetitions in runs) + len(tail)
     # A kill between two stores may leave a call counted that is not in the tail.
     if int(header["kept"]) - sent not in {0, 1}:
@@ -287,13 +286,10 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         env_world=_or_none(header["env_world"]),
         monotonic_ns=int(header["monotonic_ns"]),
         realtime_ns=int(header["realtime_ns"]),
-        complete=bool(header["exited"]) or (not int(header["open"]) and bool(len(communicators))),
+        complete=bool(header["exited"]) or (not int(header["open"]) and bool(made)),
         dropped=int(header["dropped"]),
         environment=_environment(header["environment"]),
-        communicators=tuple(
-            Communicator(int(one["hash"]), int(one["rank"]), int(one["ranks"]), _text(one["name"]))
-            for one in communicators
-        ),
+        communicators=made,
         calls=tuple(known),
         phases=phases,
         runs=runs,
@@ -305,6 +301,27 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         too_old=int(header["gpu_times"]) == _TOO_OLD,
         lacks=_lacks(header, [call.captured for call in late_calls], late_gpu),
     )
+
+
+def _check_tables(
+    communicators: Sequence[Communicator],
+    calls: Sequence[NcclCall],
+    phases: Sequence[Repeated],
+    runs: Sequence[tuple[int, int]],
+    tail: Numbers,
+) -> None:
+    """Raise StreamError where an entry of a table cannot be, or names one of another table that is not there."""
+    for symbols in (*(phase.symbols for phase in phases), tail):
+        if len(symbols) and int(symbols.max()) // 2 >= len(calls):
+            raise StreamError("a phase has a call that is not in the table of calls")
+    if any(not 0 <= one.rank < (one.ranks or _MOST_RANKS) <= _MOST_RANKS for one in communicators):
+        raise StreamError("a communicator has a rank that it cannot have")
+    if any(call.count > _MOST_ELEMENTS for call in calls):
+        raise StreamError("a call is larger than any can be")
+    if any(call.communicator >= len(communicators) for call in calls):
+        raise StreamError("a call has a communicator that is not in their table")
+    if any(phase >= len(phases) or not repetitions for phase, repetitions in runs):
+        raise StreamError("a run repeats a phase that is not in their table")
 
 
 def _lacks(header: Any, captured: Sequence[bool], gpu: Sequence[int]) -> dict[Lack, int]:

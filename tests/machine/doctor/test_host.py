@@ -42,28 +42,6 @@ def test_containers_are_known_by_what_they_leave(
 
 
 @pytest.mark.parametrize(
-    ("what", "files", "quota"),
-    [
-        ("none", {}, None),
-        ("v2, no limit", {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}, None),
-        ("v2, the parent is tighter", {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n",
-         "sys/fs/cgroup/a/b/cpu.max": "800000 100000\n"}, 1.5),
-        ("v1", {"proc/self/cgroup": "2:cpu,cpuacct:/d\n", "sys/fs/cgroup/cpu/d/cpu.cfs_quota_us": "400000\n",
-         "sys/fs/cgroup/cpu/d/cpu.cfs_period_us": "100000\n"}, 4.0),
-        ("v1, no limit", {"proc/self/cgroup": "2:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ("a line that is none", {"proc/self/cgroup": "garbage\n0::/a\n", "sys/fs/cgroup/a/cpu.max": "x y z\n"}, None),
-    ],
-)  # fmt: skip
-def test_the_tightest_cpu_quota_above_the_process_counts(
-    tmp_path: Path, what: str, files: dict[str, str], quota: float | None
-) -> None:
-    for name, text in files.items():
-        put(tmp_path, name, text)
-    assert collect.cpu_quota(tmp_path) == quota, what
-
-
-@pytest.mark.parametrize(
     ("files", "words"),
     [
         ({}, ""),

@@ -11,8 +11,8 @@ from collbench.analysis.diagnose.evidence import Extent, Presence, Where
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.verdict import Link, both_ways
 from collbench.analysis.problem import at_the_ends, new_errors
+from collbench.machine.health import holds_back, only_opened
 from collbench.machine.labels import is_nvlink
-from collbench.machine.limits import holds_back, only_opened
 from collbench.model.run import FlagKind
 
 # What was wrong with the devices while they were measured, as causes: other processes, throttling, new errors.

@@ -127,12 +127,11 @@ def found(
     links: Iterable[Link],
     message: Message,
     rates: Rates = NO_RATES,
-    severity: Severity | None = None,
 ) -> Finding:
-    """Return a finding of a kind, with the severity that its kind has by itself unless another is given."""
+    """Return a finding of a kind, with the severity that its kind has."""
     verdict = Verdict(
         kind=kind,
-        severity=severity or SEVERITIES.get(kind, Severity.CONTRADICTION),
+        severity=SEVERITIES.get(kind, Severity.CONTRADICTION),
         members=members,
         label=rates.label,
         theory_gbs=rates.theory_gbs,

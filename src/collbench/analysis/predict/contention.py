@@ -9,7 +9,7 @@ from functools import cached_property
 from collbench.analysis.choice import Members
 from collbench.analysis.overlap import Slowdown, by_condition, slowdown
 from collbench.analysis.predict.step import Contention, Group, Transfer
-from collbench.analysis.predict.timing import INSTEAD, SENT, Evidence, belongs
+from collbench.analysis.predict.timing import INSTEAD, SENT, Evidence, belongs, positions_in
 from collbench.model.compute import Compute, Priority
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
@@ -59,6 +59,10 @@ class OverlapCurve:
             max(1.0, found.collective, most.collective_most),
             max(1.0, found.compute, most.compute_most),
         )
+
+    def equivalent(self, operation: Operation, size_bytes: float, ranks: int) -> float:
+        """Return the size at which the curve's own operation sends as many bytes as another on so many ranks."""
+        return size_bytes * operation.busbw_factor(ranks) / self.operation.busbw_factor(ranks)
 
     @cached_property
     def _most(self) -> Slowdown:
@@ -123,7 +127,7 @@ def gather(evidence: Evidence, runs: Sequence[tuple[str, Run]]) -> tuple[Overlap
 
 def _curves(name: str, run: Run, base: Run) -> Iterator[OverlapCurve]:
     """Yield a curve for each operation and set of devices: beside the first compute that was measured with both."""
-    places = {device.uuid: position for position, device in reversed([*enumerate(base.devices)])}
+    here = positions_in(base, run)
     known: set[tuple[Operation, Members]] = set()
     for condition, ones in by_condition(run.overlaps).items():
         if condition.operation not in SENT or (condition.priority, condition.ctas) != (Priority.NORMAL, None):
@@ -131,12 +135,12 @@ def _curves(name: str, run: Run, base: Run) -> Iterator[OverlapCurve]:
         for members in dict.fromkeys(one.members for one in ones):
             mine = [one for one in ones if one.members == members]
             sound = tuple(one for one in mine if _is_sound(one))
-            here = tuple(sorted(places[run.devices[member].uuid] for member in members))
-            if sound and (condition.operation, here) not in known:
-                known.add((condition.operation, here))
+            places = tuple(sorted(here[member] for member in members))
+            if sound and (condition.operation, places) not in known:
+                known.add((condition.operation, places))
                 unused = len(mine) - len(sound)
                 nccl = run.machine.nccl
-                yield OverlapCurve(name, condition.operation, here, condition.compute, sound, unused, nccl)
+                yield OverlapCurve(name, condition.operation, places, condition.compute, sound, unused, nccl)
 
 
 def _is_sound(one: Overlap) -> bool:
@@ -181,8 +185,7 @@ def contended(
         curve = curve_for(curves, transfer.operation, members)
         if curve is None:
             return None
-        ranks = len(members)
-        size = transfer.size_bytes * transfer.operation.busbw_factor(ranks) / curve.operation.busbw_factor(ranks)
+        size = curve.equivalent(transfer.operation, transfer.size_bytes, len(members))
         known[key] = curve, size, curve.at(size)
     factors = [known[one.operation, one.size_bytes, one.group][2] for one in transfers]
     compute = _mean([one.compute for one in factors], seconds)

@@ -179,7 +179,6 @@ def _turned(rates: np.typing.NDArray[np.float64]) -> np.typing.NDArray[np.float6
 
 # Where no pairs tell, sets are ordered by their all-reduce of this size: DDP's bucket.
 _RANKED_BYTES = BUCKET_BYTES
-# Of the sets that an assumption is about, so that it stays a sentence.
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,7 @@ class Links:
         slow = curve_for(self._overlaps, operation, members)
         if slow is None:
             return Priced(timing.seconds(call.size_bytes), assumed)
-        ranks = len(members)
-        factors = slow.at(call.size_bytes * operation.busbw_factor(ranks) / slow.operation.busbw_factor(ranks))
+        factors = slow.at(slow.equivalent(operation, call.size_bytes, len(members)))
         return Priced(timing.seconds(call.size_bytes), assumed, factors.collective, factors.compute)
 
     def _members(self, job: Job, call: Call) -> Members | None:

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from collbench.analysis.job import shown_phase
 from collbench.analysis.stats import MAD_TO_SIGMA, huber_weights
-from collbench.model.job import Call, Job, Phase
+from collbench.model.job import MICRO, Call, Job, Phase
 
 Values = NDArray[np.float64]
 Where = tuple[int, int]  # a rank, and a kernel of its step
 Likeness = tuple[tuple[str, int, bool], tuple[str, int, bool], bool]
 
-_MICRO = 1e-6
 # If a kernel begins this soon after the host's call, its GPU was idle until then: a launch takes 5 to 20 µs, and the
 # clocks of host and GPU are known to differ by 10 µs at most.
 _HOST_BOUND = 50e-6
@@ -160,10 +159,10 @@ class _Step:
             return None
         places = tuple(place for place, position in enumerate(phase.positions) if not (position.together and place))
         calls = [job.calls[phase.positions[place].call] for place in places]
-        starts = np.array([_units(phase, one.gpu_starts, min) for one in samples]) * _MICRO
-        took = np.array([_units(phase, one.gpu, max) for one in samples]) * _MICRO
-        hosts = np.array([one.starts for one in samples])[:, list(places)] * _MICRO
-        last = np.array([one.gpu_before or (np.nan, np.nan) for one in samples]) * _MICRO
+        starts = np.array([_units(phase, one.gpu_starts, min) for one in samples]) * MICRO
+        took = np.array([_units(phase, one.gpu, max) for one in samples]) * MICRO
+        hosts = np.array([one.starts for one in samples])[:, list(places)] * MICRO
+        last = np.array([one.gpu_before or (np.nan, np.nan) for one in samples]) * MICRO
         begun_before = np.concatenate([last[:, :1], starts[:, :-1]], axis=1)
         pairs = [(calls[at - 1], calls[at]) for at in range(len(calls))]
         return cls(

@@ -95,13 +95,19 @@ def _base(runs: Sequence[tuple[str, Run]]) -> tuple[str, Run]:
 
 
 def _curves(base: Run, runs: Sequence[tuple[str, Run]]) -> dict[Key, Curve]:
-    places = {device.uuid: position for position, device in reversed([*enumerate(base.devices)])}
     points: dict[Key, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for _, run in runs:
+        here = positions_in(base, run)
         for point, seconds in _points(run):
-            members = tuple(sorted(places[run.devices[member].uuid] for member in point.members))
+            members = tuple(sorted(here[member] for member in point.members))
             points[point.operation, members][point.size_bytes].append(seconds)
     return {key: Curve({size: median(found) for size, found in sizes.items()}) for key, sizes in points.items()}
+
+
+def positions_in(base: Run, run: Run) -> tuple[int, ...]:
+    """Return the position in `base` of each of a run's devices, all of which it has; the first of equal identities."""
+    places = {device.uuid: position for position, device in reversed([*enumerate(base.devices)])}
+    return tuple(places[device.uuid] for device in run.devices)
 
 
 def _pairs(run: Run) -> int:

@@ -12,18 +12,18 @@ import resource
 import shutil
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
 from collbench.machine import nccl_library
 from collbench.machine import nvml as machine_nvml
+from collbench.machine.cgroups import available_bytes, cpu_quota
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
-from collbench.machine.memory import available_bytes
 from collbench.machine.nccl_environment import configured
 from collbench.machine.network_affinity import read_affinity
 from collbench.machine.network_ports import read_ports
-from collbench.machine.numa import read, usable_nodes
+from collbench.machine.numa import kernel_bus_id, read, usable_nodes
 from collbench.machine.nvidia_smi import live_cards
 from collbench.machine.nvml import Nvml, Query
 from collbench.model.capabilities import capabilities
@@ -45,9 +45,8 @@ _MOST_CAPABILITIES = 64  # a broken list may run in circles
 
 def slot(root: pathlib.Path, pci_bus_id: str) -> Slot:
     """Return the way up from one GPU, by its PCI bus id as NVML writes it ("00000000:00:06.0"); `root` holds sys/."""
-    domain, _, rest = pci_bus_id.partition(":")
     try:
-        device = (root / f"sys/bus/pci/devices/{int(domain, 16):04x}:{rest.lower()}").resolve()
+        device = (root / "sys/bus/pci/devices" / kernel_bus_id(pci_bus_id)).resolve()
     except (ValueError, OSError, RuntimeError):
         return Slot()
     registers = {bridge.name: acs_control(bridge) for bridge in device.parents if _BUS_ID.fullmatch(bridge.name)}
@@ -317,20 +316,6 @@ def runs_folder(path: pathlib.Path) -> Folder:
     return Folder(str(path), space(existing), os.access(existing, os.W_OK | os.X_OK))
 
 
-def cpu_quota(root: pathlib.Path) -> float | None:
-    """Return the CPUs' worth of time that the tightest cgroup allows this process; None where none limits it."""
-    quotas = []
-    for line in read(root / "proc/self/cgroup").splitlines():
-        _, controllers, name = (*line.split(":", 2), "", "")[:3]
-        if controllers == "":
-            quotas += [_quota(read(folder / "cpu.max").split()) for folder in _up(root / "sys/fs/cgroup", name)]
-        elif "cpu" in controllers.split(","):
-            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            folders = _up(root / "sys/fs/cgroup/cpu", name)
-            quotas += [_quota([read(folder / file).strip() for file in names]) for folder in folders]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
 def container(root: pathlib.Path, environment: Mapping[str, str]) -> str:
     """Return what kind of container this process is in, "" for none that left a mark."""
     for name, kind in _VARIABLES.items():
@@ -353,20 +338,6 @@ def hypervisor(root: pathlib.Path) -> str:
         return ""
     words = [read(root / f"sys/class/dmi/id/{name}").strip() for name in ("sys_vendor", "product_name")]
     return " ".join(filter(None, words)) or "unknown hypervisor"
-
-
-def _quota(words: Collection[str]) -> float | None:
-    """Return quota / period of two numbers in µs; None for "max", -1 and what is no number."""
-    try:
-        quota, period = (int(word) for word in words)
-    except ValueError:
-        return None
-    return quota / period if quota > 0 and period > 0 else None
-
-
-def _up(mount: pathlib.Path, name: str) -> list[pathlib.Path]:
-    leaf = mount / name.strip("/")
-    return [folder for folder in (leaf, *leaf.parents) if folder == mount or mount in folder.parents]
 
 
 def _names(folder: pathlib.Path) -> list[str]:

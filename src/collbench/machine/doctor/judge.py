@@ -10,7 +10,7 @@ from enum import StrEnum
 from collbench.machine import labels
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Software
 from collbench.machine.doctor.nccl_variables import meaning
-from collbench.machine.limits import HOT_C, holds_back
+from collbench.machine.health import HOT_C, holds_back
 from collbench.machine.network_affinity import NetworkAffinity
 from collbench.machine.network_ports import down, slower
 from collbench.machine.numa import format_cpus, parse_cpus

@@ -12,8 +12,8 @@ from collbench.analysis import physics
 from collbench.analysis.outcome import Trouble, TroubleKind, outcome
 from collbench.analysis.physics import NVLS_VARIABLE, Nvls
 from collbench.analysis.problem import at_the_ends, new_errors
+from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.machine.labels import is_pcie
-from collbench.machine.limits import GOOD_C, TEMPERATURE_RULE, holds_back
 from collbench.machine.network_ports import PortChange, changes
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Variant, Work

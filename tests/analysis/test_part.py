@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collbench.analysis.freshness import part
+from collbench.analysis.restrict import part
 from collbench.analysis.select import choose
 from collbench.model.operations import Operation
 from collbench.model.run import Health, InterferenceCheck, Path

@@ -1,4 +1,4 @@
-"""What counts as unwell: throttle reasons in words, and temperatures."""
+"""When a GPU is not well: what throttles it, how hot it is, and who else uses it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,81 @@
+"""How much memory and CPU time a process may take, on trees of /proc and /sys as Linux lays them out.
+
+Memory is in kB in meminfo, in bytes elsewhere.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from collbench.machine import cgroups
+
+MEMINFO = {"proc/meminfo": "MemTotal:       24684000 kB\nMemAvailable:       1000 kB\n"}
+V2, V1 = {"proc/self/cgroup": "0::/a/b\n"}, {"proc/self/cgroup": "4:memory:/a/b\n1:cpu:/\n0::/\n"}
+
+
+def write(root: pathlib.Path, files: dict[str, str]) -> None:
+    """Write the files of a made-up root."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("title", "files", "expected"),
+    [
+        ("no cgroup", {}, 1_024_000),
+        ("no limit", V2 | {"sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/b/memory.current": "5"}, 1_024_000),
+        ("v2 limit", V2 | {"sys/fs/cgroup/a/b/memory.max": "900", "sys/fs/cgroup/a/b/memory.current": "500"}, 400),
+        ("v2 limit of a parent", V2 | {"sys/fs/cgroup/a/memory.max": "90", "sys/fs/cgroup/a/memory.current": "50"}, 40),
+        (
+            "idle page cache is free",
+            V2
+            | {
+                "sys/fs/cgroup/a/b/memory.max": "900",
+                "sys/fs/cgroup/a/b/memory.current": "500",
+                "sys/fs/cgroup/a/b/memory.stat": "anon 300\ninactive_file 200\n",
+            },
+            600,
+        ),
+        (
+            "v1 seen from within a container, where the named folder is not mounted",
+            V1
+            | {
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "900",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "500",
+            },
+            400,
+        ),
+        ("over its limit", V2 | {"sys/fs/cgroup/a/memory.max": "1", "sys/fs/cgroup/a/memory.current": "9"}, 0),
+    ],
+)
+def test_available_memory_is(tmp_path: pathlib.Path, title: str, files: dict[str, str], expected: int) -> None:
+    write(tmp_path, MEMINFO | files)
+    assert cgroups.available_bytes(tmp_path) == expected, title
+
+
+def test_this_machine_has_some() -> None:
+    assert cgroups.available_bytes() > 2**20
+
+
+@pytest.mark.parametrize(
+    ("what", "files", "quota"),
+    [
+        ("none", {}, None),
+        ("v2, no limit", {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}, None),
+        ("v2, the parent is tighter", {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n",
+         "sys/fs/cgroup/a/b/cpu.max": "800000 100000\n"}, 1.5),
+        ("v1", {"proc/self/cgroup": "2:cpu,cpuacct:/d\n", "sys/fs/cgroup/cpu/d/cpu.cfs_quota_us": "400000\n",
+         "sys/fs/cgroup/cpu/d/cpu.cfs_period_us": "100000\n"}, 4.0),
+        ("v1, no limit", {"proc/self/cgroup": "2:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ("a line that is none", {"proc/self/cgroup": "garbage\n0::/a\n", "sys/fs/cgroup/a/cpu.max": "x y z\n"}, None),
+    ],
+)  # fmt: skip
+def test_the_tightest_cpu_quota_above_the_process_counts(
+    tmp_path: pathlib.Path, what: str, files: dict[str, str], quota: float | None
+) -> None:
+    write(tmp_path, files)
+    assert cgroups.cpu_quota(tmp_path) == quota, what
