@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 from collections import deque
@@ -542,13 +543,19 @@ def _within(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablation)
     """Return the standard error of a run's median by its own steps, as a share, typical of the runs."""
     if ablation.measure is not Measure.STEP:
         return None
-    errors = []
-    for run in (one for pair in runs for one in pair):
-        kept = run.step_seconds[warm_up(len(run.step_seconds), ablation.skip) :]
-        if len(kept) > 1:
-            # Of independent normal values; steps in a row resemble each other, so it is rather too small.
-            errors.append(math.sqrt(math.pi / 2 / len(kept)) * stdev(kept) / median(kept))
-    return median(errors) if errors else None
+    made = (one for pair in runs for one in pair)
+    errors = [_median_error(run.step_seconds[warm_up(len(run.step_seconds), ablation.skip) :]) for run in made]
+    known = [error for error in errors if error is not None]
+    return median(known) if known else None
+
+
+@functools.lru_cache(maxsize=4096)  # each run is asked for again after each repeat
+def _median_error(steps: tuple[float, ...]) -> float | None:
+    """Return the standard error of independent normal values' median, as a share of it; None of fewer than two.
+
+    Steps in a row resemble each other, so for them it is rather too small.
+    """
+    return math.sqrt(math.pi / 2 / len(steps)) * stdev(steps) / median(steps) if len(steps) > 1 else None
 
 
 def _needed(sigma: float, precision: float, level: float) -> int | None:
