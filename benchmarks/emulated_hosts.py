@@ -48,7 +48,7 @@ _NAMED = re.compile(r"rank (\d+)(?: on \S+| at \S+| of \d+)? (?:is gone|is silen
 def torch_server(folder: Path) -> Iterator[dict[str, str]]:
     """Give the variables by which gloo's workers start as forks of one process that has loaded torch: 2.5 s less."""
     path = folder / "torch.socket"
-    words = [sys.executable, str(ROOT / "tests/torch_server.py"), str(path)]
+    words = [sys.executable, str(ROOT / "tests/fork_server.py"), str(path), "torch"]
     # OpenBLAS would start threads, which a fork lacks.
     single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     server = subprocess.Popen(words, stdin=subprocess.PIPE, env=os.environ | single)
@@ -57,7 +57,7 @@ def torch_server(folder: Path) -> Iterator[dict[str, str]]:
             raise RuntimeError("the process with torch has ended")
         time.sleep(0.05)
     try:
-        yield {"COLLBENCH_TEST_TORCH": str(path), "PYTHONPATH": f"{ROOT}/tests/loaded_torch:{ROOT}"}
+        yield {"COLLBENCH_TEST_TORCH": str(path), "PYTHONPATH": f"{ROOT}/tests/loaded:{ROOT}"}
     finally:
         server.communicate()
 
