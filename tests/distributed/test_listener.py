@@ -245,9 +245,9 @@ def test_only_most_of_the_ranks_stop_waiting_for_one_that_is_late(
 @pytest.mark.parametrize(
     ("title", "latest_s", "until_s"),
     [
-        ("nobody has come yet", 0.0, 15.0),
-        ("the others came at once", 3.0, 15.0),
-        ("the others came on a loaded machine", 7.0, 15.0),
+        ("nobody has come yet", 0.0, 12.0),
+        ("the others came at once", 3.0, 12.0),
+        ("the others came on a loaded machine", 7.0, 14.0),
         ("all load torch from a slow file system", 22.0, 44.0),
     ],
 )
@@ -257,7 +257,7 @@ def test_a_rank_is_late_by_how_long_the_others_took(title: str, latest_s: float,
 
 def test_a_rank_that_comes_gives_the_others_no_less_time() -> None:
     ends = [late_after(5.0, 5.0 + tenths / 10) - tenths / 10 for tenths in range(1000)]
-    assert min(ends) - 5.0 >= 7.5, "and never less than half of the shortest wait after one came"
+    assert min(ends) - 5.0 >= 6.0, "and never less than half of the shortest wait after one came"
     assert sorted(late_after(5.0, 5.0 + tenths / 10) for tenths in range(1000)) == [
         late_after(5.0, 5.0 + tenths / 10) for tenths in range(1000)
     ]

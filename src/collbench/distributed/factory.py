@@ -38,9 +38,9 @@ _SHORT_SILENCE_S = 15.0
 # Of so many ranks a run lists each pair's path (8,128): that of two hosts is the network's, listed or not.
 _MOST_LISTED = 128
 # There most ranks wait for another one so long since rank 0 began to load torch, as all do at the same time, or twice
-# as long as the last one took: a file system that is slow for all gives each more time. What follows takes 8 s with eight
-# hosts on two cores, so that all ends within 30 s [benchmarks/results/2026-11-23-emulated-hosts].
-_COMING_S = 15.0
+# as long as the last one took: a file system that is slow for all gives each more time. With eight hosts on two loaded
+# cores 3 s go before it and 9 s after it, so that all ends within 30 s [benchmarks/results/2026-11-23-emulated-hosts].
+_COMING_S = 12.0
 
 
 def late_after(begin: float, latest: float) -> float:
@@ -207,8 +207,11 @@ class World:
             self._store.publish(_LISTENER, json.dumps(address))
             missing = listener.admit(min(UNSAID_S, timeout_s))
             if missing and timeout_s > UNSAID_S:
-                say(still_waiting(f"{self._count(missing)} not here yet", timeout_s - UNSAID_S, timeout_s))
                 until = None if since is None else partial(late_after, since)
+                if until is None:
+                    say(still_waiting(f"{self._count(missing)} not here yet", timeout_s - UNSAID_S, timeout_s))
+                else:
+                    say(f"{self._count(missing)} not here yet: where most are, they soon go on without the others")
                 missing = listener.admit(begin + timeout_s - time.monotonic(), until)
             goes_on_without = goes_on and 0 < len(missing) < self.launch.world_size - 1
             if goes_on_without:
