@@ -260,13 +260,14 @@ def _survey(
     # Late: numpy and scipy need not be there for --help.
     from collbench.analysis.nodes import choose_nodes, late_nodes
     from collbench.bench.nodes import rails
+    from collbench.bench.session import read_ports_after
     from collbench.output.text.frame import headline, network_lines
     from collbench.output.text.nodes import Origin, lost
 
     try:
         pairs, done, known = _measured(asked, opened, world, run, writer, notices)
         with suppress(CollbenchError):  # what was measured counts, whoever is left to say more
-            run.ports_after = opened.ports()
+            read_ports_after(run, opened)
     finally:
         if run.measurements:
             writer.end()
