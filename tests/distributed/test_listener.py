@@ -14,6 +14,7 @@ import pytest
 
 from collbench.distributed import connection as under_test
 from collbench.distributed.connection import KEY_BYTES, Listener, connect
+from collbench.distributed.factory import late_after
 
 KEY = bytes(range(KEY_BYTES))
 WRONG = bytes(KEY_BYTES)
@@ -231,10 +232,32 @@ def test_only_most_of_the_ranks_stop_waiting_for_one_that_is_late(
         for rank in here:
             knocking(listener, KEY, rank, came)
         begin = time.monotonic()
-        missing = listener.admit(PATIENCE_S if not waits_to_the_end else 1.0, 0.5 if not waits_to_the_end else 0.0)
+        late_s = 0.0 if waits_to_the_end else 0.5
+        missing = listener.admit(1.0 if waits_to_the_end else PATIENCE_S, lambda latest: latest + late_s)
         passed = time.monotonic() - begin
         assert passed >= 1.0 if waits_to_the_end else passed < PATIENCE_S
         for found in (*came, *listener.take().values()):
             guests.callback(found.close)  # type: ignore[attr-defined]
     assert set(range(1, world_size)) - set(missing) <= set(here)
     assert set(range(1, world_size)) - set(here) <= set(missing)
+
+
+@pytest.mark.parametrize(
+    ("title", "latest_s", "until_s"),
+    [
+        ("nobody has come yet", 0.0, 12.0),
+        ("the others came at once", 3.0, 12.0),
+        ("the others came on a loaded machine", 7.0, 14.0),
+        ("all load torch from a slow file system", 22.0, 44.0),
+    ],
+)
+def test_a_rank_is_late_by_how_long_the_others_took(title: str, latest_s: float, until_s: float) -> None:
+    assert late_after(1000.0, 1000.0 + latest_s) == 1000.0 + until_s
+
+
+def test_a_rank_that_comes_gives_the_others_no_less_time() -> None:
+    ends = [late_after(5.0, 5.0 + tenths / 10) - tenths / 10 for tenths in range(1000)]
+    assert min(ends) - 5.0 >= 6.0, "and never less than half of the shortest wait after one came"
+    assert sorted(late_after(5.0, 5.0 + tenths / 10) for tenths in range(1000)) == [
+        late_after(5.0, 5.0 + tenths / 10) for tenths in range(1000)
+    ]

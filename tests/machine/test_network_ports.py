@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collbench.backends.factory import Opened
+from collbench.bench.session import read_ports_after
 from collbench.machine.doctor.judge import Level
 from collbench.machine.network_ports import CONGESTION, ERRORS, changes, down, read_ports, slower
 from collbench.model.run import NetworkPort
@@ -167,4 +172,35 @@ def test_the_page_says_what_changed_on_ports_and_congestion_in_one_line() -> Non
     run.ports_before, run.ports_after = before, after
     assert run_file.loads(run_file.dumps(run), "run").ports_after == after
     run.ports_after = ()
-    assert network_lines(run) == []
+    assert network_lines(run) == [], "interrupted: nobody looked"
+
+
+def test_ports_that_all_vanish_are_named_and_ports_that_nobody_read_are_not() -> None:
+    run = run_of(gpus(2), [])
+    run.ports_before = tuple(NetworkPort("mlx5_0", 1, "ACTIVE", host=host) for host in ("h0", "h1"))
+    run.ports_before_read = run.ports_after_read = True
+    vanished = ["mlx5_0:1 of h0 is gone, or its host is", "mlx5_0:1 of h1 is gone, or its host is"]
+    again = run_file.loads(run_file.dumps(run), "run")
+    assert network_lines(run) == network_lines(again) == vanished
+    assert (again.ports_before_read, again.ports_after_read) == (True, True)
+    data = json.loads(run_file.dumps(run))
+    del data["ports_before_read"], data["ports_after_read"]
+    older = run_file.loads(json.dumps(data), "run")
+    assert network_lines(older) == [], "a file of before these fields does not say whether anybody looked"
+
+
+@pytest.mark.parametrize(
+    ("title", "found", "ports", "read"),
+    [
+        ("not read, as on one host", None, (), False),
+        ("read, and no port there", (), (), True),
+        ("read", (NetworkPort("mlx5_0", 1),), (NetworkPort("mlx5_0", 1),), True),
+    ],
+)
+def test_a_run_keeps_whether_ports_were_read(
+    title: str, found: tuple[NetworkPort, ...] | None, ports: tuple[NetworkPort, ...], read: bool
+) -> None:
+    run = run_of(gpus(2), [])
+    opened = cast("Opened", SimpleNamespace(ports=lambda: found))
+    read_ports_after(run, opened)
+    assert (run.ports_after, run.ports_after_read) == (ports, read)

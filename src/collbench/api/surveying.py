@@ -15,7 +15,7 @@ from collbench.api.measuring import explained, new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.backends.factory import Opened
 from collbench.bench.plan import Request, settings_of
-from collbench.distributed.launchers import LaunchEnvironment, join_seconds
+from collbench.distributed.launchers import JOIN_VARIABLE, LaunchEnvironment, join_seconds
 from collbench.machine.switches import read_switches
 from collbench.model.capabilities import SIM
 from collbench.model.errors import (
@@ -197,7 +197,16 @@ def survey_launch(
             from collbench.distributed.factory import World  # late: a tenth of a second
 
             previous = Previous.locked(path, stack) if path is not None and request.resume else None
-            world = stack.enter_context(World(place, request, join_seconds(os.environ), notices.say, goes_on=True))
+            world = stack.enter_context(
+                World(
+                    place,
+                    request,
+                    join_seconds(os.environ),
+                    notices.say,
+                    goes_on=True,
+                    waits=bool(os.environ.get(JOIN_VARIABLE, "").strip()),
+                )
+            )
             opened = world.open()
             stack.callback(opened.close)
             if previous is None:
@@ -251,13 +260,14 @@ def _survey(
     # Late: numpy and scipy need not be there for --help.
     from collbench.analysis.nodes import choose_nodes, late_nodes
     from collbench.bench.nodes import rails
+    from collbench.bench.session import read_ports_after
     from collbench.output.text.frame import headline, network_lines
     from collbench.output.text.nodes import Origin, lost
 
     try:
         pairs, done, known = _measured(asked, opened, world, run, writer, notices)
         with suppress(CollbenchError):  # what was measured counts, whoever is left to say more
-            run.ports_after = opened.ports()
+            read_ports_after(run, opened)
     finally:
         if run.measurements:
             writer.end()

@@ -130,7 +130,8 @@ class Opened:
 
     `watch` sees what goes wrong on them. `close` lets all of it go, and `vacate` the backend alone; both wait until
     the devices have their memory back. `environment` are the NCCL_* variables that count, `clock` gives the seconds
-    that budgets count. `ports` reads the network cards' ports of several hosts; one host needs none of them.
+    that budgets count. `ports` reads the network cards' ports of several hosts, () where no host has any; None where
+    they are not read, as on one host.
     """
 
     backend: Backend
@@ -142,7 +143,7 @@ class Opened:
     vacate: Callable[[], None] = lambda: None
     environment: Mapping[str, str] = field(default_factory=lambda: nccl_settings(os.environ))
     clock: Callable[[], float] = time.monotonic
-    ports: Callable[[], tuple[NetworkPort, ...]] = tuple
+    ports: Callable[[], tuple[NetworkPort, ...] | None] = lambda: None
 
 
 def resolve(name: str) -> tuple[str, str | None]:

@@ -125,7 +125,7 @@ class Session:
             if self.run.measurements or corrupt:
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health, but what it did is saved
                     self.run.health_after = self._opened.health()
-                    self.run.ports_after = self._opened.ports()
+                    read_ports_after(self.run, self._opened)
                 backend.close()  # what it holds is released while the run is saved and shown
                 self._writer.end()
         _check_success(self.run)
@@ -251,8 +251,15 @@ class Known(Protocol):
 def begun_run(opened: Opened, settings: Settings) -> Run:
     """Return a run that begins now on what was opened, with nothing measured."""
     run = new_run(opened.backend.name, opened.backend.devices(), opened, settings)
-    run.ports_before = opened.ports()
+    found = opened.ports()
+    run.ports_before, run.ports_before_read = found or (), found is not None
     return run
+
+
+def read_ports_after(run: Run, opened: Opened) -> None:
+    """Keep the network cards' ports as they are at the end. Raises BackendError."""
+    found = opened.ports()
+    run.ports_after, run.ports_after_read = found or (), found is not None
 
 
 def new_run(backend: str, devices: tuple[Device, ...], opened: Known, settings: Settings) -> Run:

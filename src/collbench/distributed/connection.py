@@ -54,16 +54,17 @@ class Listener:
         self.address = address
         self.port: int = self._socket.getsockname()[1]
 
-    def admit(self, timeout_s: float, late_s: float | None = None) -> list[int]:
+    def admit(self, timeout_s: float, until: Callable[[float], float] | None = None) -> list[int]:
         """Let ranks in for so many seconds at most, until all are here. Return those from 1 on that are missing.
 
-        Of a world of which most are here, no rank is waited for that comes more than `late_s` after the one before.
+        Of a world of which most are here, nobody waits longer than `until` says of the moment at which one came last,
+        both as of time.monotonic.
         """
         deadline = time.monotonic() + timeout_s
 
         def ends() -> float:
-            most = late_s is not None and 2 * (len(self._came) + 1) > self._world_size
-            return min(deadline, self._latest + late_s) if most and late_s is not None else deadline
+            most = 2 * (len(self._came) + 1) > self._world_size
+            return min(deadline, until(self._latest)) if most and until is not None else deadline
 
         while (missing := self._missing()) and (left := ends() - time.monotonic()) > 0:
             for chosen, _ in self._selector.select(min(left, self._patience())):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +20,7 @@ from collbench.bench.plan import Request, check_nccl_options
 from collbench.distributed import connection
 from collbench.distributed import ranks as distributed_ranks
 from collbench.distributed.connection import KEY_BYTES, Listener, connect
-from collbench.distributed.launchers import JOIN_S, LaunchEnvironment
+from collbench.distributed.launchers import JOIN_S, JOIN_VARIABLE, LaunchEnvironment
 from collbench.distributed.messages import FindPaths, FoundPaths, Introduce, Introduction, RankFacts
 from collbench.distributed.rank_worker import RankWorker, serve
 from collbench.distributed.ranks import SILENCE_S, Coordinator, RankLost, Ranks, checked
@@ -36,8 +37,18 @@ _LISTENER = "listener"
 _SHORT_SILENCE_S = 15.0
 # Of so many ranks a run lists each pair's path (8,128): that of two hosts is the network's, listed or not.
 _MOST_LISTED = 128
-# There most ranks wait for no other that comes so long after the one before.
-_LATE_S = 20.0
+# There most ranks wait for another one so long since rank 0 began to load torch, as all do at the same time, or twice
+# as long as the last one took: a file system that is slow for all gives each more time. With eight hosts on two loaded
+# cores 3 s go before it and 9 s after it, so that all ends within 30 s [benchmarks/results/2026-11-23-emulated-hosts].
+_COMING_S = 12.0
+
+
+def late_after(begin: float, latest: float) -> float:
+    """Return when ranks that have not come are late, where rank 0 began at `begin` and one came last at `latest`.
+
+    All in seconds of one clock.
+    """
+    return begin + max(_COMING_S, 2 * (latest - begin))
 
 
 def _in_silence(_text: str) -> None:
@@ -72,11 +83,13 @@ class World:
         say: Callable[[str], object] = _in_silence,
         *,
         goes_on: bool = False,
+        waits: bool = False,
     ) -> None:
         """Wait for all ranks, and `say` so when it lasts. Raises BackendError when one does not come, MachineError.
 
         Where it `goes_on`, ranks that are lost later on cost only what they take part in, and so do those that do not
-        come when most are here; `lost` and `unknown` tell who they are.
+        come when most are here; `lost` and `unknown` tell who they are. Where it `waits` it goes on without them only
+        after `timeout_s`, and else as `late_after` says.
 
         Raises UsageError for what is not for several processes.
         """
@@ -85,6 +98,7 @@ class World:
         self.unknown: tuple[RankLost, ...] = ()  # lost before they said what they have
         self._coordinator: Coordinator | None = None
         self._stack = ExitStack()
+        begin = time.monotonic()
         with ExitStack() as stack:
             self._store = Store(launch, timeout_s, say)
             seat = _seat(launch, request, self._store)
@@ -93,7 +107,7 @@ class World:
             own.start()
             stack.callback(own.join)
             stack.callback(ours.close)
-            came = self._admit(timeout_s, say, goes_on=goes_on)
+            came = self._admit(timeout_s, say, goes_on=goes_on, since=None if waits or not goes_on else begin)
             self._ends = {rank: _ends(found) for rank, found in came.items()}
             lines = {0: ours, **{rank: connection.line(found) for rank, found in came.items()}}
             names = {rank: f"rank {rank} at {wire_end[0]}" for rank, wire_end in self._ends.items()}
@@ -178,8 +192,13 @@ class World:
             watch=backend,
         )
 
-    def _admit(self, timeout_s: float, say: Callable[[str], object], *, goes_on: bool) -> Mapping[int, socket.socket]:
-        """Say where rank 0 listens, and return the ranks' sockets. Raises BackendError, which names who is missing."""
+    def _admit(
+        self, timeout_s: float, say: Callable[[str], object], *, goes_on: bool, since: float | None
+    ) -> Mapping[int, socket.socket]:
+        """Say where rank 0 listens, and return the ranks' sockets. Raises BackendError, which names who is missing.
+
+        `since` is when rank 0 began, where it does not wait for those that are late.
+        """
         key = secrets.token_bytes(KEY_BYTES)
         listener = Listener(key, self.launch.world_size, _own_address(self.launch))
         address = {"address": listener.address, "port": listener.port, "key": key.hex()}
@@ -188,12 +207,17 @@ class World:
             self._store.publish(_LISTENER, json.dumps(address))
             missing = listener.admit(min(UNSAID_S, timeout_s))
             if missing and timeout_s > UNSAID_S:
-                say(still_waiting(f"{self._count(missing)} not here yet", timeout_s - UNSAID_S, timeout_s))
-                missing = listener.admit(begin + timeout_s - time.monotonic(), _LATE_S if goes_on else None)
+                until = None if since is None else partial(late_after, since)
+                if until is None:
+                    say(still_waiting(f"{self._count(missing)} not here yet", timeout_s - UNSAID_S, timeout_s))
+                else:
+                    say(f"{self._count(missing)} not here yet: where most are, they soon go on without the others")
+                missing = listener.admit(begin + timeout_s - time.monotonic(), until)
             goes_on_without = goes_on and 0 < len(missing) < self.launch.world_size - 1
             if goes_on_without:
                 waited = time.monotonic() - begin
-                say(f"{self._count(missing)} did not come in {waited:.0f} s; the others go on")
+                longer = "" if since is None else f" (to wait longer set {JOIN_VARIABLE}, in seconds)"
+                say(f"{self._count(missing)} did not come in {waited:.0f} s; the others go on{longer}")
                 return listener.take()
             if missing:
                 raise BackendError(

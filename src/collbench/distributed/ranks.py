@@ -534,10 +534,13 @@ class Coordinator:
         unknown = FoundHealth((Health(),))
         return tuple(health for rank in self._ranks.everyone for health in found.get(rank, unknown).states)
 
-    def ports(self) -> tuple[NetworkPort, ...]:
-        """Return the ports of several hosts' network cards as they are now: one rank of each reads them."""
+    def ports(self) -> tuple[NetworkPort, ...] | None:
+        """Return the ports of several hosts' network cards as they are now: one rank of each reads them.
+
+        None on one host, where nobody reads them.
+        """
         if len({device.host for device in self._devices}) == 1:
-            return ()
+            return None
         if self._ranks.settle():
             self._broken = True
         lost = self._ranks.lost

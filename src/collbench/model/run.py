@@ -670,7 +670,8 @@ class Run:
     """Everything that one measurement produced, in the order of its stages; `runfile` turns it into JSON.
 
     `phases` are seconds: of warm-up, interference check, trials and single launches, the most of `seconds`; of
-    NCCL_START, which came before; and "timed", those inside timed regions.
+    NCCL_START, which came before; and "timed", those inside timed regions. `ports_before_read` and `ports_after_read`
+    say whether hosts were asked for their ports: then no port means that none was there, else that nobody looked.
     """
 
     backend: str
@@ -692,6 +693,8 @@ class Run:
     health_after: tuple[Health, ...] = ()
     ports_before: tuple[NetworkPort, ...] = ()
     ports_after: tuple[NetworkPort, ...] = ()
+    ports_before_read: bool = False
+    ports_after_read: bool = False
     seconds: float = 0.0
     complete: bool = False
 

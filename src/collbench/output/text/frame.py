@@ -190,7 +190,9 @@ def network_lines(run: Run) -> list[str]:
 
 
 def _port_changes(run: Run) -> Iterator[PortChange]:
-    return changes(run.ports_before, run.ports_after) if run.ports_after else iter(())
+    # Files of before `ports_after_read` do not say whether nobody looked or nothing was left.
+    known = run.ports_after_read or run.ports_after
+    return changes(run.ports_before, run.ports_after) if known else iter(())
 
 
 def _port_line(one: PortChange) -> str:
