@@ -29,6 +29,7 @@ from tests.builders import gpus, measured, pair_run, run_of
 from tests.cli.program import environment, fake_gpus, fake_uuid, on_gpus, save_run
 from tests.native.fakes import Fakes, Outcome
 
+pytestmark = pytest.mark.usefixtures("loaded_program")
 DOCS = Path(__file__).parent.parent / "docs" / "python.md"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,9 @@ def path(tmp_path: Path) -> str:
     """A PATH on which `collbench` is this checkout's."""
     script = tmp_path / "bin" / "collbench"
     script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m collbench "$@"\n')
+    kept = [name for name in os.environ if name.startswith("COLLBENCH_TEST_") or name == "PYTHONPATH"]
+    variables = " ".join(f"{name}={shlex.quote(os.environ[name])}" for name in kept)
+    script.write_text(f'#!/bin/sh\n{variables} exec {sys.executable} -m collbench "$@"\n')
     script.chmod(0o755)
     return f"{script.parent}:{os.environ['PATH']}"
 

@@ -161,7 +161,8 @@ def test_two_stages_on_gloo_are_measured_and_verified(program: Program, folder: 
 
 def test_ctrl_c_keeps_the_trials_so_far(folder: Path) -> None:
     path = folder / "run.json"
-    command = words_of("replay", "job.json", *HOST, "--devices", "0,1", "--trials", "5000", "-o", str(path))
+    saved(data_parallel(), "small.json")
+    command = words_of("replay", "small.json", *HOST, "--devices", "0,1", "--trials", "5000", "-o", str(path))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and not (path.exists() and run_file.load(path).replays):
