@@ -75,12 +75,29 @@ def test_hosts_are_named_where_there_are_several(
             "rank 1 on b has the host backend and rank 0 on a the",
         ),
         ("two versions", (rank(0), rank(1, version="2.0")), "rank 1 on a runs collbench 2.0"),
+        (
+            "one NCCL_HOSTID on two machines",
+            (rank(0, "b", boot="x"), rank(1, boot="x"), rank(2, boot="y", network_key="net b")),
+            "ranks 1 and 2 have the same NCCL_HOSTID on two machines",
+        ),
+        (
+            "the same with gloo",
+            (rank(0, backend="host", boot="x"), rank(1, backend="host", boot="y")),
+            "ranks 0 and 1 have the same NCCL_HOSTID on two machines",
+        ),
     ],
 )
 def test_ranks_that_cannot_measure_together_are_refused(title: str, ranks: tuple[Introduction, ...], says: str) -> None:
     with pytest.raises(UsageError) as caught:
         distributed_ranks.check(ranks)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("title", "boots"), [("one kernel", ("x", "x")), ("unknown of one", ("x", "")), ("unknown of all", ("", ""))]
+)
+def test_ranks_of_one_host_on_one_kernel_or_an_unknown_one_measure_together(title: str, boots: tuple[str, str]) -> None:
+    distributed_ranks.check([rank(place, boot=boot) for place, boot in enumerate(boots)])
 
 
 def test_a_gpu_is_taken_twice_on_one_host_only() -> None:

@@ -8,13 +8,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from collbench.distributed import connection as under_test
+from collbench.distributed import factory
 from collbench.distributed.connection import KEY_BYTES, Listener, connect
 from collbench.distributed.factory import late_after
+from collbench.distributed.launchers import LaunchEnvironment
 
 KEY = bytes(range(KEY_BYTES))
 WRONG = bytes(KEY_BYTES)
@@ -261,3 +264,49 @@ def test_a_rank_that_comes_gives_the_others_no_less_time() -> None:
     assert sorted(late_after(5.0, 5.0 + tenths / 10) for tenths in range(1000)) == [
         late_after(5.0, 5.0 + tenths / 10) for tenths in range(1000)
     ]
+
+
+@pytest.mark.parametrize(
+    ("title", "since", "says"),
+    [
+        ("most go on", 1000.0, "where most are, they soon go on without the others"),
+        ("the user has said how long", None, "waiting 290 s more at the most (of 300, which COLLBENCH_JOIN_SECONDS"),
+    ],
+)
+def test_who_said_how_long_to_wait_is_obeyed(
+    title: str, since: float | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[tuple[float, object]] = []
+
+    class Nobody:
+        """A listener to which rank 1 of three comes."""
+
+        address, port = HERE, 1
+
+        def __init__(self, *_arguments: object) -> None:
+            pass
+
+        def admit(self, timeout_s: float, until: Callable[[float], float] | None = None) -> list[int]:
+            waits.append((timeout_s, until and until(1001.0)))
+            return [2]
+
+        def take(self) -> dict[int, object]:
+            return {}
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(factory, "Listener", Nobody)
+    monkeypatch.setattr(factory, "_own_address", lambda _launch: HERE)
+    world = object.__new__(factory.World)
+    world.launch = LaunchEnvironment(0, 3, 0, 1, HERE, 1, "Slurm")
+    world._store = SimpleNamespace(publish=lambda *_values: None, forget=lambda _name: None)  # type: ignore[assignment]
+    said: list[str] = []
+    assert world._admit(300.0, said.append, goes_on=True, since=since) == {}
+    (first, none), (rest, until) = waits
+    assert (first, none) == (10.0, None)
+    assert rest > 200.0
+    assert until == (None if since is None else 1012.0)
+    assert said[0].startswith("rank 2 of 3 not here yet: ")
+    assert says in said[0]
+    assert ("COLLBENCH_JOIN_SECONDS" in said[1]) == (since is not None), "where that would have helped"

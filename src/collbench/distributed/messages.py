@@ -39,7 +39,8 @@ class Introduce:
 class Introduction:
     """A rank's host, machine and device. Ranks with the same `host_key` share a host, as NCCL sees it.
 
-    `network_key` is the same where loopback joins two ranks (machine/nccl_environment.py).
+    `network_key` is the same where loopback joins two ranks, `boot` where they run on one kernel, "" if that is unknown
+    (machine/nccl_environment.py).
     """
 
     host: str
@@ -49,6 +50,7 @@ class Introduction:
     version: str
     device: Device
     machine: Machine
+    boot: str = ""
 
 
 @dataclass(frozen=True, slots=True)

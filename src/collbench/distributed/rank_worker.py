@@ -104,7 +104,7 @@ class RankWorker(Protocol):
 
 def _introduction(backend: str, device: Device, machine: Machine) -> Introduction:
     own = host_identity(os.environ)
-    return Introduction(own.name, own.key, own.network, backend, version("collbench"), device, machine)
+    return Introduction(own.name, own.key, own.network, backend, version("collbench"), device, machine, own.boot)
 
 
 # A rank's seat on a GPU: NVML in this process, CUDA and NCCL in a worker that can be lost.

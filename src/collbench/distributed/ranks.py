@@ -77,7 +77,10 @@ def devices_of(ranks: Sequence[Introduction]) -> tuple[Device, ...]:
 
 
 def check(ranks: Sequence[Introduction]) -> None:
-    """Raise UsageError where the ranks cannot measure together: another backend or version, or a GPU twice."""
+    """Raise UsageError where the ranks cannot measure together.
+
+    They have another backend or version, a GPU twice, or one NCCL_HOSTID on two machines.
+    """
     hosts = host_names(ranks)
     for rank, found in enumerate(ranks):
         if found.backend != ranks[0].backend:
@@ -90,6 +93,14 @@ def check(ranks: Sequence[Introduction]) -> None:
                 f"rank {rank} on {hosts[rank]} runs collbench {found.version} and rank 0 on {hosts[0]} "
                 f"{ranks[0].version}: install one version on all hosts"
             )
+    for members in _grouped(found.host_key for found in ranks).values():
+        first = members[0]
+        for rank in members[1:]:
+            if ranks[rank].boot and ranks[first].boot and ranks[rank].boot != ranks[first].boot:
+                raise UsageError(
+                    f"ranks {first} and {rank} have the same NCCL_HOSTID on two machines, which NCCL takes for one "
+                    "host: give each machine its own, or leave NCCL_HOSTID out (it may come from nccl.conf)"
+                )
     if capabilities(ranks[0].backend).cores:
         return  # two ranks on one core are slow, and right
     for (_, uuid), sharing in _grouped((found.host_key, found.device.uuid) for found in ranks).items():

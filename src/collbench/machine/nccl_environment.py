@@ -43,12 +43,13 @@ class HostIdentity:
     """This process's host. Processes with the same `key` share one for NCCL; `name` is what people call it.
 
     `network` is the same where loopback joins two processes, which the key does not tell: NCCL_HOSTID may make several
-    hosts of one network namespace, or one host of several.
+    hosts of one network namespace, or one host of several. `boot` is the kernel's boot id, "" if unknown.
     """
 
     name: str
     key: str
     network: str
+    boot: str = ""
 
 
 def host_identity(environment: Mapping[str, str], root: pathlib.Path = pathlib.Path("/")) -> HostIdentity:
@@ -65,6 +66,7 @@ def host_identity(environment: Mapping[str, str], root: pathlib.Path = pathlib.P
         name=asked if asked is not None and _NAME.fullmatch(asked) else named,
         key=os.fsdecode(key),
         network=f"{boot}/{_network_namespace(root)}",
+        boot=boot,
     )
 
 
