@@ -9,9 +9,11 @@ from collbench.backends import factory
 from collbench.model.job import Call, Job
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses, Run
+from tests.gpu.machine import need_gpus
 from tests.replay_jobs import data_parallel, job_of, pipeline
 
 pytest.importorskip("torch")
+need_gpus(2)
 
 EVERY = (
     Call("allreduce", 2**24, 0, "bfloat16", "sum"),
