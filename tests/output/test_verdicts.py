@@ -16,9 +16,9 @@ NV_DEGRADED  GPU0, GPU1 (NV18)
   what      GPU0-GPU1: the rate of 7 of 18 links.
   theory    450 GB/s: 18 × 25 GB/s
   measured  154.0 GB/s (153.7-154.4)
-  cause     this path alone: NVLinks are down, run at a
-            lower rate, or replay packets (a cable, bridge
-            or port)
+  cause     only this path: NVLinks are down, run at a lower
+            rate, or replay packets (a cable, bridge or
+            port)
   explains  INTRA_LABEL_OUTLIER
   check     nvidia-smi nvlink -s -i 0,1; nvidia-smi nvlink -e -i 0,1
 """

@@ -1,4 +1,4 @@
-"""What probably causes a verdict, as a clause, and how to check it, as shell commands: both are made here alone."""
+"""The likely cause of a verdict, as a clause, and shell commands that check it. Both are written only here."""
 
 from __future__ import annotations
 
@@ -28,59 +28,59 @@ from collbench.analysis.diagnose.evidence import Extent, Presence
 from collbench.model.run import Device, Run
 
 _KNOWN = {
-    Known.OTHER_JOBS: "somebody else's job computes, copies or holds memory there; measure again when it has ended",
+    Known.OTHER_JOBS: "another job computes, copies or holds memory there; measure again when it has ended",
     Known.NVLINK_TRAFFIC: (
-        "traffic of other jobs on the NVLinks, GPUs that share ports, or NCCL and copies that meet elsewhere"
+        "traffic of other jobs on the NVLinks, GPUs that share ports, or NCCL and copies that share another link"
     ),
     Known.BRIDGE_DETOUR: (
-        "copies below one bridge go up to the root and back (ACS, an IOMMU), or other jobs load the bridge"
+        "copies below one bridge are routed through the root complex (ACS, an IOMMU), or other jobs load the bridge"
     ),
-    Known.FEWER_LANES: (
-        "the card sits in a slot with fewer lanes, badly seated or on a riser, or the link trained down"
-    ),
+    Known.FEWER_LANES: ("the slot has fewer lanes, the card is badly seated or on a riser, or the link trained down"),
     Known.LOWER_GENERATION: (
         "the link trained down to a lower generation, or power management holds it there under load"
     ),
-    Known.CALL_FAILED: "a CUDA or NCCL call, the driver or a worker process failed on the way",
+    Known.CALL_FAILED: "a CUDA or NCCL call, the driver or a worker process failed",
     Known.FAULTY_CORES: "this machine's memory or a core is faulty",
     Known.FAULTY_NVLINKS: (
-        "an NVLink, a GPU's memory or the NVSwitch fabric is faulty; if GPUs sit behind a virtual IOMMU, its settings"
+        "an NVLink, a GPU's memory or the NVSwitch fabric is faulty, or a virtual IOMMU is set up wrongly"
     ),
     Known.ACS_CORRUPTS: ("an IOMMU or PCIe ACS corrupts transfers between GPUs [pytorch#84803, nccl#667, nccl#2079]"),
     Known.ACS_STALLS: "an IOMMU or PCIe ACS stalls transfers between GPUs [pytorch#84803, nccl#667, nccl#2079]",
     Known.TIMING_OR_LIMIT: (
-        "the timing is wrong, or the limit is: the driver reports fewer or slower links than there are"
+        "the timing is wrong, or the limit is because the driver reports fewer or slower links than there are"
     ),
     Known.PEERS_REFUSED: "CUDA refuses peer access, so copies pass through host memory",
-    Known.NVLINKS_DOWN: ("the NVLinks are down or not set up (on NVSwitch machines: the fabric manager does not run)"),
+    Known.NVLINKS_DOWN: (
+        "the NVLinks are down or not set up (on NVSwitch machines: the fabric manager is not running)"
+    ),
     Known.NVLINKS_LOST: (
-        "NVLinks are down at one end, or went down after one of the two was asked (or the text is another machine's)"
+        "NVLinks are down at one end, or went down between the two queries (or the text is of another machine)"
     ),
     Known.PEERS_TAKEN: (
-        "the driver, a container or MIG mode takes peer access away, or an IOMMU or ACS setting forbids it"
+        "the driver, a container or MIG mode disables peer access, or an IOMMU or ACS setting forbids it"
     ),
     Known.LABEL_RULES: (
-        "the two name PCIe paths by different rules on some machines; both name the way, and neither the rate"
+        "the two tools label PCIe paths by different rules on some machines; a label names the path, not its rate"
     ),
-    Known.NVLINKS_NOT_IN_TREE: (
-        "topo -p reports how the PCIe slots meet and knows no NVLink; traffic takes the NVLinks"
-    ),
+    Known.NVLINKS_NOT_IN_TREE: ("topo -p reports only the PCIe path and no NVLinks; traffic uses the NVLinks"),
     Known.NVLINKS_OF_LABEL_UNUSED: "the NVLinks of these pairs are not used, or most of them are down",
-    Known.NVLINK_LANES: "the lanes of one direction: NVLinks of this path replay packets or run at a lower rate",
+    Known.NVLINK_LANES: "one direction's lanes: NVLinks of this path replay packets or run at a lower rate",
     Known.PCIE_DIRECTION: (
-        "one direction of a PCIe link or switch port on the way: a riser, a lane, or how the root port forwards it"
+        "one direction of a PCIe link or switch port on this path: a riser, a lane, or the root port's forwarding"
     ),
-    Known.SHARED_CORES: "these cores share a cache, a core's threads or a busy neighbour with somebody",
+    Known.SHARED_CORES: "these cores share a cache or a physical core with other processes",
     Known.NCCL_PAIR: (
         "NCCL's path between the two (its channels, transport or buffers), as every pair has the same label"
     ),
     Known.NCCL_PATH: (
-        "NCCL takes another path than the copies (no peer access inside its container, a small /dev/shm, an IOMMU) or "
+        "NCCL uses another path than the copies (no peer access inside its container, a small /dev/shm, an IOMMU) or "
         "too few channels; its log names the path"
     ),
-    Known.SHARED_PARTS: "these pairs share a bridge, a switch port or a socket's link that the label does not show",
-    Known.ONE_NVLINK: "this link alone: a cable, bridge or port, or NVLinks that are down or replay packets",
-    Known.ONE_PCIE_PATH: "this path alone: a riser, a switch port, or a slot with fewer lanes",
+    Known.SHARED_PARTS: (
+        "these pairs share a bridge, a switch port or a link between sockets that the label does not show"
+    ),
+    Known.ONE_NVLINK: "only this link: a cable, bridge or port, or NVLinks that are down or replay packets",
+    Known.ONE_PCIE_PATH: "only this path: a riser, a switch port, or a slot with fewer lanes",
 }
 _COUNTERS = {
     ErrorCounter.NVLINK: "NVLink errors",
@@ -88,27 +88,27 @@ _COUNTERS = {
     ErrorCounter.ECC: "ECC errors",
 }
 _PARTS = {
-    GpuPart.NVLINKS: "its NVLinks are down or slow, or its ports at the switch",
+    GpuPart.NVLINKS: "its NVLinks or its switch ports are down or slow",
     GpuPart.ONE_DIRECTION: "its copy engines, or its ports in one direction",
-    GpuPart.ANY: "its slot, its NVLinks or its clocks, as all of its links are slow",
+    GpuPart.ANY: "its slot, its NVLinks or its clocks, because all of its links are slow",
 }
-_ALONE = {Extent.PAIR: "this path alone", Extent.DIRECTION: "one direction of this path alone"}
-_CHANNELS = "limits the channels, and so the links that are used at once"
+_ALONE = {Extent.PAIR: "only this path", Extent.DIRECTION: "only one direction of this path"}
+_CHANNELS = "limits the channels, and so how many links are used at once"
 # What a variable does; a table of words, no environment [NCCL docs, environment variables].
 _VARIABLES = (
-    ("NCCL_P2P_DISABLE", "forbids direct transfers between GPUs, so NCCL goes through host memory"),
+    ("NCCL_P2P_DISABLE", "disables direct transfers between GPUs, so NCCL goes through host memory"),
     ("NCCL_P2P_LEVEL", "limits direct transfers to nearer GPUs; farther ones go through host memory"),
-    ("NCCL_SHM_DISABLE", "forbids shared host memory: without direct transfers only the network is left"),
-    ("NCCL_TOPO_FILE", "replaces the topology that NCCL finds by a file's"),
+    ("NCCL_SHM_DISABLE", "disables shared host memory: without direct transfers NCCL uses the network"),
+    ("NCCL_TOPO_FILE", "replaces the topology that NCCL detects by one from a file"),
     ("NCCL_NET_DISABLE_INTRA", "changes how GPUs of one node reach each other"),
     ("NCCL_PROTO", "fixes the protocol: LL moves at most half of a link's bandwidth"),
-    ("NCCL_ALGO", "fixes the algorithm, whatever suits the size"),
+    ("NCCL_ALGO", "fixes the algorithm for all sizes"),
     ("NCCL_MAX_NCHANNELS", _CHANNELS),
     ("NCCL_MAX_CTAS", _CHANNELS),
     ("NCCL_MAX_NRINGS", _CHANNELS),
     ("NCCL_NTHREADS", "limits the threads that move data"),
-    ("NCCL_BUFFSIZE", "sets the size of the pieces that travel"),
-    ("NCCL_IB_DISABLE", "forbids InfiniBand: between nodes plain sockets are left"),
+    ("NCCL_BUFFSIZE", "sets the size of NCCL's buffers, and so of each transfer"),
+    ("NCCL_IB_DISABLE", "disables InfiniBand: between nodes NCCL uses sockets"),
     ("NCCL_NET", "chooses the network"),
     ("NCCL_SOCKET_IFNAME", "chooses the network card"),
 )
@@ -131,25 +131,25 @@ def cause(found: LikelyCause, run: Run) -> str:  # noqa: C901, PLR0911 - a claus
             where = "these paths" if alone is None else _ALONE[alone]
             return f"{where}: NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
         case NvlinksIdle(alone):
-            return f"{_slow(alone)}the NVLinks of this path do not carry the traffic"
+            return f"{_slow(alone)}traffic does not use the NVLinks of this path"
         case PeerDetour(alone):
             return (
-                f"peer traffic takes a detour: {_slow(alone)}ACS or the IOMMU sends it up to the root, or two sockets' "
-                "link is slow for it; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster here [nccl#814]"
+                f"peer traffic takes a detour: {_slow(alone)}ACS or the IOMMU routes it through the root complex, or "
+                "the link between sockets is slow; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster [nccl#814]"
             )
         case NoPeerAccess(label):
             return (
-                f"no peer access on {label} pairs: copies go up to host memory and down again, and near GPUs share "
-                "that one uplink [nccl#1309]"
+                f"no peer access on {label} pairs: copies go through host memory, and GPUs near each other share "
+                "one uplink to it [nccl#1309]"
             )
         case UplinkShared(label):
-            share = f"{label} pairs share an uplink, or ACS sends their traffic up to the root and back"
-            return f"{share}: labels name no rates"
+            share = f"{label} pairs share an uplink, or ACS routes their traffic through the root complex"
+            return f"{share}; labels do not name rates"
         case HidesNvlinks(virtualization):
             machine = f"the virtual machine ({virtualization})" if virtualization else "a virtual machine or the driver"
-            return f"{machine} hides the NVLinks or NVSwitches from the labels; the links are there and are used"
+            return f"{machine} hides the NVLinks or NVSwitches from the labels; the links exist and are used"
         case HidesPcie(virtualization):
-            return f"the hypervisor hides the PCIe tree ({virtualization}): only measuring shows the paths"
+            return f"the hypervisor hides the PCIe tree ({virtualization}); only measurements show the paths"
 
 
 def presence(seen: Presence) -> str:
