@@ -40,7 +40,7 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 _HERE = Path(__file__).parent
 _LOADED = _HERE / "loaded"
-_SERVERS: list[subprocess.Popen[bytes]] = []
+_SERVERS: list[tuple[Path, subprocess.Popen[bytes]]] = []
 
 
 def pytest_collection_finish() -> None:
@@ -48,6 +48,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)  # of a test's own time they took a tenth: runs are many small objects that stay
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """End this run's servers. Those that processes of pytest-xdist share end after the first of these."""
+    for socket, process in () if "PYTEST_XDIST_WORKER" in os.environ else _SERVERS:
+        process.kill()
+        process.wait()
+        socket.unlink()
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +109,7 @@ def fork_server(what: str, name: str, **variables: str) -> str:
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | variables,
             )
-            _SERVERS.append(process)
+            _SERVERS.append((socket, process))
             while not socket.exists():
                 assert process.poll() is None
                 time.sleep(0.02)
