@@ -24,9 +24,9 @@ BROWSERS := chromium chromium-browser google-chrome google-chrome-stable chrome
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
 
 # Build tools first, then the project without build isolation: only so do the pins hold for the build, too. The pip that
-# comes with Python 3.11 takes 10 to 20 s longer than the pinned one. While pip
-# downloads, the extension is compiled: pip waits for it (setup.py), and says what is wrong with it. With --no-compile
-# pip writes no bytecode: for checks it would be half a minute of one core, and they load a quarter of those modules.
+# comes with Python 3.11 takes 10 to 20 s longer than the pinned one. While pip downloads, the extension is compiled: pip
+# waits for it (setup.py), and says what is wrong with it. With --no-compile pip writes no bytecode: for checks it would
+# be half a minute of one core, and they load a quarter of those modules.
 define install
 @echo "installing collbench$(1) in $(VENV)"
 @set -o pipefail; pip() { $(BIN)/python -m pip --disable-pip-version-check install $(2) --constraint constraints.txt "$$@" | \

@@ -430,15 +430,11 @@ def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
 def _phase(symbols: Sequence[int], one: _Found, positions: Sequence[_Place], clock: int) -> Phase:
     length = len(symbols)
     whole = sorted(one.samples, key=lambda sample: sample.repetition)
-    pauses = one.pauses or _spreads(
-        one.tails
-        or [
-            np.diff(starts, prepend=np.nan)[None, :].clip(min=0.0) / 1e3
-            for starts in (sample.starts for sample in whole)
-        ],
-        length,
-    )
-    gpu = one.gpu or _spreads(one.gpu_tails or [_micro(sample.gpu)[None, :] for sample in whole], length)
+    none = np.empty((0, length))  # where no repetition is here
+    since_last = [np.diff(sample.starts, prepend=np.nan)[None, :].clip(min=0.0) / 1e3 for sample in whole]
+    pauses = one.pauses or spreads(np.concatenate([none, *(one.tails or since_last)]))
+    took = one.gpu_tails or [_micro(sample.gpu)[None, :] for sample in whole]
+    gpu = one.gpu or spreads(np.concatenate([none, *took]))
     return Phase(
         tuple(Position(one.call, one.together, pauses[one.at.start], _longest(gpu[one.at])) for one in positions),
         one.repetitions,
@@ -474,11 +470,12 @@ def _micro(times: Numbers) -> Numbers:
     return np.where(times > 0, times / 1e3, np.nan)
 
 
-def _spreads(rows: Sequence[Numbers], length: int) -> list[Spread | None]:
-    """Return times that the plugin did not sum up: of the repetitions that are here whole, NaN where unknown."""
-    ordered = np.sort(np.concatenate(rows), axis=0) if rows else np.empty((0, length))  # NaN last
-    if not len(ordered):
+def spreads(times: Numbers) -> list[Spread | None]:
+    """Return the spread of each column of times in µs, a row for each repetition, NaN where unknown; None of none."""
+    repetitions, length = times.shape
+    if not repetitions:
         return [None] * length
+    ordered = np.sort(times, axis=0)  # NaN last
     counts, columns = (~np.isnan(ordered)).sum(axis=0), np.arange(length)
     last = np.maximum(counts - 1, 0)
     median = (ordered[last // 2, columns] + ordered[counts // 2, columns]) / 2
@@ -488,14 +485,6 @@ def _spreads(rows: Sequence[Numbers], length: int) -> list[Spread | None]:
         Spread(count, *(round(figure, 3) for figure in four)) if count else None
         for count, four in zip(counts.tolist(), figures, strict=True)
     ]
-
-
-def spread_of(values: Any) -> Spread | None:
-    """Return the spread of an array of µs; None of an empty one."""
-    if not len(values):
-        return None
-    figures = (values.min(), np.median(values), values.mean(), values.max())
-    return Spread(len(values), *(round(float(figure), 3) for figure in figures))
 
 
 def _summed(times: Any) -> Spread | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from collbench.model.errors import UsageError
 from collbench.model.job import Call, Ending, Group, Job, JobRank, Phase, Position, Sample, Unknown
-from collbench.runfile.recorded import fold, spread_of
+from collbench.runfile.recorded import fold, spreads
 from collbench.runfile.traces.trace import Trace, TracedCall
 
 _SAMPLES = 32
@@ -146,13 +146,9 @@ def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: A
     length = len(symbols)
     rows = np.array(begins)[:, None] + np.arange(length)
 
-    def column(values: Any, place: int) -> Any:
-        own = values[rows[:, place]]
-        return own[~np.isnan(own)]
-
     positions = tuple(
-        Position(symbol, pause=spread_of(column(pauses, place)), gpu=spread_of(column(gpu, place)))
-        for place, symbol in enumerate(symbols)
+        Position(symbol, pause=pause, gpu=took)
+        for symbol, pause, took in zip(symbols, spreads(pauses[rows]), spreads(gpu[rows]), strict=True)
     )
     samples = []
     for repetition in range(0, len(begins), math.ceil(len(begins) / _SAMPLES)):
