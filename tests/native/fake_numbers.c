@@ -4,8 +4,6 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { kFloat16 = 6, kFloat32, kFloat64, kBfloat16, kFloat8e4m3, kFloat8e5m2 };
-
 unsigned number_width(unsigned dtype) { return (const unsigned[]){1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}[dtype]; }
 
 // Short floats: their bits, the significant ones of these (the first one implied), and the exponent's bias.
@@ -37,12 +35,7 @@ static double unpack(uint16_t bits, const Format* format) {
   return bits & sign ? -size : size;
 }
 
-double load_number(const unsigned char* at, unsigned dtype) {
-  float single = 0;
-  if (dtype == kFloat32) {  // first, for nearly all are: a test's message has a million
-    memcpy(&single, at, sizeof single);
-    return single;
-  }
+double load_other(const unsigned char* at, unsigned dtype) {
   uint16_t bits = 0;
   uint64_t whole = 0;
   double wide = 0;
