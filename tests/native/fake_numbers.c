@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <string.h>
 
+extern inline double load_number(const unsigned char* at, unsigned dtype);  // here, where it is not inlined
+
 unsigned number_width(unsigned dtype) { return (const unsigned[]){1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}[dtype]; }
 
 // Short floats: their bits, the significant ones of these (the first one implied), and the exponent's bias.

@@ -9,7 +9,7 @@ enum { kSum, kProduct, kMaximum, kMinimum, kAverage, kCopied /* collbench's own:
 
 unsigned number_width(unsigned dtype);
 double load_other(const unsigned char* at, unsigned dtype);
-static inline double load_number(const unsigned char* at, unsigned dtype) {
+inline double load_number(const unsigned char* at, unsigned dtype) {
   float single;
   if (dtype != kFloat32) return load_other(at, dtype);
   memcpy(&single, at, sizeof single);  // here, for nearly all are: a test's message has a million
