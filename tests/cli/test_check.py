@@ -156,7 +156,7 @@ def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_p
     (tools / "nvidia-smi").write_text(f"#!/bin/sh\n{body}\n")
     (tools / "nvidia-smi").chmod(0o755)
     words = ("check", "--backend", "cuda", "--sizes", "16K", "--budget", "10ms", "--output", "run.json", "-v")
-    done = on_gpus(fakes, tmp_path, words, {"PATH": f"{tools}:/usr/bin:/bin"})
+    done = on_gpus(fakes, tmp_path, words, {"PATH": f"{tools}:/usr/bin:/bin"}, gpus=2)
     assert done.code == 1, done.stderr
     assert done.stdout.startswith("not judged: ")
     run = run_file.load(tmp_path / "run.json")

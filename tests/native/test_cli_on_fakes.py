@@ -15,6 +15,7 @@ from tests.native.fakes import Fakes, Outcome
 _MIB = 2**20
 # Just over what CUDA's and NCCL's own needs on four GPUs leave of it: the buffers stay small and the tests quick.
 _FREE = 2306 * _MIB
+_FREE_FOR_COPIES = 258 * _MIB
 _QUICK = ("--sizes", "16K", "--verbose", "--output", "run.json")
 
 
@@ -72,7 +73,7 @@ _HOST_PATTERNS = "host,host-both-ways,host-all,host-all-both-ways,local"
 
 @pytest.mark.skipif(len(usable_nodes()) > 1, reason="host copies are timed for each NUMA node of this machine")
 def test_host_copies_are_timed_isolated_and_beside_others(fakes: Fakes, tmp_path: Path) -> None:
-    rates = {"host_rate": "50,2=40", "to_host_rate": "25,2=20", "local_rate": 1000, "free": 1282 * _MIB}
+    rates = {"host_rate": "50,2=40", "to_host_rate": "25,2=20", "local_rate": 1000, "free": _FREE_FOR_COPIES}
     done = _collbench(fakes, tmp_path, *_HOST, "--patterns", _HOST_PATTERNS, **rates)
     assert done.code == 0, done.stderr
     run = _run_file(tmp_path)
@@ -109,7 +110,7 @@ def test_host_copies_are_timed_isolated_and_beside_others(fakes: Fakes, tmp_path
 def test_a_wrong_byte_of_a_host_or_local_copy_names_its_gpu(
     fakes: Fakes, tmp_path: Path, case: str, patterns: str, corrupt: str, where: str
 ) -> None:
-    done = _collbench(fakes, tmp_path, *_HOST, "--patterns", patterns, corrupt_copy=corrupt, free=1282 * _MIB)
+    done = _collbench(fakes, tmp_path, *_HOST, "--patterns", patterns, corrupt_copy=corrupt, free=322 * _MIB)
     assert done.code == 4, case
     assert f"{where}: 1 wrong" in done.stderr, case
 
