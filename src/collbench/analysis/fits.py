@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +27,7 @@ _FEWEST_TRIALS = 2  # with one there is nothing to draw from
 _RESAMPLES = 200
 # Of reweighting, after which recorded runs move by less than 0.1 %; drawn anew they begin where the estimate ended.
 _ROUNDS, _REDRAWN_ROUNDS = 30, 6
+_AT_ONCE = 32  # links that are fitted together: their arrays fit a core's cache
 _FLAT = 1e-18  # seconds a byte: 1e9 GB/s, more than anything carries
 _EXACT = 1e-6  # a relative residual below any clock's resolution: all points count alike
 
@@ -77,36 +77,63 @@ def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
         for members, found in points_of(run, work, size).items():
             curves[members].append(found)
     labels = labels_of(run, curves)
-    return tuple(_fit(members, labels[members], curves[members], run.settings.seed) for members in sorted(curves))
+    fits: dict[Members, Fit | Unfitted] = {}
+    alike: dict[tuple[int, tuple[tuple[int, int], ...]], list[Members]] = defaultdict(list)
+    for members, curve in curves.items():
+        why, figure = _no_line(curve)
+        if why is not None:
+            fits[members] = Unfitted(members, labels[members], why, figure)
+        else:
+            shape = tuple((found.point.moved_bytes, len(found.samples)) for found in curve)
+            alike[len(members), shape].append(members)
+    for group in alike.values():
+        for begin in range(0, len(group), _AT_ONCE):
+            some = group[begin : begin + _AT_ONCE]
+            for fit in _fits({members: curves[members] for members in some}, labels, run.settings.seed):
+                fits[fit.members] = fit
+    return tuple(fits[members] for members in sorted(fits))
 
 
-def _fit(members: Members, label: str, curve: list[Measurement], seed: int) -> Fit | Unfitted:
-    sizes = np.array([found.point.moved_bytes for found in curve], dtype=float)
-    if len(sizes) < FEWEST_SIZES:
-        return Unfitted(members, label, NoLine.FEW_SIZES, len(sizes))
-    if sizes[-1] < LEAST_SPAN * sizes[0]:
-        return Unfitted(members, label, NoLine.NARROW, float(sizes[-1] / sizes[0]))
+def _no_line(curve: list[Measurement]) -> tuple[NoLine | None, float]:
+    """Return why a curve shows no line before one is drawn, with its figure."""
+    smallest, largest = curve[0].point.moved_bytes, curve[-1].point.moved_bytes
+    if len(curve) < FEWEST_SIZES:
+        return NoLine.FEW_SIZES, len(curve)
+    if largest < LEAST_SPAN * smallest:
+        return NoLine.NARROW, largest / smallest
     if min(len(found.samples) for found in curve) < _FEWEST_TRIALS:
-        return Unfitted(members, label, NoLine.ONE_TRIAL)
-    trials = [trial_seconds(found) for found in curve]
-    times = np.array([median(part) for part in trials])
-    alpha, beta, weights = _line(sizes, times[None, :], np.ones((1, len(sizes))), _ROUNDS)
-    if beta[0] <= _FLAT:
-        return Unfitted(members, label, NoLine.FLAT)
+        return NoLine.ONE_TRIAL, 0.0
+    return None, 0.0
+
+
+def _fits(
+    curves: Mapping[Members, Sequence[Measurement]], labels: Mapping[Members, str], seed: int
+) -> Iterator[Fit | Unfitted]:
+    """Fit links of as many devices, with the same sizes and as many trials of each."""
+    points = list(zip(*curves.values(), strict=True))  # of all links, by size
+    sizes = np.array([links[0].point.moved_bytes for links in points], dtype=float)
+    trials = [np.array([trial_seconds(found) for found in links]) for links in points]  # each (links, trials)
+    times = np.hstack([_medians(part) for part in trials])  # (links, sizes)
+    alpha, beta, weights = _line(sizes, times, np.ones_like(times), _ROUNDS)
+    misfit = np.max(np.abs((alpha[:, None] + beta[:, None] * sizes) / times - 1), axis=1)
+    slopes = np.flatnonzero(beta > _FLAT)
     rng = np.random.default_rng(seed)
-    redrawn = (np.array(part)[rng.integers(len(part), size=(_RESAMPLES, len(part)))] for part in trials)
-    medians = np.hstack([_medians(part) for part in redrawn])  # (resamples, sizes)
-    drawn = _line(sizes, medians, weights, _REDRAWN_ROUNDS)
-    factor = curve[0].point.operation.busbw_factor(len(members))
-    return Fit(
-        members=members,
-        label=label,
-        latency_us=_bounded(alpha * 1e6, drawn[0] * 1e6),
-        gbs=_bounded(factor / beta / 1e9, factor / drawn[1] / 1e9),
-        half_bytes=_bounded(alpha / beta, drawn[0] / drawn[1]),
-        misfit=float(np.max(np.abs((alpha + beta * sizes) / times - 1))),
-        sizes=len(sizes),
-    )
+    draws = (rng.integers(part.shape[1], size=(_RESAMPLES, part.shape[1])) for part in trials)
+    medians = [_medians(part[slopes][:, drawn]) for part, drawn in zip(trials, draws, strict=True)]
+    redrawn = np.concatenate(medians, axis=-1).reshape(-1, len(sizes))  # (links · resamples, sizes)
+    again = _line(sizes, redrawn, np.repeat(weights[slopes], _RESAMPLES, axis=0), _REDRAWN_ROUNDS)
+    alphas, betas = (drawn.reshape(len(slopes), _RESAMPLES) for drawn in again[:2])
+    factor = points[0][0].point.operation.busbw_factor(len(points[0][0].point.members))
+    latencies = _bounded(alpha[slopes] * 1e6, alphas * 1e6)
+    rates = _bounded(factor / beta[slopes] / 1e9, factor / betas / 1e9)
+    halves = _bounded(alpha[slopes] / beta[slopes], alphas / betas)
+    fitted = dict(zip(slopes.tolist(), zip(latencies, rates, halves, strict=True), strict=True))
+    for link, members in enumerate(curves):
+        if link not in fitted:
+            yield Unfitted(members, labels[members], NoLine.FLAT)
+            continue
+        latency_us, gbs, half_bytes = fitted[link]
+        yield Fit(members, labels[members], latency_us, gbs, half_bytes, float(misfit[link]), len(sizes))
 
 
 def _line(sizes: _Array, times: _Array, weights: _Array, rounds: int) -> tuple[_Array, _Array, _Array]:
@@ -124,8 +151,8 @@ def _line(sizes: _Array, times: _Array, weights: _Array, rounds: int) -> tuple[_
 
 def _medians(rows: _Array) -> _Array:
     """Return the median of each of some short rows, as a column. np.median does the same in five times as long."""
-    ordered, count = np.sort(rows, axis=1), rows.shape[1]
-    middle: _Array = (ordered[:, (count - 1) // 2, None] + ordered[:, count // 2, None]) / 2
+    ordered, count = np.sort(rows, axis=-1), rows.shape[-1]
+    middle: _Array = (ordered[..., (count - 1) // 2, None] + ordered[..., count // 2, None]) / 2
     return middle
 
 
@@ -140,10 +167,11 @@ def _weighted_line(x: _Array, one: _Array, weights: _Array) -> tuple[_Array, _Ar
     return alpha, np.maximum(beta, _FLAT)
 
 
-def _bounded(estimate: _Array, drawn: _Array) -> Bounded:
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    middle = float(estimate[0])
-    return min(float(low), middle), middle, max(float(high), middle)
+def _bounded(estimates: _Array, drawn: _Array) -> list[Bounded]:
+    """Return each estimate with the interval that its row of redrawn ones gives."""
+    lows, highs = np.percentile(drawn, [2.5, 97.5], axis=1)
+    columns = (np.minimum(lows, estimates), estimates, np.maximum(highs, estimates))
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 # Times of a collective over message sizes, from a few measured ones (docs/method.md 12).
