@@ -76,7 +76,9 @@ def _watch(child: int, connection: socket.socket) -> NoReturn:
     events.register(connection, select.POLLIN)
     while ended not in dict(events.poll()):
         passed_on = connection.recv(1)
-        os.kill(child, passed_on[0] if passed_on else signal.SIGKILL)
+        number = passed_on[0] if passed_on else signal.SIGKILL
+        # No terminal could continue what SIGTSTP stops here, so the kernel would not stop it.
+        os.kill(child, signal.SIGSTOP if number == signal.SIGTSTP else number)
         if not passed_on:  # the process that it stands for was killed
             break
     _, status = os.waitpid(child, 0)

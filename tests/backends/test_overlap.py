@@ -184,18 +184,25 @@ def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
     world.close()
 
 
-def test_a_worker_that_hangs_is_killed_after_its_time(own_torch: None) -> None:
+def test_a_worker_that_hangs_is_killed_after_its_time() -> None:
     world = started()
     world._load_s = 1.0
     processes = world.process_ids
-    os.kill(processes[0], signal.SIGSTOP)
+    os.kill(processes[0], signal.SIGTSTP)  # of a fork: tests/loaded/stand_in.py
     with pytest.raises(BackendError, match="no answer") as caught:
         world.run(BOTH)
     assert caught.value.failure.cause is Cause.NO_ANSWER
     assert gone(processes)
 
 
-def test_compute_on_cores_covers_a_call_of_any_length() -> None:
+def ran(program: str, tmp_path: Path) -> str:
+    """Return what a program prints that uses torch: as a file, for one that is typed would load torch itself."""
+    script = tmp_path / "script.py"
+    script.write_text(program, encoding="utf-8")
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=100).stdout
+
+
+def test_compute_on_cores_covers_a_call_of_any_length(tmp_path: Path) -> None:
     """Also the one that lasts longer than all of compute that was asked for: a core may have other work for a while."""
     said = """
 import json, threading, time
@@ -206,8 +213,7 @@ def call(number): time.sleep(0.05)
 raced = CpuAccelerator().race(lambda: None, Lane(2, call, (0.0, 0.002)), Lane(3, unit), 0.0)
 print(json.dumps([units[0], raced.begins, raced.collective, raced.compute]))
 """
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
-    units, begins, collective, compute = json.loads(done.stdout)
+    units, begins, collective, compute = json.loads(ran(said, tmp_path))
     assert (len(begins), len(collective), len(compute)) == (2, 2, 6)
     assert units > 6
     for number in range(2):
@@ -215,7 +221,7 @@ print(json.dumps([units[0], raced.begins, raced.collective, raced.compute]))
         assert first <= begins[number] < collective[number] <= last
 
 
-def test_a_call_that_fails_on_cores_ends_its_round() -> None:
+def test_a_call_that_fails_on_cores_ends_its_round(tmp_path: Path) -> None:
     said = """
 from collbench.backends.overlap_lanes import CpuAccelerator, Lane
 def fails(number): raise RuntimeError("no such group")
@@ -223,8 +229,7 @@ for lanes in ((Lane(1, fails, (0.0,)), Lane(3, print)), (Lane(1, print, (0.0,)),
     try: CpuAccelerator().race(lambda: None, *lanes, 0.0)
     except RuntimeError as error: print(error)
 """
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True, timeout=100)
-    assert done.stdout.count("no such group") == 2
+    assert ran(said, tmp_path).count("no such group") == 2
 
 
 def test_a_lever_that_gloo_lacks_ends_the_workers_with_a_reason() -> None:

@@ -1,8 +1,8 @@
 """Lets another process run what this one was started for: a fork of one that has loaded modules (tests/fork_server.py).
 
 The fork gets this process's arguments, variables, folder, files, limits and cores. This process then stands for it: it
-passes signals on, ends as the other one ends, and when it is killed, so is the other one. A stop (SIGSTOP) stops this
-process alone.
+passes signals on, ends as the other one ends, and when it is killed, so is the other one. SIGSTOP stops this process
+alone, SIGTSTP the other one alone.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 _OURS = os.path.dirname(__file__)  # noqa: PTH120  # pathlib takes longer to load than all of this
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)
 _LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 _SERVER_GONE = 70
 
