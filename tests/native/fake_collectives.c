@@ -192,8 +192,9 @@ static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
       fault("a communicator connects behind a blocking kernel or in a capture");
     clique->connected[comm->rank] |= 1u << kind;
     for (int i = 0; i < clique->ranks; ++i)
-      while (blocks() && (kind != kExchange || names_peer(op, i)) && !(clique->connected[i] >> kind & 1))
-        let_others_run();
+      for (unsigned turn = 0;
+           blocks() && (kind != kExchange || names_peer(op, i)) && !(clique->connected[i] >> kind & 1); ++turn)
+        let_others_run(turn);
   }
   // NCCL makes every plain launch slower on a communicator that was once captured.
   if (comm->captured && !stream->capturing) note("plain %s on a captured communicator", kinds[kind].name);

@@ -86,9 +86,9 @@ bool busy(const Comm* comm) {
   return comm->looks > 0 || (comm->progress != NULL && __atomic_load_n(comm->progress, __ATOMIC_RELAXED) < comm->until);
 }
 
-void let_others_run(void) {
+void let_others_run(unsigned turn) {
   unlock_simulation(NULL);
-  usleep(20);
+  usleep(turn < 100 ? 20 : 1000);  // who is late by then mostly never comes
   lock_simulation();
 }
 
@@ -115,7 +115,7 @@ static int join(Comm** comm, int count, Id id, int rank) {
   ++world->joined;
   (*comm)->progress = &world->joined;
   (*comm)->until = all;
-  while (blocks() && world->joined < all) let_others_run();
+  for (unsigned turn = 0; blocks() && world->joined < all; ++turn) let_others_run(turn);
   return begun(*comm);
 }
 
@@ -142,7 +142,7 @@ static int finish_splits(Comm* parent) {
   if (splits_done == split_turn && split_count < ranks) {
     parent->progress = &splits_done;
     parent->until = split_turn + 1;
-    while (blocks() && splits_done == split_turn) let_others_run();
+    for (unsigned turn = 0; blocks() && splits_done == split_turn; ++turn) let_others_run(turn);
     return begun(parent);
   }
   if (splits_done != split_turn) return begun(parent);

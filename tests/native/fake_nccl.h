@@ -17,7 +17,7 @@ typedef struct Comm {
 // Whether calls return only when they are done (NCCL_COMM_BLOCKING).
 bool blocks(void);
 // Lets other threads go on, which may be what the caller waits for. Called with the lock held.
-void let_others_run(void);
+void let_others_run(unsigned turn);  // the turns of a loop that waits, from 0
 // Returns what a call on the communicator returns that has begun well: for one that blocks, success.
 int begun(Comm* comm);
 // Whether the communicator is still busy with its last call, and may not be used.

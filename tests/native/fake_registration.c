@@ -109,7 +109,7 @@ EXPORT int ncclCommWindowRegister(Comm* comm, void* at, size_t bytes, void** win
   clique->window_bytes[comm->rank][nth % kMostWindows] = bytes;
   clique->windows[comm->rank] = nth;
   for (int i = 0; i < clique->ranks; ++i) {
-    while (blocks() && clique->windows[i] < nth) let_others_run();
+    for (unsigned turn = 0; blocks() && clique->windows[i] < nth; ++turn) let_others_run(turn);
     if (clique->windows[i] >= nth && clique->window_bytes[i][nth % kMostWindows] != bytes)
       fault("window %d of ranks %d and %d has other bytes", nth, comm->rank, i);
   }
