@@ -24,20 +24,20 @@ BROWSERS := chromium chromium-browser google-chrome google-chrome-stable chrome
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
 
 # Build tools first, then the project without build isolation: only so do the pins hold for the build, too. The pip that
-# comes with Python 3.11 takes 10 to 20 s longer than the pinned one. While pip downloads, the extension is compiled: pip
-# waits for it (setup.py), and says what is wrong with it. With --no-compile pip writes no bytecode: for checks it would
-# be half a minute of one core, and they load a quarter of those modules.
+# comes with Python 3.11 takes 10 to 20 s longer than the pinned one. While pip installs, the extension is compiled; who
+# needs it depends on `build`, which waits for that, or says what is wrong. With --no-compile pip writes no bytecode: for
+# checks it would be half a minute of one core, and they load a quarter of those modules.
 define install
 @echo "installing collbench$(1) in $(VENV)"
 @set -o pipefail; pip() { $(BIN)/python -m pip --disable-pip-version-check install $(2) --constraint constraints.txt "$$@" | \
     sed -unE 's/^ *((Collecting|Downloading|Building|Installing) [^:]*).*/  \1/p'; }; \
     pip --upgrade pip setuptools pybind11 ninja && { $(BIN)/python setup.py --quiet build_ext --inplace >/dev/null 2>&1 & } && \
-    pip --no-build-isolation --editable '.$(1)' || { \
+    COLLBENCH_COMPILE=no pip --no-build-isolation --editable '.$(1)' || { \
     echo "make: pip could not install collbench$(1), see above. Without a network, install by hand as CONTRIBUTING.md says." >&2; \
     exit 1; }
 endef
 
-.PHONY: help pairs test test-gpu check lint types build format ptx man wheel clean
+.PHONY: help pairs test test-gpu check lint types bytecode types-and-bytecode build format ptx man wheel clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -45,13 +45,15 @@ help:  ## list the targets
 pairs: $(INSTALLED) build  ## install, then measure every pair of this machine's GPUs (of its cores where there is none)
 	@$(BIN)/collbench pairs $(ARGS)
 
+test: $(INSTALLED)-test bytecode $(INSTALLED)-browser  ## install, then run every test that needs no GPU
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --ignore=tests/gpu --numprocesses $(JOBS) --dist worksteal $(ARGS)
+
 # Tests start hundreds of processes: images that forbid bytecode would let each compile all our modules. The large packages
 # are compiled by one process, before several load them at once; so are, in a fresh clone, the tests, beside it.
-test: $(INSTALLED)-test build $(INSTALLED)-browser  ## install, then run every test that needs no GPU
+bytecode: $(INSTALLED)-test build
 	@export PYTHONDONTWRITEBYTECODE=; [ -d tests/cli/__pycache__ ] || \
 	    $(BIN)/python -m pytest --ignore=tests/gpu --collect-only -qq >/dev/null 2>&1 & \
 	    $(BIN)/python -c 'import hypothesis, matplotlib.pyplot, pandas, scipy.stats, torch.distributed.run' && wait
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --ignore=tests/gpu --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no network
 	@$(GPU_PYTHON) -c 'import collbench._native, pytest' || { \
@@ -60,7 +62,7 @@ test-gpu:  ## run tests/gpu where GPUs are; installs nothing and needs no networ
 	$(GPU_PYTHON) -m pytest tests/gpu $(ARGS)
 
 check: export CXXFLAGS += -Werror
-check: lint types test  ## all that CI checks: format, lint, types, build, shipped PTX, tests
+check: lint types-and-bytecode test  ## all that CI checks: format, lint, types, build, shipped PTX, tests
 
 lint: $(INSTALLED)-dev
 	$(BIN)/ruff format --check .
@@ -68,9 +70,12 @@ lint: $(INSTALLED)-dev
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(if $(CPP),$(BIN)/clang-format --dry-run --Werror $(CPP))
 
-# Two, as CI has cores: by itself mypy keeps one of them waiting for half a minute.
 types: $(INSTALLED)-dev
 	$(BIN)/mypy --num-workers 2
+
+# Also with two workers mypy leaves one of two cores idle for most of half a minute.
+types-and-bytecode: $(INSTALLED)-dev build
+	@$(MAKE) --no-print-directory bytecode & $(MAKE) --no-print-directory types && wait $$!
 
 build: $(INSTALLED)  ## compile what changed of the extension
 	@$(BIN)/python setup.py --quiet build_ext --inplace

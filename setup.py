@@ -54,7 +54,7 @@ def run_ninja(folder: Path, graph: str) -> bool:
 
     folder.mkdir(parents=True, exist_ok=True)
     build_file = folder / "build.ninja"
-    with (folder / "lock").open("w") as lock:  # make compiles while pip downloads, and then pip asks for the same
+    with (folder / "lock").open("w") as lock:  # what make began while pip installs may not have ended
         fcntl.flock(lock, fcntl.LOCK_EX)
         build_file.write_text(f"builddir = {folder}\n{graph}", encoding="utf-8")
         return subprocess.run([Path(ninja.BIN_DIR, "ninja"), "--quiet", "-f", build_file], check=False).returncode == 0
@@ -64,7 +64,9 @@ class NinjaBuild(build_ext):  # type: ignore[misc]  # setuptools ships no types
     """Compiles in folders that outlive pip's temporary ones, so that only what changed is compiled again."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile, link and put the extension where setuptools wants it."""
+        """Compile, link and put the extension where setuptools wants it; not where make does so while pip installs."""
+        if os.environ.get("COLLBENCH_COMPILE") == "no":
+            return
         output = Path(self.get_ext_fullpath(ext.name))
         folder = Path("build", f"native-{sysconfig.get_config_var('SOABI')}")
         # NCCL unloads a plugin with its last communicator, and loads it again for the next one: -z nodelete lets the
