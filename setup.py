@@ -64,9 +64,7 @@ class NinjaBuild(build_ext):  # type: ignore[misc]  # setuptools ships no types
     """Compiles in folders that outlive pip's temporary ones, so that only what changed is compiled again."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile, link and put the extension where setuptools wants it; not where make does so while pip installs."""
-        if os.environ.get("COLLBENCH_COMPILE") == "no":
-            return
+        """Compile, link and put the extension where setuptools wants it."""
         output = Path(self.get_ext_fullpath(ext.name))
         folder = Path("build", f"native-{sysconfig.get_config_var('SOABI')}")
         # NCCL unloads a plugin with its last communicator, and loads it again for the next one: -z nodelete lets the
@@ -87,5 +85,7 @@ class NinjaBuild(build_ext):  # type: ignore[misc]  # setuptools ships no types
 if __name__ == "__main__":
     sources = {"collbench._native": "*.cpp", PLUGIN: "recorder/*.cpp"}
     found = {name: sorted(map(str, Path("csrc").glob(pattern))) for name, pattern in sources.items()}
-    extensions = [Extension(name, files) for name, files in found.items() if files]
+    # While pip installs for make, make compiles.
+    compiled = os.environ.get("COLLBENCH_COMPILE") != "no"
+    extensions = [Extension(name, files) for name, files in found.items() if files and compiled]
     setup(ext_modules=extensions, cmdclass={"build_ext": NinjaBuild})
