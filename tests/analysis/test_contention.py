@@ -367,7 +367,7 @@ def test_a_run_that_says_nothing_of_this_machine_is_refused(title: str, run: Run
 
 def test_a_run_of_overlap_has_no_curves() -> None:
     with pytest.raises(
-        UsageError, match=r"o.json timed a collective beside compute, not alone: name it with --overlap"
+        UsageError, match=r"o.json timed a collective overlapping compute, not alone: name it with --overlap"
     ):
         gather([("a.json", NVLINK_PAIR), ("o.json", overlapping(EVERYWHERE))])
 

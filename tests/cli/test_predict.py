@@ -113,7 +113,7 @@ def test_a_run_of_overlap_makes_the_step_longer_and_is_named(program: Program, s
     said = program("predict", "run.json", *STEP, "--overlap", "over.json")
     assert (said.status, said.err) == (0, "")
     page = " ".join(said.out.split())
-    assert "overlap all-reduce 3.00x, compute 1.20x beside gemm:8192, over.json; measured on GPU0, GPU1" in page
+    assert "overlap all-reduce 3.00x, compute 1.20x overlapping gemm:8192, over.json; measured on GPU0, GPU1" in page
     assert "overlap all-gather and reduce-scatter 3.00x" in page
     assert "borrowed from all-reduce" in page
     free, slowed = (
@@ -186,7 +186,7 @@ def test_registered_memory_has_its_own_times(program: Program, saved: Path) -> N
         ("no run of overlap", ["--overlap", "run.json"], "run.json has no factors to predict by"),
         ("none and one", ["--overlap", "none", "--overlap", "over.json"], "--overlap none leaves what overlap costs"),
         ("a file that is not there", ["--overlap", "gone.json"], "cannot read run file gone.json"),
-        ("its curves", ["over.json"], "over.json timed a collective beside compute, not alone: name it with --overlap"),
+        ("its curves", ["over.json"], "over.json timed a collective overlapping compute, not alone: name it with --overlap"),
     ],
 )
 def test_what_says_nothing_of_overlap_here_is_refused(

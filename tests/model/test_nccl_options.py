@@ -34,8 +34,8 @@ def test_a_config_is_read(text: str, config: dict[str, int]) -> None:
         ("maxctas=1", "maxctas: no such field; choose from cgaClusterSize"),
         ("blocking=0", "blocking: no such field"),
         ("maxCTAs=3000000000", "is no whole number"),
-        ("minCTAs=2", "minCTAs needs maxCTAs beside it"),
-        ("minCTAs=8,maxCTAs=4", "minCTAs needs maxCTAs beside it, at least as large"),
+        ("minCTAs=2", "minCTAs also needs maxCTAs"),
+        ("minCTAs=8,maxCTAs=4", "minCTAs also needs maxCTAs, at least as large"),
     ],
 )
 def test_a_config_that_nccl_would_not_take_is_refused(text: str, says: str) -> None:

@@ -139,8 +139,8 @@ ALL_SIZES = {2**20: (4.0, 1.1), 2**30: (2.0, 1.2)}
             "ddp",
             [overlapping(ALL_SIZES), overlapping(ALL_SIZES, members=(0, 2))],
             [
-                "overlap all-reduce 3.03–3.73x, compute 1.11–1.14x beside gemm:8192, overlap0.json",
-                "overlap all-reduce 3.03–3.73x, compute 1.11–1.14x beside gemm:8192, overlap1.json",
+                "overlap all-reduce 3.03–3.73x, compute 1.11–1.14x overlapping gemm:8192, overlap0.json",
+                "overlap all-reduce 3.03–3.73x, compute 1.11–1.14x overlapping gemm:8192, overlap1.json",
             ],
         ),
         (
@@ -148,7 +148,7 @@ ALL_SIZES = {2**20: (4.0, 1.1), 2**30: (2.0, 1.2)}
             "fsdp",
             [overlapping({2**30: (2.0, 1.2)}, members=(0, 3))],
             [
-                "overlap all-gather and reduce-scatter 2.00x, compute 1.20x beside gemm:8192, overlap0.json; borrowed "
+                "overlap all-gather and reduce-scatter 2.00x, compute 1.20x overlapping gemm:8192, overlap0.json; borrowed "
                 "from all-reduce; measured on GPU0, GPU3; sizes beyond 1G as at the nearest"
             ],
         ),

@@ -129,7 +129,7 @@ class Overlapping(WorkerSession[OverlapBackend]):
         return run
 
     def _measure(self, opened: OverlapOpened, saved: Callable[[], None]) -> None:
-        with self._notices.progress(f"measuring {self._request.operation} beside compute") as progress:
+        with self._notices.progress(f"measuring {self._request.operation} overlapping compute") as progress:
             bench.measure(self._request, opened, self.run, saved, progress)
 
 

@@ -63,7 +63,7 @@ def checked_config(config: Mapping[str, int]) -> dict[str, int]:
             raise UsageError(f"--nccl-config {name}={value} is no whole number from 0: write {name}=1, say")
     # NCCL compares both, and takes a maximum that is not set for the smallest number [2.28.9: init.cc, parseCommConfig]
     if "minCTAs" in config and config["minCTAs"] > config.get("maxCTAs", -1):
-        raise UsageError("--nccl-config minCTAs needs maxCTAs beside it, at least as large: NCCL refuses it alone")
+        raise UsageError("--nccl-config minCTAs also needs maxCTAs, at least as large: NCCL refuses minCTAs alone")
     return dict(config)
 
 

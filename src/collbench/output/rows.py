@@ -113,7 +113,7 @@ OVERLAP_COLUMNS = (
     Column("gpu_uuids", Type.TEXT, "the members' UUIDs, with commas"),
     Column("dtype", Type.TEXT, "the collective's element type"),
     Column("size_bytes", Type.WHOLE, "bytes; the message size as nccl-tests defines it"),
-    Column("compute", Type.TEXT, "what ran beside it: gemm:8192, memory:1024, attention-like:4096"),
+    Column("compute", Type.TEXT, "the compute that overlaps it: gemm:8192, memory:1024, attention-like:4096"),
     Column("priority", Type.TEXT, "of the collective's stream: normal or high"),
     Column("ctas", Type.WHOLE, "thread blocks that NCCL was given; empty for its own choice"),
     Column("trials", Type.WHOLE, "how often the data point was measured"),
@@ -121,16 +121,16 @@ OVERLAP_COLUMNS = (
         Column(f"{what}_{when}_seconds", Type.REAL, f"s; {one} {where}, {over}, slowest rank")
         for what, when, one, where, over in (
             ("collective", "alone", "one call", "alone", "median of the trials"),
-            ("collective", "beside", "one call", "beside the other", "mean of all calls"),
+            ("collective", "beside", "one call", "overlapping the other", "mean of all calls"),
             ("compute", "alone", "one unit of compute", "alone", "median of the trials"),
-            ("compute", "beside", "one unit of compute", "beside the other", "median of the trials"),
+            ("compute", "beside", "one unit of compute", "overlapping the other", "median of the trials"),
         )
     ),
     *(
         Column(f"{name}{end}", Type.REAL, f"{meaning}{edge}")
         for name, meaning in (
-            ("collective_factor", "seconds of the collective beside over alone"),
-            ("compute_factor", "seconds of compute beside over alone"),
+            ("collective_factor", "seconds of the collective overlapping compute over seconds alone"),
+            ("compute_factor", "seconds of compute overlapping the collective over seconds alone"),
             ("together_of_sum", "seconds of both together over the sum of their seconds alone"),
             ("together_of_max", "seconds of both together over the longer of their seconds alone; 1 is perfect"),
         )

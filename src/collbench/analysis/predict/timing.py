@@ -57,7 +57,7 @@ def gather(runs: Sequence[tuple[str, Run]], registration: Registration = Registr
     """
     for name, run in runs:
         if run.overlaps and not run.measurements:
-            raise UsageError(f"{name} timed a collective beside compute, not alone: name it with --overlap")
+            raise UsageError(f"{name} timed a collective overlapping compute, not alone: name it with --overlap")
     if registration is not Registration.NONE:
         return _on_registered(runs, registration)
     runs = [(name, ordinary(run)) for name, run in runs]

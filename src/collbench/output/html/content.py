@@ -166,13 +166,13 @@ def _beside(run: Run) -> dict[str, Any]:
     """Return the answer of a run of `collbench overlap`: the data point whose collective loses most."""
     worst = overlap.strongest(run.overlaps)
     if worst is None:
-        return _answer("What overlap costs", "nothing measured", [])
+        return _answer("Cost of overlap", "nothing measured", [])
     summary = overlap.summarize(worst)
     lines = [
         overlap_text.answer(worst),
-        f"both together take {summary.of_max.value:.2f} times the longer of the two alone",
+        f"both together take {summary.of_max.value:.2f} × the longer time alone",
     ]
-    return _answer("What overlap costs", f"{fixed(summary.collective_factor.value, 2)} × as long", lines)
+    return _answer("Cost of overlap", f"{fixed(summary.collective_factor.value, 2)} × as long", lines)
 
 
 def _replayed(run: Run) -> dict[str, Any]:

@@ -230,7 +230,7 @@ def _overlap_lines(run: Run, prediction: Prediction) -> Iterator[str]:
     for operation, curve in dict.fromkeys((use.operation, use.curve) for use in prediction.overlap):
         uses = [use for use in prediction.overlap if (use.operation, use.curve) == (operation, curve)]
         slower, computes = (_range([getattr(use, name) for use in uses]) for name in ("transfers", "compute"))
-        what = f"{slower}, compute {computes} beside {curve.compute}{sim(run, ' (sim)')}, {Path(curve.source).name}"
+        what = f"{slower}, compute {computes} overlapping {curve.compute}{sim(run, ' (sim)')}, {Path(curve.source).name}"
         said = "; ".join([what, *_doubts(run, uses, prediction.registration)])
         titles.setdefault(said, []).append(operation.collective.title)
     yield from (f"{_listed(names)} {said}" for said, names in titles.items())
