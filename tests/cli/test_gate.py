@@ -98,7 +98,7 @@ def once(run: Run, pair: set[int]) -> Run:
         (
             "too few trials",
             once(h200(), {1, 3}),
-            "cannot vouch for GPU1-GPU3: 1 of the 3 trials that the noise needs; 5 of 6 pairs were judged",
+            "cannot vouch for GPU1-GPU3: 1 of the 3 trials needed to estimate noise; 5 of 6 pairs were judged",
         ),
         (
             "a failed data point",

@@ -24,7 +24,7 @@ from tests.builders import measured
 from tests.cli.program import Program, list_only
 
 BOUND = Decision(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
-ADVICE = "GPU2: node 0 is faster than node 1, which NVML names (node 0 55.0, node 1 38.0 GB/s)"
+ADVICE = "GPU2: node 0 is faster than node 1, which NVML reports (node 0 55.0, node 1 38.0 GB/s)"
 
 
 def near(_operation: Operation, member: int, node: int) -> float:

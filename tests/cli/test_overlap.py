@@ -142,7 +142,12 @@ def test_plot_draws_each_condition_and_names_the_simulation(program: Program, fo
     done = program("plot", "run.json", "--kind", kind, "-o", "fig.svg")
     assert done.status == 0, done.err
     drawn = (folder / "fig.svg").read_text(encoding="utf-8")
-    for name in ("allreduce overlapping gemm:8192", "allreduce overlapping gemm:8192, high priority", "SIMULATED", "sim overlap"):
+    for name in (
+        "allreduce overlapping gemm:8192",
+        "allreduce overlapping gemm:8192, high priority",
+        "SIMULATED",
+        "sim overlap",
+    ):
         assert name in drawn
     for found in run_file.load(folder / "run.json").overlaps:
         assert f"{summarize(found).collective_factor.value:.2f}" in drawn

@@ -186,7 +186,11 @@ def test_registered_memory_has_its_own_times(program: Program, saved: Path) -> N
         ("no run of overlap", ["--overlap", "run.json"], "run.json has no factors to predict by"),
         ("none and one", ["--overlap", "none", "--overlap", "over.json"], "--overlap none leaves what overlap costs"),
         ("a file that is not there", ["--overlap", "gone.json"], "cannot read run file gone.json"),
-        ("its curves", ["over.json"], "over.json timed a collective overlapping compute, not alone: name it with --overlap"),
+        (
+            "its curves",
+            ["over.json"],
+            "over.json timed a collective overlapping compute, not alone: name it with --overlap",
+        ),
     ],
 )
 def test_what_says_nothing_of_overlap_here_is_refused(

@@ -95,9 +95,7 @@ def test_export_and_report_know_it(program: Program, folder: Path) -> None:
     assert refused.status != 0
     assert "holds a replay, which prometheus has no form for" in refused.err
     assert program("report", "run.json", "-o", "page.html").status == 0
-    assert "What the job's step communicates" in (folder / "page.html").read_text(encoding="utf-8").replace(
-        "&#39;", "'"
-    )
+    assert "Communication of a step" in (folder / "page.html").read_text(encoding="utf-8").replace("&#39;", "'")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_the_page_says_which_set_and_what_it_saves(program: Program, folder: Pat
     assert "job       job.json on 2 ranks, 8 trials of each set in turn (sim)" in lines
     assert any(line.startswith("finalists 5 of 28 sets: at most 4 that bandwidth does not rule out") for line in lines)
     assert any("GPU0, GPU1 " in line and "slower, the first 2" in line for line in lines)  # one NVLink, not two
-    assert any(line.startswith("saves ") and "against the slowest finalist, GPU0, GPU1 (sim)" in line for line in lines)
+    assert any(line.startswith("saves ") and "with the slowest finalist, GPU0, GPU1 (sim)" in line for line in lines)
     figured = [line for line in lines if any(mark in line for mark in (" ms", "GB/s")) and not line.startswith("  ")]
     assert all("sim" in line for line in figured)
     assert not (folder / "state").exists()  # a simulation is not kept, as without --for
@@ -251,8 +251,8 @@ def test_the_job_decides_against_bandwidth_and_the_run_is_kept(
     play(monkeypatch, {FIRST: Played(1e-3), FAST: Played(2e-3)})
     said = program("select", "2", "--for", "job.json", "--format", "list")
     assert (said.status, said.out) == (0, "0,1\n")
-    assert "against the choice by bandwidth, GPU2, GPU3" in said.err
-    assert "saves     2.000 ms a step (95 %: 2.000 to 2.000 ms) against the slowest finalist" in said.err
+    assert "compared with the choice by bandwidth, GPU2, GPU3" in said.err
+    assert "saves     2.000 ms a step (95 %: 2.000 to 2.000 ms) compared with the slowest finalist" in said.err
     (path,) = kept(folder)
     run = run_file.load(path)
     assert (run.settings.kind, run.complete) == (CommandKind.REPLAY, True)
@@ -278,7 +278,7 @@ def test_a_finalist_that_hangs_is_named_and_the_others_decide(
         assert "the only finalist that did not fail" in said.out
         assert "failed    GPU2, GPU3: " in said.out
         assert "job.json failed on GPU2, GPU3: " in said.err
-        assert "against the choice by bandwidth, GPU2, GPU3: it failed" in said.out
+        assert "compared with the choice by bandwidth, GPU2, GPU3: it failed" in said.out
 
 
 def test_where_all_fail_nothing_is_chosen(

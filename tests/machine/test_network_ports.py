@@ -159,16 +159,16 @@ def test_the_page_says_what_changed_on_ports_and_congestion_in_one_line() -> Non
     run = run_of(gpus(2), [])
     run.ports_before, run.ports_after = before, after
     assert network_lines(run) == [
-        "mlx5_0:1 of h0 went from 400 to 200 Gbit/s",
+        "mlx5_0:1 of h0 changed from 400 to 200 Gbit/s",
         "symbol_error grew by 3 on mlx5_0:1 of h0",
-        "mlx5_0:1 of h1 went from ACTIVE to DOWN",
+        "mlx5_0:1 of h1 changed from ACTIVE to DOWN",
         "mlx5_0:1 of h2 is gone, or its host is",
         "congestion: np_cnp_sent grew by 1,995 on mlx5_0:1 of h1, and no more on 1 other port",
     ]
     assert unhealthy_lines(run) == network_lines(run)[:4], "congestion is no fault of a device"
     run.ports_before = run.ports_after = (replace(before[0], counters={"link_downed": 255, "np_cnp_sent": 255}),)
     (line,) = network_lines(run)
-    assert line == "link_downed on mlx5_0:1 of h0 is at its largest value, 255: whether it grew is unknown"
+    assert line == "link_downed on mlx5_0:1 of h0 has reached its maximum, 255: whether it grew is unknown"
     run.ports_before, run.ports_after = before, after
     assert run_file.loads(run_file.dumps(run), "run").ports_after == after
     run.ports_after = ()

@@ -83,7 +83,10 @@ def as_typed(text: str) -> str:
     help="For a job: run with its calls' rates in isolation.  [default: the newest that fits]",
 )
 @click.option(
-    "--overlap", metavar="RUN", type=click.Path(path_type=Path), help="For a job: run with their rates overlapping compute."
+    "--overlap",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="For a job: run with their rates overlapping compute.",
 )
 @FORMAT
 @JSON

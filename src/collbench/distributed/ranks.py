@@ -596,7 +596,7 @@ class Coordinator:
             raise
         except CollbenchError as error:
             why = failure_of(error)
-            text = f"{step.work}: the ranks could not join again: {error}"
+            text = f"{step.work}: the ranks could not reconnect: {error}"
             raise StepFailed(text, failure=Failure(why.kind, Cause.NO_WORLD, because=why)) from error
 
     def _failure(self, step: Step, failed: Mapping[int, CollbenchError]) -> CollbenchError:

@@ -179,9 +179,9 @@ def _replayed(run: Run) -> dict[str, Any]:
     """Return the answer of a run of `collbench replay`."""
     first = next((found for found in run.replays if found.trials), None)
     if first is None:
-        return _answer("What the job's step communicates", "nothing measured", [])
+        return _answer("Communication of a step", "nothing measured", [])
     milliseconds = replay.summarize(first).communication.value * 1e3
-    return _answer("What the job's step communicates", f"{fixed(milliseconds, 2)} ms a step", [replay_text.answer(run)])
+    return _answer("Communication of a step", f"{fixed(milliseconds, 2)} ms a step", [replay_text.answer(run)])
 
 
 def _which(run: Run, ranking: Ranking | None) -> dict[str, Any]:

@@ -48,8 +48,8 @@ def answer(found: Overlap) -> str:
     summary, levers = summarize(found), _levers(found.priority, found.ctas)
     return (
         f"{found.work.operation.collective.title} of {format_size(found.size_bytes)} takes "
-        f"{_times(summary.collective_factor.value)} as long when overlapping {found.compute}{levers}; the {found.compute.kind} "
-        f"takes {_times(summary.compute_factor.value)}"
+        f"{_times(summary.collective_factor.value)} as long when overlapping {found.compute}{levers}; "
+        f"the {found.compute.kind} takes {_times(summary.compute_factor.value)}"
     )
 
 
@@ -132,7 +132,9 @@ def _levers(priority: Priority, ctas: int | None) -> str:
 
 def _raw(run: Run) -> Iterator[RenderableType]:
     """Yield how much each data point rests on."""
-    rows = table("data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", words=("data point",))
+    rows = table(
+        "data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", words=("data point",)
+    )
     for found in run.overlaps:
         if found.trials:
             name = f"{format_size(found.size_bytes)} overlapping {found.compute}{_levers(found.priority, found.ctas)}"
@@ -141,9 +143,7 @@ def _raw(run: Run) -> Iterator[RenderableType]:
             units = sum(trial.covered_units for trial in found.trials)
             rows.add_row(name, str(len(found.trials)), str(calls), low, high, str(units))
     if rows.row_count:
-        yield Text(
-            "\nsingle calls during compute, started at random times; a call that waits for a unit of compute takes longer"
-        )
+        yield Text("\nsingle calls during compute, started at random times; calls that wait for compute take longer")
         yield rows
 
 
