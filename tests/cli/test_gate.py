@@ -65,7 +65,7 @@ def test_a_machine_without_a_gpu_fails_instead_of_passing_by_its_cores(
 
 @pytest.mark.parametrize(
     ("expected", "status", "reported"),
-    [("4", 0, ""), ("8", 1, "4 devices were checked (GPU0, GPU1, GPU2, GPU3), and --expect says 8")],
+    [("4", 0, ""), ("8", 1, "4 devices were checked (GPU0, GPU1, GPU2, GPU3), --expect requires 8")],
 )
 def test_a_missing_gpu_fails(program: Program, expected: str, status: int, reported: str) -> None:
     run_file.save(h200(), Path("run.json"))

@@ -123,7 +123,7 @@ def test_what_cannot_be_replayed_is_one_line(
 def test_gloo_cannot_average(program: Program, folder: Path) -> None:
     job = data_parallel()
     saved(replace(job, calls=tuple(replace(call, reduction="avg") for call in job.calls)), "avg.json")
-    assert "gloo reduces no by avg" in program("replay", "avg.json", *HOST, "--devices", "0,1").err
+    assert "gloo cannot reduce by avg" in program("replay", "avg.json", *HOST, "--devices", "0,1").err
 
 
 def test_what_is_no_job_is_refused(program: Program, folder: Path) -> None:

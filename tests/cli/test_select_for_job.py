@@ -103,7 +103,7 @@ def test_the_json_has_all_of_it(program: Program, folder: Path) -> None:
 def test_all_that_there_are_are_not_replayed(program: Program, folder: Path) -> None:
     said = program("select", "8", "--for", "job.json", *SIM)
     assert said.status == 0
-    assert "job.json is not replayed: no other set of 8 comes into question" in said.err
+    assert "job.json is not replayed: there is no other candidate set of 8" in said.err
     assert "why       all 8 devices" in said.out
 
 
@@ -319,7 +319,7 @@ def test_train_starts_on_what_the_job_decides(
     said = program("train", *words, "--for", "job.json", "train.py")
     assert said.status == 0, said.err
     assert (
-        "using GPU0, GPU1 (GPU-0, GPU-1): a step of job.json communicates for 2.000 ms measured, the least" in said.err
+        "using GPU0, GPU1 (GPU-0, GPU-1): a step of job.json communicates for 2.000 ms (measured): the sh" in said.err
     )
     assert "CUDA_VISIBLE_DEVICES=GPU-0,GPU-1" in said.out
     assert "CUDA_VISIBLE_DEVICES=GPU-2,GPU-3" in program("train", *words, "train.py").out

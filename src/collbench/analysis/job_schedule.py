@@ -241,7 +241,7 @@ def _check_scales(job: Job, phases: Sequence[Phase], ranks: int) -> None:
     elif any(own != calls[0] for own in calls):
         why = "its ranks do not send the same"
     elif any(call.root is not None and call.root >= ranks for call in sent):
-        why = "a root is no rank of it"
+        why = "its root is not one of its ranks"
     if why:
         raise UsageError(f"the job has {job.world_size} ranks and no meaning on {ranks}: {why}")
 

@@ -69,12 +69,12 @@ def _count(step: Step) -> int:
     count, rest = divmod(step.size_bytes, width)
     if rest or not count:
         raise UsageError(
-            f"{step.size_bytes} B is no whole number of {step.dtype} elements: use a multiple of "
+            f"{step.size_bytes} B is not a whole number of {step.dtype} elements: use a multiple of "
             f"{width} B, or --dtype uint8"
         )
     ranks = len(step.groups[0])
     if step.operation.shares and count % ranks:
-        raise UsageError(f"{step.size_bytes} B is no whole block of {step.dtype} for each of {ranks} ranks")
+        raise UsageError(f"{step.size_bytes} B is not a whole block of {step.dtype} for each of {ranks} ranks")
     return count
 
 

@@ -255,7 +255,7 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
     """
     if len(pair) not in (0, 2):
         raise UsageError(
-            f"topo explains two devices or shows all, and {len(pair)} was given: write 'collbench topo 0 1'"
+            f"topo explains two devices or shows all, but {len(pair)} was given: write 'collbench topo 0 1'"
         )
     found = topology(file, backend, fabric, NOTICES)
     paths = found.paths

@@ -121,8 +121,7 @@ def _started(run: Run) -> float:
         started = datetime.fromisoformat(run.started)
     except ValueError as error:
         raise RunFileError(
-            f"cannot write when the run began as Unix time: its file says '{run.started}', which is no ISO 8601 date; "
-            "use --format csv"
+            f"cannot convert the run's start to Unix time: '{run.started}' is not an ISO 8601 date; use --format csv"
         ) from error
     return (started if started.tzinfo else started.replace(tzinfo=UTC)).timestamp()
 

@@ -250,7 +250,7 @@ _LATEST = 1 << 62  # ns: 146 years after a host's start
 def parse(data: bytes | bytearray | memoryview) -> Stream:
     """Return what a file holds. Raises StreamError."""
     if len(data) < _HEADER.itemsize or data[:8] != MAGIC:
-        raise StreamError("it is no stream of the recorder, or it was cut off at its beginning")
+        raise StreamError("it is not a stream of the recorder, or its beginning is missing")
     header = np.frombuffer(data, _HEADER, 1)[0]
     if int(header["version"]) != VERSION:
         raise StreamError(f"it has version {int(header['version'])}, this collbench reads {VERSION}")
