@@ -118,7 +118,7 @@ def test_a_number_of_devices_that_cannot_be_is_refused(k: int, n: int) -> None:
 
 def test_a_run_without_pairs_cannot_choose_some_but_can_take_all() -> None:
     run = run_of(gpus(3), [measured(Operation.ALLREDUCE, (0, 1, 2), 300.0)])
-    with pytest.raises(UsageError, match="holds no pair: measure with 'collbench pairs' first"):
+    with pytest.raises(UsageError, match="has no pair: measure with 'collbench pairs' first"):
         choose(run, 2)
     assert choose(run, 3).members == (0, 1, 2)
 

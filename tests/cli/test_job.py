@@ -102,7 +102,7 @@ def test_predicting_needs_no_gpu(program: Program, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("show", "job.json", "--rank", "9"), "--rank 9 is none of the job's 2 ranks"),
+        (("show", "job.json", "--rank", "9"), "--rank 9 is not one of the job's 2 ranks"),
         (("show", "job.json", "--operation", "allreduce"), "is a recorded job"),
         (("show", "run.json", "--rank", "0"), "for a recorded job"),
         (("predict", "job.json", "run.json", "--model", "gpt2"), "leave it out"),

@@ -63,7 +63,7 @@ def report(job: Job, rank: int | None = None, runs: Named = (), overlaps: Named 
     from collbench.output.text.frame import sim
 
     if rank is not None and not 0 <= rank < job.world_size:
-        raise UsageError(f"--rank {rank} is none of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
+        raise UsageError(f"--rank {rank} is not one of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
     chosen = runs or _newest(job)
     alone: dict[int, float] = {}
     concurrent: dict[int, float] = {}

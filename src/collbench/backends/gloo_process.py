@@ -42,7 +42,7 @@ def task_of(step: Step) -> Task:
     if missing := HOST.lacks(step.operation):
         raise UsageError(f"the host backend cannot time {step.operation}: {missing}")
     if not step.work.verifiable:
-        raise UsageError(f"gloo does {step.operation} out of place only: leave out what asks for in place")
+        raise UsageError(f"gloo does {step.operation} out of place only: leave out the option for in place")
     if step.dtype not in DTYPE_BYTES:
         raise UsageError(f"gloo has no {step.dtype}: choose one of {', '.join(DTYPE_BYTES)}")
     if step.operation.reduces and step.redop not in REDOPS:

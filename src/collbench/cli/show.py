@@ -119,7 +119,7 @@ def show(
     """
     if file is not None and job_file.holds_job(file):
         if layout == NCCL_TESTS or any(one is not None for one in (operation, size, section)):
-            raise UsageError(f"{file} is a recorded job: it takes --rank, --run, --overlap, --json and --verbose alone")
+            raise UsageError(f"{file} is a recorded job: it takes only --rank, --run, --overlap, --json and --verbose")
         show_job(file, **of_job, as_json=as_json)
     elif any(one not in (None, ()) for one in of_job.values()):
         raise UsageError("--rank, --run and --overlap are for a recorded job: name its file, as in 'show job.json'")

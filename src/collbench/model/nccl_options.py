@@ -75,7 +75,7 @@ def parse_config(text: str) -> dict[str, int]:
         if not re.fullmatch(r"[0-9]{1,10}", value):
             raise UsageError(f"--nccl-config '{word}' is not a field and a number: write maxCTAs=8,CTAPolicy=2")
         if name in found:
-            raise UsageError(f"--nccl-config names {name} twice: write it once")
+            raise UsageError(f"--nccl-config names {name} twice: use it once")
         found[name] = int(value)
     return checked_config(found)
 

@@ -274,7 +274,7 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     sent = sum(len(phases[phase].symbols) * repetitions for phase, repetitions in runs) + len(tail)
     # A kill between two stores may leave a call counted that is not in the tail.
     if int(header["kept"]) - sent not in {0, 1}:
-        raise StreamError(f"it says that {int(header['kept'])} calls were kept, and has {sent}")
+        raise StreamError(f"it says that {int(header['kept'])} calls were kept, but has {sent}")
     return Stream(
         host=_text(header["host"]),
         pid=int(header["pid"]),

@@ -188,7 +188,7 @@ def _which(run: Run, ranking: Ranking | None) -> dict[str, Any]:
     out = [f"left out {line}" for line in left(run)]
     chosen = [] if ranking is None else [*choose_each(run)]
     if not chosen:
-        why = "the run holds no pair" if ranking is None else "no two devices that were measured together are fit"
+        why = "the run has no pair" if ranking is None else "no two devices that were measured together are fit"
         return _answer("Which devices", "nothing to choose", [why, *out], "warn" if out else "")
     if all(one.tied or len(one.members) == len(run.devices) for one in chosen):
         short, lines = "any of them", [sentences.reason(chosen[0], run.devices)]

@@ -425,7 +425,7 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
                 f"{base['figures'][0]['title']}: ratio",
                 "×",
                 [[_bounds(change) for change in row] for row in changes],
-                covers="99 % interval of all at once",
+                covers="simultaneous 99 % interval",
                 shades=["".join(map(_letter, row)) for row in changes],
             )
         ],
