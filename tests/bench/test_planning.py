@@ -67,7 +67,7 @@ def test_sizes_without_room_are_skipped_by_name_with_what_is_free() -> None:
     assert skipped == [Skipped(SkipKind.ROOM, sizes=(GIB, 2 * GIB), limit_bytes=600 * MIB, free_bytes=free)]
     assert sentences.skipped(skipped[0], run_of(backend.devices(), [])) == (
         "sizes 1G, 2G: the fullest device has room for messages of 600 MiB; free now: GPU0 1.758 GiB, GPU1 1.758 GiB, "
-        "shared by three buffers beside NCCL's own"
+        "shared by three buffers plus those of NCCL"
     )
 
 
@@ -202,9 +202,9 @@ def test_named_sets_are_measured_alone_in_turn_and_at_least_six_times(sets: tupl
         ("sets of one", {"split": 4}, 4, "--split 4 of 4 devices"),
         ("a root that is no rank", {"root": 4}, 4, "--root 4 is not a rank: 4 ranks count from 0 to 3"),
         ("a root that is no rank of a set", {"root": 2, "split": 2}, 4, "--root 2 is not a rank"),
-        ("named sets of unequal size", {"sets": ((0, 1), (1, 2, 3))}, 4, "needs as many of the 4 devices"),
-        ("a named set of one", {"sets": ((0,), (1,))}, 4, "at least two"),
-        ("a named set with a device twice", {"sets": ((0, 0), (0, 1))}, 4, "at least two"),
+        ("named sets of unequal size", {"sets": ((0, 1), (1, 2, 3))}, 4, "equal sets of two or more of the 4 devices"),
+        ("a named set of one", {"sets": ((0,), (1,))}, 4, "two or more"),
+        ("a named set with a device twice", {"sets": ((0, 0), (0, 1))}, 4, "two or more"),
         ("a named set with a device that is not there", {"sets": ((0, 4),)}, 4, "of the 4 devices"),
         ("only sizes without a batch", {"collectives": (Work(Operation.ALLGATHER),), "sizes": (8, 63)}, 4, "16 bytes"),
         ("only sizes without an element", {"sizes": (1, 2)}, 2, "allreduce of 1 B, 2 B: less than an element"),

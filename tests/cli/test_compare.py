@@ -52,7 +52,7 @@ def test_the_same_again_has_nothing_to_tell(program: Program) -> None:
 def test_a_slow_pair_is_shown_and_the_status_is_3(program: Program) -> None:
     said = program("compare", "-v", "base.json", "slow.json")
     assert said.status == 3
-    assert "GPU1-GPU3: all that runs there" in said.out
+    assert "GPU1-GPU3: all measurements on it" in said.out
     assert re.search(r"^ce-write GPU1→GPU3 +3 +1G +\d+\.\d GB/s", said.out, re.MULTILINE)
     assert "GPU0→GPU1" not in said.out
     assert said.out.endswith("Regression: significantly slower by more than 5 % (--fail-below).\n")
@@ -125,7 +125,7 @@ def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None
             "base.json cores.json",
             "base.json is of the cuda backend and cores.json of the host backend",
         ),
-        ("a simulated run", "base.json sim.json", "their figures are of different things"),
+        ("a simulated run", "base.json sim.json", "their figures measure different things"),
         ("nothing in common", "base.json other.json", "base.json and other.json have no data point in common"),
         (
             "nothing of the operation",

@@ -26,7 +26,7 @@ _expect = click.option("--expect", metavar="N", type=click.IntRange(min=2), help
 _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON (docs/check.md).")
 
 
-@click.command(short_help="Say where labels and measurement disagree.")
+@click.command(short_help="Find where labels and measurement disagree.")
 @_file
 @options.measuring(_topology, _p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
 def check(
@@ -41,7 +41,7 @@ def check(
     """Find where a machine's labels, its tools and the measurement disagree, with the cause and how to check it.
 
     RUN.JSON may be a run of any machine. Without it, check first measures this machine: every link and pair at 64M,
-    staged copies, and host memory. It then measures suspicious pairs again, isolated. --quick is a health check for a
+    staged copies, and host memory. It then measures suspect pairs again, isolated. --quick is a health check for a
     prolog: it measures only links and pairs, isolated, and fails if a GPU could not be checked. Exit status: 0 they
     agree, 3 a contradiction, 4 wrong data or a hang; 1 a measurement failed or nothing was judged.
 
@@ -56,7 +56,7 @@ def check(
     if run_file is None:
         run = _measured(asked)
     elif others := options.typed_besides(("run_file", "verbose", "topology", "p2p", "expect", "as_json")):
-        advice = f"leave out {', '.join(others)}, or the file to measure anew"
+        advice = f"leave out {', '.join(others)}, or the file to measure again"
         raise UsageError(f"{run_file} is measured already: {advice}")
     else:
         run = runfile_run_file.load(run_file)

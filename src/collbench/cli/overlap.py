@@ -28,7 +28,7 @@ from collbench.runfile import saved_runs
         "computes",
         metavar="LIST",
         callback=options.parsed(parse_computes),
-        help="What to compute meanwhile: gemm:N (N x N matrix product), memory:N (sum of two vectors of N MiB), "
+        help="What to compute at the same time: gemm:N (N x N matrix product), memory:N (sum of two vectors of N MiB), "
         "attention-like:N (N tokens of a 7B layer), or a list.  [default: gemm:8192; host: gemm:512]",
     ),
     click.option(
@@ -56,7 +56,7 @@ from collbench.runfile import saved_runs
     verbose_option,
 )
 def overlap(operation: Operation, *, priority: str, as_json: bool, **given: Any) -> None:
-    """Time a collective and compute on the same GPUs, each alone and both at once.
+    """Time a collective and compute on the same GPUs, each alone and both together.
 
     One process for each GPU runs torch's NCCL on one stream and the compute on another. The page has the time of each
     alone and while the other runs, and the time of both together over the longer of the two (1.0: perfect overlap) and

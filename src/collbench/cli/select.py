@@ -68,7 +68,7 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
 
 _own_options = options.apply(
     click.option("--from", "older_file", metavar="RUN", hidden=True),  # RUN.JSON, as it was written once
-    click.option("--elsewhere", is_flag=True, help="With RUN.JSON: accept a run of another machine or the simulator."),
+    click.option("--elsewhere", is_flag=True, help="With RUN.JSON: accept a run of another or a simulated machine."),
     click.option("--topology", metavar="FILE", help="Estimate from the labels in saved 'nvidia-smi topo -m' text."),
     click.option("--exclude", metavar="LIST", help="Exclude these: nvidia-smi indices or UUIDs."),
     click.option("--allow-busy", is_flag=True, help="Do not exclude busy, throttled or faulty GPUs."),
@@ -128,8 +128,8 @@ def select(
     """Choose the best K devices of this machine, or of a simulated one, and print the reason.
 
     Chooses from RUN.JSON, else from the newest saved run that fits this machine, else from a probe of a few seconds.
-    GPUs that are busy, throttled or faulty now are left out. Where the choice matters, it measures all-reduce on the
-    best sets and takes the fastest. Format text prints the reasons; any other prints only the answer on stdout, and the
+    GPUs that are busy, throttled or faulty now are left out. If the choice matters, it measures all-reduce on the best
+    sets and chooses the fastest. Format text prints the reasons; any other prints only the answer on stdout, and the
     reasons on stderr.
 
     \b
@@ -143,13 +143,13 @@ def select(
       collbench select 4 --backend sim --fabric dgx-1v
     """
     if as_json and layout not in (_TEXT, _JSON):
-        raise UsageError(f"--json and --format {layout} both say what to print: leave one out")
+        raise UsageError(f"--json and --format {layout} both say what to print: use only one")
     layout = _JSON if as_json else layout
     if file is not None and older_file is not None:
-        raise UsageError(f"--from {older_file} and {file} are two run files: leave one out")
+        raise UsageError(f"--from {older_file} and {file} are two run files: use only one")
     if job is not None:
         if "--size" in options.typed_besides([name for name in click.get_current_context().params if name != "size"]):
-            raise UsageError("--for replays the job's own sizes, --size is of all-reduces: leave one out")
+            raise UsageError("--for replays the job's own sizes, --size is of all-reduces: use only one")
         asked_for |= {"job": job_file.load(job), "job_name": one_line(job.name)}
     age, size_bytes = freshness.parse_duration(max_age), parse_size(size)
     asked = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **asked_for)
@@ -170,7 +170,7 @@ def _check_layout(asked: SelectRequest, layout: str) -> None:
         )
     if asked.topology is not None and layout in formats.ACTING and "CUDA_VISIBLE_DEVICES" in os.environ:
         raise UsageError(
-            f"--topology counts all GPUs, and CUDA_VISIBLE_DEVICES may hide some: unset it for --format {layout}"
+            f"--topology has all GPUs, and CUDA_VISIBLE_DEVICES may hide some: unset it for --format {layout}"
         )
 
 

@@ -83,7 +83,10 @@ def as_typed(text: str) -> str:
     help="For a job: run with its calls' rates in isolation.  [default: the newest that fits]",
 )
 @click.option(
-    "--overlap", metavar="RUN", type=click.Path(path_type=Path), help="For a job: run with their rates beside compute."
+    "--overlap",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="For a job: run with their rates overlapping compute.",
 )
 @FORMAT
 @JSON
@@ -116,7 +119,7 @@ def show(
     """
     if file is not None and job_file.holds_job(file):
         if layout == NCCL_TESTS or any(one is not None for one in (operation, size, section)):
-            raise UsageError(f"{file} is a recorded job: it takes --rank, --run, --overlap, --json and --verbose alone")
+            raise UsageError(f"{file} is a recorded job: it takes only --rank, --run, --overlap, --json and --verbose")
         show_job(file, **of_job, as_json=as_json)
     elif any(one not in (None, ()) for one in of_job.values()):
         raise UsageError("--rank, --run and --overlap are for a recorded job: name its file, as in 'show job.json'")
@@ -131,7 +134,7 @@ def _show_run(
 ) -> None:
     size_bytes = None if size is None else parse_size(size)
     if showing.as_nccl_tests and (operation is not None or size is not None):
-        raise UsageError("--operation and --size draw pictures, --format nccl-tests prints tables: leave one out")
+        raise UsageError("--operation and --size draw pictures, --format nccl-tests prints tables: use only one")
     if section is not None and (operation is not None or showing.as_nccl_tests):
         raise UsageError(f"--section {section} is a part of the page: leave out --operation and --format nccl-tests")
     run_file = named_or_newest(file)
@@ -178,11 +181,11 @@ def show_job(file: Path, rank: int | None, against: tuple[Path, ...], overlap: P
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: members are indices into its list of devices.")
 @verbose_option
 def rank(file: Path | None, operation: str | None, size: str | None, as_json: bool) -> None:
-    """Say which links and pairs of a saved run differ, and which tie.
+    """Show which links and pairs of a saved run differ, and which tie.
 
     For each operation: tiers of links, pairs or devices, one sentence on whether the choice matters, a heat map, and
     latency and bandwidth fitted over the sizes. The run may be of any machine; the page names what the run lacks. Exit
-    status: 0; 1 where there are too few trials to rank anything; 1 or 4 where data points failed.
+    status: 0; 1 if there are too few trials to rank anything; 1 or 4 if data points failed.
 
     \b
     Examples:
@@ -252,7 +255,7 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
     """
     if len(pair) not in (0, 2):
         raise UsageError(
-            f"topo explains two devices or shows all, and {len(pair)} was given: write 'collbench topo 0 1'"
+            f"topo explains two devices or shows all, but {len(pair)} was given: write 'collbench topo 0 1'"
         )
     found = topology(file, backend, fabric, NOTICES)
     paths = found.paths

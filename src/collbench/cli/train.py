@@ -95,7 +95,7 @@ class _Train(click.Command):
 # For --help alone: launch.options holds the table that arguments are read by, and a test compares the two.
 _options_in_help = options.apply(
     click.option("--auto-select", metavar="K", help="Choose the best K devices."),
-    click.option("--devices", metavar="LIST", help="Take these devices instead: nvidia-smi indices or UUIDs."),
+    click.option("--devices", metavar="LIST", help="Use these devices instead: nvidia-smi indices or UUIDs."),
     click.option("--exclude", metavar="LIST", help="Never choose these: nvidia-smi indices or UUIDs."),
     click.option("--for", metavar="JOB", help="Replay this recorded job on the best sets, and choose among them."),
     click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs."),
@@ -123,7 +123,7 @@ _options_in_help = options.apply(
     cls=_Train,
     short_help="Start a training script with torchrun on the best GPUs.",
     options_metavar="(--auto-select K | --devices LIST) [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]...",
-    epilog="Inside the job devices count from 0, whatever their numbers outside: use LOCAL_RANK.",
+    epilog="In the job, devices count from 0, whatever their indices on the host: use LOCAL_RANK.",
 )
 @_options_in_help
 def train(arguments: TrainArguments) -> None:
