@@ -46,11 +46,11 @@ def by(rates: Mapping[int, float]) -> Callable[[Operation, int, int], float]:
     ("title", "label", "rates", "best", "tied", "agrees", "text"),
     [
         ("the label is right", 0, {0: 55.0, 1: 38.0}, (0,), False, True,
-         "GPU0: node 0, as NVML says (node 0 55.0, node 1 38.0 GB/s)"),
+         "GPU0: node 0, as NVML reports (node 0 55.0, node 1 38.0 GB/s)"),
         ("the label is wrong", 0, {0: 38.0, 1: 55.0}, (1,), False, False,
-         "GPU0: node 1 is faster than node 0, which NVML names (node 1 55.0, node 0 38.0 GB/s)"),
+         "GPU0: node 1 is faster than node 0, which NVML reports (node 1 55.0, node 0 38.0 GB/s)"),
         ("no label", None, {0: 55.0, 1: 38.0}, (0,), False, None,
-         "GPU0: node 0, NVML names none (node 0 55.0, node 1 38.0 GB/s)"),
+         "GPU0: node 0, NVML reports none (node 0 55.0, node 1 38.0 GB/s)"),
         ("equal nodes", 0, {0: 55.0, 1: 54.9}, (0, 1), True, None,
          "GPU0: its NUMA nodes tie (node 0 55.0, node 1 54.9 GB/s)"),
         ("less than 2 % changes nobody's decision", 1, {0: 55.0, 1: 54.1}, (0, 1), True, None,
@@ -58,10 +58,10 @@ def by(rates: Mapping[int, float]) -> Callable[[Operation, int, int], float]:
         ("two of four are near, the label is one", 1, {0: 55.0, 1: 54.9, 2: 40.0, 3: 39.0}, (0, 1), False, None,
          "GPU0: no NUMA node is significantly faster (node 0 55.0, node 1 54.9, node 2 40.0, node 3 39.0 GB/s)"),
         ("two of four are near, the label is neither", 2, {0: 55.0, 1: 54.9, 2: 40.0, 3: 39.0}, (0, 1), False, False,
-         "GPU0: node 0 or 1 is faster than node 2, which NVML names "
+         "GPU0: node 0 or 1 is faster than node 2, which NVML reports "
          "(node 0 55.0, node 1 54.9, node 2 40.0, node 3 39.0 GB/s)"),
         ("the label is a node that was not measured", 7, {0: 55.0, 1: 38.0}, (0,), False, None,
-         "GPU0: node 0, NVML names node 7, which was not measured (node 0 55.0, node 1 38.0 GB/s)"),
+         "GPU0: node 0, NVML reports node 7, which was not measured (node 0 55.0, node 1 38.0 GB/s)"),
     ],
 )  # fmt: skip
 def test_a_gpus_node(

@@ -84,11 +84,10 @@ def test_on_a_dgx_1v_the_choice_of_six_is_one_of_four_and_better_than_the_first_
 
 def test_the_reason_names_what_was_gained() -> None:
     run = pair_run(4, lambda a, b: {(0, 1): 48.34, (2, 3): 9.536}.get((a, b), 24.0))
-    assert sentences.reason(choose(run, 2), gpus(20)) == "it reaches 48.3 GB/s, the machine's worst pair 9.54 GB/s"
+    assert sentences.reason(choose(run, 2), gpus(20)) == "48.3 GB/s; the machine's worst pair reaches 9.54 GB/s"
     run.measurements = run.measurements[:-2] + run.measurements[-1:]
     assert (
-        sentences.reason(choose(run, 2), gpus(20))
-        == "it reaches 48.3 GB/s, the machine's worst measured pair 9.54 GB/s"
+        sentences.reason(choose(run, 2), gpus(20)) == "48.3 GB/s; the machine's worst measured pair reaches 9.54 GB/s"
     )
 
 
@@ -119,7 +118,7 @@ def test_a_number_of_devices_that_cannot_be_is_refused(k: int, n: int) -> None:
 
 def test_a_run_without_pairs_cannot_choose_some_but_can_take_all() -> None:
     run = run_of(gpus(3), [measured(Operation.ALLREDUCE, (0, 1, 2), 300.0)])
-    with pytest.raises(UsageError, match="holds no pair: measure with 'collbench pairs' first"):
+    with pytest.raises(UsageError, match="has no pair: measure with 'collbench pairs' first"):
         choose(run, 2)
     assert choose(run, 3).members == (0, 1, 2)
 
@@ -137,7 +136,7 @@ def test_one_device_is_chosen_by_the_tie_break_alone() -> None:
     one = choose(run, 1)
     assert (one.members, sentences.reason(one, gpus(20)), one.tied, one.heuristic) == (
         (1,),
-        "one device has no pair to compare",
+        "one device: there is no pair to compare",
         True,
         False,
     )
@@ -479,7 +478,7 @@ def test_a_choice_from_too_few_trials_says_so(trials: int, said: bool) -> None:
     run = pair_run(4, lambda a, b: 300.0 if b == 3 else 320.0)
     for found in run.measurements:
         found.samples = found.samples[:trials]
-    assert ("trials that the noise needs" in sentences.reason(choose(run, 2), gpus(4))) is said
+    assert ("trials needed to estimate noise" in sentences.reason(choose(run, 2), gpus(4))) is said
     assert "trials" not in sentences.reason(choose(run, 4), gpus(4))
 
 

@@ -354,7 +354,7 @@ def other_settings() -> Run:
         ("another machine's GPUs", strange(), "o.json has GPU0 (x0), which a.json lacks"),
         ("another fabric", replace(overlapping(EVERYWHERE), backend="sim"), "are of different machines"),
         ("other settings", other_settings(), "measured with different settings (NCCL_P2P_DISABLE= and"),
-        ("two trials", overlapping(EVERYWHERE, trials=2), "o.json has no factors to predict by, which takes 3 trials"),
+        ("two trials", overlapping(EVERYWHERE, trials=2), "o.json cannot be used to predict: this needs 3 trials"),
         ("what training does not send", overlapping(EVERYWHERE, Operation.ALLTOALL), "has no factors to predict by"),
         ("a run of pairs", NVLINK_PAIR, "has no factors to predict by"),
     ],
@@ -367,7 +367,7 @@ def test_a_run_that_says_nothing_of_this_machine_is_refused(title: str, run: Run
 
 def test_a_run_of_overlap_has_no_curves() -> None:
     with pytest.raises(
-        UsageError, match=r"o.json timed a collective beside compute, not alone: name it with --overlap"
+        UsageError, match=r"o.json timed a collective overlapping compute, not alone: name it with --overlap"
     ):
         gather([("a.json", NVLINK_PAIR), ("o.json", overlapping(EVERYWHERE))])
 

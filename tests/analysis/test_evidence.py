@@ -76,7 +76,7 @@ def test_wrong_and_failed_points_say_nothing() -> None:
             "one without P2P",
             with_settings(pairs({}, 3), NCCL_VERSION="2.28"),
             with_settings(pairs({}, 2), NCCL_P2P_DISABLE="1"),
-            "different settings (NCCL_P2P_DISABLE= and NCCL_P2P_DISABLE=1): predict from each by itself",
+            "different settings (NCCL_P2P_DISABLE= and NCCL_P2P_DISABLE=1): predict from each separately",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_all_pauses_are_kept(job: Job) -> None:
 
 @given(jobs(), st.randoms(use_true_random=False))
 def test_a_job_that_lost_a_call_is_refused_or_still_fits(job: Job, random: object) -> None:
-    """Whatever goes missing, nothing that would wait for ever gets a schedule."""
+    """Whatever goes missing, nothing that would wait forever gets a schedule."""
     choice = random.randrange  # type: ignore[attr-defined]
     victim = job.ranks[choice(len(job.ranks))]
     positions = victim.phases[0].positions
@@ -139,7 +139,7 @@ SEND, RECV = Call("send", 64, 0, peer=1), Call("recv", 64, 0, peer=0)
             replace(data_parallel(), ranks=(replace(data_parallel().ranks[0], dropped=3), data_parallel().ranks[1])),
             "calls of rank 0 were dropped",
         ),
-        ("one rank reduces more", two([SUM, SUM], [SUM]), "would wait for ever"),
+        ("one rank reduces more", two([SUM, SUM], [SUM]), "would wait forever"),
         ("sizes differ", two([SUM], [replace(SUM, size_bytes=64)]), "do not fit together"),
         ("operations differ", two([SUM], [Call("broadcast", 4096, 0, root=0)]), "calls allreduce of 4K where rank 1"),
         ("roots differ", two(*[[Call("broadcast", 64, 0, root=root)] for root in (0, 1)]), "do not fit together"),
@@ -148,7 +148,7 @@ SEND, RECV = Call("send", 64, 0, peer=1), Call("recv", 64, 0, peer=0)
         (
             "both receive before they send, not in one group",
             two([Call("recv", 64, 0, peer=1), SEND], [RECV, Call("send", 64, 0, peer=0)]),
-            "would wait for ever",
+            "would wait forever",
         ),
         ("the peer is unknown", two([Call("send", 64, 0)], [Call("recv", 64, 0)]), "does not say to whom"),
         ("the root is unknown", two(*[[Call("broadcast", 64, 0)]] * 2), "which rank is the root of a broadcast"),
@@ -271,7 +271,7 @@ def test_another_phase_by_its_number() -> None:
     job = replace(job, ranks=tuple(replace(one, phases=(once, *one.phases)) for one in job.ranks))
     assert step_number(job, None) == 1
     assert [len(units) for units in schedule_of(job, phase=0).ranks] == [1, 1]
-    with pytest.raises(UsageError, match="2 phases, and no phase 3"):
+    with pytest.raises(UsageError, match="2 phases; there is no phase 3"):
         schedule_of(job, phase=2)
 
 

@@ -151,6 +151,6 @@ def test_the_page_says_how_much_of_each_call_is_waited_for_and_what_is_assumed_o
             [found.waited[0].low, found.waited[0].share, found.waited[0].high]
         )
     assert "100% (" in texts[0]
-    assert "nothing is known" not in texts[0]
+    assert "half is assumed" not in texts[0]
     assert "?" in texts[1]
-    assert "of '?' nothing is known, and half is assumed" in " ".join(texts[1].split())
+    assert "'?' is unknown: half is assumed" in " ".join(texts[1].split())

@@ -97,7 +97,7 @@ def test_what_is_beyond_the_measured_sizes_is_said() -> None:
     assert [*assumed_of(timing, [MIB, 8])] == []
     (assumed,) = assumed_of(timing, [MIB, 2**31])
     assert assumed == BeyondSizes(8, 2**30)
-    assert of_times([assumed], ()) == "sizes beyond the measured 8 B to 1G by a line of latency and bandwidth"
+    assert of_times([assumed], ()) == "sizes beyond the measured 8 B to 1G by extrapolation of latency and bandwidth"
 
 
 def through_a_switch(points: list[Measurement], count: int = 4) -> Run:

@@ -54,8 +54,8 @@ COLUMN = [(other, 2) for other in (0, 1, 3)]
         ("one way", [(3, 1)], [(3, 1)], ["GPU3 → GPU1"], [Extent.DIRECTION]),
         ("a pair", [(3, 1), (1, 3)], [(1, 3)], ["GPU1-GPU3"], [Extent.PAIR]),
         ("all of a GPU", [*ROW, *COLUMN], [(2,)], ["all links of GPU2"], [None]),
-        ("all that it sends", ROW, [(2,)], ["all that GPU2 sends"], [None]),
-        ("all that it receives", COLUMN, [(2,)], ["all that GPU2 receives"], [None]),
+        ("all that it sends", ROW, [(2,)], ["all links from GPU2"], [None]),
+        ("all that it receives", COLUMN, [(2,)], ["all links to GPU2"], [None]),
         (
             "nearly all that it sends",
             ROW[:2],
@@ -67,7 +67,7 @@ COLUMN = [(other, 2) for other in (0, 1, 3)]
             "all that it sends, and a link more",
             [*ROW, (0, 1)],
             [(2,), (0, 1)],
-            ["all that GPU2 sends", "GPU0 → GPU1"],
+            ["all links from GPU2", "GPU0 → GPU1"],
             [None, Extent.DIRECTION],
         ),
         ("everything", every(4), [(0, 1, 2, 3)], ["all 6 NV18 pairs"], [None]),
@@ -75,7 +75,7 @@ COLUMN = [(other, 2) for other in (0, 1, 3)]
             "everything one way",
             [(a, b) for a, b in every(4) if a < b],
             [(0,), (3,), (1, 2)],
-            ["all that GPU0 sends", "all that GPU3 receives", "GPU1 → GPU2"],
+            ["all links from GPU0", "all links to GPU3", "GPU1 → GPU2"],
             [None, None, Extent.DIRECTION],
         ),
     ],
@@ -97,7 +97,7 @@ def test_the_gpu_with_most_slow_links_is_blamed_first() -> None:
     groups = blamed(slow, every(5), 5)
     assert [(one.members, where_of(one), len(one.links)) for one in groups] == [
         ((2,), "all links of GPU2", 8),
-        ((4,), "all that GPU4 sends", 3),
+        ((4,), "all links from GPU4", 3),
     ]
 
 

@@ -58,8 +58,13 @@ STAGED = [variant(one, Variant.STAGED) for one in both()]
     [
         ("one way", two(both()[0]), AbsenceKind.ONE_WAY, "measured one way only"),
         ("the other way", two(both()[1]), AbsenceKind.ONE_WAY, "measured one way only"),
-        ("two trials", two(*both(trials=2)), AbsenceKind.FEW_TRIALS, "2 of the 3 trials that the noise needs"),
-        ("two of 16 MiB", two(*both(16 * MIB, 2)), AbsenceKind.FEW_TRIALS, "2 of the 3 trials that the noise needs"),
+        ("two trials", two(*both(trials=2)), AbsenceKind.FEW_TRIALS, "2 of the 3 trials needed to estimate noise"),
+        (
+            "two of 16 MiB",
+            two(*both(16 * MIB, 2)),
+            AbsenceKind.FEW_TRIALS,
+            "2 of the 3 trials needed to estimate noise",
+        ),
         ("small copies", two(*both(16 * MIB - 1)), AbsenceKind.SMALL, "small messages only"),
         (
             "a small collective",
@@ -69,7 +74,7 @@ STAGED = [variant(one, Variant.STAGED) for one in both()]
         ),
         ("other variants", two(*STAGED), AbsenceKind.NOT_MEASURED, "not measured"),
         ("nothing", two(), AbsenceKind.NOT_MEASURED, "not measured"),
-        ("interrupted", replace(two(), complete=False), AbsenceKind.NOT_REACHED, "not reached: the run was interrupt"),
+        ("interrupted", replace(two(), complete=False), AbsenceKind.NOT_REACHED, "not measured: the run was interrupt"),
     ],
 )
 def test_what_does_not_and_why(title: str, run: Run, kind: AbsenceKind, reason: str) -> None:
@@ -167,7 +172,7 @@ ALL = [(CE, link) for link in permutations(range(4), 2)]
                     measured(Operation.BROADCAST, (0, 1), 326.0),
                 ],
             ),
-            ["NCCL pair by pair: no all-reduce was measured on pairs"],
+            ["NCCL on each pair: no all-reduce was measured on pairs"],
         ),
         (
             "PCIe that nobody read",
@@ -191,7 +196,7 @@ def test_links_whose_limit_nobody_reported_are_named_once_a_label() -> None:
     devices = gpus(3)
     run = run_of(devices, [measured(WRITE, link, 22.0) for link in permutations(range(3), 2)], paths(3, "PHB"))
     lines = undone(run)
-    assert "PHB links against a limit: their slots or NVLinks are unknown" in lines
+    assert "PHB links against their limits: their PCIe slots or NVLinks are unknown" in lines
     assert "NCCL against the links: no collective of 64M or more was measured" in lines
     reported = replace(run, paths=tuple(replace(path, theory_gbs=31.5) for path in run.paths))
     assert not any("against a limit" in line for line in undone(reported))

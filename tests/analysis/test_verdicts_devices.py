@@ -104,7 +104,7 @@ def test_a_slot_with_half_of_its_lanes() -> None:
     ]
     verdict = the(replace(run, measurements=host), Kind.PCIE_DEGRADED)
     assert verdict.members == (2,)
-    assert "gen 4 ×8 right after measuring, at best gen 4 ×16" in what(verdict)
+    assert "gen 4 ×8 right after measuring; its maximum is gen 4 ×16" in what(verdict)
     assert verdict.checks == (Check(Look.PCIE_LINKS, (2,)),)
     assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
     assert verdict.theory_gbs == 31.5

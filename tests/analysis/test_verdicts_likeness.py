@@ -57,7 +57,7 @@ def test_ten_percent_are_asymmetry_and_less_is_an_outlier(factor: float, kind: K
 def test_all_that_one_gpu_sends_is_slow() -> None:
     verdict = the(h200(slow([(2, other) for other in (0, 1, 3)], 0.85)), Kind.ASYMMETRY)
     assert verdict.members == (2,)
-    assert "all that GPU2 sends" in what(verdict)
+    assert "all links from GPU2" in what(verdict)
 
 
 def test_one_slow_pair_blames_the_link() -> None:

@@ -36,7 +36,7 @@ def test_a_degraded_link_is_reported_in_links_worth_and_explains_the_rest() -> N
     """7 of 18 links carry 7/18 of what the recorded machine's copy engines write, 396.1 GB/s."""
     verdict = the(h200(slow(BOTH, 7 / 18)), Kind.NV_DEGRADED)
     assert verdict.members == (0, 1)
-    assert "the rate of 7 of 18 links" in what(verdict)
+    assert "reaches the rate of 7 of 18 links" in what(verdict)
     assert (verdict.label, verdict.theory_gbs) == ("NV18", 450.0)
     assert verdict.measured is not None
     assert verdict.measured[0] < 396.1 * 7 / 18 < verdict.measured[2] < 0.7 * 450

@@ -20,7 +20,7 @@ def saying(run: Run, pair: tuple[int, int], **words: object) -> Run:
 def test_links_that_went_down_since_nvidia_smi_was_asked() -> None:
     verdict = the(saying(h200(), (0, 1), nvlinks=16), Kind.LINKCOUNT_MISMATCH)
     assert verdict.members == (0, 1)
-    assert "topo -m says NV18, NVML counts 16" in what(verdict)
+    assert "topo -m reports NV18, NVML counts 16" in what(verdict)
     assert verdict.checks == (Check(Look.NVLINKS, (0,)),)
 
 
@@ -121,7 +121,10 @@ def test_what_no_tool_said_is_said() -> None:
     run = h200()
     silent = tuple(replace(path, tool_label=None, tool_peer_access=(), cuda_peers=None) for path in run.paths)
     (line,) = undone(replace(run, paths=silent))
-    assert line == "the labels against nvidia-smi topo -m, nvidia-smi topo -p2p, CUDA's peer access: not in this run"
+    assert (
+        line
+        == "the labels against nvidia-smi topo -m, nvidia-smi topo -p2p, CUDA's peer access: not recorded in this run"
+    )
 
 
 def test_pairs_that_share_a_saying_show_their_limit_where_it_is_one() -> None:
@@ -134,7 +137,7 @@ def test_pairs_that_share_a_saying_show_their_limit_where_it_is_one() -> None:
 def test_a_file_by_hand_that_counts_no_links_contradicts_no_label() -> None:
     assert faults(saying(h200(), (0, 1), nvlinks=0, tool_label=None)) == []
     assert what(the(saying(h200(), (0, 1), nvlinks=1, tool_label=None), Kind.LINKCOUNT_MISMATCH)).startswith(
-        "GPU0-GPU1: the label says NV18, NVML counts 1"
+        "GPU0-GPU1: the label reports NV18, NVML counts 1"
     )
 
 
@@ -149,9 +152,9 @@ def test_links_are_counted_at_the_first_end() -> None:
 @pytest.mark.parametrize(
     ("ancestors", "reported"),
     [
-        (("PHB",) * 6, "says PHB (a PCIe host bridge): both"),
-        (("SYS",) * 6, "says SYS: both"),
-        (("PIX", *["SYS"] * 5), "says PIX, SYS: both"),
+        (("PHB",) * 6, "has PHB (a PCIe host bridge): both"),
+        (("SYS",) * 6, "has SYS: both"),
+        (("PIX", *["SYS"] * 5), "has PIX, SYS: both"),
     ],
 )
 def test_the_pcie_way_beside_nvlinks_is_named_where_it_is_one(ancestors: tuple[str, ...], reported: str) -> None:

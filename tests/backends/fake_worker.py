@@ -48,7 +48,7 @@ class Backend(FakeBackend):
         log(f"prepare {len(groups)}")
         fault = os.environ.get("FAKE_WORKER_PREPARE", "")
         if fault == "fails":
-            raise StepFailed("making NCCL communicators failed: unhandled system error")
+            raise StepFailed("creating NCCL communicators failed: unhandled system error")
         if fault == "slow":
             while not Path(os.environ["FAKE_WORKER_ONCE"]).exists():
                 time.sleep(0.01)

@@ -207,7 +207,8 @@ def test_an_nccl_that_never_starts_costs_collectives_alone_and_is_tried_in_two_w
     found = outcomes(backend, [COLLECTIVE, COPY, COLLECTIVE, COLLECTIVE, COPY, COLLECTIVE, COPY])
     assert [bool(text) for text in found] == [True, False, True, True, False, True, False]
     assert "unhandled system error" in found[0]
-    refused = "NCCL did not start in 2 workers; the last time: making NCCL communicators failed: unhandled system error"
+    detail = "creating NCCL communicators failed: unhandled system error"
+    refused = f"NCCL failed to start in 2 worker processes; last error: {detail}"
     assert (found[3], found[5]) == (refused, refused)
     assert workers(tmp_path) == 3
 
@@ -221,7 +222,7 @@ def test_gpus_that_do_not_open_again_cost_each_step_and_say_why(
     found = outcomes(opened(backend), row(fate.GOOD, fate.KILLED, fate.GOOD))
     assert found[0] == ""
     assert "SIGKILL" in found[1]
-    assert found[2] == "no new worker could be opened: CUDA does not show GPU1 to this process"
+    assert found[2] == "could not start a new worker process: CUDA does not show GPU1 to this process"
 
 
 def test_what_is_wrong_before_the_first_step_is_raised(

@@ -67,7 +67,7 @@ def test_sizes_without_room_are_skipped_by_name_with_what_is_free() -> None:
     assert skipped == [Skipped(SkipKind.ROOM, sizes=(GIB, 2 * GIB), limit_bytes=600 * MIB, free_bytes=free)]
     assert sentences.skipped(skipped[0], run_of(backend.devices(), [])) == (
         "sizes 1G, 2G: the fullest device has room for messages of 600 MiB; free now: GPU0 1.758 GiB, GPU1 1.758 GiB, "
-        "shared by three buffers beside NCCL's own"
+        "shared by three buffers plus those of NCCL"
     )
 
 

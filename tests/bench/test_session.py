@@ -172,7 +172,7 @@ def test_a_full_disk_is_reported_once_and_measuring_goes_on(
     assert one.run.complete
     assert len(reported) == 1
     assert "No space left on device" in reported[0]
-    assert "measuring goes on" in reported[0]
+    assert "measuring continues" in reported[0]
     assert one.failure is not None
     assert path.read_text(encoding="utf-8") == "an older run"
     assert [found.name for found in tmp_path.iterdir()] == ["run.json"]

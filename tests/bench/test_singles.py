@@ -173,5 +173,5 @@ def test_a_simulated_straggler_is_named_on_the_page() -> None:
 
     assert [rank.member for rank in found.late] == [2]
     shown = text_of(page(run))
-    assert "GPU2 comes 50.00 µs later than the others" in " ".join(shown.split())
+    assert "GPU2 arrives 50.00 µs later than the others" in " ".join(shown.split())
     assert "500 single launches" in shown

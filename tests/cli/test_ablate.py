@@ -241,9 +241,9 @@ BAD: list[tuple[str, tuple[str, ...], str]] = [
     ("what switches multicast", (*BASE, "--without", "NCCL_NVLS_ENABLE=1", "train.py"), "never sets what switches"),
     ("the same GPUs", (*BASE, "--against", "1,0", "train.py"), "both would train alike"),
     ("fewer GPUs", (*BASE, "--against", "2", "train.py"), "names 1 devices and the other arm has 2"),
-    ("an unusable pattern", (*SOME, "--step-pattern", "(", "train.py"), "is no regular expression"),
+    ("an unusable pattern", (*SOME, "--step-pattern", "(", "train.py"), "is not a regular expression"),
     ("a pattern without a group", (*SOME, "--step-pattern", "x", "train.py"), "no group named s, ms or us"),
-    ("one run of each", (*SOME, "--repeats", "1", "train.py"), "--repeats 1: one run of each gives no interval"),
+    ("one run of each", (*SOME, "--repeats", "1", "train.py"), "--repeats 1: one run of each arm gives no interval"),
     ("no script", (*SOME, "none.py"), "script 'none.py' does not exist"),
     ("several nodes", (*SOME, "--nnodes", "2", "train.py"), "ablate compares on one node, and --nnodes names several"),
     (

@@ -61,7 +61,7 @@ def test_another_text_contradicts(program: Program) -> None:
     said = program("check", "run.json", "--topology", "topo.txt")
     assert said.status == 3
     assert "LINKCOUNT_MISMATCH" in said.out
-    assert "nvidia-smi topo -m says NV12, NVML counts 18" in " ".join(said.out.split())
+    assert "nvidia-smi topo -m reports NV12, NVML counts 18" in " ".join(said.out.split())
     peers = (DATA / "nvidia-smi-topo-p2p-r.txt").read_text().replace("\tOK", "\tGNS")
     Path("p2p.txt").write_text(peers, encoding="utf-8")
     assert "P2P_CAP_MISMATCH" in program("check", "run.json", "--p2p", "p2p.txt").out

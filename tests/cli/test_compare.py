@@ -52,7 +52,7 @@ def test_the_same_again_has_nothing_to_tell(program: Program) -> None:
 def test_a_slow_pair_is_shown_and_the_status_is_3(program: Program) -> None:
     said = program("compare", "-v", "base.json", "slow.json")
     assert said.status == 3
-    assert "GPU1-GPU3: all that runs there" in said.out
+    assert "GPU1-GPU3: all measurements on it" in said.out
     assert re.search(r"^ce-write GPU1→GPU3 +3 +1G +\d+\.\d GB/s", said.out, re.MULTILINE)
     assert "GPU0→GPU1" not in said.out
     assert said.out.endswith("Regression: significantly slower by more than 5 % (--fail-below).\n")

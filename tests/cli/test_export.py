@@ -95,7 +95,7 @@ def test_parquet_does_not_go_to_a_terminal(program: Program, saved: str, monkeyp
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     said = program("export", saved, "--format", "parquet")
     assert (said.status, said.out) == (2, "")
-    assert said.line == "--format parquet is no text: name a file with --output FILE, or pipe it"
+    assert said.line == "--format parquet is binary: name a file with --output FILE, or pipe it"
 
 
 def test_without_pyarrow_one_line_says_how_to_get_it(

@@ -65,7 +65,7 @@ def test_a_machine_without_a_gpu_fails_instead_of_passing_by_its_cores(
 
 @pytest.mark.parametrize(
     ("expected", "status", "reported"),
-    [("4", 0, ""), ("8", 1, "4 devices were checked (GPU0, GPU1, GPU2, GPU3), and --expect says 8")],
+    [("4", 0, ""), ("8", 1, "4 devices were checked (GPU0, GPU1, GPU2, GPU3), --expect requires 8")],
 )
 def test_a_missing_gpu_fails(program: Program, expected: str, status: int, reported: str) -> None:
     run_file.save(h200(), Path("run.json"))
@@ -98,7 +98,7 @@ def once(run: Run, pair: set[int]) -> Run:
         (
             "too few trials",
             once(h200(), {1, 3}),
-            "cannot vouch for GPU1-GPU3: 1 of the 3 trials that the noise needs; 5 of 6 pairs were judged",
+            "cannot vouch for GPU1-GPU3: 1 of the 3 trials needed to estimate noise; 5 of 6 pairs were judged",
         ),
         (
             "a failed data point",

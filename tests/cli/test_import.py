@@ -81,4 +81,4 @@ def test_a_job_needs_no_import(program: Program) -> None:
     job = Path(__file__).parents[1] / "data" / "traces" / "ddp-job.json"
     done = program("import", str(job))
     assert (done.status, done.out) == (2, "")
-    assert done.err.endswith("it is a job already: show, replay and predict take it as it is\n")
+    assert done.err.endswith("it is a recorded job already: show, replay and predict read it directly\n")

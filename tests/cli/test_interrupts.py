@@ -21,7 +21,7 @@ from tests.native.fakes import Fakes
 WORDS = ("pairs", "--sizes", "1K", "--operations", "broadcast", "--seed", "1", "-o", "run.json")
 # The worker's calls decide when; whom Ctrl-C ends is its parent, while the worker ignores it.
 IN_THE_WORKER: dict[str, object] = {"signal_parent": 1}
-NOTHING = ("interrupted before it was done", "interrupted: nothing was measured, nothing is saved")
+NOTHING = ("interrupted before it was done", "interrupted: nothing was measured or saved")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_in_the_middle_what_was_measured_is_saved_and_can_be_shown(
     assert not run.complete
     assert one_line(done.stderr) == (
         f"interrupted: {len(run.measurements)} data points measured so far are saved as run.json: "
-        "'collbench show run.json' prints them, 'collbench pairs --resume run.json' goes on"
+        "'collbench show run.json' prints them, 'collbench pairs --resume run.json' continues"
     )
     shown = program("show", "run.json")
     assert (shown.status, shown.err) == (0, "")
@@ -103,7 +103,7 @@ def test_other_signals_end_as_ctrl_c_does_and_the_status_names_them(number: sign
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (128 + number, "")
-    assert one_line(err).endswith("'collbench pairs --resume run.json' goes on")
+    assert one_line(err).endswith("'collbench pairs --resume run.json' continues")
     assert run_file.load(tmp_path / "run.json").measurements
     assert not (tmp_path / "run.json.journal").exists(), "all of it is in the file"
 

@@ -38,7 +38,7 @@ def test_the_first_lines_are_the_answer(program: Program, folder: Path) -> None:
     assert answer.startswith(
         "communication is 40% of a step: 1.6 ms of 4 ms, 1.2 ms of it waiting; allreduce dominates"
     )
-    assert answer.endswith("the others wait 1.2 ms a step for rank 1")
+    assert answer.endswith("the other ranks wait 1.2 ms a step for rank 1")
     assert re.search(r"rank 0 +R", said.out)
 
 
@@ -55,7 +55,7 @@ def test_what_is_unknown_is_null_and_a_dash(program: Program, tmp_path: Path) ->
     job_file.save(without_gpu_times(made_job(DDP)), tmp_path / "job.json")
     said = program("show", str(tmp_path / "job.json"))
     assert "kernel times are unknown" in said.out
-    assert "unknown   how long kernels ran" in said.out
+    assert "unknown   kernel times: no transfer" in said.out
     found = json.loads(program("show", str(tmp_path / "job.json"), "--json").out)
     assert {row["kernel_seconds"] for row in found["calls"]} == {None}
     assert {row["busbw_gbs"] for row in found["calls"]} == {None}
@@ -102,7 +102,7 @@ def test_predicting_needs_no_gpu(program: Program, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("show", "job.json", "--rank", "9"), "--rank 9 is none of the job's 2 ranks"),
+        (("show", "job.json", "--rank", "9"), "--rank 9 is not one of the job's 2 ranks"),
         (("show", "job.json", "--operation", "allreduce"), "is a recorded job"),
         (("show", "run.json", "--rank", "0"), "for a recorded job"),
         (("predict", "job.json", "run.json", "--model", "gpt2"), "leave it out"),
@@ -125,6 +125,6 @@ def test_the_documented_page_is_what_is_printed(program: Program, tmp_path: Path
     shown = program("show", str(tmp_path / "job.json")).out
     page = (Path(__file__).parents[2] / "docs" / "job-page.md").read_text(encoding="utf-8")
     head, _, rest = shown.partition("\n\nthe step")
-    tables = rest[rest.index("\n\nof a step, ms") :]
+    tables = rest[rest.index("\n\nper step, ms") :]
     for part in (head.split("\n\n")[0], tables.strip()):
         assert "\n".join(f"    {line}".rstrip() for line in part.splitlines()) in page

@@ -24,7 +24,7 @@ from tests.builders import measured
 from tests.cli.program import Program, list_only
 
 BOUND = Decision(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
-ADVICE = "GPU2: node 0 is faster than node 1, which NVML names (node 0 55.0, node 1 38.0 GB/s)"
+ADVICE = "GPU2: node 0 is faster than node 1, which NVML reports (node 0 55.0, node 1 38.0 GB/s)"
 
 
 def near(_operation: Operation, member: int, node: int) -> float:
@@ -94,10 +94,10 @@ def test_nothing_is_done_or_said(title: str, run: Run | None, line: str) -> None
 @pytest.mark.parametrize(
     ("title", "module", "name", "value", "reason"),
     [
-        ("torchrun cannot", torchrun, "cannot_bind", lambda: "torch 2.8.0 cannot, 2.9 can", "torch 2.8.0 cannot"),
+        ("torchrun cannot", torchrun, "cannot_bind", lambda: "torch 2.8.0 cannot", "torch 2.8.0 cannot"),
         ("a mask on one socket", numa, "usable_nodes", lambda: (0,), "this process may not use node 1"),
-        ("a kernel that tells no node", numa, "node_of", lambda _: None, "does not say that 00000000:01:00.0 is on"),
-        ("a kernel that says otherwise", numa, "node_of", lambda _: 1, "does not say that 00000000:01:00.0 is on"),
+        ("a kernel that tells no node", numa, "node_of", lambda _: None, "does not report that 00000000:01:00.0 is on"),
+        ("a kernel that says otherwise", numa, "node_of", lambda _: 1, "does not report that 00000000:01:00.0 is on"),
     ],
 )
 def test_what_would_fail_is_not_tried_and_reported(

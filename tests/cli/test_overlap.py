@@ -73,7 +73,7 @@ def test_the_first_line_is_the_answer_and_says_sim(program: Program, folder: Pat
     done = program("overlap", *SIM, "--sizes", "64M", "-o", "run.json")
     assert (done.status, done.err) == (0, "")
     first = done.out.splitlines()[0]
-    assert "all-reduce of 64m takes 2.0x as long beside gemm:8192" in first.lower()
+    assert "all-reduce of 64m takes 2.0x as long when overlapping gemm:8192" in first.lower()
     assert "(sim)" in first
     assert program("show", "run.json").out == done.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
 
@@ -142,7 +142,12 @@ def test_plot_draws_each_condition_and_names_the_simulation(program: Program, fo
     done = program("plot", "run.json", "--kind", kind, "-o", "fig.svg")
     assert done.status == 0, done.err
     drawn = (folder / "fig.svg").read_text(encoding="utf-8")
-    for name in ("allreduce beside gemm:8192", "allreduce beside gemm:8192, high priority", "SIMULATED", "sim overlap"):
+    for name in (
+        "allreduce overlapping gemm:8192",
+        "allreduce overlapping gemm:8192, high priority",
+        "SIMULATED",
+        "sim overlap",
+    ):
         assert name in drawn
     for found in run_file.load(folder / "run.json").overlaps:
         assert f"{summarize(found).collective_factor.value:.2f}" in drawn
@@ -176,7 +181,7 @@ def test_the_report_has_curves_and_a_map_over_conditions(program: Program, folde
     assert slowdown["unit"] == "× as long"
     for row in slowdown["value"]:
         assert row == pytest.approx([2.0, 1.5], rel=0.02)
-    assert "What overlap costs" in text
+    assert "Cost of overlap" in text
     assert "Simulated" in text
 
 

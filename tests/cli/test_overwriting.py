@@ -178,7 +178,7 @@ def test_a_file_in_the_way_of_the_journal_is_left_alone(here: Program, tmp_path:
     (tmp_path / "out.json.journal").write_text("my diary\n")
     said = here(*f"pairs {SIM} -o out.json --force".split())
     assert (said.status, said.out) == (2, "")
-    assert "out.json.journal is in the way of out.json's journal" in said.line
+    assert "out.json.journal has the name of out.json's journal" in said.line
     assert (tmp_path / "out.json.journal").read_text() == "my diary\n"
 
 

@@ -74,14 +74,14 @@ def test_a_host_that_holds_the_gpu_hides_what_is_sent(program: Program, saved: P
         (0.008, None),
         (0.008, [0.5, 0.25, 0.25]),
     ]
-    assert [sum("--host-phases tells" in line for line in one["assumptions"]) for one in answer] == [0, 1, 0]
+    assert [sum("--host-phases changes this" in line for line in one["assumptions"]) for one in answer] == [0, 1, 0]
 
 
 def test_the_page_says_what_the_host_was_taken_to_do(program: Program, saved: Path) -> None:
     words = ("run.json", "--model", "gpt2", "--gpus", "2", "--step-time", "38ms", "--gpu-time", "12ms")
     said = program("predict", *words, "-v")
     assert "\nstep      38.0 ms of compute alone; 12.0 ms if the GPU never waited for the host\n" in said.out
-    assert "assumed   the GPU runs nothing before the host has launched it" in said.out
+    assert "assumed   the GPU runs a kernel only after the host launched it" in said.out
     assert "head and loss" not in said.out
     assert (
         "assumed   head and loss take 41% of the GPU's time"
@@ -113,9 +113,9 @@ def test_a_run_of_overlap_makes_the_step_longer_and_is_named(program: Program, s
     said = program("predict", "run.json", *STEP, "--overlap", "over.json")
     assert (said.status, said.err) == (0, "")
     page = " ".join(said.out.split())
-    assert "overlap all-reduce 3.00x, compute 1.20x beside gemm:8192, over.json; measured on GPU0, GPU1" in page
+    assert "overlap all-reduce 3.00x, compute 1.20x overlapping gemm:8192, over.json; measured on GPU0, GPU1" in page
     assert "overlap all-gather and reduce-scatter 3.00x" in page
-    assert "borrowed from all-reduce" in page
+    assert "taken from all-reduce" in page
     free, slowed = (
         json.loads(program("predict", "run.json", *STEP, *more, "--json").out)
         for more in (("--overlap", "none"), ("--overlap", "over.json"))
@@ -186,7 +186,11 @@ def test_registered_memory_has_its_own_times(program: Program, saved: Path) -> N
         ("no run of overlap", ["--overlap", "run.json"], "run.json has no factors to predict by"),
         ("none and one", ["--overlap", "none", "--overlap", "over.json"], "--overlap none leaves what overlap costs"),
         ("a file that is not there", ["--overlap", "gone.json"], "cannot read run file gone.json"),
-        ("its curves", ["over.json"], "over.json timed a collective beside compute, not alone: name it with --overlap"),
+        (
+            "its curves",
+            ["over.json"],
+            "over.json timed a collective overlapping compute, not alone: name it with --overlap",
+        ),
     ],
 )
 def test_what_says_nothing_of_overlap_here_is_refused(
@@ -229,10 +233,10 @@ def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Pat
 @pytest.mark.parametrize(
     ("title", "words", "line"),
     [
-        ("no network", [], "which network? write either --model gpt2 or --params 124M"),
-        ("two networks", ["--model", "gpt2", "--params", "1B"], "which network? write either"),
+        ("no network", [], "name one network: write either --model gpt2 or --params 124M"),
+        ("two networks", ["--model", "gpt2", "--params", "1B"], "name one network: write either"),
         ("an unknown network", ["--model", "gtp2"], "--model 'gtp2' is unknown: did you mean gpt2"),
-        ("layers of a known one", ["--model", "gpt2", "--layers", "3"], "--layers is for --params: gpt2 has its own"),
+        ("layers of a known one", ["--model", "gpt2", "--layers", "3"], "--layers is only for --params: gpt2"),
         ("no number", ["--params", "many"], "--params 'many' is not a number of parameters"),
         ("an unknown strategy", ["--model", "gpt2", "--strategy", "zero9"], "--strategy 'zero9' is unknown: did you"),
         ("no time", ["--model", "gpt2", "--step-time", "22"], "--step-time '22' is not a time above zero: write 22ms"),
@@ -250,7 +254,7 @@ def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Pat
         (
             "one step for several numbers",
             ["--model", "gpt2", "--step-time", "22ms", "--timed-on", "best"],
-            "--timed-on best is one measured step: say on how many GPUs, with --gpus 2",
+            "--timed-on best is one measured step: add its number of GPUs, such as --gpus 2",
         ),
         (
             "the GPU's part of nothing",

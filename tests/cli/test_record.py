@@ -74,12 +74,12 @@ def test_gpu_times_are_recorded_where_they_are_asked_for(tmp_path: Path) -> None
 
 
 GPU_TIMES_IN_WORDS = {
-    "too old": ("", 3, "no GPU times: this NCCL has none for a plugin, 2.27 has: trace the job with torch.profiler"),
+    "too old": ("", 3, "no GPU times: this NCCL does not give them to a plugin, 2.27 or newer does: "),
     "missing": ("gpu 1000 2 none\n", 5, "18 of NCCL's calls have no GPU time (18: NCCL reported no end of them)"),
     "implausible": (
         "gpu 1000 2 backwards\n",
         5,
-        "18 of NCCL's calls have no GPU time (18: what NCCL reported cannot be so)",
+        "18 of NCCL's calls have no GPU time (18: the times that NCCL reported are impossible)",
     ),
 }
 

@@ -95,9 +95,7 @@ def test_export_and_report_know_it(program: Program, folder: Path) -> None:
     assert refused.status != 0
     assert "holds a replay, which prometheus has no form for" in refused.err
     assert program("report", "run.json", "-o", "page.html").status == 0
-    assert "What the job's step communicates" in (folder / "page.html").read_text(encoding="utf-8").replace(
-        "&#39;", "'"
-    )
+    assert "Communication of a step" in (folder / "page.html").read_text(encoding="utf-8").replace("&#39;", "'")
 
 
 @pytest.mark.parametrize(
@@ -105,10 +103,10 @@ def test_export_and_report_know_it(program: Program, folder: Path) -> None:
     [
         ("a rank is missing", without_rank(data_parallel(3), 1), SIM, "no record of rank 1 of 3"),
         ("too few devices", data_parallel(4), SIM, "has 4 ranks and 2 devices"),
-        ("messages have no meaning on more", job_of([(0, 1)], [[]] * 2), SIM, "repeated nothing"),
+        ("messages have cannot be replayed on more", job_of([(0, 1)], [[]] * 2), SIM, "repeated nothing"),
         ("nothing to take away", data_parallel(), (*SIM, "--without", "p2p"), "sim backend has no P2P"),
         ("nothing to register", data_parallel(), (*HOST, "--registration", "buffer"), "registers no memory"),
-        ("no such phase", data_parallel(), (*SIM, "--phase", "3"), "has 1 phases, and no phase 3"),
+        ("no such phase", data_parallel(), (*SIM, "--phase", "3"), "has 1 phases; there is no phase 3"),
     ],
 )
 def test_what_cannot_be_replayed_is_one_line(
@@ -125,7 +123,7 @@ def test_what_cannot_be_replayed_is_one_line(
 def test_gloo_cannot_average(program: Program, folder: Path) -> None:
     job = data_parallel()
     saved(replace(job, calls=tuple(replace(call, reduction="avg") for call in job.calls)), "avg.json")
-    assert "gloo reduces no by avg" in program("replay", "avg.json", *HOST, "--devices", "0,1").err
+    assert "gloo cannot reduce by avg" in program("replay", "avg.json", *HOST, "--devices", "0,1").err
 
 
 def test_what_is_no_job_is_refused(program: Program, folder: Path) -> None:
@@ -139,7 +137,7 @@ def test_what_is_no_job_is_refused(program: Program, folder: Path) -> None:
 def test_what_the_job_does_not_say_is_said(program: Program, folder: Path) -> None:
     job = data_parallel()
     saved(replace(job, calls=tuple(replace(call, reduction="") for call in job.calls)), "plain.json")
-    assert "replaying sums, for the recording does not say how it reduced" in program("replay", "plain.json", *SIM).err
+    assert "replaying sums: the recording does not have the reduction" in program("replay", "plain.json", *SIM).err
 
 
 def test_a_job_without_pauses_has_a_page(program: Program, folder: Path) -> None:

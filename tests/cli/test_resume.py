@@ -95,7 +95,7 @@ def test_a_complete_run_has_nothing_left_and_needs_no_gpu(program: Program, tmp_
     before = (tmp_path / "run.json").read_bytes()
     said = program(*RESUME)
     assert said.status == 0
-    assert said.line == "run.json is complete: nothing is left to measure"
+    assert said.line == "run.json is complete: there is nothing left to measure"
     assert "GPU2-GPU3" in said.out
     assert (tmp_path / "run.json").read_bytes() == before
 

@@ -76,7 +76,7 @@ def test_a_simulated_run_is_called_sim(program: Program) -> None:
 
 def test_where_nothing_is_saved(program: Program) -> None:
     assert collbench.runs() == ()
-    assert program("runs").out == "no run is saved: measure with 'collbench pairs'\n"
+    assert program("runs").out == "there is no saved run: measure with 'collbench pairs'\n"
     assert program("runs", "--json").out == "[]\n"
 
 

@@ -57,7 +57,7 @@ DOUBTFUL: list[tuple[str, Callable[[Path], object], str]] = [
     ("everybody can write it", lambda path: path.chmod(0o602), "others can write it"),
     ("it is a pipe", pipe, "a file of another kind"),
     ("it is a folder", folder, "a file of another kind"),
-    ("it leads nowhere", dangling, "it cannot be looked at"),
+    ("it leads nowhere", dangling, "it cannot be examined"),
 ]
 
 

@@ -148,7 +148,7 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
 @pytest.mark.parametrize(
     ("case", "words", "says"),
     [
-        ("too many", ("5",), "5 is more than the 4 that may be chosen here (GPU0, GPU1, GPU2, GPU3)"),
+        ("too many", ("5",), "5 is more than the 4 available here (GPU0, GPU1, GPU2, GPU3)"),
         ("too many after excluding", ("3", "--exclude", "0,1"), "3 is more than the 2"),
         ("none", ("0",), "0 is not in the range"),
         ("no number", ("two",), "'two' is not a whole number; see"),

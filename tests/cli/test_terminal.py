@@ -139,7 +139,7 @@ def test_a_table_of_many_pairs_comes_once_with_what_decides_and_says_what_it_lac
     (heads,) = (line.split() for line in narrow.splitlines() if line.startswith("tier "))
     assert {"allreduce", "interval", "vs", "best", "label"} <= set(heads)
     assert len(re.findall(r"^\d+ +GPU\d-GPU\d ", narrow, re.MULTILINE)) == 28
-    (reported,) = re.findall(r"^not here  ([\w, -]+):", narrow, re.MULTILINE)
+    (reported,) = re.findall(r"^hidden    ([\w, -]+):", narrow, re.MULTILINE)
     whole = next(
         line.split() for line in program("show", "run.json", "-v").out.splitlines() if line.startswith("tier ")
     )

@@ -154,7 +154,7 @@ def test_allow_busy_measures_anew_for_a_saved_run_does_not_say_what_others_leave
 
     monkeypatch.setattr(evidence, "probe", probe)
     assert taken(train(program, "--auto-select", "2", "--allow-busy")) == "GPU2, GPU3"
-    assert probed == ["what others leave is not in a saved run: "]
+    assert probed == ["a saved run does not show what other processes use now: "]
 
 
 def test_by_hand_a_busy_one_is_taken_and_the_line_says_so(
@@ -163,7 +163,7 @@ def test_by_hand_a_busy_one_is_taken_and_the_line_says_so(
     list_only(monkeypatch, gpus(4), states=states(GPU2=BUSY))
     said = train(program, "--devices", "2,0")
     assert taken(said) == "GPU2, GPU0"
-    assert said.err.splitlines()[0] == "collbench: taken all the same: GPU2 (busy: 1 other process)"
+    assert said.err.splitlines()[0] == "collbench: used anyway: GPU2 (busy: 1 other process)"
     assert train(program, "--devices", "1,0").line.startswith("using GPU1, GPU0 ")
 
 
@@ -212,11 +212,11 @@ def test_a_mig_gpu_is_neither_chosen_nor_taken_by_hand(
     list_only(monkeypatch, every[:3], mig=every[3:])
     said = train(program, "--auto-select", "2")
     assert taken(said) == "GPU0, GPU2"
-    assert "left out: GPU3 (in MIG mode, whose instances cannot talk P2P)" in said.err
+    assert "left out: GPU3 (in MIG mode, whose instances have no P2P)" in said.err
     refused = train(program, "--devices", "3,0")
     assert refused.status == 2
     assert "GPU3 cannot train with others: in MIG mode" in refused.line
-    assert "GPU3 (in MIG mode, whose instances cannot talk P2P)" in train(program, "--auto-select", "4").line
+    assert "GPU3 (in MIG mode, whose instances have no P2P)" in train(program, "--auto-select", "4").line
 
 
 def test_mig_devices_of_a_scheduler_are_one_clear_line(fakes: Fakes, tmp_path: Path) -> None:
@@ -236,8 +236,7 @@ def test_a_gpu_that_is_gone_since_the_run_is_named(
     with pytest.raises(pytest.fail.Exception) as probed:
         train(program, "--auto-select", "2")
     assert str(probed.value) == (
-        "probed: no saved run fits: the newest was measured on GPU3 (GPU-3), "
-        "not among the devices that this process may use: "
+        "probed: no saved run fits: the newest was measured on GPU3 (GPU-3), which this process may not use: "
     )
     gone = "GPU3 (gone since the last run, GPU-3: see nvidia-smi -L)"
     assert f"than the 3 that this process may use (GPU0, GPU1, GPU2; not {gone})" in (

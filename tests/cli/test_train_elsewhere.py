@@ -111,7 +111,7 @@ def test_what_schedulers_set_is_found(
 
 def test_a_pods_number_of_processes_gives_way_in_one_line(fakes: Fakes, tmp_path: Path) -> None:
     done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "--dry-run", "train.py"], ELASTIC_POD)
-    assert done.stderr.splitlines()[0] == "collbench: PET_NPROC_PER_NODE=8 gives way to the 2 chosen here"
+    assert done.stderr.splitlines()[0] == "collbench: PET_NPROC_PER_NODE=8 is overridden by the 2 chosen here"
     assert " --nproc-per-node 2 " in done.stdout
 
 

@@ -35,10 +35,10 @@ def test_topo_lists_only_these(fakes: Fakes, tmp_path: Path, case: str, setting:
 
 def test_topo_explains_only_these(fakes: Fakes, tmp_path: Path) -> None:
     seen = {"CUDA_VISIBLE_DEVICES": "0,3"}
-    assert on_gpus(fakes, tmp_path, ["topo", "3", "0"], seen).stdout.startswith("GPU0 and GPU3 are joined by")
+    assert on_gpus(fakes, tmp_path, ["topo", "3", "0"], seen).stdout.startswith("GPU0 and GPU3 are connected by")
     outside = on_gpus(fakes, tmp_path, ["topo", "0", "1"], seen)
     assert outside.code == 2
-    assert outside.stderr.endswith("device 1 is not here: this process may use 0, 3\n")
+    assert outside.stderr.endswith("device 1 is not available: this process may use 0, 3\n")
 
 
 def test_pairs_measures_only_these(fakes: Fakes, tmp_path: Path) -> None:

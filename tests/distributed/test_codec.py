@@ -146,7 +146,7 @@ STEP = json.loads(encode(ORDERS[5]))
 def test_what_is_no_order_is_refused_and_nothing_runs(
     title: str, data: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(BadMessage, match="install one version on all hosts"):
+    with pytest.raises(BadMessage, match="install the same version on all hosts"):
         decode_order(data)
     assert capsys.readouterr().out == ""
 

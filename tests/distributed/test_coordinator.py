@@ -106,7 +106,7 @@ def test_a_world_that_cannot_be_joined_again_costs_the_next_step_too() -> None:
     ranks = [FakeRankWorker(0), FakeRankWorker(1, on_step=fail_once)]
     with world(ranks) as coordinator:
         coordinator.open()
-        for size, says in ((8, "rank 1: hang"), (16, "could not join again: rank 1: no room")):
+        for size, says in ((8, "rank 1: hang"), (16, "could not reconnect: rank 1: no room")):
             with pytest.raises(StepFailed, match=says):
                 coordinator.time_collective(step(((0, 1),), size))
         assert coordinator.time_collective(step(((0, 1),), 32)).seconds

@@ -64,7 +64,7 @@ def test_a_host_that_dies_is_named_and_the_others_go_on(how: str, status: int, s
     assert others == [(0, "", "")] * 2, "rank 0 has let them go"
     assert f"collbench: {says}" in err, "at once"
     assert f"lost      {says}" in out
-    assert "undecided h1: it could not be measured" in out
+    assert "undecided h1: it was not measured" in out
     (chosen,) = (line for line in out.splitlines() if line.startswith("chosen "))
     assert "1" not in chosen
     run = run_file.load(file)

@@ -191,7 +191,7 @@ def test_a_rank_does_not_trust_whoever_listens_there() -> None:
 
         thread = threading.Thread(target=listen, daemon=True)
         thread.start()
-        with pytest.raises(PermissionError, match="does not know this launch's key"):
+        with pytest.raises(PermissionError, match="does not have the key of this launch"):
             connect((HERE,), impostor.getsockname()[1], KEY, 1)
         thread.join(PATIENCE_S)
     assert len(heard) == 68
@@ -270,7 +270,7 @@ def test_a_rank_that_comes_gives_the_others_no_less_time() -> None:
     ("title", "since", "says"),
     [
         ("most go on", 1000.0, "where most are, they soon go on without the others"),
-        ("the user has said how long", None, "waiting 290 s more at the most (of 300, which COLLBENCH_JOIN_SECONDS"),
+        ("the user has said how long", None, "waiting 290 s more at most (of 300, which COLLBENCH_JOIN_SECONDS"),
     ],
 )
 def test_who_said_how_long_to_wait_is_obeyed(
@@ -307,6 +307,6 @@ def test_who_said_how_long_to_wait_is_obeyed(
     assert (first, none) == (10.0, None)
     assert rest > 200.0
     assert until == (None if since is None else 1012.0)
-    assert said[0].startswith("rank 2 of 3 not here yet: ")
+    assert said[0].startswith("rank 2 of 3 not connected yet: ")
     assert says in said[0]
     assert ("COLLBENCH_JOIN_SECONDS" in said[1]) == (since is not None), "where that would have helped"

@@ -138,7 +138,7 @@ def test_a_rank_that_did_not_come_is_lost_from_the_start() -> None:
     ours, theirs = pair()
     ranks = Ranks({0: ours}, {0: "rank 0 on a", 1: "rank 1"}, goes_on=True)
     assert ranks.present == (0,)
-    assert str(ranks.lost[1]) == "rank 1 did not come"
+    assert str(ranks.lost[1]) == "rank 1 did not connect"
     assert ranks.lost[1].exit_code is ExitStatus.FAILED
     assert ranks.without_lost() == (0,)
     assert (ranks.present, dict(ranks.lost)) == ((0,), {})

@@ -120,7 +120,7 @@ def test_a_survey_whose_processes_were_killed_goes_on(three_hosts: list[list[str
     with started(tmp_path, ["nodes", "--resume", str(file)], places_of(), [three_hosts[0], *others[1:]]) as processes:
         (status, out, err), *_ = ends(processes)
     assert (status, out) == (2, ""), err
-    says = f"{file} was measured on other hosts: n[1-2] missing, other[1-2] new; start the same hosts, or measure anew"
+    says = f"{file} was measured on other hosts: n[1-2] missing, other[1-2] new; start the same hosts, or measure again"
     assert says in err
 
     with started(tmp_path, ["nodes", "--resume", str(file), "-v"], places_of(), three_hosts) as processes:

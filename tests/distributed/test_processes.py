@@ -170,7 +170,7 @@ def test_a_rank_that_waits_ends_at_once_when_rank_0_does(tmp_path: Path) -> None
     places = [as_slurm(rank, 3, port) for port in (free_port(),) for rank in range(2)]
     with started(tmp_path, ["allreduce", *ENDLESS], places) as (first, second):
         assert first.stderr is not None
-        assert "rank 2 of 3 not here yet" in first.stderr.readline()  # it serves, and the other is in
+        assert "rank 2 of 3 not connected yet" in first.stderr.readline()  # it serves, and the other is in
         first.send_signal(signal.SIGKILL)
         status, out, err = ends([first, second])[1]
     assert (status, out) == (1, "")
@@ -194,13 +194,13 @@ REQUEST = Request(
 
 def test_ranks_that_never_come_are_named() -> None:
     port = free_port()
-    with pytest.raises(BackendError, match=rf"ranks 1, 2 of 3 did not come to 127\.0\.0\.1:{port} within 1 s"):
+    with pytest.raises(BackendError, match=rf"ranks 1, 2 of 3 did not connect to 127\.0\.0\.1:{port} within 1 s"):
         World(LaunchEnvironment(0, 3, 0, 3, "127.0.0.1", port, "Slurm"), REQUEST, timeout_s=1.0)
 
 
 def test_a_rank_that_finds_nobody_says_where_it_looked() -> None:
     port = free_port()
-    with pytest.raises(BackendError, match=rf"rank 1 on .* reached nobody at 127\.0\.0\.1:{port} within 1 s"):
+    with pytest.raises(BackendError, match=rf"rank 1 on .* reached no store at 127\.0\.0\.1:{port} within 1 s"):
         join(LaunchEnvironment(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), REQUEST, timeout_s=1.0)
 
 

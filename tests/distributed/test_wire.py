@@ -74,7 +74,7 @@ def test_a_rank_that_cannot_be_understood_is_lost_by_name(
 ) -> None:
     ranks = Ranks({1: line(both[0])}, {1: "rank 1 on node1"})
     both[1].sendall(data)
-    with pytest.raises(RankLost, match="rank 1 on node1 cannot be understood"):
+    with pytest.raises(RankLost, match="rank 1 on node1 sent a bad message"):
         ranks.ask({1: Introduce()})
 
 

@@ -113,9 +113,9 @@ def test_ranks_are_bound_to_their_numa_nodes_on_request_in_words_that_torch_know
         ("the first that can", "2.9.0", "/usr/bin/numactl", ""),
         ("a later one", "2.13.0+cu130", "/usr/bin/numactl", ""),
         ("a nightly of a major version to come", "3.0.0.dev20270101", "/usr/bin/numactl", ""),
-        ("one that is too old", "2.8.0", "/usr/bin/numactl", "torch 2.8.0 cannot, 2.9 can"),
-        ("a version that is no number", "git", "/usr/bin/numactl", "torch git cannot, 2.9 can"),
-        ("no numactl, without which ranks would not start", "2.9.0", None, "torchrun needs the command numactl for it"),
+        ("one that is too old", "2.8.0", "/usr/bin/numactl", "torch 2.8.0 cannot bind them, 2.9 or newer can"),
+        ("a version that is no number", "git", "/usr/bin/numactl", "torch git cannot bind them, 2.9 or newer can"),
+        ("no numactl: ranks would not start", "2.9.0", None, "torchrun needs the command numactl for this"),
         ("a torch that nobody installed", None, "/usr/bin/numactl", "torch's version is unknown"),
     ],
 )

@@ -98,7 +98,7 @@ def test_nodes_that_chose_different_numbers_fail_with_a_line_each_before_the_scr
     for number, (_, err) in zip((2, 1), ends, strict=True):
         (line,) = [line for line in err.splitlines() if line.startswith("collbench: ")]
         assert "the nodes disagree on the number of ranks" in line
-        assert f"of 2 has {number}, and all have 3 together: give every node the same --auto-select K" in line
+        assert f"of 2 has {number}, and all together have 3: give every node the same --auto-select K" in line
     assert not (tmp_path / "started").exists()
 
 

@@ -57,7 +57,7 @@ REFUSED = {
     "a simulation": (a_run(backend="sim"), "sim backend, not cuda"),
     "too old": (a_run(started="2026-11-12T02:00:00+00:00"), "it is 9d old, more than --max-age 7d"),
     "a second too old": (a_run(started="2026-11-14T01:59:59+00:00"), "more than --max-age 7d"),
-    "from the future": (a_run(started="2026-11-21T02:00:01+00:00"), "lies in the future"),
+    "from the future": (a_run(started="2026-11-21T02:00:01+00:00"), "is in the future"),
     "without a date": (a_run(started="yesterday"), "'yesterday' cannot be read"),
     "interrupted before anything": (a_run(complete=False), "before any pair was timed"),
     "interrupted with small messages only": (
@@ -66,18 +66,18 @@ REFUSED = {
     ),
     "interrupted with one pair to go": (
         a_run(complete=False, measurements=timed(Operation.ALLREDUCE, 2**26, (0, 1), (0, 2))),
-        "with 1 of its links still to time",
+        "with 1 of its links not yet timed",
     ),
     "interrupted with one direction copied": (
         a_run(complete=False, measurements=timed(Operation.CE_WRITE, 2**26, (0, 1), (0, 2), (1, 2))),
-        "with 3 of its links still to time",
+        "with 3 of its links not yet timed",
     ),
     "interrupted with the pairs spread over two sizes": (
         a_run(
             complete=False,
             measurements=timed(Operation.ALLREDUCE, 2**25, (0, 1), (0, 2)) + timed(Operation.ALLREDUCE, 2**26, (1, 2)),
         ),
-        "with 1 of its links still to time",
+        "with 1 of its links not yet timed",
     ),
     "interrupted in the middle of a data point": (
         a_run(complete=False, measurements=[Measurement(DataPoint(Operation.ALLREDUCE, (0, 1), 2**26))]),
@@ -102,7 +102,9 @@ def test_the_order_of_the_gpus_does_not_matter() -> None:
 
 def test_a_gpu_that_is_gone_or_new_is_named() -> None:
     other = Device(1, "GPU-9", "H200")
-    assert "measured on GPU1 (GPU-1), not among" in str(judged(a_run(), devices=(GPUS[0], other, GPUS[2])))
+    assert "measured on GPU1 (GPU-1), which this process may not use" in str(
+        judged(a_run(), devices=(GPUS[0], other, GPUS[2]))
+    )
     assert "did not measure GPU1 (GPU-9)" in str(judged(a_run(), devices=(*GPUS, other)))
 
 
@@ -113,7 +115,7 @@ def test_a_changed_driver_or_nccl_is_named_from_and_to() -> None:
 
 def test_a_run_may_hold_gpus_that_are_here_and_not_to_be_used_but_must_hold_the_others() -> None:
     assert judged(a_run(), devices=GPUS[:2], besides=GPUS[2:]) is None
-    assert "measured on GPU2 (GPU-2), not among" in str(judged(a_run(), devices=GPUS[:2]))
+    assert "measured on GPU2 (GPU-2), which this process may not use" in str(judged(a_run(), devices=GPUS[:2]))
     smaller = replace(a_run(), devices=GPUS[1:])
     assert "did not measure GPU0 (GPU-0)" in str(judged(smaller, devices=GPUS[:2], besides=GPUS[2:]))
 

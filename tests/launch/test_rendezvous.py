@@ -126,7 +126,7 @@ def test_a_job_whose_nodes_may_come_back_gets_a_store_that_they_find(
 @pytest.mark.parametrize(
     ("title", "line", "environment", "says"),
     [
-        ("nodes without a place to meet", "--nnodes 4", {}, "--nnodes 4 does not say where .* --rdzv-endpoint HOST"),
+        ("nodes without a place to meet", "--nnodes 4", {}, "--nnodes 4 has no address .* --rdzv-endpoint HOST"),
         ("pods without a place to meet", "", {"PET_NNODES": "2"}, "--rdzv-endpoint HOST"),
         ("another number than srun's", "--nnodes 3", SLURM, "contradicts srun, which starts 4 nodes"),
         (
@@ -140,12 +140,12 @@ def test_a_job_whose_nodes_may_come_back_gets_a_store_that_they_find(
             "a word for a number",
             f"--nnodes two {ENDPOINT}",
             {},
-            "--nnodes 'two' is no number of nodes: write 4, or 1:4",
+            "--nnodes 'two' is not a number of nodes: write 4, or 1:4",
         ),
-        ("no node", f"--nnodes 0 {ENDPOINT}", {}, "--nnodes '0' is no number"),
-        ("more than the most", f"--nnodes 4:1 {ENDPOINT}", {}, "--nnodes '4:1' is no number"),
-        ("from nothing on", f"--nnodes :4 {ENDPOINT}", {}, "--nnodes ':4' is no number"),
-        ("a pod's word for a number", "", POD | {"PET_NNODES": "two"}, "PET_NNODES 'two' is no number of nodes"),
+        ("no node", f"--nnodes 0 {ENDPOINT}", {}, "--nnodes '0' is not a number"),
+        ("more than the most", f"--nnodes 4:1 {ENDPOINT}", {}, "--nnodes '4:1' is not a number"),
+        ("from nothing on", f"--nnodes :4 {ENDPOINT}", {}, "--nnodes ':4' is not a number"),
+        ("a pod's word for a number", "", POD | {"PET_NNODES": "two"}, "PET_NNODES 'two' is not a number of nodes"),
         ("a node list that nobody can read", "", SLURM | {"SLURM_STEP_NODELIST": "["}, "set MASTER_ADDR"),
     ],
 )
@@ -157,7 +157,7 @@ def test_one_clear_line(title: str, line: str, environment: dict[str, str], says
 @pytest.mark.parametrize(
     ("title", "line", "environment", "expected"),
     [
-        ("another number", "", ELASTIC_POD, "PET_NPROC_PER_NODE=8 gives way to the 2 chosen here"),
+        ("another number", "", ELASTIC_POD, "PET_NPROC_PER_NODE=8 is overridden by the 2 chosen here"),
         ("auto", "", POD, ""),
         ("the same", "", {"PET_NPROC_PER_NODE": "2"}, ""),
         ("the option, which torchrun prefers", "--nproc-per-node 2", ELASTIC_POD, ""),

@@ -34,9 +34,13 @@ def test_equal_nodes_pass(title: str, numbers: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("title", "numbers", "says"),
     [
-        ("two here, four there", (0, 6, 2, 0, 2), "node 0 of 2 has 2, and all have 6 together"),
-        ("four here, two there", (2, 6, 4, 1, 2), "node 1 of 2 has 4, and all have 6 together"),
-        ("three on the middle one of two, three and four", (2, 9, 3, 1, 3), "node 1 of 3 has 3, and all have 9"),
+        ("two here, four there", (0, 6, 2, 0, 2), "node 0 of 2 has 2, and all together have 6"),
+        ("four here, two there", (2, 6, 4, 1, 2), "node 1 of 2 has 4, and all together have 6"),
+        (
+            "three on the middle one of two, three and four",
+            (2, 9, 3, 1, 3),
+            "node 1 of 3 has 3, and all together have 9",
+        ),
         ("a launcher that is not torchrun", (0, 2, "", 0, 1), "cannot compare the nodes: torchrun sets"),
     ],
 )

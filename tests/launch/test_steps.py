@@ -86,10 +86,10 @@ def test_a_users_pattern(case: str, pattern: str, line: str, seconds: float | No
 @pytest.mark.parametrize(
     ("case", "pattern", "reported"),
     [
-        ("unusable", "took (", "is no regular expression"),
+        ("unusable", "took (", "is not a regular expression"),
         ("no group", r"took \d+ ms", "no group named s, ms or us"),
         ("a group of another name", r"(?P<seconds>\d+)", "no group named s, ms or us"),
-        ("a number too large to repeat", "a{99999999999999999999}", "is no regular expression"),
+        ("a number too large to repeat", "a{99999999999999999999}", "is not a regular expression"),
     ],
 )
 def test_a_pattern_that_cannot_work_is_one_line(case: str, pattern: str, reported: str) -> None:

@@ -96,12 +96,12 @@ def test_doctor_warns_where_nccl_took_a_farther_card(tree: Path, tmp_path: Path)
     found = read_affinity(tree, BUS_IDS, CARDS, environment)
     finding = named(machine(host={"network_affinity": found}), "network affinity")
     assert finding.level is Level.WARN
-    assert finding.text == "NCCL sends GPU1's traffic over mlx5_4 (SYS), and mlx5_0 is nearer (PIX)"
+    assert finding.text == "NCCL sends GPU1's traffic over mlx5_4 (SYS), but mlx5_0 is nearer (PIX)"
     near = NetworkAffinity(found.near, {0: ("mlx5_0",)})
     finding = named(machine(host={"network_affinity": near}), "network affinity")
     assert (finding.level, finding.text) == (
         Level.OK,
-        "nearest cards: GPU0 mlx5_0 PIX, GPU1 mlx5_0 PIX; NCCL took these",
+        "nearest cards: GPU0 mlx5_0 PIX, GPU1 mlx5_0 PIX; NCCL uses these",
     )
 
 
@@ -109,7 +109,7 @@ def test_doctor_warns_of_gpus_without_a_card_on_their_socket() -> None:
     far = NetworkAffinity({0: {"mlx5_0": "PIX", "mlx5_1": "PIX"}, 1: {"mlx5_0": "SYS", "mlx5_1": "SYS"}})
     finding = named(machine(host={"network_affinity": far}), "network affinity")
     assert finding.level is Level.WARN
-    assert "GPU1 reach no card but over another socket" in finding.text
+    assert "GPU1 reach cards only across sockets" in finding.text
     assert far.nearest(0) == (("mlx5_0", "mlx5_1"), "PIX"), "two at the same distance are both nearest"
 
 

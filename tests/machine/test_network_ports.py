@@ -81,7 +81,7 @@ def test_doctor_warns_of_a_port_that_is_down_and_of_one_that_is_slow() -> None:
     assert found.level is Level.WARN
     assert "mlx5_2:1 is DOWN (Polling)" in found.text
     assert "mlx5_1:1 has 200" in found.text
-    assert "siblings 400" in found.text
+    assert "other ports of its kind 400" in found.text
     assert named(machine(host={"network_ports": ports[:1]}), "network ports").level is Level.OK
     assert named(machine(host={"network_ports": (NetworkPort("mlx5_0", 1),)}), "network ports").level is Level.UNKNOWN
 
@@ -159,16 +159,16 @@ def test_the_page_says_what_changed_on_ports_and_congestion_in_one_line() -> Non
     run = run_of(gpus(2), [])
     run.ports_before, run.ports_after = before, after
     assert network_lines(run) == [
-        "mlx5_0:1 of h0 went from 400 to 200 Gbit/s",
+        "mlx5_0:1 of h0 changed from 400 to 200 Gbit/s",
         "symbol_error grew by 3 on mlx5_0:1 of h0",
-        "mlx5_0:1 of h1 went from ACTIVE to DOWN",
-        "mlx5_0:1 of h2 is gone, or its host is",
+        "mlx5_0:1 of h1 changed from ACTIVE to DOWN",
+        "mlx5_0:1 of h2 is gone, or its host is gone",
         "congestion: np_cnp_sent grew by 1,995 on mlx5_0:1 of h1, and no more on 1 other port",
     ]
     assert unhealthy_lines(run) == network_lines(run)[:4], "congestion is no fault of a device"
     run.ports_before = run.ports_after = (replace(before[0], counters={"link_downed": 255, "np_cnp_sent": 255}),)
     (line,) = network_lines(run)
-    assert line == "link_downed on mlx5_0:1 of h0 is at its largest value, 255: whether it grew is unknown"
+    assert line == "link_downed on mlx5_0:1 of h0 has reached its maximum, 255: whether it grew is unknown"
     run.ports_before, run.ports_after = before, after
     assert run_file.loads(run_file.dumps(run), "run").ports_after == after
     run.ports_after = ()
@@ -179,7 +179,7 @@ def test_ports_that_all_vanish_are_named_and_ports_that_nobody_read_are_not() ->
     run = run_of(gpus(2), [])
     run.ports_before = tuple(NetworkPort("mlx5_0", 1, "ACTIVE", host=host) for host in ("h0", "h1"))
     run.ports_before_read = run.ports_after_read = True
-    vanished = ["mlx5_0:1 of h0 is gone, or its host is", "mlx5_0:1 of h1 is gone, or its host is"]
+    vanished = ["mlx5_0:1 of h0 is gone, or its host is gone", "mlx5_0:1 of h1 is gone, or its host is gone"]
     again = run_file.loads(run_file.dumps(run), "run")
     assert network_lines(run) == network_lines(again) == vanished
     assert (again.ports_before_read, again.ports_after_read) == (True, True)

@@ -151,7 +151,11 @@ HEAD = "\tGPU0\tGPU1\n"
         ("an unknown label", HEAD + "GPU0\t X \tFOO\nGPU1\tFOO\t X \n", "line 2: 'FOO' between GPU0 and GPU1"),
         ("an X off the diagonal", HEAD + "GPU0\t X \tX\nGPU1\tX\t X \n", "line 2: 'X' between GPU0 and GPU1"),
         ("a label on the diagonal", HEAD + "GPU0\tNV1\tNV1\nGPU1\tNV1\t X \n", "line 2: 'NV1' between GPU0 and GPU0"),
-        ("two labels for one pair", HEAD + "GPU0\t X \tNV1\nGPU1\tSYS\t X \n", "line 3: GPU0 and GPU1 have two labels"),
+        (
+            "two labels for one pair",
+            HEAD + "GPU0\t X \tNV1\nGPU1\tSYS\t X \n",
+            "line 3: GPU0 and GPU1 have two different labels",
+        ),
         ("a row twice", HEAD + "GPU0\t X \tNV1\nGPU0\t X \tNV1\n", "line 3: a second row of GPU0"),
         ("a row without a column", HEAD + "GPU0\t X \tNV1\nGPU2\tNV1\t X \n", "line 3: GPU2 has no column"),
         ("a column twice", "\tGPU0\tGPU0\nGPU0\t X \tX\n", "line 1: two columns have the same name"),

@@ -107,11 +107,15 @@ def test_hosts_and_slurm_may_differ_by_a_domain_or_capitals() -> None:
         ("a node without a switch", "n0 s0\nn1\n", "there, line 2: write a node"),
         ("depths that differ", "n0 s0\nn1 s1 p1\n", "some have 1, some 2"),
         ("two leaves", "SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n[1-2]\n", "line 2: n1 is under 'b' and 'a'"),
-        ("two parents", "SwitchName=a Switches=x\nSwitchName=b Switches=x\nSwitchName=x Nodes=n\n", "'x' is under 'b'"),
+        (
+            "two parents",
+            "SwitchName=a Switches=x\nSwitchName=b Switches=x\nSwitchName=x Nodes=n\n",
+            "'x' is under both 'b'",
+        ),
         ("above itself", "SwitchName=x Nodes=n\nSwitchName=a Switches=x,b\nSwitchName=b Switches=a\n", "above itself"),
         ("no list", "SwitchName=x Nodes=n[2-1]\n", "there, line 1: node list"),
         ("one leaf in two pods", "n0 leaf0 pod0\nn1 leaf0 pod1\n", "give each its own name"),
-        ("too many", "SwitchName=x Nodes=n[0-9999999]\n", "no range"),
+        ("too many", "SwitchName=x Nodes=n[0-9999999]\n", "not a range"),
     ],
 )
 def test_what_contradicts_itself_is_refused_in_a_line(title: str, text: str, says: str) -> None:

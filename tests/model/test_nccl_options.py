@@ -33,9 +33,9 @@ def test_a_config_is_read(text: str, config: dict[str, int]) -> None:
         ("maxCTAs=1,maxCTAs=2", "names maxCTAs twice"),
         ("maxctas=1", "maxctas: no such field; choose from cgaClusterSize"),
         ("blocking=0", "blocking: no such field"),
-        ("maxCTAs=3000000000", "is no whole number"),
-        ("minCTAs=2", "minCTAs needs maxCTAs beside it"),
-        ("minCTAs=8,maxCTAs=4", "minCTAs needs maxCTAs beside it, at least as large"),
+        ("maxCTAs=3000000000", "is not a whole number"),
+        ("minCTAs=2", "minCTAs also needs maxCTAs"),
+        ("minCTAs=8,maxCTAs=4", "minCTAs also needs maxCTAs, at least as large"),
     ],
 )
 def test_a_config_that_nccl_would_not_take_is_refused(text: str, says: str) -> None:
@@ -44,7 +44,7 @@ def test_a_config_that_nccl_would_not_take_is_refused(text: str, says: str) -> N
 
 
 def test_python_users_are_told_alike() -> None:
-    with pytest.raises(UsageError, match="maxCTAs=True is no whole number"):
+    with pytest.raises(UsageError, match="maxCTAs=True is not a whole number"):
         checked_config({"maxCTAs": True})
 
 

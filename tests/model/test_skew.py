@@ -105,12 +105,12 @@ def test_the_matrix_file_is_nccl_tests(tmp_path: Path) -> None:
         ("\n \n", "holds no matrix"),
         ("16 16\n16", "row 2 of 2 has 1 values"),
         ("16 16 16\n16 16 16", "row 1 of 2 has 3 values"),
-        ("16 -1\n16 16", "'-1' is no number of bytes"),
-        ("16 nan\n16 16", "'nan' is no number of bytes"),
-        ("16 inf\n16 16", "'inf' is no number of bytes"),
-        ("16 1e30\n16 16", "'1e30' is no number of bytes"),
-        ("16 x\n16 16", "'x' is no number of bytes"),
-        ("15 0\n3 15", "nothing is sent"),
+        ("16 -1\n16 16", "'-1' is not a number of bytes"),
+        ("16 nan\n16 16", "'nan' is not a number of bytes"),
+        ("16 inf\n16 16", "'inf' is not a number of bytes"),
+        ("16 1e30\n16 16", "'1e30' is not a number of bytes"),
+        ("16 x\n16 16", "'x' is not a number of bytes"),
+        ("15 0\n3 15", "no value reaches 16 bytes"),
     ],
 )
 def test_a_matrix_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, words: str) -> None:

@@ -107,7 +107,7 @@ def test_when_every_point_fails_it_ends_with_one_line_and_a_file(fakes: Fakes, t
 
     assert (done.code, done.stdout) == (1, "")
     said = one_line(done.stderr)
-    assert said.startswith("measuring stops, as 4 data points in a row failed; the last: ")
+    assert said.startswith("measuring stops: 4 data points in a row failed; last error: ")
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in said
     assert "saved as run.json" in said
     run = json.loads((tmp_path / "run.json").read_text())

@@ -188,7 +188,7 @@ def with_gpu(gpu: tuple[float, float], spread: float, within: float | None, need
 def test_the_page_says_who_bounds_a_step_and_what_more_it_takes() -> None:
     shown = " ".join(with_gpu((0.75, 0.8), 0.15, 0.01, 178).split())
     assert "GPU's own" in shown
-    assert "the GPU works 75 % of a step with p2p, 80 % without p2p" in shown
+    assert "the GPU is busy for 75 % of a step with p2p, 80 % without p2p" in shown
     assert "1.1 times as long without p2p (95 %: 9.0 to 11.0 % more)" in shown
     assert "the host bounds a step of both arms" in shown
     assert "a larger batch, torch.compile or CUDA graphs" in shown

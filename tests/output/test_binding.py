@@ -25,16 +25,16 @@ def alike(_operation: Operation, _member: int, _node: int) -> float:
     ("title", "labels", "rate", "members", "expected"),
     [
         ("all as labelled", [0, 0, 1, 1], near, (0, 2, 3),
-         "GPU0 on node 0; GPU2, GPU3 on node 1, as NVML says: torchrun --numa-binding=node"),
+         "GPU0 on node 0; GPU2, GPU3 on node 1, as NVML reports: torchrun --numa-binding=node"),
         ("those that were not chosen do not count", [0, 1, 1, 1], near, (0, 2),
-         "GPU0 on node 0; GPU2 on node 1, as NVML says: torchrun --numa-binding=node"),
+         "GPU0 on node 0; GPU2 on node 1, as NVML reports: torchrun --numa-binding=node"),
         ("a label that is wrong", [0, 1, 1, 1], near, (0, 1),
-         "GPU1: node 0 is faster than node 1, which NVML names (node 0 55.0, node 1 38.0 GB/s): "
+         "GPU1: node 0 is faster than node 1, which NVML reports (node 0 55.0, node 1 38.0 GB/s): "
          "numactl --cpunodebind=0"),
         ("no labels", [None] * 4, near, (2, 3),
-         "GPU2: node 1, NVML names none (node 1 55.0, node 0 38.0 GB/s); "
-         "GPU3: node 1, NVML names none (node 1 55.0, node 0 38.0 GB/s)"),
-        ("equal nodes", [0, 0, 1, 1], alike, (0, 1, 2, 3), "NUMA nodes tie: no binding needed"),
+         "GPU2: node 1, NVML reports none (node 1 55.0, node 0 38.0 GB/s); "
+         "GPU3: node 1, NVML reports none (node 1 55.0, node 0 38.0 GB/s)"),
+        ("equal nodes", [0, 0, 1, 1], alike, (0, 1, 2, 3), "NUMA nodes tie: no binding is needed"),
         ("no device", [0, 0, 1, 1], near, (), ""),
     ],
 )  # fmt: skip

@@ -118,7 +118,7 @@ def test_a_device_without_a_figure_shows_a_dash() -> None:
 def test_cpu_cores_say_which_patterns_they_lack() -> None:
     run = run_of(gpus(2), [measured(Operation.CPU_WRITE, (0, 1), 1.5, MIB)], backend="host", command=("copies",))
     assert (
-        "\nnot here  copies both ways, one to all, all to one, staged, to devices: cores have none\n"
+        "\nskipped   copies both ways, one to all, all to one, staged, to devices: not on CPU cores\n"
         in after_header(run)
     )
 

@@ -83,7 +83,7 @@ def test_a_simulated_run_says_so_in_the_first_line_and_names_its_fabric() -> Non
         "machine   2 × NVIDIA H200, all simulated",
         "virtual   GPU pass-through to a virtual machine (simulated)",
         "settings  NCCL_P2P_DISABLE=1 (simulated)",
-        "simulated 2026-01-02T03:04:05Z, 1.5 s of the machine's time, 1G, seed 7",
+        "simulated 2026-01-02T03:04:05Z, 1.5 s of simulated time, 1G, seed 7",
     ]
 
 

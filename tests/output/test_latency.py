@@ -50,7 +50,7 @@ def test_the_three_latencies_read_like_this() -> None:
         "pair       time µs  launch µs\n"
         "GPU0-GPU1     5.50       8.20\n"
         "time: one all-reduce on the device, the slowest rank, median; launch: one call\n"
-        "of an ungraphed loop, as a training step makes it\n"
+        "of an ungraphed loop, as in a training step\n"
         "\n"
         "points    7 data points: 7 converged\n"
     )
@@ -61,7 +61,7 @@ def test_cpu_cores_say_what_they_lack() -> None:
     shown = after_header(run_of(gpus(2), points, backend="host", command=("latency",)))
     assert "pointer chase, ns" not in shown
     assert "launch" not in shown
-    assert "\nnot here  pointer chase: cores have none; their small copies run back to back, so overlap\n" in shown
+    assert "\nskipped   pointer chase: not on CPU cores; their small copies run back to back, and so overlap\n" in shown
 
 
 @pytest.mark.parametrize("count", [2, 8, 16])

@@ -29,7 +29,7 @@ def test_the_page_names_who_is_slow_who_was_taken_and_why() -> None:
     assert text.startswith("chosen    node[4-11] (sim)\n")
     assert "rounds    9 (8 at random, 1 x): 72 measurements; there are 120 pairs; 20 s estimated" in text
     assert "\nleft out  node3: " in text
-    assert text.endswith("truth     all-reduce busbw 100 GB/s, no nodes pass 100 (sim)")
+    assert text.endswith("truth     all-reduce busbw 100 GB/s, at most 100 on any nodes (sim)")
 
 
 def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -> None:
@@ -49,16 +49,18 @@ def test_real_figures_do_not_say_sim() -> None:
     origin = Origin("cuda", "2 hosts", SIM.names, SIM.rounds, 72, 20.4, 7, lost=("node1 and node2: it hangs",))
     text = page(origin, judged(16, slow()), None)
     assert "sim" not in text
-    assert "slow      no node, no uplink" in text
+    assert "slow      no node and no uplink" in text
     assert "failed    node1 and node2: it hangs" in text
 
 
 def test_the_whole_page_says_what_a_round_took_beside_the_plan() -> None:
     found = judged(16, slow())
     origin = Origin("cuda", "2 hosts", SIM.names, SIM.rounds, 72, 20.4, 7, round_seconds=(0.5, 3.0, 0.75))
-    assert "cost      0.75 s a round (0.50 to 3.00)\n" in page(origin, found, None) + "\n"
+    assert "cost      0.75 s per round (0.50 to 3.00)\n" in page(origin, found, None) + "\n"
     planned = replace(origin, planned_seconds=1.52)
-    assert "cost      0.75 s a round (0.50 to 3.00); --plan says 1.52 s at that rate" in page(planned, found, None)
+    assert "cost      0.75 s per round (0.50 to 3.00); --plan predicts 1.52 s at that rate" in page(
+        planned, found, None
+    )
     assert "cost" not in page(planned, found, None, verbose=False)
     assert "cost" not in page(SIM, found, None)
 
@@ -108,7 +110,7 @@ def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
     )
     text = page(origin, found, None, width=200)
     for line in (
-        "late      b comes to batches 2.5 ms after its partners (median; 95 % 2.4 to 2.6), in 23 of 24 trials",
+        "late      b arrives at batches 2.5 ms after its partners (median; 95 % 2.4 to 2.6), in 23 of 24 trials",
         "slow      rail 1 (GPU 1 of every node): 50.0% below the other rails",
         "slow      b, rail 0: 30.0% below the median node (28.0% to 32.0%)",
         "rails     2: the same GPU of two nodes reaches 6.25 to 12.5 GB/s",

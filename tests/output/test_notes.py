@@ -98,7 +98,7 @@ def test_what_is_skipped_for_one_reason_is_one_line() -> None:
 def test_of_very_many_failures_the_first_are_reported() -> None:
     lines = notes(run_of(gpus(16), [failed((0, other), 8, "hang") for other in range(1, 16)]))
     assert len(lines) == 1 + 8 + 1
-    assert lines[-1] == "failed    and 7 more: the run file holds them"
+    assert lines[-1] == "failed    and 7 more: the run file lists them"
 
 
 def test_what_was_skipped_or_measured_alone_is_said_once() -> None:

@@ -95,7 +95,7 @@ def test_a_slow_pair_stands_apart_and_is_not_recommended() -> None:
         "2     GPU0-GPU1  NV18       240.0  240.0-240.0  different\n"
         "2 tiers: the worst pair is 20% slower than the best.\n"
         "\n"
-        "best 2   GPU0, GPU2: it reaches 300 GB/s, the machine's worst pair 240 GB/s\n"
+        "best 2   GPU0, GPU2: 300 GB/s; the machine's worst pair reaches 240 GB/s\n"
         "best 4   GPU0, GPU1, GPU2, GPU3: all 4 devices\n"
         "rates     below: allreduce at 1G on 2 GPUs reached 240.0 to 300.0 GB/s, least on GPU0-GPU1; "
         "band 309.8 to 345.2\n"
@@ -153,7 +153,7 @@ def test_a_run_without_pairs_or_with_nothing_is_still_a_page() -> None:
 
 def test_more_devices_than_can_be_searched_still_get_a_page() -> None:
     shown = text(pairs_page(pair_run(17, lambda a, b: 300.0 if a else 100.0)))
-    assert "the best of a heuristic search\n" in shown
+    assert "found by a heuristic search\n" in shown
 
 
 def test_colours_are_for_terminals_alone() -> None:

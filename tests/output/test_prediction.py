@@ -47,7 +47,7 @@ def test_without_a_step_time_there_are_raw_times_alone() -> None:
     said = shown(question(), NVLINK_PAIR)
     assert list(rows(said)) == [["ddp", "best", "19", "0.20"], ["worst", "1.90"], ["lost", "1.70"]]
     assert "step      not given" in said
-    assert said.rstrip().endswith("With --step-time TIME the page says how much of that compute hides.")
+    assert said.rstrip().endswith("Add --step-time TIME to predict how much of that compute hides.")
 
 
 @pytest.mark.parametrize("fabric", ["nvlink-pairs-2x2", "dgx-1v"])
@@ -93,7 +93,7 @@ def test_a_set_that_suits_hsdps_groups_better_is_reported() -> None:
     assert share < -0.02
     (said,) = conclusions(prediction)
     assert re.match(
-        r"On 6 GPUs the worst set saves hsdp \d+\.\d ms, .* of a step, whose groups it suits better\.", said
+        r"On 6 GPUs the worst set saves hsdp \d+\.\d ms, .* of a step, because it suits their groups better\.", said
     )
 
 
@@ -139,8 +139,8 @@ ALL_SIZES = {2**20: (4.0, 1.1), 2**30: (2.0, 1.2)}
             "ddp",
             [overlapping(ALL_SIZES), overlapping(ALL_SIZES, members=(0, 2))],
             [
-                "overlap all-reduce 3.03–3.73x, compute 1.11–1.14x beside gemm:8192, overlap0.json",
-                "overlap all-reduce 3.03–3.73x, compute 1.11–1.14x beside gemm:8192, overlap1.json",
+                "overlap all-reduce 3.03–3.73x, compute 1.11–1.14x overlapping gemm:8192, overlap0.json",
+                "overlap all-reduce 3.03–3.73x, compute 1.11–1.14x overlapping gemm:8192, overlap1.json",
             ],
         ),
         (
@@ -148,8 +148,8 @@ ALL_SIZES = {2**20: (4.0, 1.1), 2**30: (2.0, 1.2)}
             "fsdp",
             [overlapping({2**30: (2.0, 1.2)}, members=(0, 3))],
             [
-                "overlap all-gather and reduce-scatter 2.00x, compute 1.20x beside gemm:8192, overlap0.json; borrowed "
-                "from all-reduce; measured on GPU0, GPU3; sizes beyond 1G as at the nearest"
+                "overlap all-gather and reduce-scatter 2.00x, compute 1.20x overlapping gemm:8192, overlap0.json; "
+                "taken from all-reduce; measured on GPU0, GPU3; sizes beyond 1G: as at the nearest measured size"
             ],
         ),
     ],
@@ -169,7 +169,7 @@ def test_an_overlap_of_another_nccl_or_with_lost_data_points_says_so() -> None:
     newer = replace(run, machine=replace(run.machine, nccl="9.9.9"))
     (line,) = overlap_lines(shown(question(step_seconds=3e-3), NVLINK_PAIR, newer))
     assert "1 data point unused: failed, or fewer than three trials" in line
-    assert "with NCCL 9.9.9, the times with " in line
+    assert "with NCCL 9.9.9, the transfer times with " in line
 
 
 def test_a_simulated_factor_carries_the_word_sim() -> None:

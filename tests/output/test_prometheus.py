@@ -155,5 +155,5 @@ def test_a_date_without_a_zone_is_utc_as_all_run_files_are() -> None:
 
 
 def test_a_run_whose_beginning_is_no_date_is_refused() -> None:
-    with pytest.raises(RunFileError, match="its file says 'yesterday', which is no ISO 8601 date; use --format csv"):
+    with pytest.raises(RunFileError, match="'yesterday' is not an ISO 8601 date; use --format csv"):
         as_prometheus(replace(hostile_run(), started="yesterday"))

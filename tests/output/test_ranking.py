@@ -35,7 +35,7 @@ tier           GB/s  pairs                  vs best
 1             299.8  GPU0-GPU1, GPU1-GPU2   tied
 2             199.9  GPU0-GPU2              different
 2 tiers: the worst pair is 33% slower than the best.
-Differences above 2.0% show on pairs no noisier than most (5 trials or more).
+Differences above 2.0% show on pairs with typical noise (5 trials or more).
        GPU0   GPU1   GPU2
 GPU0      -  299.8  199.9
 GPU1  299.8      -  299.8
@@ -45,7 +45,7 @@ allreduce (by pair) at 8 B, µs
 tier    µs  pairs  vs best
 1     2.00  all 3  tied
 All pairs tie within 0.0%: the choice does not affect latency.
-Differences above 6.0% show on pairs no noisier than most (5 trials or more).
+Differences above 6.0% show on pairs with typical noise (5 trials or more).
        GPU0   GPU1   GPU2
 GPU0      -   2.00   2.00
 GPU1   2.00      -   2.00
@@ -93,7 +93,7 @@ def test_one_pair_has_neither_heat_map_nor_resolution() -> None:
 
 def test_too_few_trials_are_said() -> None:
     run = run_of(gpus(3), [measured(Operation.ALLREDUCE, p, 300.0, trials=2) for p in combinations(range(3), 2)])
-    assert "Nothing is significant: some have 2 of the 3 trials that the noise needs.\n" in shown(run)
+    assert "Nothing is significant: some have 2 of the 3 trials needed to estimate noise.\n" in shown(run)
 
 
 def test_what_a_run_lacks_is_said() -> None:
@@ -104,7 +104,7 @@ def test_what_a_run_lacks_is_said() -> None:
     )
     reported = shown(run_of(gpus(3), [*points, failed]))
     assert reported.endswith(
-        "\nmissing   allreduce at 1G was passed over: it was measured on 1 pair only\n"
+        "\nmissing   allreduce at 1G is not ranked: it was measured on 1 pair only\n"
         "no fit    2 of the 4 sizes that a fit needs: allreduce on 1 pair\n"
         "no fit    1 of the 4 sizes that a fit needs: allreduce on 1 pair\n"
         "failed    GPU1-GPU2: allreduce at 1M: hang\n"
@@ -142,4 +142,4 @@ def test_the_json_holds_every_standing_and_fit_in_jsons_own_types() -> None:
 @pytest.mark.parametrize("wanted", ["tiers", "fits"])
 def test_a_run_of_one_large_set_has_no_tiers_and_says_so(wanted: str) -> None:
     run = run_of(gpus(4), [measured(Operation.ALLREDUCE, (0, 1, 2, 3), 300.0)], command=("allreduce",))
-    assert text(section(run, wanted)) == f"no {wanted}: this run has none\n"
+    assert text(section(run, wanted)) == f"this run has no {wanted}\n"

@@ -25,7 +25,7 @@ FULL = Selection(
     decided_by="fewest NUMA nodes",
     heuristic=True,
     left_out=(Omitted("GPU1", "busy: 1 other process"),),
-    binding="GPU2, GPU3 on node 1, as NVML says: torchrun --numa-binding=node",
+    binding="GPU2, GPU3 on node 1, as NVML reports: torchrun --numa-binding=node",
 )
 
 PAGE = """\
@@ -39,9 +39,9 @@ finalists all-reduce busbw at 64M, GB/s
   GPU0, GPU1  9.5        9.5 (9.4–9.6)      the first 2
 gain      +3052.6 % over GPU0, GPU1 (95 %: +3010.0 to +3100.0 %)
 decided   by fewest NUMA nodes
-search    heuristic: not every set was looked at
+search    heuristic: not every set was evaluated
 left out  GPU1: busy: 1 other process
-binding   GPU2, GPU3 on node 1, as NVML says: torchrun --numa-binding=node
+binding   GPU2, GPU3 on node 1, as NVML reports: torchrun --numa-binding=node
 evidence  quick probe
 measured  finalists saved at /runs/finalists.json"""
 

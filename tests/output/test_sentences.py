@@ -43,7 +43,8 @@ def test_each_cause_has_a_sentence_whatever_is_known_of_it(cause: Cause) -> None
         (died(3, "", (1,)), "crash: the worker process died on GPU1 (exit status 3): it wrote nothing to stderr"),
         (
             Failure(FailureKind.UNTRIED, Cause.IN_A_ROW, count=4, because=died(1, "no")),
-            "not tried, as 4 data points in a row failed; the last: crash: the worker process died (exit status 1): no",
+            "not tried, as 4 data points in a row failed; last error: crash: the worker process died (exit status 1): "
+            "no",
         ),
         (Failure(FailureKind.UNTRIED, Cause.REPORTED, detail="not tried, as it is"), "not tried, as it is"),
     ],

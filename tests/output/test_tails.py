@@ -35,8 +35,8 @@ def test_the_page_names_percentiles_their_count_and_who_is_late() -> None:
 
     assert f"{_COUNT} single launches" in shown
     assert row[-8:] == ["8.00", "8.00", "8.00", "80.00", "8.00-8.00", "58.00", "58.00", "130.00"]
-    assert "late      GPU1 comes 50.00 µs later than the others, last to up to 100% of the launches" in shown
-    assert "meanwhile" in shown
+    assert "late      GPU1 arrives 50.00 µs later than the others, last in up to 100% of the launches" in shown
+    assert "during these launches" in shown
     assert "SW power cap" in shown
 
 
@@ -45,7 +45,7 @@ def test_the_histogram_has_a_bar_for_the_one_slow_launch() -> None:
     bars = [line.split() for line in shown.splitlines() if line.endswith("#")]
 
     assert [(bar[1], len(bar[2])) for bar in bars] == [("399", 40), ("1", 1)]
-    assert "no rank comes significantly later" in shown
+    assert "no rank arrives significantly later" in shown
 
 
 def test_hosts_without_a_common_clock_are_not_compared() -> None:
@@ -71,7 +71,7 @@ def test_the_html_page_draws_every_launch() -> None:
 
     assert [bar["title"].rsplit(" ", 1)[1] for bar in picture["bars"] if bar["height"]] == ["399", "1"]
     assert drawn.count("<rect") == len(picture["bars"])
-    assert "GPU1 comes 50.00 µs later than the others" in drawn
+    assert "GPU1 arrives 50.00 µs later than the others" in drawn
 
 
 def test_a_short_page_shows_a_few_communicators_and_counts_the_rest() -> None:

@@ -80,36 +80,36 @@ def test_a_rendered_matrix_parses_to_the_same_labels(count: int, data: st.DataOb
         (
             "NVSwitch",
             Path((0, 1), "NV18", "PHB", 18, 450.0, H200, nvml_says("OK")),
-            f"GPU0 and GPU1 are joined by 18 NVLinks (NV18): 450 GB/s each way in theory ({H200}); without NVLink the "
-            "path would run through a PCIe host bridge, typically the CPU (PHB); peer access OK.",
+            f"GPU0 and GPU1 are connected by 18 NVLinks (NV18): 450 GB/s each way in theory ({H200}); without NVLink "
+            "the path would run through a PCIe host bridge, typically the CPU (PHB); peer access OK.",
         ),
         (
             "one NVLink from a saved file",
             Path((0, 2), "NV1", nvlinks=1),
-            "GPU0 and GPU2 are joined by 1 NVLink (NV1); peer access unknown.",
+            "GPU0 and GPU2 are connected by 1 NVLink (NV1); peer access unknown.",
         ),
         (
             "a single bridge",
             Path((0, 1), "PIX", "PIX", 0, 31.5, "PCIe gen 4 ×16", nvml_says("OK")),
-            "GPU0 and GPU1 have no NVLink and meet through a single PCIe bridge (PIX): 31.5 GB/s each way in theory "
+            "GPU0 and GPU1 have no NVLink and connect through a single PCIe bridge (PIX): 31.5 GB/s each way in theory "
             "(PCIe gen 4 ×16); peer access OK.",
         ),
         (
             "refused peer access",
             Path((1, 2), "SYS", "SYS", peer_access=nvml_says("CNS", "CNS")),
-            "GPU1 and GPU2 have no NVLink and meet across the interconnect between NUMA nodes, such as QPI or UPI "
+            "GPU1 and GPU2 have no NVLink and connect across the interconnect between NUMA nodes, such as QPI or UPI "
             "(SYS); peer access refused (CNS: chipset not supported), so copies pass through host memory.",
         ),
         (
             "peer access one way only",
             Path((1, 2), "PXB", "PXB", peer_access=nvml_says("TNS", "OK")),
-            "GPU1 and GPU2 have no NVLink and meet through several PCIe bridges, below the host bridge (PXB); peer "
+            "GPU1 and GPU2 have no NVLink and connect through several PCIe bridges, below the host bridge (PXB); peer "
             "access incomplete (read TNS, write OK; TNS: topology not supported).",
         ),
         (
             "no label",
             Path((0, 1), "N/A"),
-            "GPU0 and GPU1 are joined by a path that the driver does not name (N/A); peer access unknown.",
+            "GPU0 and GPU1 are connected by a path that the driver does not name (N/A); peer access unknown.",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from tests.output.pages import text
 
 DEGRADED = """\
 NV_DEGRADED  GPU0, GPU1 (NV18)
-  what      GPU0-GPU1: the rate of 7 of 18 links.
+  what      GPU0-GPU1: reaches the rate of 7 of 18 links.
   theory    450 GB/s: 18 × 25 GB/s
   measured  154.0 GB/s (153.7-154.4)
   cause     only this path: NVLinks are down, run at a lower
@@ -53,7 +53,7 @@ def test_labels_share_the_line() -> None:
 
 
 def test_what_was_not_confirmed_is_marked() -> None:
-    assert "(153.7-154.4); not confirmed isolated\n" in page(beside_others(BROKEN))
+    assert "(153.7-154.4); not confirmed in isolation\n" in page(beside_others(BROKEN))
 
 
 def test_a_simulated_figure_is_never_without_the_word() -> None:

@@ -147,7 +147,7 @@ def test_a_disk_that_fills_up_while_journalling_is_reported_once_and_the_end_tri
     for _ in range(3):
         keeper.finished(run.measurements[0])
     assert len(reported) == 1
-    assert "No space left on device; choose another place with --output FILE (measuring goes on)" in reported[0]
+    assert "No space left on device; choose another place with --output FILE (measuring continues)" in reported[0]
     assert keeper.failure is not None
     keeper.end()
     assert keeper.failure is None

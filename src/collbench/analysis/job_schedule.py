@@ -29,10 +29,10 @@ _SIGNED = {"uint32": "int32", "uint64": "int64"}
 class Assumption(StrEnum):
     """What a recording does not say and a replay has to choose."""
 
-    REDUCTION = "sums, for the recording does not say how it reduced"
-    DTYPE = "float32, where the recording does not say what was reduced"
-    PAUSES = "no pauses, for the recording has none"
-    LAUNCHES = "plain launches of what the job captured in CUDA graphs"
+    REDUCTION = "sums: the recording does not have the reduction"
+    DTYPE = "float32 where the recording does not have the type"
+    PAUSES = "no pauses: the recording has none"
+    LAUNCHES = "plain launches of calls that the job captured in CUDA graphs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def schedule_of(job: Job, ranks: int | None = None, phase: int | None = None) ->
         phases = _aligned(job, phases)
     wanted = job.world_size if ranks is None else ranks
     if wanted < 2:
-        raise UsageError("a replay needs two ranks or more: name more --devices")
+        raise UsageError("a replay needs two or more ranks: name more --devices")
     order = list(range(wanted))
     if wanted != job.world_size:
         _check_scales(job, phases, wanted)
@@ -160,26 +160,24 @@ def _check_whole(job: Job) -> None:
     if Unknown.ORDER in job.unknown:
         raise UsageError(
             "the recording does not say how calls of several groups followed one another, and in another order they "
-            "might wait for ever: record the job with the plugin"
+            "might wait forever: record the job with the plugin"
         )
     missing = sorted(set(range(job.world_size)) - {rank.rank for rank in job.ranks})
     if missing:
         names = ", ".join(map(str, missing[:4])) + (", …" if len(missing) > 4 else "")
-        raise UsageError(f"the job has no record of rank {names} of {job.world_size}: its partners would wait for ever")
+        raise UsageError(f"the job has no record of rank {names} of {job.world_size}: its partners would wait forever")
     dropped = [rank.rank for rank in job.ranks if rank.dropped]
     if dropped:
-        raise UsageError(
-            f"calls of rank {dropped[0]} were dropped while recording: what is left would not fit together"
-        )
+        raise UsageError(f"calls of rank {dropped[0]} were dropped while recording: the other calls would not match")
 
 
 def _phase_of(rank: JobRank, number: int | None) -> Phase:
     if number is None:
         if rank.step is None:
-            raise UsageError(f"rank {rank.rank} repeated nothing, so it has no step: name a phase with --phase 1")
+            raise UsageError(f"rank {rank.rank} repeated no calls, so it has no step: name a phase with --phase 1")
         return rank.step
     if not 0 <= number < len(rank.phases):
-        raise UsageError(f"rank {rank.rank} has {len(rank.phases)} phases, and no phase {number + 1}")
+        raise UsageError(f"rank {rank.rank} has {len(rank.phases)} phases; there is no phase {number + 1}")
     return rank.phases[number]
 
 
@@ -239,11 +237,11 @@ def _check_scales(job: Job, phases: Sequence[Phase], ranks: int) -> None:
     elif any(job.groups[call.group].size != job.world_size for own in calls for call in own if _shared(job, call)):
         why = "not all of its groups hold all ranks"
     elif any(own != calls[0] for own in calls):
-        why = "its ranks do not send the same"
+        why = "its ranks do not make the same calls"
     elif any(call.root is not None and call.root >= ranks for call in sent):
-        why = "a root is no rank of it"
+        why = "its root is not one of its ranks"
     if why:
-        raise UsageError(f"the job has {job.world_size} ranks and no meaning on {ranks}: {why}")
+        raise UsageError(f"the job has {job.world_size} ranks and cannot be replayed on {ranks}: {why}")
 
 
 def _shared(job: Job, call: Call) -> bool:
@@ -256,7 +254,7 @@ def _members(job: Job, group: int, ranks: int) -> tuple[int, ...]:
         return tuple(range(ranks))
     if not found.ranks:
         raise UsageError(
-            f"the recording does not say which {found.size} ranks are in a group: record it with the plugin"
+            f"the recording does not say which {found.size} ranks are in a group: record the job with the plugin"
         )
     return tuple(sorted(found.ranks))
 
@@ -326,7 +324,7 @@ def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[
     ranks, operation = len(members), call.collective
     if operation is None:
         if call.peer is None:
-            raise UsageError("the recording does not say to whom its ranks sent: record it with the plugin")
+            raise UsageError("the recording does not have the peers of sends: record the job with the plugin")
         yield Post(call.operation, call.size_bytes, peer=order[call.peer])
         return
     if operation is Operation.SENDRECV:
@@ -335,10 +333,10 @@ def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[
         yield Post(PointToPoint.RECV, call.size_bytes, peer=members[at - 1])
         return
     if operation.irregular:
-        raise UsageError(f"the recording has {operation} without its blocks: how much goes to whom is unknown")
+        raise UsageError(f"the recording has {operation} without its block sizes: the bytes per peer are unknown")
     if operation.rooted and call.root is None:
         raise UsageError(
-            f"the recording does not say which rank is the root of a {operation}: record it with the plugin"
+            f"the recording does not say which rank is the root of a {operation}: record the job with the plugin"
         )
     dtype = _dtype(call.dtype) if operation.reduces else _BYTES
     unit = DTYPE_BYTES[dtype] * (ranks if operation.shares else 1)
@@ -425,7 +423,7 @@ class _Streams:
             if send.size_bytes != recv.size_bytes:
                 raise UsageError(
                     f"rank {rank} sends {format_size(send.size_bytes)} to rank {peer}, which expects "
-                    f"{format_size(recv.size_bytes)}: the ranks' steps do not fit together"
+                    f"{format_size(recv.size_bytes)}: the steps of the ranks do not match"
                 )
             self._open[rank].remove(send)
             self._open[peer].remove(recv)
@@ -441,8 +439,8 @@ class _Streams:
     def _stuck(self, place: _Place) -> str:
         group = ", ".join(map(str, self._members))
         return (
-            f"call {place[1] + 1} of rank {place[0]} ({_name(self._unit(place))}, group {group}) would wait for ever: "
-            "the ranks' steps do not fit together"
+            f"call {place[1] + 1} of rank {place[0]} ({_name(self._unit(place))}, group {group}) would wait forever: "
+            "the steps of the ranks do not match"
         )
 
 
@@ -464,8 +462,8 @@ def _check_alike(units: Sequence[tuple[int, Unit]]) -> None:
     for rank, other in others:
         if other.posts != one.posts:
             raise UsageError(
-                f"rank {first} calls {_name(one)} where rank {rank} of its group calls {_name(other)}: the ranks' "
-                "steps do not fit together"
+                f"rank {first} calls {_name(one)} where rank {rank} of its group calls {_name(other)}: the "
+                "steps of the ranks do not match"
             )
 
 

@@ -156,7 +156,7 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
     fit, ended = _fit(run.devices, k, out), outcome(run)
     ranking = evidence(run, fit)
     if ranking is None and k < len(fit):
-        raise UsageError("the run holds no pair: measure with 'collbench pairs' first")
+        raise UsageError("the run has no pair: measure with 'collbench pairs' first")
     if ranking is None or k == len(fit):
         choice = _all(run, fit, out, None if ranking is None else from_run(run, fit, ranking))
     else:

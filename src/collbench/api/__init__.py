@@ -82,7 +82,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     if job is not None:
         _check_job(job)
         if size is not None:
-            raise UsageError("job is replayed in its own sizes, size is of all-reduces: leave one out")
+            raise UsageError("job is replayed in its own sizes, and size is for all-reduces: leave one out")
     asked = SelectRequest(
         count=values.whole("k", k, least=1),
         backend="cuda",
@@ -142,17 +142,17 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
 
     _check_alone("measure")
     if not isinstance(command, str) or command not in requests.COMMANDS:
-        raise UsageError(f"{command!r} is no measurement: write one of {', '.join(requests.COMMANDS)}")
+        raise UsageError(f"{command!r} is not a measurement: write one of {', '.join(requests.COMMANDS)}")
     if command in _WITHOUT_DTYPE and (dtype, redop) != ("float32", "sum"):
-        raise UsageError(f"{command} has a type and a reduction of its own: leave out dtype and redop")
+        raise UsageError(f"{command} takes no dtype and no redop: leave out dtype and redop")
     if command == "latency" and sizes is not None:
-        raise UsageError("latency has a size of its own: leave out sizes")
+        raise UsageError("latency has fixed sizes: leave out sizes")
     if latency is not None and command not in COLLECTIVES:
         raise UsageError(f"{command} has no single launches: leave out latency, or measure a collective")
     config = checked_config(nccl_config or {})
     values.word("registration", registration, (*Registration, requests.EVERY_REGISTRATION))
     if command not in ("pairs", *COLLECTIVES) and (registration != "none" or config):
-        raise UsageError(f"{command} has memory and communicators of its own: leave out registration and nccl_config")
+        raise UsageError(f"{command} does not use registration or nccl_config: leave them out")
     uneven = parse_skew(values.word("skew", skew))
     if uneven is not None and command != Operation.ALLTOALLV:
         raise UsageError(f"{command} sends blocks of one size: leave out skew, or measure alltoallv")
@@ -203,7 +203,7 @@ def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
     if base.backend != new.backend:
         raise UsageError(f"a run of the {base.backend} backend and one of the {new.backend} backend cannot be compared")
     if isinstance(fail_below, bool) or not isinstance(fail_below, int | float) or not 0 <= fail_below < 1:
-        raise UsageError(f"fail_below={fail_below!r} is no ratio: write a number from 0 to below 1, such as 0.05")
+        raise UsageError(f"fail_below={fail_below!r} is not a ratio: write a number from 0 to below 1, such as 0.05")
     return compared(base, new, fail_below, None)
 
 
@@ -403,10 +403,10 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     cluster = None if fabric_cluster is None else os.fspath(values.path(fabric_cluster))
     saved = None if resume is None else values.path(resume)
     if saved is not None and ((size, budget, one_way) != ("512M", 75.0, False) or (seed, output) != (None, None)):
-        raise UsageError("resume goes on with a run's own size, budget, one_way, seed and file: leave them out")
+        raise UsageError("resume takes size, budget, one_way, seed and file from the run: leave them out")
     if is_simulated(values.word("backend", backend, ("auto", *BACKENDS))):
         if saved is not None:
-            raise UsageError("resume goes on with what was measured, and a simulation measures nothing")
+            raise UsageError("a simulation measures nothing, so there is nothing to resume")
         return surveying.survey_simulated(asked, cluster, chosen)
     if cluster is not None:
         raise UsageError(f"fabric_cluster={cluster!r} is simulated: add backend='sim'")
@@ -611,11 +611,11 @@ def train_command(words: Iterable[str]) -> Launch:
 
     given = values.several(words)
     if isinstance(words, str) or not given or not all(isinstance(word, str) for word in given):
-        raise UsageError(f"{words!r} is no list of words: write ['--auto-select', '2', 'train.py']")
+        raise UsageError(f"{words!r} is not a list of words: write ['--auto-select', '2', 'train.py']")
     _check_alone("train_command")
     arguments = split(given)
     if arguments.help:
-        raise UsageError("--help is for the command line: 'collbench train --help'")
+        raise UsageError("--help works only on the command line: 'collbench train --help'")
     return prepare(arguments)
 
 
@@ -627,7 +627,7 @@ def _check_run(given: object, what: str, call: str = "") -> None:
         advice = "collbench.load returns one"
         if isinstance(given, str | os.PathLike):
             advice = f"write collbench.{call or what}(collbench.load({os.fspath(given)!r}))"
-        raise UsageError(f"cannot {what} a {type(given).__name__}: it is no run; {advice}")
+        raise UsageError(f"cannot {what} a {type(given).__name__}: it is not a run; {advice}")
 
 
 def _check_job(given: object) -> None:
@@ -659,7 +659,7 @@ def _check_cuda_is_down() -> None:
     if user:
         raise UsageError(
             f"collbench.select came too late: {user} in this process, and CUDA reads CUDA_VISIBLE_DEVICES only when it "
-            "starts; call it before anything uses a GPU"
+            "starts; call select before anything uses a GPU"
         )
 
 

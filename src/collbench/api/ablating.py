@@ -76,8 +76,8 @@ def _plan(ablation: Ablation) -> str:
     if ablation.budget_seconds is None:
         return f"training {2 * ablation.repeats} times"
     return (
-        "training both in turn, three times or more, until their ratio is known to "
-        f"±{fixed(100 * ablation.precision)} % or {ablation.budget_seconds:.0f} s are spent"
+        "training both arms in turn, three times or more, until their ratio is known to "
+        f"±{fixed(100 * ablation.precision)} % or {ablation.budget_seconds:.0f} s have passed"
     )
 
 
@@ -85,9 +85,7 @@ def _check(arguments: AblateArguments, change: Change, notices: Notices) -> None
     """Raise UsageError for what cannot be compared here, before anything is started."""
     ablations.refuse_alike(change, os.environ)
     if find_launch(os.environ) is not None:
-        raise UsageError(
-            "ablate starts torchrun itself, many times: run it by itself, without torchrun, srun or mpirun"
-        )
+        raise UsageError("ablate starts torchrun itself, many times: run it without torchrun, srun or mpirun")
     if rendezvous.several_nodes(arguments.train, os.environ):
         raise UsageError(
             f"ablate compares on one node, and {'--nnodes' if arguments.train.has('--nnodes') else 'PET_NNODES'} names "
@@ -102,7 +100,7 @@ def _check(arguments: AblateArguments, change: Change, notices: Notices) -> None
 
 
 def _alone(what: str) -> UsageError:
-    return UsageError(f"{what} is one device, which has no links to compare: name two or more")
+    return UsageError(f"{what} is one device, and one device has no links to compare: name two or more")
 
 
 def _places(arguments: AblateArguments) -> tuple[Path, Path]:
@@ -147,7 +145,7 @@ def _choose(arguments: AblateArguments, notices: Notices) -> _Chosen:
             )
         if {device.uuid for device in others} == {device.uuid for device in chosen.devices}:
             raise UsageError(
-                f"--against {arguments.against} names the devices of the other arm: both would train alike"
+                f"--against {arguments.against} names the same devices as the other arm: both would train the same way"
             )
     binding = training.decide(train, chosen.run, chosen.members)
     if chosen.note:
@@ -221,8 +219,7 @@ def request_of(
     backend, _ = factory.resolve(asked.backend)
     if change.words and not capabilities(backend).nvml:
         raise UsageError(
-            f"the {backend} backend has no {', '.join(change.words)} that NCCL could go without: compare devices with "
-            "--against LIST"
+            f"the {backend} backend has no {', '.join(change.words)} to deny NCCL: compare devices with --against LIST"
         )
     if "nvlink" in change.words:
         notices.say(ablations.NVLINK_NOTE)
@@ -237,7 +234,7 @@ def _against(request: ReplayRequest, arguments: AblateArguments, against: str) -
     first = _named(present, arguments.train.devices, "--devices", ranks)
     others = _named(present, against, "--against", ranks)
     if {device.uuid for device in first} == {device.uuid for device in others}:
-        raise UsageError(f"--against {against} names the devices of the other arm: both would send alike")
+        raise UsageError(f"--against {against} names the same devices as the other arm: both would use the same links")
     return replaying.on_sets(request, [first, others])
 
 

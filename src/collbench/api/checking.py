@@ -64,7 +64,7 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
     """
     if expected is not None and len(run.devices) != expected:
         tags = ", ".join(device.tag for device in run.devices)
-        return f"{len(run.devices)} devices were checked ({tags}), and --expect says {expected}"
+        return f"{len(run.devices)} devices were checked ({tags}), --expect requires {expected}"
     from collbench.analysis.diagnose import coverage  # late: numpy
     from collbench.output import sentences
 

@@ -176,7 +176,7 @@ def as_of_now(
     """
     run = found.as_now(states)
     if allow_busy and run.measurements and not found.probed and someone_is_busy(run):
-        found = measured_now(wanted, "what others leave is not in a saved run: ", notices)
+        found = measured_now(wanted, "a saved run does not show what other processes use now: ", notices)
         run = found.as_now(states)
     return found, run
 

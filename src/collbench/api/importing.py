@@ -39,10 +39,10 @@ def import_job(
     called = [trace for trace in read if trace.calls]
     if any(trace.own for trace in called) and folding.own_numbers(called) is None:
         notices.say(
-            "no communicator has all ranks, so that ranks are numbered in the order of the files: are all of one job?"
+            "no communicator has all ranks, so ranks are numbered in file order: check that all files are of one job"
         )
     missing = job.world_size - len(job.ranks)
     if missing:
-        notices.say(f"{missing} of {job.world_size} ranks have no trace with a call here: name the files of all ranks")
+        notices.say(f"{missing} of {job.world_size} ranks have no trace with a call: name the files of all ranks")
     job_file.save(job, output, force=force)
     return job

@@ -66,19 +66,17 @@ def settle(choice: Choice, links: Run, request: ReplayRequest, notices: Notices)
 
     sets = job_choice.contenders(choice, len(links.devices))
     if len(sets) < 2:
-        notices.say(f"{request.job} is not replayed: no other set of {len(choice.members)} comes into question")
+        notices.say(f"{request.job} is not replayed: there is no other candidate set of {len(choice.members)}")
         return Settled(choice)
     done, used = _replayed(request, links, sets, notices)
     run = run_file.again(done.run)
     found = job_choice.contest(run, choice.members, used)
     if found is None:
-        raise NotTrusted(f"{request.job} failed on every finalist: nothing was chosen")
+        raise NotTrusted(f"{request.job} failed on every finalist: no set was chosen")
     shown = _shown(request, choice, found, run, links)
     for lost in shown.sets:
         if lost.failure:
-            notices.say(
-                f"{request.job} failed on {', '.join(lost.devices)}: {lost.failure}; the other finalists decide"
-            )
+            notices.say(f"{request.job} failed on {', '.join(lost.devices)}: {lost.failure}; choosing among the others")
     path = done.path if done.failure is None else None
     return Settled(job_choice.settle(choice, found, request.job, links), shown, path)
 
@@ -102,7 +100,7 @@ def _replayed(
         raise  # its text names the link
     except CollbenchError as error:
         raise error.reworded(
-            f"cannot replay {request.job} on the finalists: {error}; without --for bandwidth decides"
+            f"cannot replay {request.job} on the finalists: {error}; without --for, bandwidth decides"
         ) from error
 
 

@@ -57,7 +57,7 @@ def measure(
         except NotResumed as error:
             # A run file names no library to load: the user repeats --nccl.
             nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""
-            advice = f"{nccl}measure anew, without --resume"
+            advice = f"{nccl}measure again, without --resume"
             raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {advice}") from None
         notices.begun(session)
         try:

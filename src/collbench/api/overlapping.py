@@ -65,7 +65,7 @@ def parse_ctas(text: str) -> tuple[int, ...]:
     """Return numbers of thread blocks, each once: "1,2,4". Raises UsageError."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and 1 <= int(word[:4]) <= _MOST_CTAS for word in words):
-        raise UsageError(f"--ctas '{text}' is no list of numbers from 1 to {_MOST_CTAS}: write 1,2,4")
+        raise UsageError(f"--ctas '{text}' is not a list of numbers from 1 to {_MOST_CTAS}: write 1,2,4")
     return tuple(dict.fromkeys(map(int, words)))
 
 
@@ -82,7 +82,7 @@ def request_of(asked: OverlapOptions, words: Sequence[str], notices: Notices = S
     """Return what the options ask for; the command line is `words`, for people. Raises UsageError."""
     launch = find_launch(os.environ)
     if launch is not None:
-        raise UsageError(f"overlap starts a process for each GPU itself: run it without {launch.launcher}")
+        raise UsageError(f"overlap starts one process per GPU itself: run it without {launch.launcher}")
     if asked.operation not in OPERATIONS:
         raise UsageError(f"overlap cannot run {asked.operation}: choose from {', '.join(OPERATIONS)}")
     check_fabric(asked.backend, asked.fabric)
@@ -129,7 +129,7 @@ class Overlapping(WorkerSession[OverlapBackend]):
         return run
 
     def _measure(self, opened: OverlapOpened, saved: Callable[[], None]) -> None:
-        with self._notices.progress(f"measuring {self._request.operation} beside compute") as progress:
+        with self._notices.progress(f"measuring {self._request.operation} overlapping compute") as progress:
             bench.measure(self._request, opened, self.run, saved, progress)
 
 

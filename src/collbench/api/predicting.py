@@ -59,21 +59,20 @@ class PredictRequest:
     def check(self) -> None:
         """Raise UsageError for what contradicts itself, before any file is read."""
         if (self.model is None) == (self.params is None):
-            raise UsageError("which network? write either --model gpt2 or --params 124M")
+            raise UsageError("name one network: write either --model gpt2 or --params 124M")
         if self.layers is not None and self.model is not None:
-            raise UsageError(f"--layers is for --params: {self.model} has its own; leave one out")
+            raise UsageError(f"--layers is only for --params: {self.model} has a fixed number; leave one out")
         if self.on_best and self.step_seconds is None:
-            raise UsageError("--timed-on best says where a step was timed: add --step-time 22ms")
+            raise UsageError("--timed-on best needs the time of a step: add --step-time 22ms")
         if self.gpu_seconds is not None and self.step_seconds is None:
-            raise UsageError("--gpu-time is the GPU's part of a step: add --step-time 22ms")
+            raise UsageError("--gpu-time is the GPU's part of the step time: add --step-time 22ms")
         if self.host_phases is not None and self.gpu_seconds is None:
             raise UsageError("--host-phases divides a step in which the GPU waits for the host: add --gpu-time 15ms")
         if self.gpu_seconds is not None and self.step_seconds is not None and self.gpu_seconds > self.step_seconds:
             raise UsageError(
                 f"--gpu-time {fixed(1e3 * self.gpu_seconds)}ms is more than --step-time "
                 f"{fixed(1e3 * self.step_seconds)}ms, and "
-                "no step is shorter than the GPU's own time: leave --gpu-time out where the GPU does not wait for the "
-                "host"
+                "a step is never shorter than its GPU time: leave --gpu-time out if the GPU does not wait for the host"
             )
 
 
@@ -104,7 +103,7 @@ def predict(runs: Named, asked: PredictRequest, overlaps: Named | None = ()) -> 
         strategies = tuple(name for name in strategies if name != "hsdp")  # it cannot be asked for without its shards
     gpus = _counts(evidence) if asked.gpus is None else tuple(sorted(set(asked.gpus)))
     if asked.on_best and len(gpus) != 1:
-        raise UsageError("--timed-on best is one measured step: say on how many GPUs, with --gpus 2")
+        raise UsageError("--timed-on best is one measured step: add its number of GPUs, such as --gpus 2")
     question = Question(
         network=network if asked.head_share is None else network.with_head(asked.head_share),
         strategies=strategies,

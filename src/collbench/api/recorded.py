@@ -33,8 +33,8 @@ def places_of(job: Job, run: Run, devices: str | None = None) -> dict[int, int]:
         chosen = visible_devices.select(run.devices, devices)
         if len(chosen) != job.world_size:
             raise UsageError(
-                f"--devices names {len(chosen)} devices, and the job has {job.world_size} ranks: a record cannot be "
-                "cut to fewer or grown to more"
+                f"--devices names {len(chosen)} devices, and the job has {job.world_size} ranks: "
+                "name one device per rank"
             )
         return {rank: run.devices.index(device) for rank, device in enumerate(chosen)}
     positions = {device.index: position for position, device in enumerate(run.devices)}
@@ -47,7 +47,7 @@ def places_of(job: Job, run: Run, devices: str | None = None) -> dict[int, int]:
     missing = sorted(index for index in indices.values() if index is not None and index not in positions)
     if missing:
         raise UsageError(
-            f"the job ran on device {missing[0]}, which the run lacks: name the run's in the order of the ranks, with "
+            f"the job ran on device {missing[0]}, which the run lacks: name devices of the run in rank order, with "
             "--devices"
         )
     return {rank: positions[index] for rank, index in indices.items() if index is not None}
@@ -63,7 +63,7 @@ def report(job: Job, rank: int | None = None, runs: Named = (), overlaps: Named 
     from collbench.output.text.frame import sim
 
     if rank is not None and not 0 <= rank < job.world_size:
-        raise UsageError(f"--rank {rank} is none of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
+        raise UsageError(f"--rank {rank} is not one of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
     chosen = runs or _newest(job)
     alone: dict[int, float] = {}
     concurrent: dict[int, float] = {}
@@ -79,8 +79,8 @@ def report(job: Job, rank: int | None = None, runs: Named = (), overlaps: Named 
         raise UsageError("--overlap needs a run of the isolated calls: add --run RUN.JSON")
     found = judged(job, rank, alone, concurrent)
     if found is None:
-        which = "no rank" if rank is None else f"rank {rank}"
-        raise UsageError(f"{which} of the job sent a collective that was recorded: there is nothing to show")
+        which = "any rank" if rank is None else f"rank {rank}"
+        raise UsageError(f"the job has no recorded collective of {which}: there is nothing to show")
     return found, "".join(sim(run) for _, run in chosen[:1]) + ", ".join(name for name, _ in chosen)
 
 

@@ -26,9 +26,9 @@ _DOING = "save the job"
 # Why calls have no GPU time, by the word of streams.Lack.
 _NO_TIME = {
     "missing": "NCCL reported no end of them",
-    "implausible": "what NCCL reported cannot be so",
-    "self": "after a send to the own rank NCCL reports the times of other calls",
-    "captured": "they run when their CUDA graph does",
+    "implausible": "the times that NCCL reported are impossible",
+    "self": "NCCL reports wrong times after a send from a rank to itself",
+    "captured": "they are in a CUDA graph, which launches them later",
 }
 
 
@@ -114,19 +114,19 @@ def merge(
 def _findings(merged: Merged) -> Iterator[str]:
     """Yield a notice for each thing that an incomplete recording lacks."""
     if merged.others:
-        yield f"{merged.others} other stream(s) are of another job of this command: the one that sent most is kept"
+        yield f"{merged.others} other stream(s) are of other jobs of this command: only the job that sent most is kept"
     if merged.missing:
         shown = ", ".join(map(str, merged.missing[:8])) + (", …" if len(merged.missing) > 8 else "")
         yield f"{len(merged.missing)} of {merged.job.world_size} ranks left no stream: {shown}"
     cut = [rank.rank for rank in merged.job.ranks if rank.ending is Ending.CUT_OFF]
     if cut:
-        yield f"{len(cut)} of {len(merged.job.ranks)} ranks were killed: their calls are there up to then"
+        yield f"{len(cut)} of {len(merged.job.ranks)} ranks were killed: their calls are recorded until then"
     dropped = sum(rank.dropped for rank in merged.job.ranks)
     if dropped:
-        yield f"{dropped} calls are missing: the recorder's memory for each rank was full, or a call is unknown"
+        yield f"{dropped} calls are missing: a rank's recorder memory was full, or a call is of an unknown kind"
     if merged.too_old:
         nccl = " ".join(["this NCCL", *[f"({merged.job.nccl})"] * bool(merged.job.nccl)])
-        yield f"no GPU times: {nccl} has none for a plugin, 2.27 has: {recording.INSTEAD}"
+        yield f"no GPU times: {nccl} does not give them to a plugin, 2.27 or newer does: {recording.INSTEAD}"
     if merged.lacks:
         reasons = "; ".join(f"{merged.lacks[why]:,}: {words}" for why, words in _NO_TIME.items() if why in merged.lacks)
         yield f"{sum(merged.lacks.values()):,} of NCCL's calls have no GPU time ({reasons})"
@@ -143,8 +143,8 @@ def _say_failures(folder: Path, notices: Notices) -> None:
 
 def _nothing(streams: int) -> str:
     if streams:
-        return "nothing was recorded: NCCL loaded the plugin, and no rank sent anything to another one"
+        return "nothing was recorded: NCCL loaded the plugin, but no rank sent data to another rank"
     return (
-        "nothing was recorded: no NCCL loaded the plugin. The job made no communicator of two ranks, or its NCCL is "
+        "nothing was recorded: no NCCL loaded the plugin. The job created no communicator of two ranks, or its NCCL is "
         f"older than 2.23 or cannot load libraries: {recording.INSTEAD}"
     )

@@ -62,7 +62,7 @@ def request_of(
     """
     launch = find_launch(os.environ)
     if launch is not None:
-        raise UsageError(f"replay starts a process for each GPU itself: run it without {launch.launcher}")
+        raise UsageError(f"replay starts one process per GPU itself: run it without {launch.launcher}")
     check_fabric(asked.backend, asked.fabric)
     wanted = asked.ranks
     if asked.devices is not None:
@@ -113,17 +113,17 @@ def _check_backend(backend: Capabilities, asked: ReplayOptions, schedule: Schedu
     """Raise UsageError for what this backend cannot replay."""
     name = backend.name
     if asked.without and not backend.nvml:
-        raise UsageError(f"the {name} backend has no P2P that NCCL could go without: leave out --without")
+        raise UsageError(f"the {name} backend has no P2P to deny NCCL: leave out --without")
     for name in _settings(asked.without):
         if os.environ.get(name):
-            raise UsageError(f"{name} is set for both arms: unset it, or leave out --without")
+            raise UsageError(f"{name} is already set, so both arms would use it: unset it, or leave out --without")
     if asked.registration is not Registration.NONE and not backend.nvml:
         raise UsageError(f"the {name} backend registers no memory: leave out --registration")
     posts = {post for units in schedule.ranks for unit in units for post in unit.posts}
     for post in posts if backend.gloo else ():
         if post.reduction == "avg" or post.dtype.startswith("float8"):
             what = "by avg" if post.reduction == "avg" else post.dtype
-            raise UsageError(f"gloo reduces no {what}, as the job does: replay it on GPUs")
+            raise UsageError(f"gloo cannot reduce {what} as the job does: replay it on GPUs")
 
 
 class Replaying(WorkerSession[ReplayBackend]):
@@ -154,8 +154,8 @@ def _opened(request: ReplayRequest) -> ReplayOpened:
         if len(devices) == ranks or (request.devices is None and len(devices) > ranks):
             return devices[:ranks]
         raise UsageError(
-            f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name as many --devices as it "
-            "has ranks, or fewer, where all of its groups hold all ranks"
+            f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name one of --devices "
+            "per rank, or fewer if every group of the job has all ranks"
         )
 
     if capabilities(request.backend).simulated:

@@ -102,7 +102,7 @@ def _resumed(command: str, asked: MeasureOptions, file: Path) -> Request:
     run = run_file.load(file)
     name, fabric = run.settings.command_name, asked.fabric
     if not name:
-        raise UsageError(f"{file} was measured by no command of collbench: its options cannot be taken from it")
+        raise UsageError(f"{file} was not measured by a collbench command: it has no options to resume with")
     if name != command:
         raise UsageError(f"{file} was measured by 'collbench {name}': write 'collbench {name} --resume {file}'")
     if fabric is None and run.settings.fabric:
@@ -110,7 +110,7 @@ def _resumed(command: str, asked: MeasureOptions, file: Path) -> Request:
 
         fabric = run.settings.fabric
         if fabric not in names():
-            raise UsageError(f"{file} was measured on the machine in {fabric}: add --fabric {fabric} to have it read")
+            raise UsageError(f"{file} was measured on the machine in {fabric}: add --fabric {fabric}")
     return requested(run, asked.nccl, fabric)
 
 
@@ -225,7 +225,7 @@ def parse_skew(text: str) -> Skew | None:
         if not 0 <= exponent <= LARGEST_EXPONENT:
             raise UsageError(f"--skew {text}: write an exponent from 0 to {LARGEST_EXPONENT}, as zipf:1.2")
         if colon and _SEED.fullmatch(seed) is None:
-            raise UsageError(f"--skew {text}: '{seed}' is no seed: write a whole number, as zipf:1.2:7, or none")
+            raise UsageError(f"--skew {text}: '{seed}' is not a seed: write a whole number, as in zipf:1.2:7")
         return Skew(SkewKind.ZIPF, exponent, int(seed or 0)) if exponent else None
     return Skew(SkewKind.MATRIX, matrix=_read_matrix(text))
 
@@ -234,7 +234,7 @@ def _read_matrix(name: str) -> Blocks:
     try:
         lines = Path(name).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(
             f"--skew {name} is not uniform or zipf:EXPONENT, and no matrix can be read from it: {reason}"
         ) from error
@@ -245,7 +245,7 @@ def _read_matrix(name: str) -> Blocks:
         if len(row) != len(rows):
             raise UsageError(f"--skew {name}: row {number} of {len(rows)} has {len(row)} values: write a square matrix")
     if not any(map(any, rows)):
-        raise UsageError(f"--skew {name}: nothing is sent: no value has the 16 bytes of the smallest block")
+        raise UsageError(f"--skew {name}: no value reaches 16 bytes, the smallest block: nothing would be sent")
     return tuple(rows)
 
 
@@ -255,5 +255,5 @@ def _block_bytes(name: str, word: str) -> int:
     except ValueError:
         value = math.nan
     if not 0 <= value < 2**62:  # not a number is none of these
-        raise UsageError(f"--skew {name}: '{word}' is no number of bytes: write 0 or more")
+        raise UsageError(f"--skew {name}: '{word}' is not a number of bytes: write 0 or more")
     return int(value) // BLOCK_UNIT * BLOCK_UNIT

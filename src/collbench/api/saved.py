@@ -19,7 +19,7 @@ def runs(limit: int | None = None, notices: Notices = SILENT) -> tuple[SavedRun,
     Files that are no readable run are left out; a notice names the first of them. Reading a run takes 0.1 s.
     """
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise UsageError(f"limit={limit!r} is no number of runs: write a whole number from 1")
+        raise UsageError(f"limit={limit!r} is not a number of runs: write a whole number from 1")
     found = saved_runs.believed()
     if found.ignored:
         notices.say(found.ignored)
@@ -36,7 +36,7 @@ def newest(notices: Notices = SILENT, *, of_links: bool = False) -> Path:
         notices.say(found.ignored)
     files = [path for path in found.files if not of_links or CommandKind.of(saved_runs.command_of(path)).of_links]
     if not files:
-        raise UsageError("no run is saved: name a run file, or measure with 'collbench pairs' first")
+        raise UsageError("there is no saved run: name a run file, or measure with 'collbench pairs' first")
     notices.say(f"the newest saved run, {files[0]}")
     return files[0]
 

@@ -75,20 +75,17 @@ class SelectRequest:
         check_fabric(self.backend, self.fabric)
         if self.fabric is not None and (self.run is not None or self.topology is not None):
             raise UsageError(
-                f"--fabric {self.fabric} is simulated and measured, a run file and --topology take the place of "
-                "measuring: leave one out"
+                f"--fabric {self.fabric} simulates a measurement; a run file or --topology replaces it: leave one out"
             )
         if self.topology is not None and (self.run is not None or self.fresh or self.elsewhere):
-            raise UsageError(
-                "--topology reads only labels; a run file, --fresh and --elsewhere are about runs: leave one out"
-            )
+            raise UsageError("--topology uses only labels, a run file, --fresh and --elsewhere use runs: leave one out")
         if self.run is not None and self.fresh:
-            raise UsageError(f"{self.run} is a saved run and --fresh ignores them: leave one out")
+            raise UsageError(f"{self.run} is a saved run, and --fresh ignores saved runs: leave one out")
         if self.elsewhere and self.run is None:
             raise UsageError("--elsewhere needs the run of the other machine: write select K RUN.JSON --elsewhere")
         if self.verify and (self.topology is not None or self.elsewhere):
             raise UsageError(
-                "--verify measures this machine, --topology and --elsewhere speak of others: leave one out"
+                "--verify measures this machine, --topology and --elsewhere describe another one: leave one out"
             )
         if self.job is not None:
             self._check_job()
@@ -97,7 +94,7 @@ class SelectRequest:
 
     def _check_job(self) -> None:
         if self.topology is not None or self.elsewhere:
-            raise UsageError("--for replays on this machine, --topology and --elsewhere speak of others: leave one out")
+            raise UsageError("--for replays here, --topology and --elsewhere describe another machine: leave one out")
         if self.verify is not None:
             raise UsageError("--for replays the job on the finalists, --verify measures all-reduces: leave one out")
         if self.nccl is not None:
@@ -118,7 +115,7 @@ class Selected:
         if self.status:
             failed, count = "; ".join(self.selection.failed), len(self.selection.devices)
             advice = "leave them out with --exclude, or see the reasons with --format text"
-            raise NotTrusted(f"every set of {count} includes what failed ({failed}): {advice}", self.status)
+            raise NotTrusted(f"every set of {count} includes a failure ({failed}): {advice}", self.status)
         return self.selection
 
 
@@ -185,7 +182,7 @@ def _wanted(asked: SelectRequest) -> Wanted:
     backend, why = factory.resolve(asked.backend)
     if why is not None:
         raise MachineError(
-            f"no GPU to choose: {why}; write RUN.JSON --elsewhere or --topology FILE to judge another machine, or "
+            f"no GPU to choose from: {why}; write RUN.JSON --elsewhere or --topology FILE to judge another machine, or "
             "--backend host for CPU cores"
         )
     return Wanted(
@@ -207,12 +204,12 @@ def _evidence(asked: SelectRequest, wanted: Wanted, notices: Notices) -> Evidenc
     else:
         present, count = factory.present_devices(wanted.backend), asked.count
     if not present:
-        raise MachineError("no GPU to choose: CUDA shows none to this process; see nvidia-smi and CUDA_VISIBLE_DEVICES")
+        raise MachineError("no GPU to choose from: CUDA shows none; see nvidia-smi and CUDA_VISIBLE_DEVICES")
     excluded = _excluded(asked, present)
     left = tuple(device for position, device in enumerate(present) if position not in excluded)
     if count > len(left):
         tags = ", ".join(device.tag for device in left) or "none"
-        raise UsageError(f"{count} is more than the {len(left)} that may be chosen here ({tags}): ask for fewer")
+        raise UsageError(f"{count} is more than the {len(left)} available here ({tags}): ask for fewer")
     if count == len(present) and asked.run is None:
         return evidence.nothing_to_compare(wanted.backend, present, wanted.fabric)
     return evidence.find(wanted, present, notices)
@@ -310,7 +307,7 @@ def measure_finalists(asked: FinalistRequest, notices: Notices) -> tuple[Run, Pa
     except DataCorruption:
         raise  # its text names the link
     except CollbenchError as error:
-        raise error.reworded(f"cannot measure the finalists: {error}; --no-verify answers by prediction") from error
+        raise error.reworded(f"cannot measure the finalists: {error}; --no-verify chooses by prediction") from error
     run = run_file.again(found.run)
     if status := outcome(run).status:
         from collbench.output.text.frame import headline

@@ -71,7 +71,7 @@ class NodesRequest:
         if self.gpus is not None and self.count is None:
             raise UsageError("--gpus chooses GPUs of the chosen nodes: add --select M")
         if self.rails and gpus < 2:
-            raise UsageError("--rails compares GPUs of a node: start two ranks or more on each")
+            raise UsageError("--rails compares GPUs of a node: start two or more ranks on each node")
         if self.gpus is not None and self.gpus > gpus:
             raise UsageError(f"--gpus {self.gpus} of {gpus} on each node: choose 1 to {gpus}")
 
@@ -103,7 +103,7 @@ def plan(nodes: int, gpus: int, size_bytes: int) -> tuple[Phase, ...]:
     from collbench.bench.nodes import estimate  # late: numpy
 
     if nodes < 2 or gpus < 1:
-        raise UsageError(f"{nodes} nodes of {gpus} GPUs are no cluster: it has two nodes or more")
+        raise UsageError(f"{nodes} nodes of {gpus} GPUs are not a cluster: a cluster has two nodes or more")
     return estimate(nodes, gpus, size_bytes, ASSUMED_GBS)
 
 
@@ -119,9 +119,9 @@ def survey_simulated(asked: NodesRequest, cluster_name: str | None, seed: int | 
     from collbench.sim.cluster import allreduce_busbw, best_bound
 
     if asked.switches is not None:
-        raise UsageError("--switches is for real nodes: a simulated cluster's file says whether its own are reported")
+        raise UsageError("--switches is for real nodes: the file of a simulated cluster has its switches")
     if asked.rails:
-        raise UsageError("--rails is for real nodes: the simulation has no single rails")
+        raise UsageError("--rails is for real nodes: the simulation has no rails")
     cluster, seed = _cluster(cluster_name), new_seed() if seed is None else seed
     if cluster.nodes < 2:
         raise UsageError("a cluster of one node has no pair to measure")
@@ -176,7 +176,7 @@ def resumed(asked: NodesRequest, request: Request) -> NodesRequest:
     Raises UsageError for a request that no command `nodes` made.
     """
     if not request.sizes or request.budget_seconds is None or not request.collectives:
-        raise UsageError("--resume: the file does not say what was asked of the nodes: measure anew, without --resume")
+        raise UsageError("--resume: the file does not have the options of the run: measure again, without --resume")
     one_way = request.collectives[0].operation is Operation.BROADCAST
     return replace(asked, size_bytes=request.sizes[0], budget_seconds=request.budget_seconds, one_way=one_way)
 
@@ -217,7 +217,7 @@ def survey_launch(
                 writer = RunWriter(run, path, notices.say, resumed=previous.stood, journal=previous.journal)
             return _survey(asked, opened, world, run, writer, notices)
         except KeyboardInterrupt as error:
-            goes_on = f"; 'collbench nodes --resume {path}' goes on" if path is not None and path.is_file() else ""
+            goes_on = f"; 'collbench nodes --resume {path}' continues" if path is not None and path.is_file() else ""
             raise Interrupted(f"interrupted: the nodes were not judged{goes_on}") from error
 
 
@@ -235,7 +235,7 @@ def _same_run(previous: Previous, opened: Opened) -> Run:
     from collbench.output.stale_runs import unfit
 
     then, now = previous.run.devices, opened.backend.devices()
-    anew = "start the same hosts, or measure anew, without --resume"
+    anew = "start the same hosts, or measure again, without --resume"
     hosts = [dict.fromkeys(device.host for device in devices) for devices in (then, now)]
     gone, new = (compressed([host for host in one if host not in other]) for one, other in (hosts, hosts[::-1]))
     differ = [f"{names} {what}" for names, what in ((gone, "missing"), (new, "new")) if names]
@@ -246,7 +246,7 @@ def _same_run(previous: Previous, opened: Opened) -> Run:
             what = f"rank {rank} was {old.tag} ({old.uuid}) and is {found.tag} ({found.uuid})"
             raise RunFileError(f"{previous.path} was measured by ranks in another order: {what}; {anew}")
     if len(then) != len(now):
-        raise RunFileError(f"{previous.path} was measured by {len(then)} ranks, and here are {len(now)}; {anew}")
+        raise RunFileError(f"{previous.path} was measured by {len(then)} ranks, and this run has {len(now)}; {anew}")
     try:
         return taken_up(previous, opened, [])
     except NotResumed as error:
@@ -274,7 +274,7 @@ def _survey(
     left = len(pairs.names) - len(pairs.lost())
     choice = choose_nodes(done.judgement, asked.count, known) if asked.count and asked.count <= left else None
     if asked.count and choice is None:
-        notices.say(f"--select {asked.count}: no choice, for {left} of {len(pairs.names)} nodes are left")
+        notices.say(f"--select {asked.count}: no choice: only {left} of {len(pairs.names)} nodes are left")
     gone = [*world.unknown, *world.lost().values()]
     kinds = ", ".join(dict.fromkeys(device.name for device in run.devices))
     origin = Origin(

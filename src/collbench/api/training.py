@@ -79,7 +79,7 @@ def _check(arguments: TrainArguments) -> str | None:
 # Which devices are chosen, and why the others are not.
 
 
-_MIG = "in MIG mode, whose instances cannot talk P2P"
+_MIG = "in MIG mode, whose instances have no P2P"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
         choice = choose_of(run, k, allow_busy=arguments.allow_busy)
     choice = settle(choice, run)
     if choice.failed:
-        advice = "nothing was started; --devices takes devices all the same"
+        advice = "nothing was started; --devices uses devices in spite of this"
         failed = sentences.device_sets(choice.failed, run.devices)
         what = f"{failed} with a rate above the limit" if choice.failed == choice.impossible else f"failed {failed}"
         raise NotTrusted(f"every set of {k} includes {what}: {advice}", outcome(run).status)
@@ -126,7 +126,7 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
         return Chosen(
             devices, sentences.reason(choice, run.devices), chosen_from.source, run, choice.members, _left_out(out)
         )
-    why = "all that were not excluded" if arguments.exclude else "all there are"
+    why = "all that are not excluded" if arguments.exclude else "all available"
     return Chosen(devices, why, chosen_from.source, note=_left_out(_barred(found, ()) + _lost(found)))
 
 
@@ -159,7 +159,7 @@ def _by_hand(words: str, found: Present) -> Chosen:
         raise UsageError(f"{', '.join(cut)} cannot train with others: {_MIG}: choose others, or turn MIG mode off")
     run = evidence.nothing_to_compare(found.backend, devices).as_now(found.states)
     wrong = [(devices[one.member], sentences.left_out(one)) for one in left_out(run)]
-    note = f"taken all the same: {torchrun.against(wrong)}" if wrong else ""
+    note = f"used anyway: {torchrun.against(wrong)}" if wrong else ""
     return Chosen(devices, "chosen by hand", "--devices", note=note)
 
 
@@ -238,7 +238,7 @@ def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -
     found = [one for one in bindings(run) if one.member in members]
     wrong = [one for one in found if one.agrees is False]
     if wrong:
-        return Decision(words=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} suits it")
+        return Decision(words=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} fits it")
     if len(found) < len(members) or not all(one.agrees for one in found):
         return Decision()
     nodes = {run.devices[one.member].pci_bus_id: one.best[0] for one in found}
@@ -256,5 +256,5 @@ def _forbidden(nodes: dict[str, int]) -> str:
         if node not in usable:
             return f"this process may not use node {node}"
         if numa.node_of(pci_bus_id) != node:
-            return f"the kernel does not say that {pci_bus_id} is on node {node}, and torchrun asks it"
+            return f"torchrun asks the kernel, which does not report that {pci_bus_id} is on node {node}"
     return ""

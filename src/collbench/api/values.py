@@ -28,7 +28,7 @@ def flag(name: str, given: object) -> bool:
 def whole(name: str, given: object, least: int = 0) -> int:
     """Return a whole number from `least` on."""
     if not isinstance(given, int) or isinstance(given, bool) or given < least:
-        raise UsageError(f"{name}={given!r} is no whole number from {least}")
+        raise UsageError(f"{name}={given!r} is not a whole number from {least}")
     return given
 
 
@@ -37,7 +37,7 @@ def number(name: str, given: object, below: float | None = None) -> float:
     good = isinstance(given, int | float) and not isinstance(given, bool) and given > 0
     if not good or (below is not None and isinstance(given, int | float) and given >= below):
         limit = "" if below is None else f" and below {fixed(below)}"
-        raise UsageError(f"{name}={given!r} is no number above 0{limit}")
+        raise UsageError(f"{name}={given!r} is not a number above 0{limit}")
     return float(given)  # type: ignore[arg-type]
 
 
@@ -71,13 +71,13 @@ def listed(name: str, given: object) -> str:
             raise UsageError(f"{name} has {one!r}, which is neither a number nor a word")
         words.append(str(one))
     if not words:
-        raise UsageError(f"{name}={given!r} is empty: leave it out for all")
+        raise UsageError(f"{name}={given!r} is empty: leave it out to use all")
     return ",".join(words)
 
 
 def excluded(given: object) -> str | None:
     """Return indices and UUIDs of a list, with commas between them; None for none."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise UsageError(f"exclude={given!r} is no list of GPUs: write [0, 3], or a list of UUIDs")
+        raise UsageError(f"exclude={given!r} is not a list of GPUs: write [0, 3], or a list of UUIDs")
     gpus = list(given)
     return listed("exclude", gpus) if gpus else None

@@ -42,7 +42,7 @@ def task_of(step: Step) -> Task:
     if missing := HOST.lacks(step.operation):
         raise UsageError(f"the host backend cannot time {step.operation}: {missing}")
     if not step.work.verifiable:
-        raise UsageError(f"gloo does {step.operation} out of place only: leave out what asks for in place")
+        raise UsageError(f"gloo does {step.operation} out of place only: leave out the option for in place")
     if step.dtype not in DTYPE_BYTES:
         raise UsageError(f"gloo has no {step.dtype}: choose one of {', '.join(DTYPE_BYTES)}")
     if step.operation.reduces and step.redop not in REDOPS:
@@ -69,12 +69,12 @@ def _count(step: Step) -> int:
     count, rest = divmod(step.size_bytes, width)
     if rest or not count:
         raise UsageError(
-            f"{step.size_bytes} B is no whole number of {step.dtype} elements: use a multiple of "
+            f"{step.size_bytes} B is not a whole number of {step.dtype} elements: use a multiple of "
             f"{width} B, or --dtype uint8"
         )
     ranks = len(step.groups[0])
     if step.operation.shares and count % ranks:
-        raise UsageError(f"{step.size_bytes} B is no whole block of {step.dtype} for each of {ranks} ranks")
+        raise UsageError(f"{step.size_bytes} B is not a whole block of {step.dtype} for each of {ranks} ranks")
     return count
 
 

@@ -81,7 +81,7 @@ def _segments(task: Task, position: int, members: int) -> Iterator[Segment]:  # 
         case "gather":
             yield from (Segment((sender,), 0, sender * block, block) for sender in everyone if position == root)
         case unknown:
-            raise ValueError(f"it is not defined what {unknown} delivers: its data cannot be verified")
+            raise ValueError(f"the expected data of {unknown} is not defined: it cannot be verified")
 
 
 # What the gloo parent and its workers say to each other, and what gloo can reduce. Free of torch.

@@ -263,7 +263,7 @@ class Supervised:
     @property
     def _live(self) -> Child:
         if self._child is None:
-            raise BackendError("the GPU worker is not running any more: measure again")
+            raise BackendError("the GPU worker is no longer running: measure again")
         return self._child
 
     def _receive(self, doing: str) -> object:
@@ -338,7 +338,7 @@ class Supervised:
             self._failed_starts, self._last_failure = self._failed_starts + 1, error
         if self._opening is not None and self._opening.world is not None:
             failed = PeerLost if isinstance(error, PeerLost) else BackendError
-            text = f"rank {self._opening.world.rank} cannot go on: {error}"
+            text = f"rank {self._opening.world.rank} cannot continue: {error}"
             raise failed(text, failure=replace(error.failure, rank=self._opening.world.rank)) from error
         return error if isinstance(error, StepFailed) else StepFailed(str(error), failure=error.failure)
 

@@ -118,7 +118,7 @@ class Messages:
                 fresh = self._of(self._rank, number, 0, count)
                 expected = torch.cat([self._of(rank, number, own, block) for rank in range(self._ranks)])
             case unknown:
-                raise RuntimeError(f"it is not defined what {unknown} delivers: its data cannot be verified")
+                raise RuntimeError(f"the expected data of {unknown} is not defined: it cannot be verified")
         received = torch.empty_like(expected)
         in_place = self._operation in (Operation.ALLREDUCE, Operation.BROADCAST)
         return Slot(received if in_place else fresh.clone(), received, fresh, expected)

@@ -109,7 +109,7 @@ def silence(workers: Sequence[TorchProcess], seconds: float) -> BackendError:
     said, devices = first.last_line(), tuple(worker.rank for worker in workers)
     return BackendError(
         f"no answer within {seconds:.0f} s from the {first.kind}s {first.at}s {numbers}, still running and now killed; "
-        f"the first one's last words: {said or _NO_WORDS}",
+        f"last output of the first: {said or _NO_WORDS}",
         failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, devices, seconds=seconds, detail=said),
     )
 

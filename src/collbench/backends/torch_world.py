@@ -121,7 +121,7 @@ class TorchWorld:
         if self._lost is not None:
             raise self._lost
         if not self._workers:
-            raise BackendError(f"the workers of {self._command} are gone: an earlier request failed")
+            raise BackendError(f"the workers of {self._command} have exited: an earlier request failed")
         try:
             for worker, request in zip(self._workers, requests, strict=True):
                 try:

@@ -80,9 +80,9 @@ def estimate(nodes: int, gpus: int, size_bytes: int, gbs: float) -> tuple[Phase,
     """Return what a survey of `nodes` × `gpus` does, with times. `gbs` is what a healthy pair of nodes carries."""
     each = round_seconds(nodes, gpus, size_bytes, gbs)
     return (
-        Phase("ranks meet, NCCL's world starts", 1, start_seconds(nodes, gpus)),
+        Phase("ranks connect, NCCL starts", 1, start_seconds(nodes, gpus)),
         Phase("rounds at random, or within and between leaves", SCREENING, each),
-        Phase("rounds where it looks suspicious, about", TARGETED, each),
+        Phase("rounds on suspect nodes, about", TARGETED, each),
     )
 
 
@@ -485,7 +485,7 @@ def judged_without(
         if {one.first, one.second} <= set(kept)
     ]
     if not rest:
-        raise BackendError("no pair of the nodes that are left was measured: start them again without the lost ones")
+        raise BackendError("no pair of the remaining nodes was measured: start them again without the lost nodes")
     levels = [
         Switches(level.names, tuple(tuple(place[node] for node in some if node in place) for some in level.members))
         for level in known

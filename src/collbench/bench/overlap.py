@@ -264,9 +264,9 @@ class _Unmeasured(Exception):
     """A data point whose times would mean nothing; the text says why."""
 
 
-_UNCOVERED = "the collective and the compute never covered each other: take a larger size, or smaller compute"
+_UNCOVERED = "the collective and the compute never overlapped: use a larger size or smaller compute"
 _UNQUEUED = (
-    "the host was too slow to queue the work before the GPUs began it: free some CPU cores, or take longer compute "
+    "the host was too slow to queue the work before the GPUs started it: free some CPU cores, or use longer compute "
     "(--compute gemm:8192)"
 )
 
@@ -376,8 +376,8 @@ def _verified(found: Overlap, ranks: Sequence[RankTimes]) -> None:
             what = f"{times.wrong} elements of {found.work}" if times.wrong else "the result of the compute"
             by_rank = (rank, *(other for other in range(len(ranks)) if other != rank))
             raise DataCorruption(
-                f"{what} of {found.size_bytes} B beside {found.compute} on rank {rank}: wrong data; do not trust this "
-                "machine, run 'collbench check'",
+                f"{what} of {found.size_bytes} B overlapping {found.compute} on rank {rank}: wrong data; do not trust "
+                "this machine, run 'collbench check'",
                 WrongData(found.work, found.size_bytes, by_rank, times.wrong or times.wrong_compute),
             )
 

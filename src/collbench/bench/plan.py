@@ -498,7 +498,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         if missing := capabilities(request.backend).lacks(work.operation):
             raise UsageError(f"the {request.backend} backend cannot time {work.operation}: {missing}")
         if work.variant is Variant.IN_PLACE and work.operation.collective.in_place is InPlace.NONE:
-            raise UsageError(f"{work.operation} has no form in place: leave out what asks for it")
+            raise UsageError(f"{work.operation} cannot run in place: leave out the option for it")
         groups[work] = _sets(request, len(devices))
         works[work], small = _collective_sizes(work, sizes, request.dtype, len(groups[work][0]))
         skipped += small
@@ -592,7 +592,7 @@ def _sets(request: Request, n: int) -> tuple[Members, ...]:
         return unordered_pairs(n)
     size, rest = divmod(n, request.split)
     if rest or size < 2:
-        raise UsageError(f"--split {request.split} of {n} devices: each set needs as many, and at least two")
+        raise UsageError(f"--split {request.split} of {n} devices: equal sets of two or more devices are needed")
     sets = tuple(tuple(range(first, first + size)) for first in range(0, n, size))
     if request.root >= size:
         raise UsageError(f"--root {request.root} is not a rank: {size} ranks count from 0 to {size - 1}")
@@ -603,7 +603,7 @@ def _checked_sets(sets: tuple[Members, ...], n: int) -> tuple[Members, ...]:
     """Return the sets. Raises UsageError where one has no two distinct devices, or another size than the first."""
     for members in sets:
         if not 2 <= len(set(members)) == len(members) == len(sets[0]) or not set(members) <= set(range(n)):
-            raise UsageError(f"cannot compare the sets {sets}: each needs as many of the {n} devices, and at least two")
+            raise UsageError(f"cannot compare the sets {sets}: equal sets of two or more of the {n} devices are needed")
     return sets
 
 

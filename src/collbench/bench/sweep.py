@@ -226,7 +226,7 @@ class Trials:
         self._hopeless.add(kind)
         many = Failure(last.kind, Cause.IN_A_ROW, count=_FAILURES_IN_A_ROW, because=last.failure)
         if all(point.operation.is_collective in self._hopeless for point in self.wanted):
-            text = f"measuring stops, as {_FAILURES_IN_A_ROW} data points in a row failed; the last: {last}"
+            text = f"measuring stops: {_FAILURES_IN_A_ROW} data points in a row failed; last error: {last}"
             raise BackendError(text, failure=many)
         for point in self.plan.points():
             if point.operation.is_collective is kind and self._owed.get(point, 0) > 0:

@@ -40,7 +40,7 @@ _options_in_help = options.apply(
     click.option(
         "--precision",
         metavar="SHARE",
-        help="Train until half the 95 % interval of the ratio is this share of it.  [default: 3%]",
+        help="Train until half of the ratio's 95 % interval is at most this share of it.  [default: 3%]",
     ),
     click.option("--budget", metavar="TIME", help="Start no repeat that would end after this time.  [default: 3min]"),
     click.option("--repeats", metavar="N", help="Train each arm N times instead, 2 or more."),
@@ -50,7 +50,7 @@ _options_in_help = options.apply(
         "--compute", metavar="none|recorded", help="For a job: compute in its pauses, or idle.  [default: none]"
     ),
     click.option("--no-allreduce", is_flag=True, help="Do not measure both arms' all-reduce first."),
-    click.option("--seed", metavar="N", help="Even or odd decides which arm is first.  [default: random]"),
+    click.option("--seed", metavar="N", help="Even or odd selects which arm runs first.  [default: random]"),
     click.option(
         "-o", "--output", metavar="FILE", help="Save the runs in this file.  [default: a new file in the state folder]"
     ),

@@ -26,7 +26,7 @@ _expect = click.option("--expect", metavar="N", type=click.IntRange(min=2), help
 _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON (docs/check.md).")
 
 
-@click.command(short_help="Say where labels and measurement disagree.")
+@click.command(short_help="Find where labels and measurement disagree.")
 @_file
 @options.measuring(_topology, _p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
 def check(
@@ -56,7 +56,7 @@ def check(
     if run_file is None:
         run = _measured(asked)
     elif others := options.typed_besides(("run_file", "verbose", "topology", "p2p", "expect", "as_json")):
-        advice = f"leave out {', '.join(others)}, or the file to measure anew"
+        advice = f"leave out {', '.join(others)}, or the file to measure again"
         raise UsageError(f"{run_file} is measured already: {advice}")
     else:
         run = runfile_run_file.load(run_file)

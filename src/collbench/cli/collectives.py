@@ -42,28 +42,28 @@ class _Flag:
 _OFF = frozenset({0})
 # nccl-tests 2.19.6, src/common.cu. Its defaults are harmless; so is what only touches its own start or its own table.
 _FLAGS = (
-    _Flag("-a", "--average", frozenset({3}), "the time is always the slowest rank's, -a 3"),
+    _Flag("-a", "--average", frozenset({3}), "the time is always that of the slowest rank, as with -a 3"),
     _Flag("-m", "--agg_iters", frozenset({1}), "calls are not grouped; -G 1 shows them without their launches"),
     _Flag("-N", "--run_cycles", frozenset({1}), "each size is measured several times anyway; for more use --precision"),
     _Flag("-p", "--parallel_init", None),
     _Flag("-z", "--blocking", _OFF, "the launch loop does not wait for each call; leave it out"),
     _Flag("-y", "--stream_null", _OFF, "collectives run on streams of their own; leave it out"),
     _Flag(
-        "-T", "--timeout", _OFF, "a data point that hangs is given up without it; limit the whole run with --budget 10s"
+        "-T", "--timeout", _OFF, "a data point that hangs is abandoned anyway; limit the whole run with --budget 10s"
     ),
-    _Flag("-C", "--report_cputime", _OFF, "the processor's own time is not measured; leave it out"),
-    _Flag("-S", "--report_timestamps", _OFF, "the run's start stands in the header; leave it out"),
+    _Flag("-C", "--report_cputime", _OFF, "CPU time is not measured; leave it out"),
+    _Flag("-S", "--report_timestamps", _OFF, "the header has the start of the run; leave it out"),
     _Flag("-R", "--local_register", _OFF, "write --registration buffer for 1, --registration window for 2"),
     _Flag(
         "-x",
         "--cta_policy",
         _OFF,
-        "write --nccl-config CTAPolicy=N; NCCL's own variable NCCL_CTA_POLICY is obeyed, too",
+        "write --nccl-config CTAPolicy=N; NCCL_CTA_POLICY is obeyed, too",
     ),
-    _Flag("-D", "--device_implementation", _OFF, "NCCL's own collectives are measured; leave it out"),
+    _Flag("-D", "--device_implementation", _OFF, "only NCCL's collectives are measured; leave it out"),
     _Flag("-V", "--device_cta_count", None),
     _Flag("-M", "--memory", _OFF, "NCCL's memory is not reported; leave it out"),
-    _Flag("-u", "--unalign", _OFF, "buffers stay aligned, as training's are; leave it out"),
+    _Flag("-u", "--unalign", _OFF, "buffers are always aligned, as in training; leave it out"),
     _Flag("-I", "--per_iter_timing", _OFF, "time launches one by one with --latency N"),
     _Flag("-K", "--per_iter_skip", None),
 )
@@ -159,7 +159,7 @@ class NcclFlags:
             return None
         if count < 2:
             raise UsageError(
-                f"{flags} is one device, and a collective needs two: write -g 2, or start a process for each"
+                f"{flags} is one device, and a collective needs two: write -g 2, or start one process per device"
             )
         if capabilities(request.backend).simulated:
             present = factory.simulated_devices(request.fabric)
@@ -216,7 +216,7 @@ def _root(_context: click.Context, _option: click.Parameter, root: int) -> int:
     if root == -1:
         raise UsageError("-r -1: a run has one root; loop over them: for r in 0 1; do … -r $r; done")
     if root < -1:
-        raise UsageError(f"-r {root} is no rank: ranks count from 0")
+        raise UsageError(f"-r {root} is not a rank: ranks count from 0")
     return root
 
 
@@ -436,7 +436,7 @@ def _command(operation: Operation) -> click.Command:
         if pairs and split > 1:
             raise UsageError("--pairs and --split both say which sets to time: leave one out")
         if pairs and theirs.root > 1:
-            raise UsageError(f"--root {theirs.root} is no rank of a pair: write 0 or 1")
+            raise UsageError(f"--root {theirs.root} is not a rank of a pair: write 0 or 1")
         showing = Showing.asked(asked, layout, as_json=as_json, json=output_file)
         request = options.make_request(operation.value, asked)
         if not request.resume:

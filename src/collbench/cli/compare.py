@@ -21,7 +21,7 @@ from collbench.runfile import run_file
 _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
 
 
-@click.command(short_help="Say what became faster or slower between runs.")
+@click.command(short_help="Show what became faster or slower between runs.")
 @click.argument("files", metavar="BASE.JSON NEW.JSON…", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--fail-below",
@@ -84,7 +84,7 @@ def _check_alike(runs: Sequence[Run], paths: Sequence[Path]) -> None:
         if run.backend != runs[0].backend:
             raise UsageError(
                 f"{paths[0]} is of the {runs[0].backend} backend and {path} of the {run.backend} backend: "
-                "their figures are of different things; compare runs of one backend"
+                "their figures measure different things; compare runs of the same backend"
             )
 
 

@@ -99,7 +99,7 @@ def _content(run: Run, layout: str, *, per_link: bool) -> str | bytes:
 def _print_bytes(content: bytes) -> None:
     """Write bytes to a pipe. Raises UsageError for a terminal, which they would confuse."""
     if sys.stdout.isatty():
-        raise UsageError("--format parquet is no text: name a file with --output FILE, or pipe it")
+        raise UsageError("--format parquet is binary: name a file with --output FILE, or pipe it")
     sys.stdout.flush()
     sys.stdout.buffer.write(content)
     sys.stdout.buffer.flush()

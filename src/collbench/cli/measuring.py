@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _TABLE, NCCL_TESTS, _RUN = "table", "nccl-tests", "json"
 _JSON = ("write", "-J")
-_SAME = "--output and -J name the same file, and each writes its own: choose another one for -J"
+_SAME = "--output and -J name the same file, and each needs its own file: choose another one for -J"
 
 FORMAT = click.option(
     "--format",
@@ -127,7 +127,7 @@ def measure_and_show(request: Request, path: Path | None, showing: Showing | Non
     """
     showing = showing or Showing()
     if request.resume and path is not None and nothing_left(run := run_file.load(path)):
-        say(f"{path} is complete: nothing is left to measure")
+        say(f"{path} is complete: there is nothing left to measure")
         showing.show(run)
         leave(run, showing)
         return Measured(run, path)
@@ -216,14 +216,14 @@ def _saved(sessions: Sequence[Kept]) -> str:
     """Return what became of what was measured."""
     points = _points(sessions[0].run) if sessions else 0
     if points == 0:
-        return "nothing was measured, nothing is saved"
+        return "nothing was measured or saved"
     what, session = f"{points} data points measured so far are", sessions[0]
     if session.failure is not None:
         return f"{what} lost: {session.failure}"
     if session.path is None:
         return f"{what} lost: they could not be saved"
     command, path = session.run.settings.command_name, session.path
-    goes_on = f", 'collbench {command} --resume {path}' goes on" if session.run.measurements else ""  # others cannot
+    goes_on = f", 'collbench {command} --resume {path}' continues" if session.run.measurements else ""  # others cannot
     return f"{what} saved as {path}: 'collbench show {path}' prints them{goes_on}"
 
 

@@ -41,11 +41,11 @@ _own_options = options.apply(
     click.option("--select", "count", metavar="M", type=click.IntRange(min=1), help="Choose the best M nodes."),
     click.option("--gpus", metavar="K", type=click.IntRange(min=1), help="Also choose the best K GPUs of each node."),
     click.option(
-        "--plan", "shape", metavar="NODESxGPUS", help="Only print how long a cluster of this size takes: 128x8."
+        "--plan", "shape", metavar="NODESxGPUS", help="Only print how long a cluster of this size would take: 128x8."
     ),
-    click.option("--fabric-cluster", metavar="NAME", help="With --backend sim: a cluster's name, or its file."),
+    click.option("--fabric-cluster", metavar="NAME", help="With --backend sim: name or file of a simulated cluster."),
     click.option(
-        "--one-way", is_flag=True, help="Measure each direction separately, to find cables that are bad in one."
+        "--one-way", is_flag=True, help="Measure each direction separately, to find cables with one bad direction."
     ),
     click.option(
         "--rails", is_flag=True, help="Also measure each GPU with the same one of another node, to find slow cards."
@@ -131,9 +131,9 @@ def nodes(  # noqa: PLR0913 - options
         return
     if is_simulated(backend):
         if output is not None:
-            raise UsageError("--output saves what was measured, and a simulation measures nothing: use --json")
+            raise UsageError("a simulation measures nothing, so --output has nothing to save: use --json")
         if resume is not None:
-            raise UsageError("--resume goes on with what was measured, and a simulation measures nothing")
+            raise UsageError("a simulation measures nothing, so --resume has nothing to resume")
         found = survey_simulated(asked, fabric_cluster, seed)
     else:
         if fabric_cluster is not None:
@@ -157,7 +157,7 @@ def _measured(asked: NodesRequest, shared: MeasureOptions) -> NodeSurvey:
     if launch is None:
         raise UsageError(
             "nodes are measured by one process for each GPU: start this with srun, torchrun or mpirun, simulate a "
-            "cluster with --backend sim, or see --plan"
+            "cluster with --backend sim, or estimate its duration with --plan"
         )
     if launch.rank > 0 and shared.resume is not None and not shared.resume.exists():
         shared = replace(shared, resume=None)  # it is on rank 0's host
@@ -174,7 +174,7 @@ def _measured(asked: NodesRequest, shared: MeasureOptions) -> NodeSurvey:
 def _show_plan(shape: str, size_bytes: int) -> None:
     match = _SHAPE.fullmatch(shape.strip())
     if match is None or int(match[1]) < 2 or int(match[2]) < 1:
-        raise UsageError(f"--plan '{shape}' is no cluster: write its nodes, two or more, and each one's GPUs: 128x8")
+        raise UsageError(f"--plan '{shape}' is not a cluster: write NODESxGPUS, two nodes or more: 128x8")
     count, gpus = int(match[1]), int(match[2])
     phases = [(phase.what, phase.times, phase.seconds) for phase in plan(count, gpus, size_bytes)]
     from collbench.output.text.nodes import plan_page  # late: numpy

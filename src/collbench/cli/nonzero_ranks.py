@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collbench.bench.plan import Request
 
 _INSTEAD = {
-    "check": "one process judges: run 'collbench check' by itself, with the run file that the processes saved",
-    "select": "each would choose for itself: run 'collbench select' once, before they start",
-    "overlap": "overlap starts a process for each GPU itself: run 'collbench overlap' by itself",
-    "replay": "replay starts a process for each GPU itself: run 'collbench replay' by itself",
-    "topo": "labels are reported by one process: run 'collbench topo' on a host by itself",
+    "check": "one process judges: run 'collbench check' without a launcher, on the run file that the processes saved",
+    "select": "each process would choose separately: run 'collbench select' once, before they start",
+    "overlap": "overlap starts one process per GPU itself: run 'collbench overlap' without a launcher",
+    "replay": "replay starts one process per GPU itself: run 'collbench replay' without a launcher",
+    "topo": "one process reports labels: run 'collbench topo' without a launcher",
     "record": "record starts the job itself: run 'collbench record -- srun …', or once on each node",
     "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
 }

@@ -28,7 +28,7 @@ from collbench.runfile import saved_runs
         "computes",
         metavar="LIST",
         callback=options.parsed(parse_computes),
-        help="What to compute meanwhile: gemm:N (N x N matrix product), memory:N (sum of two vectors of N MiB), "
+        help="What to compute at the same time: gemm:N (N x N matrix product), memory:N (sum of two vectors of N MiB), "
         "attention-like:N (N tokens of a 7B layer), or a list.  [default: gemm:8192; host: gemm:512]",
     ),
     click.option(

@@ -188,7 +188,7 @@ def predict(
       collbench predict job.json run.json --devices 2,3
     """
     if NO_OVERLAP in overlaps and len(overlaps) > 1:
-        raise UsageError(f"--overlap {NO_OVERLAP} leaves what overlap costs out: leave the other --overlap out")
+        raise UsageError(f"--overlap {NO_OVERLAP} ignores the cost of overlap: leave the other --overlap out")
     if files and job_file.holds_job(files[0]):
         _refuse_options_of_a_network()
         factors = [] if NO_OVERLAP in overlaps else _loaded(map(Path, overlaps))
@@ -248,7 +248,7 @@ def _refuse_options_of_a_network() -> None:
         written = option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
         if written and option.expose_value and option.name not in _OF_ANY:
             raise UsageError(
-                f"{option.opts[0]} describes a network, and a recorded job says what it sent: leave it out"
+                f"{option.opts[0]} describes a network, and a recorded job already has its messages: leave it out"
             )
 
 

@@ -59,7 +59,7 @@ def record(output: Path | None, force: bool, streams: Path | None, gpu_times: bo
 
     if not command:
         if gpu_times:
-            raise UsageError("--gpu-times needs a command to record: streams have what their job recorded")
+            raise UsageError("--gpu-times needs a command to record: streams already have what their job recorded")
         if streams is None:
             raise UsageError("no command to record: collbench record -- torchrun train.py")
         if not streams.is_dir():
@@ -86,5 +86,5 @@ def summary(job: Job, path: Path, done: str = "recorded") -> str:
     calls = sum(rank.calls for rank in job.ranks)
     steps = {(len(step.positions), step.repetitions) for rank in job.ranks if (step := rank.step)}
     which = max(steps, key=lambda step: step[0] * step[1], default=None)
-    said = f"; the step has {which[0]:,} and came {which[1]:,} times" if which else "; no step was repeated"
+    said = f"; the step has {which[0]:,} and was repeated {which[1]:,} times" if which else "; no step was repeated"
     return f"{done} {calls:,} calls of {len(job.ranks)} ranks{said}: {one_line(str(path))}"

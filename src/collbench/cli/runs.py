@@ -51,7 +51,7 @@ def runs(limit: int, as_json: bool) -> None:
         return
     from collbench.output.text.saved_runs import lines
 
-    for line in lines(found) if found else ["no run is saved: measure with 'collbench pairs'"]:
+    for line in lines(found) if found else ["there is no saved run: measure with 'collbench pairs'"]:
         echo(line)
 
 

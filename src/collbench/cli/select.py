@@ -68,7 +68,7 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
 
 _own_options = options.apply(
     click.option("--from", "older_file", metavar="RUN", hidden=True),  # RUN.JSON, as it was written once
-    click.option("--elsewhere", is_flag=True, help="With RUN.JSON: accept a run of another machine or the simulator."),
+    click.option("--elsewhere", is_flag=True, help="With RUN.JSON: accept a run of another or a simulated machine."),
     click.option("--topology", metavar="FILE", help="Estimate from the labels in saved 'nvidia-smi topo -m' text."),
     click.option("--exclude", metavar="LIST", help="Exclude these: nvidia-smi indices or UUIDs."),
     click.option("--allow-busy", is_flag=True, help="Do not exclude busy, throttled or faulty GPUs."),
@@ -170,7 +170,7 @@ def _check_layout(asked: SelectRequest, layout: str) -> None:
         )
     if asked.topology is not None and layout in formats.ACTING and "CUDA_VISIBLE_DEVICES" in os.environ:
         raise UsageError(
-            f"--topology counts all GPUs, and CUDA_VISIBLE_DEVICES may hide some: unset it for --format {layout}"
+            f"--topology has all GPUs, and CUDA_VISIBLE_DEVICES may hide some: unset it for --format {layout}"
         )
 
 

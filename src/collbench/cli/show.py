@@ -83,7 +83,10 @@ def as_typed(text: str) -> str:
     help="For a job: run with its calls' rates in isolation.  [default: the newest that fits]",
 )
 @click.option(
-    "--overlap", metavar="RUN", type=click.Path(path_type=Path), help="For a job: run with their rates beside compute."
+    "--overlap",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="For a job: run with their rates overlapping compute.",
 )
 @FORMAT
 @JSON
@@ -116,7 +119,7 @@ def show(
     """
     if file is not None and job_file.holds_job(file):
         if layout == NCCL_TESTS or any(one is not None for one in (operation, size, section)):
-            raise UsageError(f"{file} is a recorded job: it takes --rank, --run, --overlap, --json and --verbose alone")
+            raise UsageError(f"{file} is a recorded job: it takes only --rank, --run, --overlap, --json and --verbose")
         show_job(file, **of_job, as_json=as_json)
     elif any(one not in (None, ()) for one in of_job.values()):
         raise UsageError("--rank, --run and --overlap are for a recorded job: name its file, as in 'show job.json'")
@@ -252,7 +255,7 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
     """
     if len(pair) not in (0, 2):
         raise UsageError(
-            f"topo explains two devices or shows all, and {len(pair)} was given: write 'collbench topo 0 1'"
+            f"topo explains two devices or shows all, but {len(pair)} was given: write 'collbench topo 0 1'"
         )
     found = topology(file, backend, fabric, NOTICES)
     paths = found.paths

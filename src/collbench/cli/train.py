@@ -123,7 +123,7 @@ _options_in_help = options.apply(
     cls=_Train,
     short_help="Start a training script with torchrun on the best GPUs.",
     options_metavar="(--auto-select K | --devices LIST) [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]...",
-    epilog="Inside the job devices count from 0, whatever their numbers outside: use LOCAL_RANK.",
+    epilog="In the job, devices count from 0, whatever their indices on the host: use LOCAL_RANK.",
 )
 @_options_in_help
 def train(arguments: TrainArguments) -> None:

@@ -181,7 +181,7 @@ def _introduce(found: socket.socket, key: bytes, rank: int) -> None:
     head = rank.to_bytes(_RANK_BYTES, "big") + secrets.token_bytes(_NONCE_BYTES)
     found.sendall(head + _proof(key, b"rank", asked, head))
     if not hmac.compare_digest(_exactly(found, _PROOF_BYTES), _proof(key, b"rank 0", asked, head)):
-        raise PermissionError("whoever listens there does not know this launch's key")
+        raise PermissionError("the process that listens there does not have the key of this launch")
 
 
 def _proof(key: bytes, who: bytes, asked: bytes, head: bytes) -> bytes:
@@ -195,10 +195,10 @@ def _exactly(found: socket.socket, count: int) -> bytes:
     while len(said) < count and time.monotonic() < deadline:
         part = found.recv(count - len(said))
         if not part:
-            raise ConnectionResetError("the other side hung up")
+            raise ConnectionResetError("the other side closed the connection")
         said += part
     if len(said) < count:
-        raise TimeoutError(f"the other side said too little in {_GREETING_S:.0f} s")
+        raise TimeoutError(f"the other side did not complete the handshake in {_GREETING_S:.0f} s")
     return said
 
 
@@ -305,7 +305,7 @@ class Connection(Generic[_Sent, _Received]):
                     left = left[self._socket.send(left) :]
                 except BlockingIOError:
                     if not _writable(self._socket, deadline - time.monotonic()):
-                        raise TimeoutError(f"nothing was taken for {_SEND_S:.0f} s") from None
+                        raise TimeoutError(f"the receiver accepted no data for {_SEND_S:.0f} s") from None
         except OSError:
             self._hang_up()  # the rest of a frame would be taken for the start of another
             raise

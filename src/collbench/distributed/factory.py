@@ -152,7 +152,7 @@ class World:
         """Say at once who was lost: whatever follows takes its time."""
         _end_in_peace()
         *_, last = self._ranks.lost.values()
-        self._say(f"{last}; the others go on without it")
+        self._say(f"{last}; the other ranks continue without it")
 
     def open(self) -> Opened:
         """Return the ranks' devices as one backend. Raises UsageError, MachineError, BackendError."""
@@ -209,20 +209,20 @@ class World:
             if missing and timeout_s > UNSAID_S:
                 until = None if since is None else partial(late_after, since)
                 if until is None:
-                    say(still_waiting(f"{self._count(missing)} not here yet", timeout_s - UNSAID_S, timeout_s))
+                    say(still_waiting(f"{self._count(missing)} not connected yet", timeout_s - UNSAID_S, timeout_s))
                 else:
-                    say(f"{self._count(missing)} not here yet: where most are, they soon go on without the others")
+                    say(f"{self._count(missing)} not connected yet: if most ranks are, they soon continue alone")
                 missing = listener.admit(begin + timeout_s - time.monotonic(), until)
             goes_on_without = goes_on and 0 < len(missing) < self.launch.world_size - 1
             if goes_on_without:
                 waited = time.monotonic() - begin
                 longer = "" if since is None else f" (to wait longer set {JOIN_VARIABLE}, in seconds)"
-                say(f"{self._count(missing)} did not come in {waited:.0f} s; the others go on{longer}")
+                say(f"{self._count(missing)} did not connect in {waited:.0f} s; the others continue{longer}")
                 return listener.take()
             if missing:
                 raise BackendError(
-                    f"{self._count(missing)} did not come to {self.launch.meeting_point} within {timeout_s:.0f} s: "
-                    f"check that {self.launch.launcher} started all, and that they reach that address"
+                    f"{self._count(missing)} did not connect to {self.launch.meeting_point} within {timeout_s:.0f} s: "
+                    f"check that {self.launch.launcher} started all ranks, and that they reach that address"
                 )
             return listener.take()
         finally:
@@ -253,7 +253,7 @@ def join(
         except OSError as error:
             raise BackendError(
                 f"rank {launch.rank} on {socket.gethostname()} cannot connect to rank 0 at {' or '.join(candidates)}, "
-                f"port {address.port}: {error}; the hosts' firewalls must let ranks connect to each other"
+                f"port {address.port}: {error}; firewalls must allow connections between the hosts"
             ) from error
     except BaseException:
         seat.close()
@@ -286,7 +286,7 @@ def _address(text: str) -> _Address:
         found: _Address = build(_Address, json.loads(text), "the value")
         bytes.fromhex(found.key)
     except ValueError as error:
-        raise BackendError(f"what the store tells of rank 0 cannot be read: {error}; start all ranks again") from error
+        raise BackendError(f"cannot read the address of rank 0 in the store: {error}; start all ranks again") from error
     return found
 
 

@@ -123,7 +123,7 @@ def find_step(environment: Mapping[str, str]) -> Step | None:
     nodes = values.number("SLURM_STEP_NUM_NODES", values.number("SLURM_NNODES", 1))
     if _checked(launch).local_size > 1 or nodes != launch.world_size:
         raise UsageError(
-            f"srun starts {launch.world_size} tasks on {nodes} nodes, and one starts all ranks of its node: "
+            f"srun starts {launch.world_size} tasks on {nodes} nodes, but each task starts all ranks of a node: "
             "write srun --ntasks-per-node 1"
         )
     job, step = environment.get("SLURM_JOB_ID", "0"), environment.get("SLURM_STEP_ID", "0")
@@ -162,9 +162,7 @@ def _by_open_mpi(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironmen
     local_size = values.number("OMPI_COMM_WORLD_LOCAL_SIZE")
     master = environment.get("MASTER_ADDR", "127.0.0.1" if local_size == world_size else "")
     if not master:
-        raise UsageError(
-            "mpirun does not tell where rank 0 runs: add -x MASTER_ADDR=HOST, the host that mpirun starts first"
-        )
+        raise UsageError("mpirun does not report the host of rank 0: add -x MASTER_ADDR=HOST, the first host of mpirun")
     return True, LaunchEnvironment(
         rank=values.number("OMPI_COMM_WORLD_RANK"),
         world_size=world_size,
@@ -228,7 +226,7 @@ class _Values:
         value = self.environment.get(name, "").strip()
         if not value:
             raise UsageError(
-                f"{name} is not set, though others of {self.launcher}'s variables are: start collbench by "
+                f"{name} is not set, but other variables of {self.launcher} are: start collbench with "
                 f"{self.launcher}, or unset them to measure with one process"
             )
         return value
@@ -239,5 +237,5 @@ class _Values:
             return default
         value = self.text(name)
         if not value.isdecimal():
-            raise UsageError(f"{name}={value} is no number: {self.launcher} sets one; unset it or correct it")
+            raise UsageError(f"{name}={value} is not a number: {self.launcher} sets one; unset or correct it")
         return int(value)

@@ -244,7 +244,7 @@ def decode_word(data: bytes) -> Word:
                 found = None if value is None else cast("Value", _built(_VALUES, value))
                 return Done(found, build(tuple[Flag, ...], flags, "flags"))
             case _:
-                raise ValueError("neither an answer nor a sign of life")
+                raise ValueError("neither an answer nor a heartbeat")
     except ValueError as error:
         raise _refused(error) from None
 
@@ -288,11 +288,11 @@ def _parsed(data: bytes) -> object:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _refused(error: ValueError) -> BadMessage:
-    return BadMessage(f"it sent what this collbench does not understand ({error}): install one version on all hosts")
+    return BadMessage(f"unreadable ({error}): install the same version on all hosts")
 
 
 @functools.cache

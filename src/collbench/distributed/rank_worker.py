@@ -226,7 +226,7 @@ class CudaRankWorker:
         if len(visible) > 1 and self._launch.local_rank >= len(visible):
             raise UsageError(
                 f"{self._launch.launcher} started {self._launch.local_size} processes for {len(visible)} GPUs: start "
-                "one process for each GPU, or see what CUDA_VISIBLE_DEVICES hides"
+                "one process for each GPU, or check what CUDA_VISIBLE_DEVICES hides"
             )
         uuid = visible[self._launch.local_rank] if len(visible) > 1 else "".join(visible)
         for device in self._nvml.devices():

@@ -86,12 +86,12 @@ def check(ranks: Sequence[Introduction]) -> None:
         if found.backend != ranks[0].backend:
             raise UsageError(
                 f"rank {rank} on {hosts[rank]} has the {found.backend} backend and rank 0 on {hosts[0]} the "
-                f"{ranks[0].backend} one: name one with --backend"
+                f"{ranks[0].backend} one: choose one with --backend"
             )
         if found.version != ranks[0].version:
             raise UsageError(
                 f"rank {rank} on {hosts[rank]} runs collbench {found.version} and rank 0 on {hosts[0]} "
-                f"{ranks[0].version}: install one version on all hosts"
+                f"{ranks[0].version}: install the same version on all hosts"
             )
     for members in _grouped(found.host_key for found in ranks).values():
         first = members[0]
@@ -107,7 +107,7 @@ def check(ranks: Sequence[Introduction]) -> None:
         if len(sharing) > 1:
             raise UsageError(
                 f"ranks {' and '.join(map(str, sharing))} on {hosts[sharing[0]]} all have the same GPU, {uuid}: start "
-                "one process for each GPU, or see what CUDA_VISIBLE_DEVICES and --gpus-per-task give to each"
+                "one process for each GPU, or check which GPUs CUDA_VISIBLE_DEVICES and --gpus-per-task give to each"
             )
 
 
@@ -117,8 +117,8 @@ def shared_gpus(ranks: Sequence[Introduction]) -> tuple[str, ...]:
         return ()
     hosts = host_names(ranks)
     return tuple(
-        f"ranks {', '.join(map(str, sharing))} ({', '.join(hosts[rank] for rank in sharing)}) share the GPU {uuid}: to "
-        "NCCL these are several hosts, and each rank has a part of it"
+        f"ranks {', '.join(map(str, sharing))} ({', '.join(hosts[rank] for rank in sharing)}) share the GPU {uuid}: "
+        "NCCL treats them as several hosts, and each rank uses a part of the GPU"
         for uuid, sharing in _grouped(found.device.uuid for found in ranks).items()
         if len(sharing) > 1
     )
@@ -344,7 +344,7 @@ class Ranks:
 
     def _silence(self, rank: int) -> RankLost:
         return self._lose(
-            rank, f"is silent for {self._silence_s:.0f} s: it is stopped, or the network is cut", FailureKind.HANG
+            rank, f"is silent for {self._silence_s:.0f} s: it is stopped, or the network is down", FailureKind.HANG
         )
 
     def _abandon_after(self, replies: Mapping[int, Reply], *, late: bool) -> None:
@@ -361,9 +361,9 @@ class Ranks:
         try:
             return self._lines[rank].receive()
         except BadMessage as error:
-            return self._lose(rank, f"cannot be understood: {error}", FailureKind.ERROR, error)
+            return self._lose(rank, f"sent a bad message: {error}", FailureKind.ERROR, error)
         except (EOFError, OSError) as error:
-            return self._lose(rank, "is gone: its own output says why, or it was killed", FailureKind.CRASH, error)
+            return self._lose(rank, "is gone: its output says why, or it was killed", FailureKind.CRASH, error)
 
     def _tell(self, ranks: Collection[int], order: Abandon | Leave) -> None:
         for rank in ranks:
@@ -378,20 +378,22 @@ class Ranks:
             self._lines.pop(rank).close()
             self._on_loss()
             return self._gone[rank]
-        self._lost = RankLost(f"{text}; without it no collective is complete: start all ranks again", kind)
+        self._lost = RankLost(f"{text}; no collective can run without it: start all ranks again", kind)
         self._on_loss()
         raise self._lost from error
 
 
 def _absent(rank: int, name: str) -> RankLost:
-    how = "did not come"
+    how = "did not connect"
     return RankLost(f"{name} {how}", failure=Failure(FailureKind.CRASH, Cause.REPORTED, (rank,), rank, detail=how))
 
 
 def checked(reply: Reply, kind: type[_Value]) -> _Value:
     """Return an answer's value. Raises BackendError for another kind, which ranks of one version never give."""
     if not (isinstance(reply, Done) and isinstance(reply.value, kind)):
-        raise BackendError(f"a rank answered {reply} where {kind.__name__} was expected: install one collbench on all")
+        raise BackendError(
+            f"a rank answered {reply} where {kind.__name__} was expected: install one version on all hosts"
+        )
     return reply.value
 
 
@@ -596,7 +598,7 @@ class Coordinator:
             raise
         except CollbenchError as error:
             why = failure_of(error)
-            text = f"{step.work}: the ranks could not join again: {error}"
+            text = f"{step.work}: the ranks could not reconnect: {error}"
             raise StepFailed(text, failure=Failure(why.kind, Cause.NO_WORLD, because=why)) from error
 
     def _failure(self, step: Step, failed: Mapping[int, CollbenchError]) -> CollbenchError:

@@ -85,7 +85,7 @@ class Waiting:
 
 def still_waiting(what: str, left_s: float, timeout_s: float) -> str:
     """Return the notice of a wait that lasts."""
-    return f"{what}: waiting {left_s:.0f} s more at the most (of {timeout_s:.0f}, which {JOIN_VARIABLE} sets)"
+    return f"{what}: waiting {left_s:.0f} s more at most (of {timeout_s:.0f}, which {JOIN_VARIABLE} sets)"
 
 
 class Publisher(Protocol):
@@ -115,7 +115,7 @@ class Store:
             from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from torch's __all__
         except ImportError as error:
             raise MachineError(
-                f"{launch.launcher} started several ranks, which meet through torch: pip install torch"
+                f"{launch.launcher} started several ranks, which connect through torch: pip install torch"
             ) from error
         self._launch, self._timeout_s = launch, timeout_s
         self._waiting = Waiting(
@@ -165,7 +165,7 @@ class Store:
         try:
             self._store.set(name, value)
         except RuntimeError as error:
-            raise BackendError(f"{self._where()} does not answer any more: {_first_line(error)}") from error
+            raise BackendError(f"{self._where()} no longer answers: {_first_line(error)}") from error
 
     def read(self, name: str) -> str:
         """Return a value, waiting for it. Raises BackendError when nobody sets it in time, or the store is gone."""
@@ -179,9 +179,8 @@ class Store:
             except DistStoreError as error:  # not yet
                 if waiting.over():
                     raise BackendError(
-                        f"{_self(self._launch)} waited {self._timeout_s:.0f} s in vain for rank 0, which should have "
-                        f"come to {self._launch.meeting_point}: see what rank 0 says, and whether both run the same "
-                        "command"
+                        f"{_self(self._launch)} waited {self._timeout_s:.0f} s for rank 0, which did not connect to "
+                        f"{self._launch.meeting_point}: check the output of rank 0, and that both run the same command"
                     ) from error
             except RuntimeError as error:
                 keeper = self._launch.launcher if self._launch.agent_listens else "rank 0"
@@ -205,7 +204,7 @@ class Store:
                 f"host ({socket.gethostname()}), and MASTER_PORT a free port"
             )
         return (
-            f"{_self(self._launch)} reached nobody at {self._launch.meeting_point} within {self._timeout_s:.0f} s: "
+            f"{_self(self._launch)} reached no store at {self._launch.meeting_point} within {self._timeout_s:.0f} s: "
             "check that rank 0 was started there, and that this host may connect to that port"
         )
 

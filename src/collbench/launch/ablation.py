@@ -289,7 +289,7 @@ def _variable(text: str) -> tuple[str, str]:
 def _unknown(word: str) -> UsageError:
     near = difflib.get_close_matches(word, SWITCHES, n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else ""
-    return UsageError(f"--without '{word}' is none of {', '.join(SWITCHES)}, and no variable NCCL_NAME=VALUE{meant}")
+    return UsageError(f"--without '{word}' is not one of {', '.join(SWITCHES)}, nor a variable NCCL_NAME=VALUE{meant}")
 
 
 def refuse_alike(change: Change, inherited: Mapping[str, str]) -> None:
@@ -297,7 +297,7 @@ def refuse_alike(change: Change, inherited: Mapping[str, str]) -> None:
     for name, value in change.environment.items():
         if inherited.get(name, "").strip() == value and name in inherited:
             raise UsageError(
-                f"{name}={value} is set already, so that both arms would train alike: unset it, or leave it out of "
+                f"{name}={value} is set already, so both arms would train the same way: unset it, or leave it out of "
                 "--without"
             )
 
@@ -338,10 +338,10 @@ def compile_pattern(text: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"--step-pattern '{text}' is no regular expression: {error}: see Python's re") from error
+        raise UsageError(f"--step-pattern '{text}' is not a regular expression of Python's re: {error}") from error
     if not SECONDS.keys() & pattern.groupindex.keys():
         raise UsageError(
-            f"--step-pattern '{text}' has no group named s, ms or us, which says what the number counts: "
+            f"--step-pattern '{text}' has no group named s, ms or us, the unit of its number: "
             r"write it like 'took (?P<ms>[0-9.]+)'"
         )
     return pattern

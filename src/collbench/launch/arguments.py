@@ -206,7 +206,7 @@ def check_backend(name: str) -> None:
     if capabilities.is_simulated(name):
         raise UsageError(
             f"--backend {name} has no devices to train on: 'collbench select K --backend {name} --fabric NAME' says "
-            "what would be chosen of a simulated machine"
+            "what would be chosen on a simulated machine"
         )
     if name not in BACKENDS:
         raise UsageError(f"backend '{name}' does not exist: write one of {', '.join(BACKENDS)}")
@@ -218,7 +218,7 @@ def _count(text: str) -> int:
     except ValueError:
         raise UsageError(f"--auto-select '{text}' is not a number of GPUs: write --auto-select 2") from None
     if count < 1:
-        raise UsageError(f"--auto-select {count} leaves no GPU to train on: it must be 1 or more")
+        raise UsageError(f"--auto-select {count} leaves no GPU to train on: use 1 or more")
     return count
 
 
@@ -230,7 +230,9 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
     if arguments.auto_select is not None and arguments.devices is not None:
         raise UsageError("--auto-select and --devices both say which GPUs to use: leave one out")
     if arguments.devices is not None and (arguments.exclude is not None or arguments.allow_busy):
-        raise UsageError("--devices says which GPUs to use, --exclude and --allow-busy help to choose: leave one out")
+        raise UsageError(
+            "--devices names the GPUs, --exclude and --allow-busy affect an automatic choice: leave one out"
+        )
     if arguments.job is not None:
         _check_for(arguments)
     if arguments.run is not None and arguments.fresh:
@@ -244,10 +246,10 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
 def _check_for(arguments: TrainArguments) -> None:
     """Raise UsageError for what does not go with --for, which replays a recorded job to choose."""
     if arguments.devices is not None:
-        raise UsageError("--devices says which GPUs to use, --for helps to choose: leave one out")
+        raise UsageError("--devices says which GPUs to use, --for affects an automatic choice: leave one out")
     if arguments.nccl is not None or arguments.container is not None:
         what = "--container" if arguments.nccl is None else "--nccl"
-        raise UsageError(f"--for replays with the NCCL of this Python's torch, {what} brings another: leave one out")
+        raise UsageError(f"--for replays with the NCCL of this Python's torch, {what} has another one: leave one out")
 
 
 # The command line of `collbench ablate`, split into its own options and what is for `collbench train`.
@@ -329,7 +331,7 @@ def _checked_job(
     job: str, own: Mapping[str, str], without: tuple[str, ...], theirs: Sequence[Option], program: Sequence[str]
 ) -> AblateArguments:
     if program:
-        raise UsageError(f"{job} is a recorded job, and {program[0]} would be trained: leave one out")
+        raise UsageError(f"{job} is a recorded job, and {program[0]} is a training script: leave one out")
     strange = [name for name in own if name not in OF_A_JOB]
     strange += [option.name for option in theirs if option.name not in ("--devices", "--backend")]
     if strange:
@@ -337,7 +339,7 @@ def _checked_job(
     if without and "--against" in own:
         raise _two_changes()
     if own.get("--compute", "none") not in ("none", "recorded"):
-        raise UsageError(f"--compute '{own['--compute']}' is none of none, recorded")
+        raise UsageError(f"--compute '{own['--compute']}' is not one of none, recorded")
     chosen = {option.name: option.value for option in theirs}
     backend = chosen.get("--backend") or "auto"
     if backend not in ("auto", *capabilities.BACKENDS):
@@ -346,7 +348,7 @@ def _checked_job(
         TrainArguments(devices=chosen.get("--devices"), backend=backend),
         without=without or (() if "--against" in own else ("p2p",)),
         against=own.get("--against"),
-        repeats=_whole(own, "--repeats", None, least=2, why="one trial of each gives no interval"),
+        repeats=_whole(own, "--repeats", None, least=2, why="one trial of each arm gives no interval"),
         seed=_whole(own, "--seed", None),
         output=own.get("--output"),
         json="--json" in own,
@@ -359,7 +361,7 @@ def _checked_job(
 
 
 def _two_changes() -> UsageError:
-    return UsageError("--without changes what NCCL may use, --against the devices: one thing at a time, leave one out")
+    return UsageError("--without changes what NCCL may use, --against changes the devices: leave one out")
 
 
 def _checked_ablation(
@@ -383,7 +385,7 @@ def _checked_ablation(
         choosing=tuple((option.name, option.value) for option in theirs if option.name in CHOOSING),
         without=without,
         against=own.get("--against"),
-        repeats=_whole(own, "--repeats", None, least=2, why="one run of each gives no interval"),
+        repeats=_whole(own, "--repeats", None, least=2, why="one run of each arm gives no interval"),
         precision=parse_precision(own["--precision"]) if "--precision" in own else PRECISION,
         budget_seconds=parse_budget(own["--budget"]) if "--budget" in own else DEFAULT_BUDGET_S,
         skip=_whole(own, "--skip", None),

@@ -243,8 +243,8 @@ _SIZES = (8, 2**20, 64 * 2**20, 256 * 2**20)
 _UNITS = {Measure.STEP: " a step", Measure.TRAIN_RUNTIME: " of training", Measure.PROCESS: " in all"}
 
 _INSTEAD = {
-    Measure.TRAIN_RUNTIME: "what counts is train_runtime, which Hugging Face's Trainer prints",
-    Measure.PROCESS: "what counts is the time of the whole process, its start included; print lines like "
+    Measure.TRAIN_RUNTIME: "the measure is train_runtime, which Hugging Face's Trainer prints",
+    Measure.PROCESS: "the measure is the time of the whole process, its start included; print lines like "
     "step_time=22.4ms, or write --step-pattern",
 }
 

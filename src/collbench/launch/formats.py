@@ -22,7 +22,7 @@ def answer(layout: str, devices: Sequence[Device]) -> str:
         return _indices(devices)
     wrong = next((device for device in devices if not _UUID.fullmatch(device.uuid)), None)
     if wrong is not None:  # a shell evaluates the answer, and a run file may be a stranger's
-        raise UsageError(f"the UUID of {wrong.tag} is '{wrong.uuid}', which is none: write --format text, list or json")
+        raise UsageError(f"{wrong.tag} has '{wrong.uuid}', which is not a UUID: write --format text, list or json")
     if any(device.is_core for device in devices):
         raise UsageError(f"--format {layout} is for GPUs, and these are CPU cores: write --format list or json")
     lines = {"env": _shell, "docker": _docker, "apptainer": _apptainer, "slurm": _srun}

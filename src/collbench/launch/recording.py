@@ -41,7 +41,7 @@ def environment(
     taken = inherited.get(_PLUGIN, "")
     if taken and taken != str(plugin_file):
         raise UsageError(
-            f"cannot record: NCCL_PROFILER_PLUGIN is '{one_line(taken)}', and NCCL loads one plugin",
+            f"cannot record: NCCL_PROFILER_PLUGIN is '{one_line(taken)}', and NCCL loads only one plugin",
             f"unset it for this job, or {INSTEAD}",
         )
     file = plugin_file

@@ -60,7 +60,7 @@ def gives_way(arguments: TrainArguments, environment: Mapping[str, str], count: 
     found = environment.get("PET_NPROC_PER_NODE", "")
     if not found.isdecimal() or int(found) == count or arguments.has("--nproc-per-node"):
         return ""
-    return f"PET_NPROC_PER_NODE={found} gives way to the {count} chosen here"
+    return f"PET_NPROC_PER_NODE={found} is overridden by the {count} chosen here"
 
 
 def _check_nnodes(arguments: TrainArguments, environment: Mapping[str, str]) -> None:
@@ -69,7 +69,7 @@ def _check_nnodes(arguments: TrainArguments, environment: Mapping[str, str]) -> 
     numbers = re.fullmatch(r"([1-9][0-9]*)(?::([1-9][0-9]*))?", given.strip())
     if numbers is None or int(numbers[1]) > int(numbers[2] or numbers[1]):
         name = "--nnodes" if arguments.has("--nnodes") else "PET_NNODES"
-        raise UsageError(f"{name} '{given}' is no number of nodes: write 4, or 1:4 for nodes that come and go")
+        raise UsageError(f"{name} '{given}' is not a number of nodes: write 4, or 1:4 for an elastic job")
 
 
 def _in_a_step(step: Step, arguments: TrainArguments) -> list[str]:
@@ -95,7 +95,7 @@ def _refuse_others(environment: Mapping[str, str]) -> None:
 
 def _nowhere_to_meet(arguments: TrainArguments) -> UsageError:
     return UsageError(
-        f"--nnodes {arguments.value('--nnodes') or 'in PET_NNODES'} does not say where the nodes meet: add "
+        f"--nnodes {arguments.value('--nnodes') or 'in PET_NNODES'} has no address for the nodes: add "
         "--rdzv-endpoint HOST:29500, with the same HOST on every node"
     )
 

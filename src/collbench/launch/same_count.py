@@ -28,13 +28,13 @@ def complaint(environment: Mapping[str, str]) -> str:
     """
     words = [environment.get(name, "") for name in _NAMES]
     if not all(word.isdecimal() for word in words):
-        return f"collbench: cannot compare the nodes: torchrun sets {', '.join(_NAMES)}, and not all are numbers here"
+        return f"collbench: cannot compare the nodes: torchrun sets {', '.join(_NAMES)}, but some are not numbers here"
     rank, world, local, node, nodes = map(int, words)
     if local * nodes == world and rank // local == node:
         return ""
     return (
         f"collbench: the nodes disagree on the number of ranks: node {node} of {nodes} has {local}, "
-        f"and all have {world} together: give every node the same --auto-select K"
+        f"and all together have {world}: give every node the same --auto-select K"
     )
 
 

@@ -309,9 +309,9 @@ def cannot_bind() -> str:
     except metadata.PackageNotFoundError:
         return "torch's version is unknown"
     if not _knows_binding(version):
-        return f"torch {version} cannot, 2.9 can"
+        return f"torch {version} cannot bind them, 2.9 or newer can"
     # [torch 2.13, torch/numa/binding.py, _raise_if_binding_invalid]: without it the ranks do not start.
-    return "" if shutil.which("numactl") else "torchrun needs the command numactl for it"
+    return "" if shutil.which("numactl") else "torchrun needs the command numactl for this"
 
 
 def _knows_binding(version: str) -> bool:

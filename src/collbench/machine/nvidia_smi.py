@@ -240,7 +240,7 @@ def _checked(
             known = cell == machine_labels.SELF if i == j else is_known(machine_labels.canonical(cell))
             if not known:
                 where = f"between {header.gpus[i]} and {header.gpus[j]}"
-                raise source.wrong(row.number, f"'{cell}' {where} is not a word of its legend")
+                raise source.wrong(row.number, f"'{cell}' {where} is not in its legend")
     return tuple(tuple(machine_labels.canonical(cell) for cell in row.cells) for row in rows)
 
 
@@ -249,7 +249,7 @@ def _check_symmetry(header: _Header, rows: list[_Row], cells: tuple[tuple[str, .
     for j, i in combinations(range(len(rows)), 2):
         if cells[i][j] != cells[j][i]:
             pair = f"{header.gpus[j]} and {header.gpus[i]}"
-            raise source.wrong(rows[i].number, f"{pair} have two labels, {cells[j][i]} and {cells[i][j]}")
+            raise source.wrong(rows[i].number, f"{pair} have two different labels, {cells[j][i]} and {cells[i][j]}")
 
 
 def _affinity(kind: str, header: _Header, rows: list[_Row]) -> tuple[str, ...]:

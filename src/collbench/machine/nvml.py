@@ -376,13 +376,13 @@ class Nvml:
         except lib.NVMLError_LibraryNotFound as error:
             raise NoDriver(
                 "no NVIDIA driver: libnvidia-ml.so.1 cannot be opened",
-                "install the driver, or do without a GPU: --backend host to measure, topo --from FILE to read a saved "
+                "install the driver, or use no GPU: --backend host to measure, topo --from FILE to read a saved "
                 "label matrix",
             ) from error
         except lib.NVMLError as error:
             raise MachineError(
                 f"no NVIDIA driver: libnvidia-ml.so.1 is there, but nvmlInit failed: {error}",
-                "see what nvidia-smi says (module not loaded, or library and module of different versions)",
+                "check the output of nvidia-smi (module not loaded, or library and module of different versions)",
             ) from error
         return self
 

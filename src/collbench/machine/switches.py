@@ -49,7 +49,7 @@ def read_switches(source: str) -> NodeSwitches:
     path = Path(source)
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"--switches {source} has more than {_MOST_BYTES >> 20} MiB: it is no list of switches")
+            raise UsageError(f"--switches {source} has more than {_MOST_BYTES >> 20} MiB: it is not a list of switches")
         return parse_switches(path.read_text(encoding="utf-8"), source)
     except OSError as error:
         raise UsageError(f"cannot read --switches {source}: {error.strerror}") from error
@@ -116,10 +116,12 @@ def _table_nodes(lines: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]
     for node, own in found.items():
         for level, switch in enumerate(own):
             if above.setdefault((level, switch), own[level + 1 :]) != own[level + 1 :]:
-                raise UsageError(f"line of {node}: '{switch}' stands under different switches: give each its own name")
+                raise UsageError(f"line of {node}: '{switch}' is under different switches: give each its own name")
     depths = {len(own) for own in found.values()}
     if len(depths) > 1:
-        raise UsageError(f"all lines: every node needs as many switches, some have {min(depths)}, some {max(depths)}")
+        raise UsageError(
+            f"all lines: all nodes need the same number of switches, some have {min(depths)}, some {max(depths)}"
+        )
     return found
 
 
@@ -149,7 +151,7 @@ def _slurm_nodes(lines: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]
         below = values.get("switches") or (name if kind == "aggregatedblock" else "")
         for child in _expanded(below, number) if below else ():
             if above.setdefault(child, name) != name:
-                raise UsageError(f"line {number}: '{child}' is under '{name}' and '{above[child]}'")
+                raise UsageError(f"line {number}: '{child}' is under both '{name}' and '{above[child]}'")
         if not below and values.get("nodes") and name != _UNKNOWN:
             leaves[name] = values["nodes"], number
     found: dict[str, tuple[str, ...]] = {}

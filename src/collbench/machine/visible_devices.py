@@ -70,12 +70,12 @@ def _read(devices: Sequence[Device], words: Sequence[str], *, by_uuid: bool, ali
     found: list[Device] = []
     for word in words:
         if word.startswith("MIG-"):
-            return Seen(tuple(found), f"'{word}' is a part of a GPU (MIG), and collbench measures whole ones")
+            return Seen(tuple(found), f"'{word}' is a part of a GPU (MIG), and collbench measures whole GPUs")
         if not (_UUID if by_uuid else _INDEX).fullmatch(word) and (by_uuid or _may_mean_one(word)):
-            return Seen(tuple(found), f"'{word}' is {'no UUID' if by_uuid else 'no index'}", certain=False)
+            return Seen(tuple(found), f"'{word}' is {'not a UUID' if by_uuid else 'not an index'}", certain=False)
         named = _named(devices, word)
         if len(named) != 1:
-            why = f"'{word}' {'fits several GPUs' if named else 'names no GPU here'}, and CUDA reads no further"
+            why = f"'{word}' {'fits several GPUs' if named else 'names no GPU here'}, and CUDA ignores the rest"
             return Seen(tuple(found), why, certain=alike or not found)
         if named[0] in found:  # torch.cuda counts so, too
             return Seen((), f"'{word}' names {named[0].tag} again, and CUDA then shows no GPU at all")
@@ -127,8 +127,8 @@ def at_least_two(devices: Sequence[Device]) -> None:
     if len(devices) < 2:
         names = ", ".join(device.tag for device in devices) or "none"
         raise UsageError(
-            f"measuring needs two devices or more, and this would be {len(devices)} ({names}): name more with "
-            "--devices, see what CUDA_VISIBLE_DEVICES hides, or measure CPU cores with --backend host"
+            f"measuring needs two or more devices, and here there would be {len(devices)} ({names}): name more with "
+            "--devices, check what CUDA_VISIBLE_DEVICES hides, or measure CPU cores with --backend host"
         )
 
 
@@ -136,12 +136,12 @@ def _find(devices: Sequence[Device], word: str) -> Device:
     if word.isdecimal():
         found = [device for device in devices if str(device.index) == (word.lstrip("0") or "0")]
         if not found:
-            raise UsageError(f"device {word} is not here: this process may use {_indices(devices)}")
+            raise UsageError(f"device {word} is not available: this process may use {_indices(devices)}")
         return found[0]
     whole = [device for device in devices if device.uuid.lower() == word.lower()]
     found = whole or [device for device in devices if device.uuid.lower().startswith(word.lower())]
     if len(found) != 1:
-        why = "is no device index, and no device has such a UUID" if not found else "fits more than one UUID"
+        why = "is neither a device index nor the UUID of a device" if not found else "fits more than one UUID"
         raise UsageError(f"device '{word}' {why}: write {_ways_to_name(devices)}")
     return found[0]
 

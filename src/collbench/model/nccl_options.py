@@ -60,10 +60,10 @@ def checked_config(config: Mapping[str, int]) -> dict[str, int]:
         if name not in _FIELDS:
             raise UsageError(f"--nccl-config {name}: no such field; choose from {', '.join(_FIELDS)}")
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
-            raise UsageError(f"--nccl-config {name}={value} is no whole number from 0: write {name}=1, say")
+            raise UsageError(f"--nccl-config {name}={value} is not a whole number from 0: use {name}=1, for example")
     # NCCL compares both, and takes a maximum that is not set for the smallest number [2.28.9: init.cc, parseCommConfig]
     if "minCTAs" in config and config["minCTAs"] > config.get("maxCTAs", -1):
-        raise UsageError("--nccl-config minCTAs needs maxCTAs beside it, at least as large: NCCL refuses it alone")
+        raise UsageError("--nccl-config minCTAs also needs maxCTAs, at least as large: NCCL refuses minCTAs alone")
     return dict(config)
 
 
@@ -75,7 +75,7 @@ def parse_config(text: str) -> dict[str, int]:
         if not re.fullmatch(r"[0-9]{1,10}", value):
             raise UsageError(f"--nccl-config '{word}' is not a field and a number: write maxCTAs=8,CTAPolicy=2")
         if name in found:
-            raise UsageError(f"--nccl-config names {name} twice: write it once")
+            raise UsageError(f"--nccl-config names {name} twice: use it once")
         found[name] = int(value)
     return checked_config(found)
 

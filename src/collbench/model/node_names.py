@@ -44,7 +44,7 @@ def _choices(piece: str, text: str) -> list[str]:
         found = _RANGE.fullmatch(part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if found is None or last < first or last - first >= _MOST:
-            raise UsageError(f"node list '{text}' cannot be read: '{part}' is no range of numbers")
+            raise UsageError(f"node list '{text}' cannot be read: '{part}' is not a range of numbers")
         numbers += (str(number).zfill(len(found[1])) for number in range(first, last + 1))
     return numbers
 

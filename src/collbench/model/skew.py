@@ -45,12 +45,12 @@ class Skew:
             raise ValueError(f"the exponent of a skew is {self.exponent}, not 0 to {LARGEST_EXPONENT}")
         if self.kind is SkewKind.ZIPF:
             if self.matrix:
-                raise ValueError("a skew by Zipf's law has a matrix, too")
+                raise ValueError("a skew has both an exponent and a matrix")
             return
         if any(len(row) != len(self.matrix) for row in self.matrix):
             raise ValueError("the matrix of a skew is not square")
         if any(value < 0 or value % BLOCK_UNIT for row in self.matrix for value in row):
-            raise ValueError("the matrix of a skew holds what is no multiple of 16 bytes, or negative")
+            raise ValueError("the matrix of a skew has a value that is negative or not a multiple of 16 bytes")
         if not any(map(any, self.matrix)):
             raise ValueError("the matrix of a skew sends nothing")
 
@@ -127,7 +127,7 @@ def blocks_of(skew: Skew | None, ranks: int, size_bytes: int) -> Blocks:
             high = middle
     blocks = _cut(weights, low)
     if size_bytes < 1 or busiest(blocks) != size_bytes:
-        raise ValueError(f"no blocks of whole 16 bytes make {size_bytes} bytes of the busiest of {ranks} ranks")
+        raise ValueError(f"blocks of 16 B multiples cannot give {size_bytes} bytes on the busiest of {ranks} ranks")
     return blocks
 
 

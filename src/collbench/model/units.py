@@ -46,7 +46,7 @@ def parse_precision(text: str) -> float:
         raise UsageError(f"--precision '{text}' is not a share of the median: write 1%, 0.5% or 0.01")
     ratio = float(match[1]) / (100 if match[2] else 1)
     if not 0 < ratio < _COARSEST:
-        raise UsageError(f"--precision {text} lies outside 0 to 100 %: write 1%, 0.5% or 0.01")
+        raise UsageError(f"--precision {text} is outside 0 to 100 %: write 1%, 0.5% or 0.01")
     return ratio
 
 
@@ -57,7 +57,7 @@ def parse_budget(text: str) -> float:
         raise UsageError(f"--budget '{text}' is not a number and a unit: write 10s, 500ms or 2min")
     seconds = float(match[1]) * _SECONDS[match[2]]
     if seconds == 0:
-        raise UsageError(f"--budget {text} is no time at all: write 10s, 500ms or 2min")
+        raise UsageError(f"--budget {text} is not a time: write 10s, 500ms or 2min")
     return seconds
 
 

@@ -24,28 +24,29 @@ from collbench.output.sentences import band, band_basis
 _MOST_SETS = 3
 
 _ONCE = "once a step, on the last micro-batch (no_sync before)"
-_HALVES = "each unit's gather runs while the one before it computes"
+_HALVES = "each unit is gathered while the previous unit computes"
 _BUCKETED = "in DDP's buckets; the new parameters are gathered in one message after the optimizer"
 # What is sent, in a sentence each.
 _STRATEGIES = {
-    "ddp": f"gradients are all-reduced {_ONCE}, in buckets as backward makes them",
+    "ddp": f"gradients are all-reduced {_ONCE}, in buckets, as backward fills them",
     "zero1": f"gradients are reduce-scattered {_ONCE}, {_BUCKETED}",
     "zero2": f"gradients are reduce-scattered on every micro-batch, {_BUCKETED}",
     "zero3": f"every unit is gathered before its forward and its backward of every micro-batch; {_HALVES}",
     "fsdp": f"PyTorch's fully_shard on every block, the root gathered from forward to backward; {_HALVES}",
     "hsdp": "as fsdp among the GPUs of one copy, neighbours in rank, then an all-reduce among the copies; "
-    "best and worst are by a collective over all of them",
+    "best and worst are by a collective over all GPUs",
 }
 _GENERAL = {
     General.BACKWARD: "backward takes 2/3 of a step's compute, each layer its share of the multiply-adds",
-    General.OVERLAP_MEASURED: "one transfer at a time; it and compute are slower while both run, by the factors of the "
-    "overlap runs",
-    General.OVERLAP_FREE: "one transfer at a time, which slows no compute: kernels that send take no SM from others",
-    General.HOST_LAUNCHES: "the GPU runs nothing before the host has launched it, each layer in a share of its "
-    "tensors; the host begins with the GPU, waits for no kernel, and the step ends when both have",
-    General.OPTIMIZER: "the optimizer's own time on the GPU is counted to backward",
+    General.OVERLAP_MEASURED: "one transfer at a time; while it overlaps compute, both are slower by the factors of "
+    "the overlap runs",
+    General.OVERLAP_FREE: "one transfer at a time, and it does not slow compute: communication kernels take no SMs "
+    "from compute",
+    General.HOST_LAUNCHES: "the GPU runs a kernel only after the host launched it; each layer takes a share of the "
+    "host's time by its tensors; the host starts with the GPU and never waits for it; the step ends when both end",
+    General.OPTIMIZER: "the optimizer's GPU time counts as backward",
     General.HOST_PHASES: "the host takes 1/3 of its time for forward, 2/3 for backward and none for the optimizer; "
-    "--host-phases tells",
+    "--host-phases changes this",
 }
 
 
@@ -77,11 +78,11 @@ def _words(what: OfTime | OfStep, devices: Sequence[Device]) -> Iterator[str]:
             shape = f"the {operation.collective.title} of {_tags(pair, devices)}"
             yield f"a ring at {band(rates)} ({band_basis(rates)}), shaped as {shape}"
         case BeyondSizes(least, most):
-            yield f"sizes beyond the measured {size_span((least, most))} by a line of latency and bandwidth"
+            yield f"sizes beyond the measured {size_span((least, most))} by extrapolation of latency and bandwidth"
         case EqualBlocks(count, guessed):
             if guessed:
-                yield f"{count} layers, as --layers says nothing"
-            yield f"all parameters lie in {count} equal blocks of a transformer's shape, none in embeddings"
+                yield f"{count} layers, the default of --layers"
+            yield f"all parameters are in {count} equal transformer blocks, none in embeddings"
         case HeadShare(share):
             others = "the other layers their share of the multiply-adds"
             yield f"head and loss take {share:.0%} of the GPU's time, {others}"

@@ -34,7 +34,7 @@ _MEASURED = (
 # Name, help, and what one data point adds.
 _COUNTED: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
     ("data_points", "Data points: a link, pair or set at one size.", lambda _: 1),
-    ("failed", "Data points that were given up.", lambda row: row["failure"] is not None),
+    ("failed", "Data points that failed.", lambda row: row["failure"] is not None),
     ("disturbed", "Data points during which a device was throttled, hot or shared.", lambda row: bool(row["flags"])),
     ("impossible", "Data points faster than the hardware can be.", lambda row: bool(row["impossible"])),
     ("wrong_elements", "Elements that failed verification.", lambda row: float(row["wrong"] or 0)),
@@ -67,7 +67,7 @@ def _about(run: Run) -> Iterator[Metric]:
     }
     yield _gauge("run_info", "What was measured, and by what.", [(labels, 1)])
     yield _gauge("run_started_timestamp_seconds", "When the run began, Unix time.", [({}, _started(run))])
-    yield _gauge("run_complete", "1 where the run was finished.", [({}, run.complete)])
+    yield _gauge("run_complete", "1 if the run finished.", [({}, run.complete)])
     devices = [
         ({"device": device.tag, "uuid": device.uuid, "name": device.name, "pci_bus_id": device.pci_bus_id}, 1)
         for device in run.devices
@@ -121,8 +121,7 @@ def _started(run: Run) -> float:
         started = datetime.fromisoformat(run.started)
     except ValueError as error:
         raise RunFileError(
-            f"cannot write when the run began as Unix time: its file says '{run.started}', which is no ISO 8601 date; "
-            "use --format csv"
+            f"cannot convert the run's start to Unix time: '{run.started}' is not an ISO 8601 date; use --format csv"
         ) from error
     return (started if started.tzinfo else started.replace(tzinfo=UTC)).timestamp()
 

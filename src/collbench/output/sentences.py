@@ -100,16 +100,16 @@ _FAILED = {
     Cause.REFUSED: "{step} failed{at}: {detail}",
     Cause.NOT_OPENED: "opening the GPUs failed{at}: {detail}",
     Cause.NO_BUFFERS: "allocating buffers failed{at}: {detail}",
-    Cause.NO_COMMUNICATOR: "making NCCL communicators failed{at}: {detail}",
+    Cause.NO_COMMUNICATOR: "creating NCCL communicators failed{at}: {detail}",
     Cause.NO_ANSWER: "hang: no answer{at} within {seconds} s, so the worker process was killed{said}",
     Cause.GIVEN_UP: "{step} failed: no answer for {seconds} s: the step was given up",
     Cause.DIED: "crash: the worker process died{at} ({ending}){said}",
-    Cause.ENDING: "crash: the worker process closed its pipe, and is ending",
-    Cause.NO_WORKER: "no new worker could be opened: {because}",
-    Cause.NCCL_START: "NCCL did not start in {count} workers; the last time: {because}",
-    Cause.NO_WORLD: "the ranks could not join again: {because}",
-    Cause.NO_TIME: "the clock stopped or went back: a timed batch took {seconds} s; measure again",
-    Cause.IN_A_ROW: "{count} data points in a row failed; the last: {because}",
+    Cause.ENDING: "crash: the worker process closed its pipe and is exiting",
+    Cause.NO_WORKER: "could not start a new worker process: {because}",
+    Cause.NCCL_START: "NCCL failed to start in {count} worker processes; last error: {because}",
+    Cause.NO_WORLD: "the ranks could not reconnect: {because}",
+    Cause.NO_TIME: "the clock stopped or went backward: a timed batch took {seconds} s; measure again",
+    Cause.IN_A_ROW: "{count} data points in a row failed; last error: {because}",
     Cause.REPORTED: "{detail}",
 }
 
@@ -159,7 +159,7 @@ def wrong_data(found: WrongData, devices: Sequence[Device]) -> str:
     """Return which data was wrong, where, and what to do."""
     names = [devices[member].tag for member in found.members]
     if not names:
-        where = "where is unknown"
+        where = "location unknown"
     elif found.work.operation.is_collective:
         where = f"{names[0]} among {', '.join(devices[member].tag for member in sorted(found.members))}"
     elif found.work.variant.host_memory:
@@ -193,7 +193,7 @@ _SKIPPED_WHAT = {
     SkipKind.NODE_LIMIT: "host copies of {sizes}",
     SkipKind.ROOM: "sizes {sizes}",
     SkipKind.ALGORITHMS: "algorithms, protocols and channels",
-    SkipKind.WRONG_DATA: "all that was left",
+    SkipKind.WRONG_DATA: "all remaining data points",
 }
 _SKIPPED_WHY = {
     SkipKind.NO_PEERS: "no peer access, so a kernel cannot address the other GPU's memory",
@@ -203,10 +203,10 @@ _SKIPPED_WHY = {
         "{size} is the limit with the memory of each NUMA node: larger messages would use too much of it"
     ),
     SkipKind.ROOM: "the fullest device has room for messages of {limit}; {free}",
-    SkipKind.CONCURRENT_ROOM: "{count} messages at once do not fit the {limit} of a buffer",
-    SkipKind.CACHE: "only {limit} are free for a buffer, too little compared with the reader's cache",
+    SkipKind.CONCURRENT_ROOM: "{count} concurrent messages do not fit in a buffer of {limit}",
+    SkipKind.CACHE: "only {limit} are free for a buffer, too little compared with the cache of the reading core",
     SkipKind.NUMA: "{detail}",
-    SkipKind.PROCESSES: "copies are timed by one process, not by one for each device",
+    SkipKind.PROCESSES: "one process times copies; here each device has its own process",
     SkipKind.ALGORITHMS: "{detail}",
     SkipKind.WRONG_DATA: "{detail}",
     SkipKind.OTHER: "{detail}",
@@ -228,7 +228,7 @@ def skipped_reason(left: Skipped, run: Run) -> str:
     if left.wrong is not None:
         return wrong_data(left.wrong, run.devices)
     dtype = run.settings.dtype
-    silent = "no source here reports these operations" if left.kind is SkipKind.ALGORITHMS else ""
+    silent = "nothing here reports these operations" if left.kind is SkipKind.ALGORITHMS else ""
     return _SKIPPED_WHY[left.kind].format(
         count=left.count,
         dtype=dtype,
@@ -248,7 +248,7 @@ def _free(left: Skipped, run: Run) -> str:
     amounts = ", ".join(f"{tag} {format_approximate_size(amount)}" for tag, amount in free)
     kinds = {work.registration for work in run.settings.collectives} - {Registration.NONE}
     buffers = ("three", "five", "seven")[len(kinds)]  # source, send, target; send and target of each kind
-    return f"free now: {amounts}, shared by {buffers} buffers beside NCCL's own"
+    return f"free now: {amounts}, shared by {buffers} buffers plus those of NCCL"
 
 
 def reason_alone(left: Skipped) -> Skipped:
@@ -261,7 +261,7 @@ _ABSENT = {
     AbsenceKind.SKIPPED: "skipped",
     AbsenceKind.ONE_WAY: "measured one way only",
     AbsenceKind.SMALL: "small messages only",
-    AbsenceKind.NOT_REACHED: "not reached: the run was interrupted",
+    AbsenceKind.NOT_REACHED: "not measured: the run was interrupted",
     AbsenceKind.NOT_MEASURED: "not measured",
 }
 
@@ -275,7 +275,7 @@ def absence(found: Absence, run: Run) -> str:
     if found.kind is not AbsenceKind.FEW_TRIALS:
         return _ABSENT[found.kind]
     if found.needed is not None:
-        return f"{found.trials} of the {found.needed} trials that the noise needs"
+        return f"{found.trials} of the {found.needed} trials needed to estimate noise"
     return f"{found.trials} trial{'s' if found.trials > 1 else ''} only"
 
 
@@ -285,13 +285,13 @@ def absence(found: Absence, run: Run) -> str:
 _NOT_DONE = {
     CheckKind.LINKS: "{work} at {size} on {links}: {why}",
     CheckKind.COPIES: f"links against their limits: no copy of {format_size(COPY_BYTES)} or more was measured on them",
-    CheckKind.LIMITS: "{labels} links against a limit: their slots or NVLinks are unknown",
+    CheckKind.LIMITS: "{labels} links against their limits: their PCIe slots or NVLinks are unknown",
     CheckKind.STAGING: "peer access against staging: no staged copies (collbench copies --patterns one-way,staged)",
     CheckKind.COLLECTIVES: (
         f"NCCL against the links: no collective of {format_size(COLLECTIVE_BYTES)} or more was measured"
     ),
-    CheckKind.PAIRS: "NCCL pair by pair: no all-reduce was measured on pairs",
-    CheckKind.LABELS: "the labels against {sources}: not in this run",
+    CheckKind.PAIRS: "NCCL on each pair: no all-reduce was measured on pairs",
+    CheckKind.LABELS: "the labels against {sources}: not recorded in this run",
     CheckKind.PCIE: "PCIe under load: its generation and width were not read",
 }
 
@@ -337,10 +337,10 @@ def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence 
             return f"{pairs}, though the label is better ({_names(works)})."
         case TreeLabels(labels, ancestors):
             way = f" ({_WAYS[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _WAYS else ""
-            tree = f"the PCIe tree, as topo -p reports it, says {', '.join(ancestors)}{way}"
-            return f"topo -m says {', '.join(labels)} where {tree}: both are right."
+            tree = f"the PCIe tree (topo -p) has {', '.join(ancestors)}{way}"
+            return f"topo -m reports {', '.join(labels)}, {tree}: both are right."
         case FlatLabels(label):
-            return f"All pairs have the label {label} and no GPU has a NUMA node: the labels say nothing."
+            return f"All pairs have the label {label} and no GPU has a NUMA node: the labels carry no information."
         case _:
             return f"{where(verdict.where, run.devices)}: {_clause(verdict, run)}."
 
@@ -350,7 +350,7 @@ def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911, PLR0912 
         case GivenUp(works):
             return f"the work {'never ended' if verdict.kind is Kind.HANG else 'failed'} ({_names(works)})"
         case LinkCount(source, label, nvlinks):
-            return f"{source} says {label}, NVML counts {nvlinks} active NVLinks"
+            return f"{source} reports {label}, NVML counts {nvlinks} active NVLinks"
         case PeerAnswers(label, answers, agree):
             said = ", ".join(f"{source} {answer}" for source, answer in answers)
             if agree:
@@ -360,12 +360,12 @@ def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911, PLR0912 
             slow = "NCCL is no faster than PCIe" if works else "copies are no faster than PCIe allows"
             return f"{slow}, though the label is {label}" + (f" ({_names(works)})" if works else "")
         case FewerLinks(links, count):
-            return f"the rate of {f'{links:.0f}' if links >= 1 else f'{links:.1f}'} of {count} links"
+            return f"reaches the rate of {f'{links:.0f}' if links >= 1 else f'{links:.1f}'} of {count} links"
         case Beaten(gbs, part, capacity, works, batches):
-            most = f"{gbs:.0f} GB/s where the {part} has a capacity of {capacity:.0f} at most"
+            most = f"{gbs:.0f} GB/s, above the capacity of the {part}, {capacity:.0f} GB/s"
             return f"{most} ({_names(works)}; {batches} batch{'' if batches == 1 else 'es'})"
         case SlotBelowBest(now, best):
-            return f"PCIe gen {now[0]} ×{now[1]} right after measuring, at best gen {best[0]} ×{best[1]}"
+            return f"PCIe gen {now[0]} ×{now[1]} right after measuring; its maximum is gen {best[0]} ×{best[1]}"
         case StagedFaster(gbs):
             unit = "GB/s sim" if capabilities(run.backend).simulated else "GB/s"
             return f"slower by peer access than through host memory, which reaches {gbs:.1f} {unit}"
@@ -376,15 +376,15 @@ def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911, PLR0912 
         case BelowLinks(share, works):
             return f"NCCL reaches {share:.0%} of the capacity of its slowest link ({_names(works)})"
         case OtherLabel(tool, nvml):
-            return f"nvidia-smi topo -m says {tool}, NVML says {nvml}"
+            return f"nvidia-smi topo -m reports {tool}, NVML reports {nvml}"
         case HiddenLinks():
-            return "no NVLink in the label, and faster than PCIe can be"
+            return "faster than PCIe can be, though the label has no NVLink"
         case _:
             raise TypeError(f"no sentence for {verdict.evidence}")
 
 
 def where(found: Where, devices: Sequence[Device]) -> str:
-    """Return "GPU0 → GPU1", "all that GPU2 sends", "all 6 NV18 pairs (one direction each)"."""
+    """Return "GPU0 → GPU1", "all links from GPU2", "all 6 NV18 pairs (one direction each)"."""
     one_way = " (one direction each)" if found.one_way else ""
     return _WHERE[found.extent].format(
         commas=_tags(found.devices, devices),
@@ -399,8 +399,8 @@ _WHERE = {
     Extent.PAIR: "{dash}",
     Extent.DIRECTION: "{arrow}",
     Extent.ALL: "all links of {commas}",
-    Extent.SENT: "all that {commas} sends",
-    Extent.RECEIVED: "all that {commas} receives",
+    Extent.SENT: "all links from {commas}",
+    Extent.RECEIVED: "all links to {commas}",
     Extent.PAIRS: "{pairs}",
     Extent.ALL_PAIRS: "all {pairs}",
     Extent.SET: "all of {commas}",
@@ -417,8 +417,8 @@ def _names(works: Sequence[Work]) -> str:
 
 _NO_LINE = {
     NoLine.FEW_SIZES: f"{{figure:.0f}} of the {FEWEST_SIZES} sizes that a fit needs",
-    NoLine.NARROW: f"sizes span a factor of {{factor}}, and a fit needs {LEAST_SPAN}",
-    NoLine.ONE_TRIAL: "a size has one trial, and intervals need two",
+    NoLine.NARROW: f"sizes span a factor of {{factor}}, a fit needs {LEAST_SPAN}",
+    NoLine.ONE_TRIAL: "a size has one trial; an interval needs two",
     NoLine.FLAT: "time does not grow with size, so there is no bandwidth",
 }
 
@@ -523,13 +523,13 @@ def reason(choice: Choice, devices: Sequence[Device]) -> str:
     why = choice.reason
     text = _best_for_job(why) if isinstance(why, BestForJob) else _reason(why, len(choice.members))
     if choice.heuristic and not isinstance(choice.reason, Measured | BestForJob) and not choice.tied:
-        text += ", the best of a heuristic search"
+        text += ", found by a heuristic search"
     if (
         choice.trials is not None
         and choice.trials < FEWEST_TRIALS
         and not isinstance(choice.reason, AllLeft | Measured | BestForJob)
     ):
-        text += f"; not certain: some have {choice.trials} of the {FEWEST_TRIALS} trials that the noise needs"
+        text += f"; uncertain: some sets have {choice.trials} of the {FEWEST_TRIALS} trials needed to estimate noise"
     if choice.estimated:
         text = f"estimated from labels, not measured: {text}"
     if choice.forgiven:
@@ -547,20 +547,20 @@ def _reason(why: AllLeft | OneDevice | Undecided | BestPair | Predicted | Measur
         case AllLeft(count, of):
             return f"all {count} devices" if count == of else f"the {count} of {of} devices that are left"
         case OneDevice():
-            return "one device has no pair to compare"
+            return "one device: there is no pair to compare"
         case Undecided(found):
             return grounds(found)
         case BestPair(gbs, worst, all_measured):
             pair = "worst pair" if all_measured else "worst measured pair"
-            return f"it reaches {fixed(gbs, 3)} GB/s, the machine's {pair} {fixed(worst, 3)} GB/s"
+            return f"{fixed(gbs, 3)} GB/s; the machine's {pair} reaches {fixed(worst, 3)} GB/s"
         case Predicted(rates, first):
             over = f" over {band_basis(rates)}" if rates.hi > 0 else ""
-            other = "the same set" if first is None else _reaches(first)
-            return f"predicted {_reaches(rates)}{over} (the first {k}: {other})"
+            other = f"same as the first {k}" if first is None else f"the first {k}: {_reaches(first)}"
+            return f"predicted {_reaches(rates)}{over} ({other})"
         case Measured(gbs, simulated, is_first, gain):
             over = f" on the first {k}" if is_first else ""
             if gain is not None:
-                over = f", {gain[1]:.2f}× ({gain[0]:.2f}–{gain[2]:.2f}) the first {k}"
+                over = f", {gain[1]:.2f}× ({gain[0]:.2f}–{gain[2]:.2f}) that of the first {k}"
             return f"{fixed(gbs, 3)} GB/s {'in sim' if simulated else 'measured'}{over}"
 
 
@@ -569,13 +569,13 @@ def _best_for_job(why: BestForJob) -> str:
     if why.finalists < 2:
         least = "the only finalist that did not fail"
     elif why.tied:
-        least = f"a tie of {why.finalists} finalists"
+        least = f"{why.finalists} finalists tie"
     elif why.significant:
-        least = f"the least of {why.finalists} finalists"
+        least = f"the shortest of {why.finalists} finalists"
     else:
         least = f"none of {why.finalists} finalists is significantly faster"
     how = "in sim" if why.simulated else "measured"
-    return f"a step of {why.job} communicates for {why.seconds * 1e3:.3f} ms {how}, {least}"
+    return f"a step of {why.job} communicates for {why.seconds * 1e3:.3f} ms ({how}): {least}"
 
 
 def _reaches(rates: Band) -> str:
@@ -584,7 +584,7 @@ def _reaches(rates: Band) -> str:
 
 
 _MEANS = {
-    How.BROKEN: "a pair of it is broken",
+    How.BROKEN: "one of its pairs is broken",
     How.PAIR: "the pair itself",
     How.NVSWITCH: "NVSwitch",
     How.NVLINK_RINGS: "{rings} NVLink rings",
@@ -609,11 +609,11 @@ def _means(rates: Band) -> str:
 
 
 _TIE_BREAKS = {
-    TieBreak.IN_USE: "the fewest GPUs that others use",
+    TieBreak.IN_USE: "the fewest GPUs in use by others",
     TieBreak.SUSPECT: "the fewest GPUs with throttling or errors",
-    TieBreak.LATENCY: "the lower latency of small messages",
+    TieBreak.LATENCY: "the lower latency for small messages",
     TieBreak.NUMA_NODES: "the fewest NUMA nodes",
-    TieBreak.REMAINDER: "the best remainder for the next job",
+    TieBreak.REMAINDER: "the best remaining GPUs for the next job",
     TieBreak.BUS_ID: "PCI bus id",
     TieBreak.INDEX: "index",
     TieBreak.PREDICTED: "the predicted order",

@@ -30,9 +30,9 @@ def unfit(found: Unfit, run: str = "it", its: str = "its") -> str:
         case OtherVersion(what, then, now):
             return f"{its} {what} was {then or 'absent'} and is {now or 'absent'} now"
         case NoDate(started, future):
-            return f"{its} date {started} lies in the future" if future else f"{its} date '{started}' cannot be read"
+            return f"{its} date {started} is in the future" if future else f"{its} date '{started}' cannot be read"
         case OtherOrder():
-            return f"{its} devices have another order"
+            return f"{its} devices are in a different order"
         case _:
             return f"{run} {_did(found)}"
 
@@ -42,19 +42,19 @@ def _did(found: Unfit) -> str:  # noqa: PLR0911 - a clause for each kind
         case OtherBackend(measured, asked):
             return f"was measured on the {measured} backend, not {asked}"
         case DevicesGone(devices):
-            return f"was measured on {_names(devices)}, not among the devices that this process may use"
+            return f"was measured on {_names(devices)}, which this process may not use"
         case DevicesUnknown(devices):
             return f"did not measure {_names(devices)}"
         case TooOld(age, allowed):
             return f"is {_length(age)} old, more than --max-age {_length(allowed)}"
         case Incomplete(None):
-            return "was interrupted before any pair was timed at a size that shows bandwidth"
+            return "was interrupted before any pair was timed at a size large enough to show bandwidth"
         case Incomplete(left):
-            return f"was interrupted with {left} of its links still to time"
+            return f"was interrupted with {left} of its links not yet timed"
         case SpecialNccl():
-            return "asked NCCL for what a job has only where it asks for the same"
+            return "used NCCL settings (registered memory or a configuration) that a job has only if it sets them, too"
         case NoPairs():
-            return "timed no pairs at a size that shows bandwidth"
+            return "timed no pairs at a size large enough to show bandwidth"
         case DeviceBusy(device, left):
             from collbench.output import sentences  # late: numpy
 

@@ -97,7 +97,7 @@ class OwnFile:
         except Taken:
             aside = another(self.path)
             self._written = write(content, aside, *self._words, mode=self._mode)
-            self._warn(f"another process has written {self.path} meanwhile: this is saved as {aside}")
+            self._warn(f"another process has written {self.path} in the meantime: this run is saved as {aside}")
             self.path = aside
         self._force = False
 
@@ -124,7 +124,7 @@ def check(
         target = Path(os.path.realpath(path))
         if target.exists():
             if any(source.exists() and source.samefile(target) for source in sources):
-                raise Taken(f"cannot {doing} {path}: it is the file that is read; choose another with {option} FILE")
+                raise Taken(f"cannot {doing} {path}: it is the input file; choose another with {option} FILE")
             if not force and target.stat().st_size and not ours(target.read_bytes()):
                 raise taken(path, doing, option)
         target.parent.mkdir(parents=True, exist_ok=True)

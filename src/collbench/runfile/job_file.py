@@ -57,7 +57,7 @@ def loads(text: str, name: str) -> Job:
     except (ValueError, RecursionError) as error:
         raise RunFileError(f"job {name} is not JSON: {error}") from error
     if not is_job(fields):
-        raise RunFileError(f"{name} is no recorded job: make one with 'collbench record' or 'collbench import'")
+        raise RunFileError(f"{name} is not a recorded job: make one with 'collbench record' or 'collbench import'")
     if fields.get("version") != VERSION:
         raise RunFileError(f"job {name} has version {fields.get('version')}, this collbench reads {VERSION}")
     try:
@@ -91,7 +91,7 @@ def _check_call(call: Call, groups: tuple[Group, ...], where: str) -> None:
     try:
         _ = call.collective
     except ValueError:
-        raise ValueError(f"{where}.operation is '{call.operation}', which is no collective") from None
+        raise ValueError(f"{where}.operation is '{call.operation}', which is not a collective") from None
     if not 0 <= call.group < len(groups) or call.size_bytes < 0:
         raise ValueError(f"{where} is of group {call.group} and {call.size_bytes} bytes")
     for what, number in (("root", call.root), ("peer", call.peer)):

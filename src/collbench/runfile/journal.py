@@ -97,7 +97,7 @@ def _locked(path: Path, flags: int, run_file: Path) -> int:
             found = os.fstat(number)
             head = os.pread(number, len(_HEAD), 0) if stat.S_ISREG(found.st_mode) else b"?"
             if not _HEAD.startswith(head):
-                raise RunFileError(f"{path} is in the way of {run_file}'s journal: move it, or choose another name")
+                raise RunFileError(f"{path} has the name of {run_file}'s journal: move it, or choose another name")
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile by who had it: look again
                 if os.path.samestat(found, path.lstat()):
                     return number

@@ -275,7 +275,7 @@ class RunWriter:
             self.failure = None
         except RunFileError as error:
             if self.failure is None:
-                self._warn(f"{error} (measuring goes on)")
+                self._warn(f"{error} (measuring continues)")
             self.failure = error
 
     def end(self) -> None:
@@ -309,5 +309,5 @@ class RunWriter:
 
     def _give_up(self, error: RunFileError) -> None:
         self.failure = error
-        self._warn(f"{error} (measuring goes on)")
+        self._warn(f"{error} (measuring continues)")
         self.close()

@@ -95,7 +95,7 @@ def believed() -> Saved:
     if not doubts:
         return Saved(tuple(found))
     (first, why), more = next(iter(doubts.items())), f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
-    line = f"ignoring {first}{more}: {why}; name a run with its file to use it all the same"
+    line = f"ignoring {first}{more}: {why}; name a run with its file to use it anyway"
     return Saved(tuple(path for path in found if path not in doubts), line)
 
 
@@ -104,7 +104,7 @@ def _distrusted(path: Path, is_kind: Callable[[int], bool]) -> str:
     try:
         found = path.stat()
     except OSError as error:
-        return f"it cannot be looked at ({error.strerror})"
+        return f"it cannot be examined ({error.strerror})"
     if not is_kind(found.st_mode):
         return "it is a file of another kind"
     if found.st_uid != os.geteuid():

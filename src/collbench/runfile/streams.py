@@ -250,7 +250,7 @@ _LATEST = 1 << 62  # ns: 146 years after a host's start
 def parse(data: bytes | bytearray | memoryview) -> Stream:
     """Return what a file holds. Raises StreamError."""
     if len(data) < _HEADER.itemsize or data[:8] != MAGIC:
-        raise StreamError("it is no stream of the recorder, or it was cut off at its beginning")
+        raise StreamError("it is not a stream of the recorder, or its beginning is missing")
     header = np.frombuffer(data, _HEADER, 1)[0]
     if int(header["version"]) != VERSION:
         raise StreamError(f"it has version {int(header['version'])}, this collbench reads {VERSION}")
@@ -274,7 +274,7 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     sent = sum(len(phases[phase].symbols) * repetitions for phase, repetitions in runs) + len(tail)
     # A kill between two stores may leave a call counted that is not in the tail.
     if int(header["kept"]) - sent not in {0, 1}:
-        raise StreamError(f"it says that {int(header['kept'])} calls were kept, and has {sent}")
+        raise StreamError(f"it says that {int(header['kept'])} calls were kept, but has {sent}")
     return Stream(
         host=_text(header["host"]),
         pid=int(header["pid"]),

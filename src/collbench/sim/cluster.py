@@ -141,7 +141,7 @@ def named(name: str) -> Cluster:
     for cluster in _shipped():
         if cluster.name == name:
             return cluster
-    raise UsageError(f"no cluster is called '{name}': choose from {', '.join(names())}, or name a file of your own")
+    raise UsageError(f"no cluster is called '{name}': choose from {', '.join(names())}, or name a file")
 
 
 def names() -> tuple[str, ...]:
@@ -281,8 +281,8 @@ def _check(cluster: Cluster) -> None:
         ),
         (cluster.placement and len(cluster.placement) != cluster.nodes, "placement does not name each node's leaf"),
         (any(leaf < 0 for leaf in cluster.placement), "placement has a negative leaf"),
-        (any(not 0 <= f.node < cluster.nodes for f in cluster.slow_nodes), "slow_nodes names a node that is not there"),
-        (any(f.switch not in switches for f in cluster.slow_uplinks), "slow_uplinks names a switch that is not there"),
+        (any(not 0 <= f.node < cluster.nodes for f in cluster.slow_nodes), "slow_nodes names an unknown node"),
+        (any(f.switch not in switches for f in cluster.slow_uplinks), "slow_uplinks names an unknown switch"),
     )
     for is_wrong, what in wrong:
         if is_wrong:

@@ -286,7 +286,7 @@ def check(fabric: Fabric) -> None:
         zero_is_fine = name in _MAY_BE_ZERO or isinstance(owner, Delays | Fault)
         least = 0 if zero_is_fine else _LEAST_GBS
         if not least <= value <= _MOST:
-            kind = "0 or a sensible number" if zero_is_fine else "a sensible number above 0"
+            kind = "0 or a plausible number" if zero_is_fine else "a plausible number above 0"
             raise ValueError(f"{where} is {value:.6g}, not {kind}")
     _check_gpu_names(fabric)
     _check_tree(fabric)
@@ -372,15 +372,15 @@ def _check_fault(fault: Fault, count: int, where: str) -> None:
     if fault.kind is FaultKind.FOREIGN_LOAD and not 1 <= len(fault.devices) <= 2:
         raise ValueError(f"{where}.devices is {list(fault.devices)}: a foreign load is on one GPU or on a link")
     if fault.factor < _LEAST_GBS:
-        raise ValueError(f"{where}.factor is {fault.factor}: nothing moves at that rate; a hanging-link stands still")
+        raise ValueError(f"{where}.factor is {fault.factor}: nothing moves at that rate; use hanging-link for a hang")
     if fault.kind is FaultKind.P2P_DISABLED and fault.words and not _VARIABLE.fullmatch(fault.words):
-        raise ValueError(f"{where}.words is '{fault.words}', no NCCL variable as NAME=VALUE")
+        raise ValueError(f"{where}.words is '{fault.words}', not an NCCL variable as NAME=VALUE")
     if not fault.words.isprintable():
         raise ValueError(f"{where}.words has unprintable characters")
     if fault.kind is FaultKind.LATE_GPU and fault.us <= 0:
-        raise ValueError(f"{where}.us is {fault.us}: say by how many µs the GPU is late")
+        raise ValueError(f"{where}.us is {fault.us}: give the µs by which the GPU is late")
     if fault.kind is FaultKind.BOTTLENECK and fault.gbs <= 0:
-        raise ValueError(f"{where}.gbs is {fault.gbs}: say how many GB/s the bottleneck carries")
+        raise ValueError(f"{where}.gbs is {fault.gbs}: give the GB/s of the bottleneck")
     if fault.devices:
         _check_gpus(fault.devices, count, f"{where}.devices", fewest=1)
 
@@ -395,7 +395,7 @@ def _check_labels(fabric: Fabric) -> None:
             ("tool_label", telling.tool_label),
         ):
             if word is not None and not is_label(word):
-                raise ValueError(f"{where}.{name} is '{word}', no label of nvidia-smi's")
+                raise ValueError(f"{where}.{name} is '{word}', not a label of nvidia-smi")
         if telling.nvlinks is not None and not 0 <= telling.nvlinks <= _MOST_LINKS:
             raise ValueError(f"{where}.nvlinks is {telling.nvlinks}, not 0 to {_MOST_LINKS}")
 
@@ -449,7 +449,7 @@ def loads(text: str, name: str) -> Fabric:
         fabric: Fabric = build(Fabric, body, "fabric")
         check(fabric)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
-        raise UsageError(f"{name} is a wrong fabric file: {error}; see docs/fabric-file.md") from error
+        raise UsageError(f"{name} is an invalid fabric file: {error}; see docs/fabric-file.md") from error
     return fabric
 
 
@@ -481,7 +481,7 @@ def _text(path: str) -> str:
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON's")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 @cache
@@ -501,7 +501,7 @@ def _refuse_unknown(kind: Any, data: Any, where: str) -> None:
             known = _fields(typing.cast("type", part))
             for key, value in data.items():
                 if key not in known:
-                    raise ValueError(f"{where} has '{key}', which is none of {', '.join(known)}")
+                    raise ValueError(f"{where} has '{key}', which is not one of {', '.join(known)}")
                 _refuse_unknown(known[key], value, f"{where}.{key}")
 
 

@@ -74,7 +74,7 @@ def _a_pair(fabric: Fabric, rng: np.random.Generator, fits: Callable[[Path, Netw
 
 def _one_of(found: Sequence[Members], rng: np.random.Generator, why: str) -> Members:
     if not found:
-        raise UsageError(f"{why}: take another fabric or another fault")
+        raise UsageError(f"{why}: use another fabric or another fault")
     return found[int(rng.integers(len(found)))]
 
 
@@ -180,7 +180,7 @@ def _order_inversion(fabric: Fabric, rng: np.random.Generator) -> Made:
             worst = max(_alone(network, p) for p in others)
             found.append((bridge, worst, tuple(sorted({gpu for pair in slow for gpu in pair}))))
     if not found:
-        raise UsageError(f"fabric {fabric.name} has no PCIe switch with a longer way beside it: take another fabric")
+        raise UsageError(f"fabric {fabric.name} has no PCIe switch with a longer alternative path: use another fabric")
     bridge, worst, members = found[int(rng.integers(len(found)))]
     sick = replace(bridge, peer_gbs=worst * _CLEARLY_LESS)
     return replace(fabric, bridges=tuple(sick if other == bridge else other for other in fabric.bridges)), members

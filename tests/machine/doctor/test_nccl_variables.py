@@ -56,11 +56,11 @@ def test_a_name_like_no_other_is_unknown_and_no_fault() -> None:
     [
         ("NCCL_P2P_DISABLE", "1", "host memory"),
         ("NCCL_P2P_DISABLE", "0", ""),
-        ("NCCL_P2P_DISABLE", "true", "takes this text for 0"),
+        ("NCCL_P2P_DISABLE", "true", "reads this text as 0"),
         ("NCCL_P2P_LEVEL", "LOC", "host memory"),
         ("NCCL_P2P_LEVEL", "NVL", ""),
         ("NCCL_NVLS_ENABLE", "0", ""),  # a choice that hosts which share a switch must make
-        ("NCCL_NVLS_ENABLE", "off", "takes this text for 0"),
+        ("NCCL_NVLS_ENABLE", "off", "reads this text as 0"),
         ("NCCL_MAX_NCHANNELS", "0x8", "fewer channels"),
         ("NCCL_COMM_BLOCKING", "-1", ""),
         ("NCCL_DEBUG", "trace", "every call"),
@@ -96,7 +96,7 @@ def test_what_a_file_sets_is_reported_with_its_file() -> None:
 @pytest.mark.parametrize("name", ["NCCL_VERSION", "NCCL_ROOT", "NCCL_ASYNC_ERROR_HANDLING"])
 def test_names_that_others_read_are_no_typos(name: str) -> None:
     assert name in OTHERS_NAMES
-    assert "not read by NCCL itself" in meaning(name, "2.28.9").does
+    assert "read not by NCCL" in meaning(name, "2.28.9").does
 
 
 def test_no_text_of_ours_names_a_variable_that_looks_like_a_typo() -> None:

@@ -194,7 +194,7 @@ def test_several_runs_have_a_page_each_and_one_for_their_ratio(opened: Open) -> 
     assert cell(tab, "GPU1", "GPU0").inner_text() == "1.000"
     cell(tab, "GPU0", "GPU1").hover()
     reported = tab.locator("article:visible .readout").inner_text()
-    assert "99 % interval of all at once" in reported
+    assert "simultaneous 99 % interval" in reported
     assert "significantly slower" in reported
     assert tab.locator("[aria-current=page]").inner_text() == "b.json over a.json"
     tab.go_back()

@@ -92,7 +92,7 @@ def test_an_old_page_is_replaced_whole(saved: Program) -> None:
             "place with --output FILE",
         ),
         ("no such run", "none.json", "cannot read run file none.json: No such file or directory"),
-        ("no run at all", "", "no run is saved: name a run file, or measure with 'collbench pairs' first"),
+        ("no run at all", "", "there is no saved run: name a run file, or measure with 'collbench pairs' first"),
         ("what is no run", "run.html.json", "run.html.json is JSON but not a collbench run"),
         ("one of two is no run", "run.json run.html.json", "run.html.json is JSON but not a collbench run"),
     ],

@@ -118,7 +118,7 @@ def gather(evidence: Evidence, runs: Sequence[tuple[str, Run]]) -> tuple[Overlap
         if not curves:
             titles = ", ".join(operation.collective.title for operation in SENT)
             raise UsageError(
-                f"{name} has no factors to predict by, which takes {_FEWEST_TRIALS} trials of {titles} at normal "
+                f"{name} cannot be used to predict: this needs {_FEWEST_TRIALS} trials of {titles} at normal "
                 "priority and with NCCL's own CTAs: measure with 'collbench overlap'"
             )
         found += curves

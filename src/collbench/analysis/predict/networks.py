@@ -146,7 +146,7 @@ def find(name: str) -> Network:
             return _MODELS[known](known)
     alike = get_close_matches(plain, NAMES, n=3, cutoff=0.5)
     meant = f"did you mean {' or '.join(alike)}?" if alike else f"known are {', '.join(NAMES)};"
-    raise UsageError(f"--model '{name}' is unknown: {meant} Any other by its size: --params 124M --layers 12")
+    raise UsageError(f"--model '{name}' is unknown: {meant} For any other, give its size: --params 124M --layers 12")
 
 
 def of_size(parameters: int, layers: int | None) -> Network:

@@ -57,7 +57,7 @@ def gather(runs: Sequence[tuple[str, Run]], registration: Registration = Registr
     """
     for name, run in runs:
         if run.overlaps and not run.measurements:
-            raise UsageError(f"{name} timed a collective beside compute, not alone: name it with --overlap")
+            raise UsageError(f"{name} timed a collective overlapping compute, not alone: name it with --overlap")
     if registration is not Registration.NONE:
         return _on_registered(runs, registration)
     runs = [(name, ordinary(run)) for name, run in runs]
@@ -128,20 +128,20 @@ def belongs(name: str, base: Run, other: str, run: Run) -> None:
     """Raise UsageError where two runs are not of one machine under the same settings."""
     if (base.backend, base.machine.fabric) != (run.backend, run.machine.fabric):
         kinds = " and ".join(sorted({f"{one.backend} {one.machine.fabric}".strip() for one in (base, run)}))
-        raise UsageError(f"{name} and {other} are of different machines ({kinds}): give runs of one")
+        raise UsageError(f"{name} and {other} are of different machines ({kinds}): give runs of one machine")
     known = {device.uuid for device in base.devices}
     strange = [device for device in run.devices if device.uuid not in known]
     if strange:
         raise UsageError(
             f"{other} has {strange[0].tag} ({strange[0].uuid}), which {name} lacks: give runs of one machine, "
-            "with one among them that holds all its GPUs"
+            "at least one of them with all its GPUs"
         )
     changed = sorted(_settings(base).items() ^ _settings(run).items())
     if changed:
         variable = changed[0][0]
         raise UsageError(
             f"{name} and {other} were measured with different settings ({variable}={_settings(base).get(variable, '')} "
-            f"and {variable}={_settings(run).get(variable, '')}): predict from each by itself"
+            f"and {variable}={_settings(run).get(variable, '')}): predict from each separately"
         )
 
 

@@ -90,7 +90,7 @@ _GPUS_FOR_CONTAINERS = {
     "kubernetes": "ask for GPUs in the pod: resources.limits nvidia.com/gpu",
 }
 _INSTALL = "install the NVIDIA driver"
-_WITHOUT = "or do without a GPU: collbench doctor --backend host"
+_WITHOUT = "or use no GPU: collbench doctor --backend host"
 
 
 def driver(facts: Facts) -> list[Finding]:
@@ -112,9 +112,9 @@ def visibility(facts: Facts) -> list[Finding]:
     why = f": {seen.problem}" if seen.problem else ""
     found = []
     if seen.problem and not seen.certain:
-        found.append(Finding(Group.GPUS, name, Level.WARN, f"only CUDA knows which GPUs it leaves{why}", unset))
+        found.append(Finding(Group.GPUS, name, Level.WARN, f"only CUDA knows which GPUs remain visible{why}", unset))
     elif not seen.devices:
-        found.append(Finding(Group.GPUS, name, Level.FAIL, f"leaves no GPU{why}", unset))
+        found.append(Finding(Group.GPUS, name, Level.FAIL, f"hides every GPU{why}", unset))
     elif seen.problem:
         found.append(Finding(Group.GPUS, name, Level.WARN, f"leaves {left}{why}", unset))
     elif len(seen.devices) < 2:
@@ -144,7 +144,7 @@ def _version(found: Driver) -> Finding:
 def _tool(found: Driver) -> list[Finding]:
     if found.nvidia_smi:
         return []
-    text = "not on PATH: its labels are not compared with NVML's; NVML reports all else"
+    text = "not on PATH: its labels cannot be compared with those of NVML; NVML reports everything else"
     return [Finding(Group.GPUS, "nvidia-smi", Level.OK, text)]
 
 
@@ -154,13 +154,13 @@ def _count(facts: Facts) -> Finding:
     text = ", ".join(f"{count} × {name}" for name, count in kinds.items()) or "none"
     hidden = (found.on_the_bus or 0) - len(found.gpus)
     if not found.gpus:
-        fix = _GPUS_FOR_CONTAINERS.get(facts.host.container, "see nvidia-smi -L, and who may open /dev/nvidia*")
+        fix = _GPUS_FOR_CONTAINERS.get(facts.host.container, "check nvidia-smi -L and the permissions of /dev/nvidia*")
         return Finding(Group.GPUS, "GPUs", Level.FAIL, "the driver shows no GPU to this process", fix)
     if hidden <= 0:
         return Finding(Group.GPUS, "GPUs", Level.OK, text)
     if facts.host.container:
         return Finding(Group.GPUS, "GPUs", Level.OK, f"{text}; {hidden} more on PCI, not given to this container")
-    fix = "see dmesg | grep -i xid for a GPU that fell off the bus, and /dev/nvidia* for one that is not given to you"
+    fix = "check dmesg | grep -i xid for a GPU that fell off the bus, and /dev/nvidia* for one without access"
     return Finding(Group.GPUS, "GPUs", Level.WARN, f"{text}; {hidden} more on PCI that the driver does not show", fix)
 
 
@@ -171,7 +171,7 @@ def _order(facts: Facts) -> list[Finding]:
     names = {gpu.device.name for gpu in facts.driver.gpus}
     if by_bus or len(names) < 2 or not any(word.strip().isdigit() for word in given.split(",")):
         return []
-    text = "unset, and the GPUs differ: CUDA's indices may not be nvidia-smi's"
+    text = "unset, and the GPUs differ: CUDA's indices may differ from those of nvidia-smi"
     return [Finding(Group.GPUS, ORDER, Level.WARN, text, f"export {ORDER}=PCI_BUS_ID")]
 
 
@@ -194,15 +194,15 @@ def _gpu_memory(gpus: Sequence[Gpu]) -> Iterable[Finding]:
     pending = [gpu for gpu in gpus if gpu.repair_pending]
     wrong = [gpu for gpu in gpus if gpu.ecc_errors]
     if failed:
-        text = f"{tags(failed, gpus)} could not replace a bad memory row"
-        yield Finding(Group.GPUS, "memory", Level.FAIL, text, "leave the GPU out and have it replaced", numbers(failed))
+        text = f"{tags(failed, gpus)} could not remap a bad memory row"
+        yield Finding(Group.GPUS, "memory", Level.FAIL, text, "do not use this GPU; have it replaced", numbers(failed))
     elif pending:
-        text = f"{tags(pending, gpus)} will replace a bad memory row at the next reset"
-        fix = f"sudo nvidia-smi -i {indices(pending)} --gpu-reset, when nothing runs there; or reboot"
+        text = f"{tags(pending, gpus)} will remap a bad memory row at the next reset"
+        fix = f"sudo nvidia-smi -i {indices(pending)} --gpu-reset when nothing runs there, or reboot"
         yield Finding(Group.GPUS, "memory", Level.WARN, text, fix, numbers(pending))
     elif wrong:
         each = ", ".join(f"{gpu.ecc_errors} on {gpu.device.tag}" for gpu in wrong)
-        fix = f"sudo nvidia-smi -i {indices(wrong)} --gpu-reset, when nothing runs there; replace it if they return"
+        fix = f"sudo nvidia-smi -i {indices(wrong)} --gpu-reset when nothing runs there; replace the GPU if they return"
         text = f"uncorrected ECC errors since the driver started: {each}"
         yield Finding(Group.GPUS, "memory", Level.WARN, text, fix, numbers(wrong))
     elif any(gpu.ecc_errors is None for gpu in gpus):
@@ -210,7 +210,7 @@ def _gpu_memory(gpus: Sequence[Gpu]) -> Iterable[Finding]:
             Group.GPUS, "memory", Level.UNKNOWN, "errors are not counted: ECC is off, or NVML does not report them"
         )
     else:
-        yield Finding(Group.GPUS, "memory", Level.OK, "no uncorrected ECC error, no repair pending")
+        yield Finding(Group.GPUS, "memory", Level.OK, "no uncorrected ECC errors, no row remapping pending")
 
 
 def _fabric(gpus: Sequence[Gpu]) -> Iterable[Finding]:
@@ -218,7 +218,7 @@ def _fabric(gpus: Sequence[Gpu]) -> Iterable[Finding]:
     if waiting:
         words = _FABRIC_WORDS[waiting[0].fabric_state or 1]
         text = f"NVSwitch fabric {words} on {tags(waiting, gpus)}: CUDA cannot start (error 802)"
-        fix = "sudo systemctl start nvidia-fabricmanager (its version must be the driver's)"
+        fix = "sudo systemctl start nvidia-fabricmanager (same version as the driver)"
         yield Finding(Group.GPUS, "fabric", Level.FAIL, text, fix, numbers(waiting))
     elif any(gpu.fabric_state for gpu in gpus):
         yield Finding(Group.GPUS, "fabric", Level.OK, "NVSwitch fabric ready")
@@ -230,18 +230,18 @@ def _now(gpus: Sequence[Gpu]) -> Iterable[Finding]:
     busy = [gpu for gpu in gpus if gpu.processes]
     if held:
         each = ", ".join(f"{gpu.device.tag}: {', '.join(gpu.throttle)}" for gpu in held)
-        fix = "see nvidia-smi -q -d PERFORMANCE, and the cooling"
-        yield Finding(Group.GPUS, "clocks", Level.WARN, f"held back on {each}", fix, numbers(held))
+        fix = "check nvidia-smi -q -d PERFORMANCE and the cooling"
+        yield Finding(Group.GPUS, "clocks", Level.WARN, f"throttled: {each}", fix, numbers(held))
     if hot:
         each = ", ".join(f"{gpu.device.tag} {gpu.temperature} °C" for gpu in hot)
-        fix = "see the fans and the air flow"
+        fix = "check the fans and the air flow"
         yield Finding(Group.GPUS, "temperature", Level.WARN, f"over {HOT_C} °C: {each}", fix, numbers(hot))
     if busy:
         each = ", ".join(
             f"{gpu.device.tag} ({gpu.processes}, {format_approximate_size(gpu.memory_used or 0)})" for gpu in busy
         )
-        text = f"processes on {each}: they disturb what is measured"
-        fix = "nvidia-smi names them; wait, or leave these GPUs out"
+        text = f"processes on {each}: they disturb measurements"
+        fix = "nvidia-smi lists them; wait, or use other GPUs"
         yield Finding(Group.GPUS, "in use", Level.WARN, text, fix, numbers(busy))
     elif all(gpu.processes is not None for gpu in gpus):
         yield Finding(Group.GPUS, "in use", Level.OK, "no compute process on any of them")
@@ -276,12 +276,12 @@ def _compute_mode(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
     if prohibited:
         text = f"prohibited on {tags(prohibited, gpus)}: CUDA cannot start there"
         return Finding(Group.GPUS, "compute mode", Level.FAIL, text, fix, numbers(prohibited))
-    text = f"exclusive on {tags(bad, gpus)}: a second process is refused, and torch may open all GPUs in each rank"
+    text = f"exclusive on {tags(bad, gpus)}: a second process is refused, and each rank of torch may open all GPUs"
     return Finding(Group.GPUS, "compute mode", Level.WARN, text, fix, numbers(bad))
 
 
 def _cold(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
-    text = f"off on {tags(bad, gpus)}: each first start waits for the driver, up to seconds a GPU"
+    text = f"off on {tags(bad, gpus)}: the first process waits for the driver, up to seconds per GPU"
     fix = f"sudo nvidia-smi -i {indices(bad)} -pm 1"
     return Finding(Group.GPUS, "persistence", Level.WARN, text, fix, numbers(bad))
 
@@ -330,14 +330,14 @@ def _shm(facts: Facts, gpus: int) -> Finding:
     name, found = "shared memory", facts.host.shm
     fix = "docker run --shm-size=1g (or --ipc=host); elsewhere: sudo mount -o remount,size=8G /dev/shm"
     if found is None:
-        text = "no /dev/shm that can be read: processes on one host share memory there"
+        text = "no /dev/shm that can be read: processes on one host share memory through it"
         return Finding(Group.HOST, name, Level.FAIL, text, "mount a tmpfs on /dev/shm")
     text = f"{format_approximate_size(found.free)} free of {format_approximate_size(found.total)} in /dev/shm"
     if found.free < _LEAST_SHM_A_GPU * max(gpus, 1):
         return Finding(Group.HOST, name, Level.FAIL, f"{text}: NCCL and torch's data loaders cannot start", fix)
     if found.free < _ENOUGH_SHM:
         since = _by_cuda(facts)
-        why = "NCCL needs little there with this driver, torch's data loaders more" if since else "NCCL may need 1 GiB"
+        why = "NCCL needs little of it with this driver, torch's data loaders more" if since else "NCCL may need 1 GiB"
         return Finding(Group.HOST, name, Level.WARN, f"{text}: {why}", fix)
     return Finding(Group.HOST, name, Level.OK, text)
 
@@ -354,7 +354,7 @@ def _limits(host: Host) -> Iterable[Finding]:
         yield Finding(Group.HOST, name, Level.UNKNOWN, "the limit cannot be read")
     elif host.memlock < 0 or not cards:
         text = "unlimited" if host.memlock < 0 else format_approximate_size(host.memlock)
-        more = "" if host.memlock < 0 else "; it binds InfiniBand and RoCE only, and there is no such card"
+        more = "" if host.memlock < 0 else "; it matters only for InfiniBand and RoCE, and there is no such card"
         yield Finding(Group.HOST, name, Level.OK, f"{text}{more}")
     else:
         text = f"{format_approximate_size(host.memlock)}: {cards} cannot register NCCL's buffers"
@@ -363,7 +363,7 @@ def _limits(host: Host) -> Iterable[Finding]:
     if host.open_files is None:
         yield Finding(Group.HOST, "open files", Level.UNKNOWN, "the limit cannot be read")
     elif 0 <= host.open_files < _FEW_FILES:
-        text = f"{host.open_files} a process: sockets, shared memory and data may need more"
+        text = f"{host.open_files} a process: sockets, shared memory and data files may need more"
         yield Finding(Group.HOST, "open files", Level.WARN, text, f"ulimit -n {_FEW_FILES * 64}")
     else:
         text = "unlimited" if host.open_files < 0 else f"{host.open_files} a process"
@@ -373,22 +373,20 @@ def _limits(host: Host) -> Iterable[Finding]:
 def _cores(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     host = facts.host
     count = len(host.cpus)
-    text = f"{count} in reach: {format_cpus(host.cpus)}"
+    text = f"{count} available: {format_cpus(host.cpus)}"
     fix = "widen the cgroup's cpuset, taskset's mask, or the CPUs that the job asks for (srun --cpus-per-task)"
     needed = 2 if capabilities(facts.backend).cores else len(gpus)
     if count < needed and capabilities(facts.backend).cores:
         yield Finding(Group.HOST, "CPUs", Level.FAIL, f"{text}; the host backend needs two", fix)
     elif count < needed:
         yield Finding(
-            Group.HOST, "CPUs", Level.WARN, f"{text}, for {needed} GPUs: ranks wait for each other's core", fix
+            Group.HOST, "CPUs", Level.WARN, f"{text}, for {needed} GPUs: ranks wait for each other's cores", fix
         )
     else:
         yield Finding(Group.HOST, "CPUs", Level.OK, text)
     if host.cpu_quota is not None:
         level = Level.WARN if host.cpu_quota < max(needed, 1) else Level.OK
-        text = (
-            f"a cgroup allows {fixed(host.cpu_quota)} CPUs' worth of time: a rank that spins on it is stopped at times"
-        )
+        text = f"a cgroup limits CPU time to {fixed(host.cpu_quota)} CPUs: a rank that polls is paused at times"
         quota_fix = "docker run without --cpus; Kubernetes: raise or drop the CPU limit" if level is Level.WARN else ""
         yield Finding(Group.HOST, "CPU quota", level, text, quota_fix)
 
@@ -413,12 +411,12 @@ def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     if far:
         each = ", ".join(f"{gpu.device.tag} ({gpu.device.cpu_affinity})" for gpu in far)
         fix = "widen the cgroup's cpuset or taskset's mask to these CPUs; Slurm: --gpu-bind=closest"
-        yield Finding(Group.HOST, "NUMA", Level.WARN, f"no CPU in reach is near {each}", fix, numbers(far))
+        yield Finding(Group.HOST, "NUMA", Level.WARN, f"no available CPU is near {each}", fix, numbers(far))
     elif without:
-        text = f"no memory in reach of the NUMA node of {tags(without, gpus)}"
+        text = f"no memory is available on the NUMA node of {tags(without, gpus)}"
         yield Finding(Group.HOST, "NUMA", Level.WARN, text, "widen the cgroup's cpuset.mems", numbers(without))
     elif known:
-        text = "CPUs near every GPU are in reach"
+        text = "CPUs near every GPU are available"
         yield Finding(Group.HOST, "NUMA", Level.OK, text)
     else:
         yield Finding(Group.HOST, "NUMA", Level.UNKNOWN, "neither driver nor kernel says which CPUs are near the GPUs")
@@ -430,7 +428,7 @@ def _peer_traffic(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     known = {index: slot for index, slot in slots.items() if slot is not None}
     over_pcie = any(labels.is_pcie(path.label) for path in facts.driver.paths)
     level = Level.WARN if over_pcie or facts.host.network_cards else Level.OK
-    whom = "" if level is Level.WARN else "; no pair talks over PCIe and there is no network card that could"
+    whom = "" if level is Level.WARN else "; no pair uses PCIe, and there is no network card that could"
     translated = [gpu for gpu in gpus if (slot := known.get(gpu.device.index)) and slot.iommu_type in _TRANSLATED]
     if translated:
         text = f"translates addresses of {tags(translated, gpus)}: peer copies over PCIe may go through the CPU{whom}"
@@ -467,10 +465,10 @@ def _ports(ports: tuple[NetworkPort, ...]) -> Iterable[Finding]:
     """Judge the ports' state and rate; without a port there is nothing to say."""
     if not ports:
         return
-    name, fix = "network ports", "see ibstat; check cable, switch port, and for InfiniBand the subnet manager"
+    name, fix = "network ports", "check ibstat, cable, switch port, and for InfiniBand the subnet manager"
     faults = [f"{port.name} is {_state(port)}" for port in down(ports)]
     faults += [
-        f"{port.name} has {fixed(port.rate_gbits or 0.0)} Gbit/s, its siblings {fixed(best)}"
+        f"{port.name} has {fixed(port.rate_gbits or 0.0)} Gbit/s, other ports of its kind {fixed(best)}"
         for port, best in slower(ports)
     ]
     unknown = [port.name for port in ports if not port.state]
@@ -479,7 +477,7 @@ def _ports(ports: tuple[NetworkPort, ...]) -> Iterable[Finding]:
     elif unknown:
         yield Finding(Group.HOST, name, Level.UNKNOWN, f"the state of {', '.join(unknown)} cannot be read")
     else:
-        yield Finding(Group.HOST, name, Level.OK, f"{len(ports)} active, none below a sibling's rate")
+        yield Finding(Group.HOST, name, Level.OK, f"{len(ports)} active, none slower than another of its kind")
 
 
 def _affinity(found: NetworkAffinity) -> Iterable[Finding]:
@@ -490,11 +488,11 @@ def _affinity(found: NetworkAffinity) -> Iterable[Finding]:
         return
     name = "network affinity"
     wrong = [
-        f"NCCL sends GPU{gpu}'s traffic over {card} ({how}), and {', '.join(better)} is nearer ({best})"
+        f"NCCL sends GPU{gpu}'s traffic over {card} ({how}), but {', '.join(better)} is nearer ({best})"
         for gpu, card, how, better, best in found.farther()
     ]
     if wrong:
-        fix = "see NCCL_IB_HCA, NCCL_CROSS_NIC and NCCL_TOPO_FILE: which cards NCCL may take, and where it sees them"
+        fix = "check NCCL_IB_HCA, NCCL_CROSS_NIC and NCCL_TOPO_FILE: the cards that NCCL may use, and the topology"
         yield Finding(Group.HOST, name, Level.WARN, "; ".join(wrong), fix)
         return
     if disputed := [
@@ -505,11 +503,11 @@ def _affinity(found: NetworkAffinity) -> Iterable[Finding]:
     far = [gpu for gpu, (_, how) in known.items() if how == "SYS"]
     if far and len(far) < len(known):
         gpus = ", ".join(f"GPU{gpu}" for gpu in far)
-        text = f"{gpus} reach no card but over another socket (SYS), the other GPUs have one nearer"
+        text = f"{gpus} reach cards only across sockets (SYS), other GPUs have a nearer card"
         yield Finding(Group.HOST, name, Level.WARN, text, "see 'nvidia-smi topo -m' and the slots of the cards")
         return
     words = [f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in known.items()]
-    checked = "; NCCL took these" if found.chosen else ""
+    checked = "; NCCL uses these" if found.chosen else ""
     yield Finding(Group.HOST, name, Level.OK, f"nearest cards: {', '.join(words)}{checked}")
 
 
@@ -524,7 +522,7 @@ def _runs(folder: Folder) -> Finding:
     if not folder.writable:
         return Finding(Group.HOST, name, Level.WARN, f"{folder.path} cannot be written", fix)
     if folder.space is None:
-        return Finding(Group.HOST, name, Level.UNKNOWN, f"{folder.path}: its room is unknown")
+        return Finding(Group.HOST, name, Level.UNKNOWN, f"{folder.path}: its free space is unknown")
     text = f"{format_approximate_size(folder.space.free)} free for {folder.path}"
     level = Level.WARN if folder.space.free < _LITTLE_ROOM else Level.OK
     return Finding(Group.HOST, name, level, text, fix if level is Level.WARN else "")
@@ -548,8 +546,8 @@ def judge_libraries(facts: Facts) -> list[Finding]:
 def torch_for_cores(found: Software) -> list[Finding]:
     """Judge what the host backend needs: torch, for gloo."""
     if not found.torch:
-        return [Finding(Group.LIBRARIES, "torch", Level.FAIL, "not installed: gloo's collectives come with it", _TORCH)]
-    return [Finding(Group.LIBRARIES, "torch", Level.OK, f"{found.torch}: brings gloo for collectives between cores")]
+        return [Finding(Group.LIBRARIES, "torch", Level.FAIL, "not installed: it includes gloo's collectives", _TORCH)]
+    return [Finding(Group.LIBRARIES, "torch", Level.OK, f"{found.torch}: includes gloo for collectives between cores")]
 
 
 def _libcuda(facts: Facts) -> Iterable[Finding]:
@@ -578,7 +576,7 @@ def _same_nccl(found: Software) -> Iterable[Finding]:
     if not found.wheel:
         if found.torch_cuda:
             text = "no nvidia-nccl wheel next to torch: torch has NCCL built in, or loads the system's"
-            fix = "compare with python -c 'import torch; print(torch.cuda.nccl.version())'"
+            fix = "compare the version with python -c 'import torch; print(torch.cuda.nccl.version())'"
             yield Finding(Group.LIBRARIES, name, Level.UNKNOWN, text, fix)
         return
     version = found.wheel_version or "of unknown version"
@@ -587,7 +585,7 @@ def _same_nccl(found: Software) -> Iterable[Finding]:
     elif found.wheel_version == found.nccl:
         yield Finding(Group.LIBRARIES, name, Level.OK, f"{version} at {found.wheel}: the same version")
     else:
-        text = f"{version} at {found.wheel}: training loads that one, and collbench times {found.nccl}"
+        text = f"{version} at {found.wheel}: training loads this one, but collbench times {found.nccl}"
         fix = "unset COLLBENCH_NCCL and leave out --nccl to time torch's"
         yield Finding(Group.LIBRARIES, name, Level.WARN, text, fix)
 
@@ -596,7 +594,7 @@ def _preload(facts: Facts) -> Iterable[Finding]:
     preloaded = facts.environment.get("LD_PRELOAD", "")
     if "nccl" in preloaded.lower():
         text = f"LD_PRELOAD={preloaded}: every process loads this NCCL first"
-        yield Finding(Group.LIBRARIES, "LD_PRELOAD", Level.WARN, text, "unset LD_PRELOAD, unless it is meant")
+        yield Finding(Group.LIBRARIES, "LD_PRELOAD", Level.WARN, text, "unset LD_PRELOAD unless it is intended")
 
 
 def _torch(facts: Facts) -> Finding:
@@ -604,7 +602,7 @@ def _torch(facts: Facts) -> Finding:
     if not found.torch:
         return Finding(Group.LIBRARIES, "torch", Level.WARN, "not installed: collbench train needs it", _TORCH)
     if not found.torch_cuda:
-        text = f"{found.torch} has no CUDA: collbench measures, and training would run on CPU cores"
+        text = f"{found.torch} has no CUDA: collbench can measure, but training would run on CPU cores"
         return Finding(Group.LIBRARIES, "torch", Level.WARN, text, _TORCH)
     text = f"{found.torch}, built for CUDA {found.torch_cuda}"
     ours, theirs = _major(found.libcuda or facts.driver.cuda), _major(found.torch_cuda)
@@ -668,7 +666,7 @@ def _links_down(gpus: Sequence[Gpu]) -> list[Finding]:
     fewer = [gpu for gpu in gpus if gpu.links_up < most[gpu.device.name]]
     if fewer:
         each = ", ".join(f"{gpu.device.tag} {gpu.links_up} of {most[gpu.device.name]}" for gpu in fewer)
-        fix = "nvidia-smi nvlink --status; reset the GPUs or have the machine looked at"
+        fix = "nvidia-smi nvlink --status; reset the GPUs, or have the machine inspected"
         return [Finding(Group.LINKS, "NVLinks", Level.WARN, f"some are down: {each}", fix, numbers(fewer))]
     if not any(most.values()):
         return []
@@ -700,12 +698,12 @@ def _nccl_variable(name: str, value: str, source: str = "") -> Finding:
     known = meaning(name, value)
     shown = f"{given or '(empty)'}{source}"
     if not known.does:
-        text = f"{shown}: no NCCL from 2.18 to 2.30 reads such a name"
+        text = f"{shown}: no NCCL from 2.18 to 2.30 reads this name"
         if known.near:
             return Finding(Group.VARIABLES, name, Level.WARN, text, f"did you mean {known.near}?")
         return Finding(Group.VARIABLES, name, Level.UNKNOWN, f"{text}; a plugin may")
     if known.cost:
-        fix = f"unset {name}, unless it is meant" if not source else "take it out of that file, unless it is meant"
+        fix = f"unset {name} unless it is intended" if not source else "remove it from that file unless it is intended"
         return Finding(Group.VARIABLES, name, Level.WARN, f"{shown}: {known.does}; {known.cost}", fix)
     return Finding(Group.VARIABLES, name, Level.OK, f"{shown}: {known.does}")
 

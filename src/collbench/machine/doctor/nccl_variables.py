@@ -186,23 +186,23 @@ _COSTS = (
     ("P2P_LEVEL", "LOC", "all data between GPUs goes through host memory"),
     ("P2P_LEVEL", "0", "all data between GPUs goes through host memory"),
     ("CUMEM_ENABLE", "0", "NVLS and memory windows are off"),
-    ("SHM_DISABLE", "1", "GPUs without peer access talk through the network, even on one host"),
+    ("SHM_DISABLE", "1", "GPUs without peer access use the network, even on one host"),
     ("CHECK_POINTERS", "1", "each call takes longer"),
     ("DEBUG", "TRACE", "every call gets slower"),
-    ("ALGO", "", "NCCL cannot take its best for each size and operation"),
-    ("PROTO", "", "NCCL cannot take its best for each size; LL128 forced where it is unsafe corrupts data"),
-    ("GRAPH_FILE", "", "rings of another machine would be taken as they are"),
+    ("ALGO", "", "NCCL cannot choose the best for each size and operation"),
+    ("PROTO", "", "NCCL cannot choose the best for each size; LL128 forced where it is unsafe corrupts data"),
+    ("GRAPH_FILE", "", "rings of another machine would be used unchecked"),
     ("TOPO_FILE", "", "a file of another machine misleads NCCL: compare with NCCL_TOPO_DUMP_FILE"),
-    ("MAX_NCHANNELS", "", "fewer channels than NCCL would take lower bandwidth"),
-    ("MAX_CTAS", "", "fewer thread blocks than NCCL would take lower bandwidth"),
-    ("NTHREADS", "", "fewer threads than NCCL would take lower bandwidth"),
+    ("MAX_NCHANNELS", "", "fewer channels than NCCL would choose lower bandwidth"),
+    ("MAX_CTAS", "", "fewer thread blocks than NCCL would choose lower bandwidth"),
+    ("NTHREADS", "", "fewer threads than NCCL would choose lower bandwidth"),
     ("BUFFSIZE", "", "smaller buffers than 4 MiB lower bandwidth"),
     ("NVB_DISABLE", "1", "GPUs without a link of their own use PCIe"),
-    ("IB_DISABLE", "1", "between hosts everything goes over sockets"),
-    ("IB_CUDA_SUPPORT", "", "it is read no more"),
-    ("CHECKS_DISABLE", "", "it is read no more"),
-    ("SINGLE_RING_THRESHOLD", "", "it is read no more"),
-    ("TREE_THRESHOLD", "", "it is read no more"),
+    ("IB_DISABLE", "1", "between hosts all traffic uses sockets"),
+    ("IB_CUDA_SUPPORT", "", "NCCL no longer reads it"),
+    ("CHECKS_DISABLE", "", "NCCL no longer reads it"),
+    ("SINGLE_RING_THRESHOLD", "", "NCCL no longer reads it"),
+    ("TREE_THRESHOLD", "", "NCCL no longer reads it"),
 )
 
 # Read as whole numbers: any other text counts as 0 [src/misc/param.cc, ncclLoadParam: strtoll].
@@ -232,11 +232,11 @@ def meaning(name: str, value: str) -> Meaning:
     """Return what a variable does in NCCL, and what its value costs."""
     short = name.removeprefix("NCCL_")
     if name in OTHERS_NAMES:
-        return Meaning("not read by NCCL itself, but by programs that build, ship or start it")
+        return Meaning("read not by NCCL but by programs that build, ship or start it")
     if name not in NCCL_NAMES and short not in _described():
         near = difflib.get_close_matches(name, _candidates(), n=1, cutoff=0.85)
         return Meaning("", near=near[0] if near else "")
-    does = _described().get(short, "read by NCCL, and not in its documentation")
+    does = _described().get(short, "read by NCCL, but not documented")
     between = " (between hosts only)" if name.startswith(_BETWEEN_HOSTS) else ""
     return Meaning(does + between, cost=_not_a_number(short, value) or _cost(short, value))
 
@@ -261,4 +261,4 @@ def _not_a_number(short: str, value: str) -> str:
     text = value.strip()
     if short not in _NUMBERS or not text or text.removeprefix("-").removeprefix("0x")[:1].isdigit():
         return ""
-    return "NCCL reads a whole number here, and takes this text for 0"
+    return "NCCL expects a whole number here and reads this text as 0"

@@ -166,29 +166,29 @@ def _beside(run: Run) -> dict[str, Any]:
     """Return the answer of a run of `collbench overlap`: the data point whose collective loses most."""
     worst = overlap.strongest(run.overlaps)
     if worst is None:
-        return _answer("What overlap costs", "nothing measured", [])
+        return _answer("Cost of overlap", "nothing measured", [])
     summary = overlap.summarize(worst)
     lines = [
         overlap_text.answer(worst),
-        f"both together take {summary.of_max.value:.2f} times the longer of the two alone",
+        f"both together take {summary.of_max.value:.2f} × the longer time alone",
     ]
-    return _answer("What overlap costs", f"{fixed(summary.collective_factor.value, 2)} × as long", lines)
+    return _answer("Cost of overlap", f"{fixed(summary.collective_factor.value, 2)} × as long", lines)
 
 
 def _replayed(run: Run) -> dict[str, Any]:
     """Return the answer of a run of `collbench replay`."""
     first = next((found for found in run.replays if found.trials), None)
     if first is None:
-        return _answer("What the job's step communicates", "nothing measured", [])
+        return _answer("Communication of a step", "nothing measured", [])
     milliseconds = replay.summarize(first).communication.value * 1e3
-    return _answer("What the job's step communicates", f"{fixed(milliseconds, 2)} ms a step", [replay_text.answer(run)])
+    return _answer("Communication of a step", f"{fixed(milliseconds, 2)} ms a step", [replay_text.answer(run)])
 
 
 def _which(run: Run, ranking: Ranking | None) -> dict[str, Any]:
     out = [f"left out {line}" for line in left(run)]
     chosen = [] if ranking is None else [*choose_each(run)]
     if not chosen:
-        why = "the run holds no pair" if ranking is None else "no two devices that were measured together are fit"
+        why = "the run has no pair" if ranking is None else "no two devices that were measured together are fit"
         return _answer("Which devices", "nothing to choose", [why, *out], "warn" if out else "")
     if all(one.tied or len(one.members) == len(run.devices) for one in chosen):
         short, lines = "any of them", [sentences.reason(chosen[0], run.devices)]

@@ -22,7 +22,7 @@ def content(found: Report, name: str, version: str, against: str = "") -> dict[s
     drawn = timeline(found.job)
     tables = [
         _table(f"The step of rank {found.rank}, in order: µs of one call, GB/s of busbw", call_table(found, mark)),
-        _table("Of a step, ms", rank_table(found.ranks)),
+        _table("Per step, ms", rank_table(found.ranks)),
     ]
     return {
         "title": name,
@@ -59,7 +59,7 @@ def _picture(job: Job, drawn: Timeline) -> dict[str, Any]:
     ]
     about = [f"repetition {drawn.repetition}, {milli(drawn.seconds)} from the first call"]
     if not drawn.common_clock:
-        about.append("hosts have no common clock: each rank counts from its own first call")
+        about.append("hosts have no common clock: each rank starts at its own first call")
     if len(drawn.lanes) > len(shown):
         about.append(f"the first {len(shown)} of {len(drawn.lanes)} ranks")
     if any(len(bars) > each for _, bars in shown):

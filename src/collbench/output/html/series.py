@@ -335,9 +335,9 @@ def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]
     words = list(dict.fromkeys(["", *(note for row in notes for note in row)]))
     nothing = [None for _ in places]
     return {
-        "name": f"{operation} beside compute",
+        "name": f"{operation} overlapping compute",
         "kind": "group",
-        "about": "each compute and lever",
+        "about": "each compute and setting",
         "collective": True,
         "sizes": sizes,
         "size_names": [format_size(size) for size in sizes],
@@ -349,10 +349,10 @@ def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]
         "figures": [
             _figure("slowdown of the collective", _TIMES, bounds(lambda one: one.collective_factor), least=True),
             _figure("slowdown of compute", _TIMES, bounds(lambda one: one.compute_factor), least=True),
-            _figure("both together over the longer alone", _TIMES, bounds(lambda one: one.of_max), least=True),
-            _figure("both together over their sum", _TIMES, bounds(lambda one: one.of_sum), least=True),
+            _figure("both together / the longer time alone", _TIMES, bounds(lambda one: one.of_max), least=True),
+            _figure("both together / the sum of the times alone", _TIMES, bounds(lambda one: one.of_sum), least=True),
             _figure("time alone", "µs", bounds(lambda one: one.collective_alone, 1e6), least=True),
-            _figure("time beside compute", "µs", bounds(lambda one: one.collective_beside, 1e6), least=True),
+            _figure("time overlapping compute", "µs", bounds(lambda one: one.collective_beside, 1e6), least=True),
         ],
         "tiers": [[] for _ in sizes],
         "verdicts": ["" for _ in sizes],
@@ -425,7 +425,7 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
                 f"{base['figures'][0]['title']}: ratio",
                 "×",
                 [[_bounds(change) for change in row] for row in changes],
-                covers="99 % interval of all at once",
+                covers="simultaneous 99 % interval",
                 shades=["".join(map(_letter, row)) for row in changes],
             )
         ],

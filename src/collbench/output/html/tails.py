@@ -53,7 +53,7 @@ def _picture(one: Tails, prefix: str) -> dict[str, Any]:
     ticks = [{"x": _TEXT + index * _BAR, "text": micro(edges[index])} for index in range(0, _BINS, _TICKS_EVERY)]
     size = format_size(one.point.size_bytes)
     return {
-        "title": f"{prefix}{one.count} launches of {size} by their time in µs; heights are logarithmic",
+        "title": f"{prefix}{one.count} launches of {size} by duration in µs; the height is logarithmic",
         "width": _BINS * _BAR,
         "height": _HIGH + _TEXT,
         "bars": bars,

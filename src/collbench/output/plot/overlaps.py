@@ -16,7 +16,7 @@ _WIDTH, _HEIGHT = 7.2, 4.4  # inches
 _COLUMN, _ROW = 0.8, 0.4  # inches of a square
 _LETTER = 0.07  # inches that a character of the names takes
 _HEADROOM = 1.07
-_QUANTITY = "time beside compute / time alone"
+_QUANTITY = "time overlapping compute / time alone"
 _DARK = 0.6  # of the scale, from where the ink is black
 Summaries = dict[int, OverlapSummary]  # by size in bytes
 

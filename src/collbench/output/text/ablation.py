@@ -34,9 +34,9 @@ _WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROC
 
 _STOPPED = {
     Stop.REPEATS: "",
-    Stop.PRECISE: " until it was precise",
-    Stop.BUDGET: " until the time was spent",
-    Stop.HOST: " until it was clear that the host bounds both",
+    Stop.PRECISE: " until the precision was reached",
+    Stop.BUDGET: " until the time budget was used",
+    Stop.HOST: " until the host was found to bound both arms",
 }
 
 
@@ -133,8 +133,8 @@ def _on_gpu(ablation: Ablation, gpu: GpuResult) -> Iterator[str]:
     first, second = (f"{100 * share.middle:.0f} %" for share in gpu.shares)
     names = [arm.name for arm in ablation.arms]
     yield (
-        f"the GPU works {first} of a step {names[0]}, {second} {names[1]}; its own time, as the script printed it: "
-        f"{fixed(gpu.ratio.middle)} times as long {names[1]} (95 %: {low} to {high} % more)"
+        f"the GPU is busy for {first} of a step {names[0]}, {second} {names[1]}; its GPU time, as the "
+        f"script printed it: {fixed(gpu.ratio.middle)} times as long {names[1]} (95 %: {low} to {high} % more)"
     )
     if all(gpu.host_bound):
         yield (

@@ -94,7 +94,7 @@ def reference_page(answers: Answers, width: int) -> Iterator[RenderableType | Bl
     yield from alarm(answers.run)
     if not answers.judged:
         yield not_judged(
-            f"{reference_conclusion(answers).rstrip('.')}; compare it with a run of the machine's own good days"
+            f"{reference_conclusion(answers).rstrip('.')}; compare it with an earlier healthy run of this machine"
         )
     conclusion = Text(
         reference_conclusion(answers), style=_STANDING_STYLES[ReferenceVerdict.BELOW] if answers.below else ""
@@ -209,7 +209,7 @@ def _unknown(answers: Answers, width: int) -> Iterator[str]:
     for one in answers.unknown:
         if one.others:
             sizes = size_span([size for figure_ in one.others for size in figure_.sizes])
-            yield f"there is no reference figure for {_name(one)} at this run's sizes and labels, but for {sizes}"
+            yield f"there is no reference figure for {_name(one)} at this run's sizes and labels, only for {sizes}"
     if answers.nvls is Nvls.UNKNOWN and any(answer.figure.nvls for answer in answers.answers):
         yield "it is unknown whether NVLS was used: 'collbench allreduce --algorithms' asks NCCL"
 
@@ -301,7 +301,7 @@ def _run(run: Run) -> _Json:
 
 
 def _mismatch(answer: Answer) -> str:
-    return f"NVLS {answer.figure.nvls} there, {answer.mismatch} here" if answer.mismatch else ""
+    return f"NVLS {answer.figure.nvls} in the reference, {answer.mismatch} in this run" if answer.mismatch else ""
 
 
 def _answer_json(answer: Answer) -> _Json:
@@ -343,9 +343,9 @@ _FEW_RUNS = 8  # lines about runs on the short page
 _MOST_NAMES = 6
 _STYLES = {Verdict.WORSE: "bold red", Verdict.BETTER: "bold green"}
 _LEGEND = """\
-bandwidth: new over base, with an interval that holds for all of them at once
-(99 %). worse, better: beyond δ (2 %, below 1M 6 %, and what a run keeps to
-itself), significant; same: within δ by 90 %; undecided: neither"""
+bandwidth: new / base, with simultaneous 99 % intervals. worse, better:
+significantly beyond δ (2 %, below 1M 6 %, at least the run-to-run variation);
+same: within δ by 90 %; undecided: neither"""
 
 
 def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType | Block]:
@@ -379,7 +379,7 @@ def alarms(comparison: Comparison) -> Iterator[Text]:
     yield from alarm(comparison.new)
     if not comparison.judged:
         yield not_judged(
-            "no data point has three trials in both runs, which the noise needs: measure both to their end"
+            "no data point has three trials in both runs, the fewest that show noise: measure both to the end"
         )
     elif comparison.lost:
         points = f"{len(comparison.lost)} of {len(comparison.lost) + len(comparison.changes)} data points of the base"
@@ -428,7 +428,7 @@ def conclusion(comparison: Comparison) -> str:
     if Verdict.WORSE in {one.verdict for one in comparison.groups} or comparison.count(Verdict.WORSE):
         return f"Something is significantly slower, but nothing significantly by more than {limit} (--fail-below)."
     if not comparison.judged:
-        return "Nothing is significant: no data point has three trials in both runs, which the noise needs."
+        return "Nothing is significant: no data point has three trials in both runs, the fewest that show noise."
     if comparison.lost or outcome(comparison.new).device_sets:
         return "Nothing that was measured in both runs is significantly slower."
     return "Nothing is significantly slower."
@@ -449,7 +449,7 @@ def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
 def group_name(comparison: Comparison, group: Group) -> str:
     """Name what a group's data points share: the devices, or the work and its size."""
     if group.kind is Kind.DEVICES:
-        return f"{_place(comparison.base, group.members)}: all that runs there"
+        return f"{_place(comparison.base, group.members)}: all measurements on it"
     return f"{group.work} at {format_size(group.size_bytes)}: everywhere"
 
 
@@ -506,7 +506,7 @@ def _counts(comparison: Comparison) -> Iterator[str]:
     yield f"points    {len(comparison.changes)} data points in both: {counts}"
     few = sum(change.interval is None for change in comparison.changes)
     if few:
-        yield f"few       {few} data points have fewer than three trials in a run, too few for the noise: undecided"
+        yield f"few       {few} data points have fewer than three trials in a run, too few to estimate noise: undecided"
     for word, run, keys in (
         ("base", comparison.base, comparison.only_base),
         ("new", comparison.new, comparison.only_new),

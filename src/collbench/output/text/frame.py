@@ -108,7 +108,7 @@ def provenance(run: Run) -> Iterator[tuple[str, str]]:
     if changed := settings(run.settings.environment | config):
         yield "settings", f"{changed}{mark}"
     sizes = f", {size_span(run.settings.sizes)}, seed {run.settings.seed}" if run.settings.sizes else ""
-    took = f", {run.seconds:.1f} s of the machine's time" if kind.simulated else f" in {run.seconds:.1f} s"
+    took = f", {run.seconds:.1f} s of simulated time" if kind.simulated else f" in {run.seconds:.1f} s"
     ended = "" if run.complete else " (interrupted)"
     yield "simulated" if kind.simulated else "measured", f"{run.started}{took}{sizes}{ended}"
 
@@ -198,13 +198,13 @@ def _port_changes(run: Run) -> Iterator[PortChange]:
 def _port_line(one: PortChange) -> str:
     where = f"{one.port.name} of {one.port.host}"
     if one.after is None:
-        return f"{where} is gone, or its host is"
+        return f"{where} is gone, or its host is gone"
     if one.what == "state":
-        return f"{where} went from {one.before} to {one.after}"
+        return f"{where} changed from {one.before} to {one.after}"
     if one.what == "rate":
-        return f"{where} went from {fixed(float(one.before))} to {fixed(float(one.after))} Gbit/s"
+        return f"{where} changed from {fixed(float(one.before))} to {fixed(float(one.after))} Gbit/s"
     if not one.growth:
-        return f"{one.what} on {where} is at its largest value, {one.before}: whether it grew is unknown"
+        return f"{one.what} on {where} has reached its maximum, {one.before}: whether it grew is unknown"
     return f"{one.what} grew by {one.growth:,} on {where}"
 
 
@@ -359,7 +359,7 @@ def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
         why = sentences.failure(points[0].failure, run.devices) if points[0].failure else ""
         yield f"failed    {sentences.device_sets([members], run.devices)}: {_points(points)}: {why}"
     if len(failed) > most:
-        yield f"failed    and {len(failed) - most} more: the run file holds them"
+        yield f"failed    and {len(failed) - most} more: the run file lists them"
 
 
 def _points(points: Sequence[Measurement]) -> str:

@@ -37,15 +37,15 @@ _LETTERS = {
     PointToPoint.RECV: "<",
 }
 _LACKS = {
-    Unknown.REDUCTION: "how calls reduce",
-    Unknown.ROOT: "which rank is a call's root",
-    Unknown.PEER: "to whom ranks send",
-    Unknown.GROUP_RANKS: "who is in a group",
-    Unknown.PAUSES: "when the host made a call: no step time, nobody named late",
-    Unknown.GPU_TIMES: "how long kernels ran: no transfer, busbw or waiting",
-    Unknown.GRAPH_REPLAYS: "how often a captured graph ran: its calls are counted once",
-    Unknown.ORDER: "how calls of several groups followed one another",
-    Unknown.OVERLAP: "what computed concurrently",
+    Unknown.REDUCTION: "the reduction of each call",
+    Unknown.ROOT: "the root of each call",
+    Unknown.PEER: "the peer of each send and receive",
+    Unknown.GROUP_RANKS: "the ranks of each group",
+    Unknown.PAUSES: "when the host made each call: no step time, no late ranks",
+    Unknown.GPU_TIMES: "kernel times: no transfer, busbw or waiting",
+    Unknown.GRAPH_REPLAYS: "how often each captured graph ran: its calls count once",
+    Unknown.ORDER: "the order of calls of different groups",
+    Unknown.OVERLAP: "the concurrent compute",
 }
 
 
@@ -64,7 +64,7 @@ def page(found: Report, against: str = "") -> Iterator[Block]:
     if len(found.rows) > _FEW_ROWS:
         left = len(found.distinct) - len(few)
         more = f", and {left} more" if left > 0 else ""
-        yield from short(Text(f"equal calls of the step together{more}: --verbose shows all in order"))
+        yield from short(Text(f"equal calls are grouped{more}: --verbose shows all in order"))
     if len(found.rows) > _MOST_ROWS:
         yield from whole("tables", Text(f"and {len(found.rows) - _MOST_ROWS} more rows: --json has all"))
     yield from _ranks(found)
@@ -98,7 +98,7 @@ def headline(found: Report) -> str:
         if mine.waiting is not None:
             words[-1] += f", {milli(mine.waiting)} of it waiting"
     elif mine.kernels is not None:
-        words.append(f"the kernels of {what} take {milli(mine.kernels)}; how long the step takes is unknown")
+        words.append(f"the kernels of {what} take {milli(mine.kernels)}; the step time is unknown")
     else:
         sent = sum(_bytes(found, row) for row in found.distinct)
         took = f" in {milli(mine.step)}" if mine.step is not None else ""
@@ -111,7 +111,7 @@ def headline(found: Report) -> str:
     if found.late:
         worst = found.late[0]
         each = " a step" if found.repeats else ""
-        words.append(f"the others wait {_waited(worst)}{each} for rank {worst.rank}")
+        words.append(f"the other ranks wait {_waited(worst)}{each} for rank {worst.rank}")
     return "; ".join(words)
 
 
@@ -201,7 +201,7 @@ def _late_json(one: LateRank) -> dict[str, Any]:
 def timeline_lines(job: Job, drawn: Timeline, most: int) -> Iterator[str]:
     """Yield a step as characters: a row a rank, a letter an operation, as long as its kernel ran."""
     letters = _letters(job, drawn)
-    clock = "" if drawn.common_clock else "; hosts have no common clock: each rank from its own first call"
+    clock = "" if drawn.common_clock else "; hosts have no common clock: each rank starts at its own first call"
     yield filled(f"one step (repetition {drawn.repetition}), {milli(drawn.seconds)} from the first call{clock}", _PAGE)
     wide = max(len(f"rank {rank}") for rank, _ in drawn.lanes[:most])
     scale = (_COLUMNS - 1) / drawn.seconds if drawn.seconds > 0 else 0.0
@@ -276,7 +276,7 @@ def _call_table(found: Report, rows: Sequence[Row], mark: str) -> Table:
     concurrently = any(row.concurrent is not None for row in found.distinct)
     isolated = any(row.alone is not None for row in found.distinct)
     heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
-    heads += [f"{mark}alone"] * isolated + [f"{mark}beside"] * concurrently
+    heads += [f"{mark}alone"] * isolated + [f"{mark}overlap"] * concurrently
     made = table(*heads, words=("call", "dtype", "group"), keys=2)
     for row in rows:
         call = job.calls[row.call]
@@ -321,7 +321,7 @@ def _ranks(found: Report) -> Iterator[Block]:
     """Yield a table of ranks: on a short page those that wait least and most, where there are many."""
     if len(found.ranks) < 2 or all(row.kernels is None and row.step is None for row in found.ranks):
         return
-    yield from both("tables", Text("\nof a step, ms: waiting is what a rank's kernels take beyond the transfer"))
+    yield from both("tables", Text("\nper step, ms; waiting: a rank's kernel time beyond the transfer"))
     few = list(found.ranks)
     if len(few) > _FEW_RANKS:
         by_waiting = sorted(few, key=lambda row: (row.waiting if row.waiting is not None else float("inf"), row.rank))
@@ -329,7 +329,7 @@ def _ranks(found: Report) -> Iterator[Block]:
         few = [*by_waiting[:half], *by_waiting[-half:]]
     yield from _lengths(rank_table(few), rank_table(found.ranks[:_MOST_ROWS]), len(found.ranks) > _FEW_RANKS)
     if len(found.ranks) > _FEW_RANKS:
-        yield from short(Text(f"those of {len(found.ranks)} that wait least and most: --verbose shows all"))
+        yield from short(Text(f"{len(found.ranks)} ranks; shown: those that wait least and most; --verbose shows all"))
 
 
 def rank_table(rows: Sequence[RankRow]) -> Table:
@@ -349,8 +349,8 @@ def rank_table(rows: Sequence[RankRow]) -> Table:
 def _steps(found: Report) -> str:
     calls = amount(len(found.phase.positions), "call")
     if not found.repeats:
-        return f"no step repeats: the longest sequence, {calls}"
-    return f"the step, {calls}, seen {found.phase.repetitions} times"
+        return f"no repeated step found: the longest sequence, {calls}"
+    return f"the step, {calls}, repeated {found.phase.repetitions} times"
 
 
 def origin(found: Report, against: str) -> Iterator[str]:
@@ -365,9 +365,7 @@ def origin(found: Report, against: str) -> Iterator[str]:
     if job.command:
         yield f"{'command':<10}{one_line(' '.join(job.command))}"
     if against:
-        none = (
-            "" if any(row.alone is not None for row in found.distinct) else ": none of these calls was measured there"
-        )
+        none = "" if any(row.alone is not None for row in found.distinct) else ": it measured none of these calls"
         yield f"{'against':<10}{one_line(against)}{none}"
 
 
@@ -379,11 +377,11 @@ def said(found: Report) -> Iterator[str]:
     if len(found.late) > _FEW_LATE:
         yield f"{'late':<10}and {len(found.late) - _FEW_LATE} more: --json has all"
     if not found.late:
-        none = "no rank comes significantly later than the others to any group's calls"
-        unjudged = "not judged: it takes samples of all ranks of a group by one host's clock"
+        none = "no rank arrives significantly later than the others at any group's calls"
+        unjudged = "not judged: this needs samples of all ranks of a group on one host"
         yield f"{'late':<10}{none if found.late_known else unjudged}"
     if any(row.bounded and row.transfer is not None for row in found.distinct):
-        yield f"{'≤ ≥':<10}not all ranks of these calls are known: their time may hold waiting"
+        yield f"{'≤ ≥':<10}some ranks of these calls are missing: the time may include waiting"
     if any(job.calls[row.call].captured for row in found.distinct):
         yield f"{'*':<10}inside a CUDA graph"
     for lacking in job.unknown:
@@ -394,15 +392,15 @@ def said(found: Report) -> Iterator[str]:
 def _incomplete(found: Report) -> Iterator[str]:
     differ = found.others_differ
     if differ:
-        yield f"{'others':<10}{amount(differ, 'rank')} sent other calls in a step: --rank N shows them"
+        yield f"{'others':<10}{amount(differ, 'rank')} made different calls in a step: --rank N shows them"
     cut = [str(row.rank) for row in found.ranks if row.ending == Ending.CUT_OFF]
     if cut:
         many = f"of {len(cut)} ranks" if len(cut) > _FEW_RANKS else f"of rank {', '.join(cut)}"
-        yield f"{'cut off':<10}the record {many} ends before the job did"
+        yield f"{'cut off':<10}the record {many} ends before the job ended"
     dropped = sum(row.dropped for row in found.ranks)
     if dropped:
         were = "was" if dropped == 1 else "were"
-        yield f"{'dropped':<10}{amount(dropped, 'call')} {were} seen and not kept: the recorder's memory was full"
+        yield f"{'dropped':<10}{amount(dropped, 'call')} {were} dropped: the recorder's memory was full"
 
 
 def late_words(job: Job, one: LateRank) -> str:
@@ -411,8 +409,8 @@ def late_words(job: Job, one: LateRank) -> str:
     among = "all ranks" if group.size == job.world_size else f"the {group.size} ranks of its group"
     by = figure(one.lateness.median * _MICRO)
     return (
-        f"rank {one.rank} comes {by} µs later than the others (median) to calls of {among}, as the last one to "
-        f"{one.last:.0%} of {one.seen}: waiting for it costs the others {_waited(one)} a step"
+        f"rank {one.rank} arrives {by} µs later than the others (median) at calls of {among}, and last at "
+        f"{one.last:.0%} of {one.seen}: the others wait {_waited(one)} a step for it"
     )
 
 

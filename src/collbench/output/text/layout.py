@@ -54,7 +54,7 @@ def shown(page: Page, *, verbose: bool) -> Iterator[RenderableType]:
             left_out.add(block.section)
     names = [name for name in SECTIONS if name in left_out]
     if names and not verbose:
-        yield Lines(f"more      --verbose shows also {', '.join(names)}")
+        yield Lines(f"more      --verbose also shows {', '.join(names)}")
 
 
 def whole(section: str, *blocks: RenderableType) -> Iterator[Block]:
@@ -151,7 +151,7 @@ def trim(table: Summary, width: int) -> list[RenderableType]:
     while spare and _width(kept) > width:
         gone.append(str(spare[0].header))
         kept.remove(spare.pop(0))
-    pieces = [named(f"not here  {', '.join(reversed(gone))}: {table.elsewhere}", width)] if gone else []
+    pieces = [named(f"hidden    {', '.join(reversed(gone))}: {table.elsewhere}", width)] if gone else []
     return [*fold(_of(kept) if gone else table, width), *map(Text, pieces)]
 
 

@@ -96,7 +96,7 @@ def copies_page(run: Run) -> Iterator[RenderableType | Block]:
             yield from whole("matrices" if tables is _matrices else "tables", *tables(run, variant, found))
     yield from whole("tables", *_shares(run))
     yield from whole("tables", Text(f"\n{_COPIES_LEGEND}"))
-    more = ["not here  copies both ways, one to all, all to one, staged, to devices: cores have none"]
+    more = ["skipped   copies both ways, one to all, all to one, staged, to devices: not on CPU cores"]
     yield from ending(run, *more * capabilities(run.backend).cores)
 
 
@@ -220,7 +220,7 @@ def _with_interval(measurement: Measurement) -> str:
 _CHASE = "pointer chase, ns an access (row reads column's memory; host: pinned memory)"
 _TIME_LEGEND = "time: one all-reduce on the device, the slowest rank, median"
 _LAUNCH_LEGEND = """; launch: one call
-of an ungraphed loop, as a training step makes it"""
+of an ungraphed loop, as in a training step"""
 
 
 # What the answer on the short page calls the works.
@@ -243,7 +243,7 @@ def latency_page(run: Run) -> Iterator[RenderableType | Block]:
         yield from short(legend())
         yield from whole("matrices", *matrices[1:], legend())
     yield from whole("tables", *_allreduce(run))
-    more = ["not here  pointer chase: cores have none; their small copies run back to back, so overlap"]
+    more = ["skipped   pointer chase: not on CPU cores; their small copies run back to back, and so overlap"]
     yield from ending(run, *more * capabilities(run.backend).cores)
 
 
@@ -408,9 +408,9 @@ def _legend(run: Run, operation: Operation) -> str:
     launches = any(s.launch_seconds is not None for m in run.measurements for s in m.samples)
     lines = ["time: one collective on the device, the slowest rank, median;"]
     if launches:
-        lines = [f"{lines[0]} launch: one call", "of an ungraphed loop, as a training step makes it;"]
+        lines = [f"{lines[0]} launch: one call", "of an ungraphed loop, as in a training step;"]
     if any(s.plain for m in run.measurements for s in m.samples):
-        lines.append("between hosts time is of plain launches, not of replays of a CUDA graph;")
+        lines.append("between hosts, time is of plain launches, not of CUDA graph replays;")
     if operation.shares:
         lines.append("size: all ranks' blocks together, count: elements of one block;")
     if operation.irregular:
@@ -555,7 +555,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
     yield Text(f"{sim(run)}pairs by {title}")
     operations = _on_pairs(run)
     spare = [operation.value for operation in reversed(operations) if operation not in _shown(run)]
-    made = Summary(spare, "collbench show RUN.JSON --operation OP, or a wider terminal, has them")
+    made = Summary(spare, "widen the terminal, or run collbench show RUN.JSON --operation OP")
     for head in ("tier", "pair", "label"):
         made.add_column(head)
     for head in (*operations, "interval"):
@@ -640,4 +640,4 @@ def section(run: Run, wanted: str) -> Iterator[RenderableType]:
     yield from alarm(run)
     if wanted != "header" and capabilities(run.backend).simulated:
         yield Text(f"sim: SIMULATED machine '{run.machine.fabric}', nothing here was measured on a GPU")
-    yield from found or [Text(f"no {wanted}: this run has none")]
+    yield from found or [Text(f"this run has no {wanted}")]

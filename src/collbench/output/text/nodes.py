@@ -51,19 +51,19 @@ def plan_page(
     each = phases[-1][2]
     every = nodes - 1 + nodes % 2
     lines = (
-        f"pairs     {nodes // 2:,} a round, {rounds * (nodes // 2):,} measurements in {rounds} rounds; all "
+        f"pairs     {nodes // 2:,} per round, {rounds * (nodes // 2):,} measurements in {rounds} rounds; all "
         f"{nodes * (nodes - 1) // 2:,} pairs would take {every} rounds, {every * each:.0f} s, and one by one "
         f"{nodes * (nodes - 1) / 2 * each / 60:.0f} min",
         f"assumed   all-reduce of {format_size(size_bytes)} at {fixed(gbs)} GB/s between two nodes; 1.5 s for a "
-        "round's communicators and 10 ms a rank for the world (measured: 0.65 s for both on 4 GPUs of one host); "
-        "0.18 ms a message to each rank (measured with 1,024 connections)",
+        "round's communicators and 10 ms per rank for the world (measured: 0.65 s for both on 4 GPUs of one host); "
+        "0.18 ms per message to each rank (measured with 1,024 connections)",
     )
     yield from (Text(named(line, width)) for line in lines)
 
 
 # The page of `collbench nodes`: what the rounds showed of nodes and uplinks, which nodes to take, and the plan.
 
-_MORE = "a longer --budget measures more; two nodes alone can never be distinguished"
+_MORE = "a longer --budget measures more; of only two nodes, the slow one cannot be identified"
 _FEW_FINDINGS = 12  # lines on the short page
 
 
@@ -145,9 +145,8 @@ def page(
         *(_cost(origin) if verbose else ()),
     ]
     if truth is not None:
-        lines.append(
-            f"truth     all-reduce busbw {fixed(truth.busbw_gbs)} GB/s, no nodes pass {fixed(truth.bound_gbs)} (sim)"
-        )
+        bound = f"at most {fixed(truth.bound_gbs)} on any nodes"
+        lines.append(f"truth     all-reduce busbw {fixed(truth.busbw_gbs)} GB/s, {bound} (sim)")
     return "\n".join(named(line, width) for line in lines)
 
 
@@ -198,7 +197,7 @@ def _rounds(origin: Origin) -> Iterator[str]:
     spent = f"{origin.seconds:.0f} s{' estimated for a real cluster' if origin.mark else ''}"
     yield f"rounds    {len(origin.rounds)} ({kinds}): {pairs}; {spent}{origin.mark}, seed {origin.seed}"
     if origin.plain:
-        yield "timed     by plain launches, as a job makes them: between hosts NCCL slows captured graphs down"
+        yield "timed     by plain launches, as in a job: between hosts, NCCL runs captured graphs slower"
     yield from (f"failed    {what}" for what in origin.lost)
     yield from (f"network   {what}" for what in origin.network)
 
@@ -206,17 +205,17 @@ def _rounds(origin: Origin) -> Iterator[str]:
 def _cost(origin: Origin) -> Iterator[str]:
     if origin.round_seconds:
         least, middle, most = (f"{of(origin.round_seconds):.2f}" for of in (min, median, max))
-        planned = f"; --plan says {origin.planned_seconds:.2f} s at that rate" if origin.planned_seconds else ""
-        yield f"cost      {middle} s a round ({least} to {most}){planned}"
+        planned = f"; --plan predicts {origin.planned_seconds:.2f} s at that rate" if origin.planned_seconds else ""
+        yield f"cost      {middle} s per round ({least} to {most}){planned}"
 
 
 def _findings(origin: Origin, found: Judgement) -> Iterator[str]:
     mark = origin.mark
-    noise = f"noise {found.noise:.1%} a measurement"
-    yield f"typical   a pair reaches {fixed(found.typical_gbs)} GB/s of busbw; {noise}{mark}"
+    noise = f"noise {found.noise:.1%} per measurement"
+    yield f"typical   a pair reaches {fixed(found.typical_gbs)} GB/s busbw; {noise}{mark}"
     for lost in found.across:
         if lost < -DELTA:
-            yield f"across    leaving a switch while all do costs {-lost:.0%}: its uplinks are oversubscribed{mark}"
+            yield f"across    pairs across switches lose {-lost:.0%} if all run at once: oversubscribed uplinks{mark}"
     for one in found.slow_nodes:
         yield f"slow      {origin.names[one.node]}: {described(one)}{mark}"
     yield from (f"slow      {_uplink(uplink, origin.names)}{mark}" for uplink in found.slow_uplinks)
@@ -226,7 +225,7 @@ def _findings(origin: Origin, found: Judgement) -> Iterator[str]:
     for one in undecided:
         yield f"undecided {origin.names[one.node]}: {described(one)}{mark}"
     if not (found.slow_nodes or found.slow_uplinks or undecided):
-        yield f"slow      no node, no uplink{mark}"
+        yield f"slow      no node and no uplink{mark}"
 
 
 def _rails(origin: Origin) -> Iterator[str]:
@@ -248,16 +247,16 @@ def _rails(origin: Origin) -> Iterator[str]:
 def _late(one: LateNode, names: Sequence[str]) -> str:
     low, high = (fixed(1e3 * end, 2) for end in one.interval)
     after = f"{fixed(1e3 * one.seconds, 2)} ms after its partners (median; 95 % {low} to {high})"
-    return f"{names[one.node]} comes to batches {after}, in {one.later} of {one.seen} trials"
+    return f"{names[one.node]} arrives at batches {after}, in {one.later} of {one.seen} trials"
 
 
 def described(one: NodeEffect) -> str:
     """Return in words how slow a node is, and in which direction where they differ."""
     if one.worse == UNKNOWN:
-        return "it could not be measured"
+        return "it was not measured"
     low, high = one.worse.interval
     if one.state is State.UNDECIDED and one.worse.ratio >= -DELTA:
-        return f"not known well: {1 + low:.0%} to {1 + high:.0%} of the median node"
+        return f"uncertain: {1 + low:.0%} to {1 + high:.0%} of the median node"
     certain = "" if one.state is State.SLOW else "perhaps "
     both = one.sends == one.receives or {one.sends.state, one.receives.state} == {one.state}
     way = "" if both else "sending " if one.worse is one.sends else "receiving "
@@ -277,9 +276,9 @@ def reason(found: AllNodes | BestNodes) -> str:
     if isinstance(found, AllNodes):
         return f"all {found.count} nodes"
     few = found.slowest <= 1 - DELTA
-    slowest = f"the slowest has {found.slowest:.0%} of the typical rate" if few else "none of them is slow"
+    slowest = f"the slowest reaches {found.slowest:.0%} of the typical rate" if few else "none of them is slow"
     if not found.under:
-        return f"{slowest}; no switches are known, so the first ones"
+        return f"{slowest}; switches are unknown, so these are the first"
     kinds = ((count, name.rstrip("0123456789") or "switch") for count, name in found.under)
     under = " of ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in kinds)
     return f"{slowest}; under {under.replace('leafs', 'leaves')}, the fewest that hold them"

@@ -16,10 +16,10 @@ from collbench.output.text.frame import header, origin, sim, unhealthy_lines
 from collbench.output.text.layout import Block, Lines, both, short, table, whole
 
 _LEGEND = """\
-×: time while the other runs / time alone, slowest rank, median of the trials
-(collective beside: mean of all calls), ± half of the 95 % interval;
-of max, of sum: time of both together / the longer of, / the sum of their times
-alone (of max 1.00: perfect)"""
+×: time while the other runs / time alone; slowest rank, median of the trials
+(collective: mean of all calls), ± half of the 95 % interval;
+of max: time of both together / the longer time alone (1.00: perfect);
+of sum: time of both together / the sum of their times alone"""
 _FEW_FAILURES = 3
 
 
@@ -44,18 +44,18 @@ def overlap_page(run: Run) -> Iterator[RenderableType | Block]:
 
 
 def answer(found: Overlap) -> str:
-    """Return "all-reduce of 64M takes 4.5x as long beside gemm:8192; the gemm takes 0.97x"."""
+    """Return "all-reduce of 64M takes 4.5x as long when overlapping gemm:8192; the gemm takes 0.97x"."""
     summary, levers = summarize(found), _levers(found.priority, found.ctas)
     return (
         f"{found.work.operation.collective.title} of {format_size(found.size_bytes)} takes "
-        f"{_times(summary.collective_factor.value)} as long beside {found.compute}{levers}; the {found.compute.kind} "
-        f"takes {_times(summary.compute_factor.value)}"
+        f"{_times(summary.collective_factor.value)} as long when overlapping {found.compute}{levers}; "
+        f"the {found.compute.kind} takes {_times(summary.compute_factor.value)}"
     )
 
 
 def condition_name(condition: Condition) -> str:
-    """Return what a curve is called: "allreduce beside gemm:8192, high priority, 4 CTAs"."""
-    return f"{condition.operation} beside {condition.compute}{_levers(condition.priority, condition.ctas)}"
+    """Return what a curve is called: "allreduce overlapping gemm:8192, high priority, 4 CTAs"."""
+    return f"{condition.operation} overlapping {condition.compute}{_levers(condition.priority, condition.ctas)}"
 
 
 def failures(run: Run) -> Iterator[str]:
@@ -63,14 +63,14 @@ def failures(run: Run) -> Iterator[str]:
     failed = [found for found in run.overlaps if found.failure is not None]
     for found in failed[:_FEW_FAILURES]:
         assert found.failure is not None  # noqa: S101  # chosen so
-        what = f"{found.work.operation} of {format_size(found.size_bytes)} beside {found.compute}"
+        what = f"{found.work.operation} of {format_size(found.size_bytes)} overlapping {found.compute}"
         yield f"failed    {what}: {sentences.failure(found.failure, run.devices)}"
     if len(failed) > _FEW_FAILURES:
         yield f"failed    and {len(failed) - _FEW_FAILURES} more"
 
 
 # With columns for levers a row is wider than 80: the short page leaves these out, whose × and "of max" it has.
-_ONLY_WHOLE = ("alone ", "beside ", "of sum")
+_ONLY_WHOLE = ("alone ", "overlap ", "of sum")
 
 
 def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
@@ -80,9 +80,9 @@ def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
     for compute in dict.fromkeys(found.compute for found in measured):
         found = [one for one in measured if one.compute == compute]
         operation = found[0].work.operation
-        heads = ["size", *(["priority", "CTAs"] if levers else []), "alone", "beside", "×"]
+        heads = ["size", *(["priority", "CTAs"] if levers else []), "alone", "overlap", "×"]
         keys = len(heads) - 3
-        heads += ["alone ", "beside ", "× ", "of max", "of sum"]
+        heads += ["alone ", "overlap ", "× ", "of max", "of sum"]
         rows, brief = (
             table(*(head for head in heads if head not in left_out), words=("size", "priority"), keys=keys)
             for left_out in ((), _ONLY_WHOLE if levers else ())
@@ -103,7 +103,7 @@ def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
                 *(cell for head, cell in zip(heads, cells, strict=True) if not levers or head not in _ONLY_WHOLE)
             )
         ranks = len(found[0].members)
-        yield f"{operation} over {ranks} ranks (left) beside {compute}, one unit (right), ms", rows, brief
+        yield f"{operation} over {ranks} ranks (left) overlapping {compute}, one unit (right), ms", rows, brief
 
 
 def _ordered(found: Sequence[Overlap]) -> list[Overlap]:
@@ -132,18 +132,18 @@ def _levers(priority: Priority, ctas: int | None) -> str:
 
 def _raw(run: Run) -> Iterator[RenderableType]:
     """Yield how much each data point rests on."""
-    rows = table("data point", "trials", "calls beside", "p10 ms", "p90 ms", "units beside", words=("data point",))
+    rows = table(
+        "data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", words=("data point",)
+    )
     for found in run.overlaps:
         if found.trials:
-            name = f"{format_size(found.size_bytes)} beside {found.compute}{_levers(found.priority, found.ctas)}"
+            name = f"{format_size(found.size_bytes)} overlapping {found.compute}{_levers(found.priority, found.ctas)}"
             calls = sum(len(trial.beside_calls) for trial in found.trials)
             low, high = (f"{seconds * 1e3:.3f}" for seconds in spread(found))
             units = sum(trial.covered_units for trial in found.trials)
             rows.add_row(name, str(len(found.trials)), str(calls), low, high, str(units))
     if rows.row_count:
-        yield Text(
-            "\nsingle calls during compute, started at random times: calls that wait for a unit to end take longer"
-        )
+        yield Text("\nsingle calls during compute, started at random times; calls that wait for compute take longer")
         yield rows
 
 
@@ -151,4 +151,4 @@ def _verified(run: Run) -> Iterator[str]:
     """Yield a line where not all was compared: silence would be read as agreement."""
     unknown = sum(1 for found in run.overlaps if found.trials and (found.wrong is None or found.wrong_compute is None))
     if unknown:
-        yield f"verified  not {amount(unknown, 'data point')}: nothing could be compared"
+        yield f"verified  not {amount(unknown, 'data point')}: no result could be compared"

@@ -31,7 +31,7 @@ def page(job: Job, run: Run, found: PredictedJob) -> Iterator[Block]:
     yield from both("tables", made)
     prices = list(found.prices.items())
     if prices:
-        yield from both("tables", Text(f"\n{sim(run)}µs of one call there, isolated"))
+        yield from both("tables", Text(f"\n{sim(run)}µs of one call on the new links, isolated"))
         shown = ("waited",) * bool(found.waited)
         rows = table("call", "bytes", "group", "least", "middle", "most", *shown, words=("call", "group"))
         for number, price in prices[:_FEW]:
@@ -49,15 +49,16 @@ def headline(run: Run, found: PredictedJob) -> str:
     """Return the answer in a sentence."""
     least, middle, most = found.bounds.step
     between = "" if milli(least) == milli(most) else f" ({milli(least)} to {milli(most)})"
-    return f"{sim(run)}a step takes {milli(middle)} there{between}; it took {milli(found.bounds.recorded)} as recorded"
+    recorded = milli(found.bounds.recorded)
+    return f"{sim(run)}a step takes {milli(middle)} on the new links{between}; the recorded step took {recorded}"
 
 
 def _notes(job: Job, run: Run, found: PredictedJob) -> Iterator[str]:
     if found.waited:
         unknown = any(share.unknown for share in found.waited.values())
         yield (
-            f"{'waited':<10}how much of a longer transfer delays what follows it (95 % interval), from the times "
-            "when a rank came early and waited" + ("; of '?' nothing is known, and half is assumed" if unknown else "")
+            f"{'waited':<10}share of a longer transfer that delays the next kernel (95 % interval), from the calls "
+            "in which a rank arrived early and waited" + ("; '?' is unknown: half is assumed" if unknown else "")
         )
     else:
         yield (
@@ -66,15 +67,15 @@ def _notes(job: Job, run: Run, found: PredictedJob) -> Iterator[str]:
             "while it can"
         )
     if found.calibrated:
-        yield f"{'times':<10}recorded transfers, times the ratio of two measured isolated ones"
+        yield f"{'times':<10}recorded transfers × the ratio of the measured isolated transfers"
     else:
-        yield f"{'times':<10}isolated transfers as measured; the links that the job ran on are not in these runs"
+        yield f"{'times':<10}measured isolated transfers; these runs do not cover the links that the job ran on"
     for assumed in found.assumed[:_FEW]:
         yield f"{'assumed':<10}{of_times(assumed, run.devices)}"
     if found.kept:
         kept = dict.fromkeys(job.calls[number].operation for number in found.kept)
         calls = amount(len(found.kept), "call")
-        yield f"{'kept':<10}{', '.join(kept)}: {calls} as recorded, because no run covers them"
+        yield f"{'kept':<10}{', '.join(kept)}: {calls} as recorded: no run covers them"
 
 
 def _share(share: Share | None) -> str:

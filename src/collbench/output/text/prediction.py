@@ -26,18 +26,18 @@ from collbench.output.text.layout import Block, filled, named, short, table, who
 FORMAT, VERSION = "collbench-prediction", 1
 _WIDTH, _INDENT = 80, " " * 10
 _LEGEND = """\
-sent: by each GPU over its links in a step. raw: all transfers one after the
-other; exposed: the part that compute waits for, as scheduled; band: with
-perfect overlap, and with none. Shares are of the step. lost: worst minus best,
-of the best's step"""
+sent: what each GPU sends in a step. raw: all transfers one after the other;
+exposed: the part that compute waits for, as scheduled; band: with perfect
+overlap, and with none. Shares are of the step. lost: worst minus best; its
+share is of the best set's step"""
 _LOSING_LEGEND = """\
-sent: by each GPU over its links in a step. raw: all transfers one after the
-other, isolated; exposed: what compute waits for, and what it loses while they
-run, as scheduled; band: with perfect overlap, and with none. Shares are of the
-step. lost: worst minus best, of the best's step"""
+sent: what each GPU sends in a step. raw: all transfers one after the other,
+isolated; exposed: compute's wait plus its slowdown by overlapping transfers, as
+scheduled; band: with perfect overlap, and with none. Shares are of the step.
+lost: worst minus best; its share is of the best set's step"""
 _RAW_LEGEND = """\
-sent: by each GPU over its links in a step. raw: all transfers one after the
-other. lost: worst minus best"""
+sent: what each GPU sends in a step. raw: all transfers one after the other.
+lost: worst minus best"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +202,13 @@ def _question(prediction: Prediction) -> str:
     size = "" if network.source == PARAMS else f" {many} parameters,"
     lines = [
         named(f"model     {network.name}:{size} {len(network.blocks)} blocks ({network.source})", _WIDTH),
-        f"bytes     {question.parameter_bytes} a parameter, {question.gradient_bytes} a gradient; "
-        f"{question.micro_batches} micro-batch{'' if question.micro_batches == 1 else 'es'} a step",
+        f"bytes     {question.parameter_bytes} per parameter, {question.gradient_bytes} per gradient; "
+        f"{question.micro_batches} micro-batch{'' if question.micro_batches == 1 else 'es'} per step",
     ]
     if question.step_seconds is None:
-        lines.append("step      not given: it is unknown how much of the communication compute hides")
+        lines.append("step      not given: how much communication compute hides is unknown")
     else:
-        what = "measured on the best set, communication inside" if question.measured_on_best else "of compute alone"
+        what = "measured on the best set, communication included" if question.measured_on_best else "of compute alone"
         own = question.gpu_seconds
         host = f"; {_printed(own)} if the GPU never waited for the host" if own is not None else ""
         lines.append(named(f"step      {_printed(question.step_seconds)} {what}{host}", _WIDTH))
@@ -230,7 +230,9 @@ def _overlap_lines(run: Run, prediction: Prediction) -> Iterator[str]:
     for operation, curve in dict.fromkeys((use.operation, use.curve) for use in prediction.overlap):
         uses = [use for use in prediction.overlap if (use.operation, use.curve) == (operation, curve)]
         slower, computes = (_range([getattr(use, name) for use in uses]) for name in ("transfers", "compute"))
-        what = f"{slower}, compute {computes} beside {curve.compute}{sim(run, ' (sim)')}, {Path(curve.source).name}"
+        what = (
+            f"{slower}, compute {computes} overlapping {curve.compute}{sim(run, ' (sim)')}, {Path(curve.source).name}"
+        )
         said = "; ".join([what, *_doubts(run, uses, prediction.registration)])
         titles.setdefault(said, []).append(operation.collective.title)
     yield from (f"{_listed(names)} {said}" for said, names in titles.items())
@@ -240,17 +242,17 @@ def _doubts(run: Run, uses: Sequence[OverlapUse], registration: Registration) ->
     """Yield in what the measured overlap is not that of the step."""
     curve = uses[0].curve
     if uses[0].borrowed:
-        yield f"borrowed from {curve.operation.collective.title}"
+        yield f"taken from {curve.operation.collective.title}"
     if any(use.elsewhere for use in uses):
         yield f"measured on {', '.join(run.devices[member].tag for member in curve.members)}"
     if any(use.beyond for use in uses):
-        yield f"sizes beyond {size_span(curve.sizes)} as at the nearest"
+        yield f"sizes beyond {size_span(curve.sizes)}: as at the nearest measured size"
     if curve.unused:
         yield f"{amount(curve.unused, 'data point')} unused: failed, or fewer than three trials"
     if curve.nccl != run.machine.nccl:
-        yield f"with NCCL {curve.nccl or 'unknown'}, the times with {run.machine.nccl or 'unknown'}"
+        yield f"measured with NCCL {curve.nccl or 'unknown'}, the transfer times with {run.machine.nccl or 'unknown'}"
     if registration is not Registration.NONE:
-        yield "on ordinary memory"
+        yield "measured on unregistered memory"
 
 
 def _range(spans: Sequence[tuple[float, float]]) -> str:
@@ -313,7 +315,7 @@ def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
             longer = _listed([f"{case.strategy} {_printed(case.lost[1])}" for case in cases if case.lost])
             yield f"On {gpus} GPUs{sim} the worst set communicates longer, in each step: {longer}."
     if not timed:
-        yield "With --step-time TIME the page says how much of that compute hides."
+        yield "Add --step-time TIME to predict how much of that compute hides."
 
 
 def _matters(cases: Sequence[PredictedSet]) -> str:
@@ -331,7 +333,7 @@ def _matters(cases: Sequence[PredictedSet]) -> str:
     if lost:
         parts.append(f"the worst set costs {_listed(lost)}")
     if gained:
-        parts.append(f"the worst set saves {_listed(gained)}, whose groups it suits better")
+        parts.append(f"the worst set saves {_listed(gained)}, because it suits their groups better")
     return "; ".join(parts)
 
 

@@ -49,7 +49,7 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
     """
     yield from alarm(run)
     if not summary.judged:
-        few = f"no operation has {FEWEST_TRIALS} trials on all its devices, which the noise needs"
+        few = f"no operation has the {FEWEST_TRIALS} trials needed to estimate noise on all of its devices"
         yield not_judged(f"{few}: measure it again, or finish the run with --resume")
     yield from whole("header", Lines(header(run)))
     rankings = [ranking for ranked in summary.works for ranking in ranked.rankings]
@@ -146,9 +146,9 @@ def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None 
     yield Text(sentence(sentences.tiers(ranking)))
     trials = ranking.trials  # the fewest that any got
     shown = f"Differences above {ranking.delta + ranking.noise:.1%} show"
-    shown += f" on {ranking.kind}s no noisier than most ({trials} trials or more)."
+    shown += f" on {ranking.kind}s with typical noise ({trials} trials or more)."
     if trials < FEWEST_TRIALS:
-        shown = f"Nothing is significant: some have {trials} of the {FEWEST_TRIALS} trials that the noise needs."
+        shown = f"Nothing is significant: some have {trials} of the {FEWEST_TRIALS} trials needed to estimate noise."
     if len(ranking.standings) > 1:
         yield Text(shown)
     if mapped:
@@ -242,7 +242,7 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
     """Yield a line for each thing that a work lacks."""
     for size, count in ranked.incomplete:
         some = _some(ranked.work, count)
-        yield f"missing   {ranked.work} at {format_size(size)} was passed over: it was measured on {some} only"
+        yield f"missing   {ranked.work} at {format_size(size)} is not ranked: it was measured on {some} only"
     failed = {
         (m.point.size_bytes, m.point.members) for m in run.measurements if m.failure and m.point.work == ranked.work
     }

@@ -56,7 +56,7 @@ def answer(run: Run) -> str:
     first, *others = [found for found in run.replays if found.trials]
     summary, names = summarize(first), _names(run)
     text = f"{_what(first)} communicates for {_ms(summary.communication)} ms"
-    text += f"{_arm(first, names)}, and adds {_ms(summary.exposed)} ms to its pauses"
+    text += f"{_arm(first, names)} and takes {_ms(summary.exposed)} ms longer than its pauses alone"
     for other in others:
         found = ratio(first, other)
         if found is not None:
@@ -200,14 +200,14 @@ def _notes(run: Run) -> Iterator[str]:
         if found.failure is not None:
             yield f"failed    {_what(found)}{_arm(found, names)}: {sentences.failure(found.failure, run.devices)}"
         if found.trials and found.wrong is None:
-            yield f"verified  nothing{_arm(found, names)}: no result of its reductions can be known exactly"
+            yield f"verified  nothing{_arm(found, names)}: none of its reductions has an exactly known result"
         if capabilities(run.backend).nccl and not all(trial.kernels for trial in found.trials):
             yield f"timing    each call{_arm(found, names)} includes its launch: no trace matches kernels with calls"
         late = sum(1 for trial in found.trials if not trial.queued)
         if late:
             yield (
                 f"host      in {late} of {len(found.trials)} trials{_arm(found, names)} a host was slower than its "
-                "GPU: its launches are in the times"
+                "GPU, so the times include its launches"
             )
 
 

@@ -24,7 +24,7 @@ def line(run: Run, members: Sequence[int]) -> str:
     if not found:
         return ""
     if all(one.tied for one in found):
-        return f"NUMA nodes tie: no binding needed{mark}"
+        return f"NUMA nodes tie: no binding is needed{mark}"
     wrong = [one for one in found if one.agrees is False]
     if wrong:
         return "; ".join(f"{node_of(one, run)}: {numactl(one)}" for one in wrong) + mark
@@ -33,7 +33,7 @@ def line(run: Run, members: Sequence[int]) -> str:
         for one in found:
             tags[one.best[0]].append(run.devices[one.member].tag)
         nodes = "; ".join(f"{', '.join(names)} on node {node}" for node, names in sorted(tags.items()))
-        return f"{nodes}, as NVML says: torchrun --numa-binding=node{mark}"
+        return f"{nodes}, as NVML reports: torchrun --numa-binding=node{mark}"
     return "; ".join(node_of(one, run) for one in found if not one.tied) + mark
 
 
@@ -45,11 +45,11 @@ def node_of(binding: Binding, run: Run) -> str:
         return f"{tag}: its NUMA nodes tie ({figures} GB/s)"
     if binding.agrees is False:
         faster = " or ".join(map(str, binding.best))
-        return f"{tag}: node {faster} is faster than node {labelled}, which NVML names ({figures} GB/s)"
+        return f"{tag}: node {faster} is faster than node {labelled}, which NVML reports ({figures} GB/s)"
     if len(binding.best) > 1:
         return f"{tag}: no NUMA node is significantly faster ({figures} GB/s)"
-    named = f"NVML names node {labelled}, which was not measured"
-    source = "as NVML says" if binding.agrees else "NVML names none" if labelled is None else named
+    named = f"NVML reports node {labelled}, which was not measured"
+    source = "as NVML reports" if binding.agrees else "NVML reports none" if labelled is None else named
     return f"{tag}: node {binding.best[0]}, {source} ({figures} GB/s)"
 
 
@@ -102,7 +102,7 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
     if selection.decided_by:
         yield f"decided   by {selection.decided_by}"
     if selection.heuristic:
-        yield "search    heuristic: not every set was looked at"
+        yield "search    heuristic: not every set was evaluated"
     left_out = selection.left_out if verbose else selection.left_out[:_FEW_LEFT_OUT]
     yield from (f"left out  {left.device}: {left.reason}" for left in left_out)
     if len(left_out) < len(selection.left_out):
@@ -139,9 +139,10 @@ def _for_job(job: ForJob, sim: str, *, tied: bool) -> Iterator[str]:
     yield f"job       {job.job} on {job.ranks} ranks, {amount(job.trials, 'trial')} of each set in turn{sim}"
     yield (
         f"finalists {len(job.sets)} of {amount(job.possible, 'set')}: at most {MOST_FINALISTS} that bandwidth does not "
-        f"rule out, and the first {job.ranks}; communication a step, over the fastest by 95 % for all at once{sim}"
+        f"rule out, and the first {job.ranks}; communication per step, and its ratio to the fastest (95 %, "
+        f"simultaneous){sim}"
     )
-    rows = [("set", "ms (95 %)", "over the fastest", "")]
+    rows = [("set", "ms (95 %)", "vs fastest", "")]
     for one in job.sets:
         notes = [_STANDING[Standing(one.standing)], f"the first {job.ranks}" * one.first]
         rows.append((", ".join(one.devices), _figure(one.communication, 1e3), _figure(one.ratio), _joined(notes)))
@@ -149,13 +150,14 @@ def _for_job(job: ForJob, sim: str, *, tied: bool) -> Iterator[str]:
     yield from (f"failed    {', '.join(one.devices)}: {one.failure}{sim}" for one in job.sets if one.failure)
     slowest = _slowest(job)
     if tied:
-        yield f"tie       the choice does not affect what this job communicates{sim}"
+        yield f"tie       the choice does not change the communication time of this job{sim}"
     if slowest is not None and job.saved_worst is not None:
-        yield f"saves     {_saved(job.saved_worst)} against the slowest finalist, {', '.join(slowest.devices)}{sim}"
+        devices = ", ".join(slowest.devices)
+        yield f"saves     {_saved(job.saved_worst)} compared with the slowest finalist, {devices}{sim}"
     if job.saved_bandwidth is not None:
-        yield f"saves     {_saved(job.saved_bandwidth)} against the choice by bandwidth, {_devices(job)}{sim}"
+        yield f"saves     {_saved(job.saved_bandwidth)} compared with the choice by bandwidth, {_devices(job)}{sim}"
     else:
-        yield f"saves     nothing against the choice by bandwidth, {_devices(job)}: {_no_other(job)}"
+        yield f"saves     nothing compared with the choice by bandwidth, {_devices(job)}: {_no_other(job)}"
 
 
 def _slowest(job: ForJob) -> JobSet | None:

@@ -89,7 +89,7 @@ def drawn(one: Tails) -> Iterator[RenderableType]:
     """Yield a data point's histogram, a line a bin; bins are as wide in logarithms."""
     values = one.transfer_seconds or one.waited_seconds
     edges, counts = histogram(values)
-    yield Text(f"launches of {format_size(one.point.size_bytes)} by their time, µs")
+    yield Text(f"launches of {format_size(one.point.size_bytes)} by duration, µs")
     rows = table("from", "launches", "")
     rows.columns[2].justify, rows.columns[0].justify = "left", "right"
     for edge, count in zip(edges, counts, strict=False):
@@ -111,10 +111,10 @@ def lines(run: Run, found: Sequence[Tails]) -> list[str]:
 
 def _late(run: Run, found: Sequence[Tails]) -> Iterator[str]:
     if any(one.transfer is None for one in found):
-        yield "not judged: hosts have no common clock; each time is a rank's own, the longest of a launch counts"
+        yield "not judged: hosts have no common clock; a launch's time is the longest of its ranks' own times"
         return
     if found[0].point.operation.rooted:
-        yield f"not judged: the ranks of {found[0].point.operation} leave at different times by design"
+        yield f"not judged: the ranks of {found[0].point.operation} finish at different times by design"
         return
     by_member: dict[int, list[tuple[Tails, RankTails]]] = defaultdict(list)
     for one in found:
@@ -124,7 +124,7 @@ def _late(run: Run, found: Sequence[Tails]) -> Iterator[str]:
         yield _described(run, member, late, len(found))
     if not by_member:
         apart = max(rank.arrives.resolved for one in found for rank in one.ranks if rank.arrives is not None)
-        yield f"no rank comes significantly later than the others; clock resolution {micro(apart)} µs"
+        yield f"no rank arrives significantly later than the others; clock resolution {micro(apart)} µs"
 
 
 def _described(run: Run, member: int, late: Sequence[tuple[Tails, RankTails]], sizes: int) -> str:
@@ -135,15 +135,15 @@ def _described(run: Run, member: int, late: Sequence[tuple[Tails, RankTails]], s
     last = max(rank.last or 0.0 for _, rank in late)
     at = "" if sizes == 1 else f" at {len(late)} of {sizes} sizes"
     words = [
-        f"{run.devices[member].tag} comes {by} later than the others{at}, last to up to {last:.0%} of the launches"
+        f"{run.devices[member].tag} arrives {by} later than the others{at}, last in up to {last:.0%} of the launches"
     ]
     leaves = [rank.leaves for _, rank in late if rank.leaves is not None and rank.leaves.significant]
     if leaves:
         words.append(
-            f"it leaves {micro(max(one.median for one in leaves))} µs later, too: its links or its speed are the cause"
+            f"it finishes {micro(max(one.median for one in leaves))} µs later, too: the cause is its links or its speed"
         )
     else:
-        words.append("it leaves with the others: the delay is on its GPU before the call, not on its links")
+        words.append("it finishes with the others: the delay is on its GPU before the call, not on its links")
     points = {one.point for one, _ in late}
     flags = dict.fromkeys(
         sentences.flag(flag, run.devices)
@@ -152,13 +152,15 @@ def _described(run: Run, member: int, late: Sequence[tuple[Tails, RankTails]], s
         for flag in found.flags
         if member in flag.devices
     )
-    return "; ".join([*words, *(f"meanwhile {flag}" for flag in flags)])
+    return "; ".join([*words, *(f"during these launches {flag}" for flag in flags)])
 
 
 def _ranks(run: Run, one: Tails) -> Iterator[RenderableType]:
     """Yield a table of the ranks: their own times, and how late they come and leave against the others."""
-    yield Text(f"ranks at {format_size(one.point.size_bytes)}, µs; late: after the median of the others")
-    rows = table("rank", "own p50", "own p99", "comes late p50", "p99", "is last", "of slowest 5 %", "leaves late p50")
+    yield Text(
+        f"ranks at {format_size(one.point.size_bytes)}, µs; arrives, finishes: time after the median of the other ranks"
+    )
+    rows = table("rank", "own p50", "own p99", "arrives p50", "p99", "is last", "of slowest 5 %", "finishes p50")
     for rank in one.ranks:
         arrives, leaves = rank.arrives, rank.leaves
         rows.add_row(

@@ -78,7 +78,7 @@ def _theory(paths: Sequence[Path]) -> str:
     lines = [_entry(label, f"{fixed(gbs, 6)} GB/s: {source}") for label, gbs, source in known_limits(paths)]
     unknown = sorted({path.label for path in paths if path.theory_gbs is None}, key=labels.rank_key)
     if unknown:
-        lines.append(f"  {', '.join(unknown)}: not known, a label alone does not tell the rate of its links")
+        lines.append(f"  {', '.join(unknown)}: not known, a label does not give the rate of its links")
     return "Theory, one direction:\n" + "\n".join(lines) if lines else ""
 
 
@@ -91,10 +91,10 @@ def _joined(path: Path) -> str:
     if path.theory_gbs is not None:
         limit = f": {fixed(path.theory_gbs, 6)} GB/s each way in theory ({path.theory_source})"
     if labels.is_nvlink(path.label):
-        return f"are joined by {amount(labels.nvlink_count(path.label), 'NVLink')} ({path.label}){limit}"
+        return f"are connected by {amount(labels.nvlink_count(path.label), 'NVLink')} ({path.label}){limit}"
     if path.label in _WAY:
-        return f"have no NVLink and meet {_WAY[path.label]} ({path.label}){limit}"
-    return f"are joined by a path that the driver does not name ({path.label}){limit}"
+        return f"have no NVLink and connect {_WAY[path.label]} ({path.label}){limit}"
+    return f"are connected by a path that the driver does not name ({path.label}){limit}"
 
 
 def _peer_access(access: PeerReadWrite | None) -> str:

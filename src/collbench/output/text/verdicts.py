@@ -38,7 +38,7 @@ _STYLES = {
     Severity.INFO: "bold cyan",
 }
 _NOTHING = (
-    "on no pair is there a copy of 16M or more both ways, or a collective of 64M or more, with three trials: "
+    "no pair has three trials of a copy of 16M or more in both directions, or of a collective of 64M or more: "
     "'collbench check' measures them"
 )
 # What a verdict's limit is where it is not the theory of a path (docs/check.md).
@@ -153,7 +153,7 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
         fields.append((limit, f"{gbs}: {source}" if source else gbs))
     if verdict.measured is not None:
         low, middle, high = map(figure, verdict.measured)
-        confirmed = "" if verdict.confirmed else "; not confirmed isolated"
+        confirmed = "" if verdict.confirmed else "; not confirmed in isolation"
         fields.append(("measured", f"{middle} GB/s{sim(run, ' sim')} ({low}-{high}){confirmed}"))
     fields.append(("cause", causes.cause(verdict.cause, run)))
     if verdict.explains:
@@ -178,7 +178,7 @@ def conclusion(covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     if not covered.judged:
         return "No pair was judged."
     if covered.missed:
-        return f"{share}: on these labels, tools and measurement agree."
+        return f"{share}. For these, labels, tools and measurement agree."
     return "Labels, tools and measurement agree."
 
 

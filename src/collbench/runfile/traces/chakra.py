@@ -132,7 +132,7 @@ def _add_everyone(trace: Trace, content: Content) -> None:
     """Note the group of all ranks, which are those whose traces are imported together."""
     if content.rank is None or content.files < 2 or content.rank >= content.files:
         raise Unreadable(
-            "its calls name no group, so that all ranks make them: name the traces of all, trace.0.et, trace.1.et, …"
+            "its calls name no group, so they are of all ranks: name the traces of all ranks, trace.0.et, trace.1.et, …"
         )
     trace.add_group(_EVERYONE, "", list(range(content.files)))
 

@@ -38,7 +38,7 @@ class Content:
                 return json.loads(self.data)
             return _Plain(io.BytesIO(self.data)).load()
         except (ValueError, RecursionError) as error:
-            raise Unreadable(f"it is no JSON: {error}") from error
+            raise Unreadable(f"it is not JSON: {error}") from error
         except Exception as error:  # a damaged pickle raises nearly anything
             raise Unreadable(
                 "it is neither JSON nor a dump of plain values, as torch's Flight Recorder writes it"

@@ -22,7 +22,7 @@ def job_of(traces: Sequence[Trace]) -> Job:
     """Return the traces of a job's ranks as one job. Raises UsageError where none called, or ranks are unclear."""
     traces = [trace for trace in traces if trace.calls]
     if not traces:
-        raise UsageError("no trace has a collective: was the job traced while it trained, on every rank?")
+        raise UsageError("no trace has a collective: trace every rank while the job trains")
     sources = {trace.source for trace in traces}
     if len(sources) > 1:
         raise UsageError(f"traces are of several kinds: {', '.join(sorted(sources))}; import one kind at a time")
@@ -71,7 +71,7 @@ def _numbered(traces: Sequence[Trace]) -> list[int]:
     numbers: list[int | None] = [*(own_numbers(traces) or (trace.rank for trace in traces))]
     if None in numbers or len(set(numbers)) < len(numbers):
         if any(number is not None for number in numbers) and len(traces) > 1:
-            raise UsageError("which rank is which? Name the files by their ranks: trace-0.json, trace-1.json, …")
+            raise UsageError("unknown ranks of the files: name the files by rank: trace-0.json, trace-1.json, …")
         return list(range(len(traces)))
     return [number or 0 for number in numbers]
 

@@ -25,7 +25,7 @@ class Format:
     what: str
     holds: Callable[[Content], bool]
     traces: Callable[[Content], list[Trace]]
-    lost: str = "the trace has not kept them"
+    lost: str = "the trace does not contain them"
 
 
 # In the order in which a file is asked: lines of JSON before one JSON, and protobuf before a pickle.
@@ -85,10 +85,8 @@ def parse(data: bytes, name: str, forced: Source | None = None, files: int = 1) 
         raise Unreadable(f"it is not {FORMATS[forced].what}")
     content.check()
     if is_job(content.fields):
-        raise Unreadable("it is a job already: show, replay and predict take it as it is")
-    raise Unreadable(
-        "it is none of the traces that can be imported: " + ", ".join(one.what for one in FORMATS.values())
-    )
+        raise Unreadable("it is a recorded job already: show, replay and predict read it directly")
+    raise Unreadable("it is not a trace of a known format: " + ", ".join(one.what for one in FORMATS.values()))
 
 
 def _rank_in(name: str) -> int | None:

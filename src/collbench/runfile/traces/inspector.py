@@ -121,7 +121,7 @@ def _ranks(lines: list[_Line]) -> Iterable[Trace]:
     if len(pairs) == len(communicators):
         return [_trace(lines)]
     if len(communicators) > 1:
-        raise Unreadable("a process has several ranks on several communicators: no line says which are the same rank")
+        raise Unreadable("a process has several ranks on several communicators: they cannot be matched")
     return [_trace([line for line in lines if line.rank == rank]) for _, rank in sorted(pairs)]
 
 
