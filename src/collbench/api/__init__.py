@@ -249,9 +249,13 @@ def rank(
     except ValueError as error:
         raise UsageError(f"cannot rank: {error}; docs/run-file.md lists operations and variants") from None
     if work.operation.irregular:  # a run has one skew, which no word here names
-        held = (found.point.work for found in run.measured(work.variant) if found.point.operation is work.operation)
+        held = (
+            measurement.point.work
+            for measurement in run.measured(work.variant)
+            if measurement.point.operation is work.operation
+        )
         work = next((one for one in held if one.registration is work.registration), work)
-    points = [found.point for found in run.measured(work.variant) if found.point.work == work]
+    points = [measurement.point for measurement in run.measured(work.variant) if measurement.point.work == work]
     # A communicator of more is no link, and neither are all devices at once.
     sizes = {point.size_bytes for point in points if len(point.members) <= 2 and not work.variant.at_once}
     if not sizes:
@@ -429,10 +433,10 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
         path = saved_runs.new_run("nodes", request.backend, SILENT.say) if output is None else values.path(output)
     else:
         path = saved
-    found = surveying.survey_launch(asked, request, path, launch)
-    if found.failure is not None:
-        raise found.failure
-    return found
+    survey = surveying.survey_launch(asked, request, path, launch)
+    if survey.failure is not None:
+        raise survey.failure
+    return survey
 
 
 def overlap(  # noqa: PLR0913 - keywords, each an option of the command line

@@ -131,13 +131,13 @@ class _Chosen:
 def _choose(arguments: AblateArguments, notices: Notices) -> _Chosen:
     """Return the devices of both arms as `collbench train` chooses them, and say why. Raises what that raises."""
     train = arguments.train
-    found = factory.look(train.backend)
-    chosen = training.choose(train, lambda: found, notices)
+    present = factory.look(train.backend)
+    chosen = training.choose(train, lambda: present, notices)
     if len(chosen.devices) < 2:
         raise _alone(f"--devices {train.devices}")
     others: Sequence[Device] = chosen.devices
     if arguments.against is not None:
-        others = visible_devices.select(found.every, arguments.against)
+        others = visible_devices.select(present.every, arguments.against)
         if len(others) != len(chosen.devices):
             raise UsageError(
                 f"--against {arguments.against} names {len(others)} devices and the other arm has "
@@ -150,7 +150,7 @@ def _choose(arguments: AblateArguments, notices: Notices) -> _Chosen:
     binding = training.decide(train, chosen.run, chosen.members)
     if chosen.note:
         notices.say(chosen.note)
-    of, among = found.backend, found.among
+    of, among = present.backend, present.among
     notices.say(
         torchrun.choice(chosen.devices, chosen.why, chosen.source, backend=of, among=among, binding=binding.words)
     )
@@ -246,10 +246,10 @@ def _present(request: ReplayRequest) -> tuple[Device, ...]:
 
 def _named(present: Sequence[Device], words: str | None, option: str, ranks: int) -> Sequence[Device]:
     """Return a device for each rank, those that an option names, or the first ones. Raises UsageError."""
-    found = present[:ranks] if words is None else visible_devices.select(present, words)
-    if len(found) != ranks:
+    chosen = present[:ranks] if words is None else visible_devices.select(present, words)
+    if len(chosen) != ranks:
         named = f"{option} names" if words is not None else "there are"
         raise UsageError(
-            f"{named} {amount(len(found), 'device')}, and the step that is replayed has {amount(ranks, 'rank')}"
+            f"{named} {amount(len(chosen), 'device')}, and the step that is replayed has {amount(ranks, 'rank')}"
         )
-    return found
+    return chosen

@@ -125,7 +125,9 @@ def _suspicious(run: Run, verdict: Verdict) -> Iterator[Pair]:
     if other is None:
         return
     pair = (min(first, other), max(first, other))
-    samples = [s for found in run.measured() if set(found.point.members) == set(pair) for s in found.samples]
+    samples = [
+        s for measurement in run.measured() if set(measurement.point.members) == set(pair) for s in measurement.samples
+    ]
     if any(sample.concurrent for sample in samples):
         yield pair
 
@@ -157,14 +159,14 @@ def _alone(request: Request, run: Run, pair: Pair) -> Run:
 
 def _add(run: Run, alone: Run, pair: Pair) -> None:
     """Add the samples of a run of this pair alone to the data points of the whole run."""
-    points = {found.point: found for found in run.measurements}
-    for found in alone.measurements:
-        members = tuple(pair[member] for member in found.point.members)
-        for point in (replace(found.point, members=members), replace(found.point, members=members[::-1])):
+    points = {measurement.point: measurement for measurement in run.measurements}
+    for measurement in alone.measurements:
+        members = tuple(pair[member] for member in measurement.point.members)
+        for point in (replace(measurement.point, members=members), replace(measurement.point, members=members[::-1])):
             if point in points and (point.members == members or point.operation.is_collective):
-                points[point].samples += found.samples
-                if found.failure:
-                    points[point].stop, points[point].failure = found.stop, found.failure
+                points[point].samples += measurement.samples
+                if measurement.failure:
+                    points[point].stop, points[point].failure = measurement.stop, measurement.failure
                 break
 
 

@@ -88,8 +88,10 @@ class Evidence:
         )
         then = self.run.health_before or now
         before = (replace(new, nvlink_errors=old.nvlink_errors) for old, new in zip(then, now, strict=False))
-        found = [replace(one, samples=[_alone(sample) for sample in one.samples]) for one in self.run.measurements]
-        return replace(self.run, measurements=found, health_before=tuple(before), health_after=now)
+        measurements = [
+            replace(one, samples=[_alone(sample) for sample in one.samples]) for one in self.run.measurements
+        ]
+        return replace(self.run, measurements=measurements, health_before=tuple(before), health_after=now)
 
 
 def _alone(sample: Sample) -> Sample:
@@ -132,10 +134,10 @@ def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime, noti
     Reading a run takes 0.1 s, and there may be hundreds: the name gives the age of most, and a look for the devices'
     UUIDs whose they are.
     """
-    found = saved_runs.believed()
-    if found.ignored:
-        notices.say(found.ignored)
-    saved = found.files
+    believed = saved_runs.believed()
+    if believed.ignored:
+        notices.say(believed.ignored)
+    saved = believed.files
     yield from saved[:1]
     for path in saved[1:]:
         stamp = _STAMP.match(path.name)
@@ -164,7 +166,7 @@ def _saved(run: Run, path: str) -> str:
 
 def as_of_now(
     wanted: Wanted,
-    found: Evidence,
+    evidence: Evidence,
     notices: Notices,
     *,
     allow_busy: bool,
@@ -174,11 +176,11 @@ def as_of_now(
 
     For what others leave of a device is in no saved run.
     """
-    run = found.as_now(states)
-    if allow_busy and run.measurements and not found.probed and someone_is_busy(run):
-        found = measured_now(wanted, "a saved run does not show what other processes use now: ", notices)
-        run = found.as_now(states)
-    return found, run
+    run = evidence.as_now(states)
+    if allow_busy and run.measurements and not evidence.probed and someone_is_busy(run):
+        evidence = measured_now(wanted, "a saved run does not show what other processes use now: ", notices)
+        run = evidence.as_now(states)
+    return evidence, run
 
 
 def someone_is_busy(run: Run) -> bool:
@@ -207,8 +209,8 @@ def vanished(present: Sequence[Device]) -> tuple[Device, ...]:
     known = {device.uuid for device in present}
     for path in saved_runs.believed().files[:_RECENT]:
         with suppress(OSError, ValueError, KeyError, TypeError):  # no run: nothing to learn from
-            found = json.loads(path.read_text(encoding="utf-8"))["devices"]
-            devices = tuple(Device(int(one["index"]), str(one["uuid"]), "") for one in found)
+            recorded = json.loads(path.read_text(encoding="utf-8"))["devices"]
+            devices = tuple(Device(int(one["index"]), str(one["uuid"]), "") for one in recorded)
             if any(device.uuid in known for device in devices):
                 return tuple(device for device in devices if device.uuid not in known)
     return ()
@@ -311,7 +313,10 @@ def _unfit(run: Run) -> Unfit | None:
     kinds = kinds_of(run)
     if run.settings.nccl_config or (kinds and Registration.NONE not in kinds):
         return SpecialNccl()
-    if not any(len(found.point.members) == 2 and found.point.size_bytes >= TELLING_BYTES for found in run.measured()):
+    if not any(
+        len(measurement.point.members) == 2 and measurement.point.size_bytes >= TELLING_BYTES
+        for measurement in run.measured()
+    ):
         return NoPairs()
     busy = [left for left in left_out(run) if any(one.kind in BUSY for one in left.why)]
     if not busy:

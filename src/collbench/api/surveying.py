@@ -292,7 +292,7 @@ def _survey(
         network=tuple(network_lines(run)),
         late=late_nodes(run, pairs.ranks),
         rails=rails(run, pairs.ranks) if asked.rails else (),
-        plain=any(sample.plain for found in run.measurements for sample in found.samples),
+        plain=any(sample.plain for measurement in run.measurements for sample in measurement.samples),
         round_seconds=tuple(pairs.round_seconds),
         planned_seconds=_planned(asked, pairs, done.judgement),
         switches=tuple(len(level.names) for level in known),
@@ -310,13 +310,13 @@ def _survey(
     )
 
 
-def _planned(asked: NodesRequest, pairs: NodePairs, found: Judgement) -> float:
+def _planned(asked: NodesRequest, pairs: NodePairs, judged: Judgement) -> float:
     """Return what the plan says of a round in seconds, at the rate that was measured; 0 where none was."""
     from collbench.bench.nodes import round_seconds
 
-    if not found.typical_gbs > 0:
+    if not judged.typical_gbs > 0:
         return 0.0
-    return round_seconds(len(pairs.names), min(map(len, pairs.ranks)), asked.size_bytes, found.typical_gbs)
+    return round_seconds(len(pairs.names), min(map(len, pairs.ranks)), asked.size_bytes, judged.typical_gbs)
 
 
 def _measured(
