@@ -88,11 +88,11 @@ def _measured(asked: MeasureOptions) -> Run:
     try:
         done = measure_and_show(request, asked.file, shown)
     except (DataCorruption, BackendError) as error:
-        found = [runfile_run_file.again(session.run) for session in shown.sessions]
-        if not found or not _fails(found[0]):
+        runs = [runfile_run_file.again(session.run) for session in shown.sessions]
+        if not runs or not _fails(runs[0]):
             raise
         say(str(error))
-        return found[0]
+        return runs[0]
     return confirmed(request, done, shown)
 
 

@@ -110,14 +110,14 @@ def _many(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Oper
     from collbench.output.text import comparison
 
     order = by_date(runs)
-    found = trended([runs[index] for index in order], limit, wanted)
-    status = found.last.status
-    if not found.last.changes:
+    trend = trended([runs[index] for index in order], limit, wanted)
+    status = trend.last.status
+    if not trend.last.changes:
         _nothing([runs[index] for index in order], [paths[index] for index in order], wanted)
     if as_json:
-        echo(comparison.of_trend(found, status), end="")
+        echo(comparison.of_trend(trend, status), end="")
     else:
-        show_page(comparison.trend_page(found, tuple(one_line(str(paths[index])) for index in order)))
+        show_page(comparison.trend_page(trend, tuple(one_line(str(paths[index])) for index in order)))
     return status
 
 

@@ -67,11 +67,11 @@ def completion(context: click.Context, shell: str | None, install: bool, force: 
 def _show_man(shell: str, folder: Path) -> None:
     """Make man look for pages in a folder, where it does not: it goes by PATH, which may lack ~/.local/bin."""
     try:
-        found = subprocess.run(["man", "-w", NAME], capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        located = subprocess.run(["man", "-w", NAME], capture_output=True, stdin=subprocess.DEVNULL, check=False)
     except OSError:
         echo(f"man is not installed: 'man -M {folder} {NAME}' where it is, or {NAME} COMMAND --help")
         return
-    if found.returncode == 0:
+    if located.returncode == 0:
         return
     startup, line = _man_line(shell, folder)
     if _append_once(startup, line):

@@ -22,14 +22,14 @@ _PLAIN = str.maketrans({"\\": "\\e", "-": "\\-", '"': "\\(dq", "'": "\\(aq", "`"
 def pages(program: click.Command, release: str) -> dict[str, str]:
     """Return each page's text by its file name: the program's, and one a command."""
     context = click.Context(program, info_name="collbench", help_option_names=_HELP)
-    found = {"collbench.1": _page(context, release)}
+    pages_by_name = {"collbench.1": _page(context, release)}
     if isinstance(program, click.Group):
         for name in program.list_commands(context):
             command = program.get_command(context, name)
             if command is not None:
                 inner = click.Context(command, info_name=name, parent=context)
-                found[f"collbench-{name}.1"] = _page(inner, release)
-    return found
+                pages_by_name[f"collbench-{name}.1"] = _page(inner, release)
+    return pages_by_name
 
 
 def is_ours(content: bytes) -> bool:

@@ -198,7 +198,7 @@ def measured_by_workers(session: WorkerSession[Any], showing: Showing, page: str
 
 def nothing_left(run: Run) -> bool:
     """Return whether every data point of a run was measured: it came to its end, and none failed on the way."""
-    return run.complete and not any(found.stop is StopReason.FAILED for found in run.measurements)
+    return run.complete and not any(measurement.stop is StopReason.FAILED for measurement in run.measurements)
 
 
 def leave(run: Run, showing: Showing) -> None:

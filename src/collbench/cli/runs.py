@@ -45,13 +45,13 @@ def runs(limit: int, as_json: bool) -> None:
       collbench runs
       collbench runs --limit 100 --json
     """
-    found = saved.runs(limit, NOTICES)
+    saved_list = saved.runs(limit, NOTICES)
     if as_json:
-        echo(json.dumps([_plain(run) for run in found], ensure_ascii=False, indent=1))
+        echo(json.dumps([_plain(run) for run in saved_list], ensure_ascii=False, indent=1))
         return
     from collbench.output.text.saved_runs import lines
 
-    for line in lines(found) if found else ["there is no saved run: measure with 'collbench pairs'"]:
+    for line in lines(saved_list) if saved_list else ["there is no saved run: measure with 'collbench pairs'"]:
         echo(line)
 
 
