@@ -63,15 +63,15 @@ def look(name: str) -> Present:
         return Present(HOST.name, numa.devices())
     setting = os.environ.get(NAME)
     try:
-        found = _look(setting)
+        present = _look(setting)
     except MachineError as error:
         if name == "cuda":
             raise
         raise _no_gpu(error.problem) from error
-    if not found.devices and not found.mig:
+    if not present.devices and not present.mig:
         hides = f"{NAME}='{setting}' hides every GPU from this process"
         raise _no_gpu(hides if setting is not None else "the NVIDIA driver shows no GPU to this process")
-    return found
+    return present
 
 
 def may_use(nvml: Nvml) -> tuple[Device, ...]:
@@ -80,9 +80,9 @@ def may_use(nvml: Nvml) -> tuple[Device, ...]:
     Raises UsageError for MIG devices, MachineError.
     """
     every = nvml.devices()
-    found = visible(every, os.environ.get(NAME), os.environ.get(ORDER))
-    if found is not None:
-        return found
+    allowed = visible(every, os.environ.get(NAME), os.environ.get(ORDER))
+    if allowed is not None:
+        return allowed
     from collbench.backends.cuda import list_gpus  # late: the extension
 
     shown = {gpu.uuid for gpu in list_gpus()}

@@ -58,10 +58,10 @@ def questions(steps: Iterable[Step]) -> list[Step]:
 
     The first group with a number of ranks stands for all that have as many.
     """
-    found: dict[tuple[Operation, int, int], Step] = {}
+    asked: dict[tuple[Operation, int, int], Step] = {}
     for step in steps:
         if step.operation.is_collective and step.operation.collective.tuned:
-            found.setdefault((step.operation, len(step.groups[0]), step.size_bytes), step)
+            asked.setdefault((step.operation, len(step.groups[0]), step.size_bytes), step)
     return [
         replace(
             step,
@@ -73,7 +73,7 @@ def questions(steps: Iterable[Step]) -> list[Step]:
             warmup=0,
             launches=0,
         )
-        for step in found.values()
+        for step in asked.values()
     ]
 
 
@@ -113,9 +113,9 @@ def _answers(probe: Backend, steps: Iterable[Step], folder: Path) -> Iterator[Ch
             probe.time_collective(step)
         except StepFailed:
             continue
-        found = choice(_news(folder, read), step.operation, len(step.groups[0]), step.size_bytes)
-        if found is not None:
-            yield found
+        chosen = choice(_news(folder, read), step.operation, len(step.groups[0]), step.size_bytes)
+        if chosen is not None:
+            yield chosen
 
 
 def _news(folder: Path, read: dict[Path, int]) -> str:

@@ -134,10 +134,10 @@ class Backend(Protocol):
 
 def time_step(backend: Backend, step: Step) -> Timing:
     """Time a step of either kind. Raises StepFailed where it costs its data points only."""
-    found = sound(backend.time_collective(step) if step.operation.is_collective else backend.time_copies(step))
-    if isinstance(found, StepFailed):
-        raise found
-    return found
+    timing = sound(backend.time_collective(step) if step.operation.is_collective else backend.time_copies(step))
+    if isinstance(timing, StepFailed):
+        raise timing
+    return timing
 
 
 def sound(outcome: Timing | StepFailed) -> Timing | StepFailed:

@@ -114,8 +114,8 @@ class Buffers:
                 parts = [self.value(sender, segment.first + start, length) for sender in segment.senders]
                 expected = combined(parts, self.post.reduction) if self.reduces else parts[0]
                 begin = segment.start + start
-                found = self.received[begin : begin + length]
-                count += (found != expected.to(found.dtype)).sum()
+                delivered = self.received[begin : begin + length]
+                count += (delivered != expected.to(delivered.dtype)).sum()
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,8 +166,8 @@ def open_worlds(
     MachineError, BackendError.
     """
     cores = name == HOST.name
-    found = (_open_cores if cores else _open_gpus)(wanted, starters, chosen, independent)
-    return replace(found, name=name, span_seconds=spans[cores])
+    opened = (_open_cores if cores else _open_gpus)(wanted, starters, chosen, independent)
+    return replace(opened, name=name, span_seconds=spans[cores])
 
 
 def _met(worlds: Sequence[TorchWorld], independent: bool) -> Joined:
@@ -327,8 +327,8 @@ class ReplayWorld(TorchWorld):
 
     def verify(self) -> int | None:
         """Run a step, and return how many elements were wrong on all ranks. Raises BackendError."""
-        found = [reply.wrong for reply in self._asked(Verify(), _VERIFY_S) if isinstance(reply, Verified)]
-        known = [wrong for wrong in found if wrong is not None]
+        counts = [reply.wrong for reply in self._asked(Verify(), _VERIFY_S) if isinstance(reply, Verified)]
+        known = [wrong for wrong in counts if wrong is not None]
         return sum(known) if known else None
 
     def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
@@ -360,8 +360,8 @@ def open_replay(
     Raises UsageError, MachineError, BackendError.
     """
     starters = [_starter(arm) for arm in arms]
-    found = open_worlds(name, wanted, starters, _REPLAY_SPANS_S, chosen, independent=independent)
-    return replace(found, traces=name != HOST.name)
+    opened = open_worlds(name, wanted, starters, _REPLAY_SPANS_S, chosen, independent=independent)
+    return replace(opened, traces=name != HOST.name)
 
 
 def _starter(arm: ReplayArm) -> Starter[ReplayWorld]:
