@@ -44,19 +44,19 @@ def _sides(paths: Mapping[frozenset[int], Path], label: str) -> dict[int, int]:
         word = path.ancestor or path.label
         if is_pcie(word) and rank_key(word) < rank_key(label):
             joined = [side[device] for device in pair]
-            side = {device: min(joined) if found in joined else found for device, found in side.items()}
+            side = {device: min(joined) if lowest in joined else lowest for device, lowest in side.items()}
     return side
 
 
 def _disjoint(pairs: Sequence[Members]) -> list[Members]:
     """Return the pairs in their order, but those that share a device with an earlier one."""
     taken: set[int] = set()
-    found = []
+    disjoint = []
     for pair in pairs:
         if not taken & set(pair):
             taken |= set(pair)
-            found.append(pair)
-    return found
+            disjoint.append(pair)
+    return disjoint
 
 
 _TRIALS = 3
@@ -96,7 +96,7 @@ def distrusted(plan: Plan, findings: list[InterferenceCheck], paths: Mapping[fro
     PCIe paths share links across labels, and chance decides which of them meet in an interference check: where one
     class fails for one work, all of them are measured alone, for all works.
     """
-    failed = {(Work(found.operation, found.variant), found.label) for found in findings if not found.trusted}
+    failed = {(Work(finding.operation, finding.variant), finding.label) for finding in findings if not finding.trusted}
     sharing = any(is_pcie(label) for _, label in failed)
 
     def suspect(work: Work, label: str) -> bool:

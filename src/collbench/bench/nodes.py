@@ -211,7 +211,7 @@ class NodePairs:
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
         self._kept = _taken_up(run)
-        self._found = {found.point: found for found in run.measurements}
+        self._found = {measurement.point: measurement for measurement in run.measurements}
         self._iterations: dict[bool, int] = {}  # one way or both: as the first round's calls took
         self.round_seconds: list[float] = []  # of each round, or direction of one, that was measured now
         room = backend.capacity_bytes()
@@ -286,10 +286,10 @@ class NodePairs:
         What fails shows in the trials, too, and the next round is tried again.
         """
         try:
-            found = [seconds for group in time_step(self._backend, step).seconds for seconds in group if seconds > 0]
+            taken = [seconds for group in time_step(self._backend, step).seconds for seconds in group if seconds > 0]
         except StepFailed:
             return 0
-        return iterations_for(self._size_bytes, float(np.median(found))) if found else iterations(self._size_bytes)
+        return iterations_for(self._size_bytes, float(np.median(taken))) if taken else iterations(self._size_bytes)
 
     def _trial(self, step: Step) -> list[float | None]:
         """Measure the step's groups together; where that fails each alone, to find out which one it is.
@@ -319,23 +319,23 @@ class NodePairs:
     def _fail(self, step: Step, groups: Iterable[Members], failure: Failure) -> None:
         """Keep the failure of these groups."""
         for group in groups:
-            found = self._measurement(DataPoint(step.operation, group, step.size_bytes))
-            found.stop, found.failure = StopReason.FAILED, failure
-            self._finished(found)
+            measurement = self._measurement(DataPoint(step.operation, group, step.size_bytes))
+            measurement.stop, measurement.failure = StopReason.FAILED, failure
+            self._finished(measurement)
 
     def _record(self, step: Step, index: int, timings: Sequence[Timing]) -> float:
         """Keep the samples of one of the step's groups, and return busbw of the median trial."""
         group, trials = step.groups[index], [timing.seconds[index] for timing in timings]
-        found = self._measurement(DataPoint(step.operation, group, step.size_bytes))
-        found.stop = found.failure = None  # of an earlier round
+        measurement = self._measurement(DataPoint(step.operation, group, step.size_bytes))
+        measurement.stop = measurement.failure = None  # of an earlier round
         concurrent = len(step.groups) > 1
         plain = any(timing.plain[index : index + 1] == (True,) for timing in timings)
         for timing in timings:  # the journal has a line for each
             sample = Sample(
                 timing.seconds[index], step.iterations, concurrent, plain=plain, waits=_waits(timing, index)
             )
-            found.samples.append(sample)
-            self._finished(found)
+            measurement.samples.append(sample)
+            self._finished(measurement)
         return _busbw(step.size_bytes, step.operation, group, trials)
 
     def _measurement(self, point: DataPoint) -> Measurement:
@@ -358,15 +358,17 @@ def rails(run: Run, nodes: Sequence[Members]) -> tuple[Rail, ...]:
     """Return what pairs of the same local rank of two nodes say of each rail; `nodes` are each one's positions."""
     local = {position: (node, rail) for node, members in enumerate(nodes) for rail, position in enumerate(members)}
     seen: dict[int, list[Observation]] = defaultdict(list)
-    for found in run.measurements:
-        members = found.point.members
-        if len(members) != 2 or found.point.operation is not Operation.ALLREDUCE or not found.samples:
+    for measurement in run.measurements:
+        members = measurement.point.members
+        if len(members) != 2 or measurement.point.operation is not Operation.ALLREDUCE or not measurement.samples:
             continue
         (a, one), (b, other) = (local[member] for member in members)
         if a != b and one == other:
-            trials = [sample.seconds for sample in found.samples]
+            trials = [sample.seconds for sample in measurement.samples]
             for first in range(0, len(trials), TRIALS):
-                rate = _busbw(found.point.size_bytes, Operation.ALLREDUCE, members, trials[first : first + TRIALS])
+                rate = _busbw(
+                    measurement.point.size_bytes, Operation.ALLREDUCE, members, trials[first : first + TRIALS]
+                )
                 seen[one].append(Observation(a, b, rate))
     return judge_rails({rail: judge(own, len(nodes)) for rail, own in sorted(seen.items())})
 
@@ -374,12 +376,12 @@ def rails(run: Run, nodes: Sequence[Members]) -> tuple[Rail, ...]:
 def _taken_up(run: Run) -> dict[DataPoint, deque[list[tuple[float, ...]]]]:
     """Return the trials that a run holds, by round, and leave no others in it, nor failures."""
     rounds: dict[DataPoint, deque[list[tuple[float, ...]]]] = {}
-    for found in run.measurements:
-        del found.samples[len(found.samples) // TRIALS * TRIALS :]
-        found.stop = found.failure = None
-        trials = [sample.seconds for sample in found.samples]
-        rounds[found.point] = deque(trials[first : first + TRIALS] for first in range(0, len(trials), TRIALS))
-    run.measurements[:] = [found for found in run.measurements if found.samples]
+    for measurement in run.measurements:
+        del measurement.samples[len(measurement.samples) // TRIALS * TRIALS :]
+        measurement.stop = measurement.failure = None
+        trials = [sample.seconds for sample in measurement.samples]
+        rounds[measurement.point] = deque(trials[first : first + TRIALS] for first in range(0, len(trials), TRIALS))
+    run.measurements[:] = [measurement for measurement in run.measurements if measurement.samples]
     return rounds
 
 
@@ -490,17 +492,17 @@ def judged_without(
         Switches(level.names, tuple(tuple(place[node] for node in some if node in place) for some in level.members))
         for level in known
     ]
-    found = judge(rest, len(kept), levels)
+    judged = judge(rest, len(kept), levels)
 
     def back(members: Members) -> Members:
         return tuple(kept[member] for member in members)
 
-    effects = {kept[one.node]: replace(one, node=kept[one.node]) for one in found.nodes}
+    effects = {kept[one.node]: replace(one, node=kept[one.node]) for one in judged.nodes}
     return replace(
-        found,
+        judged,
         nodes=tuple(effects.get(node, NodeEffect(node, UNKNOWN, UNKNOWN)) for node in range(nodes)),
-        uplinks=tuple(replace(one, members=back(one.members)) for one in found.uplinks),
-        suspects=None if found.suspects is None else tuple(map(back, found.suspects)),
+        uplinks=tuple(replace(one, members=back(one.members)) for one in judged.uplinks),
+        suspects=None if judged.suspects is None else tuple(map(back, judged.suspects)),
     )
 
 
@@ -534,8 +536,8 @@ def switches(cluster: Cluster) -> tuple[Switches, ...]:
     levels_of = (("leaf", cluster.leaf_of), ("pod", cluster.pod_of)) if cluster.reported else ()
     known = []
     for kind, places in levels_of:
-        found = sorted(set(places))
-        if len(found) > 1:  # one switch for all tells nothing
-            members = tuple(tuple(node for node in range(cluster.nodes) if places[node] == place) for place in found)
-            known.append(Switches(tuple(f"{kind}{place}" for place in found), members))
+        used = sorted(set(places))
+        if len(used) > 1:  # one switch for all tells nothing
+            members = tuple(tuple(node for node in range(cluster.nodes) if places[node] == place) for place in used)
+            known.append(Switches(tuple(f"{kind}{place}" for place in used), members))
     return tuple(known)

@@ -502,7 +502,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         groups[work] = _sets(request, len(devices))
         works[work], small = _collective_sizes(work, sizes, request.dtype, len(groups[work][0]))
         skipped += small
-    kept = {work: found for work, found in groups.items() if found and works[work]}
+    kept = {work: groups_of_work for work, groups_of_work in groups.items() if groups_of_work and works[work]}
     if not kept:
         raise UsageError(f"nothing can be measured: {skipped[0]}" if skipped else "no work")
     return Plan(

@@ -158,15 +158,15 @@ def _none_left(arms: Sequence[Replay]) -> BackendError:
     return BackendError(f"every set failed, the first by {failure}", failure=failure)
 
 
-def _verified(found: Replay, wrong: int | None) -> None:
+def _verified(replay: Replay, wrong: int | None) -> None:
     """Keep how much was wrong. Raises DataCorruption."""
-    found.wrong = wrong
+    replay.wrong = wrong
     if wrong:
-        work = Work(operation_of(found.calls[0].operation))
+        work = Work(operation_of(replay.calls[0].operation))
         raise DataCorruption(
             f"{wrong} elements of the replayed step are not what was sent: wrong data; do not trust this machine, run "
             "'collbench check'",
-            WrongData(work, found.calls[0].size_bytes, found.members, wrong),
+            WrongData(work, replay.calls[0].size_bytes, replay.members, wrong),
         )
 
 
@@ -202,8 +202,8 @@ def _trial(
         del loads["pauses"]
     if traces:
         loads["traced"] = replace(load, steps=min(load.steps, _TRACED_STEPS), traced=True)
-    found = {name: backend.run(loads[name], expected_s) for name in order.sample(sorted(loads), len(loads))}
-    return trial_of(schedule, found["step"], found.get("pauses"), found["calls"], load.steps, found.get("traced", ()))
+    times = {name: backend.run(loads[name], expected_s) for name in order.sample(sorted(loads), len(loads))}
+    return trial_of(schedule, times["step"], times.get("pauses"), times["calls"], load.steps, times.get("traced", ()))
 
 
 def trial_of(

@@ -214,8 +214,8 @@ def taken_up(previous: Previous, opened: Opened, skipped: list[Skipped]) -> Run:
 
 def _check_success(run: Run) -> None:
     """Raise BackendError where every data point failed, for a hang if there was one."""
-    if run.measurements and not any(found.samples for found in run.measurements):
-        failures = [found.failure for found in run.measurements if found.failure is not None]
+    if run.measurements and not any(measurement.samples for measurement in run.measurements):
+        failures = [measurement.failure for measurement in run.measurements if measurement.failure is not None]
         failure = next((one for one in failures if one.kind is FailureKind.HANG), failures[-1])
         raise BackendError(f"nothing could be measured: {failure}", failure=failure)
 
@@ -251,15 +251,15 @@ class Known(Protocol):
 def begun_run(opened: Opened, settings: Settings) -> Run:
     """Return a run that begins now on what was opened, with nothing measured."""
     run = new_run(opened.backend.name, opened.backend.devices(), opened, settings)
-    found = opened.ports()
-    run.ports_before, run.ports_before_read = found or (), found is not None
+    ports = opened.ports()
+    run.ports_before, run.ports_before_read = ports or (), ports is not None
     return run
 
 
 def read_ports_after(run: Run, opened: Opened) -> None:
     """Keep the network cards' ports as they are at the end. Raises BackendError."""
-    found = opened.ports()
-    run.ports_after, run.ports_after_read = found or (), found is not None
+    ports = opened.ports()
+    run.ports_after, run.ports_after_read = ports or (), ports is not None
 
 
 def new_run(backend: str, devices: tuple[Device, ...], opened: Known, settings: Settings) -> Run:

@@ -74,16 +74,16 @@ _MOST_NOISE = 0.04
 _MOST_TRIALS = 15
 
 
-def undecided(found: Sequence[Measurement], paths: Sequence[Path]) -> list[DataPoint]:
+def undecided(measurements: Sequence[Measurement], paths: Sequence[Path]) -> list[DataPoint]:
     """Return which of these points, of one work and size, need another trial to be compared; none where nothing can be.
 
     Noise is pooled within a label, as when pairs are ranked.
     """
-    if len(found) < 2:
+    if len(measurements) < 2:
         return []  # there is nothing to compare it with
     labels = {frozenset(path.devices): path.label for path in paths}
     pools: dict[str, list[Measurement]] = defaultdict(list)
-    for measurement in found:
+    for measurement in measurements:
         pools[labels.get(frozenset(measurement.point.members), "?")].append(measurement)
     points = []
     for pool in pools.values():
@@ -136,16 +136,16 @@ class Trials:
         self.plan = plan
         self._run, self._effort, self._watcher = run, effort, watcher
         self._check = Check(run)  # by the labels: what copies show beside them is known at the end of a sweep
-        self._results = {found.point: found for found in run.measurements}
+        self._results = {measurement.point: measurement for measurement in run.measurements}
         self._owed: dict[DataPoint, int] = {}
         for point in plan.points():
-            found = self._results.get(point)
-            if found is None or found.stop not in _SETTLED:
+            measurement = self._results.get(point)
+            if measurement is None or measurement.stop not in _SETTLED:
                 trials = effort.deciding if plan.decides(point) else effort.screening
-                self._owed[point] = max(0, trials - (len(found.samples) if found else 0))
-        for found in run.measurements:
-            if found.stop not in _SETTLED:
-                found.stop, found.failure = None, None
+                self._owed[point] = max(0, trials - (len(measurement.samples) if measurement else 0))
+        for measurement in run.measurements:
+            if measurement.stop not in _SETTLED:
+                measurement.stop, measurement.failure = None, None
         self.wanted = set(self._owed)
         self.timed_seconds = 0.0
         self._failures = {True: 0, False: 0}  # in a row, by whether they are collectives
@@ -233,19 +233,19 @@ class Trials:
                 self._fail(point, replace(many, kind=FailureKind.UNTRIED))
 
     def _fail(self, point: DataPoint, failure: Failure) -> None:
-        found = self._found(point)
-        if not found.failure:
-            found.stop, found.failure = StopReason.FAILED, failure
-            self._watcher.finished(found)
+        measurement = self._found(point)
+        if not measurement.failure:
+            measurement.stop, measurement.failure = StopReason.FAILED, failure
+            self._watcher.finished(measurement)
 
     def _record(self, step: Step, timing: Timing, *, concurrent: bool) -> None:
         """Add the trial's samples; a data point enters the run with its first one."""
         flags = self._watcher.flags(tuple(member for members in step.groups for member in members))
         self.timed_seconds += timing.region_seconds(step)
         for index, point in enumerate(points_of(step)):
-            found = self._found(point)
+            measurement = self._found(point)
             coverage = timing.coverage[index] if timing.coverage else None
-            found.wrong = 0 if step.verify and step.work.verifiable else None
+            measurement.wrong = 0 if step.verify and step.work.verifiable else None
             sample = Sample(
                 seconds=tuple(map(_readable, timing.seconds[index])),
                 iterations=step.iterations,
@@ -256,9 +256,9 @@ class Trials:
                 verified_bytes=coverage.verified if coverage else None,
                 plain=bool(timing.plain) and timing.plain[index],
             )
-            found.samples.append(self._check.marked(point, sample))
+            measurement.samples.append(self._check.marked(point, sample))
             self._owed[point] -= 1
-            self._watcher.finished(found)
+            self._watcher.finished(measurement)
 
     def _found(self, point: DataPoint) -> Measurement:
         if point not in self._results:
@@ -287,13 +287,13 @@ def time_singles(backend: Backend, plan: Plan, run: Run, rng: random.Random, wat
     one: each of the others may take a watchdog's time.
     """
     done = {one.point for one in run.latencies if one.count == plan.latency}
-    done |= {found.point for found in run.measurements if found.failure}
+    done |= {one.point for one in run.measurements if one.failure}
     steps = list(_single_steps(plan, done))
     rng.shuffle(steps)
     for number, (step, outcome) in enumerate(backend.time_steps(steps), 1):
         points = points_of(step)
         if isinstance(outcome, StepFailed):
-            for measurement in (found for found in run.measurements if found.point in points):
+            for measurement in (one for one in run.measurements if one.point in points):
                 measurement.stop, measurement.failure = StopReason.FAILED, outcome.failure
                 watcher.finished(measurement)
             return
@@ -318,7 +318,7 @@ def latency_of(
     arrived = np.array([rank.arrived for rank in ranks])
     begin = arrived.min(axis=0, keepdims=True) if common else arrived
     since = np.broadcast_to(begin, arrived.shape)
-    found = tuple(
+    launches = tuple(
         replace(
             rank,
             arrived=tuple((np.array(rank.arrived) - origin).tolist()),
@@ -326,7 +326,7 @@ def latency_of(
         )
         for rank, origin in zip(ranks, since, strict=True)
     )
-    return Latency(point, found, common, concurrent, flags)
+    return Latency(point, launches, common, concurrent, flags)
 
 
 def _single_steps(plan: Plan, done: set[DataPoint]) -> Iterator[Step]:
@@ -375,8 +375,8 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
         index = {point: number for number, point in enumerate(plan.points())}
         run.measurements.sort(key=lambda found: index.get(found.point, len(index)))
         run.latencies.sort(key=lambda found: index.get(found.point, len(index)))
-        for found in run.measurements:
-            found.stop = found.stop or stop_reason(found, effort.precision) or StopReason.INTERRUPTED
+        for measurement in run.measurements:
+            measurement.stop = measurement.stop or stop_reason(measurement, effort.precision) or StopReason.INTERRUPTED
         marked(run)
         run.phases["timed"] = round(run.phases.get("timed", 0.0) + trials.timed_seconds, 6)
         run.seconds = round(before + clock() - begin, 3)
