@@ -83,8 +83,8 @@ class Listener:
 
     def close(self) -> None:
         """Let nobody in any more."""
-        for found in (*self._guests, *self._came.values(), self._socket):
-            found.close()
+        for peer in (*self._guests, *self._came.values(), self._socket):
+            peer.close()
         self._guests, self._came = {}, {}
         self._selector.close()
 
@@ -100,59 +100,59 @@ class Listener:
         if len(self._guests) >= self._world_size + _MOST_STRANGERS:
             self._refuse(next(iter(self._guests)))
         try:
-            found, _ = self._socket.accept()
+            peer, _ = self._socket.accept()
         except OSError:  # gone again; or this process may have no more files, and one of them is a stranger's
             if self._guests:
                 self._refuse(next(iter(self._guests)))
             else:
                 time.sleep(0.1)
             return
-        found.setblocking(False)
+        peer.setblocking(False)
         guest = _Guest(secrets.token_bytes(_NONCE_BYTES), time.monotonic() + _GREETING_S)
-        self._guests[found] = guest
-        self._selector.register(found, selectors.EVENT_READ)
-        self._tell(found, guest.nonce)
+        self._guests[peer] = guest
+        self._selector.register(peer, selectors.EVENT_READ)
+        self._tell(peer, guest.nonce)
 
-    def _hear(self, found: socket.socket) -> None:
-        guest = self._guests[found]
+    def _hear(self, peer: socket.socket) -> None:
+        guest = self._guests[peer]
         try:
-            part = found.recv(_SAID_BYTES - len(guest.said))
+            part = peer.recv(_SAID_BYTES - len(guest.said))
         except BlockingIOError:
             return
         except OSError:
             part = b""
         guest.said += part
         if not part:
-            self._refuse(found)
+            self._refuse(peer)
         elif len(guest.said) == _SAID_BYTES:
-            self._judge(found, guest)
+            self._judge(peer, guest)
 
-    def _judge(self, found: socket.socket, guest: _Guest) -> None:
+    def _judge(self, peer: socket.socket, guest: _Guest) -> None:
         """Let in who has proved to be a rank that is missing."""
         head, proof = bytes(guest.said[:-_PROOF_BYTES]), bytes(guest.said[-_PROOF_BYTES:])
         rank = int.from_bytes(head[:_RANK_BYTES], "big")
         if not hmac.compare_digest(proof, _proof(self._key, b"rank", guest.nonce, head)) or rank not in self._missing():
-            self._refuse(found)
-        elif self._tell(found, _proof(self._key, b"rank 0", guest.nonce, head)):
-            self._selector.unregister(found)
-            del self._guests[found]
-            self._came[rank] = found
+            self._refuse(peer)
+        elif self._tell(peer, _proof(self._key, b"rank 0", guest.nonce, head)):
+            self._selector.unregister(peer)
+            del self._guests[peer]
+            self._came[rank] = peer
             self._latest = time.monotonic()
 
-    def _tell(self, found: socket.socket, data: bytes) -> bool:
+    def _tell(self, peer: socket.socket, data: bytes) -> bool:
         """Send what fits every socket's buffer; whoever is gone is forgotten."""
         try:
-            sent = found.send(data) == len(data)
+            sent = peer.send(data) == len(data)
         except OSError:
             sent = False
         if not sent:
-            self._refuse(found)
+            self._refuse(peer)
         return sent
 
-    def _refuse(self, found: socket.socket) -> None:
-        self._selector.unregister(found)
-        del self._guests[found]
-        found.close()
+    def _refuse(self, peer: socket.socket) -> None:
+        self._selector.unregister(peer)
+        del self._guests[peer]
+        peer.close()
 
 
 def connect(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> socket.socket:
@@ -160,27 +160,27 @@ def connect(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> soc
     failure = OSError("rank 0 reported no address")
     for address in addresses:
         try:
-            found = socket.create_connection((address, port), timeout=_DIAL_S)
+            peer = socket.create_connection((address, port), timeout=_DIAL_S)
         except OSError as error:
             failure = error
             continue
         try:
-            _introduce(found, key, rank)
+            _introduce(peer, key, rank)
         except OSError as error:
-            found.close()
+            peer.close()
             failure = error
         else:
-            return found
+            return peer
     raise failure
 
 
-def _introduce(found: socket.socket, key: bytes, rank: int) -> None:
+def _introduce(peer: socket.socket, key: bytes, rank: int) -> None:
     """Prove to know the key, and hear the other side's proof. Raises OSError."""
-    found.settimeout(_GREETING_S)
-    asked = _exactly(found, _NONCE_BYTES)
+    peer.settimeout(_GREETING_S)
+    asked = _exactly(peer, _NONCE_BYTES)
     head = rank.to_bytes(_RANK_BYTES, "big") + secrets.token_bytes(_NONCE_BYTES)
-    found.sendall(head + _proof(key, b"rank", asked, head))
-    if not hmac.compare_digest(_exactly(found, _PROOF_BYTES), _proof(key, b"rank 0", asked, head)):
+    peer.sendall(head + _proof(key, b"rank", asked, head))
+    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES), _proof(key, b"rank 0", asked, head)):
         raise PermissionError("the process that listens there does not have the key of this launch")
 
 
@@ -189,11 +189,11 @@ def _proof(key: bytes, who: bytes, asked: bytes, head: bytes) -> bytes:
     return hmac.digest(key, b"collbench %s\0%s%s" % (who, asked, head), "sha256")
 
 
-def _exactly(found: socket.socket, count: int) -> bytes:
+def _exactly(peer: socket.socket, count: int) -> bytes:
     """Return so many bytes. Raises OSError when fewer come, or too late."""
     deadline, said = time.monotonic() + _GREETING_S, b""
     while len(said) < count and time.monotonic() < deadline:
-        part = found.recv(count - len(said))
+        part = peer.recv(count - len(said))
         if not part:
             raise ConnectionResetError("the other side closed the connection")
         said += part
@@ -282,10 +282,10 @@ class Hearing:
 class Connection(Generic[_Sent, _Received]):
     """One end of a socket that carries messages. `ready` waits for it."""
 
-    def __init__(self, found: socket.socket, decode: Callable[[bytes], _Received]) -> None:
+    def __init__(self, peer: socket.socket, decode: Callable[[bytes], _Received]) -> None:
         """Take over the socket."""
-        found.setblocking(False)
-        self._socket, self._decode = found, decode
+        peer.setblocking(False)
+        self._socket, self._decode = peer, decode
         self._frame = bytearray()  # what has come of it, its length included
 
     def fileno(self) -> int:
@@ -367,14 +367,14 @@ def framed(message: Order | Word) -> bytes:
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 
-def line(found: socket.socket) -> Line:
+def line(peer: socket.socket) -> Line:
     """Return rank 0's end of an admitted socket."""
-    return Connection(_kept_alive(found), decode_word)
+    return Connection(_kept_alive(peer), decode_word)
 
 
-def far_end(found: socket.socket) -> FarEnd:
+def far_end(peer: socket.socket) -> FarEnd:
     """Return another rank's end."""
-    return Connection(_kept_alive(found), decode_order)
+    return Connection(_kept_alive(peer), decode_order)
 
 
 def pair() -> tuple[Line, FarEnd]:
@@ -405,18 +405,18 @@ def plain_address(address: str) -> str:
     return address.removeprefix("::ffff:") if "." in address else address
 
 
-def _kept_alive(found: socket.socket) -> socket.socket:
+def _kept_alive(peer: socket.socket) -> socket.socket:
     """Return the socket, whose silence after a power cut is noticed."""
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
-        found.setsockopt(socket.IPPROTO_TCP, option, value)
-    return found
+        peer.setsockopt(socket.IPPROTO_TCP, option, value)
+    return peer
 
 
-def _writable(found: socket.socket, seconds: float) -> bool:
+def _writable(peer: socket.socket, seconds: float) -> bool:
     with selectors.DefaultSelector() as selector:
-        selector.register(found, selectors.EVENT_WRITE)
+        selector.register(peer, selectors.EVENT_WRITE)
         return seconds > 0 and bool(selector.select(seconds))
 
 

@@ -108,8 +108,8 @@ class World:
             stack.callback(own.join)
             stack.callback(ours.close)
             came = self._admit(timeout_s, say, goes_on=goes_on, since=None if waits or not goes_on else begin)
-            self._ends = {rank: _ends(found) for rank, found in came.items()}
-            lines = {0: ours, **{rank: connection.line(found) for rank, found in came.items()}}
+            self._ends = {rank: _ends(peer) for rank, peer in came.items()}
+            lines = {0: ours, **{rank: connection.line(peer) for rank, peer in came.items()}}
             names = {rank: f"rank {rank} at {wire_end[0]}" for rank, wire_end in self._ends.items()}
             own_name = {0: f"rank 0 on {socket.gethostname()}"}
             self._ranks = Ranks(
@@ -178,14 +178,14 @@ class World:
         guides = distributed_ranks.guides(known)
         asked = {first: FindPaths(tuple(known[rank].device for rank in members)) for first, members in guides.items()}
         answers = ranks.ask(asked)
-        found = {
+        paths = {
             members: () if isinstance(answers[first], RankLost) else checked(answers[first], FoundPaths).paths
             for first, members in guides.items()
         }
         return Opened(
             backend,
             _with_facts(known[0].machine, backend.facts),
-            distributed_ranks.all_paths(len(known), found, between_hosts=len(known) <= _MOST_LISTED),
+            distributed_ranks.all_paths(len(known), paths, between_hosts=len(known) <= _MOST_LISTED),
             health=backend.health,
             ports=backend.ports,
             close=self.close,
@@ -249,7 +249,7 @@ def join(
         address = _address(store.read(_LISTENER))
         candidates = tuple(dict.fromkeys(filter(None, (address.address, launch.master_addr))))
         try:
-            found = connect(candidates, address.port, bytes.fromhex(address.key), launch.rank)
+            peer = connect(candidates, address.port, bytes.fromhex(address.key), launch.rank)
         except OSError as error:
             raise BackendError(
                 f"rank {launch.rank} on {socket.gethostname()} cannot connect to rank 0 at {' or '.join(candidates)}, "
@@ -259,7 +259,7 @@ def join(
         seat.close()
         raise
     lifeline.leave_signals_to_parent()  # rank 0 stands for it from here on, and they reach it too
-    return serve(connection.far_end(found), seat)
+    return serve(connection.far_end(peer), seat)
 
 
 def _own_address(launch: LaunchEnvironment) -> str:
@@ -267,8 +267,8 @@ def _own_address(launch: LaunchEnvironment) -> str:
 
     All addresses ("") where a name means loopback on its own host, as Debian has it, and others know it by another one.
     """
-    found = connection.own_address(launch.master_addr, launch.master_port)
-    return "" if connection.is_loopback(found) and launch.local_size < launch.world_size else found
+    own = connection.own_address(launch.master_addr, launch.master_port)
+    return "" if connection.is_loopback(own) and launch.local_size < launch.world_size else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,11 +283,11 @@ class _Address:
 def _address(text: str) -> _Address:
     """Return what rank 0 left. Raises BackendError for anything else."""
     try:
-        found: _Address = build(_Address, json.loads(text), "the value")
-        bytes.fromhex(found.key)
+        parsed: _Address = build(_Address, json.loads(text), "the value")
+        bytes.fromhex(parsed.key)
     except ValueError as error:
         raise BackendError(f"cannot read the address of rank 0 in the store: {error}; start all ranks again") from error
-    return found
+    return parsed
 
 
 def _seat(launch: LaunchEnvironment, request: Request, store: Store) -> RankWorker:
@@ -300,9 +300,9 @@ def _seat(launch: LaunchEnvironment, request: Request, store: Store) -> RankWork
     return CudaRankWorker(launch, store, request.nccl, request.nccl_options)
 
 
-def _ends(found: socket.socket) -> tuple[str, str]:
+def _ends(peer: socket.socket) -> tuple[str, str]:
     """Return the other side's address and ours."""
-    return connection.plain_address(found.getpeername()[0]), connection.plain_address(found.getsockname()[0])
+    return connection.plain_address(peer.getpeername()[0]), connection.plain_address(peer.getsockname()[0])
 
 
 def _end_in_peace() -> None:
@@ -313,7 +313,7 @@ def _end_in_peace() -> None:
 
 def _with_facts(machine: Machine, facts: tuple[RankFacts, ...]) -> Machine:
     """Return rank 0's machine; multicast where all ranks' GPUs support it."""
-    supports = [found.multicast for found in facts]
+    supports = [fact.multicast for fact in facts]
     return replace(
         machine,
         nccl=facts[0].nccl,

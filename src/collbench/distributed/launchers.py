@@ -27,10 +27,10 @@ def tasks_on_node(tasks: str, node: int) -> int | None:
     """Return how many tasks a list gives the node at a place: 1 of "2(x3),1" for 3; None where it is not known."""
     counts: list[int] = []
     for word in filter(None, tasks.split(",")):
-        found = _TASKS.fullmatch(word.strip())
-        if found is None:
+        match = _TASKS.fullmatch(word.strip())
+        if match is None:
             return None
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     return counts[node] if node < len(counts) else None
 
 
@@ -116,8 +116,8 @@ class Step:
 
 def find_step(environment: Mapping[str, str]) -> Step | None:
     """Return the Slurm step that this process is a task of, None outside one or on one node. Raises UsageError."""
-    found, launch = _by_slurm(environment)
-    if not found or launch is None:
+    slurm_step, launch = _by_slurm(environment)
+    if not slurm_step or launch is None:
         return None
     values = _Values(environment, "srun")
     nodes = values.number("SLURM_STEP_NUM_NODES", values.number("SLURM_NNODES", 1))

@@ -199,17 +199,17 @@ def encode(message: Order | Word) -> bytes:
     """Return a message as JSON: its type's name, and its fields. Raises ValueError for a number that JSON lacks."""
     match message:
         case Done(value, flags):
-            found: list[object] = ["Done", None if value is None else [type(value).__name__, value], flags]
+            fields: list[object] = ["Done", None if value is None else [type(value).__name__, value], flags]
         case CollbenchError():
             kind = next(base.__name__ for base in type(message).__mro__ if base.__name__ in _FAILURES)
-            found = ["Failed", kind, str(message), _facts(message)]
+            fields = ["Failed", kind, str(message), _facts(message)]
         case OpenRank():
             # All ranks' devices go to each of them: 0.3 MB of a thousand, made once.
             rest = _ENCODER.encode({name: value for name, value in _fields(message).items() if name != "devices"})
             return f'["OpenRank",{{"devices":{_devices_text(message.devices)},{rest[1:]}]'.encode("ascii")
         case _:
-            found = [type(message).__name__, message]
-    return _ENCODER.encode(found).encode("ascii")
+            fields = [type(message).__name__, message]
+    return _ENCODER.encode(fields).encode("ascii")
 
 
 def _devices_text(devices: tuple[Device, ...]) -> str:
@@ -241,8 +241,8 @@ def decode_word(data: bytes) -> Word:
             case ["Failed", str(kind), str(text), fact] if kind in _FAILURES:
                 return cast("Word", _failure(_FAILURES[kind], text, fact))
             case ["Done", value, flags]:
-                found = None if value is None else cast("Value", _built(_VALUES, value))
-                return Done(found, build(tuple[Flag, ...], flags, "flags"))
+                built = None if value is None else cast("Value", _built(_VALUES, value))
+                return Done(built, build(tuple[Flag, ...], flags, "flags"))
             case _:
                 raise ValueError("neither an answer nor a heartbeat")
     except ValueError as error:

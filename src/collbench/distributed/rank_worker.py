@@ -437,8 +437,8 @@ def positioned(reply: Reply, members: Sequence[int]) -> Reply:
     if list(members) == list(range(len(members))):
         return reply
     if isinstance(reply, DataCorruption) and reply.wrong is not None:
-        found = tuple(members[place] for place in reply.wrong.members)
-        return DataCorruption(str(reply), replace(reply.wrong, members=found))
+        wrong = tuple(members[place] for place in reply.wrong.members)
+        return DataCorruption(str(reply), replace(reply.wrong, members=wrong))
     if isinstance(reply, BackendError):
         return type(reply)(str(reply), failure=_positioned(reply.failure, members))
     return reply

@@ -82,18 +82,18 @@ def check(ranks: Sequence[Introduction]) -> None:
     They have another backend or version, a GPU twice, or one NCCL_HOSTID on two machines.
     """
     hosts = host_names(ranks)
-    for rank, found in enumerate(ranks):
-        if found.backend != ranks[0].backend:
+    for rank, facts in enumerate(ranks):
+        if facts.backend != ranks[0].backend:
             raise UsageError(
-                f"rank {rank} on {hosts[rank]} has the {found.backend} backend and rank 0 on {hosts[0]} the "
+                f"rank {rank} on {hosts[rank]} has the {facts.backend} backend and rank 0 on {hosts[0]} the "
                 f"{ranks[0].backend} one: choose one with --backend"
             )
-        if found.version != ranks[0].version:
+        if facts.version != ranks[0].version:
             raise UsageError(
-                f"rank {rank} on {hosts[rank]} runs collbench {found.version} and rank 0 on {hosts[0]} "
+                f"rank {rank} on {hosts[rank]} runs collbench {facts.version} and rank 0 on {hosts[0]} "
                 f"{ranks[0].version}: install the same version on all hosts"
             )
-    for members in _grouped(found.host_key for found in ranks).values():
+    for members in _grouped(facts.host_key for facts in ranks).values():
         first = members[0]
         for rank in members[1:]:
             if ranks[rank].boot and ranks[first].boot and ranks[rank].boot != ranks[first].boot:
@@ -103,7 +103,7 @@ def check(ranks: Sequence[Introduction]) -> None:
                 )
     if capabilities(ranks[0].backend).cores:
         return  # two ranks on one core are slow, and right
-    for (_, uuid), sharing in _grouped((found.host_key, found.device.uuid) for found in ranks).items():
+    for (_, uuid), sharing in _grouped((facts.host_key, facts.device.uuid) for facts in ranks).items():
         if len(sharing) > 1:
             raise UsageError(
                 f"ranks {' and '.join(map(str, sharing))} on {hosts[sharing[0]]} all have the same GPU, {uuid}: start "
@@ -119,7 +119,7 @@ def shared_gpus(ranks: Sequence[Introduction]) -> tuple[str, ...]:
     return tuple(
         f"ranks {', '.join(map(str, sharing))} ({', '.join(hosts[rank] for rank in sharing)}) share the GPU {uuid}: "
         "NCCL treats them as several hosts, and each rank uses a part of the GPU"
-        for uuid, sharing in _grouped(found.device.uuid for found in ranks).items()
+        for uuid, sharing in _grouped(facts.device.uuid for facts in ranks).items()
         if len(sharing) > 1
     )
 
@@ -127,33 +127,33 @@ def shared_gpus(ranks: Sequence[Introduction]) -> tuple[str, ...]:
 def check_libraries(ranks: Sequence[Introduction], facts: Sequence[RankFacts]) -> None:
     """Raise UsageError where the ranks have loaded different versions of NCCL: the times would be of neither."""
     hosts = host_names(ranks)
-    for rank, found in enumerate(facts):
-        if found.nccl != facts[0].nccl:
+    for rank, fact in enumerate(facts):
+        if fact.nccl != facts[0].nccl:
             raise UsageError(
-                f"rank {rank} on {hosts[rank]} has NCCL {found.nccl} ({found.nccl_path}) and rank 0 on {hosts[0]} "
+                f"rank {rank} on {hosts[rank]} has NCCL {fact.nccl} ({fact.nccl_path}) and rank 0 on {hosts[0]} "
                 f"{facts[0].nccl} ({facts[0].nccl_path}): name one with --nccl"
             )
 
 
 def guides(ranks: Sequence[Introduction]) -> dict[int, tuple[int, ...]]:
     """Return each host's first rank, which knows the paths there, and all ranks of that host."""
-    return {members[0]: members for members in _grouped(found.host_key for found in ranks).values()}
+    return {members[0]: members for members in _grouped(facts.host_key for facts in ranks).values()}
 
 
 def all_paths(
-    world_size: int, found: Mapping[tuple[int, ...], Sequence[Path]], *, between_hosts: bool = True
+    world_size: int, paths_of: Mapping[tuple[int, ...], Sequence[Path]], *, between_hosts: bool = True
 ) -> tuple[Path, ...]:
-    """Return the path of each pair of ranks; `found` has, for the ranks of one host, the paths between their places.
+    """Return the path of each pair of ranks. `paths_of` maps the ranks of one host to the paths between them.
 
-    Those `between_hosts` are all alike, and half a million where 1,024 ranks are.
+    Paths `between_hosts` are all alike; 1,024 ranks have half a million of them.
     """
     known: dict[tuple[int, int], Path] = {}
-    for members, paths in found.items():
+    for members, paths in paths_of.items():
         for path in paths:
             first, second = sorted(members[index] for index in path.devices)
             known[first, second] = replace(path, devices=(first, second))
     if between_hosts:
-        host_of = {rank: members[0] for members in found for rank in members}
+        host_of = {rank: members[0] for members in paths_of for rank in members}
         pairs = ((a, b) for a in range(world_size) for b in range(a + 1, world_size))
         known.update({pair: Path(pair, NETWORK) for pair in pairs if host_of[pair[0]] != host_of[pair[1]]})
     return tuple(known[pair] for pair in sorted(known))
@@ -165,7 +165,7 @@ def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]
     `ends` are, of the connection between each other rank and rank 0, that rank's address and rank 0's own.
     """
     home = ranks[0].network_key
-    abroad = [rank for rank, found in enumerate(ranks) if found.network_key != home]
+    abroad = [rank for rank, facts in enumerate(ranks) if facts.network_key != home]
     if not abroad:
         return ("",) * len(ranks)
     own = next((ends[rank][1] for rank in abroad if not is_loopback(ends[rank][1])), "")
@@ -174,10 +174,10 @@ def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]
 
 def _grouped(keys: Iterable[_Key]) -> dict[_Key, tuple[int, ...]]:
     """Return the ranks of each key, in the order of their first ranks."""
-    found: dict[_Key, list[int]] = {}
+    groups: dict[_Key, list[int]] = {}
     for rank, key in enumerate(keys):
-        found.setdefault(key, []).append(rank)
-    return {key: tuple(members) for key, members in found.items()}
+        groups.setdefault(key, []).append(rank)
+    return {key: tuple(members) for key, members in groups.items()}
 
 
 # Rank 0's hold on all ranks, its own among them: one request at a time to each, and one answer from each.
@@ -541,11 +541,11 @@ class Coordinator:
             self._broken = True
         replies = self._ranks.ask(dict.fromkeys(self._ranks.everyone, TakeHealth()))
         kept = {rank: reply for rank, reply in replies.items() if not isinstance(reply, RankLost)}
-        found = dict(zip(sorted(kept), self._ranks.values(kept, FoundHealth), strict=True))
-        if not any(one.states for one in found.values()):
+        healths = dict(zip(sorted(kept), self._ranks.values(kept, FoundHealth), strict=True))
+        if not any(one.states for one in healths.values()):
             return ()
         unknown = FoundHealth((Health(),))
-        return tuple(health for rank in self._ranks.everyone for health in found.get(rank, unknown).states)
+        return tuple(health for rank in self._ranks.everyone for health in healths.get(rank, unknown).states)
 
     def ports(self) -> tuple[NetworkPort, ...] | None:
         """Return the ports of several hosts' network cards as they are now: one rank of each reads them.
@@ -560,9 +560,9 @@ class Coordinator:
         readers = {self._devices[rank].host: rank for rank in reversed(self._ranks.everyone) if rank not in lost}
         replies = self._ranks.ask(dict.fromkeys(readers.values(), ReadPorts()))
         kept = {rank: reply for rank, reply in replies.items() if not isinstance(reply, RankLost)}
-        found = dict(zip(sorted(kept), self._ranks.values(kept, FoundPorts), strict=True))
+        ports = dict(zip(sorted(kept), self._ranks.values(kept, FoundPorts), strict=True))
         hosts = {rank: host for host, rank in readers.items()}
-        return tuple(replace(port, host=hosts[rank]) for rank, one in found.items() for port in one.ports)
+        return tuple(replace(port, host=hosts[rank]) for rank, one in ports.items() for port in one.ports)
 
     def close(self) -> None:
         """Let all ranks go."""

@@ -35,10 +35,10 @@ def interface_of(address: str) -> str:
         for _, name in socket.if_nameindex():
             request = struct.pack(f"{_NAME_BYTES}s", name.encode())
             try:
-                found = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)[_ADDRESS_AT : _ADDRESS_AT + 4]
+                packed = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)[_ADDRESS_AT : _ADDRESS_AT + 4]
             except OSError:
                 continue  # an interface without an IPv4 address
-            if socket.inet_ntoa(found) == address:
+            if socket.inet_ntoa(packed) == address:
                 return name
     return ""
 
