@@ -272,10 +272,10 @@ def _divided(text: str) -> tuple[list[str], tuple[str, str] | None]:
 
 
 def _variable(text: str) -> tuple[str, str]:
-    found = _GIVEN.fullmatch(text)
-    if found is None:
+    match = _GIVEN.fullmatch(text)
+    if match is None:
         raise UsageError(f"--without '{text}' sets no variable to a value: write it like --without NCCL_ALGO=Ring")
-    name, value = found[1], found[2]
+    name, value = match[1], match[2]
     if name in _NEVER:
         raise UsageError(
             f"--without {name}={value}: collbench never sets what switches NVLink multicast; to compare, train once "
@@ -351,11 +351,11 @@ def step_seconds(line: str, pattern: re.Pattern[str] | None = None) -> float | N
     """Return the first step time of a line in seconds; None without one. `pattern` replaces the documented words."""
     if pattern is None:
         return _timed(_STEP, line)
-    found = pattern.search(line)
-    if found is None:
+    match = pattern.search(line)
+    if match is None:
         return None
-    units = (unit for unit in SECONDS if unit in pattern.groupindex and found[unit] is not None)
-    return next((_time(found[unit], SECONDS[unit]) for unit in units), None)
+    units = (unit for unit in SECONDS if unit in pattern.groupindex and match[unit] is not None)
+    return next((_time(match[unit], SECONDS[unit]) for unit in units), None)
 
 
 def gpu_seconds(line: str) -> float | None:
@@ -364,14 +364,14 @@ def gpu_seconds(line: str) -> float | None:
 
 
 def _timed(pattern: re.Pattern[str], line: str) -> float | None:
-    found = pattern.search(line)
-    return found and _time(found["number"], _SCALE[found["unit"].lower()])
+    match = pattern.search(line)
+    return match and _time(match["number"], _SCALE[match["unit"].lower()])
 
 
 def train_runtime(line: str) -> float | None:
     """Return what Hugging Face's Trainer says that training took, in seconds; None where the line does not say."""
-    found = _TRAIN_RUNTIME.search(line)
-    return found and _time(found["number"], 1.0)
+    match = _TRAIN_RUNTIME.search(line)
+    return match and _time(match["number"], 1.0)
 
 
 def _time(text: str, scale: float) -> float | None:
@@ -535,7 +535,7 @@ def _gpu_result(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablat
             shares[arm].append(math.log(worked / step))
     level = _level(ablation)
     ratio = _ratio([after - before for before, after in zip(*own, strict=True)], level)
-    first, second = (_ratio(found, level) for found in shares)
+    first, second = (_ratio(share, level) for share in shares)
     return GpuResult((_arm(own[0]), _arm(own[1])), ratio, (first, second))
 
 

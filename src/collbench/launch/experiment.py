@@ -83,11 +83,11 @@ def loads(text: str, name: str) -> Ablation:
 
 
 def _build(fields: dict[str, Any]) -> Ablation:
-    found: Ablation = build(Ablation, fields, "ablation")
+    ablation: Ablation = build(Ablation, fields, "ablation")
     if not any("without" in arm for arm in fields["arms"]):
-        found.arms[1].without = _variable_named(found.arms[1].name)
-    _check_meaning(found)
-    return found
+        ablation.arms[1].without = _variable_named(ablation.arms[1].name)
+    _check_meaning(ablation)
+    return ablation
 
 
 def _variable_named(name: str) -> tuple[str, ...]:
@@ -96,10 +96,10 @@ def _variable_named(name: str) -> tuple[str, ...]:
     return tuple(words) if name.startswith("without ") and set(words) <= set(SWITCHES) else ()
 
 
-def _check_meaning(found: Ablation) -> None:
+def _check_meaning(ablation: Ablation) -> None:
     """Raise ValueError for times and sizes that cannot be, before they are compared."""
     times: list[tuple[str, Any]] = []
-    for number, arm in enumerate(found.arms):
+    for number, arm in enumerate(ablation.arms):
         where = f"ablation.arms[{number}]"
         times += [(f"{where}.allreduce", figure) for one in arm.allreduce for figure in (one.seconds, one.size_bytes)]
         times += [
@@ -108,15 +108,15 @@ def _check_meaning(found: Ablation) -> None:
             for figure in (*run.step_seconds, *run.gpu_seconds, run.wall_seconds)
         ]
         times += [(f"{where}.runs", run.train_runtime) for run in arm.runs if run.train_runtime is not None]
-    if found.result is not None:
-        ratio = found.result.ratio
+    if ablation.result is not None:
+        ratio = ablation.result.ratio
         times += [("ablation.result.ratio", one) for one in (ratio.low, ratio.middle, ratio.high)]
-        times += [("ablation.result.arms", one) for arm in found.result.arms for one in (arm.seconds, *arm.interval)]
-        if (gpu := found.result.gpu) is not None:
+        times += [("ablation.result.arms", one) for arm in ablation.result.arms for one in (arm.seconds, *arm.interval)]
+        if (gpu := ablation.result.gpu) is not None:
             ratios = (gpu.ratio, *gpu.shares)
             times += [("ablation.result.gpu", one) for made in ratios for one in (made.low, made.middle, made.high)]
             times += [("ablation.result.gpu", one) for arm in gpu.arms for one in (arm.seconds, *arm.interval)]
-        if (spread := found.result.spread) is not None:
+        if (spread := ablation.result.spread) is not None:
             figures = (spread.between, spread.within or 0.0)
             if not all(0 <= figure < math.inf for figure in figures):
                 raise ValueError("ablation.result.spread is negative or not finite")
@@ -439,8 +439,8 @@ def environment_of(inherited: Mapping[str, str]) -> dict[str, str]:
 
 def _allreduce(saved: Path) -> tuple[AllReduce, ...]:
     run = run_file.load(saved)
-    found = sorted((one for one in run.measured()), key=lambda one: one.point.size_bytes)
-    summaries = [(one.point.size_bytes, summarize(one)) for one in found]
+    measurements = sorted((one for one in run.measured()), key=lambda one: one.point.size_bytes)
+    summaries = [(one.point.size_bytes, summarize(one)) for one in measurements]
     return tuple(AllReduce(size, summary.busbw, summary.seconds) for size, summary in summaries)
 
 

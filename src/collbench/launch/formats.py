@@ -77,5 +77,5 @@ def _indices(devices: Sequence[Device]) -> str:
     return ",".join(str(device.index) for device in devices)
 
 
-def _assignments(found: Mapping[str, str]) -> list[str]:
-    return [f"{name}={shlex.quote(value)}" for name, value in found.items()]
+def _assignments(changes: Mapping[str, str]) -> list[str]:
+    return [f"{name}={shlex.quote(value)}" for name, value in changes.items()]

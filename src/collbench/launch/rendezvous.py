@@ -57,10 +57,10 @@ def variables(arguments: TrainArguments, environment: Mapping[str, str]) -> dict
 
 def gives_way(arguments: TrainArguments, environment: Mapping[str, str], count: int) -> str:
     """Return a clause on a PET_NPROC_PER_NODE that is not `count`, the number of ranks here; "" where none is."""
-    found = environment.get("PET_NPROC_PER_NODE", "")
-    if not found.isdecimal() or int(found) == count or arguments.has("--nproc-per-node"):
+    per_node = environment.get("PET_NPROC_PER_NODE", "")
+    if not per_node.isdecimal() or int(per_node) == count or arguments.has("--nproc-per-node"):
         return ""
-    return f"PET_NPROC_PER_NODE={found} is overridden by the {count} chosen here"
+    return f"PET_NPROC_PER_NODE={per_node} is overridden by the {count} chosen here"
 
 
 def _check_nnodes(arguments: TrainArguments, environment: Mapping[str, str]) -> None:

@@ -91,9 +91,9 @@ def choice(
     return f"using {which}: {''.join(clauses)}"
 
 
-def against(found: Sequence[tuple[Device, str]]) -> str:
+def against(used: Sequence[tuple[Device, str]]) -> str:
     """Return devices with what is said against each: "GPU1 (busy: 1 other process), GPU3 (faulty: …)"."""
-    return ", ".join(f"{device.tag} ({why})" for device, why in found)
+    return ", ".join(f"{device.tag} ({why})" for device, why in used)
 
 
 def shell_line(changes: Mapping[str, str], command: Sequence[str]) -> str:
@@ -194,13 +194,13 @@ def _shims(
 
     --run-path leaves no process for them: then nodes are not compared.
     """
-    found: list[tuple[str, ...]] = []
+    commands: list[tuple[str, ...]] = []
     if capabilities(backend).cores:
         _refuse_unpinnable(arguments)
-        found.append(("pin.py", f"--cores={','.join(str(device.index) for device in devices)}"))
+        commands.append(("pin.py", f"--cores={','.join(str(device.index) for device in devices)}"))
     if rendezvous.several_nodes(arguments, inherited) and not arguments.has("--run-path"):
-        found.append(("same_count.py",))
-    return found
+        commands.append(("same_count.py",))
+    return commands
 
 
 def _behind(shim: Sequence[str], program: Sequence[str], inside: Inside, *, named: bool) -> list[str]:
@@ -238,18 +238,18 @@ def in_container(
 
 def find_apptainer(image: str) -> str:
     """Return the command that runs the image. Raises MachineError without one, UsageError without the image."""
-    found = next(filter(None, map(shutil.which, ("apptainer", "singularity"))), None)
+    program = next(filter(None, map(shutil.which, ("apptainer", "singularity"))), None)
     if "://" not in image and not Path(image).exists():
         raise UsageError(
             f"container image '{image}' does not exist in {Path.cwd()}: check its path, or build it with "
             "'apptainer build IMAGE.sif docker://…'"
         )
-    if found is None:
+    if program is None:
         raise MachineError(
             f"cannot run {image}: neither apptainer nor singularity is on PATH: install apptainer (or load its "
             "module), or leave --container out"
         )
-    return found
+    return program
 
 
 def check_options(arguments: TrainArguments, inherited: Mapping[str, str]) -> None:
