@@ -96,8 +96,8 @@ def read(file: pathlib.Path) -> str:
 
 
 def _has_memory(root: pathlib.Path, node: int) -> bool:
-    found = _MEMORY.search(read(root / f"{_FOLDER}/node{node}/meminfo"))
-    return found is not None and int(found[1]) > 0
+    match = _MEMORY.search(read(root / f"{_FOLDER}/node{node}/meminfo"))
+    return match is not None and int(match[1]) > 0
 
 
 # Which CPU cores stand for devices on the host backend, and what the NUMA layout says of the paths between them.

@@ -256,8 +256,8 @@ def _peer_access(query: Query, first: object, second: object) -> PeerReadWrite |
             return None
         return _PEER_STATUSES[code] if 0 <= code < len(_PEER_STATUSES) else PeerStatus.UNKNOWN
 
-    found = PeerReadWrite(status(_PEER_READ), status(_PEER_WRITE))
-    return found if found.statuses else None
+    access = PeerReadWrite(status(_PEER_READ), status(_PEER_WRITE))
+    return access if access.statuses else None
 
 
 def _slowest(limits: Iterable[theory.Theory | None]) -> theory.Theory | None:
@@ -296,8 +296,8 @@ def glance(query: Query, handle: object) -> Glance:
 
 def processes(query: Query, handle: object) -> frozenset[int] | None:
     """Return the ids of the compute processes on one GPU, ours among them; None where NVML does not report them."""
-    found = query.ask("nvmlDeviceGetComputeRunningProcesses", handle)
-    return None if found is None else frozenset(process.pid for process in found)
+    running = query.ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    return None if running is None else frozenset(process.pid for process in running)
 
 
 def read(query: Query, handle: object) -> Health:
@@ -340,8 +340,8 @@ def _other_processes(query: Query, handle: object) -> int | None:
 
     In a container NVML may give host ids, so a context of ours counts as another: `watch.Occupants` distinguishes them.
     """
-    found = processes(query, handle)
-    return None if found is None else len(found - {os.getpid()})
+    pids = processes(query, handle)
+    return None if pids is None else len(pids - {os.getpid()})
 
 
 # Facts about this machine's GPUs and the paths between them, as the driver's management library reports them.
@@ -394,8 +394,8 @@ class Nvml:
     def devices(self) -> tuple[Device, ...]:
         """Return every GPU that this process may use, in nvidia-smi's order. Raises MachineError for a lost one."""
         count = self._query.integer("nvmlDeviceGetCount") or 0
-        found = ((index, self._handle(index)) for index in range(count))
-        return tuple(self._device(index, handle) for index, handle in found if handle is not None)
+        handles = ((index, self._handle(index)) for index in range(count))
+        return tuple(self._device(index, handle) for index, handle in handles if handle is not None)
 
     def paths(self, devices: Sequence[Device]) -> tuple[Path, ...]:
         """Return the path between each unordered pair of positions (i < j) in `devices`, theory in GB/s."""

@@ -134,16 +134,16 @@ def at_least_two(devices: Sequence[Device]) -> None:
 
 def _find(devices: Sequence[Device], word: str) -> Device:
     if word.isdecimal():
-        found = [device for device in devices if str(device.index) == (word.lstrip("0") or "0")]
-        if not found:
+        matches = [device for device in devices if str(device.index) == (word.lstrip("0") or "0")]
+        if not matches:
             raise UsageError(f"device {word} is not available: this process may use {_indices(devices)}")
-        return found[0]
+        return matches[0]
     whole = [device for device in devices if device.uuid.lower() == word.lower()]
-    found = whole or [device for device in devices if device.uuid.lower().startswith(word.lower())]
-    if len(found) != 1:
-        why = "is neither a device index nor the UUID of a device" if not found else "fits more than one UUID"
+    matches = whole or [device for device in devices if device.uuid.lower().startswith(word.lower())]
+    if len(matches) != 1:
+        why = "is neither a device index nor the UUID of a device" if not matches else "fits more than one UUID"
         raise UsageError(f"device '{word}' {why}: write {_ways_to_name(devices)}")
-    return found[0]
+    return matches[0]
 
 
 def _indices(devices: Sequence[Device]) -> str:

@@ -114,8 +114,8 @@ def torch_build() -> tuple[str, str]:
     except (metadata.PackageNotFoundError, ImportError, ValueError):
         return "", ""
     folder = pathlib.Path(spec.origin).parent if spec and spec.origin else pathlib.Path()
-    found = _TORCH_CUDA.search(read(folder / "version.py"))
-    return version, found[1] if found else ""
+    match = _TORCH_CUDA.search(read(folder / "version.py"))
+    return version, match[1] if match else ""
 
 
 def _wheel_version(wheel: pathlib.Path | None) -> str:
@@ -124,8 +124,8 @@ def _wheel_version(wheel: pathlib.Path | None) -> str:
     The folder's name says it: asking importlib.metadata would read every installed package.
     """
     packages = wheel.parents[3] if wheel else pathlib.Path()  # …/nvidia/nccl/lib/libnccl.so.2
-    found = [match[1] for folder in packages.glob("*.dist-info") if (match := _NCCL_WHEEL.fullmatch(folder.name))]
-    return found[0] if wheel and len(found) == 1 else ""
+    versions = [match[1] for folder in packages.glob("*.dist-info") if (match := _NCCL_WHEEL.fullmatch(folder.name))]
+    return versions[0] if wheel and len(versions) == 1 else ""
 
 
 def _libcuda(opened: Callable[[str], ctypes.CDLL]) -> tuple[str, str]:
@@ -325,8 +325,8 @@ def container(root: pathlib.Path, environment: Mapping[str, str]) -> str:
         if (root / mark).exists():
             return kind
     groups = read(root / "proc/1/cgroup") + read(root / "proc/self/cgroup")
-    found = next((kind for word, kind in _CGROUPS.items() if word in groups), "")
-    return found or environment.get("container", "")  # systemd's and podman's own variable
+    kind_found = next((kind for word, kind in _CGROUPS.items() if word in groups), "")
+    return kind_found or environment.get("container", "")  # systemd's and podman's own variable
 
 
 def hypervisor(root: pathlib.Path) -> str:
