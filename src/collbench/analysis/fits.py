@@ -73,9 +73,9 @@ def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
     Intervals come from drawing trials anew, by the run's seed: the same run gives the same figures.
     """
     curves: dict[Members, list[Measurement]] = defaultdict(list)
-    for size in sorted({found.point.size_bytes for found in run.measured(work.variant) if found.point.work == work}):
-        for members, found in points_of(run, work, size).items():
-            curves[members].append(found)
+    for size in sorted({points.point.size_bytes for points in run.measured(work.variant) if points.point.work == work}):
+        for members, points in points_of(run, work, size).items():
+            curves[members].append(points)
     labels = labels_of(run, curves)
     fits: dict[Members, Fit | Unfitted] = {}
     alike: dict[tuple[int, tuple[tuple[int, int], ...]], list[Members]] = defaultdict(list)
@@ -84,7 +84,7 @@ def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
         if why is not None:
             fits[members] = Unfitted(members, labels[members], why, figure)
         else:
-            shape = tuple((found.point.moved_bytes, len(found.samples)) for found in curve)
+            shape = tuple((points.point.moved_bytes, len(points.samples)) for points in curve)
             alike[len(members), shape].append(members)
     for group in alike.values():
         for begin in range(0, len(group), _AT_ONCE):

@@ -160,8 +160,8 @@ def report(
     if chosen is None or chosen not in phases:
         return None
     lanes = matched(job)
-    late_calls = {found.call: found for lane in lanes for found in _late(lane, by_call=True)}
-    late = sorted((found for lane in lanes for found in _late(lane)), key=lambda one: (-one.waits, one.rank))
+    late_calls = {late_rank.call: late_rank for lane in lanes for late_rank in _late(lane, by_call=True)}
+    late = sorted((late_rank for lane in lanes for late_rank in _late(lane)), key=lambda one: (-one.waits, one.rank))
     phase = phases[chosen]
     least, whole = _leasts(lanes, chosen, phase)
     own = np.array([_mean(position.gpu) for position in phase.positions])
@@ -229,16 +229,16 @@ def pauses_of(phase: Phase) -> list[float]:
 
 def kernels(positions: Sequence[Position], seconds: Sequence[float] | Values) -> Values:
     """Return seconds by position, where calls that NCCL got together share one kernel: the longest, at the first."""
-    found = np.array(seconds, dtype=float)
+    array = np.array(seconds, dtype=float)
     first = 0
     for place, position in enumerate(positions):
         if position.together and place:
-            both = found[[first, place]]
-            found[first] = np.nan if np.isnan(both).all() else np.nanmax(both)
-            found[place] = 0.0
+            both = array[[first, place]]
+            array[first] = np.nan if np.isnan(both).all() else np.nanmax(both)
+            array[place] = 0.0
         else:
             first = place
-    return found
+    return array
 
 
 def matched(job: Job) -> list[Lane]:
@@ -417,9 +417,9 @@ def _late(lane: Lane, *, by_call: bool = False) -> Iterator[LateRank]:
         wanted = [at for at, one in enumerate(lane.calls) if lane.judged[at] and call in (None, one)]
         if not wanted:
             continue
-        found = list(_late_to(lane, call, wanted, lane.arrived[:, :, wanted]))
-        if found:
-            yield from [max(found, key=lambda one: one.waits)] if by_call else found
+        late_ranks = list(_late_to(lane, call, wanted, lane.arrived[:, :, wanted]))
+        if late_ranks:
+            yield from [max(late_ranks, key=lambda one: one.waits)] if by_call else late_ranks
 
 
 def _late_to(lane: Lane, call: int | None, wanted: Sequence[int], arrived: Values) -> Iterator[LateRank]:
@@ -432,15 +432,15 @@ def _late_to(lane: Lane, call: int | None, wanted: Sequence[int], arrived: Value
     for index, rank in enumerate(lane.ranks):
         # Calls of one step are not independent: a rank that is late to the first one may stay late.
         by_step = np.sort(np.median(after[index].reshape(samples, -1), axis=1))
-        found = lateness(after[index], _CLOCK_SECONDS)
-        if found.significant and by_step[low - 1] > _CLOCK_SECONDS:
+        lateness_of_rank = lateness(after[index], _CLOCK_SECONDS)
+        if lateness_of_rank.significant and by_step[low - 1] > _CLOCK_SECONDS:
             last = flat[index] == ordered[-1]
             steps = last.reshape(samples, -1)
             waits, at_most = _waits_in_kernels(lane, wanted, index, steps.mean(axis=0)), False
             if waits is None:
                 lags = np.where(last, behind, 0.0).reshape(samples, -1).max(axis=1)
                 waits, at_most = float(np.median(lags)), True
-            yield LateRank(rank, lane.group, call, found, float(last.mean()), flat.shape[1], waits, at_most)
+            yield LateRank(rank, lane.group, call, lateness_of_rank, float(last.mean()), flat.shape[1], waits, at_most)
 
 
 def _waits_in_kernels(lane: Lane, wanted: Sequence[int], index: int, last: Values) -> float | None:
@@ -479,8 +479,8 @@ def _mean(spread: Spread | None) -> float:
 
 def _known(statistic: Callable[[Values], np.floating], values: Values) -> float | None:
     """Return a statistic of the known values, None where none is."""
-    found = values[~np.isnan(values)]
-    return float(statistic(found)) if len(found) else None
+    known = values[~np.isnan(values)]
+    return float(statistic(known)) if len(known) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,13 +527,13 @@ def timeline(job: Job) -> Timeline | None:
     if not counts:
         return None
     repetition = max(counts, key=lambda one: (counts[one], -one))
-    found = {number: samples[repetition] for number, samples in kept.items() if repetition in samples}
-    names = {hosts[number] for number in found}
-    common = len(found) == 1 or (len(names) == 1 and names != {""})
-    first = min(min(sample.starts) for sample, _ in found.values())
+    samples_by_number = {number: samples[repetition] for number, samples in kept.items() if repetition in samples}
+    names = {hosts[number] for number in samples_by_number}
+    common = len(samples_by_number) == 1 or (len(names) == 1 and names != {""})
+    first = min(min(sample.starts) for sample, _ in samples_by_number.values())
     lanes = tuple(
         (number, _bars(sample, calls, first if common else min(sample.starts)))
-        for number, (sample, calls) in found.items()
+        for number, (sample, calls) in samples_by_number.items()
     )
     seconds = max(bar.start + (bar.seconds or 0.0) for _, bars in lanes for bar in bars)
     return Timeline(repetition, lanes, seconds, common)

@@ -127,9 +127,9 @@ def schedule_of(job: Job, ranks: int | None = None, phase: int | None = None) ->
     places = {group: place for place, group in enumerate(used)}
     units = [[replace(unit, group=places[unit.group]) for unit in one.units] for one in made]
     meetings = _met(groups, units)
-    found = {pair: number for number, pairs in enumerate(meetings) for pair in pairs}
+    meeting_of = {pair: number for number, pairs in enumerate(meetings) for pair in pairs}
     scheduled = tuple(
-        tuple(replace(unit, meeting=found[rank, number]) for number, unit in enumerate(own))
+        tuple(replace(unit, meeting=meeting_of[rank, number]) for number, unit in enumerate(own))
         for rank, own in enumerate(units)
     )
     recorded = _recorded(meetings, made, phases) if wanted == job.world_size else [None] * len(meetings)
@@ -189,13 +189,13 @@ def _aligned(job: Job, phases: Sequence[Phase]) -> list[Phase]:
     sides differ, and those that fit nowhere stay as they are.
     """
     orders: dict[int, list[int]] = {}
-    found = []
+    aligned = []
     for phase in phases:
         own = _fitting(job, phase, orders)
         for group, calls in _order(job, own).items():
             orders.setdefault(group, calls)
-        found.append(own)
-    return found
+        aligned.append(own)
+    return aligned
 
 
 def _fitting(job: Job, phase: Phase, orders: Mapping[int, Sequence[int]]) -> Phase:
@@ -221,10 +221,10 @@ def _begun(phase: Phase, at: int) -> Phase | None:
 
 def _order(job: Job, phase: Phase) -> dict[int, list[int]]:
     """Return each group's calls of a step in order, as places in the job's table."""
-    found: dict[int, list[int]] = {}
+    order: dict[int, list[int]] = {}
     for position in phase.positions:
-        found.setdefault(job.calls[position.call].group, []).append(position.call)
-    return found
+        order.setdefault(job.calls[position.call].group, []).append(position.call)
+    return order
 
 
 def _check_scales(job: Job, phases: Sequence[Phase], ranks: int) -> None:
@@ -249,14 +249,14 @@ def _shared(job: Job, call: Call) -> bool:
 
 
 def _members(job: Job, group: int, ranks: int) -> tuple[int, ...]:
-    found = job.groups[group]
-    if found.size == job.world_size:
+    members = job.groups[group]
+    if members.size == job.world_size:
         return tuple(range(ranks))
-    if not found.ranks:
+    if not members.ranks:
         raise UsageError(
-            f"the recording does not say which {found.size} ranks are in a group: record the job with the plugin"
+            f"the recording does not say which {members.size} ranks are in a group: record the job with the plugin"
         )
-    return tuple(sorted(found.ranks))
+    return tuple(sorted(members.ranks))
 
 
 def _assumed(job: Job, phases: Sequence[Phase]) -> Iterator[Assumption]:
@@ -309,13 +309,13 @@ def _units(job: Job, rank: int, phase: Phase, ranks: int) -> _Made:
 
 def _together(phase: Phase) -> Iterator[list[int]]:
     """Yield the positions of each NCCL group, of a single call one."""
-    found: list[int] = []
+    together: list[int] = []
     for at, position in enumerate(phase.positions):
-        if found and not position.together:
-            yield found
-            found = []
-        found.append(at)
-    yield found
+        if together and not position.together:
+            yield together
+            together = []
+        together.append(at)
+    yield together
 
 
 def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[Post]:
@@ -448,13 +448,13 @@ def _joined(partners: Mapping[_Place, set[_Place]]) -> Iterator[tuple[_Place, ..
     """Yield the sets of units that wait for each other, directly or by others."""
     left = dict(partners)
     while left:
-        found, pending = set[_Place](), [next(iter(left))]
+        joined, pending = set[_Place](), [next(iter(left))]
         while pending:
             one = pending.pop()
-            if one not in found:
-                found.add(one)
+            if one not in joined:
+                joined.add(one)
                 pending += left.pop(one)
-        yield tuple(sorted(found))
+        yield tuple(sorted(joined))
 
 
 def _check_alike(units: Sequence[tuple[int, Unit]]) -> None:
@@ -520,11 +520,11 @@ def _recorded(
         known = list(times)
         return None if None in known else min(time for time in known if time is not None)
 
-    found: list[float | None] = []
+    seconds: list[float | None] = []
     for places in meetings:
         each = [least(sampled(place, repetition) for place in places) for repetition in common]
         known = [one for one in each if one is not None] or [
             one for one in [least(map(summed, places))] if one is not None
         ]
-        found.append(median(known) * MICRO if known else None)
-    return found
+        seconds.append(median(known) * MICRO if known else None)
+    return seconds

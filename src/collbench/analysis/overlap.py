@@ -61,14 +61,14 @@ class OverlapSummary:
     of_max: Figure
 
 
-def summarize(found: Overlap) -> OverlapSummary:
+def summarize(overlap: Overlap) -> OverlapSummary:
     """Return the figures of a data point with at least one trial."""
 
     def over_trials(value: Callable[[OverlapTrial], float]) -> Figure:
-        return median_figure([value(trial) for trial in found.trials])
+        return median_figure([value(trial) for trial in overlap.trials])
 
     def over_calls(value: Callable[[OverlapTrial], float]) -> Figure:
-        values = [value(trial) for trial in found.trials]
+        values = [value(trial) for trial in overlap.trials]
         return Figure(fmean(values), mean_interval(values))
 
     return OverlapSummary(
@@ -87,9 +87,9 @@ def _amounts(trial: OverlapTrial) -> tuple[float, float]:
     return max(trial.collective_amount), max(trial.compute_amount)
 
 
-def spread(found: Overlap) -> Interval:
+def spread(overlap: Overlap) -> Interval:
     """Return the 10th and the 90th percentile of single calls beside compute, in seconds, of all trials together."""
-    calls = [seconds for trial in found.trials for seconds in trial.beside_calls]
+    calls = [seconds for trial in overlap.trials for seconds in trial.beside_calls]
     low, high = np.percentile(calls, (10, 90))
     return float(low), float(high)
 
@@ -104,17 +104,17 @@ class Condition:
     ctas: int | None
 
 
-def condition_of(found: Overlap) -> Condition:
+def condition_of(overlap: Overlap) -> Condition:
     """Return a data point's condition."""
-    return Condition(found.work.operation, found.compute, found.priority, found.ctas)
+    return Condition(overlap.work.operation, overlap.compute, overlap.priority, overlap.ctas)
 
 
 def by_condition(overlaps: Iterable[Overlap]) -> dict[Condition, list[Overlap]]:
     """Return the data points of each condition, ascending in size, conditions in the order of their first."""
-    found: dict[Condition, list[Overlap]] = {}
+    groups: dict[Condition, list[Overlap]] = {}
     for one in overlaps:
-        found.setdefault(condition_of(one), []).append(one)
-    return {condition: sorted(ones, key=lambda one: one.size_bytes) for condition, ones in found.items()}
+        groups.setdefault(condition_of(one), []).append(one)
+    return {condition: sorted(ones, key=lambda one: one.size_bytes) for condition, ones in groups.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,8 @@ def slowdown(
     was measured so.
     """
     chosen = [
-        found
-        for condition, found in by_condition(overlaps).items()
+        group
+        for condition, group in by_condition(overlaps).items()
         if (condition.operation, condition.priority, condition.ctas) == (operation, Priority.NORMAL, None)
         and compute in (None, condition.compute)
     ]
@@ -165,8 +165,8 @@ def slowdown(
     )
 
 
-def _factors(found: Overlap) -> Slowdown:
-    summary = summarize(found)
+def _factors(overlap: Overlap) -> Slowdown:
+    summary = summarize(overlap)
     collective, compute = summary.collective_factor, summary.compute_factor
     return Slowdown(
         collective.value,

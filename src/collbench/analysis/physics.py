@@ -33,7 +33,7 @@ class Nvls(StrEnum):
 
 def nvls(run: Run) -> Nvls:
     """Return whether NCCL used NVLS: by its own log first, then the variable, then what the GPUs can do."""
-    if any(found.algorithm.startswith("NVLS") for found in run.chosen):
+    if any(choice.algorithm.startswith("NVLS") for choice in run.chosen):
         return Nvls.ON
     if run.chosen or run.settings.environment.get(NVLS_VARIABLE) == "0" or run.machine.multicast is False:
         return Nvls.OFF
@@ -343,7 +343,7 @@ def impossible(run: Run) -> list[Impossible]:
 
 def _decisive(run: Run) -> object:
     """Return all of a run that decides what is impossible in it, as it is now: runs grow, and their parts do not."""
-    samples = [part for found in run.measurements for part in (found.point, *found.samples)]
+    samples = [part for measurement in run.measurements for part in (measurement.point, *measurement.samples)]
     return run.backend, run.devices, run.paths, run.settings.root, nvls(run), samples
 
 
@@ -355,9 +355,9 @@ def by_point(run: Run) -> dict[DataPoint, Impossible]:
 def marked(run: Run) -> bool:
     """Set the marks of all samples to what the whole run shows, and return whether there are any."""
     check = Check(run)
-    for found in run.measurements:
-        found.samples[:] = [check.marked(found.point, sample) for sample in found.samples]
-    return any(sample.marks for found in run.measurements for sample in found.samples)
+    for measurement in run.measurements:
+        measurement.samples[:] = [check.marked(measurement.point, sample) for sample in measurement.samples]
+    return any(sample.marks for measurement in run.measurements for sample in measurement.samples)
 
 
 class Check:
@@ -403,16 +403,16 @@ class Check:
         marks = () if flag is None else (flag,)
         return sample if sample.marks == marks else replace(sample, marks=marks)
 
-    def beaten(self, found: Measurement) -> Impossible | None:
+    def beaten(self, measurement: Measurement) -> Impossible | None:
         """Return what is impossible in a data point, None where nothing is."""
-        batches = [seconds for sample in found.samples for seconds in _times(sample)]
-        labelled = self._labelled.of(found.point)
-        if labelled and (not batches or rate_gbs(found.point, min(batches)) <= MARGIN * labelled.gbs):
+        batches = [seconds for sample in measurement.samples for seconds in _times(sample)]
+        labelled = self._labelled.of(measurement.point)
+        if labelled and (not batches or rate_gbs(measurement.point, min(batches)) <= MARGIN * labelled.gbs):
             return None  # as for nearly all data points; every ranking asks of every one
-        count = sum(self.flag(found.point, seconds) is not None for seconds in batches)
-        rate = rate_gbs(found.point, min(batches)) if count else 0.0
-        limit = self.limit(found.point, rate) if count else None
-        return None if limit is None else Impossible(found.point, limit, rate, count, len(batches))
+        count = sum(self.flag(measurement.point, seconds) is not None for seconds in batches)
+        rate = rate_gbs(measurement.point, min(batches)) if count else 0.0
+        limit = self.limit(measurement.point, rate) if count else None
+        return None if limit is None else Impossible(measurement.point, limit, rate, count, len(batches))
 
     def _over_pcie(self, pair: Pair) -> float:
         return self._labelled.link(*sorted(pair)) or FASTEST_PCIE_GBS
@@ -426,11 +426,11 @@ def _times(sample: Sample) -> tuple[float, ...]:
 def _shown(run: Run) -> dict[Pair, float]:
     """Return what each pair's copies carry, GB/s: by the copy engines where they were timed, else by kernels."""
     by_engine, by_kernel = dict[Pair, float](), dict[Pair, float]()
-    for found in run.measured():
-        point = found.point
+    for measurement in run.measured():
+        point = measurement.point
         if point.size_bytes < _SHOWS_BANDWIDTH or point.operation not in (*_BY_ENGINE, *_BY_KERNEL):
             continue
         kind = by_engine if point.operation in _BY_ENGINE else by_kernel
-        middle = rate_gbs(point, median(trial_seconds(found)))
+        middle = rate_gbs(point, median(trial_seconds(measurement)))
         kind[frozenset(point.members)] = max(kind.get(frozenset(point.members), 0.0), middle)
     return by_kernel | by_engine

@@ -152,8 +152,8 @@ class Answer:
     @property
     def standing(self) -> ReferenceVerdict:
         """The worst that is certain of any place, never normal over one that failed; undecided for some unclear."""
-        found = {one.standing for one in self.sets}
-        if ReferenceVerdict.BELOW in found:
+        standings = {one.standing for one in self.sets}
+        if ReferenceVerdict.BELOW in standings:
             return ReferenceVerdict.UNDECIDED if self.mismatch else ReferenceVerdict.BELOW
         if self.failed:
             return ReferenceVerdict.FAILED
@@ -163,7 +163,7 @@ class Answer:
             ReferenceVerdict.NORMAL,
             ReferenceVerdict.ABOVE,
         )
-        return next(standing for standing in order if standing in found)
+        return next(standing for standing in order if standing in standings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,17 +209,17 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
     run = ordinary(run)
     names = {device.name for device in run.devices}
     ours = [figure for figure in figures if len(names) == 1 and figure.is_of(next(iter(names)))]
-    found = {key: named for key, named in points_by_key(run).items() if operation in (None, named.work.operation)}
+    points = {key: named for key, named in points_by_key(run).items() if operation in (None, named.work.operation)}
     labels = {frozenset(path.devices): path.label for path in run.paths}
     state = nvls(run)
-    matched = _conforming([(figure, keys) for figure in ours if (keys := _keys(figure, found, labels))], state)
-    errors = estimates(found, run.paths)
+    matched = _conforming([(figure, keys) for figure in ours if (keys := _keys(figure, points, labels))], state)
+    errors = estimates(points, run.paths)
     tested = sum(len(keys) for _, keys in matched)
     failures = [one.devices for one in outcome(run).troubles if one.kind not in _NO_FAILURES]
-    shown = _Evidence(found, errors, _ALPHA / max(1, tested), failures, impossible(run), labels)
+    shown = _Evidence(points, errors, _ALPHA / max(1, tested), failures, impossible(run), labels)
     answers = tuple(_answer(figure, keys, shown, state) for figure, keys in matched)
     answered = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
-    return Answers(run, state, answers, tuple(_unknown(found, ours, answered)), bool(ours))
+    return Answers(run, state, answers, tuple(_unknown(points, ours, answered)), bool(ours))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,12 +280,12 @@ def _conforming(matched: list[_Matched], state: Nvls) -> list[_Matched]:
     ]
 
 
-def _keys(figure: Figure, found: dict[Key, Named], labels: dict[frozenset[int], str]) -> list[Key]:
+def _keys(figure: Figure, points: dict[Key, Named], labels: dict[frozenset[int], str]) -> list[Key]:
     """Return the points that a figure applies to, at the largest size it covers; of host copies the best node's."""
     low, high = figure.sizes
     ours = [
         key
-        for key, named in found.items()
+        for key, named in points.items()
         if (named.work.operation, named.work.variant) == (figure.operation, figure.variant)
         and len(key.members) == figure.ranks
         and low <= key.size_bytes <= high
@@ -296,7 +296,7 @@ def _keys(figure: Figure, found: dict[Key, Named], labels: dict[frozenset[int], 
     for key in (key for key in ours if key.size_bytes == largest):
         # Memory on another NUMA node is slower by its nature: the nearest shows what the slot carries.
         other = best.get(key.members)
-        if other is None or found[key].gbs > found[other].gbs:
+        if other is None or points[key].gbs > points[other].gbs:
             best[key.members] = key
     return list(best.values())
 
@@ -325,10 +325,10 @@ def _mismatch(figure: Figure, state: Nvls) -> Nvls | None:
 
 
 def _unknown(
-    found: dict[Key, Named], figures: Sequence[Figure], answered: set[tuple[Operation, Variant, int]]
+    points: dict[Key, Named], figures: Sequence[Figure], answered: set[tuple[Operation, Variant, int]]
 ) -> Iterator[Unknown]:
     works: dict[tuple[str, int], Work] = {}
-    for key, named in found.items():
+    for key, named in points.items():
         works.setdefault((str(Work(named.work.operation, named.work.variant)), len(key.members)), named.work)
     for (_, ranks), work in works.items():
         if (work.operation, work.variant, ranks) not in answered:

@@ -71,11 +71,11 @@ def most_rings(links: Capacities) -> int:
     arcs = _rings(links)
     if not len(arcs):
         return 0
-    found = _greedy(arcs, links, bound, _FEW_TRIES)
-    if found < bound:
+    rings = _greedy(arcs, links, bound, _FEW_TRIES)
+    if rings < bound:
         bound = min(bound, int(_fractional(arcs, links) + _ROUNDING))
-        found = max(found, _greedy(arcs, links, bound, _MANY_TRIES))
-    return found
+        rings = max(rings, _greedy(arcs, links, bound, _MANY_TRIES))
+    return rings
 
 
 def fractional_rings(capacities: Capacities) -> float:
@@ -99,13 +99,13 @@ def _greedy(arcs: _Arcs, links: Capacities, bound: int, tries: int) -> int:
     random = np.random.default_rng(0)
     best = 0
     for attempt in range(tries):
-        left, found, fitting = links.ravel().copy(), 0, arcs
+        left, rings, fitting = links.ravel().copy(), 0, arcs
         while len(fitting := fitting[(left[fitting] >= 1).all(axis=1)]):
             contention = np.bincount(fitting.ravel(), minlength=left.size) / np.maximum(left, 1)
             blur = random.uniform(1.0, 1.3, len(fitting)) if attempt > 1 else 1.0
             index = np.argmin(contention[fitting].sum(axis=1) * blur)
-            found += _taken(fitting[index], left, twice=attempt % 2 == 1)
-        best = max(best, found)
+            rings += _taken(fitting[index], left, twice=attempt % 2 == 1)
+        best = max(best, rings)
         if best >= bound:
             break
     return best
@@ -134,10 +134,10 @@ def _fractional(arcs: _Arcs, capacities: Capacities) -> float:
 def _found_one_by_one(links: Capacities, bound: int) -> int:
     """Return how many rings a depth-first search finds one after the other, up to the bound."""
     left = [[int(value + _ROUNDING) for value in row] for row in links]
-    for found in range(bound):
+    for rings in range(bound):
         ring = _one_ring(left)
         if not ring:
-            return found
+            return rings
         for here, there in zip(ring, [*ring[1:], ring[0]], strict=True):
             left[here][there] -= 1
     return bound

@@ -414,8 +414,8 @@ class _System:
         self._held, self._ridge = held, ridge
 
     def dense(self) -> _Array:
-        found: _Array = self._normal.toarray() + self._held.T @ self._held + np.diag(self._ridge)
-        return found
+        matrix: _Array = self._normal.toarray() + self._held.T @ self._held + np.diag(self._ridge)
+        return matrix
 
     def solved(self, right: _Array, begin: _Array) -> _Array:
         from scipy.sparse.linalg import LinearOperator, cg
@@ -428,8 +428,8 @@ class _System:
         return np.asarray(solution, dtype=np.float64)
 
     def _times(self, values: _Array) -> _Array:
-        found: _Array = self._normal @ values + self._held.T @ (self._held @ values) + self._ridge * values
-        return found
+        product: _Array = self._normal @ values + self._held.T @ (self._held @ values) + self._ridge * values
+        return product
 
 
 def _inverse(matrix: _Array) -> _Array:

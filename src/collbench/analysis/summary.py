@@ -88,8 +88,10 @@ def rank_summary(
 
 def _measured(run: Run) -> dict[Work, Counter[int]]:
     """Return each work that ran on links, pairs or devices, with how many of them each size has."""
-    works = sorted({found.point.work for found in run.measurements if found.samples}, key=work_order)
-    sizes = {work: sorted({found.point.size_bytes for found in run.measured(work.variant)}) for work in works}
+    works = sorted({measurement.point.work for measurement in run.measurements if measurement.samples}, key=work_order)
+    sizes = {
+        work: sorted({measurement.point.size_bytes for measurement in run.measured(work.variant)}) for work in works
+    }
     counts = {work: Counter({size: len(points_of(run, work, size)) for size in sizes[work]}) for work in works}
     return {work: +counted for work, counted in counts.items() if +counted}
 
@@ -146,7 +148,7 @@ def host_shares(run: Run) -> tuple[HostShare, ...]:
 
     Where all devices copy at once, each with its own NUMA node's memory, each is compared with that node's.
     """
-    rates = {found.point: summarize(found).busbw for found in run.measurements if found.samples}
+    rates = {measurement.point: summarize(measurement).busbw for measurement in run.measurements if measurement.samples}
     nodes = {point.numa_node for point in rates if point.variant is Variant.HOST}
     largest: dict[Work, int] = {}
     for point in rates:

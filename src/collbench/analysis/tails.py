@@ -102,8 +102,8 @@ class Tails:
         """
         if self.point.operation.rooted:
             return ()
-        found = [rank for rank in self.ranks if rank.arrives is not None and rank.arrives.significant]
-        return tuple(sorted(found, key=lambda rank: -rank.arrives.median if rank.arrives else 0.0))
+        late = [rank for rank in self.ranks if rank.arrives is not None and rank.arrives.significant]
+        return tuple(sorted(late, key=lambda rank: -rank.arrives.median if rank.arrives else 0.0))
 
 
 def tails(run: Run) -> list[Tails]:
@@ -218,8 +218,8 @@ def after_others(times: Times) -> Times:
 
     def without_own(place: int) -> Times:
         below = ordered[place]
-        found: Times = np.where(times > below, below, ordered[place + 1])
-        return found
+        latest: Times = np.where(times > below, below, ordered[place + 1])
+        return latest
 
     later: Times = times - (without_own(low) + without_own(high)) / 2
     return later
@@ -227,5 +227,5 @@ def after_others(times: Times) -> Times:
 
 def lateness(late: Times, resolved: float) -> Lateness:
     """Return what a rank's seconds after the others say, where clocks tell `resolved` seconds apart; shape (n,)."""
-    found = spread(late)
-    return Lateness(float(np.median(late)), found.percentiles[0].interval, found.at(99), resolved)
+    by = spread(late)
+    return Lateness(float(np.median(late)), by.percentiles[0].interval, by.at(99), resolved)

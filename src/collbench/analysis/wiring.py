@@ -122,11 +122,11 @@ def uplinks(n: int, paths: Mapping[Pair, Path], rates: Values, links: Values, ca
     denied = np.zeros((n, n), dtype=bool)
     for pair, path in paths.items():
         denied[pair] = denied[pair[::-1]] = path.peers_denied and not links[pair]
-    found = []
+    groups = []
     for depth in range(len(_LABELS)):
         below = [pair for pair, path in paths.items() if (path.ancestor or path.label) in _LABELS[: depth + 1]]
-        found.append(_level(joined(below, n), within, across, denied))
-    return tuple(found)
+        groups.append(_level(joined(below, n), within, across, denied))
+    return tuple(groups)
 
 
 def _level(group: NDArray[np.intp], within: Values, across: Values, denied: NDArray[np.bool_]) -> Uplinks:
@@ -143,9 +143,9 @@ def _level(group: NDArray[np.intp], within: Values, across: Values, denied: NDAr
 
 def _median(values: Values, here: NDArray[np.bool_], there: NDArray[np.bool_]) -> float | None:
     """Return the median over the pairs from here to there, None without any."""
-    found = values[np.outer(here, there)]
-    found = found[~np.isnan(found)]
-    return float(np.median(found)) if len(found) else None
+    between = values[np.outer(here, there)]
+    between = between[~np.isnan(between)]
+    return float(np.median(between)) if len(between) else None
 
 
 def joined(pairs: Sequence[Pair], n: int) -> NDArray[np.intp]:
@@ -289,8 +289,8 @@ def wiring(
     if not missing.any():
         return _wired(devices, paths, rates, checks, broken)
     filled = _wired(devices, paths, _filled(devices, paths, rates, missing), checks, broken)
-    found = _wired(devices, paths, np.where(missing, 0.0, rates), checks, broken, filled)
-    return replace(found, missing=missing & ~broken, filled=filled)
+    wired = _wired(devices, paths, np.where(missing, 0.0, rates), checks, broken, filled)
+    return replace(wired, missing=missing & ~broken, filled=filled)
 
 
 def _wired(
@@ -357,17 +357,17 @@ def _links(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> Rates:
             best[place] = max(best[place], _slower(rates, pair))
     carried = [_slower(rates, pair) / nvlinks(path) for pair, path in pairs.items() if nvlinks(path)]
     each = float(np.median(carried)) if carried else 0.0
-    found = np.zeros((n, n))
+    matrix = np.zeros((n, n))
     for pair, path in pairs.items():
         rate, labelled = _slower(rates, pair), nvlinks(path)
         if labelled:
             # What is no faster than its two devices are over PCIe, and far below its links, does not use them.
             instead, whole = _NO_FASTER * min(best[place] for place in pair), labelled * each
             used = rate > instead or (rate >= DEGRADED * whole and whole > instead)
-            found[pair] = found[pair[::-1]] = labelled if used else 0
+            matrix[pair] = matrix[pair[::-1]] = labelled if used else 0
         elif rate > HIDDEN * (path.theory_gbs or theory.FASTEST_SLOT_GBS):
-            found[pair] = found[pair[::-1]] = max(1, round(rate / each)) if each else 1
-    return found
+            matrix[pair] = matrix[pair[::-1]] = max(1, round(rate / each)) if each else 1
+    return matrix
 
 
 def _snapped(nvlink: Rates, links: Rates) -> Rates:
@@ -386,13 +386,13 @@ def _shares(n: int, paths: Mapping[Pair, Path], checks: Sequence[InterferenceChe
 
     Less is left to `pcie`: an interference check loads all switches at once, a ring of few devices does not.
     """
-    found: dict[str, float] = {}
+    by_label: dict[str, float] = {}
     for check in checks:
         if not is_nvlink(check.label):
-            found[check.label] = min(found.get(check.label, 1.0), max(check.ratio, CROWDED))
+            by_label[check.label] = min(by_label.get(check.label, 1.0), max(check.ratio, CROWDED))
     shares = np.full((n, n), CROWDED)
     for pair, path in paths.items():
-        shares[pair] = shares[pair[::-1]] = found.get(path.label, CROWDED)
+        shares[pair] = shares[pair[::-1]] = by_label.get(path.label, CROWDED)
     return shares
 
 

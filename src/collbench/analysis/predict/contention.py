@@ -50,14 +50,14 @@ class OverlapCurve:
         There nothing is known of how far they may be off: `most` is then the most at any size.
         """
         nearest = min(max(size_bytes, self.sizes[0]), self.sizes[1])
-        found = slowdown(self.points, self.operation, nearest, compute=self.compute)
-        assert found is not None  # noqa: S101  # it is a measured size, or lies between two
-        most = found if self.covers(size_bytes) else self._most
+        measured = slowdown(self.points, self.operation, nearest, compute=self.compute)
+        assert measured is not None  # noqa: S101  # it is a measured size, or lies between two
+        most = measured if self.covers(size_bytes) else self._most
         return Slowdown(
-            max(1.0, found.collective),
-            max(1.0, found.compute),
-            max(1.0, found.collective, most.collective_most),
-            max(1.0, found.compute, most.compute_most),
+            max(1.0, measured.collective),
+            max(1.0, measured.compute),
+            max(1.0, measured.collective, most.collective_most),
+            max(1.0, measured.compute, most.compute_most),
         )
 
     def equivalent(self, operation: Operation, size_bytes: float, ranks: int) -> float:
@@ -67,12 +67,12 @@ class OverlapCurve:
     @cached_property
     def _most(self) -> Slowdown:
         every = [
-            found
+            measured
             for one in self.points
-            if (found := slowdown(self.points, self.operation, one.size_bytes, compute=self.compute))
+            if (measured := slowdown(self.points, self.operation, one.size_bytes, compute=self.compute))
         ]
-        collective = max(found.collective_most for found in every)
-        compute = max(found.compute_most for found in every)
+        collective = max(measured.collective_most for measured in every)
+        compute = max(measured.compute_most for measured in every)
         return Slowdown(collective, compute, collective, compute)
 
 
@@ -111,7 +111,7 @@ def gather(evidence: Evidence, runs: Sequence[tuple[str, Run]]) -> tuple[Overlap
 
     Raises UsageError for one of another machine or other settings than the evidence's, and for one that says nothing.
     """
-    found: list[OverlapCurve] = []
+    gathered: list[OverlapCurve] = []
     for name, run in runs:
         belongs(evidence.name, evidence.run, name, run)
         curves = list(_curves(name, run, evidence.run))
@@ -121,8 +121,8 @@ def gather(evidence: Evidence, runs: Sequence[tuple[str, Run]]) -> tuple[Overlap
                 f"{name} cannot be used to predict: this needs {_FEWEST_TRIALS} trials of {titles} at normal "
                 "priority and with NCCL's own CTAs: measure with 'collbench overlap'"
             )
-        found += curves
-    return tuple(found)
+        gathered += curves
+    return tuple(gathered)
 
 
 def _curves(name: str, run: Run, base: Run) -> Iterator[OverlapCurve]:

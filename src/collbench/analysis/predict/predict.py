@@ -134,15 +134,15 @@ class Machine:
         return Sets(best, worst if worst != best else None, by)
 
     def _measured(self, k: int, rank: Callable[[Members], float]) -> Sets:
-        found = sorted((some for some in self._evidence.sets if len(some) == k), key=rank)
-        if not found:
+        measured = sorted((some for some in self._evidence.sets if len(some) == k), key=rank)
+        if not measured:
             raise UsageError(
                 f"cannot predict for {k} devices: neither pairs nor a collective on {k} of them was measured; "
                 "add the run file of 'collbench pairs'"
             )
-        if len(found) == 1:
-            return Sets(found[0], None, Compared.ONE_MEASURED)
-        return Sets(found[0], found[-1], Compared.MEASURED)
+        if len(measured) == 1:
+            return Sets(measured[0], None, Compared.ONE_MEASURED)
+        return Sets(measured[0], measured[-1], Compared.MEASURED)
 
 
 def _worst(case: SelectionProblem, k: int) -> Members:
@@ -157,14 +157,14 @@ def _worst(case: SelectionProblem, k: int) -> Members:
         # Of meshes that cannot be best `lo` is what their PCIe or a single ring carries: never more than the band's.
         sets = [tuple(some) for some in field.sets[order].tolist()]
         bounds = field.lo[order].tolist()
-    lowest, found = np.inf, sets[0]
+    lowest, slowest = np.inf, sets[0]
     for members, bound in list(zip(sets, bounds, strict=True))[:_MOST_JUDGED]:
         if bound >= lowest * (1 - _ROUNDING):
             break
         carried = predict(case.wired.of(members)).lo
         if 0 < carried < lowest * (1 - _ROUNDING):
-            lowest, found = carried, members
-    return tuple(sorted(case.order[index] for index in found))
+            lowest, slowest = carried, members
+    return tuple(sorted(case.order[index] for index in slowest))
 
 
 def _turned(rates: np.typing.NDArray[np.float64]) -> np.typing.NDArray[np.float64]:
@@ -328,9 +328,9 @@ class Predictor:
         transfers = list(STRATEGIES[strategy](job_of(question, strategy, len(members))))
         middle = [span[1] for span in self._spans(transfers, members, question)]
         slower = self._contended(transfers, middle, members, question)
-        found = compute_of(question.step_seconds, transfers, middle, question.host, slower.middle if slower else None)
-        if found is not None:
-            return found
+        seconds = compute_of(question.step_seconds, transfers, middle, question.host, slower.middle if slower else None)
+        if seconds is not None:
+            return seconds
         step, tags = f"--step-time {fixed(question.step_seconds * 1e3)}ms", self._evidence.tags(members)
         if question.step_seconds < sum(middle) or question.gpu_seconds is None:
             raise UsageError(
@@ -387,8 +387,8 @@ class Predictor:
             key = transfer.operation, transfer.size_bytes, transfer.group
             if key not in known:
                 sizes.setdefault((transfer.operation, transfer.group), []).append(transfer.size_bytes)
-                found = [timing.seconds(transfer.size_bytes) for timing in self._of(*key[::2], members, question)]
-                low, middle, high = (max(parts) for parts in zip(*found, strict=True))
+                seconds = [timing.seconds(transfer.size_bytes) for timing in self._of(*key[::2], members, question)]
+                low, middle, high = (max(parts) for parts in zip(*seconds, strict=True))
                 known[key] = low, middle, high
         self._note(sizes, members, question)
         return [known[transfer.operation, transfer.size_bytes, transfer.group] for transfer in transfers]

@@ -86,13 +86,13 @@ def _others(evidence: Evidence) -> dict[tuple[Operation, Members], Curve]:
     Calls of their own block sizes are left out: a record says their sum alone.
     """
     points: dict[tuple[Operation, Members], dict[int, float]] = defaultdict(dict)
-    for found in evidence.run.measured(Variant.PLAIN):
-        point = found.point
+    for measurement in evidence.run.measured(Variant.PLAIN):
+        point = measurement.point
         other = (
             point.operation.is_collective and point.operation not in SENT and not point.operation.collective.irregular
         )
-        if other and not (found.wrong or found.failure) and point.registration is evidence.registration:
-            points[point.operation, tuple(sorted(point.members))][point.size_bytes] = summarize(found).seconds
+        if other and not (measurement.wrong or measurement.failure) and point.registration is evidence.registration:
+            points[point.operation, tuple(sorted(point.members))][point.size_bytes] = summarize(measurement).seconds
     return {key: Curve(sizes) for key, sizes in points.items()}
 
 
@@ -238,8 +238,8 @@ def predict_job(job: Job, links: Links, recorded: Links | None = None) -> Predic
     Raises UsageError where the record does not say how long a step or its transfers took.
     """
     lanes = matched(job)
-    prices = {number: found for number, call in enumerate(job.calls) if (found := links.price(job, call))}
-    olds = {} if recorded is None else {at: found for at in prices if (found := recorded.price(job, job.calls[at]))}
+    prices = {number: price for number, call in enumerate(job.calls) if (price := links.price(job, call))}
+    olds = {} if recorded is None else {at: price for at in prices if (price := recorded.price(job, job.calls[at]))}
     seen = responses(job)
     best: tuple[float, PredictedJob] | None = None
     for rank in job.ranks:
@@ -263,12 +263,12 @@ def predict_job(job: Job, links: Links, recorded: Links | None = None) -> Predic
 
 def _waited(phase: Phase, answer: Responses) -> dict[int, Share]:
     """Return by call how much of a longer transfer delays the next kernel, the mean over its positions."""
-    found: dict[int, list[Response]] = defaultdict(list)
+    by_call: dict[int, list[Response]] = defaultdict(list)
     for place, after in zip(answer.places, (*answer.kernels[1:], answer.kernels[0]), strict=True):
-        found[phase.positions[place].call].append(after)
+        by_call[phase.positions[place].call].append(after)
     return {
         call: Share(*(fmean(ends) for ends in zip(*((one.share, one.low, one.high) for one in own), strict=True)))
-        for call, own in found.items()
+        for call, own in by_call.items()
     }
 
 
@@ -284,7 +284,7 @@ def _sent(
     Raises UsageError for a call of unknown length.
     """
     shared = kernels(phase.positions, least)
-    found, kept = [], dict[int, None]()
+    sent, kept = [], dict[int, None]()
     for place, (position, pause) in enumerate(zip(phase.positions, pauses_of(phase), strict=True)):
         call, price, old = position.call, prices.get(position.call), olds.get(position.call)
         before = float(shared[place])
@@ -306,5 +306,5 @@ def _sent(
         else:
             after = price.seconds
         factors = (price.concurrent, price.compute) if price is not None else (1.0, 1.0)
-        found.append(Sent(pause, job.calls[call].group, before, after, *factors))
-    return found, tuple(kept)
+        sent.append(Sent(pause, job.calls[call].group, before, after, *factors))
+    return sent, tuple(kept)

@@ -196,7 +196,7 @@ class _Step:
 
     def answered(self, rank: int, slopes: Mapping[Where, _Slope]) -> Responses:
         """Return this rank's responses, given the slopes from the samples of all ranks."""
-        found = []
+        answered = []
         for at in range(len(self.alike)):
             slope = _share(slopes.get((rank, at)))
             free, rest = (own - slope.share * self.before[:, at] for own in (self.free(at), self.between[:, at]))
@@ -205,8 +205,8 @@ class _Step:
             else:  # the host decided each time, so compute takes no longer than the shortest of these times
                 compute = float(np.nanmin(rest)) if np.isfinite(rest).any() else 0.0
             took = float(np.median(self.took[:, at]))
-            found.append(Response(self.lanes[at], took, compute, slope.share, slope.low, slope.high))
-        return Responses(self.places, tuple(found), float(np.mean(self.host_bound())))
+            answered.append(Response(self.lanes[at], took, compute, slope.share, slope.low, slope.high))
+        return Responses(self.places, tuple(answered), float(np.mean(self.host_bound())))
 
 
 _SAMPLES = 3
@@ -214,13 +214,13 @@ _SAMPLES = 3
 
 def _units(phase: Phase, values: Sequence[float], choose: Callable[[float, float], float]) -> list[float]:
     """Return values by kernel: calls that NCCL got together share one."""
-    found = list[float]()
+    units = list[float]()
     for position, value in zip(phase.positions, values, strict=True):
-        if position.together and found:
-            found[-1] = choose(found[-1], value)
+        if position.together and units:
+            units[-1] = choose(units[-1], value)
         else:
-            found.append(value)
-    return found
+            units.append(value)
+    return units
 
 
 def _like(call: Call) -> tuple[str, int, bool]:

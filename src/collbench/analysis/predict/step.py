@@ -35,14 +35,14 @@ def buckets(network: Network, gradient_bytes: int, cap_bytes: int) -> tuple[Buck
     A bucket is closed by the gradient that reaches the cap, and may be larger: a tensor is never cut
     [torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size].
     """
-    found: list[Bucket] = []
+    all_buckets: list[Bucket] = []
     waiting, done, limit = 0, 0.0, min(FIRST_BUCKET_BYTES, cap_bytes)
     for parameters, ready in gradients(network):
         waiting, done = waiting + parameters * gradient_bytes, ready
         if waiting >= limit:
-            found.append(Bucket(waiting, done))
+            all_buckets.append(Bucket(waiting, done))
             waiting, limit = 0, cap_bytes
-    return tuple(found + [Bucket(waiting, done)] * (waiting > 0))
+    return tuple(all_buckets + [Bucket(waiting, done)] * (waiting > 0))
 
 
 def gradients(network: Network) -> Iterator[tuple[int, float]]:
@@ -514,13 +514,13 @@ def _stretch(units: Sequence[Unit], positions: tuple[float, float], shares: tupl
 def parse_phases(text: str) -> Phases:
     """Return the phases that "12.1,14.3,9.8" are. Raises UsageError."""
     try:
-        found = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        found = []
+        numbers = []
     # A part of zero would say that no kernel is launched there; the optimizer's may be one.
-    if len(found) != len(_PHASES) or not all(0 <= part <= _MOST for part in found) or 0 in found[:2]:
+    if len(numbers) != len(_PHASES) or not all(0 <= part <= _MOST for part in numbers) or 0 in numbers[:2]:
         raise UsageError(
             f"--host-phases '{text}' is not the host's time in {', '.join(_PHASES)}: write 12,14,9, in ms or any unit, "
             "as only their ratios count"
         )
-    return Phases(*found)
+    return Phases(*numbers)

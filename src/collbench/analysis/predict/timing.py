@@ -111,14 +111,16 @@ def positions_in(base: Run, run: Run) -> tuple[int, ...]:
 
 
 def _pairs(run: Run) -> int:
-    return len({frozenset(found.point.members) for found in run.measured() if len(found.point.members) == 2})
+    return len(
+        {frozenset(measurement.point.members) for measurement in run.measured() if len(measurement.point.members) == 2}
+    )
 
 
 def _points(run: Run) -> Iterator[tuple[DataPoint, float]]:
     """Yield the sound points of what training sends with their seconds, out of place; in place where that is all."""
-    found = {m.point: m for variant in (Variant.IN_PLACE, Variant.PLAIN) for m in run.measured(variant)}
-    plain = {(c.operation, c.members, c.size_bytes) for c in found if c.variant is Variant.PLAIN}
-    for point, measurement in found.items():
+    points = {m.point: m for variant in (Variant.IN_PLACE, Variant.PLAIN) for m in run.measured(variant)}
+    plain = {(c.operation, c.members, c.size_bytes) for c in points if c.variant is Variant.PLAIN}
+    for point, measurement in points.items():
         instead = point.variant is not Variant.PLAIN and (point.operation, point.members, point.size_bytes) in plain
         if point.operation in SENT and not (measurement.wrong or measurement.failure or instead):
             yield point, summarize(measurement).seconds
@@ -271,10 +273,10 @@ class Timings:
     def _ring(self, operation: Operation, members: Members) -> Timing | None:
         """Return a ring's time by the curve of the pair inside whose bandwidth is nearest to the set's."""
         band = self._bands(members)
-        found = min(self._pairs(operation, members, band), default=None) if band else None
-        if band is None or found is None:
+        slowest = min(self._pairs(operation, members, band), default=None) if band else None
+        if band is None or slowest is None:
             return None
-        _, gbs, pair, other = found
+        _, gbs, pair, other = slowest
         curve, k = self._evidence.curves[other, pair], len(members)
         more = operation.collective.steps(k) - other.collective.steps(2)
         return Timing(
