@@ -105,7 +105,7 @@ def _unknown(
     # Before ABI 5 nothing says that a call was captured.
     old = any(stream.abi < _API_ABI for stream in streams)
     gpu_times = any(position.gpu for rank in ranks for phase in rank.phases for position in phase.positions)
-    found = {
+    unknown = {
         Unknown.REDUCTION: any(call.collective and call.collective.reduces and not call.reduction for call in calls),
         Unknown.PEER: any(not call.collective and call.peer is None for call in calls),
         Unknown.GROUP_RANKS: any(len(group.ranks) != group.size for group in groups),
@@ -113,7 +113,7 @@ def _unknown(
         Unknown.GRAPH_REPLAYS: old or any(call.captured for call in calls),
         Unknown.OVERLAP: True,
     }
-    return tuple(what for what in Unknown if found.get(what))
+    return tuple(what for what in Unknown if unknown.get(what))
 
 
 # Which streams are of one job, and who is who in it.
@@ -220,12 +220,12 @@ class _Tables:
 
     def grouped(self) -> tuple[Group, ...]:
         """Return the groups that were used. One whose ranks are not all known has none of them."""
-        found = []
+        all_groups = []
         for key in self.groups:
             members, size = self.members[key], self.sizes[key]
             whole = sorted(members) == list(range(size)) and len(set(members.values())) == size
-            found.append(Group(tuple(members[rank] for rank in range(size)) if whole else (), size, key[1]))
-        return tuple(found)
+            all_groups.append(Group(tuple(members[rank] for rank in range(size)) if whole else (), size, key[1]))
+        return tuple(all_groups)
 
     def translate(self, stream: Stream, call: NcclCall) -> Call | None:
         """Return what a rank asked for; None for what this collbench does not know and could only guess."""
@@ -337,16 +337,16 @@ class _Whole:
 
 def _begins(stream: Stream, start: int, period: int) -> Numbers:
     """Return what Repeated.gpu_begins has, of a repetition in the tail."""
-    found = np.zeros(2 + period, np.int64)
+    offsets = np.zeros(2 + period, np.int64)
     if stream.tail_begins is not None and stream.tail_gpu is not None:
         begins, ahead = stream.tail_begins[:, 0], int(stream.tail_begins[start + period - 1, 1])
         if start:
-            found[:2] = begins[start - 1], stream.tail_gpu[start - 1]
-        found[2:] = begins[start : start + period]
-        known = found > 0
+            offsets[:2] = begins[start - 1], stream.tail_gpu[start - 1]
+        offsets[2:] = begins[start : start + period]
+        known = offsets > 0
         known[1] = False  # it is a time, and no date
-        found[known] += ahead
-    return found
+        offsets[known] += ahead
+    return offsets
 
 
 @dataclass
@@ -398,19 +398,19 @@ def _positions(symbols: Sequence[int], translated: dict[int, Call | None], table
     size, is what NCCL makes of an all-to-all, and becomes one again.
     """
     starts = [place for place, symbol in enumerate(symbols) if symbol % 2 == 0 or place == 0]
-    found: list[_Place] = []
+    positions: list[_Place] = []
     for start, end in itertools.pairwise([*starts, len(symbols)]):
         calls = [translated[symbol // 2] for symbol in symbols[start:end]]
         exchange = None if symbols[start] % 2 else _exchange(calls, tables)
         if exchange is not None:
-            found.append(_Place(slice(start, end), tables.place(exchange), False))
+            positions.append(_Place(slice(start, end), tables.place(exchange), False))
             continue
-        found += [
+        positions += [
             _Place(slice(place, place + 1), tables.place(call), symbols[place] % 2 == 1)
             for place, call in enumerate(calls, start)
             if call is not None
         ]
-    return found
+    return positions
 
 
 def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
@@ -502,18 +502,18 @@ def fold(symbols: Numbers) -> Iterable[tuple[int, int, int]]:
     Time grows with the square of its length; a stream's tail has 32,768 calls at most.
     """
     pending = [(0, len(symbols))]
-    found: list[tuple[int, int, int]] = []
+    pieces: list[tuple[int, int, int]] = []
     floor = max(_WORTH, len(symbols) // 256)  # else a tail without order would be searched again for each small piece
     while pending:
         start, end = pending.pop()
         run = _widest(symbols[start:end], floor) if end - start >= floor else None
         if run is None:
-            found += [(start, end - start, 1)] if end > start else []
+            pieces += [(start, end - start, 1)] if end > start else []
             continue
         offset, period, repetitions = run
-        found.append((start + offset, period, repetitions))
+        pieces.append((start + offset, period, repetitions))
         pending += [(start, start + offset), (start + offset + period * repetitions, end)]
-    return sorted(found)
+    return sorted(pieces)
 
 
 def _widest(symbols: Numbers, floor: int) -> tuple[int, int, int] | None:

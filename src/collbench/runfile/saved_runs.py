@@ -84,29 +84,29 @@ def believed() -> Saved:
     """Return the runs that may choose devices without being named: no other user can have written them."""
     try:
         folder = state_folder(RUNS)
-        found = sorted(folder.glob("*.json"), reverse=True)
+        paths = sorted(folder.glob("*.json"), reverse=True)
     except (UsageError, OSError):
         return Saved()
-    if not found:
+    if not paths:
         return Saved()
     if why := _distrusted(folder, stat.S_ISDIR):
         return Saved(ignored=f"ignoring the saved runs in {folder}: {why}; chmod 700 it once they are yours")
-    doubts = {path: why for path in found if (why := _distrusted(path, stat.S_ISREG))}
+    doubts = {path: why for path in paths if (why := _distrusted(path, stat.S_ISREG))}
     if not doubts:
-        return Saved(tuple(found))
+        return Saved(tuple(paths))
     (first, why), more = next(iter(doubts.items())), f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
     line = f"ignoring {first}{more}: {why}; name a run with its file to use it anyway"
-    return Saved(tuple(path for path in found if path not in doubts), line)
+    return Saved(tuple(path for path in paths if path not in doubts), line)
 
 
 def _distrusted(path: Path, is_kind: Callable[[int], bool]) -> str:
     """Return why another user may have written a file or folder, or what a link leads to; "" where none can have."""
     try:
-        found = path.stat()
+        file_status = path.stat()
     except OSError as error:
         return f"it cannot be examined ({error.strerror})"
-    if not is_kind(found.st_mode):
+    if not is_kind(file_status.st_mode):
         return "it is a file of another kind"
-    if found.st_uid != os.geteuid():
-        return f"it belongs to another user (uid {found.st_uid})"
-    return "others can write it" if found.st_mode & _OTHERS_WRITE else ""
+    if file_status.st_uid != os.geteuid():
+        return f"it belongs to another user (uid {file_status.st_uid})"
+    return "others can write it" if file_status.st_mode & _OTHERS_WRITE else ""

@@ -90,15 +90,15 @@ def own_numbers(traces: Sequence[Trace]) -> list[int] | None:
 
 def _find_members(ranked: Sequence[tuple[int, Trace]]) -> None:
     """Note who is in the groups of which traces say their own rank alone, as far as all of them are here."""
-    found: dict[tuple[str, int], dict[int, int]] = {}
+    ranks_by_index: dict[tuple[str, int], dict[int, int]] = {}
     for number, trace in ranked:
         for key, own in trace.own.items():
-            found.setdefault((key, trace.sizes[key]), {})[own] = number
+            ranks_by_index.setdefault((key, trace.sizes[key]), {})[own] = number
             trace.world_size = max(trace.world_size, trace.sizes[key])
     for _, trace in ranked:
         for key in trace.own:
             size = trace.sizes[key]
-            members = found[key, size]
+            members = ranks_by_index[key, size]
             if len(members) == size and len(set(members.values())) == size:
                 trace.members[key] = tuple(members[own] for own in range(size))
 
@@ -125,7 +125,7 @@ def _rank(number: int, trace: Trace, places: Sequence[int], began: float) -> Job
     pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
     gpu = np.array([call.gpu for call in trace.calls])
     gpu_starts = np.array([call.gpu_start for call in trace.calls]) - began
-    found: dict[tuple[int, ...], list[int]] = {}  # where each repetition of a phase begins
+    by_pattern: dict[tuple[int, ...], list[int]] = {}  # where each repetition of a phase begins
     order: list[tuple[int, int]] = []
     folded = (
         (first + start, period, repetitions)
@@ -134,10 +134,10 @@ def _rank(number: int, trace: Trace, places: Sequence[int], began: float) -> Job
     )
     for start, period, repetitions in folded:
         symbols = tuple(places[start : start + period])
-        begins = found.setdefault(symbols, [])
+        begins = by_pattern.setdefault(symbols, [])
         begins += range(start, start + period * repetitions, period)
-        order.append(([*found].index(symbols), repetitions))
-    phases = tuple(_phase(symbols, begins, starts, pauses, gpu, gpu_starts) for symbols, begins in found.items())
+        order.append(([*by_pattern].index(symbols), repetitions))
+    phases = tuple(_phase(symbols, begins, starts, pauses, gpu, gpu_starts) for symbols, begins in by_pattern.items())
     once = len(order) == len(phases)
     return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, () if once else tuple(order))
 

@@ -53,10 +53,10 @@ def traces(content: Content) -> list[Trace]:
             skipped += 1
         else:
             processes.setdefault((line.host, line.process), []).append(line)
-    found = [trace for lines in processes.values() for trace in _ranks(lines)]
-    if found:
-        found[0].skipped += skipped
-    return found
+    traces_read = [trace for lines in processes.values() for trace in _ranks(lines)]
+    if traces_read:
+        traces_read[0].skipped += skipped
+    return traces_read
 
 
 @dataclass(frozen=True, slots=True)
