@@ -700,4 +700,8 @@ class Run:
 
     def measured(self, variant: Variant = Variant.PLAIN) -> list[Measurement]:
         """Return the measurements that hold at least one sample of the variant, in the file's order."""
-        return [found for found in self.measurements if found.samples and found.point.variant is variant]
+        return [
+            measurement
+            for measurement in self.measurements
+            if measurement.samples and measurement.point.variant is variant
+        ]
