@@ -189,8 +189,8 @@ def _own_rate(cluster: Cluster, node: int) -> float:
 
 def _node_ratios(cluster: Cluster, node: int) -> tuple[float, float]:
     """Return the ratios of the healthy rate at which a node sends and receives."""
-    found = [fault for fault in cluster.slow_nodes if fault.node == node]
-    return min((f.sends for f in found), default=1.0), min((f.receives for f in found), default=1.0)
+    faults = [fault for fault in cluster.slow_nodes if fault.node == node]
+    return min((f.sends for f in faults), default=1.0), min((f.receives for f in faults), default=1.0)
 
 
 class _Level(StrEnum):

@@ -48,23 +48,23 @@ def best_packing(members: Sequence[int], links: Links) -> float:
     cycles = hamiltonian_cycles(members, inside) if len(members) <= _EXACT_GPUS else None
     if cycles is not None and not cycles:
         return 0.0
-    found = _greedy(members, inside, cycles, bound)
-    if found >= bound * _ENOUGH or cycles is None:
-        return found
-    return max(found, _exact(cycles, inside))
+    packed = _greedy(members, inside, cycles, bound)
+    if packed >= bound * _ENOUGH or cycles is None:
+        return packed
+    return max(packed, _exact(cycles, inside))
 
 
 def hamiltonian_cycles(members: Sequence[int], arcs: Links) -> list[Cycle]:
     """Return every directed cycle that passes each member once."""
     onward = {a: [b for b in members if (a, b) in arcs] for a in members}
     first = members[0]
-    found: list[Cycle] = []
+    cycles: list[Cycle] = []
     way = [first]
 
     def extend() -> None:
         if len(way) == len(members):
             if (way[-1], first) in arcs:
-                found.append(tuple(zip(way, [*way[1:], first], strict=True)))
+                cycles.append(tuple(zip(way, [*way[1:], first], strict=True)))
             return
         for after in onward[way[-1]]:
             if after not in way:
@@ -73,7 +73,7 @@ def hamiltonian_cycles(members: Sequence[int], arcs: Links) -> list[Cycle]:
                 way.pop()
 
     extend()
-    return found
+    return cycles
 
 
 def _cut_bound(members: Sequence[int], arcs: Links) -> float:
@@ -224,9 +224,9 @@ def best_order(network: Network, hops: Hops, members: Order) -> tuple[Order, flo
     if len(members) > _FEW_GPUS:
         rng = np.random.default_rng(0)  # a search must always find the same
         starts = [start, *(tuple(rng.permutation(members).tolist()) for _ in range(_STARTS - 1))]
-        found = max((_improved(hops, order) for order in starts), key=lambda improved: improved[1])
-        if found[1] >= bound * _ENOUGH or len(members) > _EXACT_ORDER_GPUS:
-            return found
+        best = max((_improved(hops, order) for order in starts), key=lambda improved: improved[1])
+        if best[1] >= bound * _ENOUGH or len(members) > _EXACT_ORDER_GPUS:
+            return best
     orders = [(members[0], *rest) for rest in permutations(members[1:])]
     values = rates(hops, orders)
     return orders[int(values.argmax())], float(values.max())
@@ -358,9 +358,9 @@ class Truth:
     def concurrent(self, groups: Sequence[Members]) -> list[float]:
         """Return each set's busbw in GB/s while all of them run."""
         rings = [self.rings(members) for members in groups]
-        capacity, loads = self._network.capacity, [found.loads for found in rings]
-        rates = max_min(capacity, loads, [found.limit for found in rings])
-        return [rate * found.share for rate, found in zip(rates, rings, strict=True)]
+        capacity, loads = self._network.capacity, [ring.loads for ring in rings]
+        rates = max_min(capacity, loads, [ring.limit for ring in rings])
+        return [rate * ring.share for rate, ring in zip(rates, rings, strict=True)]
 
     def rings(self, members: Members) -> Rings:
         """Return what NCCL finds on these GPUs; the order in which they are named does not matter."""

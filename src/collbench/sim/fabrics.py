@@ -303,13 +303,13 @@ def check(fabric: Fabric) -> None:
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, object, str, float]]:
     """Yield (place, owner, field, number) of everything in a fabric but positions of GPUs and states of health."""
     for field in dataclasses.fields(value):
-        found, place = getattr(value, field.name), f"{where}.{field.name}"
-        if isinstance(found, int | float) and not isinstance(found, bool):
-            yield place, value, field.name, found
-        elif dataclasses.is_dataclass(found) and field.name != "health":
-            yield from _numbers(found, place)
-        elif isinstance(found, tuple):
-            for number, item in enumerate(found):
+        given, place = getattr(value, field.name), f"{where}.{field.name}"
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            yield place, value, field.name, given
+        elif dataclasses.is_dataclass(given) and field.name != "health":
+            yield from _numbers(given, place)
+        elif isinstance(given, tuple):
+            for number, item in enumerate(given):
                 if dataclasses.is_dataclass(item) and field.name != "labels":
                     yield from _numbers(item, f"{place}[{number}]")
 
@@ -400,9 +400,9 @@ def _check_labels(fabric: Fabric) -> None:
             raise ValueError(f"{where}.nvlinks is {telling.nvlinks}, not 0 to {_MOST_LINKS}")
 
 
-def _check_gpus(found: Sequence[int], count: int, where: str, fewest: int = 2) -> None:
-    if len(found) < fewest or len(set(found)) < len(found) or not set(found) <= set(range(count)):
-        raise ValueError(f"{where} names {list(found)}: write {fewest} or more distinct positions of {count} GPUs")
+def _check_gpus(numbers: Sequence[int], count: int, where: str, fewest: int = 2) -> None:
+    if len(numbers) < fewest or len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(count)):
+        raise ValueError(f"{where} names {list(numbers)}: write {fewest} or more distinct positions of {count} GPUs")
 
 
 # Fabric files (docs/fabric-file.md): the named ones that are shipped, and a user's own. JSON ↔ Fabric.
