@@ -50,9 +50,9 @@ _GENERAL = {
 }
 
 
-def assumptions(found: Sequence[Assumed], devices: Sequence[Device]) -> Iterator[str]:
+def assumptions(assumeds: Sequence[Assumed], devices: Sequence[Device]) -> Iterator[str]:
     """Yield each assumption as a sentence; of a time, after the operations and devices that it is about."""
-    for one in found:
+    for one in assumeds:
         where = ""
         if one.operations:
             operations = " and ".join(operation.collective.title for operation in one.operations)

@@ -114,11 +114,11 @@ _VARIABLES = (
 )
 
 
-def cause(found: LikelyCause, run: Run) -> str:  # noqa: C901, PLR0911 - a clause for each kind of cause
+def cause(likely_cause: LikelyCause, run: Run) -> str:  # noqa: C901, PLR0911 - a clause for each kind of cause
     """Return a likely cause as a clause without a full stop."""
-    match found:
+    match likely_cause:
         case Known():
-            return _KNOWN[found]
+            return _KNOWN[likely_cause]
         case Throttled(reasons, seen):
             return f"{run.devices[seen.device].tag} was throttled ({', '.join(reasons)}) {presence(seen)}"
         case NewErrors(device, counter, count):

@@ -163,31 +163,31 @@ def pci_address(device: Device) -> str:
     return f"{match[1]}:{match[2]}:{match[3]}" if match else "none"
 
 
-def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[DataPoint, Impossible]) -> Table:
+def _table(run: Run, group: int, measurements: list[Measurement], beaten: Mapping[DataPoint, Impossible]) -> Table:
     sizes: dict[int, dict[Variant, Measurement]] = {}
     flags: dict[str, dict[str, None]] = {}  # each thing that was wrong with the machine, and where meanwhile
-    for measurement in sorted(found, key=lambda m: m.point.size_bytes):
+    for measurement in sorted(measurements, key=lambda m: m.point.size_bytes):
         sizes.setdefault(measurement.point.size_bytes, {})[measurement.point.variant] = measurement
-    for measurement in found:
+    for measurement in measurements:
         for flag in (flag for sample in measurement.samples for flag in sample.flags):
             flags.setdefault(sentences.flag(flag, run.devices), {})[_place(measurement)] = None
     return Table(
-        operation=found[0].point.operation,
-        members=found[0].point.members,
-        skew=found[0].point.skew,
+        operation=measurements[0].point.operation,
+        members=measurements[0].point.members,
+        skew=measurements[0].point.skew,
         group=group,
         rows=tuple(_row(run, list(halves.values())) for halves in sizes.values()),
         failures=tuple(
-            f"{_place(m)}: {_one_line(sentences.failure(m.failure, run.devices))}" for m in found if m.failure
+            f"{_place(m)}: {_one_line(sentences.failure(m.failure, run.devices))}" for m in measurements if m.failure
         ),
         flags=tuple(f"{flag}: {', '.join(points)}" for flag, points in flags.items()),
-        impossible=tuple(_beyond(m, beaten[m.point]) for m in found if m.point in beaten),
+        impossible=tuple(_beyond(m, beaten[m.point]) for m in measurements if m.point in beaten),
     )
 
 
-def _row(run: Run, found: list[Measurement]) -> Row:
-    point, wanted = found[0].point, run.settings
-    halves = {measurement.point.variant: _half(run, measurement) for measurement in found}
+def _row(run: Run, measurements: list[Measurement]) -> Row:
+    point, wanted = measurements[0].point, run.settings
+    halves = {measurement.point.variant: _half(run, measurement) for measurement in measurements}
     # Of an all-to-all-v it prints the mean block [src/alltoallv.cu, AlltoAllvGetCollByteCount].
     ranks = len(point.members) if point.operation.shares or point.operation.irregular else 1
     return Row(
@@ -198,7 +198,7 @@ def _row(run: Run, found: list[Measurement]) -> Row:
         root=wanted.root if point.operation.rooted else -1,
         out_of_place=halves.get(Variant.PLAIN),
         in_place=halves.get(Variant.IN_PLACE),
-        iterations=sum(sample.iterations * len(sample.seconds) for m in found for sample in m.samples),
+        iterations=sum(sample.iterations * len(sample.seconds) for m in measurements for sample in m.samples),
     )
 
 

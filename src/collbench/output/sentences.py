@@ -423,9 +423,9 @@ _NO_LINE = {
 }
 
 
-def no_line(found: Unfitted) -> str:
+def no_line(unfitted: Unfitted) -> str:
     """Return why a link has no fit."""
-    return _NO_LINE[found.why].format(figure=found.figure, factor=fixed(found.figure, 3))
+    return _NO_LINE[unfitted.why].format(figure=unfitted.figure, factor=fixed(unfitted.figure, 3))
 
 
 # Which devices, and why.

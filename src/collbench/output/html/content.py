@@ -123,15 +123,15 @@ def health(run: Run) -> dict[str, Any]:
 
 def interference_checks(run: Run) -> Iterator[dict[str, str]]:
     """Yield each comparison of a pair measured isolated and concurrently with others."""
-    for found in run.interference_checks:
-        plus = f"{found.operation} {'' if found.variant == 'plain' else found.variant}".strip()
+    for check in run.interference_checks:
+        plus = f"{check.operation} {'' if check.variant == 'plain' else check.variant}".strip()
         yield {
-            "what": f"{plus} on {_tags(run, found.members)}",
-            "label": found.label,
-            "isolated": fixed(found.isolated_gbs),
-            "concurrent": fixed(found.concurrent_gbs),
-            "ratio": f"{found.ratio:.3f}",
-            "trusted": "yes" if found.trusted else f"no: ±{found.delta:.1%} was allowed",
+            "what": f"{plus} on {_tags(run, check.members)}",
+            "label": check.label,
+            "isolated": fixed(check.isolated_gbs),
+            "concurrent": fixed(check.concurrent_gbs),
+            "ratio": f"{check.ratio:.3f}",
+            "trusted": "yes" if check.trusted else f"no: ±{check.delta:.1%} was allowed",
         }
 
 
@@ -402,8 +402,8 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
 def _works(run: Run) -> list[RankedWork]:
     """Return `rank`'s summary of each work. One by one: it looks at all data points for each size."""
     points: dict[Work, list[Measurement]] = defaultdict(list)
-    for found in run.measurements:
-        points[found.point.work].append(found)
+    for measurement in run.measurements:
+        points[measurement.point.work].append(measurement)
     ended = outcome(run)
     parts = (replace(run, measurements=[*found, *broken(run, found)]) for found in points.values())
     pages = (rank_summary(part, ended=ended).works for part in parts)

@@ -73,9 +73,9 @@ class Family:
 def families(run: Run) -> list[Family]:
     """Return the run's data points by operation and kind of device set, in the model's order; larger sets come last."""
     groups: dict[tuple[Work, int], dict[tuple[int, Members], Measurement]] = defaultdict(dict)
-    for found in run.measurements:
-        many = len(found.point.members) if found.point.work.operation.is_collective else 0
-        groups[found.point.work, many][found.point.size_bytes, found.point.members] = found
+    for measurement in run.measurements:
+        many = len(measurement.point.members) if measurement.point.work.operation.is_collective else 0
+        groups[measurement.point.work, many][measurement.point.size_bytes, measurement.point.members] = measurement
     made = []
     for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
         members = next(iter(points))[1]
@@ -148,24 +148,24 @@ def _shades(row: Sequence[float | None], *, least: bool) -> str:
     )
 
 
-def _rates(found: Measurement) -> Bounds:
-    summary = summarize(found)
+def _rates(measurement: Measurement) -> Bounds:
+    summary = summarize(measurement)
     low, high = summary.interval or (None, None)
     return low, summary.busbw, high
 
 
-def _times(found: Measurement, scale: float) -> Bounds:
-    low, high = median_interval(trial_seconds(found)) or (None, None)
-    return _scaled((low, summarize(found).seconds, high), scale)
+def _times(measurement: Measurement, scale: float) -> Bounds:
+    low, high = median_interval(trial_seconds(measurement)) or (None, None)
+    return _scaled((low, summarize(measurement).seconds, high), scale)
 
 
-def _share(limits: Mapping[Members, float], found: Measurement) -> Bounds:
-    limit = limits.get(found.point.members)
-    return _scaled(_rates(found), 100 / limit) if limit else NOTHING
+def _share(limits: Mapping[Members, float], measurement: Measurement) -> Bounds:
+    limit = limits.get(measurement.point.members)
+    return _scaled(_rates(measurement), 100 / limit) if limit else NOTHING
 
 
-def _launch(found: Measurement) -> Bounds:
-    seconds = summarize(found).launch_seconds
+def _launch(measurement: Measurement) -> Bounds:
+    seconds = summarize(measurement).launch_seconds
     return NOTHING if seconds is None else (None, seconds * 1e6, None)
 
 
@@ -258,7 +258,7 @@ def _ranking(family: Family, ended: Outcome, size: int) -> Ranking | None:
 
 def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
     """Return the other data points that failed or had wrong data, without their samples: rankings must know of them."""
-    bad = [found for found in run.measurements if found.failure or found.wrong]
+    bad = [measurement for measurement in run.measurements if measurement.failure or measurement.wrong]
     known = {found.point for found in besides} if bad else set()
     return [replace(found, samples=[]) for found in bad if found.point not in known]
 
@@ -282,16 +282,16 @@ def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, mem
     return "; ".join(dict.fromkeys([sentence] * bool(sentence) + list(_remarks(found, family.run.devices))))
 
 
-def _remarks(found: Measurement, devices: Sequence[Device]) -> Iterable[str]:
-    if found.failure:
-        yield f"failed: {sentences.failure(found.failure, devices)}"
-    if found.wrong:
-        yield f"{found.wrong} wrong elements"
-    if found.stop in _STOPS:
-        yield _STOPS[found.stop]
-    if any(sample.concurrent for sample in found.samples):
+def _remarks(measurement: Measurement, devices: Sequence[Device]) -> Iterable[str]:
+    if measurement.failure:
+        yield f"failed: {sentences.failure(measurement.failure, devices)}"
+    if measurement.wrong:
+        yield f"{measurement.wrong} wrong elements"
+    if measurement.stop in _STOPS:
+        yield _STOPS[measurement.stop]
+    if any(sample.concurrent for sample in measurement.samples):
         yield "measured concurrently with others"
-    yield from sorted({sentences.flag(flag, devices) for sample in found.samples for flag in sample.flags})
+    yield from sorted({sentences.flag(flag, devices) for sample in measurement.samples for flag in sample.flags})
 
 
 def _chosen(family: Family, size: int) -> str:
@@ -299,7 +299,7 @@ def _chosen(family: Family, size: int) -> str:
     if not family.work.operation.is_collective:
         return ""
     wanted = (family.work.operation, len(family.sets[0]), size)
-    choices = (found for found in family.run.chosen if (found.operation, found.ranks, found.size_bytes) == wanted)
+    choices = (choice for choice in family.run.chosen if (choice.operation, choice.ranks, choice.size_bytes) == wanted)
     return "; ".join(f"{found.algorithm}/{found.protocol}, {found.channels} channels" for found in choices)
 
 

@@ -283,8 +283,8 @@ def _comparison(comparison: Comparison) -> _Json:
     }
 
 
-def _differences(found: Sequence[Difference], base: Run) -> list[_Json]:
-    return [dict(zip(("what", "base", "new"), words_of(one, base.devices), strict=True)) for one in found]
+def _differences(differences: Sequence[Difference], base: Run) -> list[_Json]:
+    return [dict(zip(("what", "base", "new"), words_of(one, base.devices), strict=True)) for one in differences]
 
 
 def _run(run: Run) -> _Json:
@@ -413,8 +413,8 @@ def matched(comparison: Comparison) -> str:
     return how
 
 
-def _differs(found: Difference, base: Run) -> str:
-    what, old, now = words_of(found, base.devices)
+def _differs(difference: Difference, base: Run) -> str:
+    what, old, now = words_of(difference, base.devices)
     return f"{what}: {old or 'none'} → {now or 'none'}"
 
 
@@ -472,13 +472,13 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     yield from _more(len(groups) - most)
 
 
-def _rows(comparison: Comparison, found: Sequence[Change]) -> list[tuple[str, list[Change]]]:
+def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, list[Change]]]:
     """Return a row for each work and its devices, one for all of a work where all are alike; strongest first."""
     works: dict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
     for change in comparison.changes:
         works[change.key.work, len(change.key.members)].add(change.key.members)
     by_devices: dict[tuple[str, tuple[int, ...]], list[Change]] = defaultdict(list)
-    for change in found:
+    for change in changes:
         by_devices[change.key.work, change.key.members].append(change)
     rows: dict[str, list[Change]] = defaultdict(list)
     for (work, members), ours in by_devices.items():

@@ -152,17 +152,17 @@ Curves = dict[Members, dict[int, Summary]]
 
 def works_of(run: Run) -> list[Work]:
     """Return the works that hold a sample, in the model's order: plain ones first."""
-    works = {found.point.work for found in run.measurements if found.samples}
+    works = {measurement.point.work for measurement in run.measurements if measurement.samples}
     return sorted(works, key=work_order)
 
 
 def curves_of(run: Run, work: Work) -> Curves:
     """Return each place's figures by size in bytes, both ascending. A place is the members of a data point."""
-    found: Curves = defaultdict(dict)
+    curves: Curves = defaultdict(dict)
     for measurement in run.measured(work.variant):
         if measurement.point.work == work:
-            found[measurement.point.members][measurement.point.size_bytes] = summarize(measurement)
-    return {members: dict(sorted(found[members].items())) for members in sorted(found)}
+            curves[measurement.point.members][measurement.point.size_bytes] = summarize(measurement)
+    return {members: dict(sorted(curves[members].items())) for members in sorted(curves)}
 
 
 def sizes_of(work: Work, curves: Curves) -> list[int]:

@@ -147,9 +147,9 @@ def _described(run: Run, member: int, late: Sequence[tuple[Tails, RankTails]], s
     points = {one.point for one, _ in late}
     flags = dict.fromkeys(
         sentences.flag(flag, run.devices)
-        for found in run.latencies
-        if found.point in points
-        for flag in found.flags
+        for latency in run.latencies
+        if latency.point in points
+        for flag in latency.flags
         if member in flag.devices
     )
     return "; ".join([*words, *(f"during these launches {flag}" for flag in flags)])
