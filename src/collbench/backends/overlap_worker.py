@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from collbench.backends.overlap_lanes import Accelerator, CpuAccelerator, CudaAccelerator, Lane
 from collbench.backends.overlap_protocol import DTYPE, LAUNCHES_AHEAD, Done, Load, OverlapPoint, RankTimes, Warm
+from collbench.backends.overlap_streams import Accelerator, CpuAccelerator, CudaAccelerator, StreamWork
 from collbench.backends.torch_rank import RankProcess, answer, run
 from collbench.model.compute import Compute, ComputeKind
 from collbench.model.dtypes import DTYPE_BYTES
@@ -213,7 +213,7 @@ class Rank:
             if self._unit is None or self._unit[0] != point.compute:
                 self._unit, self._chunks = None, {}
                 unit = unit_of(point.compute, device, self._accelerator.compute_dtype)
-                unit.run()  # alone: what it must come to beside the collective, too
+                unit.run()  # isolated: the expected result when it overlaps the collective
                 self._accelerator.finish()
                 self._unit = (point.compute, unit, unit.result.clone())
             span = self._accelerator.span_bytes
@@ -230,12 +230,12 @@ class Rank:
         point, messages, (_, unit, _) = self._allocated()
         self._group = self._accelerator.group(self._ranks, point.priority, point.ctas)
         call = call_of(point.operation, self._group)
-        once = Lane(1, lambda _number: call(messages.slots[0]))
-        self._accelerator.race(self._align, once, Lane(1, lambda _number: unit.run()), 0.0)
+        once = StreamWork(1, lambda _number: call(messages.slots[0]))
+        self._accelerator.run_both(self._align, once, StreamWork(1, lambda _number: unit.run()), 0.0)
         return Done()
 
     def run(self, load: Load) -> RankTimes:
-        """Run a load, and compare the last result of each lane that ran."""
+        """Run a load, and verify the last result of the collective and of the compute, if they ran."""
         point, messages, (_, unit, alone) = self._allocated()
         if self._group is None:
             raise RuntimeError("the data point was not warmed up")
@@ -250,14 +250,14 @@ class Rank:
                 call(slot)
                 slot.uses += 1
 
-        lanes = (
-            Lane(load.collective_chunks, collective, load.idle_s),
-            Lane(load.compute_chunks, self._chunk(load, unit)),
+        works = (
+            StreamWork(load.collective_chunks, collective, load.idle_s),
+            StreamWork(load.compute_chunks, self._chunk(load, unit)),
         )
-        raced = self._accelerator.race(self._align, *lanes, load.delay_s)
+        times = self._accelerator.run_both(self._align, *works, load.delay_s)
         wrong_compute = int((unit.result != alone).sum()) if load.compute_chunks else None
         wrong = messages.wrong() if load.collective_chunks else None
-        return RankTimes(raced.collective, raced.compute, raced.begins, raced.queued, wrong, wrong_compute)
+        return RankTimes(times.collective, times.compute, times.begins, times.queued, wrong, wrong_compute)
 
     def _chunk(self, load: Load, unit: Unit) -> Callable[[int], object]:
         """Return what queues a chunk of compute: its units one by one, or as one launch where they are too many."""

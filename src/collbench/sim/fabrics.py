@@ -163,7 +163,7 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class OverlapFactors:
     """How many times as long a collective and compute take beside each other, at the stream's normal priority.
 
     A high priority leaves half of what the collective loses, and compute as it is. A GPU computes `tflops` in bf16 and
@@ -238,7 +238,7 @@ class Fabric:
     engines: Engines = Engines()
     delays: Delays = Delays()
     noise: Noise = Noise()
-    overlap: Beside = Beside()
+    overlap: OverlapFactors = OverlapFactors()
     labels: tuple[Telling, ...] = ()
     faults: tuple[Fault, ...] = ()
     virtualization: str = "none"

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from collbench.backends.overlap_lanes import captured, repeat, sleep_cycles_a_second
+from collbench.backends.overlap_streams import captured, repeat, sleep_cycles_a_second
 from collbench.backends.replay_protocol import ReplayLoad, ReplayTimes
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses
