@@ -197,7 +197,7 @@ class Found:
 
     @property
     def decided(self) -> bool:
-        """True where both runs have the trials that show noise."""
+        """True if both runs have the trials that show noise."""
         return min(len(self.old.trials), len(self.now.trials)) >= FEWEST_TRIALS
 
     def parts(self, weight: float = 1.0) -> Iterator[Part]:
@@ -488,7 +488,7 @@ _OF_RUNS: dict[Subject, Callable[[Run], Fact]] = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not the same, and what it is in the base and in the new run; None where it has none.
+    """One thing that is not the same, and what it is in the base and in the new run; None if it has none.
 
     `name` is an NCCL variable's, `devices` the positions in the base of those whose label differs.
     """

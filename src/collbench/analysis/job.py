@@ -151,7 +151,7 @@ def report(
     alone: Mapping[int, float] | None = None,
     concurrent: Mapping[int, float] | None = None,
 ) -> Report | None:
-    """Return what a rank's step says; of the lowest recorded rank where `rank` is None. None where it sent nothing.
+    """Return what a rank's step says; of the lowest recorded rank where `rank` is None. None if it sent nothing.
 
     `alone` and `concurrent` are seconds by place in the job's table of calls.
     """
@@ -208,7 +208,7 @@ _FEWEST_STEPS = 5
 def step_seconds(phase: Phase) -> float | None:
     """Return the seconds from one repetition to the next: the median of samples, else the mean of all.
 
-    None where a pause is unknown.
+    None if a pause is unknown.
     """
     pauses = [position.pause for position in phase.positions]
     if any(pause is None for pause in pauses):
@@ -323,7 +323,7 @@ def _lane(
 
 
 def _common(phases: Sequence[Phase]) -> list[list[Sample]]:
-    """Return each rank's samples of the repetitions that all ranks kept, in their order; [] where there are none."""
+    """Return each rank's samples of the repetitions that all ranks kept, in their order; [] if there are none."""
     kept = set.intersection(*({sample.repetition for sample in phase.samples} for phase in phases))
     if not kept:
         return []
@@ -478,7 +478,7 @@ def _mean(spread: Spread | None) -> float:
 
 
 def _known(statistic: Callable[[Values], np.floating], values: Values) -> float | None:
-    """Return a statistic of the known values, None where none is."""
+    """Return a statistic of the known values, None if none is."""
     known = values[~np.isnan(values)]
     return float(statistic(known)) if len(known) else None
 
@@ -509,7 +509,7 @@ class Timeline:
 
 
 def timeline(job: Job) -> Timeline | None:
-    """Return the repetition that most ranks kept whole; None where none did, or the times of calls are unknown."""
+    """Return the repetition that most ranks kept whole; None if none did, or the times of calls are unknown."""
     if Unknown.PAUSES in job.unknown:
         return None
     kept: dict[int, dict[int, tuple[Sample, tuple[int, ...]]]] = {}

@@ -33,7 +33,7 @@ class JobFinalist:
     """A set on which the job's step was replayed, by positions.
 
     `seconds` are its communication a step, the geometric mean over trials with its own 95 % interval; `ratio` is that
-    over the best set's, with an interval that holds for all sets at once. None where the set failed. `rounds` are the
+    over the best set's, with an interval that holds for all sets at once. None if the set failed. `rounds` are the
     seconds of each round, in which all sets had their turn. `failure` has positions of the run of the replays.
     """
 
@@ -64,12 +64,12 @@ class JobContest:
 
     @property
     def tied(self) -> bool:
-        """True where several sets are left and all tie."""
+        """True if several sets are left and all tie."""
         return len(self.sound) > 1 and all(one.standing in {Standing.BEST, Standing.TIED} for one in self.sound)
 
     @property
     def significant(self) -> bool:
-        """True where all others are significantly slower than the best."""
+        """True if all others are significantly slower than the best."""
         return len(self.sound) > 1 and all(one.standing is Standing.SLOWER for one in self.sound[1:])
 
     def of(self, members: Members) -> JobFinalist | None:
@@ -90,7 +90,7 @@ class JobContest:
 
 
 def contest(run: Run, by_bandwidth: Members, positions: Sequence[int]) -> JobContest | None:
-    """Return how the sets of a run's replays compare; None where none has a trial.
+    """Return how the sets of a run's replays compare; None if none has a trial.
 
     `positions` are those of the run's devices among all that were chosen from, as in `by_bandwidth`.
     The sets took turns in each round of trials, so they are compared round by round: what drifts reaches all alike.

@@ -69,7 +69,7 @@ class Unit:
 
     @property
     def messages(self) -> bool:
-        """True where it sends and receives, False for collectives."""
+        """True if it sends and receives, False for collectives."""
         return self.posts[0].is_message
 
     @property
@@ -210,7 +210,7 @@ def _fitting(job: Job, phase: Phase, orders: Mapping[int, Sequence[int]]) -> Pha
 
 
 def _begun(phase: Phase, at: int) -> Phase | None:
-    """Return a step that begins at another position; None where that is inside a group of calls."""
+    """Return a step that begins at another position; None if that is inside a group of calls."""
     if not at:
         return phase
     if phase.positions[at].together:
@@ -361,7 +361,7 @@ _Place = tuple[int, int]  # a rank, and the number of one of its units
 def _met(groups: Sequence[Sequence[int]], units: Sequence[Sequence[Unit]]) -> list[tuple[_Place, ...]]:
     """Return the meetings, of each group in the order in which they end.
 
-    A rank posts without waiting, but each group does one unit after another, as a stream does. Raises UsageError where
+    A rank posts without waiting, but each group does one unit after another, as a stream does. Raises UsageError if
     some units would wait for ever.
     """
     met: list[tuple[_Place, ...]] = []
@@ -498,7 +498,7 @@ def _kinds(
 def _recorded(
     meetings: Iterable[Sequence[_Place]], made: Sequence[_Made], phases: Sequence[Phase]
 ) -> list[float | None]:
-    """Return the seconds of each meeting in the job, on the rank that waited least; None where GPU times are unknown.
+    """Return the seconds of each meeting in the job, on the rank that waited least; None if GPU times are unknown.
 
     Repetitions that are kept whole on every rank say it exactly; of medians it is an upper bound.
     """

@@ -52,7 +52,7 @@ class Fit:
 
     `sends` and `receives` are by node, the same unless `directed`: some pair was measured one way. `levels` has for
     each level of switches the effect of each switch on the pairs with one end under it, and `across` that of leaving a
-    switch of the level at all (0 where a level has one). `typical` is the log of GB/s, `sigma` one pair's noise.
+    switch of the level at all (0 if a level has one). `typical` is the log of GB/s, `sigma` one pair's noise.
     """
 
     typical: float
@@ -265,7 +265,7 @@ class NodeEffect:
 
 @dataclass(frozen=True, slots=True)
 class Uplink:
-    """What the pairs that leave a switch get, against other switches. `name` is empty where the switch was found."""
+    """What the pairs that leave a switch get, against other switches. `name` is empty if the switch was found."""
 
     name: str
     members: Members
@@ -284,7 +284,7 @@ class Switches:
 class Judgement:
     """What the pairs say. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch of a known
     level costs as a ratio less 1, `noise` one measurement's σ̂. `suspects` are groups to measure among themselves,
-    empty for more pairs at random, None where all is decided.
+    empty for more pairs at random, None if all is decided.
     """
 
     nodes: tuple[NodeEffect, ...]
@@ -396,14 +396,14 @@ def _neighbours(among: Mapping[Pair, Sequence[float]], low: Mapping[int, float])
 
 
 def _alike(one: float, other: float) -> bool:
-    """True where one uplink may be what both lack. A node that looks 3 % slow by chance has no part in 18 %."""
+    """True if one uplink may be what both lack. A node that looks 3 % slow by chance has no part in 18 %."""
     return max(one, other) < ALIKE * min(one, other)
 
 
 def _belongs(
     node: int, group: Collection[int], among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]
 ) -> bool:
-    """True where most pairs of the node with the group are fast: one lucky measurement joins nobody to it."""
+    """True if most pairs of the node with the group are fast: one lucky measurement joins nobody to it."""
     ratios = [fmean(found) for pair, found in among.items() if node in pair and set(pair) <= set(group)]
     return median(ratios) > low[node] / 2
 
@@ -421,7 +421,7 @@ def _suspects(
 
 
 def _strangers(node: int, group: Members, among: Collection[Pair], low: Mapping[int, float]) -> bool:
-    """True where a node lacks what a group does and met none of it: it may belong there."""
+    """True if a node lacks what a group does and met none of it: it may belong there."""
     alike = node not in group and _alike(low[node], median(low[member] for member in group))
     return alike and not any(node in pair and set(pair) & set(group) for pair in among)
 

@@ -28,10 +28,10 @@ class NodeRate:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One device's NUMA nodes by measurement, `rates` fastest first, and `labelled`, the one that NVML names.
+    """One device's NUMA nodes by measurement, `rates` fastest first, and `labeled`, the one that NVML names.
 
     `best` are the nodes that no other beats significantly, fastest first: one where the measurement decides. `tied` is
-    True where all nodes are equal. `agrees`: the one best node is NVML's (True), NVML's is certainly slower (False), or
+    True if all nodes are equal. `agrees`: the one best node is NVML's (True), NVML's is certainly slower (False), or
     neither is known (None).
     """
 

@@ -135,7 +135,7 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong in one place: the devices' positions, ascending, () where they are unknown; how many data points.
+    """What is wrong in one place: the devices' positions, ascending, () if they are unknown; how many data points.
 
     `figure` is the highest rate in GB/s of an impossible one, None otherwise.
     """

@@ -99,7 +99,7 @@ class Hardware:
         self._limits: dict[object, Capacity | None] = {}
 
     def of(self, point: DataPoint) -> Capacity | None:
-        """Return the most that a data point can reach; None where it is not known, as of CPU cores."""
+        """Return the most that a data point can reach; None if it is not known, as of CPU cores."""
         if point.variant is Variant.LOCAL and point.size_bytes < _BEYOND_CACHES:
             return None  # messages that a cache holds need not reach the memory
         # Of any size, but where blocks of their own sizes are cut to whole units.
@@ -160,7 +160,7 @@ class Hardware:
         return hidden or links > theory.most_nvlinks(self._devices[position].name)
 
     def _reach(self, position: int, others: Iterable[int]) -> float | None:
-        """Return what a device's NVLinks to some others carry, 0 without any; None where a link is not known.
+        """Return what a device's NVLinks to some others carry, 0 without any; None if a link is not known.
 
         Through a switch they carry no more than one path does: that has all of them.
         """
@@ -378,7 +378,7 @@ class Check:
         self._open = {pair for pair in over_pcie if pair not in kept}
 
     def limit(self, point: DataPoint, rate: float) -> Capacity | None:
-        """Return what a data point's rate in GB/s is judged by; None where it is not known."""
+        """Return what a data point's rate in GB/s is judged by; None if it is not known."""
         limit = self._labelled.of(point)
         if limit is not None and rate <= MARGIN * limit.gbs:
             return limit
@@ -390,7 +390,7 @@ class Check:
         return limit
 
     def flag(self, point: DataPoint, seconds: float) -> Mark | None:
-        """Return what a batch of this time per iteration is marked with, None where nothing is."""
+        """Return what a batch of this time per iteration is marked with, None if nothing is."""
         rate = rate_gbs(point, seconds)
         limit = self.limit(point, rate)
         if limit is None or rate <= MARGIN * limit.gbs:
@@ -404,7 +404,7 @@ class Check:
         return sample if sample.marks == marks else replace(sample, marks=marks)
 
     def beaten(self, measurement: Measurement) -> Impossible | None:
-        """Return what is impossible in a data point, None where nothing is."""
+        """Return what is impossible in a data point, None if nothing is."""
         batches = [seconds for sample in measurement.samples for seconds in _times(sample)]
         labelled = self._labelled.of(measurement.point)
         if labelled and (not batches or rate_gbs(measurement.point, min(batches)) <= MARGIN * labelled.gbs):

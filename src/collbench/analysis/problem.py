@@ -151,7 +151,7 @@ def marks(run: Run, order: Sequence[int]) -> tuple[list[bool], list[bool]]:
 
 
 def _busy(run: Run, position: int, signs: _Signs) -> list[Why]:
-    """Return how a device is in use by others: processes, utilisation in percent, memory; empty where it is not."""
+    """Return how a device is in use by others: processes, utilisation in percent, memory; empty if it is not."""
     before = _state(run.health_before, position)
     reasons = _others(before, _state(run.health_after, position), signs.share(position, FlagKind.SHARED))
     used = before.memory_used
@@ -174,7 +174,7 @@ def _others(before: Health, after: Health, share: float) -> list[Why]:
 
 
 def _throttled(run: Run, position: int, signs: _Signs) -> list[Why]:
-    """Return what holds a device's clocks back, at the run's ends or in a tenth of its trials; empty where nothing."""
+    """Return what holds a device's clocks back, at the run's ends or in a tenth of its trials; empty if nothing."""
     states = (_state(run.health_before, position), _state(run.health_after, position))
     reasons = {reason for state in states for reason in state.throttle if holds_back(reason)}
     if reasons:
@@ -349,7 +349,7 @@ def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> SelectionProbl
 
 
 def _rates(run: Run, ranking: Ranking, index: Mapping[int, int]) -> Rates:
-    """Return what each pair of a run carries by what decides, GB/s; 0 where it, or one way of a copy, has no sample."""
+    """Return what each pair of a run carries by what decides, GB/s; 0 if it, or one way of a copy, has no sample."""
     rates = np.zeros((len(index), len(index)))
     one_way = ranking.operation.is_copy
     measured = {

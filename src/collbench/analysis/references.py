@@ -187,12 +187,12 @@ class Answers:
 
     @property
     def below(self) -> bool:
-        """True where something is significantly below its band, under the figure's own conditions."""
+        """True if something is significantly below its band, under the figure's own conditions."""
         return any(answer.standing is ReferenceVerdict.BELOW for answer in self.answers)
 
     @property
     def judged(self) -> bool:
-        """True where any figure says something significant."""
+        """True if any figure says something significant."""
         unknown = (ReferenceVerdict.UNDECIDED, ReferenceVerdict.NOT_JUDGED, ReferenceVerdict.FAILED)
         return any(answer.standing not in unknown for answer in self.answers)
 
@@ -250,7 +250,7 @@ def _answer(figure: Figure, keys: Sequence[Key], run: _Evidence, state: Nvls) ->
 
 
 def _beaten(figure: Figure, size_bytes: int, run: _Evidence) -> Impossible | None:
-    """Return what makes the run's rates untrustworthy here, None where nothing does: they are too high, or the limit.
+    """Return what makes the run's rates untrustworthy here, None if nothing does: they are too high, or the limit.
 
     Times that are wrong in one pattern of an operation may be so in the others, where no limit shows it.
     """

@@ -61,7 +61,7 @@ class Winner:
 
     @property
     def gain(self) -> Slower | None:
-        """What there is to gain: over ordinary memory, or where that is fastest over the next; None where all tie."""
+        """What there is to gain: over ordinary memory, or where that is fastest over the next; None if all tie."""
         behind = sorted((one for one in self.others if one.behind), key=lambda one: one.ratio)
         return next((one for one in behind if one.kind is Registration.NONE), behind[0] if behind else None)
 
@@ -108,6 +108,6 @@ def side_by_side(
 
 
 def ranges(all_winners: Sequence[Winner]) -> Iterator[tuple[Winner, ...]]:
-    """Yield groups of neighbouring sizes at which the same memory is fastest."""
+    """Yield groups of neighboring sizes at which the same memory is fastest."""
     for _, same in groupby(all_winners, key=lambda one: one.fastest):
         yield tuple(same)

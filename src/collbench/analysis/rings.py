@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 # How many rings a mesh of NVLinks carries at once: arc-disjoint directed Hamiltonian cycles (docs/method.md 11.3).
 #
-# A capacity matrix holds for [src, dst] the NVLinks (whole numbers) or the GB/s of one direction, 0 where there is
+# A capacity matrix holds for [src, dst] the NVLinks (whole numbers) or the GB/s of one direction, 0 if there is
 # none.
 
 Capacities = NDArray[np.float64]
@@ -144,7 +144,7 @@ def _found_one_by_one(links: Capacities, bound: int) -> int:
 
 
 def _one_ring(left: list[list[int]]) -> list[int]:
-    """Return a ring over links that are left, as its members in order; empty where the search gave up.
+    """Return a ring over links that are left, as its members in order; empty if the search gave up.
 
     Goes first where most links are left, and among those to the member with the fewest ways on (Warnsdorff's rule).
     """
@@ -193,7 +193,7 @@ def masks(sets: Sets) -> NDArray[np.int64]:
 def ring_table(rates: Rates, k: int) -> Rates:
     """Return for each set of k devices, as a bit mask, the slowest hop of the directed ring that makes it fastest.
 
-    `rates[src, dst]` is directed, 0 where there is no hop; a set without a ring has 0, and so have sets of another
+    `rates[src, dst]` is directed, 0 if there is no hop; a set without a ring has 0, and so have sets of another
     size. Exact, by the Held-Karp recursion with (max, min): best[set, end] over all paths from the set's lowest member.
     """
     n = len(rates)

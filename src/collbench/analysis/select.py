@@ -196,7 +196,7 @@ def choose_by_rates(devices: Sequence[Device], rates: Rates, k: int, paths: Sequ
 
 
 def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[int]:
-    """Return the positions that may be chosen. Raises UsageError where they are too few."""
+    """Return the positions that may be chosen. Raises UsageError if they are too few."""
     n = len(devices)
     if not 1 <= k <= n:
         raise UsageError(f"cannot choose {k} of {n} devices: choose 1 to {n}")
@@ -313,7 +313,7 @@ class Origin:
     """Where the evidence came from: a backend (LABELS for label text), a host, and words that name the source.
 
     `fabric` names the simulated machine of a sim run, "" otherwise. `verification` is the file of the run that measured
-    the finalists at `size_bytes`; "" and None where none did. `operation` at `measured_bytes` is what the run's pairs
+    the finalists at `size_bytes`; "" and None if none did. `operation` at `measured_bytes` is what the run's pairs
     are ranked by, and so what is predicted; None for all-reduces of labels' rates.
     """
 
@@ -335,12 +335,12 @@ class Origin:
 
     @property
     def simulated(self) -> bool:
-        """True where the figures are a simulation's."""
+        """True if the figures are a simulation's."""
         return self.backend != LABELS and capabilities(self.backend).simulated
 
     @property
     def acts(self) -> bool:
-        """True where CUDA_VISIBLE_DEVICES can choose the devices."""
+        """True if CUDA_VISIBLE_DEVICES can choose the devices."""
         return self.backend == LABELS or capabilities(self.backend).visible
 
 
@@ -381,7 +381,7 @@ class ForJob:
 
     `sets` are the fastest first, out of `possible` sets; `trials` of each. `by_bandwidth` are the devices that
     bandwidth alone chose. `saved_worst` and `saved_bandwidth` are the seconds a step that the chosen set saves against
-    the slowest finalist and against that choice, (low, middle, high); None where there is none to compare with.
+    the slowest finalist and against that choice, (low, middle, high); None if there is none to compare with.
     """
 
     job: str
@@ -406,9 +406,9 @@ class Omitted:
 class Selection:
     """The chosen devices and why; rates are all-reduce busbw in GB/s, predicted as (low, high).
 
-    `environment` is what makes CUDA see them alone. `decided_by` names the tie-breaks, "" where bandwidth decided;
+    `environment` is what makes CUDA see them alone. `decided_by` names the tie-breaks, "" if bandwidth decided;
     `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
-    alone, nothing was measured. `binding` says on which NUMA nodes the devices' processes belong, "" where the evidence
+    alone, nothing was measured. `binding` says on which NUMA nodes the devices' processes belong, "" if the evidence
     does not compare nodes. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none. `failed`
     are sets of devices within it on which something failed or moved wrong data. `job` is what the finalists' replays
     of a recorded job showed; None for none.

@@ -25,7 +25,7 @@ FEWEST_TRIALS = 3
 # Each data point is measured until its interval is narrow, which picks those that are narrow by chance. Intervals of
 # 95 % would hold 91 % of such medians; those of 96.5 % hold 93 to 96.5 %, however noisy (benchmarks/coverage.py).
 _LEVEL = 0.965
-# That quantile of |median| over standard deviation, for three to five values of a normal distribution (drawn anew by
+# That quantile of |median| over standard deviation, for three to five values of a normal distribution (drawn again by
 # benchmarks/coverage.py --factors). From six values on, order statistics reach the level.
 _FACTORS = {3: 3.058, 4: 1.878, 5: 1.509}
 # In logs: e^±50 times any duration is still a number to divide by.

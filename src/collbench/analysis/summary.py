@@ -65,7 +65,7 @@ class RankSummary:
 
     @property
     def judged(self) -> bool:
-        """True where any ranking has enough trials to estimate noise."""
+        """True if any ranking has enough trials to estimate noise."""
         return any(ranking.trials >= FEWEST_TRIALS for ranked in self.works for ranking in ranked.rankings)
 
 
@@ -128,7 +128,7 @@ def _missing(run: Run, work: Work, size_bytes: int) -> Iterator[Missing]:
 class HostShare:
     """One device's rate in GB/s by host copies, one direction, beside what its variant names; `device` is a position.
 
-    `isolated_gbs` is the same copy's with nothing else running, None where that was not measured.
+    `isolated_gbs` is the same copy's with nothing else running, None if that was not measured.
     """
 
     device: int
@@ -173,7 +173,7 @@ def _in_order(one: HostShare) -> tuple[int, int, int, int]:
 
 
 def share_of_all(shares: Sequence[HostShare], work: Work) -> float | None:
-    """Return what all devices together keep of the sum of their isolated rates; None where one of these is unknown."""
+    """Return what all devices together keep of the sum of their isolated rates; None if one of these is unknown."""
     ours = [one for one in shares if one.work == work]
     isolated = [one.isolated_gbs for one in ours if one.isolated_gbs is not None]
     if not ours or len(isolated) < len(ours):

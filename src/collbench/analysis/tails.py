@@ -24,7 +24,7 @@ _BINS = 16
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """One percentile in seconds, with its 95 % interval; None where the launches are too few to tell it."""
+    """One percentile in seconds, with its 95 % interval; None if the launches are too few to tell it."""
 
     percent: int
     seconds: float | None
@@ -40,7 +40,7 @@ class Spread:
     maximum: float
 
     def at(self, percent: int) -> float | None:
-        """Return one of PERCENTILES in seconds, None where the launches are too few."""
+        """Return one of PERCENTILES in seconds, None if the launches are too few."""
         return next(one.seconds for one in self.percentiles if one.percent == percent)
 
 
@@ -107,7 +107,7 @@ class Tails:
 
 
 def tails(run: Run) -> list[Tails]:
-    """Return what each data point's single launches say, in the run's order; none where none were timed."""
+    """Return what each data point's single launches say, in the run's order; none if none were timed."""
     return [tails_of(latency) for latency in run.latencies]
 
 
@@ -149,7 +149,7 @@ def spread(values: Times) -> Spread:
 
 @functools.cache
 def quantile_ranks(count: int, percent: int) -> tuple[int, int] | None:
-    """Return the ranks, from 1, of the values between which a percentile lies with 95 %; None where they are too few.
+    """Return the ranks, from 1, of the values between which a percentile lies with 95 %; None if they are too few.
 
     By order statistics, of any distribution whose values are independent: as many lie below the percentile as a
     binomial variable says. Source: Conover, Practical Nonparametric Statistics, 3rd ed. (1999), section 3.2.

@@ -246,12 +246,12 @@ class Ranking:
 
     @property
     def one_tier(self) -> bool:
-        """True where none is distinguishable from the best; that may also mean that too little was measured."""
+        """True if none is distinguishable from the best; that may also mean that too little was measured."""
         return self.tiers == 1
 
     @property
     def all_tied(self) -> bool:
-        """True where enough trials put all within δ, or within what noise makes of equals: the choice does not matter.
+        """True if enough trials put all within δ, or within what noise makes of equals: the choice does not matter.
 
         It asks for the spread of all at once. Single ones may still be undecided against the best, which was picked
         for being the highest of many noisy figures. Noise that would hide three times δ proves nothing; nor does a

@@ -207,7 +207,7 @@ def _ways_out(sets: Sets, links: Values) -> Values:
 
 # All of it, in matrices.
 #
-# Rows are sources and columns destinations, in the order of the given devices; rates in GB/s, 0 where nothing is
+# Rows are sources and columns destinations, in the order of the given devices; rates in GB/s, 0 if nothing is
 # known.
 
 # An NVLink label at PCIe's rate is not in use.
@@ -230,7 +230,7 @@ class Wiring:
     `uplinks` are the PCIe switches, level by level, `host` numbers the host bridge. `broken` pairs corrupt or hang.
 
     `missing` pairs were not measured: their rates are 0 here, and what they might hide is taken for the worst.
-    `filled` is the same machine with each of them as slow as the slowest pair like it, None where none is missing.
+    `filled` is the same machine with each of them as slow as the slowest pair like it, None if none is missing.
     """
 
     rates: Rates
@@ -281,7 +281,7 @@ def wiring(
 ) -> Wiring:
     """Return the wiring that labels and measured rates show together; where they contradict, the rate decides.
 
-    `paths` are keyed by places in `devices`, lower first; `rates` are the measured ones, 0 where a pair has none: such
+    `paths` are keyed by places in `devices`, lower first; `rates` are the measured ones, 0 if a pair has none: such
     a pair never changes what kind of machine it is: its label and similar pairs decide that.
     """
     broken = np.zeros(rates.shape, dtype=bool) if broken is None else broken

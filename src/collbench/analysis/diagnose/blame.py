@@ -84,7 +84,7 @@ _MOST_SINGLE = 4
 class Blame:
     """Slow links with one likely cause: `members` and `where` as in Verdict.
 
-    `gpu` is the position of the GPU that they have in common, None where it is the links'.
+    `gpu` is the position of the GPU that they have in common, None if it is the links'.
     """
 
     members: tuple[int, ...]

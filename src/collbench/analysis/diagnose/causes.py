@@ -126,7 +126,7 @@ class UplinkShared:
 
 @dataclass(frozen=True, slots=True)
 class HidesNvlinks:
-    """A virtual machine (NVML's word for its kind, "" where there is none) or the driver hides NVLinks."""
+    """A virtual machine (NVML's word for its kind, "" if there is none) or the driver hides NVLinks."""
 
     virtualization: str
 

@@ -49,7 +49,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WrongElements:
-    """Data arrived wrong: so many elements of a work, 0 where a failure says more."""
+    """Data arrived wrong: so many elements of a work, 0 if a failure says more."""
 
     elements: int
     work: Work | None

@@ -256,7 +256,7 @@ def _inverted_cause(facts: Facts, better: str, links: Collection[Link]) -> Likel
 
 
 def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]) -> float | None:
-    """Return by how much (a difference of logs) the worse label wins significantly, None where it does not.
+    """Return by how much (a difference of logs) the worse label wins significantly, None if it does not.
 
     A better label on slower slots is no contradiction while it makes use of them.
     """

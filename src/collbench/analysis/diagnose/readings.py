@@ -43,7 +43,7 @@ STAGED = Work(Operation.CE_WRITE, Variant.STAGED)
 class Reading:
     """One point: the median log of its trials' busbw (GB/s), that median's standard error, and whether it ran alone.
 
-    `trials` are the logs, ascending. `alone` is also True where an interference check found that its label may run
+    `trials` are the logs, ascending. `alone` is also True if an interference check found that its label may run
     beside others, `isolated` only where nothing else ran.
     """
 
@@ -85,7 +85,7 @@ class Readings:
             self._by_work.setdefault(reading.work, []).append(reading)
 
     def of(self, work: Work, least_bytes: int = _RELATIVE_BYTES) -> dict[tuple[int, ...], Reading]:
-        """Return the readings of a work by members; none where its messages were smaller than that."""
+        """Return the readings of a work by members; none if its messages were smaller than that."""
         return {r.members: r for r in self._by_work.get(work, ()) if r.size_bytes >= least_bytes}
 
     def host(self, member: int) -> tuple[Reading, ...]:

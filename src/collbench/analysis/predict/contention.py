@@ -92,17 +92,17 @@ class OverlapUse:
 
     @property
     def borrowed(self) -> bool:
-        """True where this operation was not measured beside compute, and another one's factors stand for its own."""
+        """True if this operation was not measured beside compute, and another one's factors stand for its own."""
         return self.operation is not self.curve.operation
 
     @property
     def elsewhere(self) -> bool:
-        """True where the factors were measured on other devices than these."""
+        """True if the factors were measured on other devices than these."""
         return set(self.members) != set(self.curve.members)
 
     @property
     def beyond(self) -> bool:
-        """True where a message is smaller or larger than any that was measured."""
+        """True if a message is smaller or larger than any that was measured."""
         return not all(map(self.curve.covers, self.sizes))
 
 
@@ -171,7 +171,7 @@ def contended(
     seconds: Sequence[float],
     devices: Callable[[Group], Members],
 ) -> Contended | None:
-    """Return what transfers, each of so many seconds alone, and compute cost each other; None where nobody measured.
+    """Return what transfers, each of so many seconds alone, and compute cost each other; None if nobody measured.
 
     `devices` are those that run a group's collective. Compute's factor is the mean over the transfers, each counted by
     its seconds.

@@ -61,7 +61,7 @@ class Compared(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """The best set of k devices and the worst, by what; None where no set is worse. Positions ascend."""
+    """The best set of k devices and the worst, by what; None if no set is worse. Positions ascend."""
 
     best: Members
     worst: Members | None
@@ -87,7 +87,7 @@ class Machine:
         return self._case.delta if self._case else 0.0
 
     def band(self, members: Members) -> Band | None:
-        """Return the all-reduce busbw that a set is predicted to reach, GB/s; None where pairs do not tell."""
+        """Return the all-reduce busbw that a set is predicted to reach, GB/s; None if pairs do not tell."""
         case = self._case
         if case is None or not set(members) <= set(case.order):
             return None
@@ -185,8 +185,8 @@ _RANKED_BYTES = BUCKET_BYTES
 class Question:
     """What is asked. `step_seconds` is a step without communication, or with `measured_on_best` that of the best set.
 
-    `shards` are the GPUs that hold one copy of the model under HSDP, None where nobody said. `gpu_seconds` are the step
-    if the GPU never waited for the host, None where it never does; `host_phases` what the host then does, in time.
+    `shards` are the GPUs that hold one copy of the model under HSDP, None if nobody said. `gpu_seconds` are the step
+    if the GPU never waited for the host, None if it never does; `host_phases` what the host then does, in time.
     """
 
     network: Network
@@ -204,7 +204,7 @@ class Question:
 
     @property
     def host(self) -> Host | None:
-        """The host's lane, None where the GPU never waits for it."""
+        """The host's lane, None if the GPU never waits for it."""
         if self.gpu_seconds is None:
             return None
         return Host(self.gpu_seconds, pace(self.network, self.micro_batches, self.host_phases or AS_THE_GPU))
@@ -216,7 +216,7 @@ class Cost:
 
     `raw` is the time of all transfers one after the other. `exposed` is what of it compute waits for: at least with
     perfect overlap, at most without any, in the middle as scheduled; `step` is compute and that. None without a step
-    time. `slowed` are the seconds of it that compute itself takes longer beside transfers, None where no overlap was
+    time. `slowed` are the seconds of it that compute itself takes longer beside transfers, None if no overlap was
     measured.
     """
 
@@ -236,7 +236,7 @@ class PredictedSet:
     """One strategy on so many GPUs: bytes and messages a step by operation, and what the best and worst set pay.
 
     `sent` sums message sizes as docs/method.md 2.1 has them; `bus_bytes` is what each GPU sends by rings. `compute`
-    are the step's seconds without communication, None where nobody said; `worst` is None where no set is worse.
+    are the step's seconds without communication, None if nobody said; `worst` is None if no set is worse.
     """
 
     strategy: str
@@ -269,7 +269,7 @@ class PredictedSet:
 class Prediction:
     """All cases, strategies within numbers of GPUs; the sets of each number; what was assumed.
 
-    `overlap` is what was taken from measured overlaps, () where the steps assume that overlap costs nothing. Times are
+    `overlap` is what was taken from measured overlaps, () if the steps assume that overlap costs nothing. Times are
     those on memory of the kind `registration`.
     """
 
@@ -412,7 +412,7 @@ class Predictor:
 
 
 def job_of(question: Question, strategy: str, gpus: int) -> Job:
-    """Return the job on so many GPUs. Raises UsageError where HSDP's copies do not come out even."""
+    """Return the job on so many GPUs. Raises UsageError if HSDP's copies do not come out even."""
     shards = question.shards or gpus
     if strategy == "hsdp":
         if question.shards is None:

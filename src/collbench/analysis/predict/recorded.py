@@ -53,7 +53,7 @@ class Links:
         self._others = _others(evidence)
 
     def price(self, job: Job, call: Call) -> Priced | None:
-        """Return what a call takes; None where nothing that was measured says so, or nobody knows who takes part."""
+        """Return what a call takes; None if nothing that was measured says so, or nobody knows who takes part."""
         operation, members = call.collective, self._members(job, call)
         if operation is None or members is None or len(members) == 1 or not call.size_bytes:
             return None
@@ -138,7 +138,7 @@ def bounds(calls: Sequence[Sent]) -> StepBounds:
     """
     period = sum(one.pause for one in calls)
     before = sum(one.before for one in calls)
-    # Kernels of several groups ran beside each other, where all of them last longer than the step; those of one group
+    # Kernels of several groups ran concurrently, where all of them last longer than the step; those of one group
     # do not, and where they seem to, their times hold something else.
     shrink = min(1.0, period / before) if before else 1.0
     sums: dict[int, float] = defaultdict(float)
@@ -201,7 +201,7 @@ def _beside(one: Sent, which: int) -> float:
 
 
 def _drained(calls: Sequence[Sent], seconds: Sequence[float]) -> float:
-    """Return how long transfers go on after the host's last call, each group's one after the other, in order."""
+    """Return how long transfers continue after the host's last call, each group's one after the other, in order."""
     now, ends = 0.0, defaultdict[int, float](float)
     for one, took in zip(calls, seconds, strict=True):
         now += one.pause
@@ -233,9 +233,9 @@ class PredictedJob:
 
 
 def predict_job(job: Job, links: Links, recorded: Links | None = None) -> PredictedJob:
-    """Return the step of a job on other links. `recorded` are those that it ran on, None where they are not known.
+    """Return the step of a job on other links. `recorded` are those that it ran on, None if they are not known.
 
-    Raises UsageError where the record does not say how long a step or its transfers took.
+    Raises UsageError if the record does not say how long a step or its transfers took.
     """
     lanes = matched(job)
     prices = {number: price for number, call in enumerate(job.calls) if (price := links.price(job, call))}

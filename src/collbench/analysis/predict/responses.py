@@ -53,7 +53,7 @@ class Share:
 
     @property
     def unknown(self) -> bool:
-        """True where the record says nothing: any share is possible."""
+        """True if the record says nothing: any share is possible."""
         return self.low == 0.0 and self.high == 1.0
 
 
@@ -120,7 +120,7 @@ _ROUNDS = 4  # steps until one is like the one before
 
 
 def responses(job: Job) -> dict[int, Responses]:
-    """Return the responses of each rank's step, by job rank; of none where the record lacks kernels' beginnings."""
+    """Return the responses of each rank's step, by job rank; of none if the record lacks kernels' beginnings."""
     steps = {}
     for rank in job.ranks:
         phase = shown_phase(rank)
@@ -153,7 +153,7 @@ class _Step:
 
     @classmethod
     def of(cls, job: Job, rank: int, phase: Phase) -> _Step | None:
-        """Return a rank's step; None where fewer than three samples have every kernel's beginning and time."""
+        """Return a rank's step; None if fewer than three samples have every kernel's beginning and time."""
         samples = [one for one in phase.samples if one.gpu_starts and one.gpu and all(one.gpu)]
         if len(samples) < _SAMPLES:
             return None
@@ -178,7 +178,7 @@ class _Step:
         )
 
     def host_bound(self) -> NDArray[np.bool_]:
-        """True where the GPU had nothing to do until the host called."""
+        """True if the GPU had nothing to do until the host called."""
         quickest = float(self.lag.min())
         return self.lag < _HOST_BOUND + (quickest if 0 < quickest < _SLOWEST_LAUNCH else 0.0)
 
@@ -191,7 +191,7 @@ class _Step:
         return between if behind.all() else np.where(self.host_bound()[:, at] | behind, np.nan, between)
 
     def behind(self, at: int) -> NDArray[np.bool_]:
-        """True where a kernel began as soon as the one before it on the same communicator ended."""
+        """True if a kernel began as soon as the one before it on the same communicator ended."""
         return self.alike[at][2] & (self.between[:, at] - self.before[:, at] < _BEHIND)
 
     def answered(self, rank: int, slopes: Mapping[Where, _Slope]) -> Responses:
@@ -306,7 +306,7 @@ def _matched(step: _Step, other: _Step, values: Values) -> Values:
 
 
 def _slope(longer: Values, later: Values, ranks: int) -> _Slope | None:
-    """Return a robust slope through 0; None where the transfers hardly differed.
+    """Return a robust slope through 0; None if the transfers hardly differed.
 
     Of ranks that are compared with each other the last one says nothing new.
     """

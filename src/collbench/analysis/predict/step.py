@@ -62,7 +62,7 @@ def _within(unit: Unit) -> Iterator[tuple[int, float]]:
         yield tensor, before / unit.parameters
 
 
-# How long a step takes when host, compute and communication run beside each other: lanes, each in its own order.
+# How long a step takes when host, compute and communication run concurrently: lanes, each in its own order.
 
 _HALVINGS = 60  # of an interval that began as wide as the step: below its last bit
 _ROUNDING = 1e-12  # of a step: the same sum in another order
@@ -112,7 +112,7 @@ def schedule(
     Communication runs one transfer at a time, in their order, none before compute has reached its `ready`; compute
     stops at a transfer's `needed` until it is there. `ready` never falls along the order. With a `host` compute reaches
     no place before the host has launched it, and is as fast as the GPU behind that; the host waits for nobody. While
-    a transfer and compute run at the same time, both are slower by `contention`, None where they cost each other
+    a transfer and compute run at the same time, both are slower by `contention`, None if they cost each other
     nothing.
     """
     return _Lanes(transfers, seconds, compute, host, contention or Contention((1.0,) * len(transfers), 1.0)).run()
@@ -125,7 +125,7 @@ def compute_of(
     host: Host | None = None,
     contention: Contention | None = None,
 ) -> float | None:
-    """Return the compute seconds of a step that was measured with these transfers inside; None where it cannot be.
+    """Return the compute seconds of a step that was measured with these transfers inside; None if it cannot be.
 
     With a `host` they are never fewer than the GPU's own.
     """
@@ -385,7 +385,7 @@ def _bucketed(job: Job, operation: Operation, start: float) -> Iterator[Transfer
 def _sharded(job: Job, group: Group, *, again: bool) -> Iterator[Transfer]:
     """Yield each micro-batch: gathers, each while the unit before computes, and scatters behind each unit's backward.
 
-    `again` gathers the root for its backward once more. The order is that in which fully_shard issues them.
+    `again` gathers the root for its backward again. The order is that in which fully_shard issues them.
     """
     blocks, root = job.network.blocks, job.network.root_parameters
     forward = _running([unit.work for unit in job.network.units])

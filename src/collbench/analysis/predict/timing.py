@@ -50,7 +50,7 @@ class Evidence:
 
 
 def gather(runs: Sequence[tuple[str, Run]], registration: Registration = Registration.NONE) -> Evidence:
-    """Return what runs, each with its file's name, say together. Raises UsageError where they do not belong together.
+    """Return what runs, each with its file's name, say together. Raises UsageError if they do not belong together.
 
     The run with the most devices, then the most pairs, is the one that devices are chosen from. With registered memory
     the curves are those on it, and so are the pairs where it was measured on any.
@@ -87,7 +87,7 @@ def _on_registered(runs: Sequence[tuple[str, Run]], kind: Registration) -> Evide
 
 
 def _base(runs: Sequence[tuple[str, Run]]) -> tuple[str, Run]:
-    """Return the run that devices are chosen from. Raises UsageError where the runs do not belong together."""
+    """Return the run that devices are chosen from. Raises UsageError if the runs do not belong together."""
     name, base = max(runs, key=lambda named: (len(named[1].devices), _pairs(named[1])))
     for other, run in runs:
         belongs(name, base, other, run)
@@ -215,7 +215,7 @@ class Timings:
         self._known: dict[tuple[Operation, Members], Timing] = {}
 
     def of(self, operation: Operation, members: Members) -> Timing:
-        """Return the timing. Raises UsageError where nothing that was measured comes near."""
+        """Return the timing. Raises UsageError if nothing that was measured comes near."""
         key = operation, tuple(sorted(members))
         if key not in self._known:
             self._known[key] = self._find(*key)
@@ -309,7 +309,7 @@ class Timings:
 
 
 def assumed_of(timing: Timing, sizes: Sequence[int]) -> Iterator[OfTime]:
-    """Yield what is assumed of messages of these sizes in bytes; nothing where all were measured."""
+    """Yield what is assumed of messages of these sizes in bytes; nothing if all were measured."""
     if timing.assumed is not None:
         yield timing.assumed
     if not all(map(timing.covers, sizes)):
