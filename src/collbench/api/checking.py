@@ -175,7 +175,7 @@ def _add(run: Run, alone: Run, pair: Pair) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToolTexts:
-    """Saved output of nvidia-smi that replaces the run's own; None where it does not."""
+    """Saved output of nvidia-smi that replaces the run's own; None if it does not."""
 
     topology: nvidia_smi.Topology | None
     peers: nvidia_smi.PeerAccess | None

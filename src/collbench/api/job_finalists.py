@@ -59,7 +59,7 @@ class Settled:
 def settle(choice: Choice, links: Run, request: ReplayRequest, notices: Notices) -> Settled:
     """Replay the job on the choice's finalists, among the devices of the run `links`, and return what that decides.
 
-    A finalist that fails is named, and the others decide. Raises what replaying raises, NotTrusted where none is left,
+    A finalist that fails is named, and the others decide. Raises what replaying raises, NotTrusted if none is left,
     and Interrupted.
     """
     from collbench.analysis import job_choice  # late: numpy

@@ -27,7 +27,7 @@ from collbench.runfile.run_file import RunWriter
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run, and its file; None where it has none, as `failure` says where that was not wanted."""
+    """A run, and its file; None if it has none, as `failure` says where that was not wanted."""
 
     run: Run
     path: Path | None
@@ -37,7 +37,7 @@ class Measured:
 def measure(
     request: Request, path: Path | None, notices: Notices, what: str, place: LaunchEnvironment | None = None
 ) -> Measured:
-    """Measure the request to its end; the worker is gone when this returns. `what` is the progress bar's title.
+    """Measure the request to its end; the worker has exited when this returns. `what` is the progress bar's title.
 
     `place` is rank 0's among several processes, which measure together. The run is saved as `path`, also where this
     raises: KeyboardInterrupt, DataCorruption, BackendError, MachineError, and UsageError.
@@ -122,7 +122,7 @@ class WorkerSession(ABC, Generic[Workers]):
 
     @abstractmethod
     def _begun(self, opened: OpenWorkers[Workers]) -> Run:
-        """Return the run with nothing measured. Raises UsageError where the devices do not suit the request."""
+        """Return the run with nothing measured. Raises UsageError if the devices do not suit the request."""
 
     @abstractmethod
     def _measure(self, opened: OpenWorkers[Workers], saved: Callable[[], None]) -> None:
@@ -149,7 +149,7 @@ class WorkerSession(ABC, Generic[Workers]):
                 self._writer.end()
 
     def finish(self) -> Measured:
-        """Measure to the end, and return the run; the workers are gone when this returns."""
+        """Measure to the end, and return the run; the workers have exited when this returns."""
         try:
             self.measure()
         finally:

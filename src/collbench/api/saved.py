@@ -29,7 +29,7 @@ def runs(limit: int | None = None, notices: Notices = SILENT) -> tuple[SavedRun,
 def newest(notices: Notices = SILENT, *, of_links: bool = False) -> Path:
     """Return the newest saved run's file, which a notice names; with `of_links` of those that hold links alone.
 
-    Raises UsageError where none is saved.
+    Raises UsageError if none is saved.
     """
     believed = saved_runs.believed()
     if believed.ignored:

@@ -111,7 +111,7 @@ class Selected:
     status: ExitStatus = ExitStatus.DONE
 
     def check(self) -> Selection:
-        """Return the selection to act on. Raises NotTrusted where it includes what failed."""
+        """Return the selection to act on. Raises NotTrusted if it includes what failed."""
         if self.status:
             failed, count = "; ".join(self.selection.failed), len(self.selection.devices)
             advice = "leave them out with --exclude, or see the reasons with --format text"
@@ -178,7 +178,7 @@ def _by_measurement(asked: SelectRequest, notices: Notices) -> Selected:
 
 
 def _wanted(asked: SelectRequest) -> Wanted:
-    """Return which evidence will do. Raises MachineError where "auto" finds no GPU."""
+    """Return which evidence will do. Raises MachineError if "auto" finds no GPU."""
     backend, why = factory.resolve(asked.backend)
     if why is not None:
         raise MachineError(

@@ -53,7 +53,7 @@ class NodesRequest:
 
     Pairs of nodes exchange `size_bytes`, `one_way` in each direction by itself; with `rails` also the same GPU of two
     nodes, each GPU by itself. No round starts after `budget_seconds`.
-    `switches` is a file that says which switch each node is under, or "slurm"; None where that is not known.
+    `switches` is a file that says which switch each node is under, or "slurm"; None if that is not known.
     """
 
     count: int | None = None
@@ -78,7 +78,7 @@ class NodesRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeSurvey:
-    """What a survey found: where its figures come from, the nodes judged, and those chosen, None where none were asked.
+    """What a survey found: where its figures come from, the nodes judged, and those chosen, None if none were asked.
 
     `truth` is what only a simulation knows. `path` is the run's file, `failure` why there is none, and `failed` the
     status of what failed on the way.
@@ -186,7 +186,7 @@ def survey_launch(
 ) -> NodeSurvey:
     """Measure the nodes of the launch in which this process is rank 0, and save the run, however this ends.
 
-    A request that resumes goes on with the run in `path`, on the same hosts. Raises UsageError, BackendError,
+    A request that resumes continues with the run in `path`, on the same hosts. Raises UsageError, BackendError,
     DataCorruption, RunFileError, and Interrupted.
     """
     if path is not None:
@@ -230,7 +230,7 @@ def _new_run(request: Request, opened: Opened, place: LaunchEnvironment) -> Run:
 
 
 def _same_run(previous: Previous, opened: Opened) -> Run:
-    """Return the saved run, to go on with. Raises RunFileError where it is of other hosts, GPUs, or versions."""
+    """Return the saved run, to continue with. Raises RunFileError if it is of other hosts, GPUs, or versions."""
     from collbench.bench.session import NotResumed, taken_up  # late: numpy
     from collbench.output.stale_runs import unfit
 
@@ -311,7 +311,7 @@ def _survey(
 
 
 def _planned(asked: NodesRequest, pairs: NodePairs, judged: Judgement) -> float:
-    """Return what the plan says of a round in seconds, at the rate that was measured; 0 where none was."""
+    """Return what the plan says of a round in seconds, at the rate that was measured; 0 if none was."""
     from collbench.bench.nodes import round_seconds
 
     if not judged.typical_gbs > 0:

@@ -102,7 +102,7 @@ class Chosen:
 def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Notices) -> Chosen:
     """Return the devices to train on: those named by hand, or the best K of those that are healthy now.
 
-    `look` waits for what the machine has. Raises UsageError, NotTrusted where every set includes what failed, and what
+    `look` waits for what the machine has. Raises UsageError, NotTrusted if every set includes what failed, and what
     probing does.
     """
     from collbench.analysis.select import choose as choose_of  # late: numpy; and while the machine is looked at
@@ -166,7 +166,7 @@ def _by_hand(words: str, present: Present) -> Chosen:
 
 
 def _left(arguments: TrainArguments, present: Present) -> tuple[Device, ...]:
-    """Return the devices to choose from. Raises UsageError where they are fewer than K, and says why."""
+    """Return the devices to choose from. Raises UsageError if they are fewer than K, and says why."""
     excluded = () if arguments.exclude is None else visible_devices.select(present.every, arguments.exclude)
     left = tuple(device for device in present.devices if device not in excluded)
     k = arguments.auto_select or 0
@@ -252,7 +252,7 @@ def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -
 
 
 def _forbidden(nodes: dict[str, int]) -> str:
-    """Return why torchrun would not bind to these nodes (by PCI bus id), "" where it would: else ranks do not start."""
+    """Return why torchrun would not bind to these nodes (by PCI bus id), "" if it would: else ranks do not start."""
     usable = numa.usable_nodes()
     for pci_bus_id, node in nodes.items():
         if node not in usable:
