@@ -122,7 +122,7 @@ _ROOMY_BUFFER, _ROOMY_SHARE = 2**30, 4
 _ROOM_A_COMMUNICATOR = 512 * _MIB
 _ROOM_FOR_CUDA = 256 * _MIB
 _BUFFERS = 3  # source, send, target
-_REGISTERED_BUFFERS = 2  # send and target once more, for each kind of registration
+_REGISTERED_BUFFERS = 2  # send and target again, for each kind of registration
 _WORD = 8  # bytes that an access of the pointer chase reads
 # Longest wait for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
 # A parent process has a shorter timeout for the child that runs this backend.
@@ -282,7 +282,7 @@ class CudaBackend:
 
     @cached_property
     def _own_nodes(self) -> tuple[int | None, ...]:
-        """Return each GPU's NUMA node; None where there is no choice, it is not known, or its memory is refused."""
+        """Return each GPU's NUMA node; None if there is no choice, it is not known, or its memory is refused."""
         nodes = usable_nodes()
         if len(nodes) < 2 or any(_native.node_memory_refusal(node) for node in nodes):
             nodes = ()

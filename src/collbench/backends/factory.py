@@ -113,7 +113,7 @@ def _no_gpu(why: str) -> MachineError:
 
 
 NAMES = ("auto", *BACKENDS)  # auto never takes sim
-# A worker on its way; None where there is nothing to begin.
+# A worker on its way; None if there is nothing to begin.
 Begun: TypeAlias = "IsolatedBackend | None"
 
 
@@ -130,7 +130,7 @@ class Opened:
 
     `watch` sees what goes wrong on them. `close` lets all of it go, and `vacate` the backend alone; both wait until
     the devices have their memory back. `environment` are the NCCL_* variables that count, `clock` gives the seconds
-    that budgets count. `ports` reads the network cards' ports of several hosts, () where no host has any; None where
+    that budgets count. `ports` reads the network cards' ports of several hosts, () if no host has any; None where
     they are not read, as on one host.
     """
 
@@ -193,7 +193,7 @@ def open_backend(
     begun: Begun = None,
     options: NcclOptions | None = None,
 ) -> Opened:
-    """Open the cuda or host backend on the devices that `wanted` names, and go on with what was begun, if anything.
+    """Open the cuda or host backend on the devices that `wanted` names, and continue with what was begun, if anything.
 
     `options` are what the collectives ask of NCCL.
 

@@ -64,7 +64,7 @@ def task_of(step: Step) -> Task:
 
 
 def _count(step: Step) -> int:
-    """Return the message in elements. Raises UsageError where it holds no whole number of them, or of equal blocks."""
+    """Return the message in elements. Raises UsageError if it holds no whole number of them, or of equal blocks."""
     width = DTYPE_BYTES[step.dtype]
     count, rest = divmod(step.size_bytes, width)
     if rest or not count:

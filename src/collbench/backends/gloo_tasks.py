@@ -53,7 +53,7 @@ def layout(task: Task, position: int, members: int) -> Layout:
 
 
 def _segments(task: Task, position: int, members: int) -> Iterator[Segment]:  # noqa: C901 - a case for each
-    """Yield where each stretch of what this rank receives must come from; nothing where the result is undefined."""
+    """Yield where each stretch of what this rank receives must come from; nothing if the result is undefined."""
     count, root = task["count"], task["root"]
     block, everyone = count // members, range(members)
     match task["operation"]:
@@ -110,7 +110,7 @@ Wrong: TypeAlias = tuple[int, float, float]
 class Task(TypedDict):
     """One step. `groups` hold ranks; `root` is a position within its group; `count` is the size in elements.
 
-    `blocks` are the elements from each rank to each, in the order of a group's members; () where they are alike.
+    `blocks` are the elements from each rank to each, in the order of a group's members; () if they are alike.
     """
 
     operation: str

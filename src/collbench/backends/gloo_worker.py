@@ -272,7 +272,7 @@ def main(arguments: list[str]) -> None:
                 return
 
     # At any moment, in the middle of a collective too: the parent may be killed before it could clean up. It ends by
-    # os._exit: FileStore's destructor would make its file anew, or abort where it cannot.
+    # os._exit: FileStore's destructor would make its file again, or abort where it cannot.
     lifeline.leave_with_parent(descriptor, clean_up)
     # Before torch comes, so that its threads, and gloo's, inherit the core.
     os.sched_setaffinity(0, {core})

@@ -281,7 +281,7 @@ class Supervised:
         return self._receive(_DOING[type(request)])
 
     def _reopen(self) -> None:
-        """Start a worker where the last one stood. Raises StepFailed where that is not possible."""
+        """Start a worker where the last one stood. Raises StepFailed if that is not possible."""
         self.reap()  # else the new one would find the GPUs' memory still taken
         if self._opening is None:
             raise BackendError("no GPU was opened before the first step")
@@ -440,7 +440,7 @@ class IsolatedBackend:
         self._staging.set_up(Reserve(largest_bytes))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
-        """Return why these GPUs cannot do it, None where they can."""
+        """Return why these GPUs cannot do it, None if they can."""
         return cast("Refusal | None", self._worker.ask(CanRun(work, members)))
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:

@@ -88,7 +88,7 @@ def probe(
 
 
 def choice(log: str, operation: Operation, ranks: int, size_bytes: int) -> Chosen | None:
-    """Return what NCCL's log says of a message, None where it does not report it. `size_bytes` as in a data point.
+    """Return what NCCL's log says of a message, None if it does not report it. `size_bytes` as in a data point.
 
     Depending on its version NCCL gives all-gather's and reduce-scatter's bytes in all or for one rank.
     """

@@ -54,7 +54,7 @@ class Load:
     the GPU waits before the start, so that all of it is queued by then.
 
     With `idle_s` each chunk of the collective has a round of its own: the ranks come together, compute begins its
-    `compute_chunks` anew, and the collective's stream rests so many seconds before the chunk, whose begin is timed.
+    `compute_chunks` again, and the collective's stream rests so many seconds before the chunk, whose begin is timed.
     """
 
     collective_chunks: int
@@ -83,8 +83,8 @@ class RankTimes:
 
     `begins` are those to the begin of each chunk of the collective, where the load has rounds; `compute` then holds one
     round after another.
-    `queued` is False where the start came before all was queued: then the host's launches are in the times. `wrong` and
-    `wrong_compute` count wrong elements of the last result of each; None where nothing was compared.
+    `queued` is False if the start came before all was queued: then the host's launches are in the times. `wrong` and
+    `wrong_compute` count wrong elements of the last result of each; None if nothing was compared.
     """
 
     collective: tuple[float, ...]
@@ -99,7 +99,7 @@ class OverlapBackend(Protocol):
     """All ranks as one. Each call returns when every rank has answered; errors are CollbenchErrors."""
 
     def allocate(self, point: OverlapPoint) -> None:
-        """Make room for a data point and forget the one before. Raises MachineError where it does not fit."""
+        """Make room for a data point and forget the one before. Raises MachineError if it does not fit."""
 
     def warm(self) -> None:
         """Run the collective and the compute once, untimed: communicators, code and clocks are there afterwards."""
@@ -124,6 +124,6 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to OverlapPoint and Warm; `problem` says why there is no room, "" where there is."""
+    """The answer to OverlapPoint and Warm; `problem` says why there is no room, "" if there is."""
 
     problem: str = ""

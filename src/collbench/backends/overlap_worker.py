@@ -77,7 +77,7 @@ class Messages:
             slot.uses = 0
 
     def wrong(self) -> int | None:
-        """Return how many received elements are not what the ranks sent, of slots in use; None where it is unknown.
+        """Return how many received elements are not what the ranks sent, of slots in use; None if it is unknown.
 
         An all-reduce in place sums its own result again: n ranks multiply it by n each time, which is exact where n is
         a power of two.

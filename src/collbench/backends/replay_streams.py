@@ -116,7 +116,7 @@ class CudaAccelerator:
     def memory(self, group: dist.ProcessGroup, registration: Registration) -> AbstractContextManager[object]:
         """Return torch's own allocator, or a pool of ncclMemAlloc that the group's communicator knows.
 
-        Raises RuntimeError where this torch has no such pool.
+        Raises RuntimeError if this torch has no such pool.
         """
         if registration is Registration.NONE:
             return nullcontext()
@@ -224,7 +224,7 @@ _KERNEL = re.compile(r"nccl(Dev)?Kernel")
 
 
 def kernel_seconds(events: Iterable[FunctionEvent], calls: int) -> list[float]:
-    """Return the seconds of each call's kernel, in the order of launch; [] where there is not one for each.
+    """Return the seconds of each call's kernel, in the order of launch; [] if there is not one for each.
 
     One kernel before them is the common start's. A call has none on a single rank, and several where NCCL splits it.
     """

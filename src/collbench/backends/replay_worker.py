@@ -80,7 +80,7 @@ class Buffers:
 
     @property
     def reduces(self) -> bool:
-        """True where the result is a reduction."""
+        """True if the result is a reduction."""
         return bool(self.post.reduction)
 
     def value(self, rank: int, first: int, count: int) -> torch.Tensor:

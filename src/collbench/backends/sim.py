@@ -135,7 +135,7 @@ class SimBackend:
         return tuple(max(0, device.memory_bytes - (state.memory_used or 0)) for device, state in states)
 
     def numa_nodes(self) -> tuple[int, ...]:
-        """Return the simulated host's NUMA nodes; none where the machine hides them."""
+        """Return the simulated host's NUMA nodes; none if the machine hides them."""
         nodes = {root.numa_node for root in self._fabric.host_bridges}
         return () if self._fabric.numa_hidden else tuple(sorted(nodes))
 
@@ -162,7 +162,7 @@ class SimBackend:
         return time_each(self, steps)
 
     def time_copies(self, step: Step) -> Timing:
-        """Return drawn times of copies or chases. Raises DataCorruption, StepFailed where the fabric says so."""
+        """Return drawn times of copies or chases. Raises DataCorruption, StepFailed if the fabric says so."""
         self._fail(step)
         alike = (step.work, step.groups)
         if alike not in self._rates:
@@ -170,7 +170,7 @@ class SimBackend:
         return self._timing(step, self._rates[alike])
 
     def time_collective(self, step: Step) -> Timing:
-        """Return drawn times of a collective. Raises DataCorruption, StepFailed where the fabric says so."""
+        """Return drawn times of a collective. Raises DataCorruption, StepFailed if the fabric says so."""
         self._fail(step)
         alike = _alike(step)
         if alike not in self._rates:

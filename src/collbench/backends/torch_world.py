@@ -46,7 +46,7 @@ _JOIN_S = 120.0
 
 
 class TorchWorld:
-    """All ranks of one kind of worker: rank r has the device at position r. After an error the workers are gone."""
+    """All ranks of one kind of worker: rank r has the device at position r. After an error the workers have exited."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class OverlapWorld(TorchWorld):
         self._load_s = load_s
 
     def allocate(self, point: OverlapPoint) -> None:
-        """Make room for a data point. Raises MachineError where it does not fit, BackendError."""
+        """Make room for a data point. Raises MachineError if it does not fit, BackendError."""
         for rank, reply in enumerate(self._asked(point, _WARM_S)):
             if isinstance(reply, Done) and reply.problem:
                 raise MachineError(f"rank {rank} has no room for {point.operation}: {reply.problem}")
@@ -316,7 +316,7 @@ class ReplayWorld(TorchWorld):
         self._members = members
 
     def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
-        """Make groups and buffers. Raises MachineError where they do not fit, BackendError."""
+        """Make groups and buffers. Raises MachineError if they do not fit, BackendError."""
         requests = [
             Prepare(schedule.groups, units, rest, pauses, registration)
             for units, rest in zip(schedule.ranks, schedule.rests, strict=True)
