@@ -130,7 +130,7 @@ def survey(
         measure(planned)
         made.append(planned)
     while more(len(made)) and (groups := suspects()) is not None:
-        inside = bool(groups) and len(made) % 3 != 2  # every third goes on between them and the others
+        inside = bool(groups) and len(made) % 3 != 2  # every third continues between them and the others
         pairs = matching(nodes, groups, rng) if inside else apart(nodes, leaves or groups, rng)
         made.append(Round(AMONG if inside else "suspects and others", pairs))
         measure(made[-1])
@@ -200,11 +200,11 @@ class NodePairs:
         lost: Callable[[], Collection[int]] = tuple,
         finished: Callable[[Measurement], object] = lambda _found: None,
     ) -> None:
-        """Make room for the messages. Raises UsageError where they do not fit, or where there is one host only.
+        """Make room for the messages. Raises UsageError if they do not fit, or where there is one host only.
 
         `lost` returns the ranks that can measure nothing any more; `finished` may keep each trial, and each failure.
         What the run holds already is not measured again, in the order in which it was measured: a run of the same seed
-        asks for it in that order. Failures in it are forgotten, and what was cut off is measured anew.
+        asks for it in that order. Failures in it are forgotten, and what was cut off is measured again.
         """
         self._backend, self._run, self._size_bytes = backend, run, size_bytes
         self._lost, self._finished = lost, finished
@@ -227,7 +227,7 @@ class NodePairs:
         return frozenset(node for node, ranks in enumerate(self.ranks) if gone & set(ranks))
 
     def measure(self, pairs: Sequence[Pair], one_way: bool) -> list[float | None]:
-        """Return the busbw in GB/s of each pair of nodes, all at once; None where one failed.
+        """Return the busbw in GB/s of each pair of nodes, all at once; None if one failed.
 
         Both ways is an all-reduce of both nodes' ranks, one way a broadcast from the first node's first rank.
         """
@@ -245,7 +245,7 @@ class NodePairs:
         return [known[group] for group in groups]
 
     def _known(self, operation: Operation, group: Members) -> float | None:
-        """Return what an earlier start measured of a pair, each round once; None where there is no more of it."""
+        """Return what an earlier start measured of a pair, each round once; None if there is no more of it."""
         trials = self._kept.get(DataPoint(operation, group, self._size_bytes))
         return _busbw(self._size_bytes, operation, group, trials.popleft()) if trials else None
 
@@ -281,7 +281,7 @@ class NodePairs:
                 self._trial(step)
 
     def _tried(self, step: Step) -> int:
-        """Return how many calls make a batch of the step, of which one is timed now; 0 where it fails.
+        """Return how many calls make a batch of the step, of which one is timed now; 0 if it fails.
 
         What fails shows in the trials, too, and the next round is tried again.
         """
@@ -346,7 +346,7 @@ class NodePairs:
 
 
 def _waits(timing: Timing, index: int) -> tuple[float, ...]:
-    """Return how long each rank of a group waited before a batch; () where a rank says nothing.
+    """Return how long each rank of a group waited before a batch; () if a rank says nothing.
 
     Not before the first one, to which ranks come as rank 0's order reaches them.
     """
@@ -392,7 +392,7 @@ def _busbw(size_bytes: int, operation: Operation, group: Members, trials: Sequen
 
 
 def by_node(devices: Sequence[Device]) -> dict[str, Members]:
-    """Return each host's positions, hosts in the order of the ranks. Raises UsageError where there is only one."""
+    """Return each host's positions, hosts in the order of the ranks. Raises UsageError if there is only one."""
     nodes: dict[str, list[int]] = defaultdict(list)
     for position, device in enumerate(devices):
         nodes[device.host].append(position)
@@ -410,7 +410,7 @@ def _rounds_of(count: int, most: int) -> list[list[Pair]]:
 # From a way of measuring pairs of nodes to judged nodes: rounds, what they show, and where to look next.
 
 
-# Busbw in GB/s of each pair, all measured at once; None where a pair failed. One way: from first to second only.
+# Busbw in GB/s of each pair, all measured at once; None if a pair failed. One way: from first to second only.
 MeasurePairs = Callable[[tuple[Pair, ...], bool], Sequence[float | None]]
 
 

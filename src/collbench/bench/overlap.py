@@ -154,7 +154,7 @@ class Runs:
 
 
 def trial_of(load: Load, runs: Runs) -> OverlapTrial | None:
-    """Return the trial that four loads make, where `load` is the fixed amount; None where too little was covered."""
+    """Return the trial that four loads make, where `load` is the fixed amount; None if too little was covered."""
     numbers, units = covered_calls(runs.beside), covered_units(runs.together)
     if len(numbers) < max(1, len(runs.beside[0].begins) * _LEAST_SHARE) or units.chunks < _FEWEST_COVERED:
         return None
@@ -291,7 +291,7 @@ def _joined(parts: Sequence[RankTimes]) -> RankTimes:
 
 
 def _total(counts: Iterable[int | None]) -> int | None:
-    """Return the sum of what was compared; None where nothing was."""
+    """Return the sum of what was compared; None if nothing was."""
     compared = [count for count in counts if count is not None]
     return sum(compared) if compared else None
 
@@ -436,7 +436,7 @@ def measure(
             overlap.failure = failure_of(error)
         except _Unmeasured as error:
             overlap.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=point.work, detail=str(error))
-        except BackendError as error:  # the workers are gone
+        except BackendError as error:  # the workers have exited
             overlap.failure = error.failure
             raise
         finally:

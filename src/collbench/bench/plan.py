@@ -408,7 +408,7 @@ _IN_BOTH -= {"devices", "sizes", "sets", "fabric"}
 
 
 def device_words(asked: str | None) -> tuple[str, ...]:
-    """Return the words of --devices as a run's settings keep them; () where all devices were asked for."""
+    """Return the words of --devices as a run's settings keep them; () if all devices were asked for."""
     return tuple(word.strip() for word in asked.split(",")) if asked else ()
 
 
@@ -435,7 +435,7 @@ def settings_of(
 
 
 def requested(run: Run, nccl: str | None, fabric: str | None) -> Request:
-    """Return the request that goes on with a saved run. What names a file, the library and the fabric, is not its."""
+    """Return the request that continues with a saved run. What names a file, the library and the fabric, is not its."""
     settings = run.settings
     return Request(
         backend=run.backend,
@@ -600,7 +600,7 @@ def _sets(request: Request, n: int) -> tuple[Members, ...]:
 
 
 def _checked_sets(sets: tuple[Members, ...], n: int) -> tuple[Members, ...]:
-    """Return the sets. Raises UsageError where one has no two distinct devices, or another size than the first."""
+    """Return the sets. Raises UsageError if one has no two distinct devices, or another size than the first."""
     for members in sets:
         if not 2 <= len(set(members)) == len(members) == len(sets[0]) or not set(members) <= set(range(n)):
             raise UsageError(f"cannot compare the sets {sets}: equal sets of two or more of the {n} devices are needed")

@@ -33,7 +33,7 @@ _SLOWEST_RATE = 20e6
 class ReplayRequest:
     """What to replay: a schedule, once for each arm.
 
-    `job` is the name of the job's file, `phase` from 0 and `recorded_ranks` are of the job. `independent` arms go on
+    `job` is the name of the job's file, `phase` from 0 and `recorded_ranks` are of the job. `independent` arms continue
     without one that fails.
     """
 
@@ -88,7 +88,7 @@ def measure(
 ) -> None:
     """Measure all arms into `run`, trial by trial in turns; `saved` is called after each, and whatever ends it.
 
-    Raises MachineError where an arm does not fit, BackendError, DataCorruption: of independent arms the first two only
+    Raises MachineError if an arm does not fit, BackendError, DataCorruption: of independent arms the first two only
     where none is left.
     """
     begin = opened.clock()
@@ -108,7 +108,7 @@ def measure(
         for arm in request.arms
     ]
     run.replays += arms
-    loads: dict[int, tuple[ReplayLoad, float]] = {}  # of the arms that go on
+    loads: dict[int, tuple[ReplayLoad, float]] = {}  # of the arms that continue
     try:
         for place, (arm, backend) in enumerate(zip(arms, opened.worlds, strict=True)):
             with _failing(arm, alone=not request.independent):

@@ -53,7 +53,7 @@ class Ranks(Protocol):
 class Session:
     """One request on an open backend. `run` holds every finished trial at any moment, and so does the file `path`.
 
-    A save that fails on the way is reported once through `warn` and stays in `failure`; measuring goes on. Without a
+    A save that fails on the way is reported once through `warn` and stays in `failure`; measuring continues. Without a
     path (None) nothing is saved. A request that resumes takes up the run in `path`. Opening raises UsageError,
     MachineError, and RunFileError if `path` cannot be written or taken up here, all before the first trial.
     """
@@ -93,12 +93,12 @@ class Session:
 
     @property
     def path(self) -> Path | None:
-        """Where the run is saved; None where nothing is."""
+        """Where the run is saved; None if nothing is."""
         return self._writer.path
 
     @property
     def failure(self) -> RunFileError | None:
-        """Why the run is not in its file, None where it is."""
+        """Why the run is not in its file, None if it is."""
         return self._writer.failure
 
     def __enter__(self) -> Self:
@@ -191,7 +191,7 @@ class Previous:
 
 
 class NotResumed(RunFileError):
-    """A saved run that this machine cannot go on with, why, and whether another NCCL was loaded; api words it."""
+    """A saved run that this machine cannot continue with, why, and whether another NCCL was loaded; api words it."""
 
     def __init__(self, path: Path, why: Unfit, *, other_nccl: bool) -> None:
         super().__init__(f"{path} cannot be resumed here")
@@ -199,7 +199,7 @@ class NotResumed(RunFileError):
 
 
 def taken_up(previous: Previous, opened: Opened, skipped: list[Skipped]) -> Run:
-    """Return the saved run, to go on with. Raises NotResumed where it is another machine's."""
+    """Return the saved run, to continue with. Raises NotResumed if it is another machine's."""
     backend, run = opened.backend, previous.run
     devices = backend.devices()
     reason = mismatch(run, Here(backend.name, devices, opened.machine.driver, opened.machine.nccl))

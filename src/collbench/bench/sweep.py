@@ -75,7 +75,7 @@ _MOST_TRIALS = 15
 
 
 def undecided(measurements: Sequence[Measurement], paths: Sequence[Path]) -> list[DataPoint]:
-    """Return which of these points, of one work and size, need another trial to be compared; none where nothing can be.
+    """Return which of these points, of one work and size, need another trial to be compared; none if nothing can be.
 
     Noise is pooled within a label, as when pairs are ranked.
     """
@@ -222,7 +222,7 @@ class Trials:
             self._give_up_all(kind, error)
 
     def _give_up_all(self, kind: bool, last: StepFailed) -> None:
-        """Leave collectives (True), or all others, as they are. Raises BackendError where nothing else is wanted."""
+        """Leave collectives (True), or all others, as they are. Raises BackendError if nothing else is wanted."""
         self._hopeless.add(kind)
         many = Failure(last.kind, Cause.IN_A_ROW, count=_FAILURES_IN_A_ROW, because=last.failure)
         if all(point.operation.is_collective in self._hopeless for point in self.wanted):
