@@ -1,4 +1,4 @@
-"""`collbench check`: where labels, tools and measurement disagree; suspicious links are measured once more."""
+"""`collbench check`: where labels, tools and measurement disagree; suspicious links are measured again."""
 
 from __future__ import annotations
 

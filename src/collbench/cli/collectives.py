@@ -111,7 +111,7 @@ class NcclFlags:
     def applied(self, request: Request, processes: int = 1) -> Request:
         """Return the request with what the flags ask for, in a launch of so many processes.
 
-        Raises UsageError where two options contradict each other.
+        Raises UsageError if two options contradict each other.
         """
         return replace(
             request,
@@ -229,7 +229,7 @@ _NOT_OURS = (*REDOPS, "all", "mulsum")
 def translated(words: Sequence[str]) -> list[str]:
     """Return a command's words with -o as the reduction where nccl-tests' flags are asked for by name.
 
-    Raises UsageError where they are not, and a reduction stands where the run's file is expected.
+    Raises UsageError if they are not, and a reduction stands where the run's file is expected.
     """
     asked = _ASKED_FOR in words or f"--format={NCCL_TESTS}" in words or ("--format", NCCL_TESTS) in pairwise(words)
     if asked:

@@ -122,7 +122,7 @@ def _many(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Oper
 
 
 def _nothing(runs: Sequence[Run], paths: Sequence[Path], wanted: Operation | None) -> None:
-    """Raise NotTrusted where failures left nothing to compare, UsageError where the runs are of different things."""
+    """Raise NotTrusted where failures left nothing to compare, UsageError if the runs are of different things."""
     of = f" of {wanted}" if wanted else ""
     from collbench.output.text.frame import headline  # late: numpy
 

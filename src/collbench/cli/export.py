@@ -217,7 +217,7 @@ def _heatmap(runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: 
 
 
 def _works(kind: str, named: Named, path: Path, operations: tuple[str, ...], size: int | None) -> list[Work]:
-    """Return the works that were asked for, or the run's most telling one. Raises UsageError where it has none."""
+    """Return the works that were asked for, or the run's most telling one. Raises UsageError if it has none."""
     works = [work for typed in operations for work in find_works(named.run, typed, path)]
     works = list(dict.fromkeys(works or _default(kind, named, path)))
     if kind == "curves" and any(work.operation is Operation.CHASE for work in works):
@@ -301,7 +301,7 @@ def _saved(path: Path, text: str) -> None:
 
 
 def _check(path: Path, run_files: tuple[Path, ...], *, force: bool) -> None:
-    """Raise before anything is computed: UsageError for what is no page, RunFileError where none can be written."""
+    """Raise before anything is computed: UsageError for what is no page, RunFileError if none can be written."""
     if path.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"--output {path} is not named as a page: write {path.stem or 'report'}.html")
     atomic_write.check(path, *_REPORT_WORDS, force=force, sources=run_files)

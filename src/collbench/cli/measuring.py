@@ -92,7 +92,7 @@ class Showing(Notices):
         self.show(run)
 
     def show(self, run: Run) -> None:
-        """Print the run, and write its JSON. Raises RunFileError, and UsageError where the layout does not suit it."""
+        """Print the run, and write its JSON. Raises RunFileError, and UsageError if the layout does not suit it."""
         # Late: numpy need not be there before something was measured.
         from collbench.output import nccl_tests
         from collbench.output.text.measured import page
@@ -202,7 +202,7 @@ def nothing_left(run: Run) -> bool:
 
 
 def leave(run: Run, showing: Showing) -> None:
-    """End the command with the status that the run earns, and its reason once more where the reader's eye is."""
+    """End the command with the status that the run earns, and its reason again where the reader's eye is."""
     status = showing.status(run)
     if status is ExitStatus.DONE:
         return

@@ -38,7 +38,7 @@ def processes() -> int:
 
 
 def launch_of(words: list[str]) -> LaunchEnvironment | None:
-    """Return this process's place among those that run these words; None where it runs them for itself.
+    """Return this process's place among those that run these words; None if it runs them for itself.
 
     Raises UsageError for launchers' variables that contradict each other.
     """

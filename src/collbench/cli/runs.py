@@ -15,12 +15,12 @@ _LIMIT = 20
 
 
 def named_or_newest(file: Path | None, *, of_links: bool = False) -> Path:
-    """Return the file that was named, else the newest saved run's. Raises UsageError where none is saved."""
+    """Return the file that was named, else the newest saved run's. Raises UsageError if none is saved."""
     return saved.newest(NOTICES, of_links=of_links) if file is None else file
 
 
 def all_named_or_newest(files: tuple[Path, ...], *, of_links: bool = False) -> tuple[Path, ...]:
-    """Return the files that were named, else the newest saved run's. Raises UsageError where none is saved."""
+    """Return the files that were named, else the newest saved run's. Raises UsageError if none is saved."""
     return files or (saved.newest(NOTICES, of_links=of_links),)
 
 

@@ -58,7 +58,7 @@ _NARROWEST_PROSE = 40
 
 
 def echo(text: str, end: str = "\n", *, err: bool = False) -> None:
-    """Print text on stdout, or stderr. No name in it can move the cursor or change a colour."""
+    """Print text on stdout, or stderr. No name in it can move the cursor or change a color."""
     _write(printable(text) + end, sys.stderr if err else sys.stdout)
 
 
@@ -83,7 +83,7 @@ def leave(status: int) -> None:
 
 
 def show_page(page: Page) -> None:
-    """Print a page: coloured in a terminal, plain in a pipe or under NO_COLOR. Nothing is cut, whatever the width."""
+    """Print a page: colored in a terminal, plain in a pipe or under NO_COLOR. Nothing is cut, whatever the width."""
     from rich.console import Console  # late: notices need none of it, and they are all that `train` prints
     from rich.table import Table
 

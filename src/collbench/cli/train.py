@@ -67,7 +67,7 @@ class _Live:
         self._drawing, self._last = drawing, 0.0
 
     def step(self, text: str) -> None:
-        """Draw the line anew, if the last one has stood for a while."""
+        """Draw the line again, if the last one has stood for a while."""
         now = time.monotonic()
         if self._drawing and now - self._last > _SECONDS_BETWEEN_LINES:
             self._last = now
