@@ -38,7 +38,7 @@ class _Guest:
 class Listener:
     """Where ranks come in: each proves that it knows the key, and is shown that rank 0 does.
 
-    Strangers, and guests who begin and do not go on, hold up nobody: all are heard side by side.
+    Strangers, and guests who begin and do not continue, hold up nobody: all are heard side by side.
     """
 
     def __init__(self, key: bytes, world_size: int, address: str = "") -> None:
@@ -384,7 +384,7 @@ def pair() -> tuple[Line, FarEnd]:
 
 
 def own_address(peer: str, port: int) -> str:
-    """Return this host's address towards `peer`, "" where that is not known."""
+    """Return this host's address towards `peer`, "" if that is not known."""
     for family, kind, protocol, _, address in _resolved(peer, port):
         with socket.socket(family, kind, protocol) as probe:
             try:

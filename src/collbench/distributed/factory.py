@@ -33,7 +33,7 @@ from collbench.runfile.codec import build
 
 # Where the others find rank 0: the name of that value in the store.
 _LISTENER = "listener"
-# Where the others go on without a rank, it has so long to give a sign of life: they do so every 2 s.
+# Where the others continue without a rank, it has so long to give a sign of life: they do so every 2 s.
 _SHORT_SILENCE_S = 15.0
 # Of so many ranks a run lists each pair's path (8,128): that of two hosts is the network's, listed or not.
 _MOST_LISTED = 128
@@ -88,7 +88,7 @@ class World:
         """Wait for all ranks, and `say` so when it lasts. Raises BackendError when one does not come, MachineError.
 
         Where it `goes_on`, ranks that are lost later on cost only what they take part in, and so do those that do not
-        come when most are here; `lost` and `unknown` tell who they are. Where it `waits` it goes on without them only
+        come when most are here; `lost` and `unknown` tell who they are. Where it `waits` it continues without them only
         after `timeout_s`, and else as `late_after` says.
 
         Raises UsageError for what is not for several processes.

@@ -24,7 +24,7 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_on_node(tasks: str, node: int) -> int | None:
-    """Return how many tasks a list gives the node at a place: 1 of "2(x3),1" for 3; None where it is not known."""
+    """Return how many tasks a list gives the node at a place: 1 of "2(x3),1" for 3; None if it is not known."""
     counts: list[int] = []
     for word in filter(None, tasks.split(",")):
         match = _TASKS.fullmatch(word.strip())
@@ -74,7 +74,7 @@ class LaunchEnvironment:
 
 
 def find_launch(environment: Mapping[str, str]) -> LaunchEnvironment | None:
-    """Return this process's place, or None where it was started alone. Raises UsageError for contradictions.
+    """Return this process's place, or None if it was started alone. Raises UsageError for contradictions.
 
     torchrun goes first, because srun and mpirun start it too; mpirun goes before srun, which it uses inside Slurm.
     """
@@ -196,7 +196,7 @@ def _by_slurm(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironment |
 
 
 def _checked(launch: LaunchEnvironment) -> LaunchEnvironment:
-    """Return the place. Raises UsageError where its numbers contradict each other."""
+    """Return the place. Raises UsageError if its numbers contradict each other."""
     for what, number, size in (
         ("rank", launch.rank, launch.world_size),
         ("local rank", launch.local_rank, launch.local_size),

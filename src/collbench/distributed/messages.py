@@ -60,7 +60,7 @@ class MakeId:
 
 @dataclass(frozen=True, slots=True)
 class UniqueId:
-    """NCCL's id in hexadecimal digits; empty where the backend needs none."""
+    """NCCL's id in hexadecimal digits; empty if the backend needs none."""
 
     digits: str
 
@@ -84,7 +84,7 @@ class OpenRank:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What opening found: bytes that fit, free bytes (None where devices share memory), and where it comes from."""
+    """What opening found: bytes that fit, free bytes (None if devices share memory), and where it comes from."""
 
     capacity_bytes: int
     free_bytes: int | None = None
@@ -103,7 +103,7 @@ class FindPaths:
 
 @dataclass(frozen=True, slots=True)
 class FoundPaths:
-    """Those paths; none where it is not reported."""
+    """Those paths; none if it is not reported."""
 
     paths: tuple[Path, ...]
 
@@ -115,7 +115,7 @@ class TakeHealth:
 
 @dataclass(frozen=True, slots=True)
 class FoundHealth:
-    """One state, or none where it is not reported."""
+    """One state, or none if it is not reported."""
 
     states: tuple[Health, ...]
 
@@ -127,7 +127,7 @@ class ReadPorts:
 
 @dataclass(frozen=True, slots=True)
 class FoundPorts:
-    """The ports of InfiniBand and RoCE cards as the rank's container shows them, none where there is no card."""
+    """The ports of InfiniBand and RoCE cards as the rank's container shows them, none if there is no card."""
 
     ports: tuple[NetworkPort, ...]
 

@@ -72,7 +72,7 @@ class RankWorker(Protocol):
         """Return who is here. Raises MachineError, UsageError."""
 
     def make_id(self) -> str:
-        """Return what the ranks of a new world must share to find each other; "" where they need nothing."""
+        """Return what the ranks of a new world must share to find each other; "" if they need nothing."""
 
     def open(self, opening: OpenRank) -> RankFacts:
         """Open the device for a new world, in the place of the one before."""
@@ -87,10 +87,10 @@ class RankWorker(Protocol):
         """Time the step; groups without this rank have no seconds."""
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
-        """Return the paths between devices of this host, by their places here; none where it is not reported."""
+        """Return the paths between devices of this host, by their places here; none if it is not reported."""
 
     def health(self) -> tuple[Health, ...]:
-        """Return the device's state now; none where it is not reported."""
+        """Return the device's state now; none if it is not reported."""
 
     def flags(self) -> tuple[Flag, ...]:
         """Return what is wrong with the device."""
@@ -133,7 +133,7 @@ class CudaRankWorker:
         self._used = False  # the worker has opened a world; it cannot leave it
 
     def introduce(self) -> Introduction:
-        """Return this host and the rank's GPU. Raises UsageError where there are more ranks than GPUs."""
+        """Return this host and the rank's GPU. Raises UsageError if there are more ranks than GPUs."""
         self._device = self._own(self._backend.list_gpus())
         self._occupants = Occupants([self._nvml.processes(self._device)], lambda: self._backend.process_ids)
         return _introduction("cuda", self._device, self._of(here()))
@@ -176,7 +176,7 @@ class CudaRankWorker:
         return self._backend.time_collective(step)
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
-        """Return what NVML says of the paths; nothing where this rank's container shows it fewer GPUs."""
+        """Return what NVML says of the paths; nothing if this rank's container shows it fewer GPUs."""
         with suppress(MachineError):
             return self._nvml.paths(devices)
         return ()

@@ -227,7 +227,7 @@ class Ranks:
         self._abandoning = False  # those who owe an answer heard that it is not wanted
         self._abandoned: set[int] = set()  # those who were reported so since the last request
         self._lost: RankLost | None = None  # which ends everything
-        self._gone = {rank: _absent(rank, name) for rank, name in names.items() if rank not in lines}  # it goes on
+        self._gone = {rank: _absent(rank, name) for rank, name in names.items() if rank not in lines}  # it continues
 
     @property
     def everyone(self) -> range:
@@ -241,11 +241,11 @@ class Ranks:
 
     @property
     def lost(self) -> Mapping[int, RankLost]:
-        """The ranks without which it goes on, in the order in which they were lost, and how."""
+        """The ranks without which it continues, in the order in which they were lost, and how."""
         return dict(self._gone)
 
     def without_lost(self) -> tuple[int, ...]:
-        """Number the present ranks anew from 0 on and forget the others; return each one's number before."""
+        """Number the present ranks again from 0 on and forget the others; return each one's number before."""
         kept = self.present
         self._lines = {number: self._lines[rank] for number, rank in enumerate(kept)}
         self._names = {number: self._names[rank] for number, rank in enumerate(kept)}
@@ -357,7 +357,7 @@ class Ranks:
         self._abandoning = failed and bool(self._owing)
 
     def _word(self, rank: int) -> Reply | Alive | None:
-        """Return what a rank says, None where the end of it is still to come."""
+        """Return what a rank says, None if the end of it is still to come."""
         try:
             return self._lines[rank].receive()
         except BadMessage as error:
@@ -371,7 +371,7 @@ class Ranks:
                 self._lines[rank].send(order)
 
     def _lose(self, rank: int, how: str, kind: FailureKind, error: Exception | None = None) -> RankLost:
-        """Return the loss of a rank without which it goes on. Raises RankLost where it does not."""
+        """Return the loss of a rank without which it continues. Raises RankLost if it does not."""
         text = f"{self._names[rank]} {how}"
         if self._goes_on:
             self._gone[rank] = RankLost(text, failure=Failure(kind, Cause.REPORTED, (rank,), rank, detail=how))
@@ -428,13 +428,13 @@ class Coordinator:
 
     @property
     def lost(self) -> Mapping[int, RankLost]:
-        """The ranks that were lost, and how, where it goes on without them."""
+        """The ranks that were lost, and how, where it continues without them."""
         return self._ranks.lost
 
     def open(self) -> None:
         """Let all ranks join a new world. Raises the first failure, which names its rank.
 
-        Where a rank is lost meanwhile, and it goes on without, the others join another one.
+        Where a rank is lost meanwhile, and it continues without, the others join another one.
         """
         while True:
             before = self._ranks.present
@@ -478,7 +478,7 @@ class Coordinator:
         return min(facts.capacity_bytes for facts in self._facts)
 
     def free_bytes(self) -> tuple[int, ...]:
-        """Return each device's free memory in bytes, by rank; empty where devices share their host's."""
+        """Return each device's free memory in bytes, by rank; empty if devices share their host's."""
         free = tuple(facts.free_bytes for facts in self._facts if facts.free_bytes is not None)
         return free if len(free) == len(self._facts) else ()
 
@@ -536,7 +536,7 @@ class Coordinator:
         return tuple(dict.fromkeys(flag for rank in sorted(set(members)) for flag in self._flags.get(rank, ())))
 
     def health(self) -> tuple[Health, ...]:
-        """Return the devices' state now, by rank; empty where it is not reported. Of lost ranks nothing is known."""
+        """Return the devices' state now, by rank; empty if it is not reported. Of lost ranks nothing is known."""
         if self._ranks.settle():
             self._broken = True
         replies = self._ranks.ask(dict.fromkeys(self._ranks.everyone, TakeHealth()))
@@ -589,7 +589,7 @@ class Coordinator:
             raise StepFailed(str(lost[rank]), failure=replace(lost[rank].failure, rank=rank))
 
     def _reopen(self, step: Step) -> None:
-        """Join a new world after a failure. Raises StepFailed where that is not possible, RankLost."""
+        """Join a new world after a failure. Raises StepFailed if that is not possible, RankLost."""
         try:
             self.open()
         except RankLost as error:

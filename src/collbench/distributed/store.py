@@ -28,7 +28,7 @@ _NAME_BYTES, _ADDRESS_AT = 256, 20  # struct ifreq: a name of up to 16 bytes, th
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface that has an address, or "" where it is not known."""
+    """Return the network interface that has an address, or "" if it is not known."""
     if ":" in address:
         return _interface_of_ipv6(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
