@@ -144,7 +144,7 @@ class GpuResult:
 class Spread:
     """How much runs differ, as shares of their value: `between` runs of an arm, and by their steps `within` each.
 
-    `within` is the standard error that a run's median has from its own steps; None where no steps were printed.
+    `within` is the standard error that a run's median has from its own steps; None if no steps were printed.
     """
 
     between: float
@@ -155,8 +155,8 @@ class Spread:
 class Result:
     """What came out, of both arms in their order.
 
-    `needed` is how many repeats would make the ratio precise to `Ablation.precision`, None where it is and where that
-    is beyond all reason; `gpu` is None where a script does not print the GPU's time.
+    `needed` is how many repeats would make the ratio precise to `Ablation.precision`, None if it is and where that
+    is beyond all reason; `gpu` is None if a script does not print the GPU's time.
     """
 
     arms: tuple[ArmResult, ArmResult]
@@ -359,7 +359,7 @@ def step_seconds(line: str, pattern: re.Pattern[str] | None = None) -> float | N
 
 
 def gpu_seconds(line: str) -> float | None:
-    """Return what the GPU worked in a step, in seconds, as in "gpu_time=18.2ms"; None where the line does not say."""
+    """Return what the GPU worked in a step, in seconds, as in "gpu_time=18.2ms"; None if the line does not say."""
     return _timed(_GPU, line)
 
 
@@ -369,7 +369,7 @@ def _timed(pattern: re.Pattern[str], line: str) -> float | None:
 
 
 def train_runtime(line: str) -> float | None:
-    """Return what Hugging Face's Trainer says that training took, in seconds; None where the line does not say."""
+    """Return what Hugging Face's Trainer says that training took, in seconds; None if the line does not say."""
     match = _TRAIN_RUNTIME.search(line)
     return match and _time(match["number"], 1.0)
 
@@ -452,13 +452,13 @@ def warm_up(steps: int, skip: int | None) -> int:
 
 
 def step_value(run: TrainingRun, skip: int | None) -> float | None:
-    """Return a run's median step in seconds, after the warm-up; None where nothing is left."""
+    """Return a run's median step in seconds, after the warm-up; None if nothing is left."""
     kept = run.step_seconds[warm_up(len(run.step_seconds), skip) :]
     return median(kept) if kept else None
 
 
 def gpu_value(run: TrainingRun, skip: int | None) -> float | None:
-    """Return the median of what the GPU worked in a run's steps, in seconds; None where the script did not print it.
+    """Return the median of what the GPU worked in a run's steps, in seconds; None if the script did not print it.
 
     The warm-up is dropped where there is a time for each step; a script may measure only some steps after it.
     """
@@ -510,7 +510,7 @@ def judge(ablation: Ablation) -> Result | None:
 
 
 def precise(ratio: Ratio, precision: float) -> bool:
-    """True where a ratio is known to ± `precision` of itself."""
+    """True if a ratio is known to ± `precision` of itself."""
     return ratio.high <= ratio.middle * (1 + precision)
 
 
@@ -598,7 +598,7 @@ def _ratio(logs: Sequence[float], level: float) -> Ratio:
     return Ratio(*geometric_mean(logs, student(len(logs) - 1, level)))
 
 
-# Whether to go on. At least three repeats: two have no spread to judge by.
+# Whether to continue. At least three repeats: two have no spread to judge by.
 LEAST_REPEATS = 3
 
 

@@ -160,7 +160,7 @@ class _Output:
             try:
                 self._log.write(data)
                 self._watch(data)
-            except OSError as error:  # a full disk; reading goes on, else the job would stand still
+            except OSError as error:  # a full disk; reading continues, else the job would stand still
                 self.failure = self.failure or error
 
     def end(self) -> None:
@@ -319,7 +319,7 @@ class Experiment:
 
     @property
     def _total(self) -> int | None:
-        """How many runs there will be; None where that depends on how they come out."""
+        """How many runs there will be; None if that depends on how they come out."""
         return 2 * self.ablation.repeats if self.ablation.budget_seconds is None else None
 
     def train_words(self, arm: Arm) -> list[str]:

@@ -56,7 +56,7 @@ def variables(arguments: TrainArguments, environment: Mapping[str, str]) -> dict
 
 
 def gives_way(arguments: TrainArguments, environment: Mapping[str, str], count: int) -> str:
-    """Return a clause on a PET_NPROC_PER_NODE that is not `count`, the number of ranks here; "" where none is."""
+    """Return a clause on a PET_NPROC_PER_NODE that is not `count`, the number of ranks here; "" if none is."""
     per_node = environment.get("PET_NPROC_PER_NODE", "")
     if not per_node.isdecimal() or int(per_node) == count or arguments.has("--nproc-per-node"):
         return ""

@@ -298,7 +298,7 @@ def find_torch() -> str:
 
 
 def cannot_bind() -> str:
-    """Return why torchrun here cannot bind ranks to NUMA nodes, as a clause; "" where it can.
+    """Return why torchrun here cannot bind ranks to NUMA nodes, as a clause; "" if it can.
 
     Reads the version that torch was installed with: importing it takes 2-4 s.
     """
