@@ -127,7 +127,7 @@ def nearness(one: pathlib.Path, other: pathlib.Path) -> str:
 
 
 def _text(name: str) -> str:
-    """Return a file's text; "" where there is none, or it is far too long."""
+    """Return a file's text; "" if there is none, or it is far too long."""
     try:
         with pathlib.Path(name).open("rb") as file:
             content = file.read(_MOST_BYTES + 1)

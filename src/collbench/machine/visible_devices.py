@@ -23,9 +23,9 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The GPUs that a list leaves, in its own order, and what is wrong with the list ("" where nothing is).
+    """The GPUs that a list leaves, in its own order, and what is wrong with the list ("" if nothing is).
 
-    `certain` is False where the guide does not say, so that only CUDA knows: then `devices` are nvidia-smi's
+    `certain` is False if the guide does not say, so that only CUDA knows: then `devices` are nvidia-smi's
     reading of the words before that.
     """
 
@@ -52,7 +52,7 @@ def visible(devices: Sequence[Device], setting: str | None, order: str | None) -
 def read(devices: Sequence[Device], setting: str | None, order: str | None) -> Seen:
     """Return what the variable leaves of all `devices`, which are in nvidia-smi's order.
 
-    `setting` and `order` are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None where unset. What the guide does not say
+    `setting` and `order` are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None if unset. What the guide does not say
     is not certain: indices among unlike GPUs, which CUDA numbers by its own guess of their speed, and words that mix
     forms.
     """

@@ -28,7 +28,7 @@ class Occupants:
         self._known: set[int] = set()  # a killed one of ours stays on its GPU for a moment
 
     def others(self, position: int, pids: frozenset[int] | None) -> int | None:
-        """Return how many of the processes found on a GPU are not ours; None where NVML does not report them.
+        """Return how many of the processes found on a GPU are not ours; None if NVML does not report them.
 
         Inside a container NVML may give the host's ids, and none of them is ours by number. Each of ours is on each
         GPU, so then as many of those that were not there before are taken for ours. Which ones does not matter for the

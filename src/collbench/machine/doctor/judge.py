@@ -45,7 +45,7 @@ class Group(StrEnum):
 class Finding:
     """One line of the report: what was found, in a sentence that nothing reads, and what to do about it.
 
-    `fix` is one command or sentence, "" where nothing is to be done. `devices` are the GPUs that it is about, by
+    `fix` is one command or sentence, "" if nothing is to be done. `devices` are the GPUs that it is about, by
     nvidia-smi's indices; () for all of them, and for none.
     """
 
@@ -491,7 +491,7 @@ def _ports(ports: tuple[NetworkPort, ...]) -> Iterable[Finding]:
 
 
 def _affinity(network_affinity: NetworkAffinity) -> Iterable[Finding]:
-    """Judge which cards are near the GPUs, and whether NCCL took those; nothing where no nearness is known."""
+    """Judge which cards are near the GPUs, and whether NCCL took those; nothing if no nearness is known."""
     nearest = {gpu: network_affinity.nearest(gpu) for gpu in sorted(network_affinity.near)}
     known = {gpu: near for gpu, near in nearest.items() if near[1]}
     if not known:
@@ -763,5 +763,5 @@ def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
 
 
 def status(findings: Sequence[Finding]) -> int:
-    """Return the exit status: 0 where nothing fails, else FAILED."""
+    """Return the exit status: 0 if nothing fails, else FAILED."""
     return FAILED if any(finding.level is Level.FAIL for finding in findings) else 0
