@@ -97,7 +97,7 @@ def failure_of(error: CollbenchError) -> Failure:
 
 
 class StepFailed(BackendError):
-    """One step that hung, crashed or met a sticky device error. It costs its data points; the backend can go on."""
+    """One step that hung, crashed or met a sticky device error. It costs its data points; the backend can continue."""
 
 
 class PeerLost(StepFailed):
@@ -116,7 +116,7 @@ class NotTrusted(CollbenchError):
 class DataCorruption(CollbenchError):
     """Bytes arrived that were not sent. Never a warning: the link cannot be trusted.
 
-    `wrong` holds the facts, which a run keeps; None where the text is all that is known. Backends raise it without a
+    `wrong` holds the facts, which a run keeps; None if the text is all that is known. Backends raise it without a
     text: `api` adds the sentence, for it knows the devices.
     """
 

@@ -93,7 +93,7 @@ class WrongData:
     """Data that arrived and was not sent: `count` wrong elements of a message of `work` between `members`.
 
     `members` are positions in the order of the transfer; of a collective the one that found it comes first. The first
-    wrong element is at byte `offset` of the message and is `found` instead of `expected`. None where it was not
+    wrong element is at byte `offset` of the message and is `found` instead of `expected`. None if it was not
     reported.
     """
 

@@ -26,7 +26,7 @@ class Traffic:
 
     `across(c, n, root)` must cross the border of any c of n ranks in one direction; `root` says whether the root is
     among them. `sent(n)` is what all ranks send together, without a switch that reduces or copies; `in_switch` is True
-    where NVLink SHARP makes a rank send each element once. `neighbors` is True where each rank sends to the next one
+    where NVLink SHARP makes a rank send each element once. `neighbors` is True if each rank sends to the next one
     alone, by no other way.
     """
 
@@ -429,22 +429,22 @@ class Operation(StrEnum):
 
     @property
     def reduces(self) -> bool:
-        """True where the reduction (--op) matters."""
+        """True if the reduction (--op) matters."""
         return self.row is not None and self.row.reduces
 
     @property
     def rooted(self) -> bool:
-        """True where one rank is the root."""
+        """True if one rank is the root."""
         return self.row is not None and self.row.rooted
 
     @property
     def shares(self) -> bool:
-        """True where the message size is the total over ranks, each with an equal block of it (docs/method.md)."""
+        """True if the message size is the total over ranks, each with an equal block of it (docs/method.md)."""
         return self.row is not None and self.row.shares
 
     @property
     def irregular(self) -> bool:
-        """True where each block has a size of its own, and the message size is the busiest rank's bytes."""
+        """True if each block has a size of its own, and the message size is the busiest rank's bytes."""
         return self.row is not None and self.row.irregular
 
     def busbw_factor(self, world_size: int) -> float:
@@ -502,12 +502,12 @@ class Variant(StrEnum):
 
     @property
     def at_once(self) -> bool:
-        """True where every device of a data point copies, and one step times each of them."""
+        """True if every device of a data point copies, and one step times each of them."""
         return self.covered and self.endpoints is Endpoints.DEVICE_AND_OTHERS
 
     @property
     def opposed(self) -> bool:
-        """True where what is timed has the opposite direction of its own link busy."""
+        """True if what is timed has the opposite direction of its own link busy."""
         return self in (Variant.HOST_BOTH_WAYS, Variant.HOST_ALL_BOTH_WAYS)
 
 
@@ -541,7 +541,7 @@ class Work:
 
     @property
     def verifiable(self) -> bool:
-        """False where the result is undefined: in place, the ranks of some collectives overwrite what others read."""
+        """False if the result is undefined: in place, the ranks of some collectives overwrite what others read."""
         row = self.operation.row
         return row is None or self.variant is not Variant.IN_PLACE or row.in_place is InPlace.DEFINED
 

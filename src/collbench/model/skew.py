@@ -102,7 +102,7 @@ def imbalance(blocks: Blocks) -> float:
 def whole_size(skew: Skew | None, ranks: int, size_bytes: int) -> int:
     """Return what the busiest rank sends or receives of a message of `size_bytes`, in bytes.
 
-    At most that many, as each block is cut to 16 bytes; 0 where nothing is left. None is uniform. Raises ValueError
+    At most that many, as each block is cut to 16 bytes; 0 if nothing is left. None is uniform. Raises ValueError
     where the skew is not for so many ranks.
     """
     return busiest(_cut(_weights(skew, ranks), size_bytes))
