@@ -43,7 +43,7 @@ Json = dict[str, Any]
 class Half:
     """One half of a row, out of place or in place: microseconds, GB/s, and wrong elements (None: unchecked).
 
-    `loop` is True where the time is that of the ungraphed launch loop.
+    `loop` is True if the time is that of the ungraphed launch loop.
     """
 
     microseconds: float
@@ -55,7 +55,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. A half is None where it was not measured; `iterations` were timed in all."""
+    """One line of the table. A half is None if it was not measured; `iterations` were timed in all."""
 
     size_bytes: int
     count: int
@@ -119,7 +119,7 @@ def tables(run: Run) -> tuple[Table, ...]:
 def config(run: Run, table: Table) -> Json:
     """Return what nccl-tests says of a run: sizes from the table, -n, -w and -G from the command that measured.
 
-    A step is a factor, or in bytes, 0 where sizes are a list.
+    A step is a factor, or in bytes, 0 if sizes are a list.
     """
     sizes = [row.size_bytes for row in table.rows]
     step, kind = _step(sizes)
@@ -437,7 +437,7 @@ def _clock(moment: datetime) -> str:
 
 
 def _version_code(version: str) -> int:
-    """Return NCCL's own number of its version, 22809 for "2.28.9", 0 where there is none [nccl.h, NCCL_VERSION]."""
+    """Return NCCL's own number of its version, 22809 for "2.28.9", 0 if there is none [nccl.h, NCCL_VERSION]."""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if match is None:
         return 0

@@ -376,7 +376,7 @@ def _unevenness(point: DataPoint) -> Row:
 
 
 def _ends(point: DataPoint, devices: list[Device]) -> tuple[str | None, str | None]:
-    """Return where a copy's bytes come from and go, None where they go both ways or to many."""
+    """Return where a copy's bytes come from and go, None if they go both ways or to many."""
     if not point.operation.is_copy:
         return None, None
     if point.variant.host_memory:
@@ -400,7 +400,7 @@ def _figures(measurement: Measurement) -> Row:
 
 
 def _launches(run: Run, found: Tails | None) -> Row:
-    """Return what single launches say, nothing where there are none."""
+    """Return what single launches say, nothing if there are none."""
     if found is None:
         return {column.name: None for column in COLUMNS[_FIRST_OF_LAUNCHES:]}
     moved, waited = found.transfer, found.waited

@@ -104,7 +104,7 @@ def limits(run: Run) -> list[tuple[str, str]]:
 
 
 def paths(run: Run) -> list[str]:
-    """Return a sentence on each path, nothing where they are too many to be read."""
+    """Return a sentence on each path, nothing if they are too many to be read."""
     return [explain_pair(run.devices, path) for path in run.paths] if len(run.paths) <= _MOST_PATHS else []
 
 

@@ -175,7 +175,7 @@ def _scaled(bounds: Bounds, scale: float) -> Bounds:
 
 
 def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
-    """Return α, β and n½ of each place, which hold over all sizes; nothing where none has them."""
+    """Return α, β and n½ of each place, which hold over all sizes; nothing if none has them."""
     known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
     if not known or family.work.operation is Operation.CHASE:
         return []
@@ -264,7 +264,7 @@ def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
-    """Return [tier, relation to the best] of each place at one size; nothing where there are no tiers."""
+    """Return [tier, relation to the best] of each place at one size; nothing if there are no tiers."""
     if ranking is None:
         return []
     standings = {standing.members: standing for standing in ranking.standings}
@@ -295,7 +295,7 @@ def _remarks(measurement: Measurement, devices: Sequence[Device]) -> Iterable[st
 
 
 def _chosen(family: Family, size: int) -> str:
-    """Return what NCCL said that it chose for this message, "" where it was not asked."""
+    """Return what NCCL said that it chose for this message, "" if it was not asked."""
     if not family.work.operation.is_collective:
         return ""
     wanted = (family.work.operation, len(family.sets[0]), size)

@@ -38,7 +38,7 @@ _HEADROOM = 1.07  # of what is highest: room for a limit's name
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
-    """One line: GB/s over bytes, with a band (None where there is no interval), and what the legend says."""
+    """One line: GB/s over bytes, with a band (None if there is no interval), and what the legend says."""
 
     name: str
     rates: dict[int, float]
@@ -115,7 +115,7 @@ def _tiers(named: Named, work: Work, curves: Curves, front: str, group: int) -> 
 
 
 def stroke(axes: Axes, line: Stroke, number: int) -> None:
-    """Draw a line and its band, in the colour and with the marker of its number."""
+    """Draw a line and its band, in the color and with the marker of its number."""
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
     dashes = "-" if number < len(COLOURS) else "-."
     sizes, rates = [*line.rates], [*line.rates.values()]

@@ -448,7 +448,7 @@ def worst_troubles(run: Run) -> str:
 
 
 def alarm(run: Run) -> Iterator[Text]:
-    """Yield the headline as a page's first block, nothing where all is well."""
+    """Yield the headline as a page's first block, nothing if all is well."""
     if failed := headline(run):
         yield Text(failed, style=ALARM)
 

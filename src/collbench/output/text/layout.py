@@ -188,7 +188,7 @@ def _of(columns: list[Column]) -> Table:
     return part
 
 
-# Blocks that a terminal shows otherwise than a pipe: sentences folded, fewer columns, what colours mean.
+# Blocks that a terminal shows otherwise than a pipe: sentences folded, fewer columns, what colors mean.
 
 
 class Lines(Text):
@@ -196,7 +196,7 @@ class Lines(Text):
 
 
 class Legend(Text):
-    """What colours stand for: shown where there are colours."""
+    """What colors stand for: shown where there are colors."""
 
 
 class Summary(Table):
@@ -210,10 +210,10 @@ class Summary(Table):
         self.spare, self.elsewhere = tuple(spare), elsewhere
 
 
-# The one scale of colours of all matrices: a figure's shade is its share of the best, in steps, and what they are.
+# The one scale of colors of all matrices: a figure's shade is its share of the best, in steps, and what they are.
 
-# Viridis from its dark end to its bright one, in 256-colour numbers, which every terminal with colours has; safe for
-# the colour-blind, as lightness rises with the value. Each step begins at a share of the best.
+# Viridis from its dark end to its bright one, in 256-color numbers, which every terminal with colors has; safe for
+# the color-blind, as lightness rises with the value. Each step begins at a share of the best.
 _RAMP = (
     (0.98, "black on color(227)"),
     (0.95, "black on color(149)"),

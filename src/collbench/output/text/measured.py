@@ -344,7 +344,7 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
 
 
 def _by_memory(run: Run, operation: Operation, members: tuple[int, ...]) -> list[RenderableType]:
-    """Return the comparison of kinds of memory, out of place and in place; nothing where there is one kind alone."""
+    """Return the comparison of kinds of memory, out of place and in place; nothing if there is one kind alone."""
     drawn: list[RenderableType] = []
     for variant in (Variant.PLAIN, Variant.IN_PLACE):
         found = list(comparison(run, operation, members, variant, sim(run, " (sim)")))

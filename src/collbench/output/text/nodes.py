@@ -123,7 +123,7 @@ def page(
     *,
     verbose: bool = True,
 ) -> str:
-    """Return the page as text of `width` columns; `choice` None where no nodes were asked for.
+    """Return the page as text of `width` columns; `choice` None if no nodes were asked for.
 
     The short page, not `verbose`, has the first of the slow and of the undecided nodes.
     """

@@ -46,7 +46,7 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
                 map_it = ranking.kind != "device"
                 mapped = mapped or map_it
                 yield from whole("tiers", *section(run, ranking, mapped=map_it))
-                if map_it and ranking.tiers > 1:  # what the shades say, without colour
+                if map_it and ranking.tiers > 1:  # what the shades say, without color
                     yield from whole("tiers", Text("tier of each, 1 is the best"), tier_map(run, ranking))
                 if first:
                     yield from short(*section(run, ranking, mapped=map_it, most_tiers=_FEW_TIERS))

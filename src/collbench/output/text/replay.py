@@ -90,7 +90,7 @@ _Names = Mapping[tuple[int, ...], str]
 
 
 def _names(run: Run) -> _Names:
-    """Return the devices' names of each set that was replayed on; none where there is one set."""
+    """Return the devices' names of each set that was replayed on; none if there is one set."""
     sets = dict.fromkeys(replay.members for replay in run.replays)
     if len(sets) < 2:
         return {}
@@ -102,7 +102,7 @@ def _what(replay: Replay) -> str:
 
 
 def _arm(replay: Replay, names: _Names) -> str:
-    """Return " without P2P" or " on GPU0, GPU1"; "" where nothing is to be told apart."""
+    """Return " without P2P" or " on GPU0, GPU1"; "" if nothing is to be told apart."""
     if replay.members in names:
         return f" on {names[replay.members]}"
     return f" {_without(replay)}" if replay.without else ""

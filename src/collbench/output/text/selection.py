@@ -19,7 +19,7 @@ from collbench.output.text.layout import named
 
 
 def line(run: Run, members: Sequence[int]) -> str:
-    """Return on which NUMA nodes these positions belong, by host copies; "" where the run does not compare nodes."""
+    """Return on which NUMA nodes these positions belong, by host copies; "" if the run does not compare nodes."""
     found, mark = [one for one in bindings(run) if one.member in members], sim(run, " (sim)")
     if not found:
         return ""

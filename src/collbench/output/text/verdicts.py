@@ -190,7 +190,7 @@ def counts(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
-    """Return a line on the pairs that nothing was found on, with the rates of each label; "" where there is none."""
+    """Return a line on the pairs that nothing was found on, with the rates of each label; "" if there is none."""
     pairs = [frozenset(pair) for pair in covered.judged]
     well = [pair for pair in pairs if not any(_concerns(verdict, pair) for verdict in verdicts)]
     if not well:
