@@ -73,7 +73,7 @@ class OwnFile:
     """A file that one process writes again and again. What another one has put in its place meanwhile is not replaced.
 
     Then, and where the first write finds a file that was not there before, the content goes beside it: `path` says
-    where, and `warn` says so. `force` replaces an older file; `stood` is what the file was where we go on with it.
+    where, and `warn` says so. `force` replaces an older file; `stood` is what the file was where we continue with it.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ def check(
 
 
 def try_folder(folder: Path, name: str = "probe") -> None:
-    """Write a block into a folder and remove it. Raises OSError where no file can be made or no space is left."""
+    """Write a block into a folder and remove it. Raises OSError if no file can be made or no space is left."""
     probe = _beside(folder / name)
     try:
         with os.fdopen(os.open(probe, _NEW, 0o600), "wb") as file:

@@ -61,7 +61,7 @@ class Merged:
 
 
 def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
-    """Return the job of these streams, one for each rank. Raises ValueError where there is none."""
+    """Return the job of these streams, one for each rank. Raises ValueError if there is none."""
     called = [stream for stream in streams if stream.runs or len(stream.tail)]
     if not called:
         raise ValueError("no stream has a call")
@@ -145,7 +145,7 @@ def _sent(stream: Stream) -> int:
 
 
 def _distinct_hints(streams: Sequence[Stream]) -> bool:
-    """True where the launcher's RANK tells all streams apart, and WORLD_SIZE has room for them."""
+    """True if the launcher's RANK tells all streams apart, and WORLD_SIZE has room for them."""
     hints = [stream.env_rank for stream in streams]
     worlds = {stream.env_world for stream in streams}
     world = worlds.pop() if len(worlds) == 1 else None
@@ -327,7 +327,7 @@ def _add_tail(folded: _Folded, stream: Stream) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """One repetition: starts, GPU times and begins in ns, 0 where unknown; `begins` as in Repeated.gpu_begins."""
+    """One repetition: starts, GPU times and begins in ns, 0 if unknown; `begins` as in Repeated.gpu_begins."""
 
     repetition: int
     starts: Numbers
@@ -414,7 +414,7 @@ def _positions(symbols: Sequence[int], translated: dict[int, Call | None], table
 
 
 def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
-    """Return the all-to-all that a whole group of sends and receives is; None where it is anything else."""
+    """Return the all-to-all that a whole group of sends and receives is; None if it is anything else."""
     first = calls[0]
     if first is None or first.operation not in set(PointToPoint):
         return None

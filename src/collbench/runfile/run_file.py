@@ -108,7 +108,7 @@ _KIND = Kind(
 
 
 def _tags(devices: Any) -> tuple[str, ...]:
-    """Return the names of the devices by position, none where the file has no devices: the error comes later."""
+    """Return the names of the devices by position, none if the file has no devices: the error comes later."""
     try:
         return tuple(device.tag for device in build(tuple[Device, ...], devices, "run.devices"))
     except ValueError:

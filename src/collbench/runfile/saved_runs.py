@@ -100,7 +100,7 @@ def believed() -> Saved:
 
 
 def _distrusted(path: Path, is_kind: Callable[[int], bool]) -> str:
-    """Return why another user may have written a file or folder, or what a link leads to; "" where none can have."""
+    """Return why another user may have written a file or folder, or what a link leads to; "" if none can have."""
     try:
         file_status = path.stat()
     except OSError as error:

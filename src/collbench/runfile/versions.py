@@ -400,7 +400,7 @@ def _place(left: Mapping[str, Any], tags: Sequence[str]) -> dict[str, Any]:
 
 
 def _figures(kind: SkipKind, said: Mapping[str, str], what: str) -> dict[str, Any] | None:
-    """Return the figures of a sentence on what was skipped, None where one cannot be read."""
+    """Return the figures of a sentence on what was skipped, None if one cannot be read."""
     figures: dict[str, Any] = {}
     try:
         if kind not in (SkipKind.NO_PEERS, SkipKind.PROCESSES, SkipKind.CACHE):

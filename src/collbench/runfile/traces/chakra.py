@@ -53,7 +53,7 @@ _EVERYONE = ""  # the group of a call that names none
 
 
 def holds(content: Content) -> bool:
-    """True where the first message can be about a trace, and the second a node."""
+    """True if the first message can be about a trace, and the second a node."""
     try:
         first, *second = itertools.islice(protobuf.messages(content.data), 2)
         about = protobuf.fields(first)
@@ -160,7 +160,7 @@ def _value(number: int, held: int | bytes) -> Any:
 
 
 def _dtype(types: str, size_bytes: int) -> str:
-    """Return the type of all tensors that go in; "" where it is not clear."""
+    """Return the type of all tensors that go in; "" if it is not clear."""
     dtypes = {_DTYPES.get(one, "") for one in re.findall(r"Tensor\(([^()]*)\)", types)}
     dtype = dtypes.pop() if len(dtypes) == 1 else ""
     return dtype if dtype and size_bytes % DTYPE_BYTES[dtype] == 0 else ""

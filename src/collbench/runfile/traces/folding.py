@@ -19,7 +19,7 @@ _FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the squa
 
 
 def job_of(traces: Sequence[Trace]) -> Job:
-    """Return the traces of a job's ranks as one job. Raises UsageError where none called, or ranks are unclear."""
+    """Return the traces of a job's ranks as one job. Raises UsageError if none called, or ranks are unclear."""
     traces = [trace for trace in traces if trace.calls]
     if not traces:
         raise UsageError("no trace has a collective: trace every rank while the job trains")
@@ -67,7 +67,7 @@ def job_of(traces: Sequence[Trace]) -> Job:
 
 
 def _numbered(traces: Sequence[Trace]) -> list[int]:
-    """Return each trace's rank of the job. Raises UsageError where it is unclear."""
+    """Return each trace's rank of the job. Raises UsageError if it is unclear."""
     numbers: list[int | None] = [*(own_numbers(traces) or (trace.rank for trace in traces))]
     if None in numbers or len(set(numbers)) < len(numbers):
         if any(number is not None for number in numbers) and len(traces) > 1:
@@ -77,7 +77,7 @@ def _numbered(traces: Sequence[Trace]) -> list[int]:
 
 
 def own_numbers(traces: Sequence[Trace]) -> list[int] | None:
-    """Return each trace's rank on the communicator of all ranks, which numbers them; None where there is none."""
+    """Return each trace's rank on the communicator of all ranks, which numbers them; None if there is none."""
     largest = max(size for trace in traces for size in trace.sizes.values())
     world = next((key for key in traces[0].own if all(trace.own_size(key) == largest for trace in traces)), None)
     if world is None:
@@ -168,7 +168,7 @@ def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: A
 
 
 def _rounded(values: Any) -> tuple[float, ...]:
-    """Return times for a file; () where one of them is unknown."""
+    """Return times for a file; () if one of them is unknown."""
     if np.isnan(values).any():
         return ()
     return tuple(round(float(value), 3) for value in values)

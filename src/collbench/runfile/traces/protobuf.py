@@ -17,7 +17,7 @@ class Malformed(Exception):
 
 
 def messages(data: bytes) -> Iterator[bytes]:
-    """Yield the messages of a file in which each follows its length. Raises Malformed where one is cut off."""
+    """Yield the messages of a file in which each follows its length. Raises Malformed if one is cut off."""
     at = 0
     while at < len(data):
         length, at = _varint(data, at)

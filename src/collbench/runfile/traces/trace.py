@@ -54,7 +54,7 @@ class Unreadable(Exception):
 class TracedCall:
     """One call as a trace has it. `group` is the trace's own name; `start` UTC µs; `gpu` µs, NaN where unknown.
 
-    `root` and `peer` are ranks of the group, None where unknown.
+    `root` and `peer` are ranks of the group, None if unknown.
     """
 
     operation: str
@@ -85,7 +85,7 @@ class Trace:
     lost: int = 0  # calls that the job made, and the trace has not kept
     skipped: int = 0
     replays: bool = True  # a captured graph's calls are there once, or its kernels without a call
-    ordered: bool = True  # False where it does not say the order of calls of different groups
+    ordered: bool = True  # False if it does not say the order of calls of different groups
 
     def add_group(self, key: str, description: str, ranks: Any, size: int = 0) -> None:
         """Note who is in a group: its ranks, or where these are unknown () and its size."""

@@ -47,7 +47,7 @@ def rank(value: Any) -> int | None:
 
 
 def size(value: Any) -> int:
-    """Return how many ranks there are; 0 where it is not said."""
+    """Return how many ranks there are; 0 if it is not said."""
     return rank(value) or 0
 
 
