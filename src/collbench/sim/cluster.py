@@ -50,8 +50,8 @@ class Cluster:
     """A simulated cluster. `nic_gbs` is what a node's cards carry one way, `inside_gbs` what its GPUs do without them.
 
     Leaf switches hold `leaf_nodes` nodes and pods `pod_leaves` leaves (0: no pods, all leaves meet at one spine).
-    Oversubscription is what comes in from below over what goes up, 1.0 where nothing is lost. `noise` is the standard
-    deviation of one measurement's log bandwidth. `placement` is each node's leaf, empty where nodes are cabled in
+    Oversubscription is what comes in from below over what goes up, 1.0 if nothing is lost. `noise` is the standard
+    deviation of one measurement's log bandwidth. `placement` is each node's leaf, empty if nodes are cabled in
     order. `reported` False hides switches from whoever judges. `source` says where the figures come from.
     """
 

@@ -33,7 +33,7 @@ _MOST_STEPS = 20_000
 
 
 def best_packing(members: Sequence[int], links: Links) -> float:
-    """Return the GB/s of the best set of rings through all members, 0.0 where there is no ring.
+    """Return the GB/s of the best set of rings through all members, 0.0 if there is no ring.
 
     `links` are (how many, GB/s of each) by direction. Exact up to 8 members; above, a search that may fall short.
     """
@@ -127,7 +127,7 @@ def _roomiest(cycles: list[Cycle], left: Mapping[Arc, int], arcs: Links) -> Cycl
 
 
 def _some_cycle(members: Sequence[int], left: Mapping[Arc, int], rng: np.random.Generator) -> Cycle | None:
-    """Return a ring found by trying the next members with the most links first, None where the steps run out."""
+    """Return a ring found by trying the next members with the most links first, None if the steps run out."""
     first = members[0]
     way, steps = [first], 0
 

@@ -164,7 +164,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class OverlapFactors:
-    """How many times as long a collective and compute take beside each other, at the stream's normal priority.
+    """How many times as long a collective and compute take concurrently, at the stream's normal priority.
 
     A high priority leaves half of what the collective loses, and compute as it is. A GPU computes `tflops` in bf16 and
     copies `memory_gbs` within its memory. A collective of N thread blocks (--ctas) reaches N/(N+1) of its rate.

@@ -53,7 +53,7 @@ def possible(fabric: Fabric) -> tuple[str, ...]:
 def with_fault(fabric: Fabric, kind: str, rng: np.random.Generator) -> Made:
     """Return the fabric with one fault of this kind, and the GPUs by which a verdict should name its place.
 
-    Raises UsageError where the fabric has no place for it, as an NVLink's fault on a machine without.
+    Raises UsageError if the fabric has no place for it, as an NVLink's fault on a machine without.
     """
     name = kind.lower().replace("_", "-")
     if name not in _MAKERS:
