@@ -1,4 +1,4 @@
-"""What rank 0 and the ranks say to each other, as typed JSON: nothing that arrives is executed."""
+"""The messages between rank 0 and the ranks, as typed JSON: received data is never executed."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from collbench.model.failures import Failure, WrongData
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.runfile.codec import build
 
-# What rank 0 and the ranks say to each other. One answer to each request, except to Abandon and Leave.
+# Messages between rank 0 and the ranks. Each request has one answer, except Abandon and Leave.
 #
 # Each message is a type: they travel as its name and its fields (codec.py).
 
 
 @dataclass(frozen=True, slots=True)
 class Introduce:
-    """Asks who is there; the answer is an Introduction."""
+    """Requests an Introduction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
     """A rank's host, machine and device. Ranks with the same `host_key` share a host, as NCCL sees it.
 
-    `network_key` is the same where loopback joins two ranks, `boot` where they run on one kernel, "" if that is unknown
-    (machine/nccl_environment.py).
+    Two ranks that can connect over loopback have the same `network_key`; two ranks on one kernel have the same `boot`;
+    "" if unknown (machine/nccl_environment.py).
     """
 
     host: str
@@ -55,7 +55,7 @@ class Introduction:
 
 @dataclass(frozen=True, slots=True)
 class MakeId:
-    """Asks for what the ranks of a new world must share: the answer is a UniqueId."""
+    """Requests the UniqueId that the ranks of a new world must share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class UniqueId:
 
 @dataclass(frozen=True, slots=True)
 class OpenRank:
-    """Opens the rank's device for a world of some of `devices`: RankFacts. Steps name devices by position.
+    """Opens the rank's device for a world of some `devices`; the answer is RankFacts. Steps name devices by position.
 
     `members` are the world's positions, all unless ranks were lost, and this rank is the `place`-th of them.
 
-    `key` names what the ranks share in the store. `address` is the rank's own for reaching the others, empty where
-    loopback joins all ranks.
+    `key` names what the ranks share in the store. `address` is the rank's own address for the other ranks, empty if all
+    ranks can use loopback.
     """
 
     devices: tuple[Device, ...]
@@ -84,7 +84,7 @@ class OpenRank:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What opening found: bytes that fit, free bytes (None if devices share memory), and where it comes from."""
+    """What opening returned: the largest message in bytes, free bytes (None if devices share memory), the library."""
 
     capacity_bytes: int
     free_bytes: int | None = None
@@ -96,21 +96,21 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True)
 class FindPaths:
-    """Asks for the paths between devices of the rank's own host, by their places in `devices`: FoundPaths."""
+    """Requests the FoundPaths between devices of the rank's host, by their index in `devices`."""
 
     devices: tuple[Device, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPaths:
-    """Those paths; none if it is not reported."""
+    """The paths; none if not reported."""
 
     paths: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TakeHealth:
-    """Asks for the state of the rank's device: the answer is FoundHealth."""
+    """Requests the FoundHealth of the rank's device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class FoundHealth:
 
 @dataclass(frozen=True, slots=True)
 class ReadPorts:
-    """Asks for the ports of the rank's host: the answer is FoundPorts."""
+    """Requests the FoundPorts of the rank's host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,12 @@ class FoundPorts:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Ends the step that the rank is in: another rank has failed, and this one would wait for it."""
+    """Ends the rank's current step: another rank has failed, and this one would wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Ends the rank: all is measured, or rank 0 has said why not."""
+    """Ends the rank: the run is complete, or rank 0 has reported why not."""
 
 
 Value: TypeAlias = Introduction | UniqueId | RankFacts | FoundPaths | FoundHealth | FoundPorts | Timing | None
@@ -147,7 +147,7 @@ Value: TypeAlias = Introduction | UniqueId | RankFacts | FoundPaths | FoundHealt
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A request's result. `flags` say what was wrong with the rank's device meanwhile, which is position 0 to it."""
+    """A request's result. `flags` are problems of the rank's device during the request; the device has position 0."""
 
     value: Value
     flags: tuple[Flag, ...] = field(default=())
@@ -155,7 +155,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Not an answer: the rank still works on it."""
+    """A heartbeat: the rank still works on the request."""
 
 
 Request: TypeAlias = Introduce | MakeId | OpenRank | Reserve | Prepare | Step | FindPaths | TakeHealth | ReadPorts
@@ -192,7 +192,7 @@ _FAILURES: Mapping[str, type[CollbenchError]] = {
 
 
 class BadMessage(BackendError):
-    """What arrived is no message of this collbench."""
+    """The received data is not a message of this version of collbench."""
 
 
 def encode(message: Order | Word) -> bytes:
@@ -213,7 +213,7 @@ def encode(message: Order | Word) -> bytes:
 
 
 def _devices_text(devices: tuple[Device, ...]) -> str:
-    """Return devices as JSON; the last ones' is kept, for whoever asks a thousand ranks the same."""
+    """Return devices as JSON, cached for the last argument: rank 0 sends the same devices to a thousand ranks."""
     kept = _last_devices.get(id(devices))
     if kept is None or kept[0] is not devices:
         _last_devices.clear()
@@ -225,7 +225,7 @@ _last_devices: dict[int, tuple[tuple[Device, ...], str]] = {}
 
 
 def decode_order(data: bytes) -> Order:
-    """Return what rank 0 wants. Raises BadMessage."""
+    """Parse a request of rank 0. Raises BadMessage."""
     try:
         return cast("Order", _built(_ORDERS, _parsed(data)))
     except ValueError as error:
@@ -233,7 +233,7 @@ def decode_order(data: bytes) -> Order:
 
 
 def decode_word(data: bytes) -> Word:
-    """Return what a rank says. Raises BadMessage."""
+    """Parse a message of a rank. Raises BadMessage."""
     try:
         match _parsed(data):
             case ["Alive", {}]:
@@ -250,7 +250,7 @@ def decode_word(data: bytes) -> Word:
 
 
 def _facts(error: CollbenchError) -> object:
-    """Return what an error knows beside its text: how a step failed, which data was wrong."""
+    """Return an error's fields apart from its text: how a step failed, which data was wrong."""
     match error:
         case BackendError():
             return error.failure

@@ -48,7 +48,7 @@ from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Flag, Health, NetworkPort, Path, Refusal, SkipKind
 
-# What the ranks' introductions mean together: hosts, devices, addresses, and what does not fit. Pure.
+# What the ranks' introductions mean together: hosts, devices, addresses, and conflicts. Pure.
 
 
 # What tables call the path between two hosts. nvidia-smi has no word for it; it sorts behind SYS.
@@ -77,9 +77,9 @@ def devices_of(ranks: Sequence[Introduction]) -> tuple[Device, ...]:
 
 
 def check(ranks: Sequence[Introduction]) -> None:
-    """Raise UsageError where the ranks cannot measure together.
+    """Raise UsageError if the ranks cannot measure together.
 
-    They have another backend or version, a GPU twice, or one NCCL_HOSTID on two machines.
+    They have different backends or versions, share a GPU, or have one NCCL_HOSTID on two machines.
     """
     hosts = host_names(ranks)
     for rank, facts in enumerate(ranks):
@@ -112,7 +112,7 @@ def check(ranks: Sequence[Introduction]) -> None:
 
 
 def shared_gpus(ranks: Sequence[Introduction]) -> tuple[str, ...]:
-    """Return a sentence on each GPU that ranks of several hosts have: NCCL allows it, and each gets a part of it."""
+    """Return a sentence on each GPU that ranks of several hosts share: NCCL allows it, and each rank gets a part."""
     if capabilities(ranks[0].backend).cores:
         return ()
     hosts = host_names(ranks)
@@ -125,7 +125,7 @@ def shared_gpus(ranks: Sequence[Introduction]) -> tuple[str, ...]:
 
 
 def check_libraries(ranks: Sequence[Introduction], facts: Sequence[RankFacts]) -> None:
-    """Raise UsageError where the ranks have loaded different versions of NCCL: the times would be of neither."""
+    """Raise UsageError if the ranks loaded different versions of NCCL: the times would describe neither."""
     hosts = host_names(ranks)
     for rank, fact in enumerate(facts):
         if fact.nccl != facts[0].nccl:
@@ -160,9 +160,9 @@ def all_paths(
 
 
 def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]) -> tuple[str, ...]:
-    """Return each rank's address for reaching the others; empty ones where loopback joins all.
+    """Return each rank's address for the other ranks; empty ones if all ranks can use loopback.
 
-    `ends` are, of the connection between each other rank and rank 0, that rank's address and rank 0's own.
+    `ends` has, for the connection of each other rank with rank 0, that rank's address and rank 0's.
     """
     home = ranks[0].network_key
     abroad = [rank for rank, facts in enumerate(ranks) if facts.network_key != home]
@@ -180,14 +180,14 @@ def _grouped(keys: Iterable[_Key]) -> dict[_Key, tuple[int, ...]]:
     return {key: tuple(members) for key, members in groups.items()}
 
 
-# Rank 0's hold on all ranks, its own among them: one request at a time to each, and one answer from each.
+# Rank 0's connections to all ranks, including its own: one request at a time to each, and one answer from each.
 
 
 _Value = TypeVar("_Value")
 
-# Ranks send a sign of life every 2 s while they work. So much silence is a stopped process or a cut network.
+# Ranks send Alive every 2 s while they work. A longer silence means a stopped process or a cut network.
 SILENCE_S = 30.0
-# Where ranks say that they have lost another one, that one has so long to say why before it is asked to stop.
+# If ranks report that they lost another one, that rank has so many seconds to report why before it is told to stop.
 CAUSE_S = 5.0
 # What each rank answers by itself: nobody waits for one that is lost meanwhile.
 _APART = (Introduce, MakeId, FindPaths, TakeHealth, ReadPorts)
@@ -196,11 +196,11 @@ _SLICE_S = 0.25
 
 
 class RankLost(BackendError):
-    """A rank's process is gone or silent: nothing is measured with it any more."""
+    """A rank's process has exited or is silent: nothing is measured with it any more."""
 
 
 class Ranks:
-    """The lines to all ranks, by rank, and what to call each: "rank 2 on node1". Whoever loses one must close it."""
+    """The connections to all ranks, by rank, and their names: "rank 2 on node1". After a loss, close it."""
 
     def __init__(
         self,
@@ -223,8 +223,8 @@ class Ranks:
         self._lines = dict(lines)
         self._names = dict(names)
         self._on_loss, self._silence_s, self._cause_s = on_loss, silence_s, cause_s
-        self._owing: set[int] = set()  # asked, and not answered yet
-        self._abandoning = False  # those who owe an answer heard that it is not wanted
+        self._owing: set[int] = set()  # unanswered requests
+        self._abandoning = False  # ranks that owe an answer and were told to abandon it
         self._abandoned: set[int] = set()  # those who were reported so since the last request
         self._lost: RankLost | None = None  # which ends everything
         self._gone = {rank: _absent(rank, name) for rank, name in names.items() if rank not in lines}  # it continues
@@ -253,17 +253,18 @@ class Ranks:
         return kept
 
     def by_itself(self, failed: Mapping[int, CollbenchError]) -> dict[int, CollbenchError]:
-        """Return the failures that were not asked for, as those of ranks that were asked to abandon their step are."""
+        """Return the unrequested failures, such as those of ranks whose step was abandoned."""
         return {rank: failure for rank, failure in failed.items() if rank not in self._abandoned}
 
     def rename(self, names: Mapping[int, str]) -> None:
-        """Call ranks by names that tell more."""
+        """Give the ranks more informative names."""
         self._names.update(names)
 
     def ask(self, requests: Mapping[int, Request]) -> dict[int, Reply]:
         """Return these ranks' answers; a failure is an answer. Raises RankLost.
 
-        Once one has failed, those that still work are asked to abandon it: they might wait for that one.
+        After the first failure, the other ranks are told to abandon the request, because they might wait for the failed
+        rank.
         """
         if self._lost is not None:
             raise self._lost
@@ -289,7 +290,7 @@ class Ranks:
         return tuple(checked(replies[rank], kind) for rank in sorted(replies))
 
     def named(self, rank: int, failure: CollbenchError) -> CollbenchError:
-        """Return the failure with its rank's name; what the user asked for is every rank's."""
+        """Return the failure with its rank's name; a UsageError applies to every rank and gets no name."""
         return (
             failure
             if isinstance(failure, UsageError | RankLost)
@@ -297,7 +298,7 @@ class Ranks:
         )
 
     def settle(self) -> bool:
-        """End what an interrupted `ask` has left the ranks at. Return whether there was anything."""
+        """Drain the answers that an interrupted `ask` left outstanding. Return whether there were any."""
         if not self._owing or self._lost is not None:
             return False
         self._tell(self._owing, Abandon())
@@ -314,7 +315,7 @@ class Ranks:
         self._owing.clear()
 
     def _gather(self) -> dict[int, Reply]:
-        """Return an answer of each rank that owes one, in the order in which they come."""
+        """Return one answer of each rank that owes one, in the order of arrival."""
         replies: dict[int, Reply] = {}
         failures: dict[int, Reply] = {}
         clock = looked = waited = 0.0  # seconds: of all, when who is silent was looked for, for the cause of a failure
@@ -357,7 +358,7 @@ class Ranks:
         self._abandoning = failed and bool(self._owing)
 
     def _word(self, rank: int) -> Reply | Alive | None:
-        """Return what a rank says, None if the end of it is still to come."""
+        """Return a rank's message, None while it is incomplete."""
         try:
             return self._lines[rank].receive()
         except BadMessage as error:
@@ -620,9 +621,9 @@ class Coordinator:
 
 
 def slowest(step: Step, timings: Sequence[Timing] | Mapping[int, Timing]) -> Timing:
-    """Return each group's times from `timings` by rank: of every batch the maximum, of the launch loop the mean.
+    """Return each group's times from `timings` by rank: the maximum of each batch, the mean of the launch loop.
 
-    What ranks received and compared adds up; the single launches stay each rank's own.
+    Bytes received and compared are summed; single launches are kept per rank.
     """
     return Timing(
         seconds=tuple(
