@@ -75,9 +75,9 @@ _MOST_TRIALS = 15
 
 
 def undecided(measurements: Sequence[Measurement], paths: Sequence[Path]) -> list[DataPoint]:
-    """Return which of these points, of one work and size, need another trial to be compared; none if nothing can be.
+    """Return which points, of one work and size, need another trial to be compared; none if none can be compared.
 
-    Noise is pooled within a label, as when pairs are ranked.
+    Noise is pooled within a label, as in the ranking of pairs.
     """
     if len(measurements) < 2:
         return []  # there is nothing to compare it with
@@ -104,8 +104,8 @@ def trials_wanted(logs: Sequence[Sequence[float]]) -> int:
 
 
 _SETTLED = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
-# One stuck link costs its data point. When all copies that are tried fail, or all collectives, trying on is no use for
-# them; an NCCL that does not start says nothing of copies.
+# One stuck link costs its data point. If copies or collectives fail this often in a row, that kind is given up; an NCCL
+# that does not start says nothing about copies.
 _FAILURES_IN_A_ROW = 4
 # What noisy deciding data points may take beyond the budget, as a share of it: 0.25 s on GPUs.
 _FOR_DECIDING = 0.1
@@ -126,13 +126,13 @@ class Watcher:
 
 
 class Trials:
-    """The state of a sweep between steps. `wanted` are the points that need more; `timed_seconds` lay in timed regions.
+    """A sweep's state between steps. `wanted` points need more trials; `timed_seconds` is the time in timed regions.
 
-    `plan` may be replaced by one that isolates more before `make` is called.
+    `plan` may be replaced by one with more isolated points before `make` is called.
     """
 
     def __init__(self, plan: Plan, run: Run, effort: Effort, watcher: Watcher) -> None:
-        """Take up where `run` stands: settled points are left alone, failed and interrupted ones get another chance."""
+        """Continue `run`: settled points are left alone, failed and interrupted ones are measured again."""
         self.plan = plan
         self._run, self._effort, self._watcher = run, effort, watcher
         self._check = Check(run)  # by the labels: what copies show beside them is known at the end of a sweep
@@ -169,7 +169,7 @@ class Trials:
             found.stop = found.stop or stop_reason(found, self._effort.precision) or StopReason.BUDGET
 
     def _due(self, steps: list[Step], deadline: float) -> Iterator[Step]:
-        """Yield the steps that are owed or that time allows; asked for shortly before each is sent."""
+        """Yield the steps that are owed or that time allows; call it shortly before sending each step."""
         for step in steps:
             if step.operation.is_collective in self._hopeless:
                 continue
@@ -177,7 +177,7 @@ class Trials:
                 yield step
 
     def _dismiss(self, *, late: bool) -> None:
-        """Keep only the data points that are owed trials, or unsettled while there is time."""
+        """Keep only the data points that are owed trials, or that are unsettled while there is time."""
         self.wanted = {
             point
             for point in self.wanted
@@ -198,7 +198,7 @@ class Trials:
             self.wanted.add(point)
 
     def _take(self, backend: Backend, step: Step, outcome: Timing | StepFailed) -> None:
-        """Record what a step brought. A failed step of several groups is tried again, each alone, to find the cause."""
+        """Record a step's result. A failed step of several groups is repeated, each isolated, to find the cause."""
         outcome = sound(outcome)
         if isinstance(outcome, Timing):
             self._failures[step.operation.is_collective] = 0
@@ -273,11 +273,11 @@ def points_of(step: Step) -> list[DataPoint]:
 
 
 def _readable(seconds: float) -> float:
-    """Return the time in seven digits: more than any of the clocks has, and short in the file."""
+    """Return the time in seven digits: more than any clock resolves, and short in the file."""
     return float(f"{seconds:.7g}")
 
 
-# Single launches, after the trials: how the times are spread, and which rank comes late.
+# Single launches, after the trials: the spread of their times, and which rank is late.
 
 
 def time_singles(backend: Backend, plan: Plan, run: Run, rng: random.Random, watcher: Watcher) -> None:
@@ -313,7 +313,7 @@ def latency_of(
     concurrent: bool = False,
     flags: tuple[Flag, ...] = (),
 ) -> Latency:
-    """Return the record of ranks whose times are of their hosts' clocks: from each launch's first arrival on."""
+    """Return the record of ranks whose times are on their hosts' clocks, relative to each launch's first arrival."""
     common = len({devices[member].host for member in point.members}) == 1
     arrived = np.array([rank.arrived for rank in ranks])
     begin = arrived.min(axis=0, keepdims=True) if common else arrived
@@ -348,9 +348,9 @@ _WARM_BYTES = 16 * 2**20
 
 
 def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Random, watcher: Watcher) -> None:
-    """Measure the plan into `run`, which holds all finished trials at any moment, also when this is interrupted.
+    """Measure the plan into `run`, which always holds all finished trials, also after an interruption.
 
-    Data points that `run` has settled already are not measured again. Raises BackendError once nothing works any more.
+    Data points that `run` has settled are not measured again. Raises BackendError if no step works any more.
     """
     clock, before = watcher.clock, run.seconds
     with _phase(run, NCCL_START, clock):
