@@ -27,7 +27,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rings that fit on a mesh of NVLinks at once: how many, and what all of them carry, GB/s."""
+    """Rings that fit on a mesh of NVLinks concurrently: their number, and what they carry in total, GB/s."""
 
     rings: int
     gbs: float

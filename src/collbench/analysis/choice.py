@@ -141,7 +141,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class AllLeft:
-    """There is nothing to choose: all `count` devices that are left of so many."""
+    """No choice is left: all `count` remaining devices are taken."""
 
     count: int
     of: int
@@ -206,7 +206,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class BestForJob:
-    """A step of the job communicates for `seconds` on the set, one of so many `finalists` that did not fail.
+    """A step of the job communicates for `seconds` on the set, the best of the `finalists` that did not fail.
 
     `tied`: as long on all of them; `significant`: longer on each of the others.
     """

@@ -23,7 +23,7 @@ from collbench.model.units import TELLING_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What stands for what: `positions` are the new run's positions, each with its position in the base.
+    """How devices correspond: `positions` are the new run's positions, each with its position in the base.
 
     `by_uuid` counts those that are the very same device; `by_order` are the others (position of the new run, of the
     base), matched by their order in the list. A device without a counterpart is in no pair: `only_base`, `only_new`.
@@ -380,7 +380,7 @@ def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_belo
     )
 
 
-# What two runs differ in beside their figures: each a candidate cause of what became faster or slower.
+# Differences between two runs apart from their figures: each may be why something became faster or slower.
 
 # NVIDIA's container images leave it behind; it changes nothing that NCCL does.
 _IDLE = {"NCCL_VERSION"}

@@ -98,7 +98,7 @@ class TooOld:
 
 @dataclass(frozen=True, slots=True)
 class Incomplete:
-    """A run was interrupted with so many links still to time; None: before any at a size that shows bandwidth."""
+    """A run was interrupted with this many links untimed; None: before any link at a size that shows bandwidth."""
 
     left: int | None
 

@@ -130,7 +130,7 @@ def _ratio(one: Sequence[float], other: Sequence[float], sets: int) -> Figure:
 
 
 def _mean(logs: Sequence[float], comparisons: int = 1) -> Figure:
-    """Return the mean of logarithms as what they are of, with its interval, one of so many that shall all hold."""
+    """Return the mean of logarithms as a ratio, with its interval, simultaneous for this many means."""
     if len(logs) < FEWEST_TRIALS:
         return Figure(math.exp(fmean(logs)), None)
     middle, low, high = geometric_mean(logs, simultaneous_quantile(len(logs) - 1, comparisons))
@@ -173,7 +173,7 @@ def settle(choice: Choice, job_contest: JobContest, job: str, links: Run) -> Cho
 
 
 def contenders(choice: Choice, devices: int) -> tuple[Members, ...]:
-    """Return the sets of so many devices to replay a job on, the chosen one first: its finalists without a failure.
+    """Return the sets to replay a job on, the chosen one first: the choice's finalists without a failure.
 
     Where bandwidth ties and has named no other set, the one that shares the fewest devices with the chosen one.
     """

@@ -57,7 +57,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Calls that a rank gives NCCL at once, on one group, `pause` seconds after the unit before.
+    """Calls that a rank gives NCCL together, on one group, `pause` seconds after the unit before.
 
     `group` is a place in Schedule.groups. Units of the same `meeting`, on several ranks, wait for each other.
     """
@@ -394,7 +394,7 @@ class _Streams:
         return self._units[place[0]][place[1]]
 
     def _collective(self, waiting: Sequence[_Place]) -> bool:
-        """Let all members do the collectives that they have come to; return whether they have."""
+        """Perform the collectives that all members have reached; return whether there were any."""
         if len(waiting) < len(self._members) or any(self._unit(place).messages for place in waiting):
             return False
         _check_alike([(place[0], self._unit(place)) for place in waiting])

@@ -20,7 +20,7 @@ from collbench.model.run import Measurement, Run
 
 # Node effects from pairs of nodes: log bandwidth = typical + first's effect + second's + what the switches take.
 #
-# Fitted robustly (Huber, iterated weights), for neighbours share an uplink with whoever is matched beside them.
+# Fitted robustly (Huber, iterated weights), because pairs that are measured concurrently may share an uplink.
 # Fitted twice: a pair of two slow nodes carries what the slower one does, not the sum of both effects.
 
 Members = tuple[int, ...]
@@ -311,7 +311,7 @@ class Judgement:
 
 
 def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = ()) -> Judgement:
-    """Return what the pairs measured so far say of `nodes` nodes under the switches that were reported, if any."""
+    """Return what the pairs measured so far show about `nodes` nodes under the reported switches, if any."""
     known = [level for level in known if any(len(members) > 1 for members in level.members)]  # others are nodes again
     if known:
         return _judge_known(seen, nodes, known)
@@ -403,7 +403,7 @@ def _alike(one: float, other: float) -> bool:
 def _belongs(
     node: int, group: Collection[int], among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]
 ) -> bool:
-    """True if most pairs of the node with the group are fast: one lucky measurement joins nobody to it."""
+    """True if most pairs of the node with the group are fast: one lucky measurement does not suffice."""
     ratios = [fmean(found) for pair, found in among.items() if node in pair and set(pair) <= set(group)]
     return median(ratios) > low[node] / 2
 
@@ -627,7 +627,7 @@ def _waits_of_two(measurement: Measurement, node_of: Mapping[int, int]) -> Itera
 
 
 def _by_chance(over: int, count: int) -> float:
-    """Return how often so many of `count` trials, or more, have the node later where either is as likely."""
+    """Return the probability that at least this many of `count` trials have the node later, if that is a coin flip."""
     return float(sum(math.comb(count, k) for k in range(over, count + 1)) / 2**count)
 
 
@@ -649,7 +649,7 @@ class Rail:
 
 
 def judge_rails(judgements: Mapping[int, Judgement]) -> tuple[Rail, ...]:
-    """Return the rails by number, from what the pairs of each say of its nodes.
+    """Return the rails by number, judged from the pairs of each rail.
 
     A rail is slow if it is below the median of the others by more than δ and by more than three standard errors of its
     own pairs.

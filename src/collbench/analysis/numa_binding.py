@@ -44,7 +44,7 @@ class Binding:
 
 
 def bindings(run: Run) -> tuple[Binding, ...]:
-    """Return what a run's host copies say of each device; none without such copies on at least two NUMA nodes.
+    """Return what a run's host copies show for each device; none without such copies on at least two NUMA nodes.
 
     A device is left out where a node or a direction was not measured.
     """

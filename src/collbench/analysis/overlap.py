@@ -45,7 +45,7 @@ def median_figure(values: Sequence[float]) -> Figure:
 class OverlapSummary:
     """One data point (docs/method.md 4.8). Seconds are of one call, or one unit of compute, of the slowest rank.
 
-    Factors are seconds beside over seconds alone, trial by trial. `of_sum` and `of_max` are the time of a fixed
+    Factors are overlapping seconds over isolated seconds, trial by trial. `of_sum` and `of_max` are the time of a fixed
     amount of both together, over the sum and over the longer of their times alone: 1 of the maximum is perfect.
     All are medians over trials, but for the collective beside compute and its factor. Those are means: the trials'
     calls begin at different moments of a unit, and only all of them together are spread evenly over it.
@@ -88,7 +88,7 @@ def _amounts(trial: OverlapTrial) -> tuple[float, float]:
 
 
 def spread(overlap: Overlap) -> Interval:
-    """Return the 10th and the 90th percentile of single calls beside compute, in seconds, of all trials together."""
+    """Return the 10th and 90th percentile of single calls during compute, in seconds, over all trials."""
     calls = [seconds for trial in overlap.trials for seconds in trial.beside_calls]
     low, high = np.percentile(calls, (10, 90))
     return float(low), float(high)
@@ -96,7 +96,7 @@ def spread(overlap: Overlap) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a data point ran under, beside its size."""
+    """The conditions of a data point, apart from its size."""
 
     operation: Operation
     compute: Compute
@@ -119,7 +119,7 @@ def by_condition(overlaps: Iterable[Overlap]) -> dict[Condition, list[Overlap]]:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """How many times as long the collective takes beside compute, and compute beside the collective.
+    """How many times longer the collective takes during compute, and compute during the collective.
 
     `collective_most` and `compute_most` are the upper ends of their 95 % intervals, infinite without one.
     """

@@ -22,9 +22,9 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 from collbench.runfile.codec import build
 
-# Figures of healthy machines that others published or that were measured here; figures.json beside this holds them.
+# Figures of healthy machines, published or measured by us; they are in figures.json in this folder.
 #
-# The file holds what its sources say and nothing else; what is made of it stands here.
+# The file holds only what its sources say; the interpretation is in this module.
 # docs/reference-figures.schema.json describes it.
 
 # A measured figure holds for other machines of its kind within ±5 %: where two sources measured the same thing, they
@@ -113,7 +113,7 @@ _Matched = tuple[Figure, list[Key]]
 
 
 class ReferenceVerdict(StrEnum):
-    """How a run stands to a figure."""
+    """How a run compares with a figure."""
 
     NORMAL = "normal"
     BELOW = "below"
@@ -134,7 +134,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one figure says of a run: `sets` are all links, pairs or sets that it applies to, the slowest first.
+    """How one figure judges a run: `sets` are all links, pairs or sets that it applies to, the slowest first.
 
     `mismatch` is the run's NVLS where the figure's differs, else None: then nothing is significantly below the figure.
     `failed` are sets of its kind where something failed or moved wrong data. `impossible` is why nothing but "below" is
@@ -168,7 +168,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A work of the run on so many members that no figure applies to; `others` are figures at other sizes."""
+    """A work of the run, on a number of members, that no figure applies to; `others` are figures at other sizes."""
 
     work: Work
     ranks: int
@@ -177,7 +177,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Everything that the figures say of a run, and what they do not. `known`: some are of this machine's kind."""
+    """How all figures judge a run, and what they do not cover. `known`: some are of this kind of machine."""
 
     run: Run
     nvls: Nvls
@@ -205,7 +205,7 @@ class Answers:
 
 
 def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = None) -> Answers:
-    """Return what the figures say of a run; of one operation where it is given."""
+    """Return how the figures judge a run; only one operation if given."""
     run = ordinary(run)
     names = {device.name for device in run.devices}
     ours = [figure for figure in figures if len(names) == 1 and figure.is_of(next(iter(names)))]

@@ -14,14 +14,14 @@ _WithTrials = TypeVar("_WithTrials", Overlap, Replay)
 
 
 def part(run: Run, devices: Sequence[Device]) -> Run:
-    """Return what the run says of these of its devices alone, in its own order; the run itself where these are all."""
+    """Return the part of the run on these of its devices, in the run's order; the run itself if these are all."""
     wanted = {device.uuid for device in devices}
     kept = [position for position, device in enumerate(run.devices) if device.uuid in wanted]
     return run if len(kept) == len(run.devices) else restricted(run, kept)
 
 
 def restricted(run: Run, members: Sequence[int]) -> Run:
-    """Return what the run says of these positions alone, counted from 0 in their order; the original stays as it is."""
+    """Return the part of the run on these positions, counted from 0 in their order; the run itself is unchanged."""
     new = {member: number for number, member in enumerate(members)}
     inside = new.keys()
     return replace(

@@ -1,4 +1,4 @@
-"""Rings through a set of GPUs: how many a mesh of NVLinks holds, and the best single one (docs/method.md 11.3)."""
+"""How many rings a mesh of NVLinks carries concurrently: arc-disjoint Hamiltonian cycles (docs/method.md 11.3)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def cut_bound(capacities: Capacities) -> float:
 
 
 def most_rings(links: Capacities) -> int:
-    """Return how many directed rings fit at once when each takes one whole link of every hop.
+    """Return how many directed rings fit concurrently if each takes one whole link of every hop.
 
     Always a packing that exists. Beyond eight members it may not be the largest.
     """

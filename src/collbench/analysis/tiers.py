@@ -173,7 +173,7 @@ _WIDEST_NOISE = 3
 
 
 class Relation(StrEnum):
-    """How a link stands to the best of all.
+    """How a link compares with the best of all.
 
     FAILED: something on it failed or moved wrong data, whatever its rate; IMPOSSIBLE: nothing did, but one of its rates
     is above a physical limit.

@@ -382,7 +382,7 @@ def _snapped(nvlink: Rates, links: Rates) -> Rates:
 
 
 def _shares(n: int, paths: Mapping[Pair, Path], checks: Sequence[InterferenceCheck]) -> Rates:
-    """Return what a hop keeps beside others: 0.6 (docs/method.md 11.3), or more where its label's check found more.
+    """Return what a hop achieves concurrently: 0.6 (docs/method.md 11.3), or more if its label's check found more.
 
     Less is left to `pcie`: an interference check loads all switches at once, a ring of few devices does not.
     """

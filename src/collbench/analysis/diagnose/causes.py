@@ -58,7 +58,7 @@ class ErrorCounter(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewErrors:
-    """A device's counter grew by so many errors from before measuring to after it."""
+    """How much a device's error counter grew between the start and the end of the measurement."""
 
     device: int
     counter: ErrorCounter

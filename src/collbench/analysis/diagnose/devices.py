@@ -40,7 +40,7 @@ def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
 
 
 def disturbing(facts: Facts) -> Iterator[Finding]:
-    """Yield the pairs that are slower beside others than alone, by the interference check, though they share no link.
+    """Yield pairs that the interference check finds slower concurrently than isolated, although they share no link.
 
     NVLinks of disjoint pairs share nothing, nor do peer copies below one PCIe bridge. Farther PCIe paths name shared
     links, so there it is no contradiction.

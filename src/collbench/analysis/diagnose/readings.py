@@ -1,4 +1,4 @@
-"""The rate of each data point that decides, with an error that holds for all at once (docs/method.md 10.1)."""
+"""The rate of each data point that decides, with an error that is simultaneous for all (docs/method.md 10.1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from collbench.model.run import DataPoint, Measurement, Path, Run
 _CHANCE_OF_ANY = 0.005
 # Fewer trials than this make a poor σ̂: the wider pool then counts, too.
 _FEW_TRIALS = 30
-# Of so many trials a data point that is much noisier than its like is judged by its own noise.
+# From this many trials on, a data point that is much noisier than others of its kind is judged by its own noise.
 _TRIALS_FOR_OWN_NOISE = 5
 # Two copies on one link get half of it each, three a third; noise alone does not make an interference check's ratio
 # this low.
@@ -184,7 +184,7 @@ def read(run: Run) -> Readings:
 
 
 def _trusted(run: Run) -> set[tuple[Work, str]]:
-    """Return the works that may run beside others on a label, as interference checks found.
+    """Return the works whose groups may run concurrently on a label, according to the interference checks.
 
     An interference check samples two pairs. PCIe paths share links, so there a label that any work's interference check
     saw sharing is distrusted for all: chance decides which pairs met.

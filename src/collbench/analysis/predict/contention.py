@@ -21,10 +21,10 @@ _FEWEST_TRIALS = 3
 
 @dataclass(frozen=True, eq=False)
 class OverlapCurve:
-    """Factors of one operation beside one kind of compute, over sizes; `points` ascend, and each has an interval.
+    """Factors of one operation during one kind of compute, over sizes; `points` ascend, and each has an interval.
 
-    `members` are positions in the evidence's run; `unused` counts data points that failed, had wrong data or fewer
-    than three trials; `nccl` is the version that was timed, which is torch's.
+    `members` are positions in the evidence's run; `unused` counts data points that failed, had wrong data or fewer than
+    three trials; `nccl` is the version that was timed, which is torch's.
     """
 
     source: str
@@ -92,7 +92,7 @@ class OverlapUse:
 
     @property
     def borrowed(self) -> bool:
-        """True if this operation was not measured beside compute, and another one's factors stand for its own."""
+        """True if this operation was not measured during compute, and another one's factors replace its own."""
         return self.operation is not self.curve.operation
 
     @property
@@ -126,7 +126,7 @@ def gather(evidence: Evidence, runs: Sequence[tuple[str, Run]]) -> tuple[Overlap
 
 
 def _curves(name: str, run: Run, base: Run) -> Iterator[OverlapCurve]:
-    """Yield a curve for each operation and set of devices: beside the first compute that was measured with both."""
+    """Yield a curve for each operation and set of devices, for the first compute that was measured with both."""
     here = positions_in(base, run)
     known: set[tuple[Operation, Members]] = set()
     for condition, ones in by_condition(run.overlaps).items():
@@ -171,7 +171,7 @@ def contended(
     seconds: Sequence[float],
     devices: Callable[[Group], Members],
 ) -> Contended | None:
-    """Return what transfers, each of so many seconds alone, and compute cost each other; None if nobody measured.
+    """Return how much transfers (of these isolated seconds) and compute slow each other down; None if not measured.
 
     `devices` are those that run a group's collective. Compute's factor is the mean over the transfers, each counted by
     its seconds.

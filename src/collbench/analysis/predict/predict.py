@@ -69,7 +69,7 @@ class Sets:
 
 
 class Machine:
-    """What the pairs of a machine's run say of any set of its devices."""
+    """What the pairs of a machine's run show about any set of its devices."""
 
     def __init__(self, evidence: Evidence) -> None:
         """Take all that was measured; devices that are faulty are left out."""
@@ -317,7 +317,7 @@ class Predictor:
         return Prediction(question, cases, sets, assumed, self._machine.left_out, used, self._evidence.registration)
 
     def cost(self, question: Question, strategy: str, members: Members, compute: float | None) -> Cost:
-        """Return what a step of so many compute seconds costs on these very devices, by position."""
+        """Return the cost of a step with these compute seconds on exactly these devices, by position."""
         transfers = list(STRATEGIES[strategy](job_of(question, strategy, len(members))))
         return self._priced(question, transfers, members, compute)
 
@@ -380,7 +380,7 @@ class Predictor:
         return self._timings.of(Operation.ALLREDUCE, members).seconds(_RANKED_BYTES)[1]
 
     def _spans(self, transfers: Sequence[Transfer], members: Members, question: Question) -> list[Span]:
-        """Return each transfer's seconds; where several groups run at once, those of the slowest."""
+        """Return each transfer's seconds; if several groups run concurrently, the seconds of the slowest."""
         known: dict[tuple[Operation, int, Group], Span] = {}
         sizes: dict[tuple[Operation, Group], list[int]] = {}
         for transfer in transfers:
@@ -397,7 +397,7 @@ class Predictor:
         return [self._timings.of(operation, some) for some in groups(group, members, question.shards)]
 
     def _note(self, sizes: dict[tuple[Operation, Group], list[int]], members: Members, question: Question) -> None:
-        """Remember what was assumed, and of which devices."""
+        """Record what was assumed, and for which devices."""
         for (operation, group), found in sizes.items():
             for some in groups(group, members, question.shards):
                 timing = self._timings.of(operation, some)
@@ -412,7 +412,7 @@ class Predictor:
 
 
 def job_of(question: Question, strategy: str, gpus: int) -> Job:
-    """Return the job on so many GPUs. Raises UsageError if HSDP's copies do not come out even."""
+    """Return the job on this many GPUs. Raises UsageError if they are not a multiple of HSDP's shards."""
     shards = question.shards or gpus
     if strategy == "hsdp":
         if question.shards is None:

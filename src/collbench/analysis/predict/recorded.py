@@ -53,7 +53,7 @@ class Links:
         self._others = _others(evidence)
 
     def price(self, job: Job, call: Call) -> Priced | None:
-        """Return what a call takes; None if nothing that was measured says so, or nobody knows who takes part."""
+        """Return the seconds of a call; None if no measurement covers it, or its members are unknown."""
         operation, members = call.collective, self._members(job, call)
         if operation is None or members is None or len(members) == 1 or not call.size_bytes:
             return None
@@ -195,7 +195,7 @@ def responding(calls: Sequence[Sent], answer: Responses) -> StepBounds:
 
 
 def _beside(one: Sent, which: int) -> float:
-    """Return a transfer beside compute: what it had of that as recorded is in its recorded time already."""
+    """Return a transfer's seconds during compute: the recorded time already contains the recorded slowdown."""
     gained = max(0.0, one.after[which] - one.before)
     return one.after[which] + (one.concurrent - 1) * gained
 

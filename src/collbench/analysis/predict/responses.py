@@ -37,7 +37,7 @@ _WAITED = 0.5
 # A kernel keeps its own slope if that differs from the slope of its like by more standard errors than this.
 _ODD = 2.5
 _MEDIAN_ERROR = 1.25  # of a mean's: √(π/2), as for normal values
-# A slope needs at least so many samples; its standard error is never taken to be below this.
+# A slope needs at least this many samples; its standard error is assumed to be at least this.
 _FEWEST, _LEAST_ERROR = 8, 0.02
 # If the GPU waits for its host for more than this share of a step, faster links do not shorten the step.
 SLACK = 0.02

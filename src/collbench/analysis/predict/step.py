@@ -82,7 +82,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A step's seconds; of them those in which compute ran beside a transfer, and those that this cost compute."""
+    """A step's seconds, the seconds of overlap with transfers in it, and the compute time lost to overlap."""
 
     step: float
     beside: float
@@ -107,13 +107,12 @@ def schedule(
     host: Host | None = None,
     contention: Contention | None = None,
 ) -> Schedule:
-    """Return how a step of `compute` seconds goes with these transfers, each of so many seconds alone.
+    """Return the timing of a step with these compute seconds and transfers (isolated seconds).
 
     Communication runs one transfer at a time, in their order, none before compute has reached its `ready`; compute
     stops at a transfer's `needed` until it is there. `ready` never falls along the order. With a `host` compute reaches
-    no place before the host has launched it, and is as fast as the GPU behind that; the host waits for nobody. While
-    a transfer and compute run at the same time, both are slower by `contention`, None if they cost each other
-    nothing.
+    no place before the host has launched it, and is as fast as the GPU behind that; the host waits for nobody. While a
+    transfer and compute run at the same time, both are slower by `contention`, None if they cost each other nothing.
     """
     return _Lanes(transfers, seconds, compute, host, contention or Contention((1.0,) * len(transfers), 1.0)).run()
 
@@ -266,7 +265,7 @@ FORWARD_SHARE = 1 / 3
 
 
 class Group(StrEnum):
-    """Who takes part: all GPUs, those that hold one copy of the model together, or those that hold the same shard."""
+    """The members: all GPUs, those that hold one copy of the model together, or those that hold the same shard."""
 
     ALL = "all"
     SHARD = "shard"
@@ -463,7 +462,7 @@ class Phases:
 
 _PHASES = ("forward", "backward", "optimizer")
 _MOST = 1e9  # a sum of such numbers is still finite
-# Where nobody timed the host: as the GPU, and nothing hides behind an optimizer of which nothing is known.
+# If the host was not timed, it is as fast as the GPU, and nothing overlaps the optimizer, which is unknown.
 AS_THE_GPU = Phases(FORWARD_SHARE, 1 - FORWARD_SHARE, 0.0)
 
 
@@ -478,7 +477,7 @@ class Host:
     knots: tuple[Knot, ...]
 
     def seconds(self, step: float) -> float:
-        """Return the seconds that the host takes to launch a step without communication of so many seconds.
+        """Return the seconds that the host takes to launch a step without communication, from the step's seconds.
 
         The most that make the step no longer: where it takes `gpu_seconds` the host never holds the GPU.
         """
