@@ -1,4 +1,4 @@
-"""What times a collective beside compute, and what its parent and its workers say to each other. Free of torch."""
+"""The backend that times a collective which overlaps compute, and the messages to its workers. Does not load torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collbench.model.operations import Operation, Work
 
 # What training sends, and what torch.distributed sends without an option.
 DTYPE = "bfloat16"
-# Those of FSDP, DDP, tensor parallelism and mixture of experts; the others would each need a way to be verified.
+# The collectives of FSDP, DDP, tensor parallelism and mixture of experts; others would need their own verification.
 OPERATIONS = (
     Operation.ALLREDUCE,
     Operation.ALLGATHER,
@@ -24,7 +24,7 @@ OPERATIONS = (
 # A GPU's stream takes 1,024 launches and events ahead. The next one waits until the GPU has begun some of them, which
 # must not happen before a load's common start.
 QUEUE_ENTRIES = 1000
-# The rest, the collective that brings the ranks together, the one that is timed, and their events.
+# A sleep, the collective that synchronizes the ranks, the timed collective, and their events.
 _ENTRIES_A_ROUND = 8
 # From half of it on, a chunk of compute is one launch, a CUDA graph.
 LAUNCHES_AHEAD = QUEUE_ENTRIES // 2
@@ -32,7 +32,7 @@ LAUNCHES_AHEAD = QUEUE_ENTRIES // 2
 
 @dataclass(frozen=True, slots=True)
 class OverlapPoint:
-    """One data point: a collective of so many bytes, what runs beside it, and the levers."""
+    """One data point: a collective of a size in bytes, the compute that it overlaps, its priority and CTAs."""
 
     operation: Operation
     size_bytes: int
@@ -48,7 +48,7 @@ class OverlapPoint:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every rank runs at once, from a common start: chunks of the collective, chunks of compute, or both.
+    """What every rank runs from a common start: chunks of the collective, chunks of compute, or both.
 
     The end of each chunk is timed. A chunk has `calls` of the collective, or `units` of compute. `delay_s` is how long
     the GPU waits before the start, so that all of it is queued by then.
@@ -102,10 +102,10 @@ class OverlapBackend(Protocol):
         """Make room for a data point and forget the one before. Raises MachineError if it does not fit."""
 
     def warm(self) -> None:
-        """Run the collective and the compute once, untimed: communicators, code and clocks are there afterwards."""
+        """Run the collective and the compute once, untimed, to create communicators, load code and raise clocks."""
 
     def run(self, load: Load) -> tuple[RankTimes, ...]:
-        """Run a load of the data point, and compare what it delivered. Raises BackendError."""
+        """Run a load of the data point, and verify its results. Raises BackendError."""
 
     def close(self) -> None:
         """End the workers; must be safe to call twice."""

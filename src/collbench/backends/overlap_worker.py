@@ -1,4 +1,4 @@
-"""One rank of `collbench overlap`: a collective of torch.distributed beside torch's compute, both verified.
+"""One rank of `collbench overlap`: a collective of torch.distributed that overlaps torch's compute, both verified.
 
 Started as `… -m collbench.backends.overlap_worker FD RANK WORLD_SIZE KIND PLACE FOLDER`: KIND is cuda or host, PLACE
 the GPU's number among those that CUDA shows, or the core. It answers requests from the pipe FD until the pipe closes.
@@ -145,7 +145,7 @@ def call_of(operation: Operation, group: dist.ProcessGroup) -> Callable[[Slot], 
     return calls[operation]
 
 
-# The compute: what runs beside it, and its result.
+# The compute that the collective overlaps, and its result.
 
 # A transformer layer of 7B parameters: 32 heads of 128 (Llama 2 7B).
 _HEADS, _HEAD_WIDTH = 32, 128
@@ -193,19 +193,19 @@ def unit_of(
 
 
 class Rank:
-    """A process's place among the ranks, and what it has allocated for the data point of the moment."""
+    """One rank's process, and what it has allocated for the current data point."""
 
     def __init__(self, rank: int, ranks: int, accelerator: Accelerator) -> None:
         self._rank, self._ranks, self._accelerator = rank, ranks, accelerator
         self._point: OverlapPoint | None = None
         self._messages: Messages | None = None
         self._unit: tuple[Compute, Unit, torch.Tensor] | None = None
-        self._chunks: dict[int, Callable[[], object]] = {}  # of that unit, by how many are one launch
+        self._chunks: dict[int, Callable[[], object]] = {}  # of that unit, by units per launch
         self._tiny = torch.zeros(1, device=accelerator.device)
         self._group: dist.ProcessGroup | None = None
 
     def allocate(self, point: OverlapPoint) -> Done:
-        """Make room for a data point; the answer says why there is none."""
+        """Make room for a data point; the answer says why if that fails."""
         self._accelerator.finish()
         self._point, self._messages = point, None
         device = self._accelerator.device
@@ -226,7 +226,7 @@ class Rank:
         return Done()
 
     def warm(self) -> Done:
-        """Make the communicator of the point's levers, and run the collective and the compute once."""
+        """Create the communicator for the point's priority and CTAs, and run the collective and the compute once."""
         point, messages, (_, unit, _) = self._allocated()
         self._group = self._accelerator.group(self._ranks, point.priority, point.ctas)
         call = call_of(point.operation, self._group)
@@ -260,7 +260,7 @@ class Rank:
         return RankTimes(times.collective, times.compute, times.begins, times.queued, wrong, wrong_compute)
 
     def _chunk(self, load: Load, unit: Unit) -> Callable[[int], object]:
-        """Return what queues a chunk of compute: its units one by one, or as one launch where they are too many."""
+        """Return a function that queues a chunk of compute: its units one by one, or in one launch if too many."""
         if load.compute_launches <= LAUNCHES_AHEAD:
             return lambda _chunk: [unit.run() for _ in range(load.units)]
         if load.units not in self._chunks:

@@ -1,4 +1,4 @@
-"""What replays a recorded step, and what its parent and its workers say to each other. Free of torch."""
+"""The backend that replays a recorded step, and the messages to its workers. Does not load torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of `collbench replay`: the calls that were recorded, by torch.distributed, on buffers that are verified."""
+"""One rank of `collbench replay`: the recorded calls, by torch.distributed, on verified buffers."""
 
 from __future__ import annotations
 
