@@ -96,7 +96,7 @@ class TrainingRun:
 class Arm:
     """One way to run the script: variables that differ from the inherited ones, and devices by index and identity.
 
-    `without` is what only this arm lacks ("p2p", "shm"), where the arms differ in nothing else; else empty.
+    `without` is what only this arm lacks ("p2p", "shm"), if that is the only difference; else empty.
     """
 
     name: str
@@ -221,7 +221,7 @@ _NEVER = frozenset({"NCCL_NVLS_ENABLE"})
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the second arm changes: switches by their words, and given variables; both as `environment`."""
+    """What the second arm changes: named switches and given variables; `environment` has both."""
 
     words: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
@@ -243,7 +243,7 @@ class Change:
 
 
 def parse_change(texts: Sequence[str]) -> Change:
-    """Return what every --without asks for: words with commas between, and at the end NCCL_NAME=VALUE.
+    """Return what all --without options request: names separated by commas, and NCCL_NAME=VALUE at the end.
 
     A value may hold commas, as NCCL_PROTO=LL,LL128 does: it reaches to the end of its --without. Raises UsageError.
     """
@@ -261,7 +261,7 @@ def parse_change(texts: Sequence[str]) -> Change:
 
 
 def _divided(text: str) -> tuple[list[str], tuple[str, str] | None]:
-    """Return the words of one --without, and its variable with its value."""
+    """Return the names in one --without, and its variable with the value."""
     start = re.search(r"(?:^|,)\s*(?=NCCL_)", text)
     listed = text[: start.start()] if start else text
     words = [word.strip().lower() for word in listed.split(",")] if listed or not start else []
@@ -429,7 +429,7 @@ _LAST_LINES = 60
 
 
 def last_words(tail: Iterable[str]) -> list[str]:
-    """Return the lines that say why a script ended: from the first traceback in its tail on, else the last ones.
+    """Return the lines that explain why a script ended: the tail from its first traceback on, else the last lines.
 
     Torchrun's report follows the script's traceback, and would push it out of the last lines.
     """
@@ -439,7 +439,7 @@ def last_words(tail: Iterable[str]) -> list[str]:
     return lines[-_LAST_LINES // 2 :] if first is None else lines[first : first + _LAST_LINES]
 
 
-# What the runs come to: one value a run, the ratio of the arms, and what may be said of it. Pure.
+# The result of the runs: one value per run, the ratio of the arms, and its significance. Pure.
 
 
 # Of a run's steps the first tenth is warm-up, and three at least: allocator, lazy kernels, NCCL's connections.
@@ -521,7 +521,7 @@ def _whole_repeats(ablation: Ablation) -> list[tuple[TrainingRun, TrainingRun]]:
 
 
 def _gpu_result(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablation) -> GpuResult | None:
-    """Return what came out of the GPU's own times; None unless every run has them beside its steps."""
+    """Return the result by the GPU's own times; None unless every run has them in addition to its steps."""
     if ablation.measure is not Measure.STEP:
         return None
     own: list[list[float]] = [[], []]

@@ -52,7 +52,7 @@ _WORDS = ("save the ablation as", "--output")
 
 
 def save(ablation: Ablation, path: Path) -> None:
-    """Write the ablation whole: a reader, or a crash, meets nothing or all of it. Raises RunFileError, Taken."""
+    """Write the ablation atomically: after a crash the file is old or complete. Raises RunFileError, Taken."""
     atomic_write.write(dumps(ablation), path, *_WORDS)
 
 
@@ -62,7 +62,7 @@ def own(path: Path, warn: Callable[[str], None], *, force: bool = False) -> atom
 
 
 def check_writable(path: Path, *, force: bool = False) -> None:
-    """Raise RunFileError if an ablation could not be saved at `path`, where a file is in the way, too."""
+    """Raise RunFileError if an ablation could not be saved at `path`, or if a file exists there."""
     atomic_write.check(path, *_WORDS, force=force)
 
 
@@ -130,7 +130,7 @@ def _check_meaning(ablation: Ablation) -> None:
 
 # Torchrun gives its workers 30 s to end before it kills them [torch 2.13, elastic agent, shutdown]; we, it a bit more.
 _GRACE_SECONDS = 40.0
-# A grandchild that outlives the job may hold its output open; what comes after this is nobody's step.
+# A grandchild that outlives the job may hold its output open; later output is not of the job's steps.
 _AFTERMATH_SECONDS = 2.0
 
 
@@ -251,7 +251,7 @@ _INSTEAD = {
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Whom an experiment speaks to: notices, a script's last words, its output as it comes, and steps as they come."""
+    """Receives an experiment's notices, a failed script's last lines, its output, and its steps as they come."""
 
     say: Callable[[str], None]
     show: Callable[[Sequence[str]], None]
@@ -323,7 +323,7 @@ class Experiment:
         return 2 * self.ablation.repeats if self.ablation.budget_seconds is None else None
 
     def train_words(self, arm: Arm) -> list[str]:
-        """Return the words that make collbench train an arm, without its environment."""
+        """Return the arguments with which collbench trains an arm, without its environment."""
         return ["train", *self._devices(arm), *self._plan.words]
 
     def _with_folder(self, words: list[str], folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The chosen devices in the words of what starts jobs: a shell, docker, apptainer, srun."""
+"""The chosen devices as arguments or variables of what starts jobs: a shell, docker, apptainer, srun."""
 
 from __future__ import annotations
 

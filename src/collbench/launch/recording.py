@@ -1,4 +1,4 @@
-"""A job beside which the NCCL profiler plugin writes: its environment, its run, and its own exit status."""
+"""A job under the NCCL profiler plugin: its environment, its run, and its exit status."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def environment(
 
 
 def check(command: Sequence[str]) -> None:
-    """Raise UsageError where the job's program is not here: before anything is made for it."""
+    """Raise UsageError if the job's program is missing, before creating anything for it."""
     if shutil.which(command[0]) is None:
         why = f"cannot be executed: chmod +x {command[0]}" if Path(command[0]).is_file() else "does not exist"
         raise UsageError(f"program '{one_line(command[0])}' {why}: check its path")

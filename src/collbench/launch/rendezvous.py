@@ -64,7 +64,7 @@ def gives_way(arguments: TrainArguments, environment: Mapping[str, str], count: 
 
 
 def _check_nnodes(arguments: TrainArguments, environment: Mapping[str, str]) -> None:
-    """Raise UsageError for a number of nodes on which torchrun would end with a traceback of its own."""
+    """Raise UsageError for a number of nodes with which torchrun would print a traceback."""
     given = _given(arguments, environment, "--nnodes") or "1"
     numbers = re.fullmatch(r"([1-9][0-9]*)(?::([1-9][0-9]*))?", given.strip())
     if numbers is None or int(numbers[1]) > int(numbers[2] or numbers[1]):
