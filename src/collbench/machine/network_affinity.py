@@ -34,7 +34,7 @@ class NetworkAffinity:
     reported: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     def nearest(self, gpu: int) -> tuple[tuple[str, ...], str]:
-        """Return the cards nearest to a GPU, and how near: ((), "") where nothing is known."""
+        """Return the cards nearest to a GPU, and how near: ((), "") if nothing is known."""
         near = self.near.get(gpu, {})
         best = min((NEARNESS.index(how) for how in near.values()), default=None)
         if best is None:

@@ -270,7 +270,7 @@ def _is_whole(row: _Row) -> bool:
     return all(known)
 
 
-# What `nvidia-smi topo` says of this machine right now, asked in the background: it starts as the driver does.
+# Runs `nvidia-smi topo` in the background, while the driver starts.
 
 
 _PROGRAM = "nvidia-smi"
@@ -280,7 +280,7 @@ _LIMIT_S = 10.0
 
 
 def live_cards(program: str, limit_s: float) -> dict[int, dict[str, str]]:
-    """Return what `parse_cards` has of this machine now; {} where the program is missing, fails or takes too long."""
+    """Return `parse_cards` of this machine now; {} if the program is missing, fails or takes too long."""
     try:
         done = subprocess.run((program, *_TOPOLOGY), capture_output=True, timeout=limit_s, check=True)
         return parse_cards(done.stdout.decode("utf-8", "replace"))
@@ -304,7 +304,7 @@ class LiveTools:
         self.close()
 
     def with_reports(self, devices: Sequence[Device], paths: Sequence[Path]) -> tuple[Path, ...]:
-        """Return the paths with what nvidia-smi says of them; waits for it until the time limit. To be called once."""
+        """Return the paths with nvidia-smi's reports; waits for it until the time limit. Call it once."""
         texts = [self._text(process) for process in self._processes]
         self.close()
         if not texts:

@@ -1,4 +1,4 @@
-"""What NVML says of this machine: GPUs, their health, NVLinks, and the paths between GPUs.
+"""NVML's data about this machine: GPUs, their health, NVLinks, and the paths between GPUs.
 
 One question at a time: an answer, or None if this GPU, driver or binding has none.
 """

@@ -93,7 +93,7 @@ def nvlink(
 
 
 def _nvlink_rate(capability: tuple[int, int] | None, line_mbps: int | None) -> tuple[float | None, str]:
-    """Return GB/s of data per link and its origin. An unknown line rate stands for itself: it is still a limit."""
+    """Return GB/s of data per link and its origin. An unknown line rate is used as it is: it is still a limit."""
     if line_mbps is not None and line_mbps > 0:
         # Drivers round the fraction either way (26562.5), hence ± 1 MB/s.
         near = (line_mbps, line_mbps - 1, line_mbps + 1)

@@ -23,10 +23,10 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The GPUs that a list leaves, in its own order, and what is wrong with the list ("" if nothing is).
+    """The GPUs that a list selects, in its order, and what is wrong with the list ("" if nothing is).
 
-    `certain` is False if the guide does not say, so that only CUDA knows: then `devices` are nvidia-smi's
-    reading of the words before that.
+    `certain` is False if the guide does not say, so that only CUDA knows: then `devices` are nvidia-smi's reading of
+    the words before that.
     """
 
     devices: tuple[Device, ...]

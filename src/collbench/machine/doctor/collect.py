@@ -152,7 +152,7 @@ _UNCORRECTED, _VOLATILE = 1, 0  # as machine/health.py has them [nvml.h, r580]
 
 
 def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
-    """Return what NVML says, or in `error` why it says nothing. `binding` gives the module pynvml; `root` holds sys/.
+    """Return NVML's facts, or in `error` why there are none. `binding` gives the module pynvml; `root` holds sys/.
 
     A GPU that was lost makes the whole of NVML's word an error: its fix comes first.
     """

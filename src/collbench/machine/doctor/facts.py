@@ -1,4 +1,4 @@
-"""What the doctor looks at: plain facts about a machine, None or "" if nothing reported them. No judgement here."""
+"""The doctor's input: plain facts about a machine, None or "" if nothing reported them. No judgment here."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from collbench.model.capabilities import capabilities
 from collbench.model.run import Device, NetworkPort, Path, PeerStatus
 from collbench.model.units import fixed, format_approximate_size
 
-# What the doctor says of one thing: ok, warn, fail or unknown, and the fix. Pure.
+# A finding of the doctor: ok, warn, fail or unknown, and the fix. Pure.
 
 
 class Level(StrEnum):
-    """How a fact bears on a run: it is fine, it costs speed or certainty, it prevents the run, nothing reported it."""
+    """How a fact affects a run: no effect, a cost in speed or certainty, a failure, or not reported."""
 
     OK = "ok"
     WARN = "warn"
@@ -136,7 +136,7 @@ def visibility(facts: Facts) -> list[Finding]:
 
 
 def health(gpus: Sequence[Gpu]) -> list[Finding]:
-    """Judge the modes and the state of the GPUs in sight, each thing in one line."""
+    """Judge the modes and the state of the visible GPUs, one line for each kind of problem."""
     return [*_modes(gpus), *_gpu_memory(gpus), *_fabric(gpus), *_now(gpus)]
 
 
@@ -631,7 +631,7 @@ def _major(version: str) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-# What NVML says of the paths between GPUs, and what that means for data on its way. Pure.
+# What NVML reports about the paths between GPUs, and what that means for data integrity. Pure.
 
 
 def judge_links(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
@@ -690,7 +690,7 @@ def _links_down(gpus: Sequence[Gpu]) -> list[Finding]:
 # What the variables that are set do here: NCCL's, in the environment and in nccl.conf, and CUDA's. Pure.
 
 
-_LONGEST = 60  # characters of a value; what is longer is a list or a path that nobody reads here
+_LONGEST = 60  # characters of a value; longer values are lists or paths, which are cut
 
 
 def judge_variables(facts: Facts) -> list[Finding]:
