@@ -1,4 +1,4 @@
-"""Where collbench keeps what nobody gave a name, and which of it is believed again: what this user alone can write."""
+"""The folder of runs that the user did not name; only files that no other user can write are trusted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def new_run(what: str, backend: str, say: Callable[[str], None], folder: str = R
 
 
 def command_of(path: Path) -> str:
-    """Return the command that saved a run, as its name has it: "pairs"; "" for a name that is not ours."""
+    """Return the command that saved a run, from its file name: "pairs"; "" for a name that is not ours."""
     words = path.stem.split("-")  # the time, the backend, the command, a random word
     return "-".join(words[2:-1])
 
@@ -64,7 +64,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """What a list says of one run. `fabric` is the simulated machine's name, "" for a real machine.
+    """A run's row in the list of runs. `fabric` is the simulated machine's name, "" for a real machine.
 
     `devices` are their names by position ("GPU0"), `command` the words after `collbench`, `status` what the run earns.
     """

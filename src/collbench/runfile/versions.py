@@ -345,7 +345,7 @@ def _typed_failure(words: str, kind: Any) -> dict[str, Any]:
     return {"kind": kind, "cause": Cause.REPORTED, "detail": words}
 
 
-# Why something was skipped, and the kind that says so now.
+# Sentences of version 1 on why something was skipped, and their kinds today.
 _SKIPS = (
     (SkipKind.NO_PEERS, re.compile(r"no peer access, so a kernel cannot address the other GPU's memory")),
     (SkipKind.PROCESSES, re.compile(r"copies are timed by one process, not by one for each device")),

@@ -89,7 +89,7 @@ def own_numbers(traces: Sequence[Trace]) -> list[int] | None:
 
 
 def _find_members(ranked: Sequence[tuple[int, Trace]]) -> None:
-    """Note who is in the groups of which traces say their own rank alone, as far as all of them are here."""
+    """Find the members of groups whose traces name only their own rank, if all of these traces are here."""
     ranks_by_index: dict[tuple[str, int], dict[int, int]] = {}
     for number, trace in ranked:
         for key, own in trace.own.items():

@@ -47,7 +47,7 @@ _MOST_BYTES = 2**53  # numbers of a job file are exact in every reader of JSON
 
 
 class Unreadable(Exception):
-    """Why something is no trace."""
+    """Why a file is not a readable trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Trace:
         return max(self.sizes.get(group, 0), len(self.members.get(group, ())))
 
     def add(self, call: TracedCall) -> None:
-        """Add a call; count one that nobody can have made."""
+        """Add a call; only count an impossible one."""
         ranks = self.size(call.group)
         if ranks < 1 or not 0 <= call.size_bytes < _MOST_BYTES:
             self.skipped += 1

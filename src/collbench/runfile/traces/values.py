@@ -1,4 +1,4 @@
-"""Values of files that anybody may have written: each is what it should be, or nothing."""
+"""Values of untrusted files: each has the expected type, or is dropped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def number(value: Any) -> float:
 
 
 def hashable(value: Any) -> Any:
-    """Return a number or text by which something else is found; None of anything else."""
+    """Return a number or text that can be a dictionary key; None for anything else."""
     return value if isinstance(value, int | str) else None
 
 
