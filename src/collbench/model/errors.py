@@ -55,7 +55,7 @@ class CollbenchError(Exception):
 
 
 class UsageError(CollbenchError):
-    """An argument that cannot mean anything here: a bad size, an unknown device, a missing script."""
+    """An invalid argument: a bad size, an unknown device, a missing script."""
 
 
 class MachineError(CollbenchError):
@@ -71,7 +71,7 @@ class RunFileError(CollbenchError):
 
 
 class BackendError(CollbenchError):
-    """A measurement that failed on the way: a CUDA or NCCL call, a lost worker. A hang has a status of its own.
+    """A measurement that failed: a CUDA or NCCL call, a lost worker. A hang has a separate exit status.
 
     `failure` is what a run keeps of it.
     """
@@ -105,7 +105,7 @@ class PeerLost(StepFailed):
 
 
 class NotTrusted(CollbenchError):
-    """What was measured failed, so nothing is chosen, compared or started by it; `status` is what failed says."""
+    """The measurement failed, so nothing is chosen, compared or started; `status` is the failure's exit status."""
 
     def __init__(self, text: str = "", status: int = ExitStatus.FAILED) -> None:
         """Say what failed, and how the program ends."""

@@ -9,7 +9,7 @@ from collbench.model.operations import Work
 
 
 class FailureKind(StrEnum):
-    """How a step failed. Decisions rest on it, never on the words of an error.
+    """How a step failed. Decisions use the kind, never the text of an error.
 
     HANG: it did not end in its time; CRASH: its process died; ERROR: CUDA, NCCL or the kernel refused it; UNTRIED: it
     was not started, as too many before it had failed.

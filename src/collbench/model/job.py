@@ -1,8 +1,8 @@
-"""A recorded job: which collectives its ranks sent, in which order, among whom, and beside which pauses.
+"""A recorded job: the collectives that its ranks sent, their order, groups, and the pauses between them.
 
 A job repeats its steps a million times, so a rank's calls are kept folded: a *phase* is a sequence of calls and how
-often it came in a row. How long each call and each pause took is summed up over the repetitions; some repetitions,
-the same ones on every rank, are kept whole as *samples*, with the time of each call.
+often it came in a row. How long each call and each pause took is summed up over the repetitions; some repetitions, the
+same ones on every rank, are kept whole as *samples*, with the time of each call.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PointToPoint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks of one communicator, job ranks in the order of its own ranks; () if the source cannot say.
+    """The ranks of one communicator, as job ranks in the communicator's order; () if the source does not report them.
 
     `size` is their number. `name` is what the framework calls it, "" if it does not say.
     """
@@ -96,7 +96,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Times of one thing over its repetitions, µs: how many were seen, and their extremes, median and mean."""
+    """Times of one event over its repetitions, µs: their number, extremes, median and mean."""
 
     count: int
     least: float

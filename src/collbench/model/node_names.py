@@ -1,4 +1,4 @@
-"""Names of nodes as Slurm writes them: "node[01-03,7],login" stands for five nodes."""
+"""Node names as Slurm writes them: "node[01-03,7],login" is five nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})", re.ASCII)
 
 
 def expanded(text: str) -> tuple[str, ...]:
-    """Return the names that a node list stands for, in its order. Raises UsageError."""
+    """Return the names in a node list, in order. Raises UsageError."""
     names: list[str] = []
     position, text = 0, text.strip()
     while True:

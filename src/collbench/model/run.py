@@ -81,7 +81,7 @@ class PeerStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerReadWrite:
-    """What NVML says of reading and of writing a peer's memory; None if it does not report it."""
+    """NVML's report on reading and on writing a peer's memory; None if not reported."""
 
     read: PeerStatus | None = None
     write: PeerStatus | None = None
@@ -104,13 +104,13 @@ class PeerReadWrite:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What the machine's own tools say of the path between two devices (an unordered pair of positions).
+    """What the machine's tools report about the path between two devices (an unordered pair of positions).
 
     `label` is nvidia-smi's word (NV18, PIX, …); `ancestor` the PCIe label alone, as if there were no NVLink;
-    `theory_gbs` the one-way limit in GB/s, None if nothing is known; `peer_access` what NVML says of P2P.
-    `tool_label` is the word of `nvidia-smi topo -m`, `tool_peer_access` what `-p2p r` says of the first device reading
-    the second's memory and of the second reading the first's, `cuda_peers` whether CUDA lets both reach each other's
-    memory; None and () if it was not asked.
+    `theory_gbs` the one-way limit in GB/s, None if nothing is known; `peer_access` what NVML says of P2P. `tool_label`
+    is the word of `nvidia-smi topo -m`, `tool_peer_access` what `-p2p r` says of the first device reading the second's
+    memory and of the second reading the first's, `cuda_peers` whether CUDA lets both reach each other's memory; None
+    and () if it was not asked.
     """
 
     devices: tuple[int, int]
@@ -162,7 +162,7 @@ class DataPoint:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that one iteration moves in all: the message, times the copies that run at once."""
+        """Bytes that one iteration moves in total: the message, times the number of concurrent copies."""
         if self.variant is Variant.BOTH_WAYS:
             return 2 * self.size_bytes
         many = self.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
@@ -180,7 +180,7 @@ class FlagKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One thing that was wrong with devices, by position, during a trial.
+    """One problem of devices, by position, during a trial.
 
     `figure` is in °C of a hot device, and counts the other processes on a shared one. `reason` is why a device was
     throttled, as in `machine.health`; of OTHER it is the words of an older file that no kind has.
@@ -193,7 +193,7 @@ class Flag:
 
 
 class MarkKind(StrEnum):
-    """What a mark says of a batch: `impossible`, it beats what the hardware can carry."""
+    """What is wrong with a batch: `impossible`, it is faster than the hardware's limit."""
 
     IMPOSSIBLE = "impossible"
 
@@ -292,7 +292,7 @@ class Latency:
 
 
 class SkipKind(StrEnum):
-    """Why something that was asked for is not measured. Beside each kind stand the fields of Skipped that it fills."""
+    """Why a requested data point is not measured. The fields of Skipped that a kind fills are listed after it."""
 
     NO_PEERS = "no peer access"  # for a kernel's copy: work, members
     SMALL_BLOCK = "less than 16 bytes a rank"  # as nccl-tests cuts batches: work, sizes, count of ranks
@@ -309,7 +309,7 @@ class SkipKind(StrEnum):
 
     @property
     def by_design(self) -> bool:
-        """True if nothing is amiss: this machine, or such a launch, never measures it."""
+        """True if nothing is wrong: this machine, or such a launch, never measures it."""
         return self in (SkipKind.NO_PEERS, SkipKind.SMALL_BLOCK, SkipKind.SMALL_ELEMENT, SkipKind.PROCESSES)
 
 
@@ -390,7 +390,7 @@ class Machine:
 
 
 class CommandKind(StrEnum):
-    """Which command asked for a run. Each collective has a command of its own: all of them are COLLECTIVE."""
+    """The command that requested a run. All collectives' commands are COLLECTIVE."""
 
     PAIRS = "pairs"
     COPIES = "copies"
@@ -503,13 +503,13 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class OverlapTrial:
-    """One trial of a collective beside compute: raw seconds by rank, in the order of `Overlap.members`.
+    """One trial of a collective that overlaps compute: seconds by rank, in the order of `Overlap.members`.
 
     `collective_*` are mean seconds a call and `compute_*` mean seconds a unit of compute, each alone and beside the
-    other. `beside_calls` are the seconds of each call beside compute, of its slowest rank: they began at random
-    moments of the compute. `calls` and `units` are a fixed amount: `collective_amount` and `compute_amount` are its
-    seconds alone, and `together` those of both at once, from their common start to the later end. `covered_units` of
-    it ran while the collective did, on every rank: the seconds beside are theirs. `flags` as in Sample.
+    other. `beside_calls` are the seconds of each call beside compute, of its slowest rank: they began at random moments
+    of the compute. `calls` and `units` are a fixed amount: `collective_amount` and `compute_amount` are its seconds
+    alone, and `together` those of both at once, from their common start to the later end. `covered_units` of it ran
+    while the collective did, on every rank: the seconds beside are theirs. `flags` as in Sample.
     """
 
     collective_alone: tuple[float, ...]
@@ -643,7 +643,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPort:
-    """One port of a host's InfiniBand or RoCE card at one moment, in the kernel's words, "" if it does not say.
+    """One port of a host's InfiniBand or RoCE card at one moment, as the kernel reports it, "" if unreported.
 
     `rate_gbits` in Gbit/s, None if unknown; `model` is the card's type (hca_type, as "MT4129"), `link_layer` InfiniBand
     or Ethernet. `counters` are those of errors and congestion, by the kernel's names, since the driver was loaded.
@@ -667,7 +667,7 @@ class NetworkPort:
 
 @dataclass(slots=True)
 class Run:
-    """Everything that one measurement produced, in the order of its stages; `runfile` turns it into JSON.
+    """All results of one measurement, in the order of its stages; `runfile` converts it to JSON.
 
     `phases` are seconds: of warm-up, interference check, trials and single launches, the most of `seconds`; of
     NCCL_START, which came before; and "timed", those inside timed regions. `ports_before_read` and `ports_after_read`

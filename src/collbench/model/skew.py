@@ -55,7 +55,7 @@ class Skew:
             raise ValueError("the matrix of a skew sends nothing")
 
     def check(self, ranks: int) -> None:
-        """Raise ValueError where it is not for so many ranks."""
+        """Raise ValueError if it does not fit this number of ranks."""
         if self.kind is SkewKind.MATRIX and len(self.matrix) != ranks:
             side = len(self.matrix)
             raise ValueError(
@@ -151,7 +151,7 @@ def _weights(skew: Skew | None, ranks: int) -> Blocks:
 def _cut(weights: Blocks, size_bytes: int) -> Blocks:
     """Return the blocks of a message whose busiest rank has `size_bytes` before the cut to whole units."""
     most = busiest(weights)
-    rows: dict[tuple[int, ...], tuple[int, ...]] = {}  # by Zipf's law all are alike
+    rows: dict[tuple[int, ...], tuple[int, ...]] = {}  # Zipf's law makes them all equal
     for row in weights:
         if row not in rows:
             rows[row] = tuple(size_bytes * weight // most // BLOCK_UNIT * BLOCK_UNIT for weight in row)
