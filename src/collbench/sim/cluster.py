@@ -86,7 +86,7 @@ class Cluster:
 
 
 def pair_rates(cluster: Cluster, pairs: Sequence[Pair], *, one_way: bool = False) -> tuple[float, ...]:
-    """Return each pair's true rate in GB/s while all pairs run at once, both ways or from first to second only."""
+    """Return each pair's true rate in GB/s while all pairs run concurrently, both ways or from first to second only."""
     ends = [(pair, pair[::-1]) if not one_way else (pair,) for pair in pairs]
     return tuple(_shares(cluster, [[_route(cluster, a, b) for a, b in flow] for flow in ends]).tolist())
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from collbench.sim.fabrics import Fabric, FaultKind
 from collbench.sim.network import Medium, Network, max_min, network_of
 
-# How many rings a mesh of NVLinks holds at once: arc-disjoint directed Hamiltonian cycles, weighed by their rate.
+# How many rings fit on a mesh of NVLinks: arc-disjoint directed Hamiltonian cycles, weighted by their rate.
 #
 # A ring runs at its slowest link; of each direction of a bundle no more rings can take links than it has.
 
@@ -191,7 +191,7 @@ class Hops:
 
 
 def hops_of(network: Network, shares: Mapping[Medium, float]) -> Hops:
-    """Return the hops of a network as arrays, so that many orders are valued at once."""
+    """Return the hops of a network as arrays, so that many orders are evaluated together."""
     count, routes = len(network.fabric.gpus), network.collective
     loads = np.zeros((count, count, len(network.capacity)))
     part = np.ones((count, count))

@@ -140,7 +140,7 @@ class Engines:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """What a message of no bytes takes beside its path's latency, in µs; an access is one of the pointer chase.
+    """The time of an empty message in µs, in addition to its path's latency; an access is one of the pointer chase.
 
     A collective takes `collective` once and `hop` for each step around the ring; its launch takes `launch`.
     """
@@ -164,7 +164,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class OverlapFactors:
-    """How many times as long a collective and compute take concurrently, at the stream's normal priority.
+    """How many times longer a collective and compute take when they overlap, at the stream's normal priority.
 
     A high priority leaves half of what the collective loses, and compute as it is. A GPU computes `tflops` in bf16 and
     copies `memory_gbs` within its memory. A collective of N thread blocks (--ctas) reaches N/(N+1) of its rate.
@@ -253,7 +253,7 @@ class Fabric:
         return tuple(fault for fault in self.faults if fault.kind in kinds)
 
 
-# What a fabric must be beside its fields' types, so that whoever simulates it does not stumble.
+# What must hold in a fabric apart from its fields' types, so that the simulation does not fail.
 
 
 # NVML and the label matrix were seen with 16 GPUs in a node; more is a mistake, or several nodes.
@@ -268,7 +268,7 @@ _ON_A_LINK = (
     FaultKind.HANGING_LINK,
     FaultKind.P2P_SLOW,
 )
-# Between a broken link's and anything to come: what lies beyond is a typing error, and might overflow.
+# From a broken link's rate to any future one: values beyond are typing errors, and might overflow.
 _LEAST_GBS, _MOST = 1e-6, 1e15
 _PCI_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
 _VARIABLE = re.compile(r"NCCL_[A-Z0-9_]+=[ -~]+", re.ASCII)
@@ -277,7 +277,7 @@ _MOST_NOISE = 1.0
 
 
 def check(fabric: Fabric) -> None:
-    """Raise ValueError that names the place where a fabric means nothing."""
+    """Raise ValueError that names the part of a fabric that is invalid."""
     if not _FEWEST_GPUS <= len(fabric.gpus) <= _MOST_GPUS:
         raise ValueError(f"fabric.gpus has {len(fabric.gpus)} items: write {_FEWEST_GPUS} to {_MOST_GPUS}")
     if not fabric.name or not fabric.name.isprintable():

@@ -1,4 +1,4 @@
-"""What the tools of a simulated machine would say of it: NVML's devices, paths and health, nvidia-smi's labels."""
+"""What the tools of a simulated machine would report: NVML's devices, paths and health, nvidia-smi's labels."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Tree:
         return tuple(chain), self._roots[name]
 
 
-# How transfers that run at once share what they cross: max-min fairness, rates in GB/s.
+# How concurrent transfers share resources: max-min fairness, rates in GB/s.
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def max_min(
     for number, load in enumerate(loads):
         for resource in load:
             users.setdefault(resource, []).append(number)
-    if all(len(flows) == 1 for flows in users.values()):  # nothing is shared: the common case, and a fast one
+    if all(len(flows) == 1 for flows in users.values()):  # nothing is shared: the common, fast case
         return [min([most[i], *(capacity[r] / part for r, part in load.items())]) for i, load in enumerate(loads)]
     return _filled(capacity, loads, most, users)
 
@@ -147,7 +147,7 @@ def _filled(
 
 # What each transfer crosses: directed resources with a capacity in GB/s, faults counted in.
 #
-# A resource is one direction of something that transfers share: an NVLink bundle, a switch port, a slot, an uplink.
+# A resource is one direction of what transfers share: an NVLink bundle, a switch port, a slot, an uplink.
 
 
 Link = tuple[int, int]
