@@ -114,7 +114,7 @@ REFUSED += "    print(error.exit_code, error, os.environ.get('CUDA_VISIBLE_DEVIC
         ),
         ("more than there are", "", "9", {}, "9 is more than the 4"),
         ("a run that is not there", "", "2, run='none.json'", {}, "none.json"),
-        ("a GPU that is not there", "", "2, exclude=[7]", {}, "device 7 is not here"),
+        ("a GPU that is not there", "", "2, exclude=[7]", {}, "device 7 is not available"),
         ("no GPU", "", "2", {"FAKE_GPUS": "0"}, "no GPU to choose"),
     ],
 )
@@ -519,7 +519,7 @@ def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
     with pytest.raises(collbench.Error, match="one for each rank"):
         collbench.import_job("trace.json", tmp_path / "job.json")
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(collbench.Error, match="no recorded job"):
+    with pytest.raises(collbench.Error, match="not a recorded job"):
         collbench.load_job(tmp_path / "run.json")
 
 

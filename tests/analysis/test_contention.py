@@ -355,8 +355,8 @@ def other_settings() -> Run:
         ("another fabric", replace(overlapping(EVERYWHERE), backend="sim"), "are of different machines"),
         ("other settings", other_settings(), "measured with different settings (NCCL_P2P_DISABLE= and"),
         ("two trials", overlapping(EVERYWHERE, trials=2), "o.json cannot be used to predict: this needs 3 trials"),
-        ("what training does not send", overlapping(EVERYWHERE, Operation.ALLTOALL), "has no factors to predict by"),
-        ("a run of pairs", NVLINK_PAIR, "has no factors to predict by"),
+        ("what training does not send", overlapping(EVERYWHERE, Operation.ALLTOALL), "cannot be used to predict"),
+        ("a run of pairs", NVLINK_PAIR, "cannot be used to predict"),
     ],
 )
 def test_a_run_that_says_nothing_of_this_machine_is_refused(title: str, run: Run, line: str) -> None:

@@ -44,7 +44,7 @@ def test_the_fastest_wins_and_its_gain_has_an_interval() -> None:
     assert low < 412 / 314 < high
     assert middle == pytest.approx(412 / 314)
     assert high - low < 0.03
-    assert sentences.reason(choice, gpus(8)) == f"412 GB/s measured, 1.31× ({low:.2f}–{high:.2f}) the first 4"
+    assert sentences.reason(choice, gpus(8)) == f"412 GB/s measured, 1.31× ({low:.2f}–{high:.2f}) that of the first 4"
     assert [(one.members, round(one.gbs)) for one in choice.verified] == [(OTHER, 390), (THIRD, 412), (FIRST, 314)]
 
 

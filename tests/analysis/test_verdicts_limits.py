@@ -28,7 +28,7 @@ def test_the_reference_machine_agrees_and_topo_p_is_explained() -> None:
     assert (verdict.kind, verdict.severity, verdict.members) == (Kind.LABELS_DIFFER, "info", (0, 1, 2, 3))
     assert "NV18" in what(verdict)
     assert "a PCIe host bridge" in what(verdict)
-    assert "both are right" in what(verdict)
+    assert "Both are right" in what(verdict)
     assert undone(h200()) == []
 
 

@@ -152,9 +152,9 @@ def test_links_are_counted_at_the_first_end() -> None:
 @pytest.mark.parametrize(
     ("ancestors", "reported"),
     [
-        (("PHB",) * 6, "has PHB (a PCIe host bridge): both"),
-        (("SYS",) * 6, "has SYS: both"),
-        (("PIX", *["SYS"] * 5), "has PIX, SYS: both"),
+        (("PHB",) * 6, "has PHB (a PCIe host bridge). Both"),
+        (("SYS",) * 6, "has SYS. Both"),
+        (("PIX", *["SYS"] * 5), "has PIX, SYS. Both"),
     ],
 )
 def test_the_pcie_way_beside_nvlinks_is_named_where_it_is_one(ancestors: tuple[str, ...], reported: str) -> None:

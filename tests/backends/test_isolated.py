@@ -239,7 +239,7 @@ def test_what_is_wrong_before_the_first_step_is_raised(
 
 def test_a_rank_of_a_world_cannot_be_replaced(backend: IsolatedBackend) -> None:
     opened(backend, World(1, 4, b"id"))
-    with pytest.raises(BackendError, match=r"rank 1 cannot go on: crash: .*\(signal 11\)") as caught:
+    with pytest.raises(BackendError, match=r"rank 1 cannot continue: crash: .*\(signal 11\)") as caught:
         list(backend.time_steps(row(fate.GOOD, fate.SEGFAULT, fate.GOOD)))
     assert not isinstance(caught.value, StepFailed)
 

@@ -179,7 +179,7 @@ def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
     assert caught.value.failure.kind is FailureKind.CRASH
     assert gone(processes)
     assert not folder.exists()
-    with pytest.raises(BackendError, match="gone"):
+    with pytest.raises(BackendError, match="exited"):
         world.run(BOTH)
     world.close()
 

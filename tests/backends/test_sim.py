@@ -360,5 +360,5 @@ def test_auto_never_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_device_is_refused_as_on_a_real_machine() -> None:
-    with pytest.raises(UsageError, match="needs two devices"):
+    with pytest.raises(UsageError, match="needs two or more devices"):
         factory.open_simulated(QUIET_DGX, "3", seed=1)

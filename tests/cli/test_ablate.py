@@ -180,7 +180,7 @@ def test_without_step_times_the_process_is_timed_and_the_output_may_be_seen(
     done = on_cores(tmp_path, *words, **torchrun)
     assert done.returncode == 0, done.stderr
     assert (
-        done.stderr.count("no step times to compare in the script's output: what counts is the time of the whole") == 1
+        done.stderr.count("no step times to compare in the script's output: the measure is the time of the whole") == 1
     )
     assert done.stderr.count("epoch 1 done") == 8  # of both ranks in four runs
     assert saved(tmp_path).measure is Measure.PROCESS
@@ -234,12 +234,16 @@ BAD: list[tuple[str, tuple[str, ...], str]] = [
         ("ablate", "--auto-select", "9", "--without", "p2p", "train.py"),
         "--auto-select 9 is more",
     ),
-    ("a GPU that is not here", ("ablate", "--devices", "0,7", "--without", "p2p", "train.py"), "device 7 is not here"),
+    (
+        "a GPU that is not here",
+        ("ablate", "--devices", "0,7", "--without", "p2p", "train.py"),
+        "device 7 is not available",
+    ),
     ("one GPU", ("ablate", "--devices", "0", "--without", "p2p", "train.py"), "--devices 0 is one device"),
     ("one GPU to choose", ("ablate", "--auto-select", "1", "--without", "p2p", "train.py"), "--auto-select 1 is one"),
     ("a slip of the hand", (*BASE, "--without", "p2", "train.py"), "did you mean p2p?"),
     ("what switches multicast", (*BASE, "--without", "NCCL_NVLS_ENABLE=1", "train.py"), "never sets what switches"),
-    ("the same GPUs", (*BASE, "--against", "1,0", "train.py"), "both would train alike"),
+    ("the same GPUs", (*BASE, "--against", "1,0", "train.py"), "both would train the same way"),
     ("fewer GPUs", (*BASE, "--against", "2", "train.py"), "names 1 devices and the other arm has 2"),
     ("an unusable pattern", (*SOME, "--step-pattern", "(", "train.py"), "is not a regular expression"),
     ("a pattern without a group", (*SOME, "--step-pattern", "x", "train.py"), "no group named s, ms or us"),
@@ -277,7 +281,7 @@ def test_bad_input_is_one_line_before_anything_is_started(
         (
             "by torchrun",
             {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
-            "run it by itself",
+            "run it without torchrun",
         ),
     ],
 )

@@ -78,12 +78,12 @@ def test_two_trials_say_so(program: Program, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("title", "words", "said"),
     [
-        ("no P2P in sim", ("job.json", *SIM), "sim backend has no p2p that NCCL could go without: compare devices"),
-        ("nor on cores", ("job.json", "--backend", "host", "--without", "shm"), "host backend has no shm that NCCL"),
+        ("no P2P in sim", ("job.json", *SIM), "sim backend has no p2p to deny NCCL: compare devices"),
+        ("nor on cores", ("job.json", "--backend", "host", "--without", "shm"), "host backend has no shm to deny NCCL"),
         ("a variable", ("job.json", *SIM, "--without", "NCCL_ALGO=Ring"), "NCCL_ALGO=Ring needs a script"),
         ("no such word", ("job.json", *SIM, "--without", "p2q"), "did you mean p2p?"),
         ("too few others", ("job.json", *SIM, "--against", "2"), "--against names 1 device, and the step"),
-        ("the same", ("job.json", *SIM, "--devices", "0,1", "--against", "1,0"), "both would send alike"),
+        ("the same", ("job.json", *SIM, "--devices", "0,1", "--against", "1,0"), "both would use the same links"),
         ("no such device", ("job.json", *SIM, "--devices", "0,1", "--against", "1,9"), "9"),
         ("no such file", ("none.json", *SIM, "--against", "2,3"), "none.json"),
         ("a cut job", ("cut.json", *SIM, "--against", "2,3"), "no record of rank 1"),
@@ -161,7 +161,7 @@ def test_a_variable_that_is_set_already_is_refused(
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     done = program("ablate", "job.json", "--devices", "0,1")
     assert (done.status, done.out) == (2, "")
-    assert "NCCL_P2P_DISABLE is set for both arms" in done.line
+    assert "NCCL_P2P_DISABLE is already set" in done.line
 
 
 def test_on_cores_for_real(program: Program, folder: Path) -> None:
@@ -174,7 +174,7 @@ def test_on_cores_for_real(program: Program, folder: Path) -> None:
     words = ("--devices", ",".join(map(str, cores[:2])), "--against", ",".join(map(str, others)), "--repeats", "3")
     done = program("ablate", "job.json", "--backend", "host", *words, "-o", "run.json")
     if len(cores) == 2:
-        assert "both would send alike" in done.line
+        assert "both would use the same links" in done.line
         return
     assert done.status == 0, done.err
     assert [found.wrong for found in run_file.load(folder / "run.json").replays] == [0, 0]

@@ -125,7 +125,7 @@ def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None
             "base.json cores.json",
             "base.json is of the cuda backend and cores.json of the host backend",
         ),
-        ("a simulated run", "base.json sim.json", "their figures are of different things"),
+        ("a simulated run", "base.json sim.json", "their figures measure different things"),
         ("nothing in common", "base.json other.json", "base.json and other.json have no data point in common"),
         (
             "nothing of the operation",

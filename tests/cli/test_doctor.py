@@ -46,7 +46,7 @@ def test_four_gpus_are_examined_without_a_context(fakes: Fakes, tmp_path: Path) 
         ({"nccl": 21705}, {}, "NCCL", "fail", "2.17.5"),
         ({}, {"COLLBENCH_NCCL": "/nowhere/libnccl.so.2"}, "NCCL", "fail", "/nowhere/libnccl.so.2"),
         ({}, {"CUDA_VISIBLE_DEVICES": "1"}, "CUDA_VISIBLE_DEVICES", "warn", "only GPU1"),
-        ({}, {"CUDA_VISIBLE_DEVICES": "-1"}, "CUDA_VISIBLE_DEVICES", "fail", "no GPU"),
+        ({}, {"CUDA_VISIBLE_DEVICES": "-1"}, "CUDA_VISIBLE_DEVICES", "fail", "every GPU"),
         ({"no_peer": 1}, {}, "peer access", "warn", "TNS"),
         ({}, {"NCCL_P2P_DISABLED": "1"}, "NCCL_P2P_DISABLED", "warn", "no NCCL"),
         ({"ecc": 3}, {}, "memory", "warn", "3 on GPU0"),

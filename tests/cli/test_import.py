@@ -64,7 +64,7 @@ def test_files_of_two_jobs_do_not_pass_in_silence(program: Program, tmp_path: Pa
     for number, path in enumerate(paths):
         path.write_bytes(inspected("AllReduce", 0, 8192, communicator=f"0x{number}", pid=number))
     done = program("import", "-o", str(tmp_path / "job.json"), *map(str, paths))
-    assert "numbered in the order of the files" in done.err
+    assert "numbered in file order" in done.err
 
 
 @pytest.mark.parametrize("source", [source.value for source in MAKERS])

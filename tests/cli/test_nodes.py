@@ -67,10 +67,10 @@ def test_json_is_whole_and_says_sim(program: Program, tmp_path: Path) -> None:
         (
             "a simulation to go on with",
             ("nodes", "--backend", "sim", "--resume", "x"),
-            "--resume goes on with what was",
+            "so --resume has nothing to resume",
         ),
         ("switches of a simulated one", (*SIM, "thin-32", "--switches", "x"), "--switches is for real nodes"),
-        ("a plan in words", ("nodes", "--plan", "many"), "--plan 'many' is no cluster"),
+        ("a plan in words", ("nodes", "--plan", "many"), "--plan 'many' is not a cluster"),
         ("a plan of one node", ("nodes", "--plan", "1x8"), "two or more"),
         ("no size", ("nodes", "--plan", "2x8", "--size", "0"), "size '0' is zero"),
     ],

@@ -58,7 +58,7 @@ def arguments(line: str = "train.py") -> TrainArguments:
     [
         ("labels that are right", [0, 0, 1, 1], near, (0, 2), BOUND),
         ("one of the chosen is labelled wrong", [0, 0, 1, 1], first, (0, 2),
-         Decision(words=f"not bound to NUMA nodes, as {ADVICE}: numactl --cpunodebind=0 suits it")),
+         Decision(words=f"not bound to NUMA nodes, as {ADVICE}: numactl --cpunodebind=0 fits it")),
         ("one that was not chosen is labelled wrong", [0, 0, 0, 1], near, (0, 3), BOUND),
         ("nodes tie", [0, 0, 1, 1], alike, (0, 2), Decision()),
         ("one of the chosen has no label", [0, 0, None, 1], near, (0, 2), Decision()),

@@ -215,7 +215,7 @@ def test_a_launcher_is_refused(program: Program, folder: Path, monkeypatch: pyte
     monkeypatch.setenv("MASTER_PORT", "29500")
     done = program("overlap", *SIM)
     assert done.status == 2
-    assert "starts a process for each GPU itself" in done.line
+    assert "starts one process per GPU itself" in done.line
 
 
 def test_python_measures_the_same(program: Program, folder: Path) -> None:

@@ -90,7 +90,7 @@ def test_files_of_one_name_are_distinguished_by_their_folders(program: Program, 
 REFUSED = [
     ("no kind", "pairs.json -o fig.svg", "missing option '--kind'"),
     ("no place", "pairs.json --kind heatmap", "missing option '-o' / '--output'"),
-    ("no run", "--kind heatmap -o fig.svg", "no run is saved"),
+    ("no run", "--kind heatmap -o fig.svg", "there is no saved run"),
     ("an unknown kind", "pairs.json --kind pie -o fig.svg", "'pie' is not one of 'heatmap', 'curves', 'scaling'"),
     ("an unknown suffix", "pairs.json --kind heatmap -o fig.gif", "fig.gif has no suffix of a figure: name it .svg"),
     ("no suffix", "pairs.json --kind heatmap -o fig", "fig has no suffix of a figure"),

@@ -151,7 +151,7 @@ def test_the_newest_saved_overlap_that_fits_is_taken(program: Program, saved: Pa
 def test_without_a_file_the_newest_run_of_links_is_read(program: Program, saved: Path) -> None:
     overlap_file(saved, f"{SAVED}/20260102T000000Z-cuda-overlap-0000000b.json")
     overlap_file(saved, f"{SAVED}/20260103T000000Z-cuda-replay-0000000c.json")
-    assert "no run is saved" in program("predict", *STEP).line
+    assert "there is no saved run" in program("predict", *STEP).line
     overlap_file(saved, f"{SAVED}/20260101T000000Z-cuda-pairs-0000000a.json", NVLINK_PAIR)
     said = program("predict", *STEP)
     assert said.status == 0
@@ -183,8 +183,8 @@ def test_registered_memory_has_its_own_times(program: Program, saved: Path) -> N
     ("title", "words", "line"),
     [
         ("another machine's", ["--overlap", "other.json"], "other.json has GPU0 (x0), which run.json lacks"),
-        ("no run of overlap", ["--overlap", "run.json"], "run.json has no factors to predict by"),
-        ("none and one", ["--overlap", "none", "--overlap", "over.json"], "--overlap none leaves what overlap costs"),
+        ("no run of overlap", ["--overlap", "run.json"], "run.json cannot be used to predict"),
+        ("none and one", ["--overlap", "none", "--overlap", "over.json"], "--overlap none ignores the cost of overlap"),
         ("a file that is not there", ["--overlap", "gone.json"], "cannot read run file gone.json"),
         (
             "its curves",
@@ -259,7 +259,7 @@ def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Pat
         (
             "the GPU's part of nothing",
             ["--model", "gpt2", "--gpu-time", "9ms"],
-            "--gpu-time is the GPU's part of a step",
+            "--gpu-time is the GPU's part of the step time",
         ),
         (
             "no time of the GPU",
@@ -269,7 +269,7 @@ def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Pat
         (
             "a GPU slower than the step",
             ["--model", "gpt2", "--step-time", "22ms", "--gpu-time", "23ms"],
-            "--gpu-time 23ms is more than --step-time 22ms, and no step is shorter than the GPU's own time",
+            "--gpu-time 23ms is more than --step-time 22ms, and a step is never shorter than its GPU time",
         ),
         (
             "phases without a host",

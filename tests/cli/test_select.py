@@ -153,7 +153,7 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
         ("none", ("0",), "0 is not in the range"),
         ("no number", ("two",), "'two' is not a whole number; see"),
         ("an unknown format", ("2", "--format", "csh"), "'csh' is not one of"),
-        ("an unknown GPU excluded", ("2", "--exclude", "9"), "device 9 is not here"),
+        ("an unknown GPU excluded", ("2", "--exclude", "9"), "device 9 is not available"),
         ("labels and a run", ("2", "--topology", "t", "--from", "r"), "leave one out"),
         ("a run and none", ("2", "r", "--fresh"), "leave one out"),
         ("two runs", ("2", "r", "--from", "s"), "leave one out"),

@@ -119,10 +119,10 @@ def test_equal_devices_tie_for_the_job_too(program: Program, folder: Path) -> No
     [
         ("a job that is cut", without_rank(data_parallel(3), 1), ("3", *SIM), "no record of rank 1 of 3"),
         ("messages on another number", pipeline(), ("4", *SIM), "has 2 ranks and cannot be replayed on 4"),
-        ("groups on another number", job_of([(0, 1)], [[]] * 2), ("2", *SIM), "repeated nothing"),
+        ("groups on another number", job_of([(0, 1)], [[]] * 2), ("2", *SIM), "repeated no calls"),
         ("one device", data_parallel(), ("1", *SIM), "one device sends nothing"),
-        ("labels", data_parallel(), ("2", "--topology", "topo.txt"), "--topology and --elsewhere speak of others"),
-        ("another machine", data_parallel(), ("2", "run.json", "--elsewhere"), "speak of others: leave one out"),
+        ("labels", data_parallel(), ("2", "--topology", "topo.txt"), "--topology and --elsewhere describe another"),
+        ("another machine", data_parallel(), ("2", "run.json", "--elsewhere"), "another machine: leave one out"),
         ("measured, too", data_parallel(), ("2", "--verify", *SIM), "--verify measures all-reduces"),
         ("not measured, too", data_parallel(), ("2", "--no-verify", *SIM), "--verify measures all-reduces"),
         ("another size", data_parallel(), ("2", "--size", "1M", *SIM), "--size is of all-reduces"),
@@ -326,7 +326,7 @@ def test_train_starts_on_what_the_job_decides(
     job_file.save(pipeline(), folder / "stages.json")
     refused = program("train", "--auto-select", "3", *words[2:], "--for", "stages.json", "train.py")
     assert (refused.status, refused.out) == (2, "")
-    assert "no meaning on 3" in refused.line
+    assert "cannot be replayed on 3" in refused.line
     for option in (("--nccl", "x.so"), ("--container", "image.sif")):
         assert "leave one out" in program("train", *words, *option, "--for", "job.json", "train.py").line
     assert "leave one out" in program("train", "--devices", "0,1", "--for", "job.json", "train.py").line

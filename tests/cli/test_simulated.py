@@ -67,7 +67,7 @@ def test_an_interrupted_simulation_is_finished_under_its_options(program: Progra
         (("--backend", "host", "--fabric", "dgx-1v"), "add --backend sim"),
         (("--backend", "sim", "--fabric", "dgx-2"), "cannot read fabric 'dgx-2'"),
         (("--backend", "sim", "--fabric", "."), "cannot read fabric '.'"),
-        ((*SIM, "--devices", "0,9"), "device 9 is not here"),
+        ((*SIM, "--devices", "0,9"), "device 9 is not available"),
     ],
 )
 def test_bad_requests_are_refused_in_one_line(program: Program, words: tuple[str, ...], reported: str) -> None:

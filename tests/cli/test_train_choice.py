@@ -202,7 +202,7 @@ def test_inside_a_schedulers_set_the_run_of_all_decides_and_the_line_says_so(
     assert ", among the 3 that CUDA_VISIBLE_DEVICES shows (run of " in said.line
     list_only(monkeypatch, every[:2], hidden=every[2:])
     said = train(program, "--auto-select", "2")
-    assert said.line.endswith(": all there are, among the 2 that CUDA_VISIBLE_DEVICES shows (no choice to make)")
+    assert said.line.endswith(": all available, among the 2 that CUDA_VISIBLE_DEVICES shows (no choice to make)")
 
 
 def test_a_mig_gpu_is_neither_chosen_nor_taken_by_hand(

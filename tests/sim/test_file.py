@@ -110,7 +110,7 @@ def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
         (lambda d: d.update(faults=[{"kind": "slow-gpu", "devices": [9]}]), r"faults\[0\].devices names \[9\]"),
         (lambda d: d.update(faults=[{"kind": "slow-gpu", "factor": 0}]), r"faults\[0\].factor is 0"),
         (lambda d: d.update(faults=[{"kind": "bottleneck"}]), r"faults\[0\].gbs is 0"),
-        (lambda d: d.update(faults=[{"kind": "p2p-disabled", "words": "HOME=/"}]), "no NCCL variable"),
+        (lambda d: d.update(faults=[{"kind": "p2p-disabled", "words": "HOME=/"}]), "not an NCCL variable"),
         (lambda d: d.update(labels=[{"gpus": [0, 1], "label": "NVX"}]), r"labels\[0\].label is 'NVX'"),
         (lambda d: d.update(labels=[{"gpus": [0, 1], "tool_peer_access": "?"}]), "not one of OK"),
         (lambda d: d.update(unreachable=[[3, 3]]), r"fabric.unreachable\[0\] names \[3, 3\]"),

@@ -41,7 +41,7 @@ def check(
     """Find where a machine's labels, its tools and the measurement disagree, with the cause and how to check it.
 
     RUN.JSON may be a run of any machine. Without it, check first measures this machine: every link and pair at 64M,
-    staged copies, and host memory. It then measures suspicious pairs again, isolated. --quick is a health check for a
+    staged copies, and host memory. It then measures suspect pairs again, isolated. --quick is a health check for a
     prolog: it measures only links and pairs, isolated, and fails if a GPU could not be checked. Exit status: 0 they
     agree, 3 a contradiction, 4 wrong data or a hang; 1 a measurement failed or nothing was judged.
 

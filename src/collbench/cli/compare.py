@@ -28,19 +28,19 @@ _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
     metavar="SHARE",
     default="5%",
     show_default=True,
-    help="Exit with 3 where something is slower than the base by significantly more than this.",
+    help="Exit with 3 if something is slower than the base by significantly more than this.",
 )
 @click.option("--operation", metavar="OP", help="Only this operation: allreduce, ce-write, …  [default: all]")
 @click.option("--reference", is_flag=True, help="Compare one run with published figures for its kind of machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page (docs/exchange.md).")
 @verbose_option
 def compare(files: tuple[Path, ...], fail_below: str, operation: str | None, reference: bool, as_json: bool) -> None:
-    """Say what became faster or slower from one run to another.
+    """Show what became faster or slower from one run to another.
 
     The page first lists other differences between the runs: NCCL, driver, variables. Then it lists the changes that are
     statistically significant, then counts. Three runs or more give a trend by date, and the newest is compared with the
-    oldest. --reference says whether one run is normal for its kind of machine. Exit status: 0; 3 for a regression; 1
-    where nothing could be judged or data points are missing; 1 or 4 where the new run failed.
+    oldest. --reference says whether one run is normal for its kind of machine. Exit status: 0; 3 for a regression; 1 if
+    nothing could be judged or data points are missing; 1 or 4 if the new run failed.
 
     \b
     Examples:

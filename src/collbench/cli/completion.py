@@ -30,9 +30,9 @@ _BASH_COMPLETION = ("/usr/share/bash-completion/bash_completion", "/etc/bash_com
 def completion(context: click.Context, shell: str | None, install: bool, force: bool) -> None:
     """Print the completion of collbench's commands, options and choices for a shell, or install it.
 
-    Without a name it is for the shell in $SHELL. --install writes it where that shell looks ($XDG_DATA_HOME or
+    Without a name, it is for the shell in $SHELL. --install writes it where that shell looks ($XDG_DATA_HOME or
     ~/.local/share; fish: $XDG_CONFIG_HOME or ~/.config), and installs the manual pages: 'man collbench'. It adds a line
-    to ~/.zshrc, ~/.bashrc or fish's conf.d only where the shell or man would not look there by itself. A second
+    to ~/.zshrc, ~/.bashrc or fish's conf.d only if the shell or man does not look there by default. A second
     --install changes nothing.
 
     \b

@@ -53,11 +53,11 @@ _sizes = click.option(
 def copies(asked: MeasureOptions, *, patterns: tuple[Variant, ...] | None, as_json: bool) -> None:
     """Time raw copies by copy engine (ce) and by kernel (sm), written and read, in every pattern.
 
-    Patterns: one-way on each link; both-ways, two messages at once; one-to-all and all-to-one, a device and all
-    others at once; host, to and from pinned host memory; local, within a device's memory; staged, through host
-    memory as without peer access. Of host copies also one direction's rate while more is busy: host-both-ways, the
-    opposite direction; host-all, all other devices; host-all-both-ways, both. The page has a matrix or table for each,
-    in GB/s. All data is verified.
+    Patterns: one-way on each link; both-ways, two messages at once; one-to-all and all-to-one, a device and all others
+    at once; host, to and from pinned host memory; local, within a device's memory; staged, through host memory as
+    without peer access. Host copies are also timed under load: host-both-ways, with the opposite direction; host-all,
+    with all other devices; host-all-both-ways, with both. The page has a matrix or table for each, in GB/s. All data is
+    verified.
 
     \b
     Examples:

@@ -45,10 +45,10 @@ _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 @click.option("--per-link", is_flag=True, help="With prometheus: also one series for each link, pair and set.")
 @options.force
 def export(file: Path | None, layout: str, output: Path | None, per_link: bool, force: bool) -> None:
-    """Write a saved run in other tools' formats: one row a data point, columns with units (docs/exchange.md).
+    """Write a saved run in other tools' formats: one row per data point, columns with units (docs/exchange.md).
 
-    csv, json (records) and parquet have all columns and digits; markdown has three or four digits, and columns that
-    are the same in all rows stand above its table; prometheus has some dozens of gauges for a textfile collector;
+    csv, json (records) and parquet have all columns and digits; markdown has three or four digits, and lists
+    columns with a single value above its table; prometheus has some dozens of gauges for a textfile collector;
     nccl-tests is the text that nccl-tests prints.
 
     \b
@@ -250,7 +250,7 @@ _REPORT_WORDS = ("write the report as", "--output")
 )
 @options.force
 def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
-    """Make one HTML page of saved runs, to look at, to print or to send.
+    """Make one HTML page of saved runs, to view, print or send.
 
     The page has maps and curves of every operation and size with intervals, tiers, latency and bandwidth, verdicts with
     cause and command, what select would choose, health and environment. Each further run is compared with the first.

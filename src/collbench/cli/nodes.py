@@ -106,7 +106,7 @@ def nodes(  # noqa: PLR0913 - options
 ) -> None:
     """Find slow nodes and uplinks of a cluster, and choose the best M nodes.
 
-    All nodes are measured concurrently, in rounds of random pairs: eight rounds, then more for suspicious nodes. So 128
+    All nodes are measured concurrently, in rounds of random pairs: eight rounds, then more for suspect nodes. So 128
     nodes need 600 to 1,000 measurements, not 8,128. Start it with one process for each GPU, or simulate a cluster.
 
     \b
@@ -174,7 +174,7 @@ def _measured(asked: NodesRequest, shared: MeasureOptions) -> NodeSurvey:
 def _show_plan(shape: str, size_bytes: int) -> None:
     match = _SHAPE.fullmatch(shape.strip())
     if match is None or int(match[1]) < 2 or int(match[2]) < 1:
-        raise UsageError(f"--plan '{shape}' is not a cluster: write NODESxGPUS, two nodes or more: 128x8")
+        raise UsageError(f"--plan '{shape}' is not a cluster: write NODESxGPUS, with two or more nodes: 128x8")
     count, gpus = int(match[1]), int(match[2])
     phases = [(phase.what, phase.times, phase.seconds) for phase in plan(count, gpus, size_bytes)]
     from collbench.output.text.nodes import plan_page  # late: numpy

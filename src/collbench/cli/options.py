@@ -98,7 +98,7 @@ backend = click.option(
     type=click.Choice(factory.NAMES),
     default="auto",
     show_default=True,
-    help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: cuda where a GPU answers, else host.",
+    help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: cuda if there is a GPU, else host.",
 )
 
 

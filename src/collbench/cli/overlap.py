@@ -56,7 +56,7 @@ from collbench.runfile import saved_runs
     verbose_option,
 )
 def overlap(operation: Operation, *, priority: str, as_json: bool, **given: Any) -> None:
-    """Time a collective and compute on the same GPUs, each alone and both at once.
+    """Time a collective and compute on the same GPUs, each alone and both together.
 
     One process for each GPU runs torch's NCCL on one stream and the compute on another. The page has the time of each
     alone and while the other runs, and the time of both together over the longer of the two (1.0: perfect overlap) and

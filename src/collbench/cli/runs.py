@@ -38,7 +38,7 @@ def runs(limit: int, as_json: bool) -> None:
     """List the runs that were saved without a name, newest first.
 
     Each line has the start, backend (sim: simulated), machine, number of devices, command, outcome and file. Commands
-    that read a run take the newest of these where no file is named.
+    that read a run use the newest of these if no file is named.
 
     \b
     Examples:

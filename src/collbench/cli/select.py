@@ -128,8 +128,8 @@ def select(
     """Choose the best K devices of this machine, or of a simulated one, and print the reason.
 
     Chooses from RUN.JSON, else from the newest saved run that fits this machine, else from a probe of a few seconds.
-    GPUs that are busy, throttled or faulty now are left out. Where the choice matters, it measures all-reduce on the
-    best sets and takes the fastest. Format text prints the reasons; any other prints only the answer on stdout, and the
+    GPUs that are busy, throttled or faulty now are left out. If the choice matters, it measures all-reduce on the best
+    sets and chooses the fastest. Format text prints the reasons; any other prints only the answer on stdout, and the
     reasons on stderr.
 
     \b

@@ -183,11 +183,11 @@ def show_job(file: Path, rank: int | None, against: tuple[Path, ...], overlap: P
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: members are indices into its list of devices.")
 @verbose_option
 def rank(file: Path | None, operation: str | None, size: str | None, as_json: bool) -> None:
-    """Say which links and pairs of a saved run differ, and which tie.
+    """Show which links and pairs of a saved run differ, and which tie.
 
     For each operation: tiers of links, pairs or devices, one sentence on whether the choice matters, a heat map, and
     latency and bandwidth fitted over the sizes. The run may be of any machine; the page names what the run lacks. Exit
-    status: 0; 1 where there are too few trials to rank anything; 1 or 4 where data points failed.
+    status: 0; 1 if there are too few trials to rank anything; 1 or 4 if data points failed.
 
     \b
     Examples:

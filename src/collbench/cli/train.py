@@ -95,7 +95,7 @@ class _Train(click.Command):
 # For --help alone: launch.options holds the table that arguments are read by, and a test compares the two.
 _options_in_help = options.apply(
     click.option("--auto-select", metavar="K", help="Choose the best K devices."),
-    click.option("--devices", metavar="LIST", help="Take these devices instead: nvidia-smi indices or UUIDs."),
+    click.option("--devices", metavar="LIST", help="Use these devices instead: nvidia-smi indices or UUIDs."),
     click.option("--exclude", metavar="LIST", help="Never choose these: nvidia-smi indices or UUIDs."),
     click.option("--for", metavar="JOB", help="Replay this recorded job on the best sets, and choose among them."),
     click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs."),

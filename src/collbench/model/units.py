@@ -57,7 +57,7 @@ def parse_budget(text: str) -> float:
         raise UsageError(f"--budget '{text}' is not a number and a unit: write 10s, 500ms or 2min")
     seconds = float(match[1]) * _SECONDS[match[2]]
     if seconds == 0:
-        raise UsageError(f"--budget {text} is not a time: write 10s, 500ms or 2min")
+        raise UsageError(f"--budget {text} is zero: write 10s, 500ms or 2min")
     return seconds
 
 

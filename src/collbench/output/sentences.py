@@ -338,7 +338,7 @@ def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence 
         case TreeLabels(labels, ancestors):
             way = f" ({_WAYS[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _WAYS else ""
             tree = f"the PCIe tree (topo -p) has {', '.join(ancestors)}{way}"
-            return f"topo -m reports {', '.join(labels)}, {tree}: both are right."
+            return f"topo -m reports {', '.join(labels)}; {tree}. Both are right."
         case FlatLabels(label):
             return f"All pairs have the label {label} and no GPU has a NUMA node: the labels carry no information."
         case _:
@@ -487,8 +487,8 @@ def tiers(ranking: Ranking) -> str:
     if ranking.all_tied:
         what = "bandwidth" if ranking.size_bytes >= TELLING_BYTES else "latency"
         noise = ", which is noise" if ranking.spread > ranking.delta else ""
-        some = f"{len(ranking.standings)} of {ranking.sets} " if ranking.excused else ""
-        return f"all {some}{kind}s tie within {ranking.spread:.1%}{noise}: the choice does not affect {what}"
+        some = f"{len(ranking.standings)} measured {kind}s of {ranking.sets}" if ranking.excused else f"{kind}s"
+        return f"all {some} tie within {ranking.spread:.1%}{noise}: the choice does not affect {what}"
     if ranking.failed:
         doubts = "".join(f"{count}; " for count in wrong_sets(ranking, f" of {ranking.sets} {kind}s"))
     else:

@@ -172,7 +172,7 @@ def _shipped() -> tuple[Cluster, ...]:
     faulty = replace(
         tree,
         name="tree-128-faulty",
-        source="tree-128 with two slow nodes, a cable that is bad one way, and a leaf with slow uplinks",
+        source="tree-128 with two slow nodes, a cable with one bad direction, and a leaf with slow uplinks",
         slow_nodes=(NodeFault(17, 0.9, 0.9), NodeFault(42, sends=0.5), NodeFault(101, 0.9, 0.9)),
         slow_uplinks=(UplinkFault("leaf9", 0.8, 0.8),),
     )
