@@ -1,4 +1,4 @@
-"""What a prediction assumes, in words."""
+"""The assumptions of a prediction, as text."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def assumptions(assumeds: Sequence[Assumed], devices: Sequence[Device]) -> Itera
 
 
 def of_times(found: Sequence[OfTime], devices: Sequence[Device]) -> str:
-    """Return what was assumed of one time, "" for nothing."""
+    """Return the assumptions about one time as text, "" for none."""
     return ", ".join(text for one in found for text in _words(one, devices))
 
 

@@ -1,4 +1,4 @@
-"""What differs between two runs beside their figures, in words."""
+"""The differences between two runs apart from their figures, as text."""
 
 from __future__ import annotations
 

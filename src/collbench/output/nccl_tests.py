@@ -117,7 +117,7 @@ def tables(run: Run) -> tuple[Table, ...]:
 
 
 def config(run: Run, table: Table) -> Json:
-    """Return what nccl-tests says of a run: sizes from the table, -n, -w and -G from the command that measured.
+    """Return nccl-tests' configuration of a run: sizes from the table, -n, -w and -G from the run's command.
 
     A step is a factor, or in bytes, 0 if sizes are a list.
     """
@@ -165,7 +165,7 @@ def pci_address(device: Device) -> str:
 
 def _table(run: Run, group: int, measurements: list[Measurement], beaten: Mapping[DataPoint, Impossible]) -> Table:
     sizes: dict[int, dict[Variant, Measurement]] = {}
-    flags: dict[str, dict[str, None]] = {}  # each thing that was wrong with the machine, and where meanwhile
+    flags: dict[str, dict[str, None]] = {}  # each problem of the machine during the run, and where
     for measurement in sorted(measurements, key=lambda m: m.point.size_bytes):
         sizes.setdefault(measurement.point.size_bytes, {})[measurement.point.variant] = measurement
     for measurement in measurements:
@@ -244,7 +244,7 @@ def _step(sizes: list[int]) -> tuple[int, str]:
 
 # A run as nccl-tests prints it, for the scripts that read its text: same lines, same widths, same number formats.
 #
-# Comment lines say what is ours. They avoid the words that parsers search for: "bandwidth", "out-of-place", "FAILED"
+# Comment lines are collbench's own. They avoid the words that parsers search for: "bandwidth", "out-of-place", "FAILED"
 # (Azure's health checks take the first line with the first of these, SuperBench the last line with the second).
 
 _COLUMNS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"

@@ -20,7 +20,7 @@ from collbench.output import sentences
 
 
 class Type(StrEnum):
-    """What a column holds, where it holds anything: an empty field is unknown, or does not apply."""
+    """The type of a column's values: an empty field is unknown, or does not apply."""
 
     TEXT = "text"
     WHOLE = "whole number"
@@ -142,7 +142,7 @@ OVERLAP_COLUMNS = (
     Column("wrong_compute", Type.WHOLE, "elements of the compute's result that differ from those alone"),
 )
 
-# Of a run of `collbench replay`: a row for each kind of call of each arm, beside its step's figures.
+# For a run of `collbench replay`: a row per kind of call of each arm, with the figures of its step.
 REPLAY_COLUMNS = (
     *COLUMNS[:_SHARED],
     Column("job", Type.TEXT, "the recorded job's file"),
@@ -400,7 +400,7 @@ def _figures(measurement: Measurement) -> Row:
 
 
 def _launches(run: Run, found: Tails | None) -> Row:
-    """Return what single launches say, nothing if there are none."""
+    """Return the columns of single launches, none if there are none."""
     if found is None:
         return {column.name: None for column in COLUMNS[_FIRST_OF_LAUNCHES:]}
     moved, waited = found.transfer, found.waited

@@ -273,7 +273,7 @@ def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
 
 
 def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, members: Members) -> str:
-    """Return what a reader should know of one data point besides its numbers; `beaten` are the impossible ones."""
+    """Return a note on one data point for the reader; `beaten` are the impossible ones."""
     found = family.points.get((size, members))
     if found is None:
         return ""
@@ -295,7 +295,7 @@ def _remarks(measurement: Measurement, devices: Sequence[Device]) -> Iterable[st
 
 
 def _chosen(family: Family, size: int) -> str:
-    """Return what NCCL said that it chose for this message, "" if it was not asked."""
+    """Return what NCCL reported that it chose for this message, "" if it was not asked."""
     if not family.work.operation.is_collective:
         return ""
     wanted = (family.work.operation, len(family.sets[0]), size)
@@ -305,7 +305,7 @@ def _chosen(family: Family, size: int) -> str:
 
 # Overlaps: for each operation a series of sizes × conditions (compute, priority, CTAs), in the shape of the others.
 
-_TIMES = "× as long"  # not the unit of ratios between runs, which has shades of its own
+_TIMES = "× as long"  # unlike the unit of ratios between runs, which has separate shades
 
 
 def overlap_series(run: Run) -> list[dict[str, Any]]:
@@ -381,7 +381,7 @@ def _given_up(found: Overlap | None, devices: Sequence[Device]) -> str:
 _STEPS = (0.02, 0.05, 0.10, 0.25)
 _LETTERS = dict(zip(range(-len(_STEPS), len(_STEPS) + 1), "abcdefghi", strict=True))
 _SIGNS = {Verdict.WORSE: -1, Verdict.BETTER: 1}
-# What is said of each data point; the first is for one that only one run has.
+# The text of each comparison of data points; the first is for a point that only one run has.
 _WORDS = {
     Verdict.SAME: "the same",
     Verdict.BETTER: "significantly faster",

@@ -29,7 +29,7 @@ from collbench.output.text.curves import Curves, curves_of, limits_of, lines_of,
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_LINES = 8  # more than a reader tells apart
+_MOST_LINES = 8  # more than a reader can distinguish
 _MOST_LIMITS = 3
 _MOST_TICKS = 12
 _WIDTH, _HEIGHT = 7.2, 4.4  # inches
@@ -83,7 +83,7 @@ def _strokes(found: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> It
 
 
 def _front(found: Sequence[tuple[Named, Work, Curves]], named: Named, work: Work) -> str:
-    """Return what tells a line's run and work from the others'."""
+    """Return the start of a legend entry, which distinguishes its run and work from the others."""
     several_runs = len({one.name for one, _, _ in found}) > 1
     several_works = len({one for _, one, _ in found}) > 1
     sim = "sim " if capabilities(named.run.backend).simulated else ""

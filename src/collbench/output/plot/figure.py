@@ -1,4 +1,4 @@
-"""A matplotlib figure that is the same bytes everywhere, and the words around it; `sim` where simulated."""
+"""A matplotlib figure with the same bytes everywhere, and its text; `sim` where simulated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The words around a picture: what is shown, on which machine, when and by which versions; `sim` where simulated.
+# The text of a picture: what is shown, on which machine, when and by which versions; `sim` where simulated.
 
 _LONGEST = 100  # characters of a text that came from a machine
 _MOST_ORIGINS = 4
@@ -39,7 +39,7 @@ class Named:
 
 
 def clean(text: str, most: int = _LONGEST) -> str:
-    """Return a machine's words as a picture may hold them: no control characters, which no XML can, and not endless."""
+    """Return a machine's text for a picture: without control characters, which XML forbids, and shortened."""
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
@@ -138,7 +138,7 @@ def lines_frame(axes: Axes, top: float, label: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn figure and what it says in words; `tips` are the words of single parts by their id (gid) in the SVG."""
+    """A drawn figure and its description; `tips` are the texts of parts by their id (gid) in the SVG."""
 
     figure: Figure
     title: str

@@ -246,7 +246,7 @@ def of_trend(trend: Trend, status: int) -> str:
 
 
 def of_answers(answers: Answers, status: int) -> str:
-    """Return what the reference figures say of a run as JSON text; members are positions of the run."""
+    """Return the results of the reference figures for a run as JSON text; members are positions of the run."""
     body = {
         "run": _run(answers.run),
         "nvls": answers.nvls.value,
@@ -335,9 +335,9 @@ def _impossible_json(answer: Answer) -> _Json | None:
     return place | {"gbs": beaten.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}
 
 
-# The page of `collbench compare`: what differs beside the figures, what became worse or better, counts, a verdict.
+# The page of `collbench compare`: other differences, what became worse or better, counts, a verdict.
 
-_MOST_ROWS = 20  # of a verdict; more say the same thing again, and the JSON has them all
+_MOST_ROWS = 20  # rows of a verdict; the JSON has all
 _FEW_ROWS, _FEWEST = 7, 4  # on the short page, of two runs and of many
 _FEW_RUNS = 8  # lines about runs on the short page
 _MOST_NAMES = 6

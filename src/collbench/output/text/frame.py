@@ -1,4 +1,4 @@
-"""What stands above and below every page's figures: where they come from, what failed, health, notes."""
+"""The top and bottom of every page: where the figures come from, what failed, health, notes."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def sim(run: Run, word: str = "sim ") -> str:
     return word if capabilities(run.backend).simulated else ""
 
 
-# Whether NCCL may let the NVSwitch reduce (NVLS), in words: it decides what an all-reduce can reach.
+# Whether NCCL may let the NVSwitch reduce (NVLS), as text: it decides what an all-reduce can achieve.
 
 
 def nvls(run: Run) -> str:
-    """Return what is known of NVLS, "" without NCCL or where nothing is: off, not supported, possible, or chosen."""
+    """Return the state of NVLS: off, not supported, possible, or chosen; "" without NCCL or if unknown."""
     known = _nvls(run)
     return f"NVLS {known}" if known and physics.nvls(run) is not Nvls.UNKNOWN else known
 
@@ -136,14 +136,14 @@ def settings(environment: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name != "NCCL_VERSION")
 
 
-# What was wrong with the devices while they were measured, in a few lines; one line when nothing was.
+# Problems of the devices during the measurement, in a few lines; one line if there were none.
 
 _COUNTERS = (("NVLink", "nvlink_errors"), ("ECC", "ecc_errors"))
 _REPLAYS = ("NVLink replays", "nvlink_replays")
 
 
 def health_lines(run: Run) -> list[str]:
-    """Return temperatures in °C, then a line for everything that was wrong; empty for CPU cores."""
+    """Return temperatures in °C, then a line for each problem; empty for CPU cores."""
     if not run.health_before:
         return network_lines(run)
     states = (*run.health_before, *run.health_after)
@@ -157,7 +157,7 @@ def health_lines(run: Run) -> list[str]:
     clocked = any(state.sm_clock is not None for state in run.health_before)
     if clocked and not throttled and FlagKind.THROTTLED not in flags:
         good.append("no throttling")
-    # The counters that this machine has and that stood still; without both readings nothing is known.
+    # The counters that this machine has and that did not change; unknown without both readings.
     known = [name for name, field in _COUNTERS if any(getattr(state, field) is not None for state in states)]
     if known and run.health_after and not grown:
         good.append(f"no new {' or '.join(known)} errors")
@@ -255,7 +255,7 @@ _STOPS = {
 }
 # NCCL's start is reported from here on: below, NCCL was ready when the sweep was.
 _REPORTED_S = 0.05
-# More failures than this say the same thing again; the file holds them all.
+# Further failures repeat these; the file has all of them.
 _MOST_FAILURES = 8
 # On a short page, of failures and of what was wrong with devices.
 _FEW_LINES = 3
@@ -454,7 +454,7 @@ def alarm(run: Run) -> Iterator[Text]:
 
 
 def not_judged(why: str) -> Text:
-    """Return the first block of a page that can say nothing; `why` ends with what to run."""
+    """Return the first block of a page without a judgment; `why` ends with the command to run."""
     return Text(f"not judged: {why}", style=ALARM)
 
 

@@ -89,7 +89,7 @@ def _lengths(few: RenderableType, all_of_it: RenderableType, differ: bool) -> It
 
 
 def headline(report: Report) -> str:
-    """Return the answer in a sentence: the share of communication, what dominates, who is waited for."""
+    """Return the answer in a sentence: the share of communication, the dominant call, the late rank."""
     mine = report.mine
     what = "a step" if report.repeats else "the recorded calls"
     words = []
@@ -237,7 +237,7 @@ def size(size_bytes: int) -> str:
 
 
 def group_words(job: Job, call: Call) -> str:
-    """Return who takes part: "all 8", "ranks 0-3", else the group's name and size."""
+    """Return the members as text: "all 8", "ranks 0-3", else the group's name and size."""
     group = job.groups[call.group]
     if group.size == job.world_size:
         return f"all {group.size}"
@@ -372,7 +372,7 @@ def origin(report: Report, against: str) -> Iterator[str]:
 
 
 def said(report: Report) -> Iterator[str]:
-    """Yield who is late, and what the figures do not say: lines of a name and a sentence."""
+    """Yield who is late, and the limits of the figures: lines of a name and a sentence."""
     job = report.job
     for one in report.late[:_FEW_LATE]:
         yield f"{'late':<10}{late_words(job, one)}"

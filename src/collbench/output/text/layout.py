@@ -77,7 +77,7 @@ def only(page: Page, section: str) -> Iterator[RenderableType]:
     return (one.drawn for one in page if isinstance(one, Block) and one.section == section and one.on is not On.SHORT)
 
 
-# Sentences in lines of so many columns, and tables.
+# Sentences wrapped to a width, and tables.
 
 WIDE = 100  # columns, where no terminal says fewer
 NAME_WIDE = 10  # of what stands before a sentence: "typical   a pair carries …"
@@ -118,7 +118,7 @@ def table(*heads: str, words: Collection[str] | None = None, keys: int | None = 
 # Pages on narrow terminals: sentences in several lines; of a table the columns that do not fit in a further one.
 
 _GAP = 2  # blanks between two columns, as rich sets them
-# Up to so many rows a second table is easier to read than to look for.
+# Up to this many rows, a second table with the remaining columns is easy to read.
 _FEW_ROWS = 8
 
 

@@ -71,7 +71,7 @@ _TABLES = {
     Variant.HOST: "h2d: from pinned host memory to the device, d2h: back",
     Variant.LOCAL: "within a device's memory; each byte is read and written",
 }
-# The columns of the table that sets host copies beside others against isolated ones.
+# The columns of the table that compares concurrent host copies with isolated ones.
 _SHARES = {
     Variant.HOST_BOTH_WAYS: "both ways",
     Variant.HOST_ALL: "all at once",
@@ -121,7 +121,7 @@ def _copies_summary(run: Run) -> Iterator[Block]:
 
 
 def _shares(run: Run) -> Iterator[RenderableType]:
-    """Yield host copies beside others, a table for each place of the memory: GB/s and the share of isolated ones."""
+    """Yield concurrent host copies, one table for each place of the memory: GB/s and the share of isolated ones."""
     shares = host_shares(run)
     for node in dict.fromkeys(one.work.numa_node for one in shares):
         here = [one for one in shares if one.work.numa_node == node]
@@ -139,7 +139,7 @@ def _shares(run: Run) -> Iterator[RenderableType]:
 
 
 def _host_memory(run: Run, node: int | None) -> str:
-    """Say on which NUMA node host memory lies, as far as that was chosen; of all at once None is each one's own."""
+    """Return the NUMA node of host memory, if chosen; in copies on all devices None means each one's own node."""
     chosen = {measurement.point.numa_node for measurement in run.measured(Variant.HOST)} - {None}
     if node is not None:
         return f" on NUMA node {node}"
@@ -344,7 +344,7 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
 
 
 def _by_memory(run: Run, operation: Operation, members: tuple[int, ...]) -> list[RenderableType]:
-    """Return the comparison of kinds of memory, out of place and in place; nothing if there is one kind alone."""
+    """Return the comparison of kinds of memory, out of place and in place; nothing if there is only one kind."""
     drawn: list[RenderableType] = []
     for variant in (Variant.PLAIN, Variant.IN_PLACE):
         found = list(comparison(run, operation, members, variant, sim(run, " (sim)")))

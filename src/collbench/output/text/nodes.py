@@ -102,7 +102,7 @@ class Origin:
 
     @property
     def mark(self) -> str:
-        """What stands behind each figure: " (sim)" where nothing was measured."""
+        """The suffix of each figure: " (sim)" if simulated."""
         return " (sim)" if capabilities(self.backend).simulated else ""
 
 
@@ -251,7 +251,7 @@ def _late(one: LateNode, names: Sequence[str]) -> str:
 
 
 def described(one: NodeEffect) -> str:
-    """Return in words how slow a node is, and in which direction where they differ."""
+    """Return as text how slow a node is, and in which direction if the directions differ."""
     if one.worse == UNKNOWN:
         return "it was not measured"
     low, high = one.worse.interval
