@@ -178,7 +178,7 @@ def _numbered(streams: Sequence[Stream], sizes: Mapping[CommunicatorKey, int]) -
     if _distinct_hints(streams):
         world = streams[0].env_world or 0
         return [stream.env_rank or 0 for stream in streams], max(world, *sizes.values())
-    # No communicator has them all, and no launcher numbered them: by host, process and lane.
+    # No communicator has them all, and no launcher numbered them: by host, process and stream number.
     order = sorted(range(len(streams)), key=lambda place: _who(streams[place]))
     numbers = [0] * len(streams)
     for number, place in enumerate(order):
@@ -187,7 +187,7 @@ def _numbered(streams: Sequence[Stream], sizes: Mapping[CommunicatorKey, int]) -
 
 
 def _who(stream: Stream) -> tuple[str, int, int, int]:
-    return stream.host, stream.realtime_ns if stream.device is None else stream.device, stream.pid, stream.lane
+    return stream.host, stream.realtime_ns if stream.device is None else stream.device, stream.pid, stream.index
 
 
 def _clocks(streams: Sequence[Stream]) -> dict[str, int]:

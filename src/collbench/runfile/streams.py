@@ -66,7 +66,7 @@ _HEADER = np.dtype(
     [
         ("magic", "S8"),
         ("version", "<u4"),
-        ("lane", "<u4"),
+        ("index", "<u4"),
         ("file_bytes", "<u8"),
         *[(f"{area}_at", "<u8") for area in ("communicators", "calls", "phases", "runs", "tail", "pending", "arena")],
         *[(f"{area}_max", "<u4") for area in ("communicators", "calls", "phases", "runs", "tail", "pending")],
@@ -216,7 +216,7 @@ class Stream:
 
     host: str
     pid: int
-    lane: int
+    index: int
     device: int | None
     abi: int
     nccl: int
@@ -278,7 +278,7 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     return Stream(
         host=_text(header["host"]),
         pid=int(header["pid"]),
-        lane=int(header["lane"]),
+        index=int(header["index"]),
         device=_or_none(header["device"]),
         abi=int(header["abi"]),
         nccl=int(header["nccl"]),
