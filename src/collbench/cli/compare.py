@@ -79,7 +79,7 @@ def _check_count(paths: Sequence[Path], *, reference: bool) -> None:
 
 
 def _check_alike(runs: Sequence[Run], paths: Sequence[Path]) -> None:
-    """Raise UsageError for runs of different backends: their figures are of different things."""
+    """Raise UsageError for runs of different backends: their figures are not comparable."""
     for run, path in zip(runs, paths, strict=True):
         if run.backend != runs[0].backend:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""`collbench completion`: the shell's part of completion, and the manual pages, printed or installed."""
+"""`collbench completion`: shell completion and the manual pages, printed or installed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _show_man(shell: str, folder: Path) -> None:
 
 
 def _man_line(shell: str, folder: Path) -> tuple[Path, str]:
-    """Return the startup file and the line; an empty part of MANPATH stands for where man looks by itself."""
+    """Return the startup file and the line; an empty part of MANPATH means man's default folders."""
     if shell == "fish":
         line = f"set -q MANPATH; or set MANPATH ''; set -gx MANPATH '{folder}' $MANPATH"
         return _base("XDG_CONFIG_HOME", ".config") / "fish" / "conf.d" / f"{NAME}.fish", line

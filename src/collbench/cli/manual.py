@@ -33,7 +33,7 @@ def pages(program: click.Command, release: str) -> dict[str, str]:
 
 
 def is_ours(content: bytes) -> bool:
-    """Return whether a file is a page that some version of this made: then a newer one may take its place."""
+    """Return whether a file is a page that some version of this made: then it may be overwritten."""
     return content.startswith(b'.TH "COLLBENCH')
 
 
@@ -105,7 +105,7 @@ def _line(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text in groff's and mandoc's words: what is not ASCII by its number."""
+    """Return text escaped for groff and mandoc: non-ASCII characters by number."""
     return "".join(char if char.isascii() else f"\\[u{ord(char):04X}]" for char in text.translate(_PLAIN))
 
 
