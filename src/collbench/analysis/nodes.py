@@ -659,7 +659,7 @@ def judge_rails(judgements: Mapping[int, Judgement]) -> tuple[Rail, ...]:
         return ()
     rails = []
     for rail, one in known.items():
-        others = [other.typical_gbs for place, other in known.items() if place != rail] or [one.typical_gbs]
+        others = [other.typical_gbs for index, other in known.items() if index != rail] or [one.typical_gbs]
         ratio = one.typical_gbs / median(others) - 1
         error = one.noise / math.sqrt(max(1, one.judged))
         rails.append(Rail(rail, one.typical_gbs, ratio, ratio < -max(DELTA, 3 * error), one.slow_nodes))

@@ -58,10 +58,10 @@ class Absences:
         self._failed: dict[tuple[Work, Members], Measurement] = {}
         for measurement in run.measurements:
             work = measurement.point.work
-            place = work, _place(work, measurement.point.members)
-            self._found[*place, measurement.point.size_bytes] = measurement
+            key = work, _place(work, measurement.point.members)
+            self._found[*key, measurement.point.size_bytes] = measurement
             if measurement.failure:
-                self._failed.setdefault(place, measurement)
+                self._failed.setdefault(key, measurement)
         self._skipped = {
             (left.work, _place(left.work, left.members)): left for left in run.skipped if left.work is not None
         }
@@ -69,11 +69,11 @@ class Absences:
 
     def of(self, work: Work, members: Members, size_bytes: int | None = None) -> Absence:
         """Return why a work has no figure, or too few trials for one, on its members; at any size for None."""
-        place = work, _place(work, members)
-        found = self._failed.get(place) if size_bytes is None else self._found.get((*place, size_bytes))
+        key = work, _place(work, members)
+        found = self._failed.get(key) if size_bytes is None else self._found.get((*key, size_bytes))
         if found is not None and found.failure:
             return Absence(AbsenceKind.FAILED, failure=found.failure)
-        left = self._skipped.get(place)
+        left = self._skipped.get(key)
         if left is None and self._refused(work, members):  # in files of older versions `skipped` names no place
             left = Skipped(SkipKind.NO_PEERS, work, members)
         if left is not None:

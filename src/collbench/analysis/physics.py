@@ -320,9 +320,9 @@ _recent: deque[tuple[object, tuple[Impossible, ...]]] = deque(maxlen=4)
 def impossible(run: Run) -> list[Impossible]:
     """Return the data points of a run that hold impossible batches, those furthest beyond their limit first."""
     known = _decisive(run)
-    for place, (key, answer) in enumerate(_recent):
+    for index, (key, answer) in enumerate(_recent):
         if key == known:
-            _recent[place] = known, answer  # of the same objects, which are compared at once: one may be read again
+            _recent[index] = known, answer  # of the same objects, which are compared at once: one may be read again
             return list(answer)
     check = Check(run)
     found = (check.beaten(measurement) for measurement in run.measurements)

@@ -35,23 +35,23 @@ class Measured:
 
 
 def measure(
-    request: Request, path: Path | None, notices: Notices, what: str, place: LaunchEnvironment | None = None
+    request: Request, path: Path | None, notices: Notices, what: str, launch: LaunchEnvironment | None = None
 ) -> Measured:
     """Measure the request to its end; the worker has exited when this returns. `what` is the progress bar's title.
 
-    `place` is rank 0's among several processes, which measure together. The run is saved as `path`, also where this
+    With a `launch`, this process is rank 0 of several that measure. The run is saved as `path`, also if this
     raises: KeyboardInterrupt, DataCorruption, BackendError, MachineError, and UsageError.
     """
-    worker = None if place else factory.begin(request.backend)
+    worker = None if launch else factory.begin(request.backend)
     notices.starting()
     from collbench.bench.session import NotResumed, Session  # late: numpy, while the driver starts
 
     with ExitStack() as stack:
         world = None
-        if place is not None:
+        if launch is not None:
             from collbench.distributed.factory import World  # late: a tenth of a second
 
-            world = stack.enter_context(World(place, request, join_seconds(os.environ), notices.say))
+            world = stack.enter_context(World(launch, request, join_seconds(os.environ), notices.say))
         try:
             session = stack.enter_context(Session(request, path, notices.say, world, worker))
         except NotResumed as error:
@@ -82,12 +82,12 @@ def explained(error: DataCorruption, run: Run) -> DataCorruption:
     return DataCorruption(simulated + wrong_data(error.wrong, run.devices), error.wrong)
 
 
-def serve(request: Request, place: LaunchEnvironment, notices: Notices) -> None:
+def serve(request: Request, launch: LaunchEnvironment, notices: Notices) -> None:
     """Measure this process's part for rank 0 of its launch, until that says to leave. Raises BackendError."""
     from collbench.distributed.factory import join  # late: a tenth of a second
 
-    if not join(place, request, join_seconds(os.environ), notices.say):
-        raise BackendError(f"rank {place.rank} stops: rank 0 is gone, and its output says why")
+    if not join(launch, request, join_seconds(os.environ), notices.say):
+        raise BackendError(f"rank {launch.rank} stops: rank 0 is gone, and its output says why")
 
 
 def new_seed() -> int:

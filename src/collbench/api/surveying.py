@@ -182,7 +182,7 @@ def resumed(asked: NodesRequest, request: Request) -> NodesRequest:
 
 
 def survey_launch(
-    asked: NodesRequest, request: Request, path: Path | None, place: LaunchEnvironment, notices: Notices = SILENT
+    asked: NodesRequest, request: Request, path: Path | None, launch: LaunchEnvironment, notices: Notices = SILENT
 ) -> NodeSurvey:
     """Measure the nodes of the launch in which this process is rank 0, and save the run, however this ends.
 
@@ -199,7 +199,7 @@ def survey_launch(
             previous = Previous.locked(path, stack) if path is not None and request.resume else None
             world = stack.enter_context(
                 World(
-                    place,
+                    launch,
                     request,
                     join_seconds(os.environ),
                     notices.say,
@@ -210,7 +210,7 @@ def survey_launch(
             opened = world.open()
             stack.callback(opened.close)
             if previous is None:
-                run = _new_run(request, opened, place)
+                run = _new_run(request, opened, launch)
                 writer = RunWriter(run, path, notices.say, replace=request.force)
             else:
                 run = _same_run(previous, opened)
@@ -221,12 +221,12 @@ def survey_launch(
             raise Interrupted(f"interrupted: the nodes were not judged{goes_on}") from error
 
 
-def _new_run(request: Request, opened: Opened, place: LaunchEnvironment) -> Run:
+def _new_run(request: Request, opened: Opened, launch: LaunchEnvironment) -> Run:
     from collbench.bench.session import begun_run  # late: numpy
 
     works = tuple(work.operation for work in request.collectives)
     settings = settings_of(request, works, request.sizes or (), trials=1, environment=dict(opened.environment))
-    return begun_run(opened, replace(settings, processes=place.world_size, launcher=place.launcher))
+    return begun_run(opened, replace(settings, processes=launch.world_size, launcher=launch.launcher))
 
 
 def _same_run(previous: Previous, opened: Opened) -> Run:

@@ -280,9 +280,9 @@ class Rank:
 # The process.
 
 
-def opened(kind: str, place: int) -> Accelerator:
+def opened(kind: str, index: int) -> Accelerator:
     """Open the GPU or the core."""
-    return CudaAccelerator(place) if kind == "cuda" else CpuAccelerator()
+    return CudaAccelerator(index) if kind == "cuda" else CpuAccelerator()
 
 
 def serve(process: RankProcess, accelerator: Accelerator) -> None:

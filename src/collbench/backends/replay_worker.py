@@ -313,25 +313,25 @@ class Rank:
     def _places(self) -> set[int]:
         return {unit.group for unit in self._prepared().request.units}
 
-    def _allocate(self, step: PreparedStep, place: int) -> None:
+    def _allocate(self, step: PreparedStep, group: int) -> None:
         """Make the buffers of one group: calls that run at once have their own, those one after another share."""
         if not step.uses:
             step.uses = [[] for _ in step.request.units]
-        members = step.request.groups[place]
+        members = step.request.groups[group]
         for number, unit in enumerate(step.request.units):
-            if unit.group != place:
+            if unit.group != group:
                 continue
             seen: dict[object, int] = {}
             for post in unit.posts:
-                key: object = (place, post)
+                key: object = (group, post)
                 if post.operation == PointToPoint.SEND:  # it only reads
-                    key = (place, post.operation, post.size_bytes)
+                    key = (group, post.operation, post.size_bytes)
                 else:
                     seen[key] = seen.get(key, 0) + 1
                     key = (key, seen[key])
                 if key not in step.buffers:
                     device = self._accelerator.device
-                    step.buffers[key] = buffers_of(post, self._rank, members, place, device)
+                    step.buffers[key] = buffers_of(post, self._rank, members, group, device)
                 step.uses[number].append(step.buffers[key])
 
     def _post(
@@ -362,9 +362,9 @@ class Rank:
 # The process.
 
 
-def opened(kind: str, place: int) -> Accelerator:
+def opened(kind: str, index: int) -> Accelerator:
     """Open the GPU or the core."""
-    return CudaAccelerator(place) if kind == "cuda" else CpuAccelerator()
+    return CudaAccelerator(index) if kind == "cuda" else CpuAccelerator()
 
 
 def serve(process: RankProcess, accelerator: Accelerator) -> None:

@@ -165,11 +165,11 @@ def matching(nodes: int, groups: Sequence[Group], rng: random.Random) -> tuple[P
 
 def apart(nodes: int, groups: Sequence[Group], rng: random.Random) -> tuple[Pair, ...]:
     """Return random pairs of which, as far as possible, none lies within a group."""
-    place = {member: number for number, group in enumerate(groups) for member in group}
+    group_of = {member: number for number, group in enumerate(groups) for member in group}
     pairs = list(matching(nodes, (), rng))
 
     def together(pair: Pair) -> bool:
-        return pair[0] in place and place[pair[0]] == place.get(pair[1])
+        return pair[0] in group_of and group_of[pair[0]] == group_of.get(pair[1])
 
     for _ in range(_TRIES):
         wrong = [number for number, pair in enumerate(pairs) if together(pair)]
@@ -480,16 +480,18 @@ def judged_without(
     kept = [node for node in range(nodes) if node not in lost]
     if len(kept) == nodes:
         return judge(seen, nodes, known)
-    place = {node: number for number, node in enumerate(kept)}
+    index_of = {node: number for number, node in enumerate(kept)}
     rest = [
-        replace(one, first=place[one.first], second=place[one.second])
+        replace(one, first=index_of[one.first], second=index_of[one.second])
         for one in seen
         if {one.first, one.second} <= set(kept)
     ]
     if not rest:
         raise BackendError("no pair of the remaining nodes was measured: start them again without the lost nodes")
     levels = [
-        Switches(level.names, tuple(tuple(place[node] for node in some if node in place) for some in level.members))
+        Switches(
+            level.names, tuple(tuple(index_of[node] for node in some if node in index_of) for some in level.members)
+        )
         for level in known
     ]
     judged = judge(rest, len(kept), levels)

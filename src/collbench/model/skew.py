@@ -76,8 +76,8 @@ class Skew:
         shares = [0] * ranks
         # By a hash, so that a seed means the same with every Python.
         popular = sorted(range(ranks), key=lambda rank: hashlib.sha256(f"{self.seed}:{rank}".encode()).digest())
-        for place, rank in enumerate(popular, start=1):
-            shares[rank] = round(_WHOLE / place**self.exponent)
+        for position, rank in enumerate(popular, start=1):
+            shares[rank] = round(_WHOLE / position**self.exponent)
         return (tuple(shares),) * ranks
 
     def __str__(self) -> str:

@@ -35,16 +35,16 @@ def new_name(*words: str) -> str:
 def new_run(what: str, backend: str, say: Callable[[str], None], folder: str = RUNS, advice: str = "") -> Path | None:
     """Return a new file for a run; None, and `say` why, where none can be written. `advice` ends that line."""
     try:
-        place = state_folder(folder)
-        atomic_write.make_private(place)
-        atomic_write.try_folder(place)
+        folder_of_runs = state_folder(folder)
+        atomic_write.make_private(folder_of_runs)
+        atomic_write.try_folder(folder_of_runs)
     except UsageError as error:
         say(f"the run will not be saved: {error}{advice}")
     except OSError as error:
-        why = f"cannot write {place}: {atomic_write.reason(error)}"
+        why = f"cannot write {folder_of_runs}: {atomic_write.reason(error)}"
         say(f"the run will not be saved: {why}: set XDG_STATE_HOME to a folder that can be written{advice}")
     else:
-        return place / f"{new_name(backend, what)}.json"
+        return folder_of_runs / f"{new_name(backend, what)}.json"
     return None
 
 

@@ -149,8 +149,8 @@ def _linkcount_mismatch(fabric: Fabric, rng: np.random.Generator) -> Made:
     """One link is down where there are several: a GPU's at a switch, a bundle's between two GPUs."""
     bundles = [bundle.gpus for bundle in fabric.bundles if bundle.links > 1]
     ports = [(gpu,) for switch in fabric.switches if switch.links > 1 for gpu in switch.gpus]
-    place = _one_of([*bundles, *ports], rng, f"fabric {fabric.name} has no bundle of NVLinks")
-    return _faulty(fabric, Fault(FaultKind.LINKS_DOWN, place, links=1))
+    pair = _one_of([*bundles, *ports], rng, f"fabric {fabric.name} has no bundle of NVLinks")
+    return _faulty(fabric, Fault(FaultKind.LINKS_DOWN, pair, links=1))
 
 
 def _hidden_nvlink(fabric: Fabric, rng: np.random.Generator) -> Made:

@@ -237,7 +237,7 @@ def predict_job(job: Job, links: Links, recorded: Links | None = None) -> Predic
 
     Raises UsageError if the record does not say how long a step or its transfers took.
     """
-    lanes = matched(job)
+    matched_groups = matched(job)
     prices = {number: price for number, call in enumerate(job.calls) if (price := links.price(job, call))}
     olds = {} if recorded is None else {at: price for at in prices if (price := recorded.price(job, job.calls[at]))}
     seen = responses(job)
@@ -246,7 +246,7 @@ def predict_job(job: Job, links: Links, recorded: Links | None = None) -> Predic
         phase = shown_phase(rank)
         if phase is None or phase.repetitions < 2 or step_seconds(phase) is None:
             continue
-        sent, kept = _sent(job, phase, transfers(lanes, rank.rank, phase), prices, olds)
+        sent, kept = _sent(job, phase, transfers(matched_groups, rank.rank, phase), prices, olds)
         answer = seen.get(rank.rank)
         its = bounds(sent) if answer is None else responding(sent, answer)
         waited = {} if answer is None else _waited(phase, answer)
