@@ -41,8 +41,8 @@ OTHERS: list[Row] = [
     ("a budget without a unit", "--budget 10", "'10' is not a number and a unit", "write 10s, 500ms or 2min"),
     ("a budget of nothing", "--budget 0s", "0s is zero", "write 10s, 500ms or 2min"),
     ("a budget in hours", "--budget 1h", "'1h' is not a number and a unit", "write 10s, 500ms or 2min"),
-    ("quick and precise", "--quick --precision 1%", "--quick and --precision", "leave one out"),
-    ("quick and long", "--quick --budget 10s", "--quick and --budget", "leave one out"),
+    ("quick and precise", "--quick --precision 1%", "--quick and --precision", "use only one"),
+    ("quick and long", "--quick --budget 10s", "--quick and --budget", "use only one"),
     ("a seed in letters", "--seed x", "'--seed': 'x'", "see 'collbench pairs --help'"),
     ("a negative seed", "--seed -1", "--seed -1", "whole number from 0"),
     ("an option that is almost right", "--size 8", "no such option '--size'", "'--sizes'"),
@@ -50,7 +50,7 @@ OTHERS: list[Row] = [
     ("a word too many", "now", "unexpected extra argument (now)", "see 'collbench pairs --help'"),
 ]
 COLLECTIVES: list[Row] = [
-    ("pairs and sets", "reduce --pairs --split 2", "--pairs and --split both say", "leave one out"),
+    ("pairs and sets", "reduce --pairs --split 2", "--pairs and --split both say", "use only one"),
     ("no set", "reduce --split 0", "'--split': 0 is not in the range", "see 'collbench reduce --help'"),
     ("a root that no pair has", "reduce --pairs --root 2", "--root 2 is not a rank of a pair", "write 0 or 1"),
     (
@@ -60,7 +60,7 @@ COLLECTIVES: list[Row] = [
         "--output run.json",
     ),
     ("a reduction for the run's file", "reduce -o max", "-o max: -o is the run's file", "--op max"),
-    ("two things to print", "reduce --json --format nccl-tests", "both say what to print", "leave one out"),
+    ("two things to print", "reduce --json --format nccl-tests", "both say what to print", "use only one"),
     ("a layout that does not exist", "reduce --format csv", "'csv' is not one of", "'nccl-tests'"),
     ("JSON in a folder", "reduce -J .", "it is a folder", "-J"),
     ("operations of pairs", "reduce --operations copy", "no such option '--operations'", "reduce --help'"),
@@ -111,7 +111,7 @@ TRAIN: list[Row] = [
     ("K in letters", "--auto-select two train.py", "'two' is not a number", "write --auto-select 2"),
     ("K forgotten", "--auto-select train.py", "'train.py' is not a number", "write --auto-select 2"),
     ("neither K nor devices", "train.py", "no GPUs asked for", "--auto-select K"),
-    ("both K and devices", "--auto-select 2 --devices 0,1 train.py", "both say", "leave one out"),
+    ("both K and devices", "--auto-select 2 --devices 0,1 train.py", "both say", "use only one"),
     ("no script", "--auto-select 2", "no script", "train.py"),
     ("a missing script", "--auto-select 2 other.py", "'other.py' does not exist", "check its path"),
     ("a script that is a folder", "--auto-select 2 .", "is a folder without __main__.py", "name the file"),

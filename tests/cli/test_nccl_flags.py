@@ -140,13 +140,13 @@ def test_as_one_of_many_processes_a_device_each_is_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("words", "named", "advice"),
     [
-        ("-b 8 --sizes 1M", "--sizes and -b/-e/-i/-f", "leave one out"),
+        ("-b 8 --sizes 1M", "--sizes and -b/-e/-i/-f", "use only one"),
         ("-b 1M -e 8", "-b 1M is larger than -e 8", "smaller one as -b"),
         ("-b 8 -e 1G", "1024 sizes", "-f 2"),
         ("-b 8X -e 1G", "'8X'", "64K"),
         ("-b 0 -e 1G", "'0' is zero", "smallest"),
         ("-b 0.1 -e 1G", "'0' is zero", "smallest"),
-        ("-g 2 --devices 0,1", "--devices and -g 2", "leave one out"),
+        ("-g 2 --devices 0,1", "--devices and -g 2", "use only one"),
         ("-t 2 -g 4", "asks for 8 devices", "may use 4"),
         ("-g 1", "-g 1 is one device", "-g 2"),
         ("-d all", "-d all", "loop"),

@@ -122,7 +122,7 @@ def test_equal_devices_tie_for_the_job_too(program: Program, folder: Path) -> No
         ("groups on another number", job_of([(0, 1)], [[]] * 2), ("2", *SIM), "repeated no calls"),
         ("one device", data_parallel(), ("1", *SIM), "one device sends nothing"),
         ("labels", data_parallel(), ("2", "--topology", "topo.txt"), "--topology and --elsewhere describe another"),
-        ("another machine", data_parallel(), ("2", "run.json", "--elsewhere"), "another machine: leave one out"),
+        ("another machine", data_parallel(), ("2", "run.json", "--elsewhere"), "another machine: use only one"),
         ("measured, too", data_parallel(), ("2", "--verify", *SIM), "--verify measures all-reduces"),
         ("not measured, too", data_parallel(), ("2", "--no-verify", *SIM), "--verify measures all-reduces"),
         ("another size", data_parallel(), ("2", "--size", "1M", *SIM), "--size is of all-reduces"),
@@ -328,8 +328,8 @@ def test_train_starts_on_what_the_job_decides(
     assert (refused.status, refused.out) == (2, "")
     assert "cannot be replayed on 3" in refused.line
     for option in (("--nccl", "x.so"), ("--container", "image.sif")):
-        assert "leave one out" in program("train", *words, *option, "--for", "job.json", "train.py").line
-    assert "leave one out" in program("train", "--devices", "0,1", "--for", "job.json", "train.py").line
+        assert "use only one" in program("train", *words, *option, "--for", "job.json", "train.py").line
+    assert "use only one" in program("train", "--devices", "0,1", "--for", "job.json", "train.py").line
 
 
 def test_python_takes_a_job(here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +344,7 @@ def test_python_takes_a_job(here: Run, folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(UsageError, match=r"collbench\.load_job"):
         collbench.select(2, job="job.json")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="leave one out"):
+    with pytest.raises(UsageError, match="use only one"):
         collbench.select(2, job=job, size="1M")
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 

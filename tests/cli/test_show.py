@@ -67,7 +67,7 @@ def test_words_for_an_operation(program: Program, saved: str, typed: str, titles
         (
             "a picture for a parser",
             ["--operation", "allreduce", "--format", "nccl-tests"],
-            "--format nccl-tests prints tables: leave one out",
+            "--format nccl-tests prints tables: use only one",
         ),
     ],
 )

@@ -157,7 +157,7 @@ def test_a_rank_whose_rank_0_never_comes_says_for_how_long_it_waits_and_obeys(tm
         waiting.send_signal(signal.SIGTERM)
         ((status, out, err),) = ends([waiting])
     assert re.fullmatch(
-        r"collbench: rank 1 on \S+ has not found rank 0 at 127.0.0.1:\d+ yet: waiting 5\d\d s more at the most "
+        r"collbench: rank 1 on \S+ has not found rank 0 at 127.0.0.1:\d+ yet: waiting 5\d\d s more at most "
         r"\(of 600, which COLLBENCH_JOIN_SECONDS sets\)\n",
         line.replace("localhost", "127.0.0.1"),
     )

@@ -46,7 +46,7 @@ def test_help_stands_before_what_is_wrong_elsewhere(words: list[str]) -> None:
     [
         ("no script", [*BASE, "--"], "no script to train: write collbench ablate "),
         ("nothing to compare", ["--devices", "0,1", "train.py"], "nothing to compare with"),
-        ("two changes", [*BASE, "--against", "2,3", "train.py"], "changes the devices: leave one out"),
+        ("two changes", [*BASE, "--against", "2,3", "train.py"], "changes the devices: use only one"),
         ("one run of each", [*BASE, "--repeats", "1", "train.py"], "one run of each arm gives no interval"),
         ("no number", [*BASE, "--repeats", "many", "train.py"], "--repeats 'many' is not a whole number"),
         ("a negative number", [*BASE, "--skip=-1", "train.py"], "--skip '-1' is not a whole number"),
@@ -115,12 +115,12 @@ def test_a_job_is_replayed_and_its_options_may_stand_on_both_sides() -> None:
     ("case", "words", "reported"),
     [
         ("a script, too", [*JOB, "train.py"], "job.json is a recorded job, and train.py is a training script"),
-        ("a script behind dashes", [*JOB, "--", "train.py"], "train.py is a training script: leave one out"),
+        ("a script behind dashes", [*JOB, "--", "train.py"], "train.py is a training script: use only one"),
         ("two jobs", [*JOB, "other.json"], "other.json is a training script"),
         ("step times", [*JOB, "--skip", "3"], "nothing is trained: leave out --skip"),
         ("a choice", [*JOB, "--auto-select", "2"], "leave out --auto-select"),
         ("torchrun's", [*JOB, "--max-restarts", "1", "--budget", "1min"], "leave out --budget, --max-restarts"),
-        ("two changes", [*JOB, "--against", "2,3"], "changes the devices: leave one out"),
+        ("two changes", [*JOB, "--against", "2,3"], "changes the devices: use only one"),
         ("one trial", [*JOB, "--repeats", "1"], "one trial of each arm gives no interval"),
         ("other compute", [*JOB, "--compute", "all"], "'all' is not one of none, recorded"),
         ("no such backend", [*JOB, "--backend", "rocm"], "backend 'rocm' does not exist"),

@@ -58,7 +58,7 @@ REFUSED = {
     "no script": ("--auto-select 2", "no script"),
     "no script after torchrun's options": ("--auto-select 2 --max-restarts 3", "no script"),
     "neither a number nor devices": ("train.py", "no GPUs asked for"),
-    "both a number and devices": ("--auto-select 2 --devices 0,1 train.py", "leave one out"),
+    "both a number and devices": ("--auto-select 2 --devices 0,1 train.py", "use only one"),
     "zero GPUs": ("--auto-select 0 train.py", "1 or more"),
     "fewer than zero": ("--auto-select -1 train.py", "1 or more"),
     "a word for a number": ("--auto-select two train.py", "'two' is not a number"),
@@ -71,8 +71,8 @@ REFUSED = {
     "a misspelt own option": ("--auto_select 2 train.py", "write --auto-select"),
     "dashes and underscores mixed, as torchrun refuses them": ("--nproc-per_node 2 x.py", "write --nproc-per-node"),
     "an unknown backend": ("--auto-select 2 --backend tpu train.py", "auto, cuda, host"),
-    "a run to use and to ignore": ("--auto-select 2 --run r.json --fresh train.py", "leave one out"),
-    "a module that is no Python": ("--auto-select 2 -m --no-python train", "leave one out"),
+    "a run to use and to ignore": ("--auto-select 2 --run r.json --fresh train.py", "use only one"),
+    "a module that is no Python": ("--auto-select 2 -m --no-python train", "use only one"),
 }
 
 

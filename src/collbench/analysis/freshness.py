@@ -30,7 +30,7 @@ def parse_duration(text: str) -> timedelta:
         raise UsageError(f"duration '{text}' is not a whole number and a unit: write 7d, 12h, 30m or 90s")
     duration = int(match[1]) * UNITS[match[2]]
     if not duration:
-        raise UsageError(f"duration '{text}' is zero, and every saved run is older: use --fresh to ignore saved runs")
+        raise UsageError(f"duration '{text}' is zero, and every saved run is older: write --fresh to ignore them")
     return duration
 
 

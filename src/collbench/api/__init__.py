@@ -82,7 +82,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     if job is not None:
         _check_job(job)
         if size is not None:
-            raise UsageError("job is replayed in its own sizes, and size is for all-reduces: leave one out")
+            raise UsageError("job is replayed in its own sizes, and size is for all-reduces: use only one")
     asked = SelectRequest(
         count=values.whole("k", k, least=1),
         backend="cuda",

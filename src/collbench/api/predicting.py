@@ -61,7 +61,7 @@ class PredictRequest:
         if (self.model is None) == (self.params is None):
             raise UsageError("name one network: write either --model gpt2 or --params 124M")
         if self.layers is not None and self.model is not None:
-            raise UsageError(f"--layers is only for --params: {self.model} has a fixed number; leave one out")
+            raise UsageError(f"--layers is only for --params: {self.model} has a fixed number; use only one")
         if self.on_best and self.step_seconds is None:
             raise UsageError("--timed-on best needs the time of a step: add --step-time 22ms")
         if self.gpu_seconds is not None and self.step_seconds is None:

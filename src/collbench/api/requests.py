@@ -66,7 +66,7 @@ def request_of(command: str, asked: MeasureOptions, words: Sequence[str], notice
     """
     for name, value in (("precision", asked.precision), ("budget", asked.budget)):
         if asked.quick and value is not None:
-            raise UsageError(f"--quick and --{name} both say how long to measure: leave one out")
+            raise UsageError(f"--quick and --{name} both say how long to measure: use only one")
     if asked.resume is not None:
         request = _resumed(command, asked, asked.resume)
         check_fabric(request.backend, request.fabric)

@@ -75,17 +75,17 @@ class SelectRequest:
         check_fabric(self.backend, self.fabric)
         if self.fabric is not None and (self.run is not None or self.topology is not None):
             raise UsageError(
-                f"--fabric {self.fabric} simulates a measurement; a run file or --topology replaces it: leave one out"
+                f"--fabric {self.fabric} simulates a measurement; a run file or --topology replaces it: use only one"
             )
         if self.topology is not None and (self.run is not None or self.fresh or self.elsewhere):
-            raise UsageError("--topology uses only labels, a run file, --fresh and --elsewhere use runs: leave one out")
+            raise UsageError("--topology uses only labels, a run file, --fresh and --elsewhere use runs: use only one")
         if self.run is not None and self.fresh:
-            raise UsageError(f"{self.run} is a saved run, and --fresh ignores saved runs: leave one out")
+            raise UsageError(f"{self.run} is a saved run, and --fresh ignores saved runs: use only one")
         if self.elsewhere and self.run is None:
             raise UsageError("--elsewhere needs the run of the other machine: write select K RUN.JSON --elsewhere")
         if self.verify and (self.topology is not None or self.elsewhere):
             raise UsageError(
-                "--verify measures this machine, --topology and --elsewhere describe another one: leave one out"
+                "--verify measures this machine, --topology and --elsewhere describe another one: use only one"
             )
         if self.job is not None:
             self._check_job()
@@ -94,12 +94,12 @@ class SelectRequest:
 
     def _check_job(self) -> None:
         if self.topology is not None or self.elsewhere:
-            raise UsageError("--for replays here, --topology and --elsewhere describe another machine: leave one out")
+            raise UsageError("--for replays here, --topology and --elsewhere describe another machine: use only one")
         if self.verify is not None:
-            raise UsageError("--for replays the job on the finalists, --verify measures all-reduces: leave one out")
+            raise UsageError("--for replays the job on the finalists, --verify measures all-reduces: use only one")
         if self.nccl is not None:
             raise UsageError(
-                "--for replays with torch's NCCL, and --nccl or COLLBENCH_NCCL names another: leave one out"
+                "--for replays with torch's NCCL, and --nccl or COLLBENCH_NCCL names another: use only one"
             )
 
 

@@ -130,7 +130,7 @@ class NcclFlags:
         if low is high is self.stepbytes is self.stepfactor is None:
             return request.sizes
         if request.sizes is not None:
-            raise UsageError("--sizes and -b/-e/-i/-f both say which sizes to measure: leave one out")
+            raise UsageError("--sizes and -b/-e/-i/-f both say which sizes to measure: use only one")
         if low is not None and high is not None and low > high:
             raise UsageError(
                 f"-b {format_size(low)} is larger than -e {format_size(high)}: write the smaller one as -b"
@@ -150,7 +150,7 @@ class NcclFlags:
             return request.devices
         count = (self.ngpus or 1) * (self.nthreads or 1)
         if request.devices is not None:
-            raise UsageError(f"--devices and {flags} both say which devices to measure: leave one out")
+            raise UsageError(f"--devices and {flags} both say which devices to measure: use only one")
         if processes > 1:
             if count > 1:
                 raise UsageError(
@@ -434,7 +434,7 @@ def _command(operation: Operation) -> click.Command:
     ) -> None:
         theirs = NcclFlags(**flags)
         if pairs and split > 1:
-            raise UsageError("--pairs and --split both say which sets to time: leave one out")
+            raise UsageError("--pairs and --split both say which sets to time: use only one")
         if pairs and theirs.root > 1:
             raise UsageError(f"--root {theirs.root} is not a rank of a pair: write 0 or 1")
         showing = Showing.asked(asked, layout, as_json=as_json, json=output_file)

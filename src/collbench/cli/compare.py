@@ -66,7 +66,7 @@ def compare(files: tuple[Path, ...], fail_below: str, operation: str | None, ref
 def _check_count(paths: Sequence[Path], *, reference: bool) -> None:
     """Raise UsageError for runs that there is nothing to compare with."""
     if reference and len(paths) > 1:
-        raise UsageError(f"--reference judges one run, {len(paths)} were given: leave out all but one")
+        raise UsageError(f"--reference judges one run, {len(paths)} were given: keep only one")
     if not paths:
         raise UsageError("name the base and the new run, or judge one with --reference; 'collbench runs' lists them")
     if not reference and len(paths) == 1:

@@ -71,7 +71,7 @@ class Showing(Notices):
             if launch is None or launch.rank == 0:  # rank 0 writes it
                 atomic_write.check(json, *_JSON, force=asked.force)
         if as_json and layout == NCCL_TESTS:
-            raise UsageError(f"--json and --format {NCCL_TESTS} both say what to print: leave one out")
+            raise UsageError(f"--json and --format {NCCL_TESTS} both say what to print: use only one")
         return cls(_RUN if as_json else layout, json, asked.force)
 
     @property

@@ -143,13 +143,13 @@ def select(
       collbench select 4 --backend sim --fabric dgx-1v
     """
     if as_json and layout not in (_TEXT, _JSON):
-        raise UsageError(f"--json and --format {layout} both say what to print: leave one out")
+        raise UsageError(f"--json and --format {layout} both say what to print: use only one")
     layout = _JSON if as_json else layout
     if file is not None and older_file is not None:
-        raise UsageError(f"--from {older_file} and {file} are two run files: leave one out")
+        raise UsageError(f"--from {older_file} and {file} are two run files: use only one")
     if job is not None:
         if "--size" in options.typed_besides([name for name in click.get_current_context().params if name != "size"]):
-            raise UsageError("--for replays the job's own sizes, --size is of all-reduces: leave one out")
+            raise UsageError("--for replays the job's own sizes, --size is of all-reduces: use only one")
         asked_for |= {"job": job_file.load(job), "job_name": one_line(job.name)}
     age, size_bytes = freshness.parse_duration(max_age), parse_size(size)
     asked = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **asked_for)

@@ -136,7 +136,7 @@ def _show_run(
 ) -> None:
     size_bytes = None if size is None else parse_size(size)
     if showing.as_nccl_tests and (operation is not None or size is not None):
-        raise UsageError("--operation and --size draw pictures, --format nccl-tests prints tables: leave one out")
+        raise UsageError("--operation and --size draw pictures, --format nccl-tests prints tables: use only one")
     if section is not None and (operation is not None or showing.as_nccl_tests):
         raise UsageError(f"--section {section} is a part of the page: leave out --operation and --format nccl-tests")
     run_file = named_or_newest(file)

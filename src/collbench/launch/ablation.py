@@ -256,7 +256,7 @@ def parse_change(texts: Sequence[str]) -> Change:
     environment = {name: value for word in words for name, value in SWITCHES[word].items()}
     for name, value in given.items():
         if environment.get(name, value) != value:
-            raise UsageError(f"--without sets {name} twice, to {environment[name]} and to {value}: leave one out")
+            raise UsageError(f"--without sets {name} twice, to {environment[name]} and to {value}: use only one")
     return Change(tuple(words), tuple(f"{name}={value}" for name, value in given.items()), environment | given)
 
 

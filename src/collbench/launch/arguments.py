@@ -228,28 +228,28 @@ def _checked(arguments: TrainArguments) -> TrainArguments:
     if arguments.auto_select is None and arguments.devices is None:
         raise UsageError("no GPUs asked for: write --auto-select K, or --devices 0,3, before the script")
     if arguments.auto_select is not None and arguments.devices is not None:
-        raise UsageError("--auto-select and --devices both say which GPUs to use: leave one out")
+        raise UsageError("--auto-select and --devices both say which GPUs to use: use only one")
     if arguments.devices is not None and (arguments.exclude is not None or arguments.allow_busy):
         raise UsageError(
-            "--devices names the GPUs, --exclude and --allow-busy affect an automatic choice: leave one out"
+            "--devices names the GPUs, --exclude and --allow-busy affect an automatic choice: use only one"
         )
     if arguments.job is not None:
         _check_for(arguments)
     if arguments.run is not None and arguments.fresh:
-        raise UsageError("--run reads a saved run and --fresh ignores it: leave one out")
+        raise UsageError("--run reads a saved run and --fresh ignores it: use only one")
     check_backend(arguments.backend)
     if arguments.has("--module") and arguments.has("--no-python", "--run-path"):
-        raise UsageError("--module starts a Python module, --no-python and --run-path a file: leave one out")
+        raise UsageError("--module starts a Python module, --no-python and --run-path a file: use only one")
     return arguments
 
 
 def _check_for(arguments: TrainArguments) -> None:
     """Raise UsageError for what does not go with --for, which replays a recorded job to choose."""
     if arguments.devices is not None:
-        raise UsageError("--devices says which GPUs to use, --for affects an automatic choice: leave one out")
+        raise UsageError("--devices says which GPUs to use, --for affects an automatic choice: use only one")
     if arguments.nccl is not None or arguments.container is not None:
         what = "--container" if arguments.nccl is None else "--nccl"
-        raise UsageError(f"--for replays with the NCCL of this Python's torch, {what} has another one: leave one out")
+        raise UsageError(f"--for replays with the NCCL of this Python's torch, {what} has another one: use only one")
 
 
 # The command line of `collbench ablate`, split into its own options and what is for `collbench train`.
@@ -331,7 +331,7 @@ def _checked_job(
     job: str, own: Mapping[str, str], without: tuple[str, ...], theirs: Sequence[Option], program: Sequence[str]
 ) -> AblateArguments:
     if program:
-        raise UsageError(f"{job} is a recorded job, and {program[0]} is a training script: leave one out")
+        raise UsageError(f"{job} is a recorded job, and {program[0]} is a training script: use only one")
     strange = [name for name in own if name not in OF_A_JOB]
     strange += [option.name for option in theirs if option.name not in ("--devices", "--backend")]
     if strange:
@@ -361,7 +361,7 @@ def _checked_job(
 
 
 def _two_changes() -> UsageError:
-    return UsageError("--without changes what NCCL may use, --against changes the devices: leave one out")
+    return UsageError("--without changes what NCCL may use, --against changes the devices: use only one")
 
 
 def _checked_ablation(
@@ -373,7 +373,7 @@ def _checked_ablation(
     if not without and "--against" not in own:
         raise UsageError(f"nothing to compare with: write --without p2p, or --against 2,3, as in {example}")
     if "--repeats" in own and own.keys() & {"--precision", "--budget"}:
-        raise UsageError("--repeats says how often to train, --precision and --budget when to stop: leave one out")
+        raise UsageError("--repeats says how often to train, --precision and --budget when to stop: use only one")
     if without and "--against" in own:
         raise _two_changes()
     if replayed := sorted(own.keys() & JOB_ONLY):

@@ -99,17 +99,17 @@ def _remarks(ablation: Ablation) -> Iterator[str]:
     if result.gpu is not None:
         yield from _on_gpu(ablation, result.gpu)
     elif result.needed is not None and ablation.measure is Measure.STEP:
-        yield "whether the host bounds a step is not known: the script prints no gpu_time (docs/ablate.md)"
+        yield "unknown whether the host bounds a step: the script prints no gpu_time (docs/ablate.md)"
     made = len(ablation.arms[0].runs)
     if result.needed is not None and result.needed > made:
         runs = [run.wall_seconds for run in ablation.made if run.status == 0]
         spent = 2 * result.needed * fmean(runs)
         yield (
-            f"for ±{_percent(ablation.precision)} %: about {result.needed:,} repeats, {_span(spent)}"
+            f"±{_percent(ablation.precision)} % needs about {result.needed:,} repeats, {_span(spent)}"
             f"{_why_so_many(result)}"
         )
     elif result.spread is not None and result.needed is None and not precise(result.ratio, ablation.precision):
-        yield f"no number of repeats up to 10,000 would make it ±{_percent(ablation.precision)} %: runs differ too much"
+        yield f"±{_percent(ablation.precision)} % would need more than 10,000 repeats: runs differ too much"
 
 
 def _span(seconds: float) -> str:
@@ -138,12 +138,12 @@ def _on_gpu(ablation: Ablation, gpu: GpuResult) -> Iterator[str]:
     )
     if all(gpu.host_bound):
         yield (
-            "the host bounds a step of both arms, so links matter less than they could: try a larger batch, "
+            "the host bounds a step of both arms and hides the effect of the links: try a larger batch, "
             "torch.compile or CUDA graphs"
         )
     elif any(gpu.host_bound):
         which = names[gpu.host_bound.index(True)]
-        yield f"the host bounds a step {which}: with less host work the ratio would differ"
+        yield f"the host bounds a step {which}: with less host work, the ratio would differ"
 
 
 def _percent(share: float) -> str:
