@@ -140,7 +140,7 @@ def test_what_is_read_is_never_written_not_even_by_force(here: Program, tmp_path
     before = snapshot(tmp_path)
     said = here(*words.split(), "--force")
     assert (said.status, said.out) == (2, "")
-    assert "it is the file that is read" in said.line
+    assert "it is the input file" in said.line
     assert snapshot(tmp_path) == before
 
 

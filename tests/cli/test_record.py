@@ -38,7 +38,7 @@ def test_all_ranks_are_merged_and_status_and_output_are_the_jobs(tmp_path: Path)
     ranks = " & ".join(script(tmp_path, rank) for rank in range(2))
     ran = record(tmp_path, "--", "sh", "-c", f"echo out; echo err >&2; {ranks} & wait; exit 7")
     assert (ran.returncode, ran.stdout) == (7, "out\n")
-    said = "collbench: recorded 36 calls of 2 ranks; the step has 2 and came 9 times: job.json"
+    said = "collbench: recorded 36 calls of 2 ranks; the step has 2 and ran 9 times: job.json"
     assert ran.stderr.splitlines() == ["err", said]
     job = job_file.load(tmp_path / "job.json")
     assert [rank.rank for rank in job.ranks] == [0, 1]
@@ -62,7 +62,7 @@ def test_gpu_times_are_recorded_where_they_are_asked_for(tmp_path: Path) -> None
     ran = record(tmp_path, "--gpu-times", "--", "sh", "-c", f"{ranks}; env | grep COLLBENCH_RECORD_G")
     assert (ran.returncode, ran.stdout) == (0, "asks for kernel events\n" * 2 + "COLLBENCH_RECORD_GPU_TIMES=1\n")
     assert ran.stderr.splitlines() == [
-        "collbench: recorded 36 calls of 2 ranks; the step has 2 and came 9 times: job.json"
+        "collbench: recorded 36 calls of 2 ranks; the step has 2 and ran 9 times: job.json"
     ]
     job = job_file.load(tmp_path / "job.json")
     assert Unknown.GPU_TIMES not in job.unknown

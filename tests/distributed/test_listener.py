@@ -269,7 +269,7 @@ def test_a_rank_that_comes_gives_the_others_no_less_time() -> None:
 @pytest.mark.parametrize(
     ("title", "since", "says"),
     [
-        ("most go on", 1000.0, "once most ranks are, they continue without the rest"),
+        ("most go on", 1000.0, "once most ranks are, they continue without it"),
         ("the user has said how long", None, "waiting 290 s more at most (of 300, which COLLBENCH_JOIN_SECONDS"),
     ],
 )

@@ -86,5 +86,5 @@ def summary(job: Job, path: Path, done: str = "recorded") -> str:
     calls = sum(rank.calls for rank in job.ranks)
     steps = {(len(step.positions), step.repetitions) for rank in job.ranks if (step := rank.step)}
     which = max(steps, key=lambda step: step[0] * step[1], default=None)
-    said = f"; the step has {which[0]:,} and was repeated {which[1]:,} times" if which else "; no step was repeated"
+    said = f"; the step has {which[0]:,} and ran {which[1]:,} times" if which else "; no step was repeated"
     return f"{done} {calls:,} calls of {len(job.ranks)} ranks{said}: {one_line(str(path))}"

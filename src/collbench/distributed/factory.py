@@ -211,9 +211,7 @@ class World:
                 if until is None:
                     say(still_waiting(f"{self._count(missing)} not connected yet", timeout_s - UNSAID_S, timeout_s))
                 else:
-                    say(
-                        f"{self._count(missing)} not connected yet: once most ranks are, they continue without the rest"
-                    )
+                    say(f"{self._count(missing)} not connected yet: once most ranks are, they continue without it")
                 missing = listener.admit(begin + timeout_s - time.monotonic(), until)
             goes_on_without = goes_on and 0 < len(missing) < self.launch.world_size - 1
             if goes_on_without:
