@@ -1,5 +1,5 @@
-// Python's view: enums, one struct for each kind of round, the GIL and exceptions; nothing else. Every call that
-// touches a device or a library releases the GIL.
+// The interface to Python: enums, one struct for each kind of round, the GIL and exceptions; nothing else. Every call
+// that touches a device or a library releases the GIL.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

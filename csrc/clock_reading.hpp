@@ -7,7 +7,7 @@
 
 namespace collbench {
 
-// What a GPU's clock said when the host's steady clock said `host`, give or take `uncertainty`; `step` is the smallest
+// A GPU's clock when the host's steady clock read `host`, within `uncertainty`; `step` is the smallest
 // step by which the GPU's clock was seen to move. Nanoseconds.
 struct ClockReading {
   std::int64_t gpu = 0;

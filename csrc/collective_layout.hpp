@@ -111,7 +111,7 @@ struct Layout {
 // The round's reduction, or `copied` where its operation reduces nothing.
 Reduction reduction_of(const CollectiveRound& round);
 Layout layout_of(const CollectiveRound& round, int rank, int ranks);
-// The same all-to-all-v with so many elements of the busiest rank, each block cut to scale.
+// The same all-to-all-v with this many elements on the busiest rank, each block scaled.
 std::vector<std::uint64_t> scaled_blocks(const CollectiveRound& round, std::uint64_t count);
 // Elements that the rank receives, also where their values are undefined.
 std::uint64_t received_elements(const CollectiveRound& round, int rank, int ranks);

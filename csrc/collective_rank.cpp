@@ -78,7 +78,7 @@ ncclResult_t scatter(const Call& call) {
   return calls.end();
 }
 
-// A pair with nothing to say makes no call, on neither side.
+// A pair without data makes no call, on either side.
 ncclResult_t all_to_all_v(const Call& call, std::size_t width) {
   NcclGroup calls(call.nccl);
   for (int peer = 0; peer < call.ranks; ++peer) {

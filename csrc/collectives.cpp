@@ -328,7 +328,7 @@ DeviceThreads::Check Collectives::check_of(const LocalRank& rank) const {
 }
 
 // Throws what a rank's communicator reports instead of `seen`, where that is only what this failure looks like from
-// outside: that nothing came, or that another rank is gone.
+// outside: that nothing arrived, or that another rank has exited.
 void Collectives::throw_cause(const CollectiveRound& round, const std::exception_ptr& seen) const {
   try {
     std::rethrow_exception(seen);

@@ -39,7 +39,7 @@ struct CollectiveTimes : Times {
 };
 
 // One NCCL session on one set of GPUs. Its calls come from any thread, one at a time: `prepare` in the background holds
-// up a `time`, but no copies, with which it shares nothing that changes.
+// up a `time`, but no copies, because it shares no changing state with them.
 class Collectives {
  public:
   // Throws std::invalid_argument for a world that this process cannot be part of, or options that NCCL does not have.

@@ -163,7 +163,7 @@ void Communicators::split_missing(const std::vector<Group>& groups, ByGroup& mad
 
 void Communicators::prepare(const std::vector<Group>& groups) {
   for (const Group& group : groups)
-    for (const int rank : group) position_of(rank);  // throws for a rank that is not there
+    for (const int rank : group) position_of(rank);  // throws for an unknown rank
   make_world();
   split_missing(groups, made_);
 }

@@ -18,7 +18,7 @@ namespace collbench {
 void finish(const Nccl& nccl, ncclComm_t communicator, ncclResult_t result, const DeviceThreads& threads,
             double deadline_seconds);
 
-// Where this process stands among the ranks. Size 0: it holds all of them, one for each of its GPUs, in their order.
+// This process's ranks. Size 0: it holds all of them, one for each of its GPUs, in their order.
 // Otherwise it is one rank with one GPU, and `unique_id` is what one rank's Nccl::unique_id() gave to all.
 struct World {
   int rank = 0;

@@ -10,7 +10,7 @@
 namespace collbench {
 namespace {
 
-// Behind the blocking kernel, beside the waking copies and the verification: 32 in all [docs/method.md 3.1].
+// Behind the blocking kernel, with the waking copies and the verification: 32 in all [docs/method.md 3.1].
 constexpr int kMostIterations = 29;
 // Before the start event, for an engine's first copy starts late [docs/method.md 3.2]. Two, because a copy that the
 // destination issues is sent by the source's engine, which the first one still finds asleep [2 × H200].
@@ -34,14 +34,14 @@ struct Transfer {
   int group;            // in the round
   int index;            // in the group
   Gpu* issuer;          // the GPU that copies
-  Gpu* verifier;        // the destination, or for host memory the GPU beside it: poisons and verifies what arrives
+  Gpu* verifier;        // the destination, or for host memory the GPU next to it: poisons and verifies what arrives
   TimedStream* stream;  // of the issuer. Its first transfer uses the issuer's own: alone it then needs no event between
                         // its copies and what the GPU does before and after
   TimedStream* first;   // of the group's first transfer: has the common start and end
   Memory source;
   Memory target;
   std::uint64_t seed;   // of what the source holds
-  unsigned sender;      // among the transfers to this destination: each writes slots of its own
+  unsigned sender;      // among the transfers to this destination: each writes its own slots
   unsigned concurrent;  // transfers that the issuer copies at once
   bool staged;          // the issuer cannot address the other end
 };
@@ -361,7 +361,7 @@ class CopyTimer {
         gpus_.wait(*transfer.verifier, round_.deadline);
       });
     } catch (const DeviceError&) {
-      // A GPU that fails here runs nothing any more. The first failure is the one to report.
+      // A GPU that fails here stays unusable. The first failure is the one to report.
     }
   }
 

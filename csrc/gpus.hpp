@@ -66,7 +66,7 @@ struct TimedStream {
   PinnedMemory reported;
 };
 
-// Pinned host memory beside one GPU that its copies read and write (host_memory.hpp), made on first use.
+// Pinned host memory that one GPU's copies read and write (host_memory.hpp), made on first use.
 struct HostBuffers {
   PinnedMemory source;
   PinnedMemory target;
@@ -106,7 +106,7 @@ struct Gpu {
   DeviceMemory send;
   DeviceMemory target;
   Event poisoned;                   // follows the poisoning of all that this GPU verifies
-  std::map<int, HostBuffers> host;  // by the position that stands for their NUMA node
+  std::map<int, HostBuffers> host;  // by the position that means their NUMA node
   ChaseMemory chase;
   StampMemory stamps;
   std::uint64_t seed;

@@ -1,4 +1,4 @@
-// Pinned host memory beside each GPU, for copies between the two, on a NUMA node of one's choice.
+// Pinned host memory for each GPU's host copies, on a NUMA node of the caller's choice.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace collbench {
 
-// The position that stands for host memory anywhere; that of NUMA node n is kNodePosition - n.
+// The position of host memory on any node; that of NUMA node n is kNodePosition - n.
 constexpr int kHostPosition = -1;
 constexpr int kNodePosition = -2;
 inline bool is_host(int position) { return position <= kHostPosition; }

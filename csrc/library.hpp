@@ -27,8 +27,8 @@ inline std::string open_failure() {
 }
 
 // A thread that sits in a library's call cannot be interrupted. Its job may be abandoned without it: then what the job
-// refers to is gone when the call returns, and the thread must not go on. This is the thread's own flag, which outlives
-// its job; null on threads whose jobs are never abandoned.
+// refers to is freed when the call returns, and the thread must not continue. This is the thread's own flag, which
+// outlives its job; null on threads whose jobs are never abandoned.
 inline thread_local const std::atomic<bool>* abandoned = nullptr;
 
 // Never returns on a thread whose job was abandoned.

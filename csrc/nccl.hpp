@@ -81,7 +81,7 @@ class Nccl {
   const std::string& path() const { return path_; }
   // 128 bytes that let ranks in several processes meet: one rank asks for them and gives them to the others.
   std::string unique_id() const;
-  // NCCL's words for a result, and what ncclGetLastError adds.
+  // NCCL's text for a result, and what ncclGetLastError adds.
   std::string words(ncclResult_t result) const;
   // Returns ncclSuccess or, of a communicator that does not block (NCCL_COMM_BLOCKING=0), ncclInProgress. Throws
   // NcclError.

@@ -13,7 +13,7 @@ struct Coverage {
   std::uint64_t verified = 0;
 };
 
-// `seconds[group][batch]` is the time of one message; `coverage` goes by group.
+// `seconds[group][batch]` is the time of one message; `coverage` has one entry per group.
 struct Times {
   explicit Times(std::size_t groups) : seconds(groups), coverage(groups) {}
   std::vector<std::vector<double>> seconds;

@@ -23,9 +23,9 @@ IMPURE_CALLS |= {"is_dir", "iterdir", "glob", "mkdir", "unlink", "stat", "now", 
 # Torch takes seconds to load, so only what runs in the worker processes loads it at once.
 LOADS_TORCH = {
     "backends/gloo_worker.py",
-    "backends/overlap_lanes.py",
+    "backends/overlap_streams.py",
     "backends/overlap_worker.py",
-    "backends/replay_lanes.py",
+    "backends/replay_streams.py",
     "backends/replay_worker.py",
     "backends/torch_rank.py",
 }

@@ -19,20 +19,20 @@
 namespace recorder {
 namespace {
 
-constexpr uint32_t LANES = 64;  // ranks of one process
+constexpr uint32_t MAX_STREAMS = 64;  // ranks of one process
 
 // What NCCL keeps of an event is a number, no object: it may be passed back late, or twice.
 enum Kind : uint64_t { GROUPED = 1, CALLED = 2, LAUNCHED = 3, RUNNING = 4 };
 
-void* handle(Kind kind, uint64_t lane, uint64_t number) {
-  return reinterpret_cast<void*>(number << 12 | lane << 4 | kind);
+void* handle(Kind kind, uint64_t index, uint64_t number) {
+  return reinterpret_cast<void*>(number << 12 | index << 4 | kind);
 }
 bool is(void* any, Kind kind) { return (reinterpret_cast<uint64_t>(any) & 15) == kind; }
 uint64_t number_of(void* any) { return reinterpret_cast<uint64_t>(any) >> 12; }
-uint64_t lane_of(void* any) { return reinterpret_cast<uint64_t>(any) >> 4 & 255; }
+uint64_t index_of(void* any) { return reinterpret_cast<uint64_t>(any) >> 4 & 255; }
 
 struct Context {
-  int lane = NONE;  // NONE before the first event of ABI v1 to v3
+  int index = NONE;  // NONE before the first event of ABI v1 to v3
   int communicator = NONE;
   int device = NONE;
   int rank = NONE;  // in the communicator; NONE where init does not say it
@@ -41,10 +41,10 @@ struct Context {
 };
 
 pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-Stream* lanes[LANES];
-std::atomic<uint32_t> lane_count{0};
+Stream* streams[MAX_STREAMS];
+std::atomic<uint32_t> stream_count{0};
 std::atomic<uint64_t> groups{0};
-int owner = 0;  // the process that opened the lanes: a fork must not write into its parent's
+int owner = 0;  // the process that opened the streams: a fork must not write into its parent's
 bool failed = false;
 
 uint64_t now() {
@@ -105,23 +105,24 @@ bool wants_gpu_times() {
 
 const char* folder() { return getenv("COLLBENCH_RECORD_FOLDER"); }
 
-// Return the lane of a communicator's rank: that of its GPU, else the first one that is not another rank of it.
-int lane_for(int device, uint64_t hash, int rank, int abi, void* caller) {
+// Return the stream index of a communicator's rank: that of its GPU, else the first one that is not another rank of it.
+int index_for(int device, uint64_t hash, int rank, int abi, void* caller) {
   const Locked held(opening);
   const char* place = folder();
   if (!place || !*place || failed) return NONE;
   if (owner && owner != getpid()) {
-    for (Stream*& lane : lanes) lane = nullptr;  // the parent's mapping is left to the parent
-    lane_count = 0;
+    for (Stream*& stream : streams) stream = nullptr;  // the parent's mapping is left to the parent
+    stream_count = 0;
   }
   owner = getpid();
-  const uint32_t count = lane_count;
-  for (uint32_t lane = 0; lane < count; ++lane) {
-    const bool same = device == NONE || lanes[lane]->device() == NONE ? !lanes[lane]->holds_another_rank(hash, rank)
-                                                                      : lanes[lane]->device() == device;
-    if (same) return static_cast<int>(lane);
+  const uint32_t count = stream_count;
+  for (uint32_t index = 0; index < count; ++index) {
+    const bool same = device == NONE || streams[index]->device() == NONE
+                          ? !streams[index]->holds_another_rank(hash, rank)
+                          : streams[index]->device() == device;
+    if (same) return static_cast<int>(index);
   }
-  if (count == LANES) return NONE;
+  if (count == MAX_STREAMS) return NONE;
   Stream* made = new (std::nothrow) Stream;
   int error = 12;  // ENOMEM
   try {
@@ -134,15 +135,15 @@ int lane_for(int device, uint64_t hash, int rank, int abi, void* caller) {
     failed = true;
     return NONE;
   }
-  lanes[count] = made;
-  lane_count = count + 1;
+  streams[count] = made;
+  stream_count = count + 1;
   return static_cast<int>(count);
 }
 
 void attach(Context& context, uint64_t hash, int rank, int ranks, int nodes, const char* name, int abi, void* caller) {
-  context.lane = lane_for(context.device, hash, rank, abi, caller);
-  if (context.lane == NONE) return;
-  Stream& stream = *lanes[context.lane];
+  context.index = index_for(context.device, hash, rank, abi, caller);
+  if (context.index == NONE) return;
+  Stream& stream = *streams[context.index];
   const Locked held(stream.lock);
   context.communicator = stream.communicator(hash, rank, ranks, nodes, name);
   if (!context.counted) stream.opened();
@@ -152,11 +153,11 @@ void attach(Context& context, uint64_t hash, int rank, int ranks, int nodes, con
 struct ExitMark {
   ~ExitMark() {
     if (owner != getpid()) return;
-    for (uint32_t lane = 0; lane < lane_count; ++lane) lanes[lane]->close_at_exit();
+    for (uint32_t index = 0; index < stream_count; ++index) streams[index]->close_at_exit();
   }
 } exit_mark;
 
-// NCCL's words.
+// NCCL's terms.
 
 Function function_of(const char* name) {
   static constexpr struct {
@@ -249,13 +250,13 @@ void note_launch(Stream& stream, const Context& context, const Event& event, uin
 // A call begins on one channel: its task is the parent.
 template <class Event>
 void begin_kernel(void** result, const Event& event) {
-  if (!is(event.parent, LAUNCHED) || lane_of(event.parent) >= lane_count) return;
+  if (!is(event.parent, LAUNCHED) || index_of(event.parent) >= stream_count) return;
   const uint64_t time = now(), number = number_of(event.parent);
   const uint32_t channel = event.kernel_channel.channel * 2u + number % 2;
-  Stream& stream = *lanes[lane_of(event.parent)];
+  Stream& stream = *streams[index_of(event.parent)];
   const Locked held(stream.lock);
   const uint64_t run = stream.began(number / 2, channel, event.kernel_channel.timer, time);
-  if (run) *result = handle(RUNNING, lane_of(event.parent), run);
+  if (run) *result = handle(RUNNING, index_of(event.parent), run);
 }
 
 // ABI v1 to v4 (and v5 where a launch has no call of the API): a call is seen when NCCL launches it. Their parent is
@@ -270,7 +271,7 @@ uint64_t seen_at_launch(const Context& context, const Event& event, void* parent
     call.peer = event.point_to_point.peer;
   }
   const uint64_t start = now();
-  Stream& stream = *lanes[context.lane];
+  Stream& stream = *streams[context.index];
   const Locked held(stream.lock);
   const uint64_t number = stream.add(call, start, is(parent, GROUPED) ? number_of(parent) : 0, false);
   if constexpr (ABI >= GPU_CLOCK_ABI) note_launch(stream, context, event, number);
@@ -301,12 +302,12 @@ uint64_t seen_at_call(const Context& context, const Event& event) {
     if (is_rooted(static_cast<Function>(call.function))) call.root = api.root;
     call.captured = api.captured;
   }
-  Stream& stream = *lanes[context.lane];
+  Stream& stream = *streams[context.index];
   const Locked held(stream.lock);
   return stream.add(call, time, group, peered);
 }
 
-bool recorded(const Context& context) { return context.lane != NONE && context.communicator != NONE; }
+bool recorded(const Context& context) { return context.index != NONE && context.communicator != NONE; }
 
 template <int ABI, class Event>
 int start(void* any, void** result, Event* event) {
@@ -320,7 +321,7 @@ int start(void* any, void** result, Event* event) {
     }
     if (event->type == COLLECTIVE_API || event->type == POINT_TO_POINT_API) {
       if (recorded(*context))
-        *result = handle(CALLED, static_cast<uint64_t>(context->lane), seen_at_call(*context, *event));
+        *result = handle(CALLED, static_cast<uint64_t>(context->index), seen_at_call(*context, *event));
       return SUCCESS;
     }
   }
@@ -333,30 +334,30 @@ int start(void* any, void** result, Event* event) {
   }
   if (event->type != COLLECTIVE && event->type != POINT_TO_POINT) return SUCCESS;
   if constexpr (ABI <= 3) {
-    if (context->lane == NONE) identify(*context, *event, ABI, __builtin_return_address(0));
+    if (context->index == NONE) identify(*context, *event, ABI, __builtin_return_address(0));
   }
   if (!recorded(*context)) return SUCCESS;
   if constexpr (ABI >= 5) {
-    if (is(event->parent, CALLED) && lane_of(event->parent) < lane_count) {
+    if (is(event->parent, CALLED) && index_of(event->parent) < stream_count) {
       const uint64_t number = number_of(event->parent);
-      Stream& stream = *lanes[lane_of(event->parent)];
+      Stream& stream = *streams[index_of(event->parent)];
       const Locked held(stream.lock);
       note_launch(stream, *context, *event, number);
-      *result = handle(LAUNCHED, lane_of(event->parent), number * 2 + receives(*event));
+      *result = handle(LAUNCHED, index_of(event->parent), number * 2 + receives(*event));
       return SUCCESS;
     }
   }
   const uint64_t number = seen_at_launch<ABI>(*context, *event, event->parent);
-  *result = handle(LAUNCHED, static_cast<uint64_t>(context->lane), number * 2 + receives(*event));
+  *result = handle(LAUNCHED, static_cast<uint64_t>(context->index), number * 2 + receives(*event));
   return SUCCESS;
 }
 
 int stop(void*) { return SUCCESS; }
 
 int state(void* any, int state, StateArguments* arguments) {
-  if (state != KERNEL_CHANNEL_STOP || !is(any, RUNNING) || !arguments || lane_of(any) >= lane_count) return SUCCESS;
+  if (state != KERNEL_CHANNEL_STOP || !is(any, RUNNING) || !arguments || index_of(any) >= stream_count) return SUCCESS;
   const uint64_t time = now();
-  Stream& stream = *lanes[lane_of(any)];
+  Stream& stream = *streams[index_of(any)];
   const Locked held(stream.lock);
   stream.ended(number_of(any), arguments->kernel_channel.timer, time);
   return SUCCESS;
@@ -366,7 +367,7 @@ int finalize(void* any) {
   auto* context = static_cast<Context*>(any);
   if (!context) return SUCCESS;
   if (context->counted && context->pid == getpid() && owner == getpid()) {
-    Stream& stream = *lanes[context->lane];
+    Stream& stream = *streams[context->index];
     const Locked held(stream.lock);
     stream.finalized(context->communicator);
   }
@@ -398,13 +399,13 @@ int init_named(void** any, int* mask, const char* name, uint64_t hash, int nodes
                void* caller) {
   Context* context = new_context(any);
   if (!context) {
-    if (!lane_count) *mask = 0;
+    if (!stream_count) *mask = 0;
     return SUCCESS;
   }
   context->rank = rank;
   attach(*context, hash, rank, ranks, nodes, name, abi, caller);
-  if (context->lane == NONE) {
-    if (!lane_count) *mask = 0;
+  if (context->index == NONE) {
+    if (!stream_count) *mask = 0;
   } else {
     *mask = (abi >= 5 ? AT_CALL : AT_LAUNCH) | (wants_gpu_times() ? KERNEL_CHANNEL : 0);
   }

@@ -28,7 +28,7 @@ uint64_t nanoseconds(clockid_t clock) {
 
 uint64_t aligned(uint64_t offset) { return (offset + 63) / 64 * 64; }
 
-// Orders the stores for whoever reads the file after a kill.
+// Orders the stores for a reader of the file after a kill.
 template <class T>
 void store(T& place, T value) {
   __atomic_store_n(&place, value, __ATOMIC_RELEASE);
@@ -70,13 +70,13 @@ void add_time(Times& times, uint64_t nanoseconds) {
 
 }  // namespace
 
-int Stream::open(const char* folder, uint32_t lane, int device, int abi, int nccl, bool wants_gpu_times) {
+int Stream::open(const char* folder, uint32_t index, int device, int abi, int nccl, bool wants_gpu_times) {
   const bool gpu_times = wants_gpu_times && abi >= GPU_CLOCK_ABI;
   const uint64_t bytes = FILE_BYTES + (gpu_times ? GPU_TIMES_BYTES : 0);
   char host[256] = "host", path[4096];
   gethostname(host, sizeof host - 1);
   const uint64_t monotonic = nanoseconds(CLOCK_MONOTONIC), realtime = nanoseconds(CLOCK_REALTIME);
-  const int written = snprintf(path, sizeof path, "%s/%s-%d-%u-%llx.stream", folder, host, getpid(), lane,
+  const int written = snprintf(path, sizeof path, "%s/%s-%d-%u-%llx.stream", folder, host, getpid(), index,
                                static_cast<unsigned long long>(realtime));
   if (written < 0 || written >= static_cast<int>(sizeof path)) return ENAMETOOLONG;
   const int file = ::open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -92,7 +92,7 @@ int Stream::open(const char* folder, uint32_t lane, int device, int abi, int ncc
   }
   header_ = static_cast<Header*>(mapped);
   header_->version = VERSION;
-  header_->lane = lane;
+  header_->index = index;
   header_->file_bytes = bytes;
   header_->gpu_times = static_cast<uint32_t>(!wants_gpu_times ? GpuTimes::NONE
                                              : gpu_times      ? GpuTimes::RECORDED

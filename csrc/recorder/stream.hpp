@@ -1,5 +1,5 @@
-// The calls of one rank, folded while they come, in a file that is mapped into memory: what stands in it is what there
-// is, whenever the process ends. src/collbench/runfile/streams.py reads it, and knows this layout.
+// The calls of one rank, folded as they arrive, in a file that is mapped into memory: its content is valid
+// whenever the process ends. src/collbench/runfile/streams.py reads this layout.
 #pragma once
 
 #include <pthread.h>
@@ -122,8 +122,8 @@ enum class GpuTimes : uint32_t { NONE, RECORDED, TOO_OLD };
 
 // Why a call has no GPU time.
 enum class Lack : uint8_t {
-  MISSING,      // NCCL never said that it ran, or ended
-  IMPLAUSIBLE,  // what NCCL said cannot be so
+  MISSING,      // NCCL never reported that it ran, or ended
+  IMPLAUSIBLE,  // NCCL reported impossible times
   SELF,         // its communicator had sent to its own rank: from then on NCCL reports the times of earlier calls
   CAPTURED,     // it runs when its graph is replayed
   COUNT,
@@ -132,7 +132,7 @@ enum class Lack : uint8_t {
 struct Header {
   char magic[8];
   uint32_t version;
-  uint32_t lane;
+  uint32_t index;
   uint64_t file_bytes;
   // Offsets and capacities, so that a reader need not know them.
   uint64_t communicators_at, calls_at, phases_at, runs_at, tail_at, pending_at, arena_at;
@@ -178,8 +178,8 @@ enum class Function : uint8_t {
 // One rank's stream. All its functions are called with its lock held, but open().
 class Stream {
  public:
-  // Return 0, or the errno that kept the file from being made; then the stream keeps nothing.
-  int open(const char* folder, uint32_t lane, int device, int abi, int nccl, bool wants_gpu_times);
+  // Return 0, or the errno that prevented the file; the stream then records nothing.
+  int open(const char* folder, uint32_t index, int device, int abi, int nccl, bool wants_gpu_times);
   void close_at_exit();
 
   int communicator(uint64_t hash, int rank, int ranks, int nodes, const char* name);

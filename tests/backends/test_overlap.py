@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from collbench.backends.overlap_protocol import OPERATIONS, Load, OverlapPoint
-from collbench.backends.overlap_sim import open_simulated, raced, unit_seconds
+from collbench.backends.overlap_sim import open_simulated, overlapped, unit_seconds
 from collbench.backends.torch_world import OverlapWorld
 from collbench.model.compute import Compute, ComputeKind, Priority
 from collbench.model.errors import BackendError
 from collbench.model.failures import Cause, FailureKind
 from collbench.model.operations import Operation
-from collbench.sim.fabrics import Beside
+from collbench.sim.fabrics import OverlapFactors
 
 GEMM, COPY = Compute(ComputeKind.GEMM, 64), Compute(ComputeKind.MEMORY, 1)
 BOTH = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, delay_s=0.0)
@@ -206,12 +206,12 @@ def test_compute_on_cores_covers_a_call_of_any_length(tmp_path: Path) -> None:
     """Also the one that lasts longer than all of compute that was asked for: a core may have other work for a while."""
     said = """
 import json, threading, time
-from collbench.backends.overlap_lanes import CpuAccelerator, Lane
+from collbench.backends.overlap_streams import CpuAccelerator, StreamWork
 units = [0]
 def unit(number): units[0] += 1; time.sleep(0.001)
 def call(number): time.sleep(0.05)
-raced = CpuAccelerator().race(lambda: None, Lane(2, call, (0.0, 0.002)), Lane(3, unit), 0.0)
-print(json.dumps([units[0], raced.begins, raced.collective, raced.compute]))
+times = CpuAccelerator().run_both(lambda: None, StreamWork(2, call, (0.0, 0.002)), StreamWork(3, unit), 0.0)
+print(json.dumps([units[0], times.begins, times.collective, times.compute]))
 """
     units, begins, collective, compute = json.loads(ran(said, tmp_path))
     assert (len(begins), len(collective), len(compute)) == (2, 2, 6)
@@ -223,10 +223,10 @@ print(json.dumps([units[0], raced.begins, raced.collective, raced.compute]))
 
 def test_a_call_that_fails_on_cores_ends_its_round(tmp_path: Path) -> None:
     said = """
-from collbench.backends.overlap_lanes import CpuAccelerator, Lane
+from collbench.backends.overlap_streams import CpuAccelerator, StreamWork
 def fails(number): raise RuntimeError("no such group")
-for lanes in ((Lane(1, fails, (0.0,)), Lane(3, print)), (Lane(1, print, (0.0,)), Lane(3, fails))):
-    try: CpuAccelerator().race(lambda: None, *lanes, 0.0)
+for first, second in ((fails, print), (print, fails)):
+    try: CpuAccelerator().run_both(lambda: None, StreamWork(1, first, (0.0,)), StreamWork(3, second), 0.0)
     except RuntimeError as error: print(error)
 """
     assert ran(said, tmp_path).count("no such group") == 2
@@ -243,10 +243,10 @@ def test_a_lever_that_gloo_lacks_ends_the_workers_with_a_reason() -> None:
 # The simulated one.
 
 
-def test_a_simulated_lane_is_slower_until_the_other_ends() -> None:
-    """Two seconds of work at half speed beside one at full: the second ends at 1 s, half a second of work is done."""
-    assert raced([(2, 1.0), (1, 1.0)], [2.0, 1.0]) == ((1.5, 2.5), (1.0,))
-    assert raced([(2, 1.0), (0, 1.0)], [2.0, 1.0]) == ((1.0, 2.0), ())
+def test_simulated_work_is_slower_until_the_other_ends() -> None:
+    """Two seconds of work at half speed, one at full speed: the latter ends at 1 s, when half a second is done."""
+    assert overlapped([(2, 1.0), (1, 1.0)], [2.0, 1.0]) == ((1.5, 2.5), (1.0,))
+    assert overlapped([(2, 1.0), (0, 1.0)], [2.0, 1.0]) == ((1.0, 2.0), ())
 
 
 def test_simulated_times_repeat_by_the_seed() -> None:
@@ -263,4 +263,4 @@ def test_simulated_times_repeat_by_the_seed() -> None:
     [(Compute(ComputeKind.GEMM, 1000), 2e9 / 7e14), (Compute(ComputeKind.MEMORY, 1), 3 * 2**20 / 4e12)],
 )
 def test_simulated_compute_takes_its_operations_over_the_rate(compute: Compute, seconds: float) -> None:
-    assert unit_seconds(compute, Beside()) == pytest.approx(seconds)
+    assert unit_seconds(compute, OverlapFactors()) == pytest.approx(seconds)

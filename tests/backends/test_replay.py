@@ -296,7 +296,7 @@ def event(number: int, microseconds: float, name: str = "ncclDevKernel_AllReduce
 
 @pytest.mark.parametrize("start", [True, False], ids=["with the common start", "alone"])
 def test_kernels_belong_to_calls_in_the_order_of_launch(start: bool) -> None:
-    from collbench.backends.replay_lanes import kernel_seconds
+    from collbench.backends.replay_streams import kernel_seconds
 
     found = [event(40, 30.0), event(20, 10.0), event(30, 20.0, "ncclKernel_Broadcast")]
     found += [event(1, 500.0)] * start
@@ -306,14 +306,14 @@ def test_kernels_belong_to_calls_in_the_order_of_launch(start: bool) -> None:
 
 @pytest.mark.parametrize("calls", [0, 1, 4, 5])
 def test_kernels_that_are_not_one_for_each_call_say_nothing(calls: int) -> None:
-    from collbench.backends.replay_lanes import kernel_seconds
+    from collbench.backends.replay_streams import kernel_seconds
 
     assert kernel_seconds([event(1, 1.0), event(2, 2.0), event(3, 3.0)], calls) == []
 
 
 @given(st.integers(0, 5000), st.integers(0, 9))
 def test_powers_of_two_add_up(count: int, most: int) -> None:
-    from collbench.backends.replay_lanes import powers
+    from collbench.backends.replay_streams import powers
 
     found = list(powers(count, most))
     assert sum(2**power for power in found) == count

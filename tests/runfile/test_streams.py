@@ -29,7 +29,7 @@ def stream(**changes: object) -> Stream:
     made = Stream(
         host="node0",
         pid=1,
-        lane=0,
+        index=0,
         device=0,
         abi=5,
         nccl=22809,

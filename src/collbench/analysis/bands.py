@@ -27,7 +27,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rings that fit on a mesh of NVLinks at once: how many, and what all of them carry, GB/s."""
+    """Rings that fit on a mesh of NVLinks concurrently: their number, and what they carry in total, GB/s."""
 
     rings: int
     gbs: float
@@ -102,10 +102,10 @@ def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
 def lowest_pair(values: Values, sets: Sets) -> Values:
     """Return the lowest value of any pair within each set, in either direction."""
     low = np.minimum(values, values.T)
-    found = np.full(len(sets), np.inf)
+    lowest = np.full(len(sets), np.inf)
     for i, j in combinations(range(sets.shape[1]), 2):
-        np.minimum(found, low[sets[:, i], sets[:, j]], out=found)
-    return found
+        np.minimum(lowest, low[sets[:, i], sets[:, j]], out=lowest)
+    return lowest
 
 
 def packing(nvlink: Values, links: Values) -> Packed:

@@ -31,7 +31,7 @@ class Band:
 
     `hops` counts the hops of a ring that go through the host (0 for NVLink). Where bands are equal, fewer are better:
     they may meet there, which no measurement of single pairs shows. `unmeasured` counts the set's pairs without a rate:
-    they may be slower than any other, so `lo` is what the set has without them, 0 where that is not known.
+    they may be slower than any other, so `lo` is what the set has without them, 0 if that is not known.
     """
 
     lo: float
@@ -59,7 +59,7 @@ class TieBreak(StrEnum):
 class Candidate:
     """A set of positions, ascending, and its predicted band. The `default` is what takes no choosing: the first k.
 
-    `sound` is False where the run has a failure within it."""
+    `sound` is False if the run has a failure within it."""
 
     members: Members
     band: Band
@@ -141,7 +141,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class AllLeft:
-    """There is nothing to choose: all `count` devices that are left of so many."""
+    """No choice is left: all `count` remaining devices are taken."""
 
     count: int
     of: int
@@ -188,7 +188,7 @@ class BestPair:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """The set is predicted to reach a band, the first k another; None where they are the same set."""
+    """The set is predicted to reach a band, the first k another; None if they are the same set."""
 
     band: Band
     first: Band | None
@@ -206,7 +206,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class BestForJob:
-    """A step of the job communicates for `seconds` on the set, one of so many `finalists` that did not fail.
+    """A step of the job communicates for `seconds` on the set, the best of the `finalists` that did not fail.
 
     `tied`: as long on all of them; `significant`: longer on each of the others.
     """
@@ -227,13 +227,13 @@ class Choice:
     """The chosen positions, ascending, and why.
 
     `finalists` are best first and hold the default set, the first k by PCI bus id of those that were not left out.
-    `decided_by` are the tie-breaks that decided, in their order; none where bandwidth did. `tied`: the choice does not
+    `decided_by` are the tie-breaks that decided, in their order; none if bandwidth did. `tied`: the choice does not
     affect bandwidth. `heuristic`: too many devices to try all sets. `estimated`: from labels alone. `gain` is the
-    chosen set's measured busbw over the default's: low end of its 95 % interval, middle, high end; None where it was
+    chosen set's measured busbw over the default's: low end of its 95 % interval, middle, high end; None if it was
     not measured.
     `failed` are sets of devices within it where something failed or moved wrong data: there was no set without.
     `forgiven` are throttled members that were taken all the same, because all sets without them include what failed.
-    `trials` are the fewest that a pair which decides got, None where none decides.
+    `trials` are the fewest that a pair which decides got, None if none decides.
     `impossible` are those of `failed` on which nothing failed but a rate was above its limit.
     """
 

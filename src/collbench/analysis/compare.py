@@ -23,7 +23,7 @@ from collbench.model.units import TELLING_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What stands for what: `positions` are the new run's positions, each with its position in the base.
+    """How devices correspond: `positions` are the new run's positions, each with its position in the base.
 
     `by_uuid` counts those that are the very same device; `by_order` are the others (position of the new run, of the
     base), matched by their order in the list. A device without a counterpart is in no pair: `only_base`, `only_new`.
@@ -82,15 +82,15 @@ def points_by_key(run: Run, positions: Mapping[int, int] | None = None) -> dict[
     A data point with a device that the base lacks keeps a key of its own, whose members are negative.
     """
     made = {}
-    for found in run.measurements:
-        if found.samples:
-            point, members = found.point, found.point.members
+    for measurement in run.measurements:
+        if measurement.samples:
+            point, members = measurement.point, measurement.point.members
             if positions is not None:
                 members = tuple(positions.get(member, -1 - member) for member in members)
             rooted = point.operation.rooted and run.settings.root < len(members)
             root = members[run.settings.root] if rooted else None
             key = Key(str(point.work), unordered(point.work, members), root, point.size_bytes)
-            made[key] = Named(key, point.work, found)
+            made[key] = Named(key, point.work, measurement)
     return made
 
 
@@ -197,7 +197,7 @@ class Found:
 
     @property
     def decided(self) -> bool:
-        """True where both runs have the trials that show noise."""
+        """True if both runs have the trials that show noise."""
         return min(len(self.old.trials), len(self.now.trials)) >= FEWEST_TRIALS
 
     def parts(self, weight: float = 1.0) -> Iterator[Part]:
@@ -235,36 +235,36 @@ def in_both(base: Mapping[Key, Named], new: Mapping[Key, Named], paths: Sequence
     return [Found(base[key], new[key], old[key], now[key]) for key in base if key in new]
 
 
-def judge_change(found: Found, alpha: float, fail_below: float, *, on_cores: bool) -> Change:
+def judge_change(change: Found, alpha: float, fail_below: float, *, on_cores: bool) -> Change:
     """Return what became of a point; `alpha` is what this one answer may err, `fail_below` a ratio such as 0.05."""
-    old, now = found.old, found.now
-    before, after = summarize(found.base.found), summarize(found.new.found)
-    delta = _delta(found.base, before.seconds, on_cores=on_cores)
+    old, now = change.old, change.now
+    before, after = summarize(change.base.found), summarize(change.new.found)
+    delta = _delta(change.base, before.seconds, on_cores=on_cores)
     difference = now.middle - old.middle
-    far = reach([*found.parts()], alpha) if found.decided else math.inf
+    far = reach([*change.parts()], alpha) if change.decided else math.inf
     return Change(
-        key=found.key,
-        operation=found.base.work.operation,
+        key=change.key,
+        operation=change.base.work.operation,
         base_gbs=before.busbw,
         new_gbs=after.busbw,
         base_seconds=before.seconds,
         new_seconds=after.seconds,
         ratio=math.exp(difference),
-        interval=(math.exp(difference - far), math.exp(difference + far)) if found.decided else None,
+        interval=(math.exp(difference - far), math.exp(difference + far)) if change.decided else None,
         delta=delta,
-        verdict=_verdict(found, far, delta) if found.decided else Verdict.UNDECIDED,
-        regressed=found.decided and _below(old, now, far, max(delta, -math.log1p(-fail_below))),
+        verdict=_verdict(change, far, delta) if change.decided else Verdict.UNDECIDED,
+        regressed=change.decided and _below(old, now, far, max(delta, -math.log1p(-fail_below))),
         trials=(len(old.trials), len(now.trials)),
     )
 
 
-def _verdict(found: Found, far: float, delta: float) -> Verdict:
-    old, now = found.old, found.now
+def _verdict(change: Found, far: float, delta: float) -> Verdict:
+    old, now = change.old, change.now
     if _below(old, now, far, delta):
         return Verdict.WORSE
     if _below(now, old, far, delta):
         return Verdict.BETTER
-    tie = abs(now.middle - old.middle) + reach([*found.parts()], _TIE_ALPHA)
+    tie = abs(now.middle - old.middle) + reach([*change.parts()], _TIE_ALPHA)
     return Verdict.SAME if tie <= delta else Verdict.UNDECIDED
 
 
@@ -329,14 +329,14 @@ class Bunch:
     found: tuple[Found, ...]
 
 
-def find_bunches(found: Sequence[Found]) -> list[Bunch]:
+def find_bunches(candidates: Sequence[Found]) -> list[Bunch]:
     """Return the groups of two points or more; every point has enough trials and is at its work's largest size."""
     largest: dict[str, int] = defaultdict(int)
-    for one in found:
+    for one in candidates:
         largest[one.key.work] = max(largest[one.key.work], one.key.size_bytes)
     by_devices: dict[tuple[int, ...], list[Found]] = defaultdict(list)
     works: dict[tuple[str, int], list[Found]] = defaultdict(list)
-    for one in found:
+    for one in candidates:
         if one.decided and one.key.size_bytes == largest[one.key.work] >= TELLING_BYTES:
             by_devices[tuple(sorted(one.key.members))].append(one)
             works[one.key.work, len(one.key.members)].append(one)
@@ -380,7 +380,7 @@ def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_belo
     )
 
 
-# What two runs differ in beside their figures: each a candidate cause of what became faster or slower.
+# Differences between two runs apart from their figures: each may be why something became faster or slower.
 
 # NVIDIA's container images leave it behind; it changes nothing that NCCL does.
 _IDLE = {"NCCL_VERSION"}
@@ -470,8 +470,8 @@ def _flags(run: Run) -> list[tuple[FlagKind, int]]:
     """Return how many trials have a flag of each kind, most first."""
     kinds = Counter(
         kind
-        for found in run.measurements
-        for sample in found.samples
+        for measurement in run.measurements
+        for sample in measurement.samples
         for kind in dict.fromkeys(flag.kind for flag in sample.flags)
     )
     return kinds.most_common()
@@ -479,7 +479,7 @@ def _flags(run: Run) -> list[tuple[FlagKind, int]]:
 
 _OF_RUNS: dict[Subject, Callable[[Run], Fact]] = {
     Subject.FLAGS: _flags,
-    Subject.FAILED: lambda run: sum(bool(found.failure) for found in run.measurements),
+    Subject.FAILED: lambda run: sum(bool(measurement.failure) for measurement in run.measurements),
     Subject.COMPLETE: lambda run: run.complete,
     Subject.VERSION: lambda run: run.version,
     Subject.STARTED: lambda run: run.started,
@@ -488,7 +488,7 @@ _OF_RUNS: dict[Subject, Callable[[Run], Fact]] = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not the same, and what it is in the base and in the new run; None where it has none.
+    """One thing that is not the same, and what it is in the base and in the new run; None if it has none.
 
     `name` is an NCCL variable's, `devices` the positions in the base of those whose label differs.
     """
@@ -506,7 +506,7 @@ def differences(base: Run, new: Run, positions: Mapping[int, int]) -> tuple[Diff
     variables = sorted({*old, *now} - _IDLE)
     collectives = any(operation.is_collective for operation in base.settings.operations)
     requested = (_OF_COLLECTIVES if collectives else {}) | _OF_REQUESTS
-    found = (
+    all_differences = (
         *(Difference(what, of(base.machine), of(new.machine)) for what, of in _OF_MACHINES.items()),
         *(Difference(Subject.VARIABLE, old.get(name), now.get(name), name) for name in variables),
         *(Difference(what, of(base.settings), of(new.settings)) for what, of in requested.items()),
@@ -514,7 +514,7 @@ def differences(base: Run, new: Run, positions: Mapping[int, int]) -> tuple[Diff
         *_of_labels(base, new, positions),
         *(Difference(what, of(base), of(new)) for what, of in _OF_RUNS.items()),
     )
-    return tuple(difference for difference in found if difference.base != difference.new)
+    return tuple(difference for difference in all_differences if difference.base != difference.new)
 
 
 def _names(run: Run) -> tuple[str, ...]:
@@ -592,15 +592,15 @@ class Comparison:
 def compare(base: Run, new: Run, fail_below: float, operation: Operation | None = None) -> Comparison:
     """Return the comparison of two runs of one backend; of one operation where it is given."""
 
-    def wanted(found: dict[Key, Named]) -> dict[Key, Named]:
-        return {key: named for key, named in found.items() if operation in (None, named.work.operation)}
+    def wanted(named_points: dict[Key, Named]) -> dict[Key, Named]:
+        return {key: named for key, named in named_points.items() if operation in (None, named.work.operation)}
 
     match, on_cores = match_devices(base, new), capabilities(base.backend).cores
     old, now = wanted(points_by_key(base)), wanted(points_by_key(new, match.positions))
-    found = in_both(old, now, base.paths)
-    bunches = find_bunches(found)
-    alpha = _ALPHA / max(1, sum(one.decided for one in found) + len(bunches))
-    judged = {one.key: judge_change(one, alpha, fail_below, on_cores=on_cores) for one in found}
+    paired = in_both(old, now, base.paths)
+    bunches = find_bunches(paired)
+    alpha = _ALPHA / max(1, sum(one.decided for one in paired) + len(bunches))
+    judged = {one.key: judge_change(one, alpha, fail_below, on_cores=on_cores) for one in paired}
     grouped = [judge_group(b, [judged[one.key] for one in b.found], alpha, fail_below) for b in bunches]
     own = wanted(points_by_key(new))
     renamed = dict(zip(now, own, strict=True))

@@ -25,7 +25,7 @@ Bounded = tuple[float, float, float]  # the low end of the 95 % interval, the es
 FEWEST_SIZES, LEAST_SPAN = 4, 16
 _FEWEST_TRIALS = 2  # with one there is nothing to draw from
 _RESAMPLES = 200
-# Of reweighting, after which recorded runs move by less than 0.1 %; drawn anew they begin where the estimate ended.
+# Of reweighting, after which recorded runs move by less than 0.1 %; drawn again they begin where the estimate ended.
 _ROUNDS, _REDRAWN_ROUNDS = 30, 6
 _AT_ONCE = 32  # links that are fitted together: their arrays fit a core's cache
 _FLAT = 1e-18  # seconds a byte: 1e9 GB/s, more than anything carries
@@ -70,12 +70,12 @@ class Unfitted:
 def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
     """Return a fit over all sizes for each link, pair or device that a work was measured on, in order of members.
 
-    Intervals come from drawing trials anew, by the run's seed: the same run gives the same figures.
+    Intervals come from drawing trials again, by the run's seed: the same run gives the same figures.
     """
     curves: dict[Members, list[Measurement]] = defaultdict(list)
-    for size in sorted({found.point.size_bytes for found in run.measured(work.variant) if found.point.work == work}):
-        for members, found in points_of(run, work, size).items():
-            curves[members].append(found)
+    for size in sorted({points.point.size_bytes for points in run.measured(work.variant) if points.point.work == work}):
+        for members, points in points_of(run, work, size).items():
+            curves[members].append(points)
     labels = labels_of(run, curves)
     fits: dict[Members, Fit | Unfitted] = {}
     alike: dict[tuple[int, tuple[tuple[int, int], ...]], list[Members]] = defaultdict(list)
@@ -84,7 +84,7 @@ def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
         if why is not None:
             fits[members] = Unfitted(members, labels[members], why, figure)
         else:
-            shape = tuple((found.point.moved_bytes, len(found.samples)) for found in curve)
+            shape = tuple((points.point.moved_bytes, len(points.samples)) for points in curve)
             alike[len(members), shape].append(members)
     for group in alike.values():
         for begin in range(0, len(group), _AT_ONCE):

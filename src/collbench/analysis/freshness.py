@@ -36,9 +36,9 @@ def parse_duration(text: str) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """The machine as it is now: the backend asked for, all devices, and versions (empty where there is none).
+    """The machine as it is now: the backend asked for, all devices, and versions (empty if there is none).
 
-    `besides` are devices that are here and not to be used: a run may have measured them, too. `nccl` is None where the
+    `besides` are devices that are here and not to be used: a run may have measured them, too. `nccl` is None if the
     job's is not known: then it is not compared.
     """
 
@@ -73,7 +73,7 @@ class DevicesUnknown:
 
 @dataclass(frozen=True, slots=True)
 class OtherVersion:
-    """The driver or NCCL ("driver", "NCCL") had another version; "" where there was none."""
+    """The driver or NCCL ("driver", "NCCL") had another version; "" if there was none."""
 
     what: str
     then: str
@@ -98,7 +98,7 @@ class TooOld:
 
 @dataclass(frozen=True, slots=True)
 class Incomplete:
-    """A run was interrupted with so many links still to time; None: before any at a size that shows bandwidth."""
+    """A run was interrupted with this many links untimed; None: before any link at a size that shows bandwidth."""
 
     left: int | None
 
@@ -143,7 +143,7 @@ Unfit = (
 
 
 def refusal(run: Run, here: Here, now: datetime, max_age: timedelta) -> Unfit | None:
-    """Return why `run` may not choose devices here; None where it may.
+    """Return why `run` may not choose devices here; None if it may.
 
     `now` must know its time zone. Driver and NCCL are compared on the cuda backend alone: the host's copies use none.
     """
@@ -151,7 +151,7 @@ def refusal(run: Run, here: Here, now: datetime, max_age: timedelta) -> Unfit | 
 
 
 def mismatch(run: Run, here: Here) -> Unfit | None:
-    """Return why `run` describes another machine than this one; None where it is the same."""
+    """Return why `run` describes another machine than this one; None if it is the same."""
     if run.backend != here.backend:
         return OtherBackend(run.backend, here.backend)
     if gone := _only_in(run.devices, [*here.devices, *here.besides]):

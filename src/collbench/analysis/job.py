@@ -32,7 +32,7 @@ def shown_phase(rank: JobRank) -> Phase | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class MatchedGroup:
     """The collectives of one group in a step, matched over its ranks: the k-th on one is the k-th on each.
 
     `ranks` are job ranks, `places` the positions in each one's phase, shape (ranks, calls). `own` are seconds of each
@@ -151,7 +151,7 @@ def report(
     alone: Mapping[int, float] | None = None,
     concurrent: Mapping[int, float] | None = None,
 ) -> Report | None:
-    """Return what a rank's step says; of the lowest recorded rank where `rank` is None. None where it sent nothing.
+    """Return what a rank's step says; of the lowest recorded rank where `rank` is None. None if it sent nothing.
 
     `alone` and `concurrent` are seconds by place in the job's table of calls.
     """
@@ -159,16 +159,23 @@ def report(
     chosen = min(phases, default=None) if rank is None else rank
     if chosen is None or chosen not in phases:
         return None
-    lanes = matched(job)
-    late_calls = {found.call: found for lane in lanes for found in _late(lane, by_call=True)}
-    late = sorted((found for lane in lanes for found in _late(lane)), key=lambda one: (-one.waits, one.rank))
+    matched_groups = matched(job)
+    late_calls = {
+        late_rank.call: late_rank
+        for matched_group in matched_groups
+        for late_rank in _late(matched_group, by_call=True)
+    }
+    late = sorted(
+        (late_rank for matched_group in matched_groups for late_rank in _late(matched_group)),
+        key=lambda one: (-one.waits, one.rank),
+    )
     phase = phases[chosen]
-    least, whole = _leasts(lanes, chosen, phase)
+    least, whole = _leasts(matched_groups, chosen, phase)
     own = np.array([_mean(position.gpu) for position in phase.positions])
 
     def row(call: int, places: Sequence[int]) -> Row:
         transfer = _known(np.median, least[list(places)])
-        bounded = not all(whole[place] for place in places)
+        bounded = not all(whole[index] for index in places)
         fields = job.calls[call]
         size = job.groups[fields.group].size
         collective = fields.collective
@@ -194,9 +201,11 @@ def report(
         repeats=phase.repetitions > 1,
         rows=tuple(row(call, places) for call, places in runs),
         distinct=tuple(row(call, places) for call, places in by_call.items()),
-        ranks=tuple(_rank_row(job, one, phases.get(one.rank), lanes) for one in job.ranks),
+        ranks=tuple(_rank_row(job, one, phases.get(one.rank), matched_groups) for one in job.ranks),
         late=tuple(late),
-        late_known=any(lane.arrived is not None and lane.judged.any() for lane in lanes),
+        late_known=any(
+            matched_group.arrived is not None and matched_group.judged.any() for matched_group in matched_groups
+        ),
     )
 
 
@@ -208,7 +217,7 @@ _FEWEST_STEPS = 5
 def step_seconds(phase: Phase) -> float | None:
     """Return the seconds from one repetition to the next: the median of samples, else the mean of all.
 
-    None where a pause is unknown.
+    None if a pause is unknown.
     """
     pauses = [position.pause for position in phase.positions]
     if any(pause is None for pause in pauses):
@@ -229,19 +238,19 @@ def pauses_of(phase: Phase) -> list[float]:
 
 def kernels(positions: Sequence[Position], seconds: Sequence[float] | Values) -> Values:
     """Return seconds by position, where calls that NCCL got together share one kernel: the longest, at the first."""
-    found = np.array(seconds, dtype=float)
+    array = np.array(seconds, dtype=float)
     first = 0
     for place, position in enumerate(positions):
         if position.together and place:
-            both = found[[first, place]]
-            found[first] = np.nan if np.isnan(both).all() else np.nanmax(both)
-            found[place] = 0.0
+            both = array[[first, place]]
+            array[first] = np.nan if np.isnan(both).all() else np.nanmax(both)
+            array[place] = 0.0
         else:
             first = place
-    return found
+    return array
 
 
-def matched(job: Job) -> list[Lane]:
+def matched(job: Job) -> list[MatchedGroup]:
     """Return the collectives that are known to be the same on several ranks, by group.
 
     Ranks of a group that sent other calls before or in their step are not matched: nothing is guessed.
@@ -264,12 +273,12 @@ def matched(job: Job) -> list[Lane]:
             if not known or rank.rank in known:
                 callers[group].append(rank)
                 places[group, rank.rank], before[group, rank.rank] = found, (sent.get(group, 0), len(found))
-    lanes = []
+    matched_groups = []
     for group, ranks in sorted(callers.items()):
-        lane = _lane(job, group, ranks, places, before)
-        if lane is not None:
-            lanes.append(lane)
-    return lanes
+        matched_group = _matched_group(job, group, ranks, places, before)
+        if matched_group is not None:
+            matched_groups.append(matched_group)
+    return matched_groups
 
 
 def _sent_before(job: Job, rank: JobRank, phase: Phase) -> Mapping[int, int]:
@@ -284,13 +293,13 @@ def _sent_before(job: Job, rank: JobRank, phase: Phase) -> Mapping[int, int]:
     return sent
 
 
-def _lane(
+def _matched_group(
     job: Job,
     group: int,
     ranks: Sequence[JobRank],
     places: Mapping[tuple[int, int], list[int]],
     before: Mapping[tuple[int, int], tuple[int, int]],
-) -> Lane | None:
+) -> MatchedGroup | None:
     size = job.groups[group].size
     phases = [phase for rank in ranks if (phase := shown_phase(rank)) is not None]
     if not 2 <= len(ranks) <= size or len({before[group, rank.rank] for rank in ranks}) > 1:
@@ -309,7 +318,7 @@ def _lane(
             [np.array([one.starts for one in mine])[:, row] for mine, row in zip(samples, index, strict=True)]
         )
         arrived = stamps * MICRO if np.isfinite(stamps).all() else None
-    return Lane(
+    return MatchedGroup(
         group,
         tuple(rank.rank for rank in ranks),
         calls[0],
@@ -323,7 +332,7 @@ def _lane(
 
 
 def _common(phases: Sequence[Phase]) -> list[list[Sample]]:
-    """Return each rank's samples of the repetitions that all ranks kept, in their order; [] where there are none."""
+    """Return each rank's samples of the repetitions that all ranks kept, in their order; [] if there are none."""
     kept = set.intersection(*({sample.repetition for sample in phase.samples} for phase in phases))
     if not kept:
         return []
@@ -359,38 +368,38 @@ def _durations(
     return own, least
 
 
-def _leasts(lanes: Sequence[Lane], rank: int, phase: Phase) -> tuple[Values, NDArray[np.bool_]]:
+def _leasts(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> tuple[Values, NDArray[np.bool_]]:
     """Return the transfer of each position in seconds, and whether all ranks of its group say so.
 
     Where no other rank is known it is the rank's own median, which holds waiting.
     """
     medians = [one.gpu.median * MICRO if one.gpu is not None and _sound(one.gpu) else np.nan for one in phase.positions]
     least, whole = np.array(medians), np.zeros(len(medians), dtype=bool)
-    for lane in lanes:
-        if rank in lane.ranks:
-            row = lane.places[lane.ranks.index(rank)]
-            known = ~np.isnan(lane.least)
-            least[row] = np.where(known, lane.least, least[row])
-            whole[row] = known & lane.whole
+    for matched_group in matched_groups:
+        if rank in matched_group.ranks:
+            row = matched_group.places[matched_group.ranks.index(rank)]
+            known = ~np.isnan(matched_group.least)
+            least[row] = np.where(known, matched_group.least, least[row])
+            whole[row] = known & matched_group.whole
     return least, whole
 
 
-def transfers(lanes: Sequence[Lane], rank: int, phase: Phase) -> Values:
+def transfers(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> Values:
     """Return the transfer of each position in seconds, NaN where unknown; waiting may be left where ranks are."""
-    return _leasts(lanes, rank, phase)[0]
+    return _leasts(matched_groups, rank, phase)[0]
 
 
-def _rank_row(job: Job, rank: JobRank, phase: Phase | None, lanes: Sequence[Lane]) -> RankRow:
+def _rank_row(job: Job, rank: JobRank, phase: Phase | None, matched_groups: Sequence[MatchedGroup]) -> RankRow:
     if phase is None:
         return RankRow(rank.rank, 0, 0, None, None, None, str(rank.ending), rank.dropped)
     own = np.array([_mean(position.gpu) for position in phase.positions])
     waiting = np.full(len(own), np.nan)
     for position, one in enumerate(phase.positions):
         waiting[position] = 0.0 if one.together and position else np.nan  # it has no kernel of its own
-    for lane in lanes:
-        if rank.rank in lane.ranks and lane.whole:
-            at = lane.ranks.index(rank.rank)
-            waiting[lane.places[at]] = np.maximum(lane.own[at] - lane.least, 0.0)
+    for matched_group in matched_groups:
+        if rank.rank in matched_group.ranks and matched_group.whole:
+            at = matched_group.ranks.index(rank.rank)
+            waiting[matched_group.places[at]] = np.maximum(matched_group.own[at] - matched_group.least, 0.0)
     together = kernels(phase.positions, own)
     return RankRow(
         rank.rank,
@@ -409,43 +418,47 @@ def _judged(job: Job, position: Position) -> bool:
     return collective is not None and not collective.rooted and not position.together
 
 
-def _late(lane: Lane, *, by_call: bool = False) -> Iterator[LateRank]:
+def _late(matched_group: MatchedGroup, *, by_call: bool = False) -> Iterator[LateRank]:
     """Yield the ranks that come significantly late to a group's collectives, or to each call of its own."""
-    if lane.arrived is None:
+    if matched_group.arrived is None:
         return
-    for call in dict.fromkeys(lane.calls) if by_call else (None,):
-        wanted = [at for at, one in enumerate(lane.calls) if lane.judged[at] and call in (None, one)]
+    for call in dict.fromkeys(matched_group.calls) if by_call else (None,):
+        wanted = [at for at, one in enumerate(matched_group.calls) if matched_group.judged[at] and call in (None, one)]
         if not wanted:
             continue
-        found = list(_late_to(lane, call, wanted, lane.arrived[:, :, wanted]))
-        if found:
-            yield from [max(found, key=lambda one: one.waits)] if by_call else found
+        late_ranks = list(_late_to(matched_group, call, wanted, matched_group.arrived[:, :, wanted]))
+        if late_ranks:
+            yield from [max(late_ranks, key=lambda one: one.waits)] if by_call else late_ranks
 
 
-def _late_to(lane: Lane, call: int | None, wanted: Sequence[int], arrived: Values) -> Iterator[LateRank]:
+def _late_to(
+    matched_group: MatchedGroup, call: int | None, wanted: Sequence[int], arrived: Values
+) -> Iterator[LateRank]:
     ranks, samples, _ = arrived.shape
     flat = arrived.reshape(ranks, -1)
     ordered = np.sort(flat, axis=0)
     after = after_others(flat)
     behind = ordered[-1] - ordered[-2]
     low = (quantile_ranks(samples, 50) or (1, samples))[0]
-    for index, rank in enumerate(lane.ranks):
+    for index, rank in enumerate(matched_group.ranks):
         # Calls of one step are not independent: a rank that is late to the first one may stay late.
         by_step = np.sort(np.median(after[index].reshape(samples, -1), axis=1))
-        found = lateness(after[index], _CLOCK_SECONDS)
-        if found.significant and by_step[low - 1] > _CLOCK_SECONDS:
+        lateness_of_rank = lateness(after[index], _CLOCK_SECONDS)
+        if lateness_of_rank.significant and by_step[low - 1] > _CLOCK_SECONDS:
             last = flat[index] == ordered[-1]
             steps = last.reshape(samples, -1)
-            waits, at_most = _waits_in_kernels(lane, wanted, index, steps.mean(axis=0)), False
+            waits, at_most = _waits_in_kernels(matched_group, wanted, index, steps.mean(axis=0)), False
             if waits is None:
                 lags = np.where(last, behind, 0.0).reshape(samples, -1).max(axis=1)
                 waits, at_most = float(np.median(lags)), True
-            yield LateRank(rank, lane.group, call, found, float(last.mean()), flat.shape[1], waits, at_most)
+            yield LateRank(
+                rank, matched_group.group, call, lateness_of_rank, float(last.mean()), flat.shape[1], waits, at_most
+            )
 
 
-def _waits_in_kernels(lane: Lane, wanted: Sequence[int], index: int, last: Values) -> float | None:
+def _waits_in_kernels(matched_group: MatchedGroup, wanted: Sequence[int], index: int, last: Values) -> float | None:
     """Return what every other rank waits in its kernels of these calls, as often as this rank came last to them."""
-    others = np.delete(lane.own[:, wanted], index, axis=0) - lane.least[wanted]
+    others = np.delete(matched_group.own[:, wanted], index, axis=0) - matched_group.least[wanted]
     if np.isnan(others).any():
         return None
     return float((others.min(axis=0).clip(min=0.0) * last).sum())
@@ -478,9 +491,9 @@ def _mean(spread: Spread | None) -> float:
 
 
 def _known(statistic: Callable[[Values], np.floating], values: Values) -> float | None:
-    """Return a statistic of the known values, None where none is."""
-    found = values[~np.isnan(values)]
-    return float(statistic(found)) if len(found) else None
+    """Return a statistic of the known values, None if none is."""
+    known = values[~np.isnan(values)]
+    return float(statistic(known)) if len(known) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,7 +522,7 @@ class Timeline:
 
 
 def timeline(job: Job) -> Timeline | None:
-    """Return the repetition that most ranks kept whole; None where none did, or the times of calls are unknown."""
+    """Return the repetition that most ranks kept whole; None if none did, or the times of calls are unknown."""
     if Unknown.PAUSES in job.unknown:
         return None
     kept: dict[int, dict[int, tuple[Sample, tuple[int, ...]]]] = {}
@@ -527,13 +540,13 @@ def timeline(job: Job) -> Timeline | None:
     if not counts:
         return None
     repetition = max(counts, key=lambda one: (counts[one], -one))
-    found = {number: samples[repetition] for number, samples in kept.items() if repetition in samples}
-    names = {hosts[number] for number in found}
-    common = len(found) == 1 or (len(names) == 1 and names != {""})
-    first = min(min(sample.starts) for sample, _ in found.values())
+    samples_by_number = {number: samples[repetition] for number, samples in kept.items() if repetition in samples}
+    names = {hosts[number] for number in samples_by_number}
+    common = len(samples_by_number) == 1 or (len(names) == 1 and names != {""})
+    first = min(min(sample.starts) for sample, _ in samples_by_number.values())
     lanes = tuple(
         (number, _bars(sample, calls, first if common else min(sample.starts)))
-        for number, (sample, calls) in found.items()
+        for number, (sample, calls) in samples_by_number.items()
     )
     seconds = max(bar.start + (bar.seconds or 0.0) for _, bars in lanes for bar in bars)
     return Timeline(repetition, lanes, seconds, common)

@@ -33,7 +33,7 @@ class JobFinalist:
     """A set on which the job's step was replayed, by positions.
 
     `seconds` are its communication a step, the geometric mean over trials with its own 95 % interval; `ratio` is that
-    over the best set's, with an interval that holds for all sets at once. None where the set failed. `rounds` are the
+    over the best set's, with an interval that holds for all sets at once. None if the set failed. `rounds` are the
     seconds of each round, in which all sets had their turn. `failure` has positions of the run of the replays.
     """
 
@@ -64,12 +64,12 @@ class JobContest:
 
     @property
     def tied(self) -> bool:
-        """True where several sets are left and all tie."""
+        """True if several sets are left and all tie."""
         return len(self.sound) > 1 and all(one.standing in {Standing.BEST, Standing.TIED} for one in self.sound)
 
     @property
     def significant(self) -> bool:
-        """True where all others are significantly slower than the best."""
+        """True if all others are significantly slower than the best."""
         return len(self.sound) > 1 and all(one.standing is Standing.SLOWER for one in self.sound[1:])
 
     def of(self, members: Members) -> JobFinalist | None:
@@ -90,22 +90,22 @@ class JobContest:
 
 
 def contest(run: Run, by_bandwidth: Members, positions: Sequence[int]) -> JobContest | None:
-    """Return how the sets of a run's replays compare; None where none has a trial.
+    """Return how the sets of a run's replays compare; None if none has a trial.
 
     `positions` are those of the run's devices among all that were chosen from, as in `by_bandwidth`.
     The sets took turns in each round of trials, so they are compared round by round: what drifts reaches all alike.
     Of n sets each of n(n−1)/2 differences gets its share of the 5 % (Bonferroni), as the best is not known before.
     """
-    sound = [found for found in run.replays if found.trials and found.failure is None and not found.wrong]
-    failed = [found for found in run.replays if found.failure is not None or found.wrong]
-    rounds = min((len(found.trials) for found in sound), default=0)
+    sound = [replay for replay in run.replays if replay.trials and replay.failure is None and not replay.wrong]
+    failed = [replay for replay in run.replays if replay.failure is not None or replay.wrong]
+    rounds = min((len(replay.trials) for replay in sound), default=0)
     if not rounds:
         return None
 
-    def place_of(found: Replay) -> Members:
-        return tuple(sorted(positions[member] for member in found.members))
+    def place_of(replay: Replay) -> Members:
+        return tuple(sorted(positions[member] for member in replay.members))
 
-    seconds = {place_of(found): _seconds(found, rounds) for found in sound}
+    seconds = {place_of(replay): _seconds(replay, rounds) for replay in sound}
     means = {place: _mean([math.log(one) for one in own]) for place, own in seconds.items()}
     order = sorted(means, key=lambda place: means[place].value)
     best = order[0]
@@ -114,13 +114,13 @@ def contest(run: Run, by_bandwidth: Members, positions: Sequence[int]) -> JobCon
         ratio = _ratio(seconds[place], seconds[best], len(order))
         made.append(JobFinalist(place, _standing(place == best, ratio), means[place], ratio, seconds[place]))
     tied = {one.members for one in made if one.standing in {Standing.BEST, Standing.TIED}}
-    lost = tuple(JobFinalist(place_of(found), Standing.FAILED, failure=found.failure) for found in failed)
+    lost = tuple(JobFinalist(place_of(replay), Standing.FAILED, failure=replay.failure) for replay in failed)
     return JobContest((*made, *lost), rounds, by_bandwidth, by_bandwidth if by_bandwidth in tied else best)
 
 
-def _seconds(found: Replay, rounds: int) -> tuple[float, ...]:
+def _seconds(replay: Replay, rounds: int) -> tuple[float, ...]:
     # Where a clock shows no time at all it is a tick of it.
-    return tuple(max(communication_seconds(trial), 1e-9) for trial in found.trials[:rounds])
+    return tuple(max(communication_seconds(trial), 1e-9) for trial in replay.trials[:rounds])
 
 
 def _ratio(one: Sequence[float], other: Sequence[float], sets: int) -> Figure:
@@ -130,7 +130,7 @@ def _ratio(one: Sequence[float], other: Sequence[float], sets: int) -> Figure:
 
 
 def _mean(logs: Sequence[float], comparisons: int = 1) -> Figure:
-    """Return the mean of logarithms as what they are of, with its interval, one of so many that shall all hold."""
+    """Return the mean of logarithms as a ratio, with its interval, simultaneous for this many means."""
     if len(logs) < FEWEST_TRIALS:
         return Figure(math.exp(fmean(logs)), None)
     middle, low, high = geometric_mean(logs, simultaneous_quantile(len(logs) - 1, comparisons))
@@ -149,36 +149,38 @@ def _standing(best: bool, ratio: Figure) -> Standing:
     return Standing.TIED if high <= 1 + DELTA and low >= 1 / (1 + DELTA) else Standing.UNDECIDED
 
 
-def settle(choice: Choice, found: JobContest, job: str, links: Run) -> Choice:
+def settle(choice: Choice, job_contest: JobContest, job: str, links: Run) -> Choice:
     """Return the choice that the replays of its finalists decide; `links` is the run that it was made from."""
-    best = found.of(found.chosen)
+    best = job_contest.of(job_contest.chosen)
     assert best is not None  # noqa: S101  # it has trials
     assert best.seconds is not None  # noqa: S101
     simulated = capabilities(links.backend).simulated
-    others = [one for one in found.sound if one is not best]
-    kept = found.chosen == choice.members
+    others = [one for one in job_contest.sound if one is not best]
+    kept = job_contest.chosen == choice.members
     ties = kept and any(one.standing in {Standing.BEST, Standing.TIED} for one in others)
     return replace(
         choice,
-        members=found.chosen,
-        reason=BestForJob(job, best.seconds.value, len(found.sound), found.tied, found.significant, simulated),
-        band=next((some.band for some in choice.finalists if some.members == found.chosen), None),
+        members=job_contest.chosen,
+        reason=BestForJob(
+            job, best.seconds.value, len(job_contest.sound), job_contest.tied, job_contest.significant, simulated
+        ),
+        band=next((some.band for some in choice.finalists if some.members == job_contest.chosen), None),
         decided_by=(choice.decided_by or (TieBreak.PREDICTED,)) if ties else (),
-        tied=found.tied,
-        failed=choice.failed if kept else outcome(links).within(found.chosen),
+        tied=job_contest.tied,
+        failed=choice.failed if kept else outcome(links).within(job_contest.chosen),
         impossible=choice.impossible if kept else (),
     )
 
 
 def contenders(choice: Choice, devices: int) -> tuple[Members, ...]:
-    """Return the sets of so many devices to replay a job on, the chosen one first: its finalists without a failure.
+    """Return the sets to replay a job on, the chosen one first: the choice's finalists without a failure.
 
     Where bandwidth ties and has named no other set, the one that shares the fewest devices with the chosen one.
     """
-    found = [some.members for some in choice.finalists if some.sound or choice.failed]
-    if len(found) < 2 and choice.tied:
+    sets = [some.members for some in choice.finalists if some.sound or choice.failed]
+    if len(sets) < 2 and choice.tied:
         out = {left.member for left in choice.left_out}
         fit = [member for member in range(devices) if member not in out]
         order = sorted(fit, key=lambda member: member in choice.members)
-        found.append(tuple(sorted(order[: len(choice.members)])))
-    return tuple(dict.fromkeys([choice.members, *found]))
+        sets.append(tuple(sorted(order[: len(choice.members)])))
+    return tuple(dict.fromkeys([choice.members, *sets]))

@@ -57,7 +57,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Calls that a rank gives NCCL at once, on one group, `pause` seconds after the unit before.
+    """Calls that a rank gives NCCL together, on one group, `pause` seconds after the unit before.
 
     `group` is a place in Schedule.groups. Units of the same `meeting`, on several ranks, wait for each other.
     """
@@ -69,7 +69,7 @@ class Unit:
 
     @property
     def messages(self) -> bool:
-        """True where it sends and receives, False for collectives."""
+        """True if it sends and receives, False for collectives."""
         return self.posts[0].is_message
 
     @property
@@ -127,9 +127,9 @@ def schedule_of(job: Job, ranks: int | None = None, phase: int | None = None) ->
     places = {group: place for place, group in enumerate(used)}
     units = [[replace(unit, group=places[unit.group]) for unit in one.units] for one in made]
     meetings = _met(groups, units)
-    found = {pair: number for number, pairs in enumerate(meetings) for pair in pairs}
+    meeting_of = {pair: number for number, pairs in enumerate(meetings) for pair in pairs}
     scheduled = tuple(
-        tuple(replace(unit, meeting=found[rank, number]) for number, unit in enumerate(own))
+        tuple(replace(unit, meeting=meeting_of[rank, number]) for number, unit in enumerate(own))
         for rank, own in enumerate(units)
     )
     recorded = _recorded(meetings, made, phases) if wanted == job.world_size else [None] * len(meetings)
@@ -189,13 +189,13 @@ def _aligned(job: Job, phases: Sequence[Phase]) -> list[Phase]:
     sides differ, and those that fit nowhere stay as they are.
     """
     orders: dict[int, list[int]] = {}
-    found = []
+    aligned = []
     for phase in phases:
         own = _fitting(job, phase, orders)
         for group, calls in _order(job, own).items():
             orders.setdefault(group, calls)
-        found.append(own)
-    return found
+        aligned.append(own)
+    return aligned
 
 
 def _fitting(job: Job, phase: Phase, orders: Mapping[int, Sequence[int]]) -> Phase:
@@ -210,7 +210,7 @@ def _fitting(job: Job, phase: Phase, orders: Mapping[int, Sequence[int]]) -> Pha
 
 
 def _begun(phase: Phase, at: int) -> Phase | None:
-    """Return a step that begins at another position; None where that is inside a group of calls."""
+    """Return a step that begins at another position; None if that is inside a group of calls."""
     if not at:
         return phase
     if phase.positions[at].together:
@@ -221,10 +221,10 @@ def _begun(phase: Phase, at: int) -> Phase | None:
 
 def _order(job: Job, phase: Phase) -> dict[int, list[int]]:
     """Return each group's calls of a step in order, as places in the job's table."""
-    found: dict[int, list[int]] = {}
+    order: dict[int, list[int]] = {}
     for position in phase.positions:
-        found.setdefault(job.calls[position.call].group, []).append(position.call)
-    return found
+        order.setdefault(job.calls[position.call].group, []).append(position.call)
+    return order
 
 
 def _check_scales(job: Job, phases: Sequence[Phase], ranks: int) -> None:
@@ -249,14 +249,14 @@ def _shared(job: Job, call: Call) -> bool:
 
 
 def _members(job: Job, group: int, ranks: int) -> tuple[int, ...]:
-    found = job.groups[group]
-    if found.size == job.world_size:
+    members = job.groups[group]
+    if members.size == job.world_size:
         return tuple(range(ranks))
-    if not found.ranks:
+    if not members.ranks:
         raise UsageError(
-            f"the recording does not say which {found.size} ranks are in a group: record the job with the plugin"
+            f"the recording does not say which {members.size} ranks are in a group: record the job with the plugin"
         )
-    return tuple(sorted(found.ranks))
+    return tuple(sorted(members.ranks))
 
 
 def _assumed(job: Job, phases: Sequence[Phase]) -> Iterator[Assumption]:
@@ -309,13 +309,13 @@ def _units(job: Job, rank: int, phase: Phase, ranks: int) -> _Made:
 
 def _together(phase: Phase) -> Iterator[list[int]]:
     """Yield the positions of each NCCL group, of a single call one."""
-    found: list[int] = []
+    together: list[int] = []
     for at, position in enumerate(phase.positions):
-        if found and not position.together:
-            yield found
-            found = []
-        found.append(at)
-    yield found
+        if together and not position.together:
+            yield together
+            together = []
+        together.append(at)
+    yield together
 
 
 def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[Post]:
@@ -361,7 +361,7 @@ _Place = tuple[int, int]  # a rank, and the number of one of its units
 def _met(groups: Sequence[Sequence[int]], units: Sequence[Sequence[Unit]]) -> list[tuple[_Place, ...]]:
     """Return the meetings, of each group in the order in which they end.
 
-    A rank posts without waiting, but each group does one unit after another, as a stream does. Raises UsageError where
+    A rank posts without waiting, but each group does one unit after another, as a stream does. Raises UsageError if
     some units would wait for ever.
     """
     met: list[tuple[_Place, ...]] = []
@@ -394,7 +394,7 @@ class _Streams:
         return self._units[place[0]][place[1]]
 
     def _collective(self, waiting: Sequence[_Place]) -> bool:
-        """Let all members do the collectives that they have come to; return whether they have."""
+        """Perform the collectives that all members have reached; return whether there were any."""
         if len(waiting) < len(self._members) or any(self._unit(place).messages for place in waiting):
             return False
         _check_alike([(place[0], self._unit(place)) for place in waiting])
@@ -448,13 +448,13 @@ def _joined(partners: Mapping[_Place, set[_Place]]) -> Iterator[tuple[_Place, ..
     """Yield the sets of units that wait for each other, directly or by others."""
     left = dict(partners)
     while left:
-        found, pending = set[_Place](), [next(iter(left))]
+        joined, pending = set[_Place](), [next(iter(left))]
         while pending:
             one = pending.pop()
-            if one not in found:
-                found.add(one)
+            if one not in joined:
+                joined.add(one)
                 pending += left.pop(one)
-        yield tuple(sorted(found))
+        yield tuple(sorted(joined))
 
 
 def _check_alike(units: Sequence[tuple[int, Unit]]) -> None:
@@ -498,7 +498,7 @@ def _kinds(
 def _recorded(
     meetings: Iterable[Sequence[_Place]], made: Sequence[_Made], phases: Sequence[Phase]
 ) -> list[float | None]:
-    """Return the seconds of each meeting in the job, on the rank that waited least; None where GPU times are unknown.
+    """Return the seconds of each meeting in the job, on the rank that waited least; None if GPU times are unknown.
 
     Repetitions that are kept whole on every rank say it exactly; of medians it is an upper bound.
     """
@@ -520,11 +520,11 @@ def _recorded(
         known = list(times)
         return None if None in known else min(time for time in known if time is not None)
 
-    found: list[float | None] = []
+    seconds: list[float | None] = []
     for places in meetings:
         each = [least(sampled(place, repetition) for place in places) for repetition in common]
         known = [one for one in each if one is not None] or [
             one for one in [least(map(summed, places))] if one is not None
         ]
-        found.append(median(known) * MICRO if known else None)
-    return found
+        seconds.append(median(known) * MICRO if known else None)
+    return seconds

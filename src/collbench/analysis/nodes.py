@@ -20,7 +20,7 @@ from collbench.model.run import Measurement, Run
 
 # Node effects from pairs of nodes: log bandwidth = typical + first's effect + second's + what the switches take.
 #
-# Fitted robustly (Huber, iterated weights), for neighbours share an uplink with whoever is matched beside them.
+# Fitted robustly (Huber, iterated weights), because pairs that are measured concurrently may share an uplink.
 # Fitted twice: a pair of two slow nodes carries what the slower one does, not the sum of both effects.
 
 Members = tuple[int, ...]
@@ -52,7 +52,7 @@ class Fit:
 
     `sends` and `receives` are by node, the same unless `directed`: some pair was measured one way. `levels` has for
     each level of switches the effect of each switch on the pairs with one end under it, and `across` that of leaving a
-    switch of the level at all (0 where a level has one). `typical` is the log of GB/s, `sigma` one pair's noise.
+    switch of the level at all (0 if a level has one). `typical` is the log of GB/s, `sigma` one pair's noise.
     """
 
     typical: float
@@ -75,12 +75,12 @@ def fit(seen: Sequence[Observation], nodes: int, levels: Sequence[Level] = (), h
     whose uplinks are slower than any node: a pair that leaves one shows the uplink and nothing of its nodes.
     """
     blocks = _blocks(seen, nodes, levels, hiding)
-    found = _estimate(seen, blocks)
-    low = _directions(blocks, found.values)
+    fitted = _estimate(seen, blocks)
+    low = _directions(blocks, fitted.values)
     if min(effects.min() for effects in low) < -DELTA:
         blocks = _blocks(seen, nodes, levels, hiding, low)
-        found = _estimate(seen, blocks)
-    return _read(blocks, found)
+        fitted = _estimate(seen, blocks)
+    return _read(blocks, fitted)
 
 
 def _estimate(seen: Sequence[Observation], blocks: Sequence[_Block]) -> Estimate:
@@ -178,16 +178,16 @@ def _held(blocks: Sequence[_Block]) -> _Array:
     return np.array(rows)
 
 
-def _read(blocks: Sequence[_Block], found: Estimate) -> Fit:
+def _read(blocks: Sequence[_Block], estimated: Estimate) -> Fit:
     """Return the columns by what they mean, centred effects against their median: most nodes and switches are well."""
     ends = _ends(blocks)
-    typical, sends, receives, *levels = np.split(found.values, ends)
-    _, send_errors, receive_errors, *level_errors = np.split(found.errors(), ends)
+    typical, sends, receives, *levels = np.split(estimated.values, ends)
+    _, send_errors, receive_errors, *level_errors = np.split(estimated.errors(), ends)
     directed = len(receives) > 0
     middle = float(np.median(sends)) + float(np.median(receives if directed else sends))
     pairs = zip(levels, blocks[3:], strict=True)
     centres = [0.0 if block.centred is None else float(np.median(effects)) for effects, block in pairs]
-    sends, receives = _directions(blocks, found.values)
+    sends, receives = _directions(blocks, estimated.values)
     return Fit(
         typical=float(typical[0]) + middle,
         sends=sends,
@@ -197,8 +197,8 @@ def _read(blocks: Sequence[_Block], found: Estimate) -> Fit:
         levels=tuple(effects - centre for effects, centre in zip(levels[1::2], centres[1::2], strict=True)),
         level_errors=tuple(level_errors[1::2]),
         across=tuple(float(sum(lost)) + 2 * centre for lost, centre in zip(levels[::2], centres[1::2], strict=True)),
-        sigma=found.sigma,
-        freedom=found.freedom,
+        sigma=estimated.sigma,
+        freedom=estimated.freedom,
         directed=directed,
     )
 
@@ -265,7 +265,7 @@ class NodeEffect:
 
 @dataclass(frozen=True, slots=True)
 class Uplink:
-    """What the pairs that leave a switch get, against other switches. `name` is empty where the switch was found."""
+    """What the pairs that leave a switch get, against other switches. `name` is empty if the switch was found."""
 
     name: str
     members: Members
@@ -284,7 +284,7 @@ class Switches:
 class Judgement:
     """What the pairs say. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch of a known
     level costs as a ratio less 1, `noise` one measurement's σ̂. `suspects` are groups to measure among themselves,
-    empty for more pairs at random, None where all is decided.
+    empty for more pairs at random, None if all is decided.
     """
 
     nodes: tuple[NodeEffect, ...]
@@ -311,7 +311,7 @@ class Judgement:
 
 
 def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = ()) -> Judgement:
-    """Return what the pairs measured so far say of `nodes` nodes under the switches that were reported, if any."""
+    """Return what the pairs measured so far show about `nodes` nodes under the reported switches, if any."""
     known = [level for level in known if any(len(members) > 1 for members in level.members)]  # others are nodes again
     if known:
         return _judge_known(seen, nodes, known)
@@ -323,58 +323,58 @@ def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = (
         if one.first in low and one.second in low:
             among[min(one.first, one.second), max(one.first, one.second)].append(one.gbs / math.exp(first.typical) - 1)
     groups = _neighbours(among, low)
-    found = fit(seen, nodes, [(members,) for members in groups], hiding=groups)
+    fitted = fit(seen, nodes, [(members,) for members in groups], hiding=groups)
     uplinks = [
-        Uplink("", members, _effect(float(values[0]), float(errors[0]), simultaneous_quantile(found.freedom, nodes)))
-        for members, values, errors in zip(groups, found.levels, found.level_errors, strict=True)
+        Uplink("", members, _effect(float(values[0]), float(errors[0]), simultaneous_quantile(fitted.freedom, nodes)))
+        for members, values, errors in zip(groups, fitted.levels, fitted.level_errors, strict=True)
     ]
-    return _judgement(seen, found, uplinks, _suspects(found, low, among, groups))
+    return _judgement(seen, fitted, uplinks, _suspects(fitted, low, among, groups))
 
 
 def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switches]) -> Judgement:
     levels = [level.members for level in known]
-    found = fit(seen, nodes, levels)
-    if min(found.across) < math.log(1 - _OVERSUBSCRIBED):
+    fitted = fit(seen, nodes, levels)
+    if min(fitted.across) < math.log(1 - _OVERSUBSCRIBED):
         hiding = list(levels[0])
     else:
-        hiding = [uplink.members for uplink in _known_uplinks(found, known) if uplink.effect.state is State.SLOW]
+        hiding = [uplink.members for uplink in _known_uplinks(fitted, known) if uplink.effect.state is State.SLOW]
     if hiding:
-        found = fit(seen, nodes, levels, hiding)
-    uplinks = _known_uplinks(found, known)
-    open_nodes = {one.node for one in _node_effects(found) if one.state is State.UNDECIDED}
+        fitted = fit(seen, nodes, levels, hiding)
+    uplinks = _known_uplinks(fitted, known)
+    open_nodes = {one.node for one in _node_effects(fitted) if one.state is State.UNDECIDED}
     open_uplinks = any(uplink.effect.state is State.UNDECIDED for uplink in uplinks)
     leaves = tuple(members for members in known[0].members if open_nodes & set(members))
-    return _judgement(seen, found, uplinks, leaves if leaves or open_uplinks else None)
+    return _judgement(seen, fitted, uplinks, leaves if leaves or open_uplinks else None)
 
 
-def _known_uplinks(found: Fit, known: Sequence[Switches]) -> list[Uplink]:
+def _known_uplinks(fitted: Fit, known: Sequence[Switches]) -> list[Uplink]:
     return [
-        Uplink(name, members, _effect(float(value), float(error), simultaneous_quantile(found.freedom, len(values))))
-        for level, values, errors in zip(known, found.levels, found.level_errors, strict=True)
+        Uplink(name, members, _effect(float(value), float(error), simultaneous_quantile(fitted.freedom, len(values))))
+        for level, values, errors in zip(known, fitted.levels, fitted.level_errors, strict=True)
         for name, members, value, error in zip(level.names, level.members, values, errors, strict=False)
     ]
 
 
 def _judgement(
-    seen: Sequence[Observation], found: Fit, uplinks: Sequence[Uplink], suspects: tuple[Members, ...] | None
+    seen: Sequence[Observation], fitted: Fit, uplinks: Sequence[Uplink], suspects: tuple[Members, ...] | None
 ) -> Judgement:
     known = {node for one in seen for node in (one.first, one.second)}
-    effects = _node_effects(found)
+    effects = _node_effects(fitted)
     return Judgement(
         nodes=tuple(one if one.node in known else NodeEffect(one.node, UNKNOWN, UNKNOWN) for one in effects),
         uplinks=tuple(uplinks),
-        typical_gbs=math.exp(found.typical),
-        across=tuple(math.expm1(value) for value in found.across),
-        noise=found.sigma,
+        typical_gbs=math.exp(fitted.typical),
+        across=tuple(math.expm1(value) for value in fitted.across),
+        noise=fitted.sigma,
         suspects=suspects,
     )
 
 
-def _node_effects(found: Fit) -> tuple[NodeEffect, ...]:
-    quantile = simultaneous_quantile(found.freedom, (1 + found.directed) * len(found.sends))
+def _node_effects(fitted: Fit) -> tuple[NodeEffect, ...]:
+    quantile = simultaneous_quantile(fitted.freedom, (1 + fitted.directed) * len(fitted.sends))
     sends, receives = (
         [_effect(float(value), float(error), quantile) for value, error in zip(values, errors, strict=True)]
-        for values, errors in ((found.sends, found.send_errors), (found.receives, found.receive_errors))
+        for values, errors in ((fitted.sends, fitted.send_errors), (fitted.receives, fitted.receive_errors))
     )
     return tuple(NodeEffect(node, *both) for node, both in enumerate(zip(sends, receives, strict=True)))
 
@@ -389,39 +389,39 @@ def _effect(value: float, error: float, quantile: float) -> Effect:
 
 def _neighbours(among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]) -> list[Members]:
     """Return groups of nodes that are equally low, and lack less than half of it among themselves."""
-    alike = {pair: found for pair, found in among.items() if _alike(low[pair[0]], low[pair[1]])}
+    alike = {pair: ratios for pair, ratios in among.items() if _alike(low[pair[0]], low[pair[1]])}
     fast = [pair for pair, ratios in alike.items() if fmean(ratios) > max(low[pair[0]], low[pair[1]]) / 2]
     kept = (tuple(sorted(node for node in group if _belongs(node, group, among, low))) for group in chained(fast))
     return sorted(members for members in kept if len(members) > 1)
 
 
 def _alike(one: float, other: float) -> bool:
-    """True where one uplink may be what both lack. A node that looks 3 % slow by chance has no part in 18 %."""
+    """True if one uplink may be what both lack. A node that looks 3 % slow by chance has no part in 18 %."""
     return max(one, other) < ALIKE * min(one, other)
 
 
 def _belongs(
     node: int, group: Collection[int], among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]
 ) -> bool:
-    """True where most pairs of the node with the group are fast: one lucky measurement joins nobody to it."""
+    """True if most pairs of the node with the group are fast: one lucky measurement does not suffice."""
     ratios = [fmean(found) for pair, found in among.items() if node in pair and set(pair) <= set(group)]
     return median(ratios) > low[node] / 2
 
 
 def _suspects(
-    found: Fit, low: Mapping[int, float], among: Mapping[Pair, Sequence[float]], groups: Sequence[Members]
+    fitted: Fit, low: Mapping[int, float], among: Mapping[Pair, Sequence[float]], groups: Sequence[Members]
 ) -> tuple[Members, ...] | None:
     """Return the low nodes while they hardly met each other, then who is still open, and None when nobody is."""
     met = Counter(node for pair, ratios in among.items() for node in pair for _ in ratios)
     strangers = any(_strangers(node, group, among, low) for group in groups for node in low)
     if strangers or (len(low) > 1 and min(met[node] for node in low) < _ENOUGH_AMONG):
         return (tuple(sorted(low)),)
-    undecided = {one.node for one in _node_effects(found) if one.state is State.UNDECIDED}
+    undecided = {one.node for one in _node_effects(fitted) if one.state is State.UNDECIDED}
     return tuple(members for members in groups if undecided & set(members)) if undecided else None
 
 
 def _strangers(node: int, group: Members, among: Collection[Pair], low: Mapping[int, float]) -> bool:
-    """True where a node lacks what a group does and met none of it: it may belong there."""
+    """True if a node lacks what a group does and met none of it: it may belong there."""
     alike = node not in group and _alike(low[node], median(low[member] for member in group))
     return alike and not any(node in pair and set(pair) & set(group) for pair in among)
 
@@ -597,8 +597,8 @@ def late_nodes(run: Run, nodes: Sequence[Members]) -> tuple[LateNode, ...]:
     node_of = {position: node for node, members in enumerate(nodes) for position in members}
     later: dict[int, list[float]] = defaultdict(list)
     quickest: list[float] = []
-    for found in run.measurements:
-        for waits in _waits_of_two(found, node_of):
+    for measurement in run.measurements:
+        for waits in _waits_of_two(measurement, node_of):
             (first, one), (second, other) = waits.items()
             later[first].append(other - one)
             later[second].append(one - other)
@@ -615,19 +615,19 @@ def late_nodes(run: Run, nodes: Sequence[Members]) -> tuple[LateNode, ...]:
     return tuple(sorted(late, key=lambda one: -one.seconds))
 
 
-def _waits_of_two(found: Measurement, node_of: Mapping[int, int]) -> Iterator[dict[int, float]]:
+def _waits_of_two(measurement: Measurement, node_of: Mapping[int, int]) -> Iterator[dict[int, float]]:
     """Yield, of each trial between two nodes, how long each node waited in the barrier: its rank that waited least."""
-    nodes = [node_of[member] for member in found.point.members]
+    nodes = [node_of[member] for member in measurement.point.members]
     if len(set(nodes)) != 2:
         return
-    for sample in found.samples:
+    for sample in measurement.samples:
         if len(sample.waits) == len(nodes):
             ranks = list(zip(nodes, sample.waits, strict=True))
             yield {node: min(wait for other, wait in ranks if other == node) for node in sorted(set(nodes))}
 
 
 def _by_chance(over: int, count: int) -> float:
-    """Return how often so many of `count` trials, or more, have the node later where either is as likely."""
+    """Return the probability that at least this many of `count` trials have the node later, if that is a coin flip."""
     return float(sum(math.comb(count, k) for k in range(over, count + 1)) / 2**count)
 
 
@@ -648,18 +648,18 @@ class Rail:
     slow_nodes: tuple[NodeEffect, ...]
 
 
-def judge_rails(found: Mapping[int, Judgement]) -> tuple[Rail, ...]:
-    """Return the rails by number, from what the pairs of each say of its nodes.
+def judge_rails(judgements: Mapping[int, Judgement]) -> tuple[Rail, ...]:
+    """Return the rails by number, judged from the pairs of each rail.
 
     A rail is slow if it is below the median of the others by more than δ and by more than three standard errors of its
     own pairs.
     """
-    known = {rail: one for rail, one in found.items() if one.typical_gbs > 0}
+    known = {rail: one for rail, one in judgements.items() if one.typical_gbs > 0}
     if not known:
         return ()
     rails = []
     for rail, one in known.items():
-        others = [other.typical_gbs for place, other in known.items() if place != rail] or [one.typical_gbs]
+        others = [other.typical_gbs for index, other in known.items() if index != rail] or [one.typical_gbs]
         ratio = one.typical_gbs / median(others) - 1
         error = one.noise / math.sqrt(max(1, one.judged))
         rails.append(Rail(rail, one.typical_gbs, ratio, ratio < -max(DELTA, 3 * error), one.slow_nodes))

@@ -28,10 +28,10 @@ class NodeRate:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One device's NUMA nodes by measurement, `rates` fastest first, and `labelled`, the one that NVML names.
+    """One device's NUMA nodes by measurement, `rates` fastest first, and `labeled`, the one that NVML names.
 
     `best` are the nodes that no other beats significantly, fastest first: one where the measurement decides. `tied` is
-    True where all nodes are equal. `agrees`: the one best node is NVML's (True), NVML's is certainly slower (False), or
+    True if all nodes are equal. `agrees`: the one best node is NVML's (True), NVML's is certainly slower (False), or
     neither is known (None).
     """
 
@@ -44,7 +44,7 @@ class Binding:
 
 
 def bindings(run: Run) -> tuple[Binding, ...]:
-    """Return what a run's host copies say of each device; none without such copies on at least two NUMA nodes.
+    """Return what a run's host copies show for each device; none without such copies on at least two NUMA nodes.
 
     A device is left out where a node or a direction was not measured.
     """
@@ -53,11 +53,11 @@ def bindings(run: Run) -> tuple[Binding, ...]:
     # At the size that most have, of these the largest.
     counts = Counter(point.size_bytes for point in copies)
     size = max(counts, key=lambda size: (counts[size], size), default=0)
-    found = {point: one for point, one in copies.items() if point.size_bytes == size}
-    nodes = tuple(sorted({point.numa_node for point in found if point.numa_node is not None}))
+    at_size = {point: one for point, one in copies.items() if point.size_bytes == size}
+    nodes = tuple(sorted({point.numa_node for point in at_size if point.numa_node is not None}))
     if len(nodes) < 2:
         return ()
-    slower = _slower(found)
+    slower = _slower(at_size)
     delta = tolerance(size)
     made = []
     for member, device in enumerate(run.devices):
@@ -67,10 +67,10 @@ def bindings(run: Run) -> tuple[Binding, ...]:
     return tuple(made)
 
 
-def _slower(found: Mapping[DataPoint, Measurement]) -> dict[DeviceNode, Estimate]:
+def _slower(measurements: Mapping[DataPoint, Measurement]) -> dict[DeviceNode, Estimate]:
     """Return the slower direction's estimate for each device and node that has both; σ̂ is pooled within a direction."""
     ways = [
-        {(c.members[0], c.numa_node or 0): m for c, m in found.items() if c.operation is operation}
+        {(c.members[0], c.numa_node or 0): m for c, m in measurements.items() if c.operation is operation}
         for operation in _DIRECTIONS
     ]
     both = ways[0].keys() & ways[1].keys()

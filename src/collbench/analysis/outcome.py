@@ -56,12 +56,12 @@ class Absences:
         self._run = run
         self._found: dict[tuple[Work, Members, int], Measurement] = {}
         self._failed: dict[tuple[Work, Members], Measurement] = {}
-        for found in run.measurements:
-            work = found.point.work
-            place = work, _place(work, found.point.members)
-            self._found[*place, found.point.size_bytes] = found
-            if found.failure:
-                self._failed.setdefault(place, found)
+        for measurement in run.measurements:
+            work = measurement.point.work
+            key = work, _place(work, measurement.point.members)
+            self._found[*key, measurement.point.size_bytes] = measurement
+            if measurement.failure:
+                self._failed.setdefault(key, measurement)
         self._skipped = {
             (left.work, _place(left.work, left.members)): left for left in run.skipped if left.work is not None
         }
@@ -69,11 +69,11 @@ class Absences:
 
     def of(self, work: Work, members: Members, size_bytes: int | None = None) -> Absence:
         """Return why a work has no figure, or too few trials for one, on its members; at any size for None."""
-        place = work, _place(work, members)
-        found = self._failed.get(place) if size_bytes is None else self._found.get((*place, size_bytes))
+        key = work, _place(work, members)
+        found = self._failed.get(key) if size_bytes is None else self._found.get((*key, size_bytes))
         if found is not None and found.failure:
             return Absence(AbsenceKind.FAILED, failure=found.failure)
-        left = self._skipped.get(place)
+        left = self._skipped.get(key)
         if left is None and self._refused(work, members):  # in files of older versions `skipped` names no place
             left = Skipped(SkipKind.NO_PEERS, work, members)
         if left is not None:
@@ -135,7 +135,7 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong in one place: the devices' positions, ascending, () where they are unknown; how many data points.
+    """What is wrong in one place: the devices' positions, ascending, () if they are unknown; how many data points.
 
     `figure` is the highest rate in GB/s of an impossible one, None otherwise.
     """
@@ -184,10 +184,10 @@ def outcome(run: Run) -> Outcome:
         if left.kind is SkipKind.WRONG_DATA:
             place = left.work.place(left.members) if left.work else tuple(sorted(left.members))
             counts[TroubleKind.WRONG_DATA, place] += 1
-    for found in run.measurements:
-        kind = _kind(found)
+    for measurement in run.measurements:
+        kind = _kind(measurement)
         if kind is not None:
-            counts[kind, found.point.work.place(found.point.members)] += 1
+            counts[kind, measurement.point.work.place(measurement.point.members)] += 1
     others: list[Overlap | Replay] = [*run.overlaps, *run.replays]
     for other in others:
         wrong = other.wrong or (isinstance(other, Overlap) and other.wrong_compute)
@@ -198,10 +198,10 @@ def outcome(run: Run) -> Outcome:
     return Outcome(tuple(sorted([*troubles, *_impossible(run)], key=_order)))
 
 
-def _kind(found: Measurement) -> TroubleKind | None:
-    if found.wrong:
+def _kind(measurement: Measurement) -> TroubleKind | None:
+    if measurement.wrong:
         return TroubleKind.WRONG_DATA
-    return None if found.failure is None else _FAILURES[found.failure.kind]
+    return None if measurement.failure is None else _FAILURES[measurement.failure.kind]
 
 
 def _impossible(run: Run) -> Iterator[Trouble]:

@@ -45,7 +45,7 @@ def median_figure(values: Sequence[float]) -> Figure:
 class OverlapSummary:
     """One data point (docs/method.md 4.8). Seconds are of one call, or one unit of compute, of the slowest rank.
 
-    Factors are seconds beside over seconds alone, trial by trial. `of_sum` and `of_max` are the time of a fixed
+    Factors are overlapping seconds over isolated seconds, trial by trial. `of_sum` and `of_max` are the time of a fixed
     amount of both together, over the sum and over the longer of their times alone: 1 of the maximum is perfect.
     All are medians over trials, but for the collective beside compute and its factor. Those are means: the trials'
     calls begin at different moments of a unit, and only all of them together are spread evenly over it.
@@ -61,14 +61,14 @@ class OverlapSummary:
     of_max: Figure
 
 
-def summarize(found: Overlap) -> OverlapSummary:
+def summarize(overlap: Overlap) -> OverlapSummary:
     """Return the figures of a data point with at least one trial."""
 
     def over_trials(value: Callable[[OverlapTrial], float]) -> Figure:
-        return median_figure([value(trial) for trial in found.trials])
+        return median_figure([value(trial) for trial in overlap.trials])
 
     def over_calls(value: Callable[[OverlapTrial], float]) -> Figure:
-        values = [value(trial) for trial in found.trials]
+        values = [value(trial) for trial in overlap.trials]
         return Figure(fmean(values), mean_interval(values))
 
     return OverlapSummary(
@@ -87,16 +87,16 @@ def _amounts(trial: OverlapTrial) -> tuple[float, float]:
     return max(trial.collective_amount), max(trial.compute_amount)
 
 
-def spread(found: Overlap) -> Interval:
-    """Return the 10th and the 90th percentile of single calls beside compute, in seconds, of all trials together."""
-    calls = [seconds for trial in found.trials for seconds in trial.beside_calls]
+def spread(overlap: Overlap) -> Interval:
+    """Return the 10th and 90th percentile of single calls during compute, in seconds, over all trials."""
+    calls = [seconds for trial in overlap.trials for seconds in trial.beside_calls]
     low, high = np.percentile(calls, (10, 90))
     return float(low), float(high)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a data point ran under, beside its size."""
+    """The conditions of a data point, apart from its size."""
 
     operation: Operation
     compute: Compute
@@ -104,22 +104,22 @@ class Condition:
     ctas: int | None
 
 
-def condition_of(found: Overlap) -> Condition:
+def condition_of(overlap: Overlap) -> Condition:
     """Return a data point's condition."""
-    return Condition(found.work.operation, found.compute, found.priority, found.ctas)
+    return Condition(overlap.work.operation, overlap.compute, overlap.priority, overlap.ctas)
 
 
 def by_condition(overlaps: Iterable[Overlap]) -> dict[Condition, list[Overlap]]:
     """Return the data points of each condition, ascending in size, conditions in the order of their first."""
-    found: dict[Condition, list[Overlap]] = {}
+    groups: dict[Condition, list[Overlap]] = {}
     for one in overlaps:
-        found.setdefault(condition_of(one), []).append(one)
-    return {condition: sorted(ones, key=lambda one: one.size_bytes) for condition, ones in found.items()}
+        groups.setdefault(condition_of(one), []).append(one)
+    return {condition: sorted(ones, key=lambda one: one.size_bytes) for condition, ones in groups.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """How many times as long the collective takes beside compute, and compute beside the collective.
+    """How many times longer the collective takes during compute, and compute during the collective.
 
     `collective_most` and `compute_most` are the upper ends of their 95 % intervals, infinite without one.
     """
@@ -143,8 +143,8 @@ def slowdown(
     was measured so.
     """
     chosen = [
-        found
-        for condition, found in by_condition(overlaps).items()
+        group
+        for condition, group in by_condition(overlaps).items()
         if (condition.operation, condition.priority, condition.ctas) == (operation, Priority.NORMAL, None)
         and compute in (None, condition.compute)
     ]
@@ -165,8 +165,8 @@ def slowdown(
     )
 
 
-def _factors(found: Overlap) -> Slowdown:
-    summary = summarize(found)
+def _factors(overlap: Overlap) -> Slowdown:
+    summary = summarize(overlap)
     collective, compute = summary.collective_factor, summary.compute_factor
     return Slowdown(
         collective.value,

@@ -33,7 +33,7 @@ class Nvls(StrEnum):
 
 def nvls(run: Run) -> Nvls:
     """Return whether NCCL used NVLS: by its own log first, then the variable, then what the GPUs can do."""
-    if any(found.algorithm.startswith("NVLS") for found in run.chosen):
+    if any(choice.algorithm.startswith("NVLS") for choice in run.chosen):
         return Nvls.ON
     if run.chosen or run.settings.environment.get(NVLS_VARIABLE) == "0" or run.machine.multicast is False:
         return Nvls.OFF
@@ -99,7 +99,7 @@ class Hardware:
         self._limits: dict[object, Capacity | None] = {}
 
     def of(self, point: DataPoint) -> Capacity | None:
-        """Return the most that a data point can reach; None where it is not known, as of CPU cores."""
+        """Return the most that a data point can reach; None if it is not known, as of CPU cores."""
         if point.variant is Variant.LOCAL and point.size_bytes < _BEYOND_CACHES:
             return None  # messages that a cache holds need not reach the memory
         # Of any size, but where blocks of their own sizes are cut to whole units.
@@ -160,7 +160,7 @@ class Hardware:
         return hidden or links > theory.most_nvlinks(self._devices[position].name)
 
     def _reach(self, position: int, others: Iterable[int]) -> float | None:
-        """Return what a device's NVLinks to some others carry, 0 without any; None where a link is not known.
+        """Return what a device's NVLinks to some others carry, 0 without any; None if a link is not known.
 
         Through a switch they carry no more than one path does: that has all of them.
         """
@@ -320,9 +320,9 @@ _recent: deque[tuple[object, tuple[Impossible, ...]]] = deque(maxlen=4)
 def impossible(run: Run) -> list[Impossible]:
     """Return the data points of a run that hold impossible batches, those furthest beyond their limit first."""
     known = _decisive(run)
-    for place, (key, answer) in enumerate(_recent):
+    for index, (key, answer) in enumerate(_recent):
         if key == known:
-            _recent[place] = known, answer  # of the same objects, which are compared at once: one may be read again
+            _recent[index] = known, answer  # of the same objects, which are compared at once: one may be read again
             return list(answer)
     check = Check(run)
     found = (check.beaten(measurement) for measurement in run.measurements)
@@ -343,7 +343,7 @@ def impossible(run: Run) -> list[Impossible]:
 
 def _decisive(run: Run) -> object:
     """Return all of a run that decides what is impossible in it, as it is now: runs grow, and their parts do not."""
-    samples = [part for found in run.measurements for part in (found.point, *found.samples)]
+    samples = [part for measurement in run.measurements for part in (measurement.point, *measurement.samples)]
     return run.backend, run.devices, run.paths, run.settings.root, nvls(run), samples
 
 
@@ -355,9 +355,9 @@ def by_point(run: Run) -> dict[DataPoint, Impossible]:
 def marked(run: Run) -> bool:
     """Set the marks of all samples to what the whole run shows, and return whether there are any."""
     check = Check(run)
-    for found in run.measurements:
-        found.samples[:] = [check.marked(found.point, sample) for sample in found.samples]
-    return any(sample.marks for found in run.measurements for sample in found.samples)
+    for measurement in run.measurements:
+        measurement.samples[:] = [check.marked(measurement.point, sample) for sample in measurement.samples]
+    return any(sample.marks for measurement in run.measurements for sample in measurement.samples)
 
 
 class Check:
@@ -378,7 +378,7 @@ class Check:
         self._open = {pair for pair in over_pcie if pair not in kept}
 
     def limit(self, point: DataPoint, rate: float) -> Capacity | None:
-        """Return what a data point's rate in GB/s is judged by; None where it is not known."""
+        """Return what a data point's rate in GB/s is judged by; None if it is not known."""
         limit = self._labelled.of(point)
         if limit is not None and rate <= MARGIN * limit.gbs:
             return limit
@@ -390,7 +390,7 @@ class Check:
         return limit
 
     def flag(self, point: DataPoint, seconds: float) -> Mark | None:
-        """Return what a batch of this time per iteration is marked with, None where nothing is."""
+        """Return what a batch of this time per iteration is marked with, None if nothing is."""
         rate = rate_gbs(point, seconds)
         limit = self.limit(point, rate)
         if limit is None or rate <= MARGIN * limit.gbs:
@@ -403,16 +403,16 @@ class Check:
         marks = () if flag is None else (flag,)
         return sample if sample.marks == marks else replace(sample, marks=marks)
 
-    def beaten(self, found: Measurement) -> Impossible | None:
-        """Return what is impossible in a data point, None where nothing is."""
-        batches = [seconds for sample in found.samples for seconds in _times(sample)]
-        labelled = self._labelled.of(found.point)
-        if labelled and (not batches or rate_gbs(found.point, min(batches)) <= MARGIN * labelled.gbs):
+    def beaten(self, measurement: Measurement) -> Impossible | None:
+        """Return what is impossible in a data point, None if nothing is."""
+        batches = [seconds for sample in measurement.samples for seconds in _times(sample)]
+        labelled = self._labelled.of(measurement.point)
+        if labelled and (not batches or rate_gbs(measurement.point, min(batches)) <= MARGIN * labelled.gbs):
             return None  # as for nearly all data points; every ranking asks of every one
-        count = sum(self.flag(found.point, seconds) is not None for seconds in batches)
-        rate = rate_gbs(found.point, min(batches)) if count else 0.0
-        limit = self.limit(found.point, rate) if count else None
-        return None if limit is None else Impossible(found.point, limit, rate, count, len(batches))
+        count = sum(self.flag(measurement.point, seconds) is not None for seconds in batches)
+        rate = rate_gbs(measurement.point, min(batches)) if count else 0.0
+        limit = self.limit(measurement.point, rate) if count else None
+        return None if limit is None else Impossible(measurement.point, limit, rate, count, len(batches))
 
     def _over_pcie(self, pair: Pair) -> float:
         return self._labelled.link(*sorted(pair)) or FASTEST_PCIE_GBS
@@ -426,11 +426,11 @@ def _times(sample: Sample) -> tuple[float, ...]:
 def _shown(run: Run) -> dict[Pair, float]:
     """Return what each pair's copies carry, GB/s: by the copy engines where they were timed, else by kernels."""
     by_engine, by_kernel = dict[Pair, float](), dict[Pair, float]()
-    for found in run.measured():
-        point = found.point
+    for measurement in run.measured():
+        point = measurement.point
         if point.size_bytes < _SHOWS_BANDWIDTH or point.operation not in (*_BY_ENGINE, *_BY_KERNEL):
             continue
         kind = by_engine if point.operation in _BY_ENGINE else by_kernel
-        middle = rate_gbs(point, median(trial_seconds(found)))
+        middle = rate_gbs(point, median(trial_seconds(measurement)))
         kind[frozenset(point.members)] = max(kind.get(frozenset(point.members), 0.0), middle)
     return by_kernel | by_engine

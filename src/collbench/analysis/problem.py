@@ -151,7 +151,7 @@ def marks(run: Run, order: Sequence[int]) -> tuple[list[bool], list[bool]]:
 
 
 def _busy(run: Run, position: int, signs: _Signs) -> list[Why]:
-    """Return how a device is in use by others: processes, utilisation in percent, memory; empty where it is not."""
+    """Return how a device is in use by others: processes, utilisation in percent, memory; empty if it is not."""
     before = _state(run.health_before, position)
     reasons = _others(before, _state(run.health_after, position), signs.share(position, FlagKind.SHARED))
     used = before.memory_used
@@ -174,7 +174,7 @@ def _others(before: Health, after: Health, share: float) -> list[Why]:
 
 
 def _throttled(run: Run, position: int, signs: _Signs) -> list[Why]:
-    """Return what holds a device's clocks back, at the run's ends or in a tenth of its trials; empty where nothing."""
+    """Return what holds a device's clocks back, at the run's ends or in a tenth of its trials; empty if nothing."""
     states = (_state(run.health_before, position), _state(run.health_after, position))
     reasons = {reason for state in states for reason in state.throttle if holds_back(reason)}
     if reasons:
@@ -219,8 +219,8 @@ def at_the_ends(run: Run) -> Iterator[tuple[str, int, Health]]:
 def new_errors(run: Run, field: str) -> dict[int, tuple[int, int]]:
     """Return the devices on which one of `Health`'s counters grew during the run, with its first and last value."""
     states = zip(range(len(run.devices)), run.health_before, run.health_after, strict=False)
-    found = {position: (getattr(before, field), getattr(after, field)) for position, before, after in states}
-    return {position: ends for position, ends in found.items() if None not in ends and ends[0] < ends[1]}
+    counts = {position: (getattr(before, field), getattr(after, field)) for position, before, after in states}
+    return {position: ends for position, ends in counts.items() if None not in ends and ends[0] < ends[1]}
 
 
 def _state(states: tuple[Health, ...], position: int) -> Health:
@@ -229,14 +229,14 @@ def _state(states: tuple[Health, ...], position: int) -> Health:
 
 def _signs(run: Run) -> _Signs:
     trials, flagged = Counter[int](), Counter[tuple[FlagKind, int]]()
-    for found in run.measurements:
-        for position in found.point.members:
-            trials[position] += len(found.samples)
-        for sample in found.samples:
+    for measurement in run.measurements:
+        for position in measurement.point.members:
+            trials[position] += len(measurement.samples)
+        for sample in measurement.samples:
             if not sample.flags:
                 continue
             about = {(flag.kind, position) for flag in sample.flags for position in flag.devices}
-            flagged.update((kind, position) for kind, position in about if position in found.point.members)
+            flagged.update((kind, position) for kind, position in about if position in measurement.point.members)
     return _Signs(trials, flagged, _blamed(run))
 
 
@@ -349,17 +349,17 @@ def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> SelectionProbl
 
 
 def _rates(run: Run, ranking: Ranking, index: Mapping[int, int]) -> Rates:
-    """Return what each pair of a run carries by what decides, GB/s; 0 where it, or one way of a copy, has no sample."""
+    """Return what each pair of a run carries by what decides, GB/s; 0 if it, or one way of a copy, has no sample."""
     rates = np.zeros((len(index), len(index)))
     one_way = ranking.operation.is_copy
-    found = {
+    measured = {
         members: summarize(point).busbw
         for members, point in points_of(run, Work(ranking.operation), ranking.size_bytes).items()
     }
-    for (source, target), gbs in found.items():
-        if not one_way or (target, source) in found:
+    for (source, target), gbs in measured.items():
+        if not one_way or (target, source) in measured:
             a, b = index[source], index[target]
-            rates[a, b] = rates[b, a] = min(gbs, found.get((target, source), gbs))
+            rates[a, b] = rates[b, a] = min(gbs, measured.get((target, source), gbs))
     for (source, target), more in _faster_ways(run, ranking).items():
         rates[index[source], index[target]] *= more
     return rates
@@ -369,9 +369,9 @@ def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collectio
     """Return the case that labels alone make, with the rates that such labels have on healthy machines."""
     order = in_bus_order(devices, fit)
     known = _paths(paths, {position: at for at, position in enumerate(order)})
-    found = sorted({path.label for path in known.values()})
+    labels = sorted({path.label for path in known.values()})
     return _without_run(
-        devices, order, known, guessed_rates(len(order), known), SameLabels(tuple(found)), tied=len(found) <= 1
+        devices, order, known, guessed_rates(len(order), known), SameLabels(tuple(labels)), tied=len(labels) <= 1
     )
 
 
@@ -458,8 +458,8 @@ def _latencies(run: Run, order: tuple[int, ...], ranking: Ranking) -> Callable[[
     sizes = _sizes(run, ranking.operation, order)
     size = min(sizes)
     if size <= SMALL_BYTES and size < ranking.size_bytes and sizes[size] >= sizes[ranking.size_bytes]:
-        found = rank_pairs(_only(run, order), ranking.operation, size, order)
-        for standing in found.standings if found else ():
+        ranking_here = rank_pairs(_only(run, order), ranking.operation, size, order)
+        for standing in ranking_here.standings if ranking_here else ():
             a, b = (order.index(member) for member in standing.pair)
             tiers[a, b] = tiers[b, a] = standing.tier
     return worst_inside(tiers)

@@ -22,9 +22,9 @@ from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 from collbench.runfile.codec import build
 
-# Figures of healthy machines that others published or that were measured here; figures.json beside this holds them.
+# Figures of healthy machines, published or measured by us; they are in figures.json in this folder.
 #
-# The file holds what its sources say and nothing else; what is made of it stands here.
+# The file holds only what its sources say; the interpretation is in this module.
 # docs/reference-figures.schema.json describes it.
 
 # A measured figure holds for other machines of its kind within ±5 %: where two sources measured the same thing, they
@@ -113,7 +113,7 @@ _Matched = tuple[Figure, list[Key]]
 
 
 class ReferenceVerdict(StrEnum):
-    """How a run stands to a figure."""
+    """How a run compares with a figure."""
 
     NORMAL = "normal"
     BELOW = "below"
@@ -134,7 +134,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one figure says of a run: `sets` are all links, pairs or sets that it applies to, the slowest first.
+    """How one figure judges a run: `sets` are all links, pairs or sets that it applies to, the slowest first.
 
     `mismatch` is the run's NVLS where the figure's differs, else None: then nothing is significantly below the figure.
     `failed` are sets of its kind where something failed or moved wrong data. `impossible` is why nothing but "below" is
@@ -152,8 +152,8 @@ class Answer:
     @property
     def standing(self) -> ReferenceVerdict:
         """The worst that is certain of any place, never normal over one that failed; undecided for some unclear."""
-        found = {one.standing for one in self.sets}
-        if ReferenceVerdict.BELOW in found:
+        standings = {one.standing for one in self.sets}
+        if ReferenceVerdict.BELOW in standings:
             return ReferenceVerdict.UNDECIDED if self.mismatch else ReferenceVerdict.BELOW
         if self.failed:
             return ReferenceVerdict.FAILED
@@ -163,12 +163,12 @@ class Answer:
             ReferenceVerdict.NORMAL,
             ReferenceVerdict.ABOVE,
         )
-        return next(standing for standing in order if standing in found)
+        return next(standing for standing in order if standing in standings)
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A work of the run on so many members that no figure applies to; `others` are figures at other sizes."""
+    """A work of the run, on a number of members, that no figure applies to; `others` are figures at other sizes."""
 
     work: Work
     ranks: int
@@ -177,7 +177,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Everything that the figures say of a run, and what they do not. `known`: some are of this machine's kind."""
+    """How all figures judge a run, and what they do not cover. `known`: some are of this kind of machine."""
 
     run: Run
     nvls: Nvls
@@ -187,12 +187,12 @@ class Answers:
 
     @property
     def below(self) -> bool:
-        """True where something is significantly below its band, under the figure's own conditions."""
+        """True if something is significantly below its band, under the figure's own conditions."""
         return any(answer.standing is ReferenceVerdict.BELOW for answer in self.answers)
 
     @property
     def judged(self) -> bool:
-        """True where any figure says something significant."""
+        """True if any figure says something significant."""
         unknown = (ReferenceVerdict.UNDECIDED, ReferenceVerdict.NOT_JUDGED, ReferenceVerdict.FAILED)
         return any(answer.standing not in unknown for answer in self.answers)
 
@@ -205,21 +205,21 @@ class Answers:
 
 
 def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = None) -> Answers:
-    """Return what the figures say of a run; of one operation where it is given."""
+    """Return how the figures judge a run; only one operation if given."""
     run = ordinary(run)
     names = {device.name for device in run.devices}
     ours = [figure for figure in figures if len(names) == 1 and figure.is_of(next(iter(names)))]
-    found = {key: named for key, named in points_by_key(run).items() if operation in (None, named.work.operation)}
+    points = {key: named for key, named in points_by_key(run).items() if operation in (None, named.work.operation)}
     labels = {frozenset(path.devices): path.label for path in run.paths}
     state = nvls(run)
-    matched = _conforming([(figure, keys) for figure in ours if (keys := _keys(figure, found, labels))], state)
-    errors = estimates(found, run.paths)
+    matched = _conforming([(figure, keys) for figure in ours if (keys := _keys(figure, points, labels))], state)
+    errors = estimates(points, run.paths)
     tested = sum(len(keys) for _, keys in matched)
     failures = [one.devices for one in outcome(run).troubles if one.kind not in _NO_FAILURES]
-    shown = _Evidence(found, errors, _ALPHA / max(1, tested), failures, impossible(run), labels)
+    shown = _Evidence(points, errors, _ALPHA / max(1, tested), failures, impossible(run), labels)
     answers = tuple(_answer(figure, keys, shown, state) for figure, keys in matched)
     answered = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
-    return Answers(run, state, answers, tuple(_unknown(found, ours, answered)), bool(ours))
+    return Answers(run, state, answers, tuple(_unknown(points, ours, answered)), bool(ours))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ def _answer(figure: Figure, keys: Sequence[Key], run: _Evidence, state: Nvls) ->
 
 
 def _beaten(figure: Figure, size_bytes: int, run: _Evidence) -> Impossible | None:
-    """Return what makes the run's rates untrustworthy here, None where nothing does: they are too high, or the limit.
+    """Return what makes the run's rates untrustworthy here, None if nothing does: they are too high, or the limit.
 
     Times that are wrong in one pattern of an operation may be so in the others, where no limit shows it.
     """
@@ -280,12 +280,12 @@ def _conforming(matched: list[_Matched], state: Nvls) -> list[_Matched]:
     ]
 
 
-def _keys(figure: Figure, found: dict[Key, Named], labels: dict[frozenset[int], str]) -> list[Key]:
+def _keys(figure: Figure, points: dict[Key, Named], labels: dict[frozenset[int], str]) -> list[Key]:
     """Return the points that a figure applies to, at the largest size it covers; of host copies the best node's."""
     low, high = figure.sizes
     ours = [
         key
-        for key, named in found.items()
+        for key, named in points.items()
         if (named.work.operation, named.work.variant) == (figure.operation, figure.variant)
         and len(key.members) == figure.ranks
         and low <= key.size_bytes <= high
@@ -296,7 +296,7 @@ def _keys(figure: Figure, found: dict[Key, Named], labels: dict[frozenset[int], 
     for key in (key for key in ours if key.size_bytes == largest):
         # Memory on another NUMA node is slower by its nature: the nearest shows what the slot carries.
         other = best.get(key.members)
-        if other is None or found[key].gbs > found[other].gbs:
+        if other is None or points[key].gbs > points[other].gbs:
             best[key.members] = key
     return list(best.values())
 
@@ -325,10 +325,10 @@ def _mismatch(figure: Figure, state: Nvls) -> Nvls | None:
 
 
 def _unknown(
-    found: dict[Key, Named], figures: Sequence[Figure], answered: set[tuple[Operation, Variant, int]]
+    points: dict[Key, Named], figures: Sequence[Figure], answered: set[tuple[Operation, Variant, int]]
 ) -> Iterator[Unknown]:
     works: dict[tuple[str, int], Work] = {}
-    for key, named in found.items():
+    for key, named in points.items():
         works.setdefault((str(Work(named.work.operation, named.work.variant)), len(key.members)), named.work)
     for (_, ranks), work in works.items():
         if (work.operation, work.variant, ranks) not in answered:

@@ -15,8 +15,8 @@ from collbench.model.run import Measurement, Run
 
 def kinds_of(run: Run) -> tuple[Registration, ...]:
     """Return the kinds of memory that the run's collectives were timed on."""
-    found = {one.point.registration for one in run.measurements if one.point.operation.is_collective}
-    return tuple(kind for kind in Registration if kind in found)
+    kinds = {one.point.registration for one in run.measurements if one.point.operation.is_collective}
+    return tuple(kind for kind in Registration if kind in kinds)
 
 
 def ordinary(run: Run) -> Run:
@@ -61,7 +61,7 @@ class Winner:
 
     @property
     def gain(self) -> Slower | None:
-        """What there is to gain: over ordinary memory, or where that is fastest over the next; None where all tie."""
+        """What there is to gain: over ordinary memory, or where that is fastest over the next; None if all tie."""
         behind = sorted((one for one in self.others if one.behind), key=lambda one: one.ratio)
         return next((one for one in behind if one.kind is Registration.NONE), behind[0] if behind else None)
 
@@ -98,14 +98,16 @@ def side_by_side(
 ) -> dict[int, dict[Registration, Measurement]]:
     """Return a communicator's measurements by size, ascending, and by kind of memory."""
     kinds = tuple(Registration)
-    found = [one for one in run.measured(variant) if (one.point.operation, one.point.members) == (operation, members)]
+    measurements = [
+        one for one in run.measured(variant) if (one.point.operation, one.point.members) == (operation, members)
+    ]
     made: dict[int, dict[Registration, Measurement]] = {}
-    for one in sorted(found, key=lambda one: (one.point.size_bytes, kinds.index(one.point.registration))):
+    for one in sorted(measurements, key=lambda one: (one.point.size_bytes, kinds.index(one.point.registration))):
         made.setdefault(one.point.size_bytes, {})[one.point.registration] = one
     return made
 
 
-def ranges(found: Sequence[Winner]) -> Iterator[tuple[Winner, ...]]:
-    """Yield groups of neighbouring sizes at which the same memory is fastest."""
-    for _, same in groupby(found, key=lambda one: one.fastest):
+def ranges(all_winners: Sequence[Winner]) -> Iterator[tuple[Winner, ...]]:
+    """Yield groups of neighboring sizes at which the same memory is fastest."""
+    for _, same in groupby(all_winners, key=lambda one: one.fastest):
         yield tuple(same)

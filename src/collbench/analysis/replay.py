@@ -26,11 +26,11 @@ class ReplaySummary:
     by_kind: tuple[Figure, ...]
 
 
-def summarize(found: Replay) -> ReplaySummary:
+def summarize(replay: Replay) -> ReplaySummary:
     """Return the figures of an arm with at least one trial."""
 
     def over_trials(value: Callable[[ReplayTrial], float]) -> Figure:
-        return median_figure([value(trial) for trial in found.trials])
+        return median_figure([value(trial) for trial in replay.trials])
 
     return ReplaySummary(
         step=over_trials(step_seconds),
@@ -39,7 +39,7 @@ def summarize(found: Replay) -> ReplaySummary:
         communication=over_trials(communication_seconds),
         alone=over_trials(lambda trial: max(trial.calls)),
         by_kind=tuple(
-            median_figure([trial.call_seconds[kind] for trial in found.trials]) for kind in range(len(found.calls))
+            median_figure([trial.call_seconds[kind] for trial in replay.trials]) for kind in range(len(replay.calls))
         ),
     )
 

@@ -14,14 +14,14 @@ _WithTrials = TypeVar("_WithTrials", Overlap, Replay)
 
 
 def part(run: Run, devices: Sequence[Device]) -> Run:
-    """Return what the run says of these of its devices alone, in its own order; the run itself where these are all."""
+    """Return the part of the run on these of its devices, in the run's order; the run itself if these are all."""
     wanted = {device.uuid for device in devices}
     kept = [position for position, device in enumerate(run.devices) if device.uuid in wanted]
     return run if len(kept) == len(run.devices) else restricted(run, kept)
 
 
 def restricted(run: Run, members: Sequence[int]) -> Run:
-    """Return what the run says of these positions alone, counted from 0 in their order; the original stays as it is."""
+    """Return the part of the run on these positions, counted from 0 in their order; the run itself is unchanged."""
     new = {member: number for number, member in enumerate(members)}
     inside = new.keys()
     return replace(
@@ -32,15 +32,17 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
             for path in run.paths
             if inside >= set(path.devices)
         ),
-        measurements=[renumbered(found, new) for found in run.measurements if inside >= set(found.point.members)],
+        measurements=[
+            renumbered(measurement, new) for measurement in run.measurements if inside >= set(measurement.point.members)
+        ],
         latencies=[
             replace(
-                found,
-                point=replace(found.point, members=_renumbered(found.point.members, new)),
-                flags=_flags(found.flags, new),
+                latency,
+                point=replace(latency.point, members=_renumbered(latency.point.members, new)),
+                flags=_flags(latency.flags, new),
             )
-            for found in run.latencies
-            if inside >= set(found.point.members)
+            for latency in run.latencies
+            if inside >= set(latency.point.members)
         ],
         skipped=[_skipped(left, new) for left in run.skipped if inside >= set(left.members)],
         interference_checks=[
@@ -48,24 +50,26 @@ def restricted(run: Run, members: Sequence[int]) -> Run:
             for check in run.interference_checks
             if inside >= set(check.members)
         ],
-        overlaps=[_with_trials(found, new) for found in run.overlaps if inside >= set(found.members)],
-        replays=[_with_trials(found, new) for found in run.replays if inside >= set(found.members)],
+        overlaps=[_with_trials(overlap, new) for overlap in run.overlaps if inside >= set(overlap.members)],
+        replays=[_with_trials(replay, new) for replay in run.replays if inside >= set(replay.members)],
         chosen=[],  # NCCL chose for sets that may not be inside
         health_before=tuple(run.health_before[member] for member in members if run.health_before),
         health_after=tuple(run.health_after[member] for member in members if run.health_after),
     )
 
 
-def renumbered(found: Measurement, new: Mapping[int, int]) -> Measurement:
+def renumbered(measurement: Measurement, new: Mapping[int, int]) -> Measurement:
     """Return a measurement with other positions for its devices: of the data point, failure, flags and marks."""
-    point = replace(found.point, members=_renumbered(found.point.members, new))
-    samples = [_sample(sample, new) for sample in found.samples]
-    return replace(found, point=point, samples=samples, failure=_failure(found.failure, new))
+    point = replace(measurement.point, members=_renumbered(measurement.point.members, new))
+    samples = [_sample(sample, new) for sample in measurement.samples]
+    return replace(measurement, point=point, samples=samples, failure=_failure(measurement.failure, new))
 
 
-def _with_trials(found: _WithTrials, new: Mapping[int, int]) -> _WithTrials:
-    trials = [replace(trial, flags=_flags(trial.flags, new)) for trial in found.trials]
-    return replace(found, members=_renumbered(found.members, new), trials=trials, failure=_failure(found.failure, new))
+def _with_trials(result: _WithTrials, new: Mapping[int, int]) -> _WithTrials:
+    trials = [replace(trial, flags=_flags(trial.flags, new)) for trial in result.trials]
+    return replace(
+        result, members=_renumbered(result.members, new), trials=trials, failure=_failure(result.failure, new)
+    )
 
 
 def _flags(flags: Sequence[Flag], new: Mapping[int, int]) -> tuple[Flag, ...]:

@@ -1,4 +1,4 @@
-"""Rings through a set of GPUs: how many a mesh of NVLinks holds, and the best single one (docs/method.md 11.3)."""
+"""How many rings a mesh of NVLinks carries concurrently: arc-disjoint Hamiltonian cycles (docs/method.md 11.3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 # How many rings a mesh of NVLinks carries at once: arc-disjoint directed Hamiltonian cycles (docs/method.md 11.3).
 #
-# A capacity matrix holds for [src, dst] the NVLinks (whole numbers) or the GB/s of one direction, 0 where there is
+# A capacity matrix holds for [src, dst] the NVLinks (whole numbers) or the GB/s of one direction, 0 if there is
 # none.
 
 Capacities = NDArray[np.float64]
@@ -59,7 +59,7 @@ def cut_bound(capacities: Capacities) -> float:
 
 
 def most_rings(links: Capacities) -> int:
-    """Return how many directed rings fit at once when each takes one whole link of every hop.
+    """Return how many directed rings fit concurrently if each takes one whole link of every hop.
 
     Always a packing that exists. Beyond eight members it may not be the largest.
     """
@@ -71,11 +71,11 @@ def most_rings(links: Capacities) -> int:
     arcs = _rings(links)
     if not len(arcs):
         return 0
-    found = _greedy(arcs, links, bound, _FEW_TRIES)
-    if found < bound:
+    rings = _greedy(arcs, links, bound, _FEW_TRIES)
+    if rings < bound:
         bound = min(bound, int(_fractional(arcs, links) + _ROUNDING))
-        found = max(found, _greedy(arcs, links, bound, _MANY_TRIES))
-    return found
+        rings = max(rings, _greedy(arcs, links, bound, _MANY_TRIES))
+    return rings
 
 
 def fractional_rings(capacities: Capacities) -> float:
@@ -99,13 +99,13 @@ def _greedy(arcs: _Arcs, links: Capacities, bound: int, tries: int) -> int:
     random = np.random.default_rng(0)
     best = 0
     for attempt in range(tries):
-        left, found, fitting = links.ravel().copy(), 0, arcs
+        left, rings, fitting = links.ravel().copy(), 0, arcs
         while len(fitting := fitting[(left[fitting] >= 1).all(axis=1)]):
             contention = np.bincount(fitting.ravel(), minlength=left.size) / np.maximum(left, 1)
             blur = random.uniform(1.0, 1.3, len(fitting)) if attempt > 1 else 1.0
             index = np.argmin(contention[fitting].sum(axis=1) * blur)
-            found += _taken(fitting[index], left, twice=attempt % 2 == 1)
-        best = max(best, found)
+            rings += _taken(fitting[index], left, twice=attempt % 2 == 1)
+        best = max(best, rings)
         if best >= bound:
             break
     return best
@@ -134,17 +134,17 @@ def _fractional(arcs: _Arcs, capacities: Capacities) -> float:
 def _found_one_by_one(links: Capacities, bound: int) -> int:
     """Return how many rings a depth-first search finds one after the other, up to the bound."""
     left = [[int(value + _ROUNDING) for value in row] for row in links]
-    for found in range(bound):
+    for rings in range(bound):
         ring = _one_ring(left)
         if not ring:
-            return found
+            return rings
         for here, there in zip(ring, [*ring[1:], ring[0]], strict=True):
             left[here][there] -= 1
     return bound
 
 
 def _one_ring(left: list[list[int]]) -> list[int]:
-    """Return a ring over links that are left, as its members in order; empty where the search gave up.
+    """Return a ring over links that are left, as its members in order; empty if the search gave up.
 
     Goes first where most links are left, and among those to the member with the fewest ways on (Warnsdorff's rule).
     """
@@ -193,7 +193,7 @@ def masks(sets: Sets) -> NDArray[np.int64]:
 def ring_table(rates: Rates, k: int) -> Rates:
     """Return for each set of k devices, as a bit mask, the slowest hop of the directed ring that makes it fastest.
 
-    `rates[src, dst]` is directed, 0 where there is no hop; a set without a ring has 0, and so have sets of another
+    `rates[src, dst]` is directed, 0 if there is no hop; a set without a ring has 0, and so have sets of another
     size. Exact, by the Held-Karp recursion with (max, min): best[set, end] over all paths from the set's lowest member.
     """
     n = len(rates)

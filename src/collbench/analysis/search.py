@@ -29,11 +29,11 @@ def grown(wired: Wiring, k: int) -> set[Members]:
 
     Grown twice: for the best slowest pair, as a switch or PCIe asks, and for the most NVLinks inside, as a mesh does.
     """
-    found = {tuple(range(k))}
+    kept_sets = {tuple(range(k))}
     for rates in (wired.rates, wired.nvlink) if wired.links.any() else (wired.rates,):
         sound = np.where(wired.broken, 0.0, np.minimum(rates, rates.T))
-        found |= {tuple(sorted(_improved(sound, _grow(sound, start, k)))) for start in _starts(sound, k)}
-    return found
+        kept_sets |= {tuple(sorted(_improved(sound, _grow(sound, start, k)))) for start in _starts(sound, k)}
+    return kept_sets
 
 
 def _starts(rates: Values, k: int) -> list[int]:
@@ -122,11 +122,11 @@ def search(wired: Wiring, k: int, delta: float) -> Candidates:
     """Return the sets of k devices with their bands; `delta` is the ratio up to which two are equal."""
     if len(wired) <= MOST_MEMBERS:
         sets = all_sets(len(wired), k)
-        found = _every(wired, sets, delta)
+        candidates = _every(wired, sets, delta)
         if wired.filled is None:
-            return found
+            return candidates
         most = _every(wired.filled, sets, delta)
-        return replace(found, lo=np.minimum(found.lo, most.hi), hi=most.hi, hops=most.hops)
+        return replace(candidates, lo=np.minimum(candidates.lo, most.hi), hi=most.hi, hops=most.hops)
     return _some(wired, sorted(grown(wired, k)))
 
 
@@ -247,8 +247,8 @@ def finalists(wired: Wiring, field: Candidates, chosen: int, delta: float) -> tu
         picked.append(_farthest(field, order, picked))
     default = tuple(range(field.sets.shape[1]))
     members = [tuple(field.sets[index].tolist()) for index in picked]
-    found = dict.fromkeys([*members, default])
-    return tuple(Candidate(some, predict(wired.of(some)), default=some == default) for some in found)
+    ordered = dict.fromkeys([*members, default])
+    return tuple(Candidate(some, predict(wired.of(some)), default=some == default) for some in ordered)
 
 
 def _kinds(wired: Wiring, field: Candidates, delta: float) -> NDArray[np.float64]:

@@ -66,19 +66,19 @@ def settle(choice: Choice, verification: Run) -> Choice:
     points = _points(choice, verification)
     if not points:
         return choice
-    found = estimates(points, dict.fromkeys(points, "set"))
+    by_set = estimates(points, dict.fromkeys(points, "set"))
     delta = tolerance(next(iter(points.values())).point.size_bytes)
-    measured = [some for some in choice.finalists if some.members in found]
+    measured = [some for some in choice.finalists if some.members in by_set]
     ranked = [some.members for some in measured if some.sound] or [some.members for some in measured]
-    top = max((found[members] for members in ranked), key=lambda estimate: estimate.middle)
-    tied = [members for members in ranked if ties(top, found[members], delta)]
+    top = max((by_set[members] for members in ranked), key=lambda estimate: estimate.middle)
+    tied = [members for members in ranked if ties(top, by_set[members], delta)]
     winner = choice.members if choice.members in tied else tied[0]
     default = next((some.members for some in choice.finalists if some.default), ())
     gain = None
-    if default in found and winner != default:
+    if default in by_set and winner != default:
         # The ratio of two medians, its 95 % interval from the noise pooled over all finalists' trials.
-        difference = found[winner].middle - found[default].middle
-        width = margin(found[winner], found[default], 2)
+        difference = by_set[winner].middle - by_set[default].middle
+        width = margin(by_set[winner], by_set[default], 2)
         gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
     summaries = {members: summarize(points[members]) for members in ranked}
     simulated = capabilities(verification.backend).simulated
@@ -102,7 +102,7 @@ def settle(choice: Choice, verification: Run) -> Choice:
 def _points(choice: Choice, run: Run) -> dict[Members, Measurement]:
     """Return the sound all-reduces of the finalists, at the size that most of them have, then the largest."""
     wanted = {some.members for some in choice.finalists}
-    found = [
+    measurements = [
         m
         for m in run.measured()
         if m.point.operation is Operation.ALLREDUCE
@@ -110,9 +110,9 @@ def _points(choice: Choice, run: Run) -> dict[Members, Measurement]:
         and not m.wrong
         and not m.failure
     ]
-    sizes = Counter(m.point.size_bytes for m in found)
+    sizes = Counter(m.point.size_bytes for m in measurements)
     size = max(sizes, key=lambda size: (sizes[size], size), default=None)
-    return {tuple(sorted(m.point.members)): m for m in found if m.point.size_bytes == size}
+    return {tuple(sorted(m.point.members)): m for m in measurements if m.point.size_bytes == size}
 
 
 # Which k devices to use, from a run or from labels alone: predicted, then tie-broken.
@@ -162,10 +162,10 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
     else:
         choice = replace(_decided(from_run(run, fit, ranking), k), left_out=out)
     trials = None if ranking is None else ranking.trials
-    found = tuple(replace(some, sound=not ended.within(some.members)) for some in choice.finalists)
+    finalists_left = tuple(replace(some, sound=not ended.within(some.members)) for some in choice.finalists)
     failed = ended.within(choice.members)
     beaten = tuple(filter(ended.impossible, failed))
-    return replace(choice, failed=failed, impossible=beaten, finalists=found, trials=trials)
+    return replace(choice, failed=failed, impossible=beaten, finalists=finalists_left, trials=trials)
 
 
 def choose_each(run: Run) -> Iterator[Choice]:
@@ -196,7 +196,7 @@ def choose_by_rates(devices: Sequence[Device], rates: Rates, k: int, paths: Sequ
 
 
 def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[int]:
-    """Return the positions that may be chosen. Raises UsageError where they are too few."""
+    """Return the positions that may be chosen. Raises UsageError if they are too few."""
     n = len(devices)
     if not 1 <= k <= n:
         raise UsageError(f"cannot choose {k} of {n} devices: choose 1 to {n}")
@@ -213,8 +213,8 @@ def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[in
 def _all(run: Run, fit: Sequence[int], out: tuple[LeftOut, ...], case: SelectionProblem | None) -> Choice:
     members = tuple(sorted(fit))
     band = predict(case.wired) if case else None
-    found = (Candidate(members, band, default=True),) if band else ()
-    return Choice(members, AllLeft(len(fit), len(run.devices)), band, found, out)
+    candidates = (Candidate(members, band, default=True),) if band else ()
+    return Choice(members, AllLeft(len(fit), len(run.devices)), band, candidates, out)
 
 
 def _decided(case: SelectionProblem, k: int) -> Choice:
@@ -235,8 +235,10 @@ def _decided(case: SelectionProblem, k: int) -> Choice:
         levels = (*levels, Level(TieBreak.REMAINDER, costs))
     index, used = decide(field.sets[equal], levels, case.order_of)
     chosen = int(equal[index])
-    found = finalists(case.wired, field, chosen, case.delta)
-    return _choice(case, found[0].members, _why(case, found), found, used, tied=False, heuristic=field.heuristic)
+    candidates = finalists(case.wired, field, chosen, case.delta)
+    return _choice(
+        case, candidates[0].members, _why(case, candidates), candidates, used, tied=False, heuristic=field.heuristic
+    )
 
 
 def _preferred(sets: Sets, failed: Sequence[Members]) -> NDArray[np.bool_]:
@@ -265,9 +267,9 @@ def _with_default(case: SelectionProblem, members: Members) -> tuple[Candidate, 
     )
 
 
-def _why(case: SelectionProblem, found: tuple[Candidate, ...]) -> Reason:
+def _why(case: SelectionProblem, candidates: tuple[Candidate, ...]) -> Reason:
     """Return what rate the chosen set should reach; no rate where nothing is significant."""
-    chosen, default = found[0], next(some for some in found if some.default)
+    chosen, default = candidates[0], next(some for some in candidates if some.default)
     if case.undecided:
         return Undecided(case.grounds)
     if len(chosen.members) == 2 and not chosen.band.unmeasured:
@@ -279,7 +281,7 @@ def _choice(
     case: SelectionProblem,
     members: Members,
     reason: Reason,
-    found: tuple[Candidate, ...],
+    candidates: tuple[Candidate, ...],
     decided_by: tuple[TieBreak, ...],
     *,
     tied: bool,
@@ -293,8 +295,8 @@ def _choice(
     return Choice(
         members=positions(members),
         reason=reason,
-        band=found[0].band if found else None,
-        finalists=tuple(replace(some, members=positions(some.members)) for some in found),
+        band=candidates[0].band if candidates else None,
+        finalists=tuple(replace(some, members=positions(some.members)) for some in candidates),
         decided_by=decided_by,
         tied=tied,
         heuristic=heuristic,
@@ -311,7 +313,7 @@ class Origin:
     """Where the evidence came from: a backend (LABELS for label text), a host, and words that name the source.
 
     `fabric` names the simulated machine of a sim run, "" otherwise. `verification` is the file of the run that measured
-    the finalists at `size_bytes`; "" and None where none did. `operation` at `measured_bytes` is what the run's pairs
+    the finalists at `size_bytes`; "" and None if none did. `operation` at `measured_bytes` is what the run's pairs
     are ranked by, and so what is predicted; None for all-reduces of labels' rates.
     """
 
@@ -333,12 +335,12 @@ class Origin:
 
     @property
     def simulated(self) -> bool:
-        """True where the figures are a simulation's."""
+        """True if the figures are a simulation's."""
         return self.backend != LABELS and capabilities(self.backend).simulated
 
     @property
     def acts(self) -> bool:
-        """True where CUDA_VISIBLE_DEVICES can choose the devices."""
+        """True if CUDA_VISIBLE_DEVICES can choose the devices."""
         return self.backend == LABELS or capabilities(self.backend).visible
 
 
@@ -379,7 +381,7 @@ class ForJob:
 
     `sets` are the fastest first, out of `possible` sets; `trials` of each. `by_bandwidth` are the devices that
     bandwidth alone chose. `saved_worst` and `saved_bandwidth` are the seconds a step that the chosen set saves against
-    the slowest finalist and against that choice, (low, middle, high); None where there is none to compare with.
+    the slowest finalist and against that choice, (low, middle, high); None if there is none to compare with.
     """
 
     job: str
@@ -404,9 +406,9 @@ class Omitted:
 class Selection:
     """The chosen devices and why; rates are all-reduce busbw in GB/s, predicted as (low, high).
 
-    `environment` is what makes CUDA see them alone. `decided_by` names the tie-breaks, "" where bandwidth decided;
+    `environment` is what makes CUDA see them alone. `decided_by` names the tie-breaks, "" if bandwidth decided;
     `tied`: the choice does not affect bandwidth; `heuristic`: not all sets were looked at; `estimated`: from labels
-    alone, nothing was measured. `binding` says on which NUMA nodes the devices' processes belong, "" where the evidence
+    alone, nothing was measured. `binding` says on which NUMA nodes the devices' processes belong, "" if the evidence
     does not compare nodes. `gain` is chosen over first ones, as measured: (low, median, high), 1.0 for none. `failed`
     are sets of devices within it on which something failed or moved wrong data. `job` is what the finalists' replays
     of a recorded job showed; None for none.

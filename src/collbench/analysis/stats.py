@@ -25,7 +25,7 @@ FEWEST_TRIALS = 3
 # Each data point is measured until its interval is narrow, which picks those that are narrow by chance. Intervals of
 # 95 % would hold 91 % of such medians; those of 96.5 % hold 93 to 96.5 %, however noisy (benchmarks/coverage.py).
 _LEVEL = 0.965
-# That quantile of |median| over standard deviation, for three to five values of a normal distribution (drawn anew by
+# That quantile of |median| over standard deviation, for three to five values of a normal distribution (drawn again by
 # benchmarks/coverage.py --factors). From six values on, order statistics reach the level.
 _FACTORS = {3: 3.058, 4: 1.878, 5: 1.509}
 # In logs: e^±50 times any duration is still a number to divide by.
@@ -414,8 +414,8 @@ class _System:
         self._held, self._ridge = held, ridge
 
     def dense(self) -> _Array:
-        found: _Array = self._normal.toarray() + self._held.T @ self._held + np.diag(self._ridge)
-        return found
+        matrix: _Array = self._normal.toarray() + self._held.T @ self._held + np.diag(self._ridge)
+        return matrix
 
     def solved(self, right: _Array, begin: _Array) -> _Array:
         from scipy.sparse.linalg import LinearOperator, cg
@@ -428,8 +428,8 @@ class _System:
         return np.asarray(solution, dtype=np.float64)
 
     def _times(self, values: _Array) -> _Array:
-        found: _Array = self._normal @ values + self._held.T @ (self._held @ values) + self._ridge * values
-        return found
+        product: _Array = self._normal @ values + self._held.T @ (self._held @ values) + self._ridge * values
+        return product
 
 
 def _inverse(matrix: _Array) -> _Array:

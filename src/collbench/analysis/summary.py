@@ -65,7 +65,7 @@ class RankSummary:
 
     @property
     def judged(self) -> bool:
-        """True where any ranking has enough trials to estimate noise."""
+        """True if any ranking has enough trials to estimate noise."""
         return any(ranking.trials >= FEWEST_TRIALS for ranked in self.works for ranking in ranked.rankings)
 
 
@@ -88,8 +88,10 @@ def rank_summary(
 
 def _measured(run: Run) -> dict[Work, Counter[int]]:
     """Return each work that ran on links, pairs or devices, with how many of them each size has."""
-    works = sorted({found.point.work for found in run.measurements if found.samples}, key=work_order)
-    sizes = {work: sorted({found.point.size_bytes for found in run.measured(work.variant)}) for work in works}
+    works = sorted({measurement.point.work for measurement in run.measurements if measurement.samples}, key=work_order)
+    sizes = {
+        work: sorted({measurement.point.size_bytes for measurement in run.measured(work.variant)}) for work in works
+    }
     counts = {work: Counter({size: len(points_of(run, work, size)) for size in sizes[work]}) for work in works}
     return {work: +counted for work, counted in counts.items() if +counted}
 
@@ -126,7 +128,7 @@ def _missing(run: Run, work: Work, size_bytes: int) -> Iterator[Missing]:
 class HostShare:
     """One device's rate in GB/s by host copies, one direction, beside what its variant names; `device` is a position.
 
-    `isolated_gbs` is the same copy's with nothing else running, None where that was not measured.
+    `isolated_gbs` is the same copy's with nothing else running, None if that was not measured.
     """
 
     device: int
@@ -146,7 +148,7 @@ def host_shares(run: Run) -> tuple[HostShare, ...]:
 
     Where all devices copy at once, each with its own NUMA node's memory, each is compared with that node's.
     """
-    rates = {found.point: summarize(found).busbw for found in run.measurements if found.samples}
+    rates = {measurement.point: summarize(measurement).busbw for measurement in run.measurements if measurement.samples}
     nodes = {point.numa_node for point in rates if point.variant is Variant.HOST}
     largest: dict[Work, int] = {}
     for point in rates:
@@ -171,7 +173,7 @@ def _in_order(one: HostShare) -> tuple[int, int, int, int]:
 
 
 def share_of_all(shares: Sequence[HostShare], work: Work) -> float | None:
-    """Return what all devices together keep of the sum of their isolated rates; None where one of these is unknown."""
+    """Return what all devices together keep of the sum of their isolated rates; None if one of these is unknown."""
     ours = [one for one in shares if one.work == work]
     isolated = [one.isolated_gbs for one in ours if one.isolated_gbs is not None]
     if not ours or len(isolated) < len(ours):

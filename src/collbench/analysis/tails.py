@@ -24,7 +24,7 @@ _BINS = 16
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """One percentile in seconds, with its 95 % interval; None where the launches are too few to tell it."""
+    """One percentile in seconds, with its 95 % interval; None if the launches are too few to tell it."""
 
     percent: int
     seconds: float | None
@@ -40,7 +40,7 @@ class Spread:
     maximum: float
 
     def at(self, percent: int) -> float | None:
-        """Return one of PERCENTILES in seconds, None where the launches are too few."""
+        """Return one of PERCENTILES in seconds, None if the launches are too few."""
         return next(one.seconds for one in self.percentiles if one.percent == percent)
 
 
@@ -102,12 +102,12 @@ class Tails:
         """
         if self.point.operation.rooted:
             return ()
-        found = [rank for rank in self.ranks if rank.arrives is not None and rank.arrives.significant]
-        return tuple(sorted(found, key=lambda rank: -rank.arrives.median if rank.arrives else 0.0))
+        late = [rank for rank in self.ranks if rank.arrives is not None and rank.arrives.significant]
+        return tuple(sorted(late, key=lambda rank: -rank.arrives.median if rank.arrives else 0.0))
 
 
 def tails(run: Run) -> list[Tails]:
-    """Return what each data point's single launches say, in the run's order; none where none were timed."""
+    """Return what each data point's single launches say, in the run's order; none if none were timed."""
     return [tails_of(latency) for latency in run.latencies]
 
 
@@ -149,7 +149,7 @@ def spread(values: Times) -> Spread:
 
 @functools.cache
 def quantile_ranks(count: int, percent: int) -> tuple[int, int] | None:
-    """Return the ranks, from 1, of the values between which a percentile lies with 95 %; None where they are too few.
+    """Return the ranks, from 1, of the values between which a percentile lies with 95 %; None if they are too few.
 
     By order statistics, of any distribution whose values are independent: as many lie below the percentile as a
     binomial variable says. Source: Conover, Practical Nonparametric Statistics, 3rd ed. (1999), section 3.2.
@@ -218,8 +218,8 @@ def after_others(times: Times) -> Times:
 
     def without_own(place: int) -> Times:
         below = ordered[place]
-        found: Times = np.where(times > below, below, ordered[place + 1])
-        return found
+        latest: Times = np.where(times > below, below, ordered[place + 1])
+        return latest
 
     later: Times = times - (without_own(low) + without_own(high)) / 2
     return later
@@ -227,5 +227,5 @@ def after_others(times: Times) -> Times:
 
 def lateness(late: Times, resolved: float) -> Lateness:
     """Return what a rank's seconds after the others say, where clocks tell `resolved` seconds apart; shape (n,)."""
-    found = spread(late)
-    return Lateness(float(np.median(late)), found.percentiles[0].interval, found.at(99), resolved)
+    by = spread(late)
+    return Lateness(float(np.median(late)), by.percentiles[0].interval, by.at(99), resolved)

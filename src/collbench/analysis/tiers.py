@@ -77,11 +77,13 @@ def points_of(run: Run, work: Work, size_bytes: int) -> dict[Members, Measuremen
     wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
     if work.variant.at_once:
         return {}
-    points = (found for found in run.measured(work.variant) if found.point.size_bytes == size_bytes)
+    points = (measurement for measurement in run.measured(work.variant) if measurement.point.size_bytes == size_bytes)
     return {
-        found.point.members: found
-        for found in points
-        if found.point.operation is work.operation and len(found.point.members) == wanted and found.point.work == work
+        measurement.point.members: measurement
+        for measurement in points
+        if measurement.point.operation is work.operation
+        and len(measurement.point.members) == wanted
+        and measurement.point.work == work
     }
 
 
@@ -93,7 +95,7 @@ def labels_of(run: Run, members: Iterable[Members]) -> dict[Members, str]:
 
 def estimates(points: Mapping[Members, Measurement], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
     """Return the estimate of each data point's link, from busbw in GB/s."""
-    return estimates_of({members: log_rates(found) for members, found in points.items()}, labels)
+    return estimates_of({members: log_rates(measurement) for members, measurement in points.items()}, labels)
 
 
 def estimates_of(logs: Mapping[Members, Sequence[float]], labels: Mapping[Members, str]) -> dict[Members, Estimate]:
@@ -171,7 +173,7 @@ _WIDEST_NOISE = 3
 
 
 class Relation(StrEnum):
-    """How a link stands to the best of all.
+    """How a link compares with the best of all.
 
     FAILED: something on it failed or moved wrong data, whatever its rate; IMPOSSIBLE: nothing did, but one of its rates
     is above a physical limit.
@@ -244,12 +246,12 @@ class Ranking:
 
     @property
     def one_tier(self) -> bool:
-        """True where none is distinguishable from the best; that may also mean that too little was measured."""
+        """True if none is distinguishable from the best; that may also mean that too little was measured."""
         return self.tiers == 1
 
     @property
     def all_tied(self) -> bool:
-        """True where enough trials put all within δ, or within what noise makes of equals: the choice does not matter.
+        """True if enough trials put all within δ, or within what noise makes of equals: the choice does not matter.
 
         It asks for the spread of all at once. Single ones may still be undecided against the best, which was picked
         for being the highest of many noisy figures. Noise that would hide three times δ proves nothing; nor does a
@@ -272,8 +274,8 @@ def rank_links(run: Run, work: Work, size_bytes: int, ended: Outcome | None = No
     """
     points = points_of(run, work, size_bytes)
     sets = tuple(sets_of(work, range(len(run.devices))))
-    found = estimates(points, labels_of(run, points))
-    return _ranking(run, ended or outcome(run), work, kind_of(work), sets, points, found)
+    estimated = estimates(points, labels_of(run, points))
+    return _ranking(run, ended or outcome(run), work, kind_of(work), sets, points, estimated)
 
 
 def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collection[int] | None = None) -> Ranking | None:
@@ -284,16 +286,16 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collectio
     """
     work = Work(operation)
     points = points_of(run, work, size_bytes)
-    found = estimates(points, labels_of(run, points))
+    estimated = estimates(points, labels_of(run, points))
     asked = (m for m in run.measurements if m.point.size_bytes == size_bytes and m.point.work == work)
     untried = {frozenset(measurement.point.members) for measurement in asked if measurement.untried}
     slower: dict[Members, Members] = {}
-    for members in found:
+    for members in estimated:
         pair = (min(members), max(members))
         if frozenset(pair) in untried:
             continue
         other = slower.get(pair)
-        if other is None or (found[members].middle, members) < (found[other].middle, other):
+        if other is None or (estimated[members].middle, members) < (estimated[other].middle, other):
             slower[pair] = members
     positions = range(len(run.devices)) if among is None else sorted(among)
     return _ranking(
@@ -303,7 +305,7 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collectio
         "pair",
         tuple(combinations(positions, 2)),
         {pair: points[members] for pair, members in slower.items()},
-        {pair: found[members] for pair, members in slower.items()},
+        {pair: estimated[members] for pair, members in slower.items()},
     )
 
 
@@ -336,15 +338,15 @@ def _ranking(
     kind: str,
     sets: tuple[Members, ...],
     points: Mapping[Members, Measurement],
-    found: Mapping[Members, Estimate],
+    estimated: Mapping[Members, Estimate],
 ) -> Ranking | None:
-    """Return the ranking of what was `found` in `points` of one size; `sets` should be there, each a `kind`."""
-    if not found:
+    """Return the ranking of the `estimated` sets, from `points` of one size. `sets`, each a `kind`, were expected."""
+    if not estimated:
         return None
     size_bytes = next(iter(points.values())).point.size_bytes
-    order = sorted(found, key=lambda members: _rank(found[members]))
+    order = sorted(estimated, key=lambda members: _rank(estimated[members]))
     delta = tolerance(size_bytes)
-    ordered = [found[members] for members in order]
+    ordered = [estimated[members] for members in order]
     tiers = tiers_of(ordered, delta)
     best, worst = ordered[0], ordered[-1]
     standings = []
@@ -360,7 +362,7 @@ def _ranking(
         standings.append(
             RankedLink(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
         )
-    there = {frozenset(members) if kind == "pair" else members for members in found}
+    there = {frozenset(members) if kind == "pair" else members for members in estimated}
     absent = [some for some in sets if (frozenset(some) if kind == "pair" else some) not in there]
     absences = Absences(run) if absent else None
     excused = [place for place in absent if absences and absences.of(work, place, size_bytes).by_design]

@@ -82,9 +82,9 @@ def trend(runs: Sequence[Run], fail_below: float, operation: Operation | None = 
         lines.append(_line(work, keys, all_points, compared))
     steps: list[tuple[Difference, ...]] = [()]
     for before, run in pairwise(runs):
-        found = differences(before, run, match_devices(before, run).positions)
-        # Each run has its date beside its name.
-        steps.append(tuple(one for one in found if one.subject is not Subject.STARTED))
+        changed = differences(before, run, match_devices(before, run).positions)
+        # Each run has its date next to its name.
+        steps.append(tuple(one for one in changed if one.subject is not Subject.STARTED))
     return Trend(tuple(runs), tuple(steps), tuple(lines), compared[-1])
 
 

@@ -122,11 +122,11 @@ def uplinks(n: int, paths: Mapping[Pair, Path], rates: Values, links: Values, ca
     denied = np.zeros((n, n), dtype=bool)
     for pair, path in paths.items():
         denied[pair] = denied[pair[::-1]] = path.peers_denied and not links[pair]
-    found = []
+    groups = []
     for depth in range(len(_LABELS)):
         below = [pair for pair, path in paths.items() if (path.ancestor or path.label) in _LABELS[: depth + 1]]
-        found.append(_level(joined(below, n), within, across, denied))
-    return tuple(found)
+        groups.append(_level(joined(below, n), within, across, denied))
+    return tuple(groups)
 
 
 def _level(group: NDArray[np.intp], within: Values, across: Values, denied: NDArray[np.bool_]) -> Uplinks:
@@ -143,9 +143,9 @@ def _level(group: NDArray[np.intp], within: Values, across: Values, denied: NDAr
 
 def _median(values: Values, here: NDArray[np.bool_], there: NDArray[np.bool_]) -> float | None:
     """Return the median over the pairs from here to there, None without any."""
-    found = values[np.outer(here, there)]
-    found = found[~np.isnan(found)]
-    return float(np.median(found)) if len(found) else None
+    between = values[np.outer(here, there)]
+    between = between[~np.isnan(between)]
+    return float(np.median(between)) if len(between) else None
 
 
 def joined(pairs: Sequence[Pair], n: int) -> NDArray[np.intp]:
@@ -207,7 +207,7 @@ def _ways_out(sets: Sets, links: Values) -> Values:
 
 # All of it, in matrices.
 #
-# Rows are sources and columns destinations, in the order of the given devices; rates in GB/s, 0 where nothing is
+# Rows are sources and columns destinations, in the order of the given devices; rates in GB/s, 0 if nothing is
 # known.
 
 # An NVLink label at PCIe's rate is not in use.
@@ -230,7 +230,7 @@ class Wiring:
     `uplinks` are the PCIe switches, level by level, `host` numbers the host bridge. `broken` pairs corrupt or hang.
 
     `missing` pairs were not measured: their rates are 0 here, and what they might hide is taken for the worst.
-    `filled` is the same machine with each of them as slow as the slowest pair like it, None where none is missing.
+    `filled` is the same machine with each of them as slow as the slowest pair like it, None if none is missing.
     """
 
     rates: Rates
@@ -281,7 +281,7 @@ def wiring(
 ) -> Wiring:
     """Return the wiring that labels and measured rates show together; where they contradict, the rate decides.
 
-    `paths` are keyed by places in `devices`, lower first; `rates` are the measured ones, 0 where a pair has none: such
+    `paths` are keyed by places in `devices`, lower first; `rates` are the measured ones, 0 if a pair has none: such
     a pair never changes what kind of machine it is: its label and similar pairs decide that.
     """
     broken = np.zeros(rates.shape, dtype=bool) if broken is None else broken
@@ -289,8 +289,8 @@ def wiring(
     if not missing.any():
         return _wired(devices, paths, rates, checks, broken)
     filled = _wired(devices, paths, _filled(devices, paths, rates, missing), checks, broken)
-    found = _wired(devices, paths, np.where(missing, 0.0, rates), checks, broken, filled)
-    return replace(found, missing=missing & ~broken, filled=filled)
+    wired = _wired(devices, paths, np.where(missing, 0.0, rates), checks, broken, filled)
+    return replace(wired, missing=missing & ~broken, filled=filled)
 
 
 def _wired(
@@ -357,17 +357,17 @@ def _links(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> Rates:
             best[place] = max(best[place], _slower(rates, pair))
     carried = [_slower(rates, pair) / nvlinks(path) for pair, path in pairs.items() if nvlinks(path)]
     each = float(np.median(carried)) if carried else 0.0
-    found = np.zeros((n, n))
+    matrix = np.zeros((n, n))
     for pair, path in pairs.items():
         rate, labelled = _slower(rates, pair), nvlinks(path)
         if labelled:
             # What is no faster than its two devices are over PCIe, and far below its links, does not use them.
             instead, whole = _NO_FASTER * min(best[place] for place in pair), labelled * each
             used = rate > instead or (rate >= DEGRADED * whole and whole > instead)
-            found[pair] = found[pair[::-1]] = labelled if used else 0
+            matrix[pair] = matrix[pair[::-1]] = labelled if used else 0
         elif rate > HIDDEN * (path.theory_gbs or theory.FASTEST_SLOT_GBS):
-            found[pair] = found[pair[::-1]] = max(1, round(rate / each)) if each else 1
-    return found
+            matrix[pair] = matrix[pair[::-1]] = max(1, round(rate / each)) if each else 1
+    return matrix
 
 
 def _snapped(nvlink: Rates, links: Rates) -> Rates:
@@ -382,17 +382,17 @@ def _snapped(nvlink: Rates, links: Rates) -> Rates:
 
 
 def _shares(n: int, paths: Mapping[Pair, Path], checks: Sequence[InterferenceCheck]) -> Rates:
-    """Return what a hop keeps beside others: 0.6 (docs/method.md 11.3), or more where its label's check found more.
+    """Return what a hop achieves concurrently: 0.6 (docs/method.md 11.3), or more if its label's check found more.
 
     Less is left to `pcie`: an interference check loads all switches at once, a ring of few devices does not.
     """
-    found: dict[str, float] = {}
+    by_label: dict[str, float] = {}
     for check in checks:
         if not is_nvlink(check.label):
-            found[check.label] = min(found.get(check.label, 1.0), max(check.ratio, CROWDED))
+            by_label[check.label] = min(by_label.get(check.label, 1.0), max(check.ratio, CROWDED))
     shares = np.full((n, n), CROWDED)
     for pair, path in paths.items():
-        shares[pair] = shares[pair[::-1]] = found.get(path.label, CROWDED)
+        shares[pair] = shares[pair[::-1]] = by_label.get(path.label, CROWDED)
     return shares
 
 

@@ -51,7 +51,7 @@ __all__ = [
     "train_command",
 ]
 
-# Measuring commands without a type and a reduction of the user's.
+# Measuring commands without --dtype and --op.
 _WITHOUT_DTYPE = ("copies", "latency", "check")
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: this process has not called cuInit
 
@@ -69,10 +69,10 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
 ) -> Selection:
     """Choose this machine's best `k` GPUs, set CUDA_VISIBLE_DEVICES to them, and return them with the reasons.
 
-    The options are those of `collbench select`: `run` a run file to choose from, `exclude` indices or UUIDs, `verify`
-    None where the choice matters, `size` in bytes or as "64M", `job` what `load_job` returns, as with --for. Call it
-    before CUDA starts in this process. What has to be measured, worker processes measure, which are gone afterwards.
-    Raises Error; where it raises, the environment is untouched.
+    The options are those of `collbench select`: `run` is a run file to choose from, `exclude` indices or UUIDs, `size`
+    bytes or a text such as "64M", and `job` a job from `load_job`, as with --for. With `verify` None, the finalists are
+    measured if the choice matters. Call it before CUDA starts in this process. Worker processes take all measurements
+    and end before it returns. Raises Error; the environment is then unchanged.
     """
     from collbench.api import values
     from collbench.api.selecting import DEFAULT_SIZE, SelectRequest, select_devices
@@ -122,12 +122,12 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
 ) -> Run:
     """Measure what `collbench COMMAND` measures (pairs, latency, check, allreduce, …), and return the run.
 
-    `devices` are indices or UUIDs, `sizes` bytes or words such as "1M:1G", `precision` a ratio, `budget` seconds,
-    `latency` a number of single launches; all mean what the options of their names mean. `registration` ("none",
-    "buffer", "window", "all") and `nccl_config`, fields of ncclConfig_t, are for collectives and pairs, `skew`
-    ("uniform", "zipf:1.2" or a matrix file) for alltoallv. A worker process uses the GPUs: this one starts no CUDA. The
-    run is saved as `output`, else as a new file that `runs` lists, unless `save` is False. Raises Error; what failed on
-    the way is in the run (docs/run-file.md).
+    `devices` are indices or UUIDs, `sizes` bytes or texts such as "1M:1G", `precision` a ratio, `budget` seconds, and
+    `latency` a number of single launches, as the options of these names. `registration` ("none", "buffer", "window",
+    "all") and `nccl_config`, fields of ncclConfig_t, apply to collectives and pairs; `skew` ("uniform", "zipf:1.2" or a
+    matrix file) to alltoallv. A worker process uses the GPUs; this process does not start CUDA. The run is saved as
+    `output`, or as a new file that `runs` lists, unless `save` is False. Raises Error; partial failures are in the run
+    (docs/run-file.md).
     """
     from collbench.api import requests, values
     from collbench.api.checking import confirmed
@@ -195,7 +195,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
 
 
 def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
-    """Return what became faster or slower from one run to another, as `collbench compare` judges it. Raises Error."""
+    """Return what became faster or slower between two runs, as `collbench compare` judges it. Raises Error."""
     from collbench.analysis.compare import compare as compared
 
     _check_run(base, "compare")
@@ -208,7 +208,7 @@ def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
 
 
 def load(path: str | os.PathLike[str]) -> Run:
-    """Return the run in a file that collbench saved, of any machine. Raises Error."""
+    """Load a run file that collbench saved on any machine. Raises Error."""
     from collbench.api import values
     from collbench.runfile import run_file
 
@@ -231,11 +231,11 @@ def rank(
     numa_node: int | None = None,
     registration: str = "none",
 ) -> LinkRanking | None:
-    """Return a run's links in tiers: directed ones of a copy, pairs of a collective; None where none was measured.
+    """Return a run's links in tiers: directed links of a copy, pairs of a collective; None if it measured none.
 
-    `operation` and `variant` are words of docs/run-file.md, `size` is in bytes or as --sizes has it ("64M"), None for
-    the largest. `numa_node` is of the host memory in host copies, where the run has several; `registration` is of a
-    collective's memory. Raises Error, also for a size at which links were not measured while they were at others.
+    `operation` and `variant` are names from docs/run-file.md, `size` is in bytes or a text as for --sizes ("64M"), None
+    for the largest. `numa_node` is the node of the host memory in host copies, if the run has several; `registration`
+    is that of a collective's memory. Raises Error, also for a size at which no link was measured if others were.
     """
     from collbench.analysis.tiers import rank_links
     from collbench.api import values
@@ -248,11 +248,15 @@ def rank(
         work = Work(Operation(operation), Variant(variant), numa_node, Registration(registration))
     except ValueError as error:
         raise UsageError(f"cannot rank: {error}; docs/run-file.md lists operations and variants") from None
-    if work.operation.irregular:  # a run has one skew, which no word here names
-        held = (found.point.work for found in run.measured(work.variant) if found.point.operation is work.operation)
+    if work.operation.irregular:  # a run has one skew, which has no name here
+        held = (
+            measurement.point.work
+            for measurement in run.measured(work.variant)
+            if measurement.point.operation is work.operation
+        )
         work = next((one for one in held if one.registration is work.registration), work)
-    points = [found.point for found in run.measured(work.variant) if found.point.work == work]
-    # A communicator of more is no link, and neither are all devices at once.
+    points = [measurement.point for measurement in run.measured(work.variant) if measurement.point.work == work]
+    # A communicator of more than two devices is not a link, nor are all devices concurrently.
     sizes = {point.size_bytes for point in points if len(point.members) <= 2 and not work.variant.at_once}
     if not sizes:
         return None
@@ -263,7 +267,7 @@ def rank(
 
 
 def check(run: Run) -> tuple[Verdict, ...]:
-    """Return what is wrong or worth knowing about a run's machine; `explain` words it. Raises Error."""
+    """Return the problems and notable facts of a run's machine; `explain` turns them into text. Raises Error."""
     from collbench.analysis.diagnose import judge
 
     _check_run(run, "check")
@@ -271,9 +275,9 @@ def check(run: Run) -> tuple[Verdict, ...]:
 
 
 def explain(found: Verdict | LikelyCause | tuple[Check, ...] | LinkRanking, run: Run) -> str:
-    """Return what a verdict, its cause, its checks or a ranking of a run says, in the words of `check` and `rank`.
+    """Return a verdict, its cause, its checks or a ranking of a run as text, as `check` and `rank` print it.
 
-    Checks are shell commands. Raises Error.
+    The checks are shell commands. Raises Error.
     """
     from collbench.analysis.diagnose import Verdict
     from collbench.analysis.tiers import Ranking
@@ -288,10 +292,10 @@ def explain(found: Verdict | LikelyCause | tuple[Check, ...] | LinkRanking, run:
 
 
 def tails(run: Run) -> tuple[Tails, ...]:
-    """Return what the run's single launches say (`--latency N`), one item for each data point that has them.
+    """Return the statistics of the run's single launches (`--latency N`), one item per data point that has them.
 
-    `transfer` and `waited` are spreads of times in seconds, `late` the ranks that come significantly late. Raises Error
-    for what is no run.
+    `transfer` and `waited` are spreads of times in seconds, `late` the ranks that are significantly late. Raises Error
+    if `run` is not a run.
     """
     _check_run(run, "judge the tails of", "tails")
     from collbench.analysis.tails import tails as all_tails
@@ -323,8 +327,7 @@ def predict(  # noqa: PLR0913 - keywords, each an option of the command line
     """Return what communication costs a training step on the best and the worst GPUs of one machine's runs.
 
     The keywords are the options of `collbench predict`; `step_time` and `gpu_time` are in seconds. `overlap` are runs
-    of `collbench.overlap`: without one no saved run is looked for, and a step assumes that overlap costs nothing.
-    Raises Error.
+    of `collbench.overlap`; without one, the prediction assumes that overlap costs nothing. Raises Error.
     """
     from collbench.api import predicting, values
     from collbench.model.operations import Registration
@@ -377,11 +380,11 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
 ) -> NodeSurvey | None:
     """Find slow nodes and uplinks of a cluster, and the best `select` nodes, with the best `gpus` GPUs of each.
 
-    Call it in every process of a launch, one for each GPU: rank 0 gets the answer, the others None. Or name a cluster
-    to simulate: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `rails` measures each GPU with the
-    same one of other nodes, too. `switches` is a file that says which
-    switches the nodes are under, or "slurm". The run is saved as `output`, else as a new file; or `resume` names one
-    on rank 0's host, which goes on with its own size, budget, direction and seed. Raises Error.
+    Call it in every process of a launch, one per GPU: rank 0 gets the result, the other ranks None. Or simulate a
+    cluster: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `rails` also measures each GPU with the
+    GPU of the same index on other nodes. `switches` is a file that lists the switches of each node, or "slurm". The run
+    is saved as `output`, or as a new file. `resume` names a run on rank 0's host to continue, with its size, budget,
+    direction and seed. Raises Error.
     """
     from collbench.api import surveying, values
     from collbench.api.measuring import serve
@@ -429,10 +432,10 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
         path = saved_runs.new_run("nodes", request.backend, SILENT.say) if output is None else values.path(output)
     else:
         path = saved
-    found = surveying.survey_launch(asked, request, path, launch)
-    if found.failure is not None:
-        raise found.failure
-    return found
+    survey = surveying.survey_launch(asked, request, path, launch)
+    if survey.failure is not None:
+        raise survey.failure
+    return survey
 
 
 def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
@@ -450,11 +453,11 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
     output: str | os.PathLike[str] | None = None,
     save: bool = True,
 ) -> Run:
-    """Measure what `collbench overlap` measures, a collective and compute beside each other, and return the run.
+    """Measure what `collbench overlap` measures, a collective that overlaps compute, and return the run.
 
-    The keywords are its options: `sizes` in bytes or words such as "64M", `compute` words such as "gemm:8192". Worker
-    processes use the GPUs, and torch; this one starts no CUDA. The run is saved as `output`, else as a new file that
-    `runs` lists, unless `save` is False. Raises Error; what failed on the way is in the run (docs/run-file.md).
+    The keywords are its options: `sizes` in bytes or texts such as "64M", `compute` texts such as "gemm:8192". Worker
+    processes use the GPUs and torch; this process does not start CUDA. The run is saved as `output`, or as a new file
+    that `runs` lists, unless `save` is False. Raises Error; partial failures are in the run (docs/run-file.md).
     """
     from collbench.api import overlapping, values
     from collbench.model.capabilities import BACKENDS
@@ -492,7 +495,7 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
 
 
 def load_job(path: str | os.PathLike[str]) -> Job:
-    """Read a recorded job: a file of `collbench record` or `collbench import`. Raises Error."""
+    """Load a recorded job: a file of `collbench record` or `collbench import`. Raises Error."""
     from collbench.api import values
     from collbench.runfile import job_file
 
@@ -506,9 +509,9 @@ def import_job(
     kind: str | None = None,
     force: bool = False,
 ) -> Job:
-    """Save traces of other tools, one of each rank, as one job, and return it (docs/import.md). Raises Error.
+    """Save the traces that another tool wrote, one per rank, as one job, and return it (docs/import.md). Raises Error.
 
-    `kind` is the word of `--from` for all of them; None: each is what it holds.
+    `kind` is the format as for `--from`; None detects the format of each file.
     """
     from collbench.api import importing, values
     from collbench.model.job import IMPORTED, Source
@@ -535,10 +538,10 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     output: str | os.PathLike[str] | None = None,
     save: bool = True,
 ) -> Run:
-    """Send a recorded job's step again, as `collbench replay` does, and return the run: its figures are in `replays`.
+    """Replay a recorded job's step, as `collbench replay` does, and return the run: its results are in `replays`.
 
-    The keywords are its options; `phase` counts from 1. Worker processes use the GPUs, and torch; this one starts no
-    CUDA. The run is saved as `output`, else as a new file that `runs` lists, unless `save` is False. Raises Error.
+    The keywords are its options; `phase` counts from 1. Worker processes use the GPUs and torch; this process does not
+    start CUDA. The run is saved as `output`, or as a new file that `runs` lists, unless `save` is False. Raises Error.
     """
     from collbench.api import replaying, values
     from collbench.model.capabilities import BACKENDS
@@ -576,7 +579,7 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
 def topo(
     file: str | os.PathLike[str] | None = None, *, backend: str = "auto", fabric: str | os.PathLike[str] | None = None
 ) -> Topology:
-    """Return the devices and the labelled paths of this machine, of saved 'nvidia-smi topo -m' text, or simulated ones.
+    """Return the devices and labeled paths of this machine, of saved 'nvidia-smi topo -m' text, or of a simulation.
 
     Raises Error.
     """
@@ -591,7 +594,7 @@ def topo(
 
 
 def doctor(backend: str = "cuda", *, nccl: str | os.PathLike[str] | None = None) -> tuple[Finding, ...]:
-    """Return what a run on this machine will depend on, as `collbench doctor` prints it. Raises Error."""
+    """Return what affects a run on this machine, as `collbench doctor` prints it. Raises Error."""
     from collbench.api import looking, values
     from collbench.model.capabilities import BACKENDS
 
@@ -601,9 +604,9 @@ def doctor(backend: str = "cuda", *, nccl: str | os.PathLike[str] | None = None)
 
 
 def train_command(words: Iterable[str]) -> Launch:
-    """Choose GPUs as `collbench train` does with these words, and return what it would start; nothing is started.
+    """Choose GPUs as `collbench train` does with these arguments, and return what it would start, without starting it.
 
-    `command` are the words to start, `changes` the variables to set for them. Raises Error.
+    `command` are the arguments of the command, `changes` the variables to set for it. Raises Error.
     """
     from collbench.api import values
     from collbench.api.training import prepare
@@ -620,7 +623,7 @@ def train_command(words: Iterable[str]) -> Launch:
 
 
 def _check_run(given: object, what: str, call: str = "") -> None:
-    """Raise UsageError for what is no run: most often the name of its file. `call` is the function."""
+    """Raise UsageError if `run` is not a run, most often a file name. `call` is the name of the function."""
     from collbench.model.run import Run
 
     if not isinstance(given, Run):
@@ -631,7 +634,7 @@ def _check_run(given: object, what: str, call: str = "") -> None:
 
 
 def _check_job(given: object) -> None:
-    """Raise UsageError for what is no job."""
+    """Raise UsageError if `job` is not a job."""
     from collbench.model.job import Job
 
     if not isinstance(given, Job):
@@ -639,9 +642,9 @@ def _check_job(given: object) -> None:
 
 
 def _check_alone(what: str) -> None:
-    """Raise UsageError in one of several processes, which would each choose for themselves, and be one another's load.
+    """Raise UsageError in one of several processes: each would choose on its own, and load the GPUs of the others.
 
-    In one of them CUDA_VISIBLE_DEVICES would come too late for the others, too.
+    CUDA_VISIBLE_DEVICES, set in one of them, would also be too late for the others.
     """
     from collbench.distributed.launchers import find_launch
 
@@ -654,7 +657,7 @@ def _check_alone(what: str) -> None:
 
 
 def _check_cuda_is_down() -> None:
-    """Raise UsageError where CUDA has started here: it reads CUDA_VISIBLE_DEVICES only then."""
+    """Raise UsageError if CUDA has started in this process: it reads CUDA_VISIBLE_DEVICES only at its start."""
     user = _cuda_user()
     if user:
         raise UsageError(
@@ -664,10 +667,10 @@ def _check_cuda_is_down() -> None:
 
 
 def _cuda_user() -> str:
-    """Return what started CUDA in this process, as a clause; "" where nothing did.
+    """Return what started CUDA in this process, as a clause; "" if nothing did.
 
-    torch.cuda.is_available() may have: then the driver knows, and torch does not. RTLD_NOLOAD looks at the driver only
-    if it is loaded, and asking it how many devices there are starts nothing.
+    torch.cuda.is_available() may start the driver without torch knowing. RTLD_NOLOAD finds the driver only if it is
+    loaded, and querying the number of devices starts nothing.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

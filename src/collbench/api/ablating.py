@@ -1,4 +1,4 @@
-"""The same training job in two arms, which differ in devices or settings: a script that trains, or a recorded step."""
+"""A training job in two arms that differ in devices or settings: a training script, or a recorded step."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 
 def prepare(arguments: AblateArguments, reported: Reporter, notices: Notices = SILENT) -> Experiment:
-    """Choose the devices of both arms, as `collbench train` does, and return what is ready to be trained.
+    """Choose the devices of both arms, as `collbench train` does, and return the experiment, ready to run.
 
-    Raises what cannot be compared or started, before anything is.
+    Raises errors for what cannot be compared or started, before starting anything.
     """
     change = ablations.parse_change(arguments.without)
     pattern = None if arguments.step_pattern is None else ablations.compile_pattern(arguments.step_pattern)
@@ -49,14 +49,14 @@ def prepare(arguments: AblateArguments, reported: Reporter, notices: Notices = S
     plan = experiments.Plan(words, path, logs, dict(os.environ), pattern, arguments.train.nccl, arguments.force)
     experiment = experiments.Experiment(_begun(arguments, change, chosen), plan, reported)
     for _train, *rest in dict.fromkeys(tuple(experiment.train_words(arm)) for arm in experiment.ablation.arms):
-        training.prepare(split(rest))  # what `collbench train` would refuse, it refuses at once
+        training.prepare(split(rest))  # refuse now what `collbench train` would refuse later
     return experiment
 
 
 def perform(experiment: Experiment, notices: Notices = SILENT, *, allreduce: bool = True) -> Ablation:
-    """Measure both arms' all-reduce and train. What an interruption leaves is in the file, and said.
+    """Measure both arms' all-reduce and train. After an interruption the file keeps the results, and a notice says so.
 
-    Raises BackendError for a script that fails, UsageError for one without steps, and Interrupted.
+    Raises BackendError if the script fails, UsageError if it prints no steps, and Interrupted.
     """
     experiment.logs.mkdir(mode=0o700)
     if capabilities(experiment.ablation.backend).cores:
@@ -72,7 +72,7 @@ def perform(experiment: Experiment, notices: Notices = SILENT, *, allreduce: boo
 
 
 def _plan(ablation: Ablation) -> str:
-    """Return how often both arms will be trained, as a clause."""
+    """Return how often both arms will train, as a clause."""
     if ablation.budget_seconds is None:
         return f"training {2 * ablation.repeats} times"
     return (
@@ -82,7 +82,7 @@ def _plan(ablation: Ablation) -> str:
 
 
 def _check(arguments: AblateArguments, change: Change, notices: Notices) -> None:
-    """Raise UsageError for what cannot be compared here, before anything is started."""
+    """Raise UsageError for what cannot be compared here, before starting anything."""
     ablations.refuse_alike(change, os.environ)
     if find_launch(os.environ) is not None:
         raise UsageError("ablate starts torchrun itself, many times: run it without torchrun, srun or mpirun")
@@ -120,7 +120,7 @@ def _places(arguments: AblateArguments) -> tuple[Path, Path]:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The devices of both arms, chosen once, and torchrun's options that came of the choice."""
+    """The devices of both arms, chosen once, and the torchrun options that follow from the choice."""
 
     backend: str
     devices: Sequence[Device]
@@ -129,15 +129,15 @@ class _Chosen:
 
 
 def _choose(arguments: AblateArguments, notices: Notices) -> _Chosen:
-    """Return the devices of both arms as `collbench train` chooses them, and say why. Raises what that raises."""
+    """Return the devices of both arms as `collbench train` chooses them, and report why. Raises the same errors."""
     train = arguments.train
-    found = factory.look(train.backend)
-    chosen = training.choose(train, lambda: found, notices)
+    present = factory.look(train.backend)
+    chosen = training.choose(train, lambda: present, notices)
     if len(chosen.devices) < 2:
         raise _alone(f"--devices {train.devices}")
     others: Sequence[Device] = chosen.devices
     if arguments.against is not None:
-        others = visible_devices.select(found.every, arguments.against)
+        others = visible_devices.select(present.every, arguments.against)
         if len(others) != len(chosen.devices):
             raise UsageError(
                 f"--against {arguments.against} names {len(others)} devices and the other arm has "
@@ -150,7 +150,7 @@ def _choose(arguments: AblateArguments, notices: Notices) -> _Chosen:
     binding = training.decide(train, chosen.run, chosen.members)
     if chosen.note:
         notices.say(chosen.note)
-    of, among = found.backend, found.among
+    of, among = present.backend, present.among
     notices.say(
         torchrun.choice(chosen.devices, chosen.why, chosen.source, backend=of, among=among, binding=binding.words)
     )
@@ -228,7 +228,7 @@ def request_of(
 
 
 def _against(request: ReplayRequest, arguments: AblateArguments, against: str) -> ReplayRequest:
-    """Return the request with its second arm on other devices."""
+    """Return the request with a second arm on other devices."""
     ranks = len(request.schedule.ranks)
     present = _present(request)
     first = _named(present, arguments.train.devices, "--devices", ranks)
@@ -245,11 +245,11 @@ def _present(request: ReplayRequest) -> tuple[Device, ...]:
 
 
 def _named(present: Sequence[Device], words: str | None, option: str, ranks: int) -> Sequence[Device]:
-    """Return a device for each rank, those that an option names, or the first ones. Raises UsageError."""
-    found = present[:ranks] if words is None else visible_devices.select(present, words)
-    if len(found) != ranks:
+    """Return a device for each rank: those that an option names, or the first ones. Raises UsageError."""
+    chosen = present[:ranks] if words is None else visible_devices.select(present, words)
+    if len(chosen) != ranks:
         named = f"{option} names" if words is not None else "there are"
         raise UsageError(
-            f"{named} {amount(len(found), 'device')}, and the step that is replayed has {amount(ranks, 'rank')}"
+            f"{named} {amount(len(chosen), 'device')}, and the step that is replayed has {amount(ranks, 'rank')}"
         )
-    return found
+    return chosen

@@ -1,4 +1,4 @@
-"""What `collbench check` does beyond judging: what it measures, confirms and vouches for, and other tools' texts."""
+"""What `collbench check` does apart from judging: plan, re-measure, test coverage, and replace labels by saved text."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from collbench.analysis.diagnose import Verdict
 
 
-# One size that decides: a message of 64 MiB shows bandwidth on all links that we know, and staged copies of more take
+# One size decides: a message of 64 MiB shows the bandwidth of all known links, and larger staged copies take
 # long on old ones. Cores show it at a quarter of that.
 _SIZE, _SIZE_OF_CORES = 64 * 2**20, 16 * 2**20
-# Pairs and links as `pairs` has them; staged copies and host memory show what PCIe reaches.
+# Pairs and links as in `pairs`; staged copies and host memory show what PCIe achieves.
 _COPIES = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
 _COLLECTIVES = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
-# What --quick times: it decides all but what host memory shows of PCIe, and of 4 × H200 takes seconds.
+# What --quick times: enough for all verdicts but those on PCIe from host memory. It takes seconds on 4 × H200.
 _QUICK_COPIES, _QUICK_COLLECTIVES = (Variant.PLAIN,), (Work(Operation.ALLREDUCE),)
 
 
 def planned(request: Request) -> Request:
-    """Return the request with what a check times. --quick confirms nothing afterwards: all of it runs isolated.
+    """Return the request with the sizes and patterns of a check. With --quick everything is isolated at once.
 
-    A request that resumes is whole already.
+    A resumed request is returned unchanged.
     """
     if request.resume:
         return request
@@ -46,21 +46,21 @@ def planned(request: Request) -> Request:
     return replace(request, sizes=sizes, copies=_COPIES, collectives=_COLLECTIVES, pairs=True)
 
 
-# What makes `collbench check` a health check for prologs and timers: whatever could not be measured fails it.
+# As a health check for prologs and timers, `collbench check` fails if anything could not be measured.
 
 
 def refuse_cores(backend: str) -> None:
-    """Raise MachineError where "auto" finds no GPU: a node that has lost its driver must not pass by its cores."""
+    """Raise MachineError if "auto" finds no GPU: a node that lost its driver must not pass with its CPU cores."""
     _, reason = factory.resolve(backend)
     if reason is not None:
         raise MachineError(f"no GPU to check: {reason}; write --backend host to check CPU cores")
 
 
 def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
-    """Return what a health check cannot vouch for, "" where every pair of the devices that it expects was judged.
+    """Return what a health check could not verify; "" if every pair of the expected devices was judged.
 
-    A GPU that fell off the bus is missing, not slow. A pair that there is no figure of by design is not held against
-    the run.
+    A GPU that fell off the bus is missing, not slow. A pair that the method does not measure is not counted against the
+    run.
     """
     if expected is not None and len(run.devices) != expected:
         tags = ", ".join(device.tag for device in run.devices)
@@ -77,17 +77,17 @@ def shortfall(run: Run, expected: int | None, *, quick: bool) -> str:
     return f"cannot vouch for {pair}: {sentences.absence(first.absence, run)}; {share}"
 
 
-# Suspicious links once more, isolated: a verdict needs an isolated re-measurement that confirms (docs/method.md 10.1).
+# Measure suspicious links again: a verdict needs an isolated measurement that confirms it (docs/method.md 10.1).
 
 
-# Each pair is a sweep of its own, of about 3 s with the driver's start: more would take longer than the first one.
+# Each pair is a separate sweep of about 3 s, including the driver's start: more pairs would take longer than the check.
 _MOST_PAIRS = 3
 _BUDGET_S = 0.5
 Pair = tuple[int, int]
 
 
 def confirmed(request: Request, measured: Measured, notices: Notices) -> Run:
-    """Return a check's run as its file has it, its suspicious pairs measured once more; the file gets those, too."""
+    """Return a check's run as saved, with its suspicious pairs measured again; the file gets these samples too."""
     run = run_file.again(measured.run)
     if request.quick or not confirm(request, run, notices.say):
         return run
@@ -97,9 +97,9 @@ def confirmed(request: Request, measured: Measured, notices: Notices) -> Run:
 
 
 def confirm(request: Request, run: Run, say: Callable[[str], None]) -> bool:
-    """Measure the suspicious pairs of a run once more, each alone, and add the samples; return whether any came.
+    """Measure the suspicious pairs of a run again, each isolated, and add the samples; return whether there are any.
 
-    A pair that cannot be measured any more keeps what it has.
+    A pair that can no longer be measured keeps the samples it has.
     """
     from collbench.analysis.diagnose import judge  # late: numpy
 
@@ -125,7 +125,9 @@ def _suspicious(run: Run, verdict: Verdict) -> Iterator[Pair]:
     if other is None:
         return
     pair = (min(first, other), max(first, other))
-    samples = [s for found in run.measured() if set(found.point.members) == set(pair) for s in found.samples]
+    samples = [
+        s for measurement in run.measured() if set(measurement.point.members) == set(pair) for s in measurement.samples
+    ]
     if any(sample.concurrent for sample in samples):
         yield pair
 
@@ -156,38 +158,38 @@ def _alone(request: Request, run: Run, pair: Pair) -> Run:
 
 
 def _add(run: Run, alone: Run, pair: Pair) -> None:
-    """Add the samples of a run of this pair alone to the data points of the whole run."""
-    points = {found.point: found for found in run.measurements}
-    for found in alone.measurements:
-        members = tuple(pair[member] for member in found.point.members)
-        for point in (replace(found.point, members=members), replace(found.point, members=members[::-1])):
+    """Add the samples of a run of this isolated pair to the data points of the whole run."""
+    points = {measurement.point: measurement for measurement in run.measurements}
+    for measurement in alone.measurements:
+        members = tuple(pair[member] for member in measurement.point.members)
+        for point in (replace(measurement.point, members=members), replace(measurement.point, members=members[::-1])):
             if point in points and (point.members == members or point.operation.is_collective):
-                points[point].samples += found.samples
-                if found.failure:
-                    points[point].stop, points[point].failure = found.stop, found.failure
+                points[point].samples += measurement.samples
+                if measurement.failure:
+                    points[point].stop, points[point].failure = measurement.stop, measurement.failure
                 break
 
 
-# Texts of nvidia-smi in place of the run's own.
+# Saved output of nvidia-smi instead of the run's own.
 
 
 @dataclass(frozen=True, slots=True)
 class ToolTexts:
-    """Texts of nvidia-smi that stand for the run's own, None where they do not."""
+    """Saved output of nvidia-smi that replaces the run's own; None if it does not."""
 
     topology: nvidia_smi.Topology | None
     peers: nvidia_smi.PeerAccess | None
 
     @classmethod
     def read(cls, topology: str | None, peers: str | None) -> ToolTexts:
-        """Read the files. Raises UsageError: what cannot be read, in which line."""
+        """Read the files. Raises UsageError, which names the line that cannot be parsed."""
         return cls(
             None if topology is None else nvidia_smi.read_topology(topology),
             None if peers is None else nvidia_smi.read_p2p(peers),
         )
 
     def applied(self, run: Run) -> Run:
-        """Return the run with these words. Raises UsageError where they are of another machine."""
+        """Return the run with these texts. Raises UsageError if they come from another machine."""
         for text in (self.topology, self.peers):
             absent = [device.tag for device in run.devices if text is not None and device.tag not in text.gpus]
             if text is not None and absent:

@@ -1,4 +1,4 @@
-"""What a choice of devices rests on: a named run, the newest saved one of this machine, or a probe of seconds."""
+"""The run that a choice of devices rests on: a named run, this machine's newest saved run, or a probe of seconds."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from collbench.model.units import TELLING_BYTES, parse_sizes
 from collbench.output.stale_runs import unfit
 from collbench.runfile import run_file, saved_runs
 
-# What ranks pairs in seconds: what training runs, where it is latency and where it is bandwidth. The worker's start
-# (driver, contexts, communicators) takes 2 s on 4 × H200, and a launch with a probe is to cost 4.
+# Ranks pairs in seconds: an operation of training, at a latency size and a bandwidth size. The worker's start
+# (driver, contexts, communicators) takes 2 s on 4 × H200, and a launch with a probe should take 4 s.
 _PROBE = "8,1M,64M"
 _PROBE_SECONDS = 1.0
 _HOST_PROBE = "8,1M,16M"
 # Runs of other machines that share this home may lie between ours.
 _RECENT = 10
-# What a run is called that was saved without a name of the user's (saved_runs.new_name).
+# The file name of a run that the user did not name (saved_runs.new_name).
 _STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which evidence will do: from the file `run`, or saved within `max_age` unless `fresh`, with this `nccl`.
+    """Which run is acceptable: the file `run`, or one saved within `max_age` unless `fresh`, with this `nccl`.
 
-    `undone` ends the line after a failed probe: what did not happen then; `advice` the one that refuses `run`.
-    `besides` are devices of this machine that are not to be chosen, which a run may hold, too; `only` those that a
-    probe opens, () for all that CUDA shows. `driver` is its version where that is known already. `job_nccl`: the job
-    will load the NCCL that is found here, so it counts with which one a run was measured. `fabric` is a machine to
-    simulate: then only a probe will do.
+    `undone` ends the error after a failed probe: what did not happen then; `advice` ends the error that refuses `run`.
+    `besides` are devices of this machine that must not be chosen, but that a run may contain; `only` are the devices
+    that a probe opens, () for all that CUDA sees. `driver` is its version if already known. With `job_nccl` the job
+    will load the NCCL found here, so the run must have used the same version. `fabric` is a machine to simulate, which
+    requires a probe.
     """
 
     backend: str
@@ -66,18 +66,19 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A run to choose from, and the words for where it came from. `probed`: it is seconds old."""
+    """A run to choose from, and the text that names its source. `probed`: it was measured seconds ago."""
 
     run: Run
     source: str
     probed: bool = False
 
     def as_now(self, states: Mapping[str, Health] | None = None) -> Run:
-        """Return the run with the GPUs' health of this moment: which GPUs were busy when it was saved says little now.
+        """Return the run with the GPUs' current health: whether GPUs were busy when it was saved says little about now.
 
-        What its own counters of NVLink errors were stays as the start, so that errors since then count. A probe's
-        reading stands: its killed workers may still be on the GPUs. What trials saw of other processes is forgotten,
-        for they may have gone. `states` are by UUID, where NVML was asked already. Raises MachineError for a lost GPU.
+        The NVLink error counters of the run stay as the start values, so that errors since then count. A probe's health
+        is kept, because its killed workers may still be on the GPUs. Other processes that trials saw are dropped,
+        because they may have ended. `states` are by UUID, if NVML was already queried. Raises MachineError for a lost
+        GPU.
         """
         if self.probed or not capabilities(self.run.backend).nvml:
             return self.run
@@ -88,8 +89,10 @@ class Evidence:
         )
         then = self.run.health_before or now
         before = (replace(new, nvlink_errors=old.nvlink_errors) for old, new in zip(then, now, strict=False))
-        found = [replace(one, samples=[_alone(sample) for sample in one.samples]) for one in self.run.measurements]
-        return replace(self.run, measurements=found, health_before=tuple(before), health_after=now)
+        measurements = [
+            replace(one, samples=[_alone(sample) for sample in one.samples]) for one in self.run.measurements
+        ]
+        return replace(self.run, measurements=measurements, health_before=tuple(before), health_after=now)
 
 
 def _alone(sample: Sample) -> Sample:
@@ -97,10 +100,10 @@ def _alone(sample: Sample) -> Sample:
 
 
 def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evidence:
-    """Return the named run, the newest saved one that fits the present devices, or a probe.
+    """Return the named run, the newest saved run that fits the present devices, or a probe.
 
-    Of a run that also holds others (`besides`) the present devices' part. Raises RunFileError for a named run that
-    describes another machine, and what `probe` raises.
+    If the run has other devices too (`besides`), the result is restricted to the present ones. Raises RunFileError for
+    a named run of another machine, and what `probe` raises.
     """
     if capabilities(wanted.backend).simulated:
         return measured_now(wanted, "", notices)
@@ -118,7 +121,7 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
         try:
             run = run_file.load(path)
         except RunFileError:
-            continue  # somebody else's file, or an older format: a probe costs seconds
+            continue  # another user's file, or an older format: a probe takes only seconds
         refusal = freshness.refusal(run, place, now, wanted.max_age) or _unfit(run)
         if refusal is None:
             return Evidence(part(run, present), _saved(run, str(path)))
@@ -127,15 +130,15 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
 
 
 def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime, notices: Notices) -> Iterator[Path]:
-    """Yield the newest saved run, for its refusal is reported, and those of the others that may fit, newest first.
+    """Yield the newest saved run, whose refusal is reported, then others that may fit, newest first.
 
-    Reading a run takes 0.1 s, and there may be hundreds: the name gives the age of most, and a look for the devices'
-    UUIDs whose they are.
+    Reading a run takes 0.1 s, and there may be hundreds. The file name gives the age of most, and a search for the
+    devices' UUIDs shows whether a run is of this machine.
     """
-    found = saved_runs.believed()
-    if found.ignored:
-        notices.say(found.ignored)
-    saved = found.files
+    believed = saved_runs.believed()
+    if believed.ignored:
+        notices.say(believed.ignored)
+    saved = believed.files
     yield from saved[:1]
     for path in saved[1:]:
         stamp = _STAMP.match(path.name)
@@ -150,7 +153,7 @@ def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime, noti
 
 
 def measured_now(wanted: Wanted, why: str, notices: Notices) -> Evidence:
-    """Return a probe, whatever is saved, for the reason `why`. Raises what `probe` does."""
+    """Return a probe, regardless of saved runs, for the reason `why`. Raises what `probe` does."""
     from collbench.launch.torchrun import QUICK_PROBE  # late, as every command that measures loads this module
 
     return Evidence(probe(wanted, why, notices), QUICK_PROBE, probed=True)
@@ -164,32 +167,32 @@ def _saved(run: Run, path: str) -> str:
 
 def as_of_now(
     wanted: Wanted,
-    found: Evidence,
+    evidence: Evidence,
     notices: Notices,
     *,
     allow_busy: bool,
     states: Mapping[str, Health] | None = None,
 ) -> tuple[Evidence, Run]:
-    """Return the evidence, and its run with the health of now; a probe instead where busy devices may be chosen.
+    """Return the evidence, and its run with the current health; a probe instead if busy devices may be chosen.
 
-    For what others leave of a device is in no saved run.
+    A saved run cannot tell how much of a device other processes leave now.
     """
-    run = found.as_now(states)
-    if allow_busy and run.measurements and not found.probed and someone_is_busy(run):
-        found = measured_now(wanted, "a saved run does not show what other processes use now: ", notices)
-        run = found.as_now(states)
-    return found, run
+    run = evidence.as_now(states)
+    if allow_busy and run.measurements and not evidence.probed and someone_is_busy(run):
+        evidence = measured_now(wanted, "a saved run does not show what other processes use now: ", notices)
+        run = evidence.as_now(states)
+    return evidence, run
 
 
 def someone_is_busy(run: Run) -> bool:
-    """Return whether others use one of the run's devices: then an older run does not say what is left of them."""
+    """Return whether other processes use one of the run's devices: an older run then does not show what they leave."""
     from collbench.analysis.problem import left_out  # late: numpy
 
     return len(left_out(run)) > len(left_out(run, allow_busy=True))
 
 
 def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | None = None) -> Evidence:
-    """Return a run without a measurement: enough where all of the devices are wanted, and only their health counts."""
+    """Return a run without measurements: enough if all devices are wanted, because only their health matters."""
     from importlib.metadata import version  # late: 10 ms
 
     settings = Settings((), (), dtype="float32", redop="sum", trials=0, seed=0, command=(), environment={})
@@ -200,29 +203,29 @@ def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | 
 
 
 def vanished(present: Sequence[Device]) -> tuple[Device, ...]:
-    """Return the GPUs that the newest saved run with any of the present ones had, and this machine has no more.
+    """Return the GPUs in the newest saved run of this machine that are no longer present.
 
-    Reads only what the file says of devices: building the whole run takes 0.1 s.
+    Reads only the devices from the file: loading the whole run takes 0.1 s.
     """
     known = {device.uuid for device in present}
     for path in saved_runs.believed().files[:_RECENT]:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # no run: nothing to learn from
-            found = json.loads(path.read_text(encoding="utf-8"))["devices"]
-            devices = tuple(Device(int(one["index"]), str(one["uuid"]), "") for one in found)
+        with suppress(OSError, ValueError, KeyError, TypeError):  # not a run
+            recorded = json.loads(path.read_text(encoding="utf-8"))["devices"]
+            devices = tuple(Device(int(one["index"]), str(one["uuid"]), "") for one in recorded)
             if any(device.uuid in known for device in devices):
                 return tuple(device for device in devices if device.uuid not in known)
     return ()
 
 
 def health_of(devices: Sequence[Device]) -> tuple[Health, ...]:
-    """Return the GPUs' state now, by position; nothing of ours may be on them. Raises MachineError for a lost one."""
+    """Return the GPUs' state by position; none of our processes may be on them. Raises MachineError for a lost GPU."""
     with Nvml() as nvml:
         states = [nvml.health(device) for device in devices]
     return tuple(replace(state, others_memory=state.memory_used) for state in states)
 
 
 def here(wanted: Wanted, present: tuple[Device, ...]) -> freshness.Here:
-    """Return the machine as it is now, to compare saved runs with. Raises MachineError without driver or NCCL."""
+    """Return the machine as it is now, to compare saved runs with. Raises MachineError without a driver or NCCL."""
     if capabilities(wanted.backend).cores:
         return freshness.Here(wanted.backend, present, besides=wanted.besides)
     driver = factory.driver_version() if wanted.driver is None else wanted.driver
@@ -239,15 +242,15 @@ def _nccl_of_the_job(wanted: Wanted) -> str | None:
 
 
 def named_nccl(path: str | None) -> str | None:
-    """Return the path to the NCCL that the caller names, else the one that COLLBENCH_NCCL names, else None."""
+    """Return the NCCL path that the caller names, else COLLBENCH_NCCL, else None."""
     return path or os.environ.get("COLLBENCH_NCCL")
 
 
 def probe(wanted: Wanted, why: str, notices: Notices) -> Run:
-    """Measure all pairs for a few seconds, save the run and return it; a notice says so, after `why`.
+    """Measure all pairs for a few seconds, save the run and return it; a notice reports it, after `why`.
 
-    A worker process touches the GPUs, and it is gone afterwards: this process may become torchrun. Raises what
-    measuring raises, with what did not happen then; NotTrusted where a part of it failed; Interrupted.
+    A worker process uses the GPUs and ends afterwards, because this process may become torchrun. Raises what measuring
+    raises, with what did not happen then; NotTrusted if a part failed; Interrupted.
     """
     path = None
     if not capabilities(wanted.backend).simulated:
@@ -288,7 +291,7 @@ def _probe_request(wanted: Wanted) -> Request:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Word the UsageError of a choice that is refused: why devices are not considered is typed."""
+    """Return the text of the UsageError for a refused choice: the reasons why devices are excluded are typed values."""
     from collbench.analysis.choice import TooFewLeft  # late: numpy
     from collbench.output import sentences
 
@@ -299,10 +302,10 @@ def refusals() -> Iterator[None]:
 
 
 def _unfit(run: Run) -> Unfit | None:
-    """Return why a run of this machine is not enough to choose by; None where it is.
+    """Return why a run of this machine is not enough to choose by; None if it is.
 
-    A run of 8 bytes was not meant for choosing, and load by other jobs then is not today's. Registered memory alone, or
-    communicators with a config, are for the jobs that have them.
+    A run of 8 bytes was not meant for choosing, and load by other jobs then is not today's. Runs of only registered
+    memory, or of communicators with a config, are for jobs that use the same.
     """
     from collbench.analysis.choice import BUSY
     from collbench.analysis.problem import left_out  # late: numpy
@@ -311,7 +314,10 @@ def _unfit(run: Run) -> Unfit | None:
     kinds = kinds_of(run)
     if run.settings.nccl_config or (kinds and Registration.NONE not in kinds):
         return SpecialNccl()
-    if not any(len(found.point.members) == 2 and found.point.size_bytes >= TELLING_BYTES for found in run.measured()):
+    if not any(
+        len(measurement.point.members) == 2 and measurement.point.size_bytes >= TELLING_BYTES
+        for measurement in run.measured()
+    ):
         return NoPairs()
     busy = [left for left in left_out(run) if any(one.kind in BUSY for one in left.why)]
     if not busy:

@@ -59,7 +59,7 @@ class Settled:
 def settle(choice: Choice, links: Run, request: ReplayRequest, notices: Notices) -> Settled:
     """Replay the job on the choice's finalists, among the devices of the run `links`, and return what that decides.
 
-    A finalist that fails is named, and the others decide. Raises what replaying raises, NotTrusted where none is left,
+    A finalist that fails is named, and the others decide. Raises what replaying raises, NotTrusted if none is left,
     and Interrupted.
     """
     from collbench.analysis import job_choice  # late: numpy
@@ -70,15 +70,15 @@ def settle(choice: Choice, links: Run, request: ReplayRequest, notices: Notices)
         return Settled(choice)
     done, used = _replayed(request, links, sets, notices)
     run = run_file.again(done.run)
-    found = job_choice.contest(run, choice.members, used)
-    if found is None:
+    contest = job_choice.contest(run, choice.members, used)
+    if contest is None:
         raise NotTrusted(f"{request.job} failed on every finalist: no set was chosen")
-    shown = _shown(request, choice, found, run, links)
+    shown = _shown(request, choice, contest, run, links)
     for lost in shown.sets:
         if lost.failure:
             notices.say(f"{request.job} failed on {', '.join(lost.devices)}: {lost.failure}; choosing among the others")
     path = done.path if done.failure is None else None
-    return Settled(job_choice.settle(choice, found, request.job, links), shown, path)
+    return Settled(job_choice.settle(choice, contest, request.job, links), shown, path)
 
 
 def _replayed(
@@ -104,7 +104,7 @@ def _replayed(
         ) from error
 
 
-def _shown(request: ReplayRequest, choice: Choice, found: JobContest, run: Run, links: Run) -> ForJob:
+def _shown(request: ReplayRequest, choice: Choice, job_contest: JobContest, run: Run, links: Run) -> ForJob:
     """Return what the replays showed, with devices by name."""
     from collbench.analysis.select import ForJob, JobSet
     from collbench.output import sentences
@@ -123,17 +123,17 @@ def _shown(request: ReplayRequest, choice: Choice, found: JobContest, run: Run, 
             "" if one.failure is None else sentences.failure(one.failure, run.devices),
             one.members == default,
         )
-        for one in found.finalists
+        for one in job_contest.finalists
     )
     return ForJob(
         request.job,
         len(choice.members),
-        found.trials,
+        job_contest.trials,
         math.comb(len(links.devices) - len(choice.left_out), len(choice.members)),
         sets,
-        tags(found.by_bandwidth),
-        _three(found.saved(found.sound[-1].members)),
-        _three(found.saved(found.by_bandwidth)),
+        tags(job_contest.by_bandwidth),
+        _three(job_contest.saved(job_contest.sound[-1].members)),
+        _three(job_contest.saved(job_contest.by_bandwidth)),
     )
 
 

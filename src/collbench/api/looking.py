@@ -44,8 +44,8 @@ def topology(
     if is_simulated(backend):
         from collbench.sim import labels  # late: simulations are rare
 
-        found = factory.simulated(fabric)
-        return Topology(labels.devices(found), labels.paths(found), SIM.name, found.name)
+        present = factory.simulated(fabric)
+        return Topology(labels.devices(present), labels.paths(present), SIM.name, present.name)
     if fabric is not None:
         raise UsageError(f"--fabric {fabric} is a machine to simulate: add --backend sim, or leave it out")
     if backend in BACKENDS and BACKENDS[backend].cores:

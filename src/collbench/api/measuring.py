@@ -27,7 +27,7 @@ from collbench.runfile.run_file import RunWriter
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run, and its file; None where it has none, as `failure` says where that was not wanted."""
+    """A run, and its file; None if it has none, as `failure` says where that was not wanted."""
 
     run: Run
     path: Path | None
@@ -35,23 +35,23 @@ class Measured:
 
 
 def measure(
-    request: Request, path: Path | None, notices: Notices, what: str, place: LaunchEnvironment | None = None
+    request: Request, path: Path | None, notices: Notices, what: str, launch: LaunchEnvironment | None = None
 ) -> Measured:
-    """Measure the request to its end; the worker is gone when this returns. `what` is the progress bar's title.
+    """Measure the request to its end; the worker has exited when this returns. `what` is the progress bar's title.
 
-    `place` is rank 0's among several processes, which measure together. The run is saved as `path`, also where this
+    With a `launch`, this process is rank 0 of several that measure. The run is saved as `path`, also if this
     raises: KeyboardInterrupt, DataCorruption, BackendError, MachineError, and UsageError.
     """
-    worker = None if place else factory.begin(request.backend)
+    worker = None if launch else factory.begin(request.backend)
     notices.starting()
     from collbench.bench.session import NotResumed, Session  # late: numpy, while the driver starts
 
     with ExitStack() as stack:
         world = None
-        if place is not None:
+        if launch is not None:
             from collbench.distributed.factory import World  # late: a tenth of a second
 
-            world = stack.enter_context(World(place, request, join_seconds(os.environ), notices.say))
+            world = stack.enter_context(World(launch, request, join_seconds(os.environ), notices.say))
         try:
             session = stack.enter_context(Session(request, path, notices.say, world, worker))
         except NotResumed as error:
@@ -82,12 +82,12 @@ def explained(error: DataCorruption, run: Run) -> DataCorruption:
     return DataCorruption(simulated + wrong_data(error.wrong, run.devices), error.wrong)
 
 
-def serve(request: Request, place: LaunchEnvironment, notices: Notices) -> None:
+def serve(request: Request, launch: LaunchEnvironment, notices: Notices) -> None:
     """Measure this process's part for rank 0 of its launch, until that says to leave. Raises BackendError."""
     from collbench.distributed.factory import join  # late: a tenth of a second
 
-    if not join(place, request, join_seconds(os.environ), notices.say):
-        raise BackendError(f"rank {place.rank} stops: rank 0 is gone, and its output says why")
+    if not join(launch, request, join_seconds(os.environ), notices.say):
+        raise BackendError(f"rank {launch.rank} stops: rank 0 is gone, and its output says why")
 
 
 def new_seed() -> int:
@@ -122,7 +122,7 @@ class WorkerSession(ABC, Generic[Workers]):
 
     @abstractmethod
     def _begun(self, opened: OpenWorkers[Workers]) -> Run:
-        """Return the run with nothing measured. Raises UsageError where the devices do not suit the request."""
+        """Return the run with nothing measured. Raises UsageError if the devices do not suit the request."""
 
     @abstractmethod
     def _measure(self, opened: OpenWorkers[Workers], saved: Callable[[], None]) -> None:
@@ -149,7 +149,7 @@ class WorkerSession(ABC, Generic[Workers]):
                 self._writer.end()
 
     def finish(self) -> Measured:
-        """Measure to the end, and return the run; the workers are gone when this returns."""
+        """Measure to the end, and return the run; the workers have exited when this returns."""
         try:
             self.measure()
         finally:

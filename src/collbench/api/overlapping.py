@@ -72,10 +72,10 @@ def parse_ctas(text: str) -> tuple[int, ...]:
 def parse_operation(text: str) -> Operation:
     """Return the collective that "allreduce" or "all-reduce" names. Raises UsageError for what overlap cannot run."""
     plain = text.lower().replace("-", "").replace("_", "")
-    found = next((operation for operation in OPERATIONS if operation == plain), None)
-    if found is None:
+    known = next((operation for operation in OPERATIONS if operation == plain), None)
+    if known is None:
         raise UsageError(f"overlap cannot run '{text}': choose from {', '.join(OPERATIONS)}")
-    return found
+    return known
 
 
 def request_of(asked: OverlapOptions, words: Sequence[str], notices: Notices = SILENT) -> OverlapRequest:

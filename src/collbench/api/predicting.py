@@ -126,16 +126,16 @@ def _newest(evidence: Evidence) -> tuple[OverlapCurve, ...]:
     """Return what the newest saved runs of `overlap` say that fit the evidence: of each operation the newest one's."""
     from collbench.analysis.predict import contention
 
-    found: list[OverlapCurve] = []
+    gathered: list[OverlapCurve] = []
     saved = [path for path in saved_runs.believed().files if saved_runs.command_of(path) == CommandKind.OVERLAP]
     for path in saved[:_RECENT]:
         try:
             curves = contention.gather(evidence, [(one_line(str(path)), run_file.load(path))])
         except (RunFileError, UsageError):
             continue  # another machine's, or an older format: the page says where no overlap was known
-        known = {curve.operation for curve in found}
-        found += [curve for curve in curves if curve.operation not in known]
-    return tuple(found)
+        known = {curve.operation for curve in gathered}
+        gathered += [curve for curve in curves if curve.operation not in known]
+    return tuple(gathered)
 
 
 def _counts(evidence: Evidence) -> tuple[int, ...]:

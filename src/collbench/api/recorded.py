@@ -77,11 +77,11 @@ def report(job: Job, rank: int | None = None, runs: Named = (), overlaps: Named 
                     concurrent[number] = price.seconds[1] * price.concurrent
     elif overlaps:
         raise UsageError("--overlap needs a run of the isolated calls: add --run RUN.JSON")
-    found = judged(job, rank, alone, concurrent)
-    if found is None:
+    judgement = judged(job, rank, alone, concurrent)
+    if judgement is None:
         which = "any rank" if rank is None else f"rank {rank}"
         raise UsageError(f"the job has no recorded collective of {which}: there is nothing to show")
-    return found, "".join(sim(run) for _, run in chosen[:1]) + ", ".join(name for name, _ in chosen)
+    return judgement, "".join(sim(run) for _, run in chosen[:1]) + ", ".join(name for name, _ in chosen)
 
 
 def predict(

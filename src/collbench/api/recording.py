@@ -34,7 +34,7 @@ _NO_TIME = {
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """How a job ended, and what was recorded of it: None where nothing was, and `why` says so."""
+    """How a job ended, and what was recorded of it: None if nothing was, and `why` says so."""
 
     status: int
     job: Job | None
@@ -88,7 +88,7 @@ def record(
 def merge(
     folder: Path, output: Path, command: Sequence[str] = (), *, force: bool = False, notices: Notices = SILENT
 ) -> Job:
-    """Merge a folder's streams and save them as a job. Raises MachineError where there is none, and RunFileError."""
+    """Merge a folder's streams and save them as a job. Raises MachineError if there is none, and RunFileError."""
     from collbench.runfile import recorded  # late: numpy
     from collbench.runfile.streams import StreamError, parse
 

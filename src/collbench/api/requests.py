@@ -34,7 +34,7 @@ class MeasureOptions:
     """The options of every command that measures, as values.
 
     `devices` are indices or UUIDs with commas, `sizes` bytes, `precision` a ratio, `budget` seconds; None leaves the
-    choice to the method, and `seed` to chance. `output` is the file to save the run in, `resume` one to go on with.
+    choice to the method, and `seed` to chance. `output` is the file to save the run in, `resume` one to continue with.
     """
 
     devices: str | None = None
@@ -54,7 +54,7 @@ class MeasureOptions:
 
     @property
     def file(self) -> Path | None:
-        """The run's file, None where it has no name yet."""
+        """The run's file, None if it has no name yet."""
         return self.resume or self.output
 
 
@@ -95,7 +95,7 @@ def request_of(command: str, asked: MeasureOptions, words: Sequence[str], notice
 
 
 def _resumed(command: str, asked: MeasureOptions, file: Path) -> Request:
-    """Return what the run in the file asked for. Raises UsageError where another command did, and RunFileError.
+    """Return what the run in the file asked for. Raises UsageError if another command did, and RunFileError.
 
     The file may be a stranger's, so it names no file to be loaded, read or written: those are said again.
     """

@@ -20,21 +20,21 @@ def runs(limit: int | None = None, notices: Notices = SILENT) -> tuple[SavedRun,
     """
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise UsageError(f"limit={limit!r} is not a number of runs: write a whole number from 1")
-    found = saved_runs.believed()
-    if found.ignored:
-        notices.say(found.ignored)
-    return tuple(islice(_readable(found.files, notices), limit))
+    believed = saved_runs.believed()
+    if believed.ignored:
+        notices.say(believed.ignored)
+    return tuple(islice(_readable(believed.files, notices), limit))
 
 
 def newest(notices: Notices = SILENT, *, of_links: bool = False) -> Path:
     """Return the newest saved run's file, which a notice names; with `of_links` of those that hold links alone.
 
-    Raises UsageError where none is saved.
+    Raises UsageError if none is saved.
     """
-    found = saved_runs.believed()
-    if found.ignored:
-        notices.say(found.ignored)
-    files = [path for path in found.files if not of_links or CommandKind.of(saved_runs.command_of(path)).of_links]
+    believed = saved_runs.believed()
+    if believed.ignored:
+        notices.say(believed.ignored)
+    files = [path for path in believed.files if not of_links or CommandKind.of(saved_runs.command_of(path)).of_links]
     if not files:
         raise UsageError("there is no saved run: name a run file, or measure with 'collbench pairs' first")
     notices.say(f"the newest saved run, {files[0]}")

@@ -111,7 +111,7 @@ class Selected:
     status: ExitStatus = ExitStatus.DONE
 
     def check(self) -> Selection:
-        """Return the selection to act on. Raises NotTrusted where it includes what failed."""
+        """Return the selection to act on. Raises NotTrusted if it includes what failed."""
         if self.status:
             failed, count = "; ".join(self.selection.failed), len(self.selection.devices)
             advice = "leave them out with --exclude, or see the reasons with --format text"
@@ -160,10 +160,10 @@ def _by_measurement(asked: SelectRequest, notices: Notices) -> Selected:
     first = _evidence(asked, wanted, notices)
     from collbench.analysis.select import Origin, choose, settle  # late: numpy
 
-    found, run = evidence.as_of_now(wanted, first, notices, allow_busy=asked.allow_busy)
+    evidence_now, run = evidence.as_of_now(wanted, first, notices, allow_busy=asked.allow_busy)
     with evidence.refusals():
         choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
-    origin = Origin.of(run, wanted.backend, found.source)
+    origin = Origin.of(run, wanted.backend, evidence_now.source)
     if request is not None:
         settled = job_finalists.settle(choice, run, request, notices)
         origin = replace(origin, verification=str(settled.path or ""))
@@ -178,7 +178,7 @@ def _by_measurement(asked: SelectRequest, notices: Notices) -> Selected:
 
 
 def _wanted(asked: SelectRequest) -> Wanted:
-    """Return which evidence will do. Raises MachineError where "auto" finds no GPU."""
+    """Return which evidence will do. Raises MachineError if "auto" finds no GPU."""
     backend, why = factory.resolve(asked.backend)
     if why is not None:
         raise MachineError(
@@ -301,21 +301,21 @@ def measure_finalists(asked: FinalistRequest, notices: Notices) -> tuple[Run, Pa
         path = saved_runs.new_run("select", asked.backend, notices.say, saved_runs.FINALISTS)
     notices.say(f"measuring {len(asked.sets)} sets at {format_size(asked.size_bytes)}")
     try:
-        found = measure(_finalists_request(asked, used), path, notices, "measuring the finalists")
+        measured = measure(_finalists_request(asked, used), path, notices, "measuring the finalists")
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted while measuring the finalists: nothing was chosen") from error
     except DataCorruption:
         raise  # its text names the link
     except CollbenchError as error:
         raise error.reworded(f"cannot measure the finalists: {error}; --no-verify chooses by prediction") from error
-    run = run_file.again(found.run)
+    run = run_file.again(measured.run)
     if status := outcome(run).status:
         from collbench.output.text.frame import headline
 
         advice = "nothing was chosen; leave these devices out with --exclude"
-        saved = f"; the run is {found.path}" if found.path else ""
+        saved = f"; the run is {measured.path}" if measured.path else ""
         raise NotTrusted(f"the finalists: {headline(run)}; {advice}{saved}", status)
-    return _over_all(run, asked.devices, used), found.path
+    return _over_all(run, asked.devices, used), measured.path
 
 
 def _finalists_request(asked: FinalistRequest, used: Sequence[int]) -> Request:
@@ -337,7 +337,10 @@ def _finalists_request(asked: FinalistRequest, used: Sequence[int]) -> Request:
 def _over_all(run: Run, devices: Sequence[Device], used: Sequence[int]) -> Run:
     """Return the run with its members as positions in `devices`."""
     measurements = [
-        replace(found, point=replace(found.point, members=tuple(used[member] for member in found.point.members)))
-        for found in run.measurements
+        replace(
+            measurement,
+            point=replace(measurement.point, members=tuple(used[member] for member in measurement.point.members)),
+        )
+        for measurement in run.measurements
     ]
     return replace(run, devices=tuple(devices), paths=(), measurements=measurements)

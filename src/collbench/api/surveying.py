@@ -53,7 +53,7 @@ class NodesRequest:
 
     Pairs of nodes exchange `size_bytes`, `one_way` in each direction by itself; with `rails` also the same GPU of two
     nodes, each GPU by itself. No round starts after `budget_seconds`.
-    `switches` is a file that says which switch each node is under, or "slurm"; None where that is not known.
+    `switches` is a file that says which switch each node is under, or "slurm"; None if that is not known.
     """
 
     count: int | None = None
@@ -78,7 +78,7 @@ class NodesRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeSurvey:
-    """What a survey found: where its figures come from, the nodes judged, and those chosen, None where none were asked.
+    """What a survey found: where its figures come from, the nodes judged, and those chosen, None if none were asked.
 
     `truth` is what only a simulation knows. `path` is the run's file, `failure` why there is none, and `failed` the
     status of what failed on the way.
@@ -182,11 +182,11 @@ def resumed(asked: NodesRequest, request: Request) -> NodesRequest:
 
 
 def survey_launch(
-    asked: NodesRequest, request: Request, path: Path | None, place: LaunchEnvironment, notices: Notices = SILENT
+    asked: NodesRequest, request: Request, path: Path | None, launch: LaunchEnvironment, notices: Notices = SILENT
 ) -> NodeSurvey:
     """Measure the nodes of the launch in which this process is rank 0, and save the run, however this ends.
 
-    A request that resumes goes on with the run in `path`, on the same hosts. Raises UsageError, BackendError,
+    A request that resumes continues with the run in `path`, on the same hosts. Raises UsageError, BackendError,
     DataCorruption, RunFileError, and Interrupted.
     """
     if path is not None:
@@ -199,7 +199,7 @@ def survey_launch(
             previous = Previous.locked(path, stack) if path is not None and request.resume else None
             world = stack.enter_context(
                 World(
-                    place,
+                    launch,
                     request,
                     join_seconds(os.environ),
                     notices.say,
@@ -210,7 +210,7 @@ def survey_launch(
             opened = world.open()
             stack.callback(opened.close)
             if previous is None:
-                run = _new_run(request, opened, place)
+                run = _new_run(request, opened, launch)
                 writer = RunWriter(run, path, notices.say, replace=request.force)
             else:
                 run = _same_run(previous, opened)
@@ -221,16 +221,16 @@ def survey_launch(
             raise Interrupted(f"interrupted: the nodes were not judged{goes_on}") from error
 
 
-def _new_run(request: Request, opened: Opened, place: LaunchEnvironment) -> Run:
+def _new_run(request: Request, opened: Opened, launch: LaunchEnvironment) -> Run:
     from collbench.bench.session import begun_run  # late: numpy
 
     works = tuple(work.operation for work in request.collectives)
     settings = settings_of(request, works, request.sizes or (), trials=1, environment=dict(opened.environment))
-    return begun_run(opened, replace(settings, processes=place.world_size, launcher=place.launcher))
+    return begun_run(opened, replace(settings, processes=launch.world_size, launcher=launch.launcher))
 
 
 def _same_run(previous: Previous, opened: Opened) -> Run:
-    """Return the saved run, to go on with. Raises RunFileError where it is of other hosts, GPUs, or versions."""
+    """Return the saved run, to continue with. Raises RunFileError if it is of other hosts, GPUs, or versions."""
     from collbench.bench.session import NotResumed, taken_up  # late: numpy
     from collbench.output.stale_runs import unfit
 
@@ -292,7 +292,7 @@ def _survey(
         network=tuple(network_lines(run)),
         late=late_nodes(run, pairs.ranks),
         rails=rails(run, pairs.ranks) if asked.rails else (),
-        plain=any(sample.plain for found in run.measurements for sample in found.samples),
+        plain=any(sample.plain for measurement in run.measurements for sample in measurement.samples),
         round_seconds=tuple(pairs.round_seconds),
         planned_seconds=_planned(asked, pairs, done.judgement),
         switches=tuple(len(level.names) for level in known),
@@ -310,13 +310,13 @@ def _survey(
     )
 
 
-def _planned(asked: NodesRequest, pairs: NodePairs, found: Judgement) -> float:
-    """Return what the plan says of a round in seconds, at the rate that was measured; 0 where none was."""
+def _planned(asked: NodesRequest, pairs: NodePairs, judged: Judgement) -> float:
+    """Return what the plan says of a round in seconds, at the rate that was measured; 0 if none was."""
     from collbench.bench.nodes import round_seconds
 
-    if not found.typical_gbs > 0:
+    if not judged.typical_gbs > 0:
         return 0.0
-    return round_seconds(len(pairs.names), min(map(len, pairs.ranks)), asked.size_bytes, found.typical_gbs)
+    return round_seconds(len(pairs.names), min(map(len, pairs.ranks)), asked.size_bytes, judged.typical_gbs)
 
 
 def _measured(

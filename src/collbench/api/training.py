@@ -48,19 +48,21 @@ def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
     with ThreadPoolExecutor(1) as pool:  # the driver answers in a tenth of a second, and numpy loads in another
         looking = pool.submit(factory.look, arguments.backend)
         chosen = choose(arguments, looking.result, notices)
-    found = looking.result()
+    present = looking.result()
     devices, binding = chosen.devices, decide(arguments, chosen.run, chosen.members)
-    changes = torchrun.for_devices(devices, os.environ, backend=found.backend)
+    changes = torchrun.for_devices(devices, os.environ, backend=present.backend)
     changes |= rendezvous.variables(arguments, os.environ)
     inside = torchrun.here() if apptainer is None else torchrun.image()
-    command = torchrun.command(arguments, devices, os.environ, backend=found.backend, inside=inside, bind=binding.bind)
+    command = torchrun.command(
+        arguments, devices, os.environ, backend=present.backend, inside=inside, bind=binding.bind
+    )
     if apptainer is None:
         executed = torchrun.with_agent(command, inside)
     else:
         executed = command = torchrun.in_container(arguments, command, {**os.environ, **changes}, apptainer)
     notes = (chosen.note, rendezvous.gives_way(arguments, os.environ, len(devices)))
     choice = torchrun.choice(
-        devices, chosen.why, chosen.source, backend=found.backend, among=found.among, binding=binding.words
+        devices, chosen.why, chosen.source, backend=present.backend, among=present.among, binding=binding.words
     )
     return Launch(changes, command, executed, tuple(filter(None, notes)), choice)
 
@@ -100,18 +102,18 @@ class Chosen:
 def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Notices) -> Chosen:
     """Return the devices to train on: those named by hand, or the best K of those that are healthy now.
 
-    `look` waits for what the machine has. Raises UsageError, NotTrusted where every set includes what failed, and what
+    `look` waits for what the machine has. Raises UsageError, NotTrusted if every set includes what failed, and what
     probing does.
     """
     from collbench.analysis.select import choose as choose_of  # late: numpy; and while the machine is looked at
     from collbench.output import sentences
 
-    found = look()
+    present = look()
     if arguments.devices is not None:
-        return _by_hand(arguments.devices, found)
-    k, left = arguments.auto_select or 0, _left(arguments, found)
-    settle = _for_job(arguments.job, k, found, notices)
-    chosen_from, run = _evidence(arguments, found, left, notices)
+        return _by_hand(arguments.devices, present)
+    k, left = arguments.auto_select or 0, _left(arguments, present)
+    settle = _for_job(arguments.job, k, present, notices)
+    chosen_from, run = _evidence(arguments, present, left, notices)
     with evidence.refusals():
         choice = choose_of(run, k, allow_busy=arguments.allow_busy)
     choice = settle(choice, run)
@@ -122,15 +124,15 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
         raise NotTrusted(f"every set of {k} includes {what}: {advice}", outcome(run).status)
     devices = tuple(run.devices[member] for member in choice.members)
     if run.measurements:
-        out = [(run.devices[one.member], sentences.left_out(one)) for one in choice.left_out] + _barred(found, ())
+        out = [(run.devices[one.member], sentences.left_out(one)) for one in choice.left_out] + _barred(present, ())
         return Chosen(
             devices, sentences.reason(choice, run.devices), chosen_from.source, run, choice.members, _left_out(out)
         )
     why = "all that are not excluded" if arguments.exclude else "all available"
-    return Chosen(devices, why, chosen_from.source, note=_left_out(_barred(found, ()) + _lost(found)))
+    return Chosen(devices, why, chosen_from.source, note=_left_out(_barred(present, ()) + _lost(present)))
 
 
-def _for_job(file: str | None, k: int, found: Present, notices: Notices) -> Callable[[Choice, Run], Choice]:
+def _for_job(file: str | None, k: int, present: Present, notices: Notices) -> Callable[[Choice, Run], Choice]:
     """Return what lets a recorded job decide between a choice's finalists; without a job the choice stays.
 
     Raises UsageError for a job that cannot be replayed, before anything is measured.
@@ -141,7 +143,7 @@ def _for_job(file: str | None, k: int, found: Present, notices: Notices) -> Call
     from collbench.runfile import job_file
 
     name, words = one_line(Path(file).name), ("train", "--auto-select")
-    request = job_finalists.request_for(job_file.load(Path(file)), name, k, found.backend, None, notices, words)
+    request = job_finalists.request_for(job_file.load(Path(file)), name, k, present.backend, None, notices, words)
     return lambda choice, run: job_finalists.settle(choice, run, request, notices).choice
 
 
@@ -149,68 +151,68 @@ def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
     return f"left out: {torchrun.against(devices)}" if devices else ""
 
 
-def _by_hand(words: str, found: Present) -> Chosen:
+def _by_hand(words: str, present: Present) -> Chosen:
     from collbench.analysis.problem import left_out
     from collbench.output import sentences
 
-    devices = visible_devices.select(found.every, words)
-    cut = [device.tag for device in devices if device in found.mig]
+    devices = visible_devices.select(present.every, words)
+    cut = [device.tag for device in devices if device in present.mig]
     if cut:
         raise UsageError(f"{', '.join(cut)} cannot train with others: {_MIG}: choose others, or turn MIG mode off")
-    run = evidence.nothing_to_compare(found.backend, devices).as_now(found.states)
+    run = evidence.nothing_to_compare(present.backend, devices).as_now(present.states)
     wrong = [(devices[one.member], sentences.left_out(one)) for one in left_out(run)]
     note = f"used anyway: {torchrun.against(wrong)}" if wrong else ""
     return Chosen(devices, "chosen by hand", "--devices", note=note)
 
 
-def _left(arguments: TrainArguments, found: Present) -> tuple[Device, ...]:
-    """Return the devices to choose from. Raises UsageError where they are fewer than K, and says why."""
-    excluded = () if arguments.exclude is None else visible_devices.select(found.every, arguments.exclude)
-    left = tuple(device for device in found.devices if device not in excluded)
+def _left(arguments: TrainArguments, present: Present) -> tuple[Device, ...]:
+    """Return the devices to choose from. Raises UsageError if they are fewer than K, and says why."""
+    excluded = () if arguments.exclude is None else visible_devices.select(present.every, arguments.exclude)
+    left = tuple(device for device in present.devices if device not in excluded)
     k = arguments.auto_select or 0
     if k <= len(left):
         return left
     tags = ", ".join(device.tag for device in left) or "none"
-    hidden = f", {found.among}" if found.among else ""
-    lost = _lost(found)
-    but = f"; not {torchrun.against([*_barred(found, excluded), *lost])}" if excluded or found.mig or lost else ""
+    hidden = f", {present.among}" if present.among else ""
+    lost = _lost(present)
+    but = f"; not {torchrun.against([*_barred(present, excluded), *lost])}" if excluded or present.mig or lost else ""
     raise UsageError(
         f"--auto-select {k} is more than the {len(left)} that this process may use ({tags}{hidden}{but}): ask for fewer"
     )
 
 
-def _barred(found: Present, excluded: Sequence[Device]) -> list[tuple[Device, str]]:
-    return [(device, "excluded") for device in excluded] + [(device, _MIG) for device in found.mig]
+def _barred(present: Present, excluded: Sequence[Device]) -> list[tuple[Device, str]]:
+    return [(device, "excluded") for device in excluded] + [(device, _MIG) for device in present.mig]
 
 
-def _lost(found: Present) -> list[tuple[Device, str]]:
+def _lost(present: Present) -> list[tuple[Device, str]]:
     """Return the GPUs that this machine had when it was last measured, and what to do about them."""
-    gone = evidence.vanished((*found.every, *found.hidden)) if capabilities(found.backend).nvml else ()
+    gone = evidence.vanished((*present.every, *present.hidden)) if capabilities(present.backend).nvml else ()
     return [(device, f"gone since the last run, {device.uuid}: see nvidia-smi -L") for device in gone]
 
 
 def _evidence(
-    arguments: TrainArguments, found: Present, left: tuple[Device, ...], notices: Notices
+    arguments: TrainArguments, present: Present, left: tuple[Device, ...], notices: Notices
 ) -> tuple[Evidence, Run]:
     """Return what to choose from, and it as a run with the health of now."""
     if arguments.auto_select == len(left) and arguments.run is None:
-        whole = evidence.nothing_to_compare(found.backend, left)
-        return whole, whole.as_now(found.states)
-    barred = tuple(device for device in found.every if device not in left)
+        whole = evidence.nothing_to_compare(present.backend, left)
+        return whole, whole.as_now(present.states)
+    barred = tuple(device for device in present.every if device not in left)
     wanted = Wanted(
-        found.backend,
+        present.backend,
         arguments.run,
         freshness.parse_duration(arguments.max_age),
         arguments.fresh,
         arguments.nccl,
         "nothing was started",
-        besides=found.hidden + barred,
+        besides=present.hidden + barred,
         only=left if barred else (),
-        driver=found.driver,
+        driver=present.driver,
         job_nccl=arguments.container is None,
     )
     first = evidence.find(wanted, left, notices)
-    return evidence.as_of_now(wanted, first, notices, allow_busy=arguments.allow_busy, states=found.states)
+    return evidence.as_of_now(wanted, first, notices, allow_busy=arguments.allow_busy, states=present.states)
 
 
 # Whether torchrun binds ranks to NUMA nodes, and the half line that says why.
@@ -235,13 +237,13 @@ def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -
     from collbench.analysis.numa_binding import bindings  # late: numpy
     from collbench.output.text.selection import node_of, numactl
 
-    found = [one for one in bindings(run) if one.member in members]
-    wrong = [one for one in found if one.agrees is False]
+    bound = [one for one in bindings(run) if one.member in members]
+    wrong = [one for one in bound if one.agrees is False]
     if wrong:
         return Decision(words=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} fits it")
-    if len(found) < len(members) or not all(one.agrees for one in found):
+    if len(bound) < len(members) or not all(one.agrees for one in bound):
         return Decision()
-    nodes = {run.devices[one.member].pci_bus_id: one.best[0] for one in found}
+    nodes = {run.devices[one.member].pci_bus_id: one.best[0] for one in bound}
     image = "the torchrun of an image may be too old for it" if arguments.container is not None else ""
     reason = image or torchrun.cannot_bind() or _forbidden(nodes)
     if reason:
@@ -250,7 +252,7 @@ def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -
 
 
 def _forbidden(nodes: dict[str, int]) -> str:
-    """Return why torchrun would not bind to these nodes (by PCI bus id), "" where it would: else ranks do not start."""
+    """Return why torchrun would not bind to these nodes (by PCI bus id), "" if it would: else ranks do not start."""
     usable = numa.usable_nodes()
     for pci_bus_id, node in nodes.items():
         if node not in usable:

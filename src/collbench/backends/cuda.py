@@ -42,10 +42,10 @@ def explained(
     step: Step | None = None,
     ours: Sequence[Device] = (),
 ) -> Iterator[None]:
-    """Turn native exceptions into collbench's. What a GPU, NCCL or the kernel refuses costs the step: StepFailed.
+    """Translate native exceptions into collbench's. An error of a GPU, NCCL or the kernel costs the step: StepFailed.
 
-    `cause` is the failure's. `devices` are all by position, `ours` those that this process has opened: the failing one
-    is named.
+    `cause` is the failure's. `devices` are all devices by position, `ours` the positions that this process has opened:
+    the message names the failing one.
     """
     where = ""
     if step is not None:
@@ -85,7 +85,7 @@ def _wrong(error: _native.DataError, step: Step) -> WrongData:
 # The GPUs through the native extension: copies by the driver API, collectives by NCCL.
 
 
-# A native transfer's position for pinned host memory (csrc/host_memory.hpp): anywhere, or on NUMA node n at -2 - n.
+# A native transfer's position for pinned host memory (csrc/host_memory.hpp): -1 anywhere, -2 - n on NUMA node n.
 _HOST, _HOST_NODE_0 = -1, -2
 
 
@@ -101,7 +101,7 @@ _COPIES = {
     Operation.SM_WRITE: _Copy(_native.Engine.multiprocessors, pull=False),
     Operation.SM_READ: _Copy(_native.Engine.multiprocessors, pull=True),
 }
-# Host memory issues nothing: the GPU pulls what comes from there.
+# Host memory issues no copies: the GPU reads from it.
 _HOST_COPIES = {
     Operation.H2D_CE: _Copy(_native.Engine.copy_engine, pull=True),
     Operation.D2H_CE: _Copy(_native.Engine.copy_engine, pull=False),
@@ -122,7 +122,7 @@ _ROOMY_BUFFER, _ROOMY_SHARE = 2**30, 4
 _ROOM_A_COMMUNICATOR = 512 * _MIB
 _ROOM_FOR_CUDA = 256 * _MIB
 _BUFFERS = 3  # source, send, target
-_REGISTERED_BUFFERS = 2  # send and target once more, for each kind of registration
+_REGISTERED_BUFFERS = 2  # send and target again, for each kind of registration
 _WORD = 8  # bytes that an access of the pointer chase reads
 # Longest wait for one batch: the slowest link that we know (staged PCIe gen 3, 3 GB/s) moves 32 × 1 GiB in 12 s.
 # A parent process has a shorter timeout for the child that runs this backend.
@@ -130,7 +130,7 @@ _DEADLINE_S = 30.0
 
 
 class CudaBackend:
-    """Times steps on GPUs. Positions are places in `devices`; CUDA's own order is matched by UUID."""
+    """Times steps on GPUs. Positions are indices of `devices`; CUDA's order is matched by UUID."""
 
     name = "cuda"
     kernel_image = "ptx"  # what the driver compiles; runs of before 2026-11-22 may say "fatbin"
@@ -213,7 +213,7 @@ class CudaBackend:
             self._gpus.allocate(max(largest_bytes, own if alike else _SMALLEST_BUFFER))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
-        """Return why these GPUs cannot do it: a kernel needs peer access, the copy engine does not."""
+        """Return why these GPUs cannot run it: a kernel needs peer access, the copy engine does not."""
         if work.numa_node is not None:
             refusal = _native.node_memory_refusal(work.numa_node)
             return Refusal(SkipKind.NUMA, detail=refusal) if refusal else None
@@ -244,7 +244,7 @@ class CudaBackend:
                 self._collectives.prepare([list(group) for group in groups])
 
     def ready(self) -> None:
-        """Return at once: `prepare` has made all there is to make."""
+        """Return at once: `prepare` has made all communicators."""
 
     def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
         """Time steps one after another."""
@@ -282,14 +282,14 @@ class CudaBackend:
 
     @cached_property
     def _own_nodes(self) -> tuple[int | None, ...]:
-        """Return each GPU's NUMA node; None where there is no choice, it is not known, or its memory is refused."""
+        """Return each GPU's NUMA node; None if there is no choice, it is not known, or its memory is refused."""
         nodes = usable_nodes()
         if len(nodes) < 2 or any(_native.node_memory_refusal(node) for node in nodes):
             nodes = ()
         return tuple(device.numa_node if device.numa_node in nodes else None for device in self._devices)
 
     def _chase(self, step: Step) -> Timing:
-        """Time pointer chases. Each batch's end proves all of its reads: one wrong word leads astray."""
+        """Time pointer chases. The end of each batch verifies all of its reads: one wrong pointer ends elsewhere."""
         seconds = self._gpus.time_chase(
             _native.ChaseRound(
                 links=[transfer for group in step.groups for transfer in _transfers(step.work, group)],

@@ -1,4 +1,4 @@
-"""From a backend's name to an open backend with the facts about its machine. Nothing is substituted silently."""
+"""Open the backend of a name, with the facts about its machine. No backend is substituted silently."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from collbench.sim.fabrics import Fabric
 
 
-# One look at the machine before anything is chosen on it: one start of NVML (0.1 s), and none of CUDA (0.5 s).
+# What is on the machine, before anything is chosen: this starts NVML once (0.1 s), and not CUDA (0.5 s).
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The devices that this process may use, in nvidia-smi's order, and what NVML says of them now.
+    """The devices that this process may use, in nvidia-smi's order, and their NVML state.
 
     `hidden` are GPUs that CUDA_VISIBLE_DEVICES keeps from this process, and `mig` those in MIG mode, which are not
     among `devices`: their instances have no P2P. `states` are by UUID, of all of them, as nothing of ours is on them.
@@ -48,30 +48,30 @@ class Present:
 
     @property
     def every(self) -> tuple[Device, ...]:
-        """All that CUDA shows, those in MIG mode, too, in nvidia-smi's order."""
+        """All GPUs that CUDA sees, including those in MIG mode, in nvidia-smi's order."""
         return tuple(sorted(self.devices + self.mig, key=lambda device: device.index))
 
     @property
     def among(self) -> str:
-        """What limits the choice, as a clause: "among the 2 that CUDA_VISIBLE_DEVICES shows"; "" for nothing."""
+        """Return what limits the choice, as a clause: "among the 2 that CUDA_VISIBLE_DEVICES shows"; "" for nothing."""
         return f"among the {len(self.devices) + len(self.mig)} that {NAME} shows" if self.hidden else ""
 
 
 def look(name: str) -> Present:
-    """Return what the backend finds here: "auto" takes GPUs alone. Raises MachineError, and UsageError for MIG."""
+    """Return the backend's devices here; "auto" considers only GPUs. Raises MachineError, and UsageError for MIG."""
     if name == HOST.name:
         return Present(HOST.name, numa.devices())
     setting = os.environ.get(NAME)
     try:
-        found = _look(setting)
+        present = _look(setting)
     except MachineError as error:
         if name == "cuda":
             raise
         raise _no_gpu(error.problem) from error
-    if not found.devices and not found.mig:
+    if not present.devices and not present.mig:
         hides = f"{NAME}='{setting}' hides every GPU from this process"
         raise _no_gpu(hides if setting is not None else "the NVIDIA driver shows no GPU to this process")
-    return found
+    return present
 
 
 def may_use(nvml: Nvml) -> tuple[Device, ...]:
@@ -80,9 +80,9 @@ def may_use(nvml: Nvml) -> tuple[Device, ...]:
     Raises UsageError for MIG devices, MachineError.
     """
     every = nvml.devices()
-    found = visible(every, os.environ.get(NAME), os.environ.get(ORDER))
-    if found is not None:
-        return found
+    allowed = visible(every, os.environ.get(NAME), os.environ.get(ORDER))
+    if allowed is not None:
+        return allowed
     from collbench.backends.cuda import list_gpus  # late: the extension
 
     shown = {gpu.uuid for gpu in list_gpus()}
@@ -113,12 +113,12 @@ def _no_gpu(why: str) -> MachineError:
 
 
 NAMES = ("auto", *BACKENDS)  # auto never takes sim
-# A worker on its way; None where there is nothing to begin.
+# A starting worker; None if there is nothing to start.
 Begun: TypeAlias = "IsolatedBackend | None"
 
 
 class Watch(Protocol):
-    """Sees what goes wrong on devices: here through NVML, on other hosts by what their ranks report."""
+    """Reports problems of devices: on this host through NVML, on other hosts from their ranks' messages."""
 
     def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
         """Return what is wrong on these positions."""
@@ -126,12 +126,12 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An open backend and what is known of its machine. `health` reads the devices' state now, by position.
+    """An open backend and what is known of its machine. `health` reads the devices' current state, by position.
 
-    `watch` sees what goes wrong on them. `close` lets all of it go, and `vacate` the backend alone; both wait until
-    the devices have their memory back. `environment` are the NCCL_* variables that count, `clock` gives the seconds
-    that budgets count. `ports` reads the network cards' ports of several hosts, () where no host has any; None where
-    they are not read, as on one host.
+    `watch` sees what goes wrong on them. `close` lets all of it go, and `vacate` the backend alone; both wait until the
+    devices have their memory back. `environment` are the NCCL_* variables that count, `clock` gives the seconds that
+    budgets count. `ports` reads the network cards' ports of several hosts, () if no host has any; None where they are
+    not read, as on one host.
     """
 
     backend: Backend
@@ -147,7 +147,7 @@ class Opened:
 
 
 def resolve(name: str) -> tuple[str, str | None]:
-    """Return the backend that `name` stands for, and the reason, for the user, where auto finds no GPU."""
+    """Return the backend that `name` selects, and the reason to print if "auto" finds no GPU."""
     if name != "auto":
         return name, None
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
@@ -163,7 +163,7 @@ def resolve(name: str) -> tuple[str, str | None]:
 
 
 def present_devices(name: str) -> tuple[Device, ...]:
-    """Return the devices that the backend may use here, in nvidia-smi's order; CUDA_VISIBLE_DEVICES is obeyed.
+    """Return the devices that the backend may use here, in nvidia-smi's order, subject to CUDA_VISIBLE_DEVICES.
 
     A simulated machine is not here: see `simulated_devices`.
     """
@@ -174,7 +174,7 @@ def present_devices(name: str) -> tuple[Device, ...]:
 
 
 def begin(name: str) -> Begun:
-    """Start what the backend takes long to start, and return at once: the worker, in which the driver starts."""
+    """Start the backend's slow part, the worker that starts the driver, and return at once."""
     if not capabilities(name).nvml:
         return None
     from collbench.backends.isolated import IsolatedBackend
@@ -193,7 +193,7 @@ def open_backend(
     begun: Begun = None,
     options: NcclOptions | None = None,
 ) -> Opened:
-    """Open the cuda or host backend on the devices that `wanted` names, and go on with what was begun, if anything.
+    """Open the cuda or host backend on the devices that `wanted` names, and continue with what was begun, if anything.
 
     `options` are what the collectives ask of NCCL.
 
@@ -205,7 +205,7 @@ def open_backend(
 
 
 def simulated(fabric: str | None) -> Fabric:
-    """Return the machine to simulate, by name or file. Raises UsageError, without a name too."""
+    """Return the machine to simulate, by name or file. Raises UsageError, also without a name."""
     from collbench.sim import fabrics  # late: simulations are rare
 
     if fabric is None:
@@ -247,7 +247,7 @@ def driver_version() -> str:
 
 
 def nccl_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the NCCL_* variables that are set, and no others: they decide what NCCL does, the rest is private."""
+    """Return the NCCL_* variables that are set, and no others: they configure NCCL, and the rest is private."""
     return {name: value for name, value in environment.items() if name.startswith("NCCL_")}
 
 
@@ -275,7 +275,7 @@ def _open_host(wanted: str | None) -> Opened:
 def _open_cuda(
     begun: Begun, wanted: str | None, nccl_path: str | None, *, collectives: bool, options: NcclOptions | None
 ) -> Opened:
-    """Let the worker start CUDA and NCCL while this process asks NVML; it never loads CUDA itself."""
+    """Let the worker start CUDA and NCCL while this process queries NVML; this process never loads CUDA."""
     with ExitStack() as stack:
         backend = cast("IsolatedBackend", begun)
         # Waits: else the next command, `pairs && train` say, may take the worker that is ending for somebody else's.
@@ -326,7 +326,7 @@ def _with_facts(machine: Machine, facts: Facts) -> Machine:
 def health_of(
     nvml: Nvml, devices: tuple[Device, ...], occupants: Occupants, held: Sequence[int | None]
 ) -> tuple[Health, ...]:
-    """Return the devices' state now; of the processes on them, and the memory `held`, nothing is our workers'."""
+    """Return the devices' current state without our workers' processes and without the memory `held` by them."""
     return tuple(
         replace(
             nvml.health(device),

@@ -1,4 +1,4 @@
-"""What the gloo workers do: a step as their task, and how long it may take. Their parent may lack torch."""
+"""The gloo workers' tasks: a step as a task, and its timeout. The parent process may lack torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def spawn(
 
 
 def task_of(step: Step) -> Task:
-    """Return the step as the workers understand it. Raises UsageError for what gloo cannot do exactly."""
+    """Return the step as a task of the workers. Raises UsageError for what gloo cannot do exactly."""
     if not step.operation.is_collective:
         raise UsageError(f"gloo does collectives, not {step.operation}")
     if missing := HOST.lacks(step.operation):
@@ -64,7 +64,7 @@ def task_of(step: Step) -> Task:
 
 
 def _count(step: Step) -> int:
-    """Return the message in elements. Raises UsageError where it holds no whole number of them, or of equal blocks."""
+    """Return the message in elements. Raises UsageError if it holds no whole number of them, or of equal blocks."""
     width = DTYPE_BYTES[step.dtype]
     count, rest = divmod(step.size_bytes, width)
     if rest or not count:

@@ -1,4 +1,4 @@
-"""What the gloo parent and its workers say to each other, and which elements each rank sends. Free of torch."""
+"""Messages between the gloo parent and its workers, and the elements that each rank sends. Does not load torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias, TypedDict
 
 from collbench.model.operations import Operation
 
-# Which elements a gloo rank puts into a collective and gets out of it, by nccl-tests' definitions. Free of torch.
+# The elements that a gloo rank contributes to a collective and receives, by nccl-tests' definitions.
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def layout(task: Task, position: int, members: int) -> Layout:
 
 
 def _segments(task: Task, position: int, members: int) -> Iterator[Segment]:  # noqa: C901 - a case for each
-    """Yield where each stretch of what this rank receives must come from; nothing where the result is undefined."""
+    """Yield where each stretch of what this rank receives must come from; nothing if the result is undefined."""
     count, root = task["count"], task["root"]
     block, everyone = count // members, range(members)
     match task["operation"]:
@@ -84,10 +84,10 @@ def _segments(task: Task, position: int, members: int) -> Iterator[Segment]:  # 
             raise ValueError(f"the expected data of {unknown} is not defined: it cannot be verified")
 
 
-# What the gloo parent and its workers say to each other, and what gloo can reduce. Free of torch.
+# Messages between the gloo parent and its workers, and what gloo can reduce.
 
 
-# Bytes per element of what gloo carries [torch 2.13 ProcessGroupGloo.cpp, GENERATE_ALL_TYPES]; not int16, not float8.
+# Bytes per element of gloo's types [torch 2.13 ProcessGroupGloo.cpp, GENERATE_ALL_TYPES]; not int16, not float8.
 DTYPE_BYTES = {
     "float32": 4,
     "float64": 8,
@@ -99,7 +99,7 @@ DTYPE_BYTES = {
     "uint8": 1,
 }
 
-# Ours → torch.distributed.ReduceOp. No avg: gloo has none, torch divides a sum afterwards on the caller's thread.
+# Our name → torch.distributed.ReduceOp. No avg: gloo lacks it, torch divides a sum afterwards on the caller's thread.
 REDOPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX"}
 
 
@@ -110,7 +110,7 @@ Wrong: TypeAlias = tuple[int, float, float]
 class Task(TypedDict):
     """One step. `groups` hold ranks; `root` is a position within its group; `count` is the size in elements.
 
-    `blocks` are the elements from each rank to each, in the order of a group's members; () where they are alike.
+    `blocks` are the elements from each rank to each, in the order of a group's members; () if they are alike.
     """
 
     operation: str

@@ -93,11 +93,11 @@ class Message:
                 first, last = segment.offset + start, segment.offset + stop
                 parts = (self._contribution(sender, first, last, steady=steady) for sender in segment.senders)
                 expected = functools.reduce(_COMBINE.get(self._redop, torch.add), parts)
-                found = slot.received[segment.start + start : segment.start + stop]
-                if not torch.equal(found, expected):
-                    at = int((found != expected).nonzero()[0])
-                    offset = (segment.start + start + at) * found.element_size()
-                    return offset, float(expected[at]), float(found[at])
+                delivered = slot.received[segment.start + start : segment.start + stop]
+                if not torch.equal(delivered, expected):
+                    at = int((delivered != expected).nonzero()[0])
+                    offset = (segment.start + start + at) * delivered.element_size()
+                    return offset, float(expected[at]), float(delivered[at])
         return None
 
     def _contribution(self, sender: int, start: int, stop: int, *, steady: bool) -> torch.Tensor:
@@ -272,7 +272,7 @@ def main(arguments: list[str]) -> None:
                 return
 
     # At any moment, in the middle of a collective too: the parent may be killed before it could clean up. It ends by
-    # os._exit: FileStore's destructor would make its file anew, or abort where it cannot.
+    # os._exit: FileStore's destructor would make its file again, or abort where it cannot.
     lifeline.leave_with_parent(descriptor, clean_up)
     # Before torch comes, so that its threads, and gloo's, inherit the core.
     os.sched_setaffinity(0, {core})

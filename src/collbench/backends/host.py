@@ -44,7 +44,7 @@ class GlooWorld:
         """Time one collective on each of the step's groups, concurrently; every element is verified.
 
         Raises UsageError for what gloo lacks, MachineError without torch, DataCorruption for a wrong element and
-        BackendError, which names the core, for a worker that died or hangs. After an error the workers are gone;
+        BackendError, which names the core, for a worker that died or hangs. After an error the workers have exited;
         the next call starts new ones.
         """
         task = task_of(step)

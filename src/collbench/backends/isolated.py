@@ -1,4 +1,4 @@
-"""The GPUs behind a worker process: a hang, a crash or a broken context costs a step and not the run."""
+"""The GPUs behind a worker process: a hang, a crash or a broken context costs a step instead of the run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Refusal
 
-# One worker process: started, asked through its pipe, watched, and killed.
+# One worker process: started, driven through its pipe, watched, and killed.
 
 
 # Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
@@ -49,14 +49,14 @@ _STDERR = 2
 
 
 class ChildLost(BackendError):
-    """The worker hangs or is gone. The failure says which."""
+    """The worker hangs or has exited. The failure says which."""
 
 
 class Child:
-    """A running worker; `module` is what it runs. A caller that gets ChildLost must kill it."""
+    """A running worker; `module` is its module. After ChildLost the caller must kill it."""
 
     def __init__(self, module: str, extra: Mapping[str, str]) -> None:
-        """Start the process with `extra` variables beside ours, and return at once."""
+        """Start the process with our environment plus the `extra` variables, and return at once."""
         self._stderr = tempfile.TemporaryFile(prefix="collbench-worker-")  # noqa: SIM115  # closed when it is reaped
         self._pipe: Connection[Request, Reply]
         self._pipe, theirs = Pipe()
@@ -103,7 +103,7 @@ class Child:
         self._pipe.close()
 
     def reap(self, seconds: float = _EXIT_S) -> None:
-        """Wait a while for a killed process to be gone, with the memory that it held on the GPUs."""
+        """Wait a while for a killed process to exit and release its memory on the GPUs."""
         with suppress(subprocess.TimeoutExpired):  # stuck in the driver: it goes when the driver lets go
             self._process.wait(seconds)
         self._stderr.close()
@@ -120,13 +120,13 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """Return ours, so that CUDA and NCCL obey the same variables; the worker runs this very collbench."""
+    """Return our environment, so that CUDA and NCCL obey the same variables; the worker runs the same collbench."""
     ours = str(pathlib.Path(collbench.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path}
 
 
-# A worker that may be lost at any step, and is then started, opened and prepared again.
+# A worker that may crash in any step, and is then restarted, opened and prepared again.
 
 
 _DOING: dict[type, str] = {
@@ -188,7 +188,7 @@ class Supervised:
         self._facts, self._opens = None, True
 
     def plan(self, opening: Open) -> None:
-        """Open these GPUs with the first step, in whatever worker runs then."""
+        """Open these GPUs before the first step, in the worker that runs then."""
         self._opening = opening
 
     def facts(self) -> Facts:
@@ -201,17 +201,17 @@ class Supervised:
         return self._facts
 
     def set_up(self, request: Reserve | Prepare) -> None:
-        """Reserve or prepare, in this worker and in each that follows. Raises what the worker reports."""
+        """Reserve or prepare, in this worker and in all later ones. Raises what the worker reports."""
         self._setup.append(request)
         if self._child is not None:
             self._exchange(request)
 
     def submit(self, step: Step) -> None:
-        """Put a step behind those that wait."""
+        """Append a step to the waiting ones."""
         self._waiting.append(step)
 
     def answer(self) -> tuple[Step, Timing | StepFailed]:
-        """Return the first waiting step with what became of it; the others stay, to be sent again after a failure.
+        """Return the first waiting step with its result; the others stay, to be sent again after a failure.
 
         Raises DataCorruption and whatever else is no failure of the step alone.
         """
@@ -281,7 +281,7 @@ class Supervised:
         return self._receive(_DOING[type(request)])
 
     def _reopen(self) -> None:
-        """Start a worker where the last one stood. Raises StepFailed where that is not possible."""
+        """Start a worker with the same setup as the last one. Raises StepFailed if that is not possible."""
         self.reap()  # else the new one would find the GPUs' memory still taken
         if self._opening is None:
             raise BackendError("no GPU was opened before the first step")
@@ -302,7 +302,7 @@ class Supervised:
         return None
 
     def _outcome(self, step: Step, ahead: int) -> Timing:
-        """Send what is not sent yet, and return the first step's times. Raises what the worker reports, ChildLost."""
+        """Send the unsent steps, and return the first step's times. Raises what the worker reports, ChildLost."""
         if self._child is None:
             self._reopen()
         if self._opens:
@@ -372,7 +372,7 @@ class IsolatedBackend:
         The worker has our environment, and the `extra` variables.
         """
         self._worker = Supervised(module, timeouts, extra or {})
-        # Without peer access, for copies through host memory; it stands still while the other one times.
+        # Without peer access, for copies through host memory; it idles while the other worker times.
         self._staging = Supervised(module, timeouts, extra or {})
         self._devices: tuple[Device, ...] = ()
         self._prepares = False
@@ -386,7 +386,7 @@ class IsolatedBackend:
         return cast("tuple[str, ...]", self._worker.ask(ListGpus()))
 
     def unique_id(self, nccl_path: str | None) -> bytes:
-        """Return 128 bytes by which the ranks of one world find this one. Raises MachineError without NCCL."""
+        """Return the 128 bytes of ncclGetUniqueId for the ranks of one world. Raises MachineError without NCCL."""
         return cast("bytes", self._worker.ask(MakeUniqueId(nccl_path)))
 
     def open(
@@ -440,7 +440,7 @@ class IsolatedBackend:
         self._staging.set_up(Reserve(largest_bytes))
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
-        """Return why these GPUs cannot do it, None where they can."""
+        """Return why these GPUs cannot run it, None if they can."""
         return cast("Refusal | None", self._worker.ask(CanRun(work, members)))
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:

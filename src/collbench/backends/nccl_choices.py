@@ -1,6 +1,6 @@
-"""Which algorithm, protocol and channels NCCL chose: it tells in its debug log, of a process that does nothing else.
+"""Which algorithm, protocol and channels NCCL chose, from the debug log of a separate process.
 
-That process alone has NCCL_DEBUG=INFO. What is timed runs as the user set it up.
+Only that process has NCCL_DEBUG=INFO. The timed processes run with the user's settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SYMMETRIC = re.compile(  # since 2.28, on registered symmetric memory [symmetri
 
 
 def ask(open_probe: Callable[[Mapping[str, str]], Backend], steps: Sequence[Step]) -> list[Chosen]:
-    """Return what NCCL chose for each step's first group, where it reported; a step that fails is left out.
+    """Return what NCCL chose for each step's first group, if it reported that; a failing step is left out.
 
     `open_probe` starts a process with these variables beside the user's own and returns a backend that runs in it, with
     NCCL open. The GPUs must have room for it. Raises what opening raises.
@@ -54,14 +54,14 @@ def ask(open_probe: Callable[[Mapping[str, str]], Backend], steps: Sequence[Step
 
 
 def questions(steps: Iterable[Step]) -> list[Step]:
-    """Return a step for each collective, number of ranks and size that NCCL chooses for, run once and not verified.
+    """Return one unverified step per collective, number of ranks and size that NCCL chooses for.
 
     The first group with a number of ranks stands for all that have as many.
     """
-    found: dict[tuple[Operation, int, int], Step] = {}
+    asked: dict[tuple[Operation, int, int], Step] = {}
     for step in steps:
         if step.operation.is_collective and step.operation.collective.tuned:
-            found.setdefault((step.operation, len(step.groups[0]), step.size_bytes), step)
+            asked.setdefault((step.operation, len(step.groups[0]), step.size_bytes), step)
     return [
         replace(
             step,
@@ -73,7 +73,7 @@ def questions(steps: Iterable[Step]) -> list[Step]:
             warmup=0,
             launches=0,
         )
-        for step in found.values()
+        for step in asked.values()
     ]
 
 
@@ -88,7 +88,7 @@ def probe(
 
 
 def choice(log: str, operation: Operation, ranks: int, size_bytes: int) -> Chosen | None:
-    """Return what NCCL's log says of a message, None where it does not report it. `size_bytes` as in a data point.
+    """Return what NCCL's log reports for a message, None if nothing. `size_bytes` as in a data point.
 
     Depending on its version NCCL gives all-gather's and reduce-scatter's bytes in all or for one rank.
     """
@@ -113,9 +113,9 @@ def _answers(probe: Backend, steps: Iterable[Step], folder: Path) -> Iterator[Ch
             probe.time_collective(step)
         except StepFailed:
             continue
-        found = choice(_news(folder, read), step.operation, len(step.groups[0]), step.size_bytes)
-        if found is not None:
-            yield found
+        chosen = choice(_news(folder, read), step.operation, len(step.groups[0]), step.size_bytes)
+        if chosen is not None:
+            yield chosen
 
 
 def _news(folder: Path, read: dict[Path, int]) -> str:

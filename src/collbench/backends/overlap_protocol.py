@@ -1,4 +1,4 @@
-"""What times a collective beside compute, and what its parent and its workers say to each other. Free of torch."""
+"""The backend that times a collective which overlaps compute, and the messages to its workers. Does not load torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collbench.model.operations import Operation, Work
 
 # What training sends, and what torch.distributed sends without an option.
 DTYPE = "bfloat16"
-# Those of FSDP, DDP, tensor parallelism and mixture of experts; the others would each need a way to be verified.
+# The collectives of FSDP, DDP, tensor parallelism and mixture of experts; others would need their own verification.
 OPERATIONS = (
     Operation.ALLREDUCE,
     Operation.ALLGATHER,
@@ -24,7 +24,7 @@ OPERATIONS = (
 # A GPU's stream takes 1,024 launches and events ahead. The next one waits until the GPU has begun some of them, which
 # must not happen before a load's common start.
 QUEUE_ENTRIES = 1000
-# The rest, the collective that brings the ranks together, the one that is timed, and their events.
+# A sleep, the collective that synchronizes the ranks, the timed collective, and their events.
 _ENTRIES_A_ROUND = 8
 # From half of it on, a chunk of compute is one launch, a CUDA graph.
 LAUNCHES_AHEAD = QUEUE_ENTRIES // 2
@@ -32,7 +32,7 @@ LAUNCHES_AHEAD = QUEUE_ENTRIES // 2
 
 @dataclass(frozen=True, slots=True)
 class OverlapPoint:
-    """One data point: a collective of so many bytes, what runs beside it, and the levers."""
+    """One data point: a collective of a size in bytes, the compute that it overlaps, its priority and CTAs."""
 
     operation: Operation
     size_bytes: int
@@ -48,13 +48,13 @@ class OverlapPoint:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every rank runs at once, from a common start: chunks of the collective, chunks of compute, or both.
+    """What every rank runs from a common start: chunks of the collective, chunks of compute, or both.
 
     The end of each chunk is timed. A chunk has `calls` of the collective, or `units` of compute. `delay_s` is how long
     the GPU waits before the start, so that all of it is queued by then.
 
     With `idle_s` each chunk of the collective has a round of its own: the ranks come together, compute begins its
-    `compute_chunks` anew, and the collective's stream rests so many seconds before the chunk, whose begin is timed.
+    `compute_chunks` again, and the collective's stream rests so many seconds before the chunk, whose begin is timed.
     """
 
     collective_chunks: int
@@ -83,8 +83,8 @@ class RankTimes:
 
     `begins` are those to the begin of each chunk of the collective, where the load has rounds; `compute` then holds one
     round after another.
-    `queued` is False where the start came before all was queued: then the host's launches are in the times. `wrong` and
-    `wrong_compute` count wrong elements of the last result of each; None where nothing was compared.
+    `queued` is False if the start came before all was queued: then the host's launches are in the times. `wrong` and
+    `wrong_compute` count wrong elements of the last result of each; None if nothing was compared.
     """
 
     collective: tuple[float, ...]
@@ -99,13 +99,13 @@ class OverlapBackend(Protocol):
     """All ranks as one. Each call returns when every rank has answered; errors are CollbenchErrors."""
 
     def allocate(self, point: OverlapPoint) -> None:
-        """Make room for a data point and forget the one before. Raises MachineError where it does not fit."""
+        """Make room for a data point and forget the one before. Raises MachineError if it does not fit."""
 
     def warm(self) -> None:
-        """Run the collective and the compute once, untimed: communicators, code and clocks are there afterwards."""
+        """Run the collective and the compute once, untimed, to create communicators, load code and raise clocks."""
 
     def run(self, load: Load) -> tuple[RankTimes, ...]:
-        """Run a load of the data point, and compare what it delivered. Raises BackendError."""
+        """Run a load of the data point, and verify its results. Raises BackendError."""
 
     def close(self) -> None:
         """End the workers; must be safe to call twice."""
@@ -124,6 +124,6 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to OverlapPoint and Warm; `problem` says why there is no room, "" where there is."""
+    """The answer to OverlapPoint and Warm; `problem` says why there is no room, "" if there is."""
 
     problem: str = ""

@@ -1,4 +1,4 @@
-"""A simulated collective beside simulated compute: what a fabric says that they cost each other, drawn by a seed."""
+"""A simulated collective that overlaps simulated compute. The fabric says how much each slows the other down."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from collbench.backends.protocol import Step
 from collbench.backends.sim import SimBackend
 from collbench.model.capabilities import SIM
 from collbench.model.compute import Compute, ComputeKind, Priority
-from collbench.sim.fabrics import Beside, Fabric
+from collbench.sim.fabrics import Fabric, OverlapFactors
 from collbench.sim.labels import devices as devices_of
 
 _SPAN_S = 0.025  # as on GPUs
 # A 7B layer, as in overlap_worker.
 _HIDDEN = 4096
-# Of what a collective loses beside compute, with a high priority.
+# The part of the slowdown by compute that remains for a collective of high priority.
 _LEFT_BY_PRIORITY = 0.5
 
 
-def unit_seconds(compute: Compute, beside: Beside) -> float:
-    """Return what one unit of compute takes alone on a simulated GPU."""
+def unit_seconds(compute: Compute, factors: OverlapFactors) -> float:
+    """Return the seconds of one unit of compute, isolated, on a simulated GPU."""
     size = float(compute.size)
     match compute.kind:
         case ComputeKind.GEMM:
-            return 2 * size**3 / (beside.tflops * 1e12)
+            return 2 * size**3 / (factors.tflops * 1e12)
         case ComputeKind.MEMORY:
-            return 3 * size * 2**20 / (beside.memory_gbs * 1e9)
+            return 3 * size * 2**20 / (factors.memory_gbs * 1e9)
         case ComputeKind.ATTENTION:  # products in and out, and the lower triangle of two between tokens
-            return (8 * size * _HIDDEN**2 + 2 * size**2 * _HIDDEN) / (beside.tflops * 1e12)
+            return (8 * size * _HIDDEN**2 + 2 * size**2 * _HIDDEN) / (factors.tflops * 1e12)
 
 
 class SimOverlap:
-    """All ranks of a simulated machine. Its clock is its own: a seed gives the same times everywhere."""
+    """All ranks of a simulated machine, with a simulated clock: a seed gives the same times everywhere."""
 
     def __init__(self, fabric: Fabric, backend: SimBackend, seed: int) -> None:
         self._fabric, self._backend = fabric, backend
@@ -46,31 +46,31 @@ class SimOverlap:
         self._seconds = 0.0
 
     def allocate(self, point: OverlapPoint) -> None:
-        """Remember the data point: there is room for any."""
+        """Store the data point: any size fits."""
         self._point = point
 
     def warm(self) -> None:
-        """Do nothing: nothing is cold."""
+        """Do nothing: the simulation needs no warm-up."""
 
     def run(self, load: Load) -> tuple[RankTimes, ...]:
-        """Return a load's times: both at their slower rates until one ends, then the other at its own."""
+        """Return a load's times: both are slowed down until one ends, then the other runs at its isolated rate."""
         assert self._point is not None  # noqa: S101  # as the protocol has it
-        point, beside = self._point, self._fabric.overlap
+        point, factors = self._point, self._fabric.overlap
         call = self._call_seconds(point)
-        unit = unit_seconds(point.compute, beside) * float(np.exp(self._rng.normal(0, self._fabric.noise.trial)))
+        unit = unit_seconds(point.compute, factors) * float(np.exp(self._rng.normal(0, self._fabric.noise.trial)))
         high = point.priority is Priority.HIGH
-        slower = 1 + (beside.collective - 1) * (_LEFT_BY_PRIORITY if high else 1.0)
-        lanes = (load.collective_chunks, load.calls * call), (load.compute_chunks, load.units * unit)
-        ends = raced(lanes, (slower, beside.compute))
+        slower = 1 + (factors.collective - 1) * (_LEFT_BY_PRIORITY if high else 1.0)
+        works = (load.collective_chunks, load.calls * call), (load.compute_chunks, load.units * unit)
+        ends = overlapped(works, (slower, factors.compute))
         begins: tuple[float, ...] = ()
-        if load.idle_s:  # each call beside compute all the time
-            took = [load.compute_chunks * lanes[1][1] * beside.compute] * len(load.idle_s)
+        if load.idle_s:  # compute covers each call
+            took = [load.compute_chunks * works[1][1] * factors.compute] * len(load.idle_s)
             starts = list(itertools.accumulate(took, initial=0.0))[:-1]
             begins = tuple(start + idle for start, idle in zip(starts, load.idle_s, strict=True))
             chunks = range(1, load.compute_chunks + 1)
             ends = (
                 tuple(begin + load.calls * call * slower for begin in begins),
-                tuple(start + number * lanes[1][1] * beside.compute for start in starts for number in chunks),
+                tuple(start + number * works[1][1] * factors.compute for start in starts for number in chunks),
             )
         self._seconds += max((times[-1] for times in ends if times), default=0.0)
         wrong = [0 if times else None for times in ends]
@@ -90,14 +90,16 @@ class SimOverlap:
         return timing.seconds[0][0] * limited
 
 
-def raced(lanes: Sequence[tuple[int, float]], slower: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the ends of the chunks of two lanes of (chunks, seconds a chunk alone), each `slower` beside the other."""
-    alone = [chunks * seconds for chunks, seconds in lanes]
+def overlapped(
+    works: Sequence[tuple[int, float]], slower: Sequence[float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the end of each chunk of two overlapping works of (chunks, isolated seconds per chunk) and slowdowns."""
+    alone = [chunks * seconds for chunks, seconds in works]
     both = all(alone)
     shared = min(time * factor for time, factor in zip(alone, slower, strict=True)) if both else 0.0
     ends = []
-    for (chunks, seconds), factor in zip(lanes, slower, strict=True):
-        done = shared / factor  # of its own seconds, by when the other ends
+    for (chunks, seconds), factor in zip(works, slower, strict=True):
+        done = shared / factor  # isolated seconds of its work done when the other ends
         owed = [number * seconds for number in range(1, chunks + 1)]
         ends.append(tuple(own * factor if own <= done else shared + own - done for own in owed))
     return ends[0], ends[1]

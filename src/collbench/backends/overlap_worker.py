@@ -1,4 +1,4 @@
-"""One rank of `collbench overlap`: a collective of torch.distributed beside torch's compute, both verified.
+"""One rank of `collbench overlap`: a collective of torch.distributed that overlaps torch's compute, both verified.
 
 Started as `… -m collbench.backends.overlap_worker FD RANK WORLD_SIZE KIND PLACE FOLDER`: KIND is cuda or host, PLACE
 the GPU's number among those that CUDA shows, or the core. It answers requests from the pipe FD until the pipe closes.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from collbench.backends.overlap_lanes import Accelerator, CpuAccelerator, CudaAccelerator, Lane
 from collbench.backends.overlap_protocol import DTYPE, LAUNCHES_AHEAD, Done, Load, OverlapPoint, RankTimes, Warm
+from collbench.backends.overlap_streams import Accelerator, CpuAccelerator, CudaAccelerator, StreamWork
 from collbench.backends.torch_rank import RankProcess, answer, run
 from collbench.model.compute import Compute, ComputeKind
 from collbench.model.dtypes import DTYPE_BYTES
@@ -77,7 +77,7 @@ class Messages:
             slot.uses = 0
 
     def wrong(self) -> int | None:
-        """Return how many received elements are not what the ranks sent, of slots in use; None where it is unknown.
+        """Return how many received elements are not what the ranks sent, of slots in use; None if it is unknown.
 
         An all-reduce in place sums its own result again: n ranks multiply it by n each time, which is exact where n is
         a power of two.
@@ -145,7 +145,7 @@ def call_of(operation: Operation, group: dist.ProcessGroup) -> Callable[[Slot], 
     return calls[operation]
 
 
-# The compute: what runs beside it, and its result.
+# The compute that the collective overlaps, and its result.
 
 # A transformer layer of 7B parameters: 32 heads of 128 (Llama 2 7B).
 _HEADS, _HEAD_WIDTH = 32, 128
@@ -193,19 +193,19 @@ def unit_of(
 
 
 class Rank:
-    """A process's place among the ranks, and what it has allocated for the data point of the moment."""
+    """One rank's process, and what it has allocated for the current data point."""
 
     def __init__(self, rank: int, ranks: int, accelerator: Accelerator) -> None:
         self._rank, self._ranks, self._accelerator = rank, ranks, accelerator
         self._point: OverlapPoint | None = None
         self._messages: Messages | None = None
         self._unit: tuple[Compute, Unit, torch.Tensor] | None = None
-        self._chunks: dict[int, Callable[[], object]] = {}  # of that unit, by how many are one launch
+        self._chunks: dict[int, Callable[[], object]] = {}  # of that unit, by units per launch
         self._tiny = torch.zeros(1, device=accelerator.device)
         self._group: dist.ProcessGroup | None = None
 
     def allocate(self, point: OverlapPoint) -> Done:
-        """Make room for a data point; the answer says why there is none."""
+        """Make room for a data point; the answer says why if that fails."""
         self._accelerator.finish()
         self._point, self._messages = point, None
         device = self._accelerator.device
@@ -213,7 +213,7 @@ class Rank:
             if self._unit is None or self._unit[0] != point.compute:
                 self._unit, self._chunks = None, {}
                 unit = unit_of(point.compute, device, self._accelerator.compute_dtype)
-                unit.run()  # alone: what it must come to beside the collective, too
+                unit.run()  # isolated: the expected result when it overlaps the collective
                 self._accelerator.finish()
                 self._unit = (point.compute, unit, unit.result.clone())
             span = self._accelerator.span_bytes
@@ -226,16 +226,16 @@ class Rank:
         return Done()
 
     def warm(self) -> Done:
-        """Make the communicator of the point's levers, and run the collective and the compute once."""
+        """Create the communicator for the point's priority and CTAs, and run the collective and the compute once."""
         point, messages, (_, unit, _) = self._allocated()
         self._group = self._accelerator.group(self._ranks, point.priority, point.ctas)
         call = call_of(point.operation, self._group)
-        once = Lane(1, lambda _number: call(messages.slots[0]))
-        self._accelerator.race(self._align, once, Lane(1, lambda _number: unit.run()), 0.0)
+        once = StreamWork(1, lambda _number: call(messages.slots[0]))
+        self._accelerator.run_both(self._align, once, StreamWork(1, lambda _number: unit.run()), 0.0)
         return Done()
 
     def run(self, load: Load) -> RankTimes:
-        """Run a load, and compare the last result of each lane that ran."""
+        """Run a load, and verify the last result of the collective and of the compute, if they ran."""
         point, messages, (_, unit, alone) = self._allocated()
         if self._group is None:
             raise RuntimeError("the data point was not warmed up")
@@ -250,17 +250,17 @@ class Rank:
                 call(slot)
                 slot.uses += 1
 
-        lanes = (
-            Lane(load.collective_chunks, collective, load.idle_s),
-            Lane(load.compute_chunks, self._chunk(load, unit)),
+        works = (
+            StreamWork(load.collective_chunks, collective, load.idle_s),
+            StreamWork(load.compute_chunks, self._chunk(load, unit)),
         )
-        raced = self._accelerator.race(self._align, *lanes, load.delay_s)
+        times = self._accelerator.run_both(self._align, *works, load.delay_s)
         wrong_compute = int((unit.result != alone).sum()) if load.compute_chunks else None
         wrong = messages.wrong() if load.collective_chunks else None
-        return RankTimes(raced.collective, raced.compute, raced.begins, raced.queued, wrong, wrong_compute)
+        return RankTimes(times.collective, times.compute, times.begins, times.queued, wrong, wrong_compute)
 
     def _chunk(self, load: Load, unit: Unit) -> Callable[[int], object]:
-        """Return what queues a chunk of compute: its units one by one, or as one launch where they are too many."""
+        """Return a function that queues a chunk of compute: its units one by one, or in one launch if too many."""
         if load.compute_launches <= LAUNCHES_AHEAD:
             return lambda _chunk: [unit.run() for _ in range(load.units)]
         if load.units not in self._chunks:
@@ -280,9 +280,9 @@ class Rank:
 # The process.
 
 
-def opened(kind: str, place: int) -> Accelerator:
+def opened(kind: str, index: int) -> Accelerator:
     """Open the GPU or the core."""
-    return CudaAccelerator(place) if kind == "cuda" else CpuAccelerator()
+    return CudaAccelerator(index) if kind == "cuda" else CpuAccelerator()
 
 
 def serve(process: RankProcess, accelerator: Accelerator) -> None:

@@ -67,9 +67,9 @@ class Timing:
     """Raw seconds per iteration: `seconds[g][b]` for group g and batch b, the maximum over a group's ranks.
 
     `launch_seconds[g]` is the launch loop's, empty when it was not asked for. Wrong data raised; `coverage[g]` says how
-    much was compared, empty where uncounted. `singles[g]` are the single launches of each of the group's ranks, in
+    much was compared, empty if uncounted. `singles[g]` are the single launches of each of the group's ranks, in
     their order, in ns of one clock for all ranks of a host; empty without any. `plain[g]`: the group's batches were
-    plain launches, not replays of a graph; empty where all were replays, or nothing is launched. `waits[g][r][b]` are
+    plain launches, not replays of a graph; empty if all were replays, or nothing is launched. `waits[g][r][b]` are
     the seconds for which rank r of the group was in the barrier before batch b; empty in a single process. The last one
     to come waits least, and but for a step's first batch each comes as soon as its host can after the batch before.
     """
@@ -102,16 +102,16 @@ class Backend(Protocol):
         """Return the largest message size in bytes that every device has room for."""
 
     def free_bytes(self) -> tuple[int, ...]:
-        """Return each device's free memory in bytes, by position; empty where devices share the machine's."""
+        """Return each device's free memory in bytes, by position; empty if devices share the machine's."""
 
     def numa_nodes(self) -> tuple[int, ...]:
-        """Return the host's NUMA nodes between which host copies may differ; empty where there are none to compare."""
+        """Return the host's NUMA nodes between which host copies may differ; empty if there are none to compare."""
 
     def reserve(self, largest_bytes: int) -> None:
         """Make room for messages of up to `largest_bytes`; called once, before the first step."""
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
-        """Return None where these devices can do this copy or chase, else the reason why they cannot."""
+        """Return None if these devices can do this copy or chase, else the reason why they cannot."""
 
     def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Expect collectives on these groups: their communicators may be made meanwhile, beside copies."""
@@ -133,11 +133,11 @@ class Backend(Protocol):
 
 
 def time_step(backend: Backend, step: Step) -> Timing:
-    """Time a step of either kind. Raises StepFailed where it costs its data points only."""
-    found = sound(backend.time_collective(step) if step.operation.is_collective else backend.time_copies(step))
-    if isinstance(found, StepFailed):
-        raise found
-    return found
+    """Time a step of either kind. Raises StepFailed if it costs its data points only."""
+    timing = sound(backend.time_collective(step) if step.operation.is_collective else backend.time_copies(step))
+    if isinstance(timing, StepFailed):
+        raise timing
+    return timing
 
 
 def sound(outcome: Timing | StepFailed) -> Timing | StepFailed:

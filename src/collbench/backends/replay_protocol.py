@@ -1,4 +1,4 @@
-"""What replays a recorded step, and what its parent and its workers say to each other. Free of torch."""
+"""The backend that replays a recorded step, and the messages to its workers. Does not load torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReplayTimes:
     """One rank's seconds: of a step, the mean, and of each of its units, from its begin to its end, the mean.
 
     `units` is () without calls, and where a trace does not say which kernel is whose. A unit's seconds include the wait
-    for other ranks. `queued` is False where the host fell behind its device.
+    for other ranks. `queued` is False if the host fell behind its device.
     """
 
     step: float
@@ -60,10 +60,10 @@ class ReplayBackend(Protocol):
     """All ranks as one. Each call returns when every rank has answered; errors are CollbenchErrors."""
 
     def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
-        """Make groups and buffers. Raises MachineError where they do not fit."""
+        """Make groups and buffers. Raises MachineError if they do not fit."""
 
     def verify(self) -> int | None:
-        """Run a step, untimed, and return how many elements were wrong in any buffer; None where it cannot be known."""
+        """Run a step, untimed, and return how many elements were wrong in any buffer; None if it cannot be known."""
 
     def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
         """Run a load, which should take `expected_s` seconds. Raises BackendError."""
@@ -88,7 +88,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The answer to Prepare; `problem` says why there is no room, "" where there is."""
+    """The answer to Prepare; `problem` says why there is no room, "" if there is."""
 
     problem: str = ""
 
@@ -100,6 +100,6 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The answer to Verify: wrong elements, None where nothing could be compared."""
+    """The answer to Verify: wrong elements, None if nothing could be compared."""
 
     wrong: int | None

@@ -1,4 +1,4 @@
-"""A simulated replay: each call takes what a fabric says that it takes, beside pauses as the fabric's factors say."""
+"""A simulated replay: each call takes the fabric's time, and overlaps pauses by the fabric's factors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEAST_BYTES = 16
 
 
 class SimReplay:
-    """All ranks of a simulated arm. Its clock is its own: a seed gives the same times everywhere.
+    """All ranks of a simulated arm, with a simulated clock: a seed gives the same times everywhere.
 
     `members` are the ranks' positions on the backend; `arm` is the arm's number, whose noise is its own.
     """
@@ -38,7 +38,7 @@ class SimReplay:
         self._seconds = 0.0
 
     def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
-        """Remember the step: there is room for any, and simulated memory is all alike."""
+        """Store the step: any size fits."""
         del registration
         self._schedule, self._computes = schedule, pauses is Pauses.RECORDED
 
@@ -47,7 +47,7 @@ class SimReplay:
         return 0
 
     def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
-        """Return a load's times: each call begins when all of its ranks have come to it."""
+        """Return a load's times: each call begins when all of its ranks have reached it."""
         del expected_s
         schedule = self._schedule
         assert schedule is not None  # noqa: S101  # as the protocol has it
@@ -55,7 +55,7 @@ class SimReplay:
         beside = self._fabric.overlap
         slower = beside.collective if self._computes and load.pauses else 1.0
         noise = float(np.exp(self._rng.normal(0, self._fabric.noise.trial))) if load.pauses else 1.0
-        # When each rank's host, or main stream, comes to each unit.
+        # When each rank's host, or main stream, reaches each unit.
         comes = []
         for units in schedule.ranks:
             at, own = 0.0, []

@@ -1,4 +1,4 @@
-"""One rank of `collbench replay`: the calls that were recorded, by torch.distributed, on buffers that are verified."""
+"""One rank of `collbench replay`: the recorded calls, by torch.distributed, on verified buffers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from collbench.analysis.job_schedule import Post, Unit
-from collbench.backends.replay_lanes import Accelerator, CpuAccelerator, CudaAccelerator
 from collbench.backends.replay_protocol import Prepare, Prepared, ReplayLoad, ReplayTimes, Verified, Verify
+from collbench.backends.replay_streams import Accelerator, CpuAccelerator, CudaAccelerator
 from collbench.backends.torch_rank import RankProcess, answer, run
 from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.job import PointToPoint
@@ -80,7 +80,7 @@ class Buffers:
 
     @property
     def reduces(self) -> bool:
-        """True where the result is a reduction."""
+        """True if the result is a reduction."""
         return bool(self.post.reduction)
 
     def value(self, rank: int, first: int, count: int) -> torch.Tensor:
@@ -114,8 +114,8 @@ class Buffers:
                 parts = [self.value(sender, segment.first + start, length) for sender in segment.senders]
                 expected = combined(parts, self.post.reduction) if self.reduces else parts[0]
                 begin = segment.start + start
-                found = self.received[begin : begin + length]
-                count += (found != expected.to(found.dtype)).sum()
+                delivered = self.received[begin : begin + length]
+                count += (delivered != expected.to(delivered.dtype)).sum()
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,25 +313,25 @@ class Rank:
     def _places(self) -> set[int]:
         return {unit.group for unit in self._prepared().request.units}
 
-    def _allocate(self, step: PreparedStep, place: int) -> None:
+    def _allocate(self, step: PreparedStep, group: int) -> None:
         """Make the buffers of one group: calls that run at once have their own, those one after another share."""
         if not step.uses:
             step.uses = [[] for _ in step.request.units]
-        members = step.request.groups[place]
+        members = step.request.groups[group]
         for number, unit in enumerate(step.request.units):
-            if unit.group != place:
+            if unit.group != group:
                 continue
             seen: dict[object, int] = {}
             for post in unit.posts:
-                key: object = (place, post)
+                key: object = (group, post)
                 if post.operation == PointToPoint.SEND:  # it only reads
-                    key = (place, post.operation, post.size_bytes)
+                    key = (group, post.operation, post.size_bytes)
                 else:
                     seen[key] = seen.get(key, 0) + 1
                     key = (key, seen[key])
                 if key not in step.buffers:
                     device = self._accelerator.device
-                    step.buffers[key] = buffers_of(post, self._rank, members, place, device)
+                    step.buffers[key] = buffers_of(post, self._rank, members, group, device)
                 step.uses[number].append(step.buffers[key])
 
     def _post(
@@ -362,9 +362,9 @@ class Rank:
 # The process.
 
 
-def opened(kind: str, place: int) -> Accelerator:
+def opened(kind: str, index: int) -> Accelerator:
     """Open the GPU or the core."""
-    return CudaAccelerator(place) if kind == "cuda" else CpuAccelerator()
+    return CudaAccelerator(index) if kind == "cuda" else CpuAccelerator()
 
 
 def serve(process: RankProcess, accelerator: Accelerator) -> None:

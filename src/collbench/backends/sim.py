@@ -70,8 +70,8 @@ class SimBackend:
         state = labels.health(fabric)
         self._health = tuple(state[gpu] for gpu in self._gpus)
         self._flags = tuple(
-            tuple(wrong(position, found.throttle, found.temperature, found.processes))
-            for position, found in enumerate(self._health)
+            tuple(wrong(position, health.throttle, health.temperature, health.processes))
+            for position, health in enumerate(self._health)
         )
         self._rng = np.random.default_rng(seed)
         self._drawn: Iterator[float] = iter(())
@@ -96,9 +96,9 @@ class SimBackend:
 
     def paths(self) -> tuple[Path, ...]:
         """Return the paths between the positions as the simulated tools report them."""
-        found = {frozenset(path.devices): path for path in labels.paths(self._fabric)}
+        by_pair = {frozenset(path.devices): path for path in labels.paths(self._fabric)}
         pairs = combinations(range(len(self._gpus)), 2)
-        return tuple(replace(found[frozenset((self._gpus[i], self._gpus[j]))], devices=(i, j)) for i, j in pairs)
+        return tuple(replace(by_pair[frozenset((self._gpus[i], self._gpus[j]))], devices=(i, j)) for i, j in pairs)
 
     def health(self) -> tuple[Health, ...]:
         """Return each position's state."""
@@ -135,7 +135,7 @@ class SimBackend:
         return tuple(max(0, device.memory_bytes - (state.memory_used or 0)) for device, state in states)
 
     def numa_nodes(self) -> tuple[int, ...]:
-        """Return the simulated host's NUMA nodes; none where the machine hides them."""
+        """Return the simulated host's NUMA nodes; none if the machine hides them."""
         nodes = {root.numa_node for root in self._fabric.host_bridges}
         return () if self._fabric.numa_hidden else tuple(sorted(nodes))
 
@@ -162,7 +162,7 @@ class SimBackend:
         return time_each(self, steps)
 
     def time_copies(self, step: Step) -> Timing:
-        """Return drawn times of copies or chases. Raises DataCorruption, StepFailed where the fabric says so."""
+        """Return drawn times of copies or chases. Raises DataCorruption, StepFailed if the fabric says so."""
         self._fail(step)
         alike = (step.work, step.groups)
         if alike not in self._rates:
@@ -170,20 +170,20 @@ class SimBackend:
         return self._timing(step, self._rates[alike])
 
     def time_collective(self, step: Step) -> Timing:
-        """Return drawn times of a collective. Raises DataCorruption, StepFailed where the fabric says so."""
+        """Return drawn times of a collective. Raises DataCorruption, StepFailed if the fabric says so."""
         self._fail(step)
         alike = _alike(step)
         if alike not in self._rates:
             self._rates[alike] = self._collectives(step)
-        found = self._timing(step, self._rates[alike])
+        timing = self._timing(step, self._rates[alike])
         if step.singles:
-            return replace(found, singles=tuple(self._singles(step, index) for index in range(len(step.groups))))
+            return replace(timing, singles=tuple(self._singles(step, index) for index in range(len(step.groups))))
         if not step.launches:
-            return found
+            return timing
         launch = self._fabric.delays.launch * _MICRO
         noise = self._fabric.noise.trial
-        loops = tuple(batches[0] + launch * math.exp(noise * self._normal()) for batches in found.seconds)
-        return Timing(found.seconds, loops)
+        loops = tuple(batches[0] + launch * math.exp(noise * self._normal()) for batches in timing.seconds)
+        return Timing(timing.seconds, loops)
 
     def close(self) -> None:
         """Do nothing: nothing was opened."""
@@ -197,11 +197,11 @@ class SimBackend:
         groups = [self._transfers(step, members) for members in step.groups]
         every = [transfer for transfers in groups for transfer in transfers]
         rates = iter(shared_rates(self._network, every))
-        found = []
+        times = []
         for transfers in groups:
             waits = [self._wait(transfer) for transfer in transfers]
-            found.append((max(waits) * _MICRO, 1e-9 / min(next(rates) * self._hurry(t) for t in transfers)))
-        return found
+            times.append((max(waits) * _MICRO, 1e-9 / min(next(rates) * self._hurry(t) for t in transfers)))
+        return times
 
     def _covered(self, step: Step) -> list[tuple[float, float]]:
         """Return the same of copies that are timed while all that their members name run, each device's once."""
@@ -211,8 +211,8 @@ class SimBackend:
         timed: dict[int, tuple[Transfer, float]] = {}  # the first transfer of each, and its GB/s
         for (member, transfer), rate in zip(every, rates, strict=True):
             timed.setdefault(member, (transfer, rate))
-        found = [timed[members[0]] for members in step.groups]
-        return [(self._wait(one) * _MICRO, 1e-9 / (rate * self._hurry(one))) for one, rate in found]
+        covered = [timed[members[0]] for members in step.groups]
+        return [(self._wait(one) * _MICRO, 1e-9 / (rate * self._hurry(one))) for one, rate in covered]
 
     def _local(self, step: Step, gpu: int) -> tuple[float, float]:
         """Return the same of a copy within a GPU's memory, which reads and writes; as fast as H200's is of its own."""
@@ -257,16 +257,16 @@ class SimBackend:
 
     def _chases(self, step: Step) -> list[tuple[float, float]]:
         """Return the seconds of one access, there and back, of each group."""
-        found = []
+        times = []
         for members in step.groups:
             reader, *owner = (self._gpus[member] for member in members)
             away = self._network.direct[owner[0], reader] if owner else self._network.host(reader, inward=True)
-            found.append(((self._fabric.delays.access + away.latency_us) * _MICRO, 0.0))
-        return found
+            times.append(((self._fabric.delays.access + away.latency_us) * _MICRO, 0.0))
+        return times
 
     def _collectives(self, step: Step) -> list[tuple[float, float]]:
         row, groups = step.operation.collective, [tuple(self._gpus[one] for one in members) for members in step.groups]
-        found = []
+        times = []
         for members, ringed in zip(groups, self._truth.concurrent(groups), strict=True):
             count, rate = len(members), ringed
             if row.traffic.neighbors:  # each rank sends to the next, and by no other way
@@ -277,8 +277,8 @@ class SimBackend:
             each_byte = row.busbw.of(count) / rate * 1e-9
             if step.skew is not None:
                 each_byte = self._uneven(step.blocks, members, rate) / step.size_bytes
-            found.append((wait * _MICRO, each_byte))
-        return found
+            times.append((wait * _MICRO, each_byte))
+        return times
 
     def _uneven(self, blocks: Blocks, members: tuple[int, ...], rate: float) -> float:
         """Return the seconds of blocks of their own sizes: of the busiest rank's at the ring's rate in GB/s, or longer.
@@ -327,11 +327,11 @@ class SimBackend:
         return tuple(RankLaunches(tuple(arrived.tolist()), left, 0, _UNCERTAIN_NS, 1) for arrived in arrivals)
 
     def _normal(self) -> float:
-        found = next(self._drawn, None)
-        if found is None:
+        draw = next(self._drawn, None)
+        if draw is None:
             self._drawn = iter(self._rng.standard_normal(_DRAWN).tolist())
-            found = next(self._drawn)
-        return found
+            draw = next(self._drawn)
+        return draw
 
     def _fail(self, step: Step) -> None:
         if not self._ends or step.variant.host_memory:

@@ -72,7 +72,7 @@ def run(
     """Open the device by its kind and place, join the world, and serve until the parent closes the pipe, or is gone."""
     lifeline.leave_signals_to_parent()
     descriptor, number, ranks = map(int, words[:3])
-    kind, place, folder = words[3], int(words[4]), pathlib.Path(words[5])
+    kind, device, folder = words[3], int(words[4]), pathlib.Path(words[5])
 
     def clean_up() -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -80,8 +80,8 @@ def run(
     # At any moment, in the middle of a collective too: the parent may be killed before it could clean up.
     lifeline.leave_with_parent(descriptor, clean_up)
     if kind != "cuda":
-        os.sched_setaffinity(0, {place})
-    accelerator = opened(kind, place)
+        os.sched_setaffinity(0, {device})
+    accelerator = opened(kind, device)
     pipe: Connection[Any, Any] = Connection(descriptor)
     # The groups that are timed are made of it; its own communicator is never used, so NCCL never starts for it.
     backend = "nccl" if kind == "cuda" else "gloo"

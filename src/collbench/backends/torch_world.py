@@ -46,7 +46,7 @@ _JOIN_S = 120.0
 
 
 class TorchWorld:
-    """All ranks of one kind of worker: rank r has the device at position r. After an error the workers are gone."""
+    """All ranks of one kind of worker: rank r has the device at position r. After an error the workers have exited."""
 
     def __init__(
         self,
@@ -166,8 +166,8 @@ def open_worlds(
     MachineError, BackendError.
     """
     cores = name == HOST.name
-    found = (_open_cores if cores else _open_gpus)(wanted, starters, chosen, independent)
-    return replace(found, name=name, span_seconds=spans[cores])
+    opened = (_open_cores if cores else _open_gpus)(wanted, starters, chosen, independent)
+    return replace(opened, name=name, span_seconds=spans[cores])
 
 
 def _met(worlds: Sequence[TorchWorld], independent: bool) -> Joined:
@@ -266,7 +266,7 @@ class OverlapWorld(TorchWorld):
         self._load_s = load_s
 
     def allocate(self, point: OverlapPoint) -> None:
-        """Make room for a data point. Raises MachineError where it does not fit, BackendError."""
+        """Make room for a data point. Raises MachineError if it does not fit, BackendError."""
         for rank, reply in enumerate(self._asked(point, _WARM_S)):
             if isinstance(reply, Done) and reply.problem:
                 raise MachineError(f"rank {rank} has no room for {point.operation}: {reply.problem}")
@@ -316,7 +316,7 @@ class ReplayWorld(TorchWorld):
         self._members = members
 
     def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
-        """Make groups and buffers. Raises MachineError where they do not fit, BackendError."""
+        """Make groups and buffers. Raises MachineError if they do not fit, BackendError."""
         requests = [
             Prepare(schedule.groups, units, rest, pauses, registration)
             for units, rest in zip(schedule.ranks, schedule.rests, strict=True)
@@ -327,8 +327,8 @@ class ReplayWorld(TorchWorld):
 
     def verify(self) -> int | None:
         """Run a step, and return how many elements were wrong on all ranks. Raises BackendError."""
-        found = [reply.wrong for reply in self._asked(Verify(), _VERIFY_S) if isinstance(reply, Verified)]
-        known = [wrong for wrong in found if wrong is not None]
+        counts = [reply.wrong for reply in self._asked(Verify(), _VERIFY_S) if isinstance(reply, Verified)]
+        known = [wrong for wrong in counts if wrong is not None]
         return sum(known) if known else None
 
     def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
@@ -360,8 +360,8 @@ def open_replay(
     Raises UsageError, MachineError, BackendError.
     """
     starters = [_starter(arm) for arm in arms]
-    found = open_worlds(name, wanted, starters, _REPLAY_SPANS_S, chosen, independent=independent)
-    return replace(found, traces=name != HOST.name)
+    opened = open_worlds(name, wanted, starters, _REPLAY_SPANS_S, chosen, independent=independent)
+    return replace(opened, traces=name != HOST.name)
 
 
 def _starter(arm: ReplayArm) -> Starter[ReplayWorld]:

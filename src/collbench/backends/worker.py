@@ -35,7 +35,7 @@ from collbench.model.errors import CollbenchError, StepFailed
 from collbench.model.operations import Variant
 from collbench.model.run import Refusal
 
-# Longer than NCCL needs to start; copies go on without it then.
+# Longer than NCCL needs to start; copies continue without it then.
 _NCCL_TIMEOUT_S = 30.0
 
 
@@ -110,7 +110,7 @@ def facts_of(
 
 
 class _Preparation:
-    """The making of communicators, which takes NCCL 0.7 s, on its own thread: the parent goes on meanwhile.
+    """The making of communicators, which takes NCCL 0.7 s, on its own thread: the parent continues meanwhile.
 
     No step may: NCCL's start waits for the devices, and a step holds them behind a blocking kernel until it is queued.
     On 4 × H200 that ended in a timeout of that kernel, after 4 s.

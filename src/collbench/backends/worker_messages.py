@@ -53,8 +53,8 @@ class Open:
 class Facts:
     """What opening found: as Backend's methods of these names return, and where it comes from.
 
-    `operations` by variant; `multicast` is whether all GPUs support it, None where that is not known. `peers[i][j]`:
-    CUDA lets GPU i reach GPU j's memory; empty where each GPU has a process of its own.
+    `operations` by variant; `multicast` is whether all GPUs support it, None if that is not known. `peers[i][j]`:
+    CUDA lets GPU i reach GPU j's memory; empty if each GPU has a process of its own.
     """
 
     free_bytes: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""May disjoint pairs be measured at the same time? Compare some isolated and together first."""
+"""Test whether disjoint pairs can be measured concurrently: compare some pairs isolated and concurrently."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from collbench.model.units import algbw
 def shared_uplinks(
     groups: Sequence[Members], paths: Mapping[frozenset[int], Path], rng: random.Random
 ) -> Iterator[list[Members]]:
-    """Yield for each PCIe label disjoint pairs of it, all from the same side to the same other side while any are left.
+    """Yield for each PCIe label disjoint pairs from one side of a shared link to the other, while any are left.
 
-    Sides are the devices that better labels join: of SYS the sockets, of PHB what lies below one PCIe switch. So many
-    pairs as can cross the link between two of them, which a label promises to no one alone.
+    Sides are the devices that better labels join: for SYS the sockets, for PHB the devices below one PCIe switch. A
+    round has as many pairs as can cross the link between two sides, which the label does not guarantee to be exclusive.
     """
     for label in sorted({path.label for path in paths.values() if is_pcie(path.label)}):
         side = _sides(paths, label)
@@ -38,25 +38,25 @@ def shared_uplinks(
 
 
 def _sides(paths: Mapping[frozenset[int], Path], label: str) -> dict[int, int]:
-    """Return for each device the lowest one that better PCIe labels join it to; NVLinks have links of their own."""
+    """Return for each device the lowest device that better PCIe labels join it to; NVLinks are separate links."""
     side = {device: device for pair in paths for device in pair}
     for pair, path in paths.items():
         word = path.ancestor or path.label
         if is_pcie(word) and rank_key(word) < rank_key(label):
             joined = [side[device] for device in pair]
-            side = {device: min(joined) if found in joined else found for device, found in side.items()}
+            side = {device: min(joined) if lowest in joined else lowest for device, lowest in side.items()}
     return side
 
 
 def _disjoint(pairs: Sequence[Members]) -> list[Members]:
-    """Return the pairs in their order, but those that share a device with an earlier one."""
+    """Return the pairs in order, without those that share a device with an earlier one."""
     taken: set[int] = set()
-    found = []
+    disjoint = []
     for pair in pairs:
         if not taken & set(pair):
             taken |= set(pair)
-            found.append(pair)
-    return found
+            disjoint.append(pair)
+    return disjoint
 
 
 _TRIALS = 3
@@ -91,16 +91,16 @@ def check_interference(
 
 
 def distrusted(plan: Plan, findings: list[InterferenceCheck], paths: Mapping[frozenset[int], Path]) -> Plan:
-    """Return the plan with every label class that failed its interference check measured alone, too.
+    """Return the plan with every label class that failed its interference check measured isolated.
 
-    PCIe paths share links across labels, and chance decides which of them meet in an interference check: where one
-    class fails for one work, all of them are measured alone, for all works.
+    PCIe paths share links across labels, and chance decides which of them meet in an interference check: if one class
+    fails for one work, all classes are measured isolated, for all works.
     """
-    failed = {(Work(found.operation, found.variant), found.label) for found in findings if not found.trusted}
+    failed = {(Work(finding.operation, finding.variant), finding.label) for finding in findings if not finding.trusted}
     sharing = any(is_pcie(label) for _, label in failed)
 
     def suspect(work: Work, label: str) -> bool:
-        # Whatever memory NCCL knows of, the same links are shared.
+        # Registered memory or not, the same links are shared.
         return (replace(work, registration=Registration.NONE), label) in failed or (sharing and is_pcie(label))
 
     isolated = {

@@ -130,7 +130,7 @@ def survey(
         measure(planned)
         made.append(planned)
     while more(len(made)) and (groups := suspects()) is not None:
-        inside = bool(groups) and len(made) % 3 != 2  # every third goes on between them and the others
+        inside = bool(groups) and len(made) % 3 != 2  # every third continues between them and the others
         pairs = matching(nodes, groups, rng) if inside else apart(nodes, leaves or groups, rng)
         made.append(Round(AMONG if inside else "suspects and others", pairs))
         measure(made[-1])
@@ -165,11 +165,11 @@ def matching(nodes: int, groups: Sequence[Group], rng: random.Random) -> tuple[P
 
 def apart(nodes: int, groups: Sequence[Group], rng: random.Random) -> tuple[Pair, ...]:
     """Return random pairs of which, as far as possible, none lies within a group."""
-    place = {member: number for number, group in enumerate(groups) for member in group}
+    group_of = {member: number for number, group in enumerate(groups) for member in group}
     pairs = list(matching(nodes, (), rng))
 
     def together(pair: Pair) -> bool:
-        return pair[0] in place and place[pair[0]] == place.get(pair[1])
+        return pair[0] in group_of and group_of[pair[0]] == group_of.get(pair[1])
 
     for _ in range(_TRIES):
         wrong = [number for number, pair in enumerate(pairs) if together(pair)]
@@ -200,18 +200,18 @@ class NodePairs:
         lost: Callable[[], Collection[int]] = tuple,
         finished: Callable[[Measurement], object] = lambda _found: None,
     ) -> None:
-        """Make room for the messages. Raises UsageError where they do not fit, or where there is one host only.
+        """Make room for the messages. Raises UsageError if they do not fit, or where there is one host only.
 
         `lost` returns the ranks that can measure nothing any more; `finished` may keep each trial, and each failure.
         What the run holds already is not measured again, in the order in which it was measured: a run of the same seed
-        asks for it in that order. Failures in it are forgotten, and what was cut off is measured anew.
+        asks for it in that order. Failures in it are forgotten, and what was cut off is measured again.
         """
         self._backend, self._run, self._size_bytes = backend, run, size_bytes
         self._lost, self._finished = lost, finished
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
         self._kept = _taken_up(run)
-        self._found = {found.point: found for found in run.measurements}
+        self._found = {measurement.point: measurement for measurement in run.measurements}
         self._iterations: dict[bool, int] = {}  # one way or both: as the first round's calls took
         self.round_seconds: list[float] = []  # of each round, or direction of one, that was measured now
         room = backend.capacity_bytes()
@@ -227,7 +227,7 @@ class NodePairs:
         return frozenset(node for node, ranks in enumerate(self.ranks) if gone & set(ranks))
 
     def measure(self, pairs: Sequence[Pair], one_way: bool) -> list[float | None]:
-        """Return the busbw in GB/s of each pair of nodes, all at once; None where one failed.
+        """Return the busbw in GB/s of each pair of nodes, all at once; None if one failed.
 
         Both ways is an all-reduce of both nodes' ranks, one way a broadcast from the first node's first rank.
         """
@@ -245,7 +245,7 @@ class NodePairs:
         return [known[group] for group in groups]
 
     def _known(self, operation: Operation, group: Members) -> float | None:
-        """Return what an earlier start measured of a pair, each round once; None where there is no more of it."""
+        """Return what an earlier start measured of a pair, each round once; None if there is no more of it."""
         trials = self._kept.get(DataPoint(operation, group, self._size_bytes))
         return _busbw(self._size_bytes, operation, group, trials.popleft()) if trials else None
 
@@ -281,15 +281,15 @@ class NodePairs:
                 self._trial(step)
 
     def _tried(self, step: Step) -> int:
-        """Return how many calls make a batch of the step, of which one is timed now; 0 where it fails.
+        """Return how many calls make a batch of the step, of which one is timed now; 0 if it fails.
 
         What fails shows in the trials, too, and the next round is tried again.
         """
         try:
-            found = [seconds for group in time_step(self._backend, step).seconds for seconds in group if seconds > 0]
+            taken = [seconds for group in time_step(self._backend, step).seconds for seconds in group if seconds > 0]
         except StepFailed:
             return 0
-        return iterations_for(self._size_bytes, float(np.median(found))) if found else iterations(self._size_bytes)
+        return iterations_for(self._size_bytes, float(np.median(taken))) if taken else iterations(self._size_bytes)
 
     def _trial(self, step: Step) -> list[float | None]:
         """Measure the step's groups together; where that fails each alone, to find out which one it is.
@@ -319,23 +319,23 @@ class NodePairs:
     def _fail(self, step: Step, groups: Iterable[Members], failure: Failure) -> None:
         """Keep the failure of these groups."""
         for group in groups:
-            found = self._measurement(DataPoint(step.operation, group, step.size_bytes))
-            found.stop, found.failure = StopReason.FAILED, failure
-            self._finished(found)
+            measurement = self._measurement(DataPoint(step.operation, group, step.size_bytes))
+            measurement.stop, measurement.failure = StopReason.FAILED, failure
+            self._finished(measurement)
 
     def _record(self, step: Step, index: int, timings: Sequence[Timing]) -> float:
         """Keep the samples of one of the step's groups, and return busbw of the median trial."""
         group, trials = step.groups[index], [timing.seconds[index] for timing in timings]
-        found = self._measurement(DataPoint(step.operation, group, step.size_bytes))
-        found.stop = found.failure = None  # of an earlier round
+        measurement = self._measurement(DataPoint(step.operation, group, step.size_bytes))
+        measurement.stop = measurement.failure = None  # of an earlier round
         concurrent = len(step.groups) > 1
         plain = any(timing.plain[index : index + 1] == (True,) for timing in timings)
         for timing in timings:  # the journal has a line for each
             sample = Sample(
                 timing.seconds[index], step.iterations, concurrent, plain=plain, waits=_waits(timing, index)
             )
-            found.samples.append(sample)
-            self._finished(found)
+            measurement.samples.append(sample)
+            self._finished(measurement)
         return _busbw(step.size_bytes, step.operation, group, trials)
 
     def _measurement(self, point: DataPoint) -> Measurement:
@@ -346,7 +346,7 @@ class NodePairs:
 
 
 def _waits(timing: Timing, index: int) -> tuple[float, ...]:
-    """Return how long each rank of a group waited before a batch; () where a rank says nothing.
+    """Return how long each rank of a group waited before a batch; () if a rank says nothing.
 
     Not before the first one, to which ranks come as rank 0's order reaches them.
     """
@@ -358,15 +358,17 @@ def rails(run: Run, nodes: Sequence[Members]) -> tuple[Rail, ...]:
     """Return what pairs of the same local rank of two nodes say of each rail; `nodes` are each one's positions."""
     local = {position: (node, rail) for node, members in enumerate(nodes) for rail, position in enumerate(members)}
     seen: dict[int, list[Observation]] = defaultdict(list)
-    for found in run.measurements:
-        members = found.point.members
-        if len(members) != 2 or found.point.operation is not Operation.ALLREDUCE or not found.samples:
+    for measurement in run.measurements:
+        members = measurement.point.members
+        if len(members) != 2 or measurement.point.operation is not Operation.ALLREDUCE or not measurement.samples:
             continue
         (a, one), (b, other) = (local[member] for member in members)
         if a != b and one == other:
-            trials = [sample.seconds for sample in found.samples]
+            trials = [sample.seconds for sample in measurement.samples]
             for first in range(0, len(trials), TRIALS):
-                rate = _busbw(found.point.size_bytes, Operation.ALLREDUCE, members, trials[first : first + TRIALS])
+                rate = _busbw(
+                    measurement.point.size_bytes, Operation.ALLREDUCE, members, trials[first : first + TRIALS]
+                )
                 seen[one].append(Observation(a, b, rate))
     return judge_rails({rail: judge(own, len(nodes)) for rail, own in sorted(seen.items())})
 
@@ -374,12 +376,12 @@ def rails(run: Run, nodes: Sequence[Members]) -> tuple[Rail, ...]:
 def _taken_up(run: Run) -> dict[DataPoint, deque[list[tuple[float, ...]]]]:
     """Return the trials that a run holds, by round, and leave no others in it, nor failures."""
     rounds: dict[DataPoint, deque[list[tuple[float, ...]]]] = {}
-    for found in run.measurements:
-        del found.samples[len(found.samples) // TRIALS * TRIALS :]
-        found.stop = found.failure = None
-        trials = [sample.seconds for sample in found.samples]
-        rounds[found.point] = deque(trials[first : first + TRIALS] for first in range(0, len(trials), TRIALS))
-    run.measurements[:] = [found for found in run.measurements if found.samples]
+    for measurement in run.measurements:
+        del measurement.samples[len(measurement.samples) // TRIALS * TRIALS :]
+        measurement.stop = measurement.failure = None
+        trials = [sample.seconds for sample in measurement.samples]
+        rounds[measurement.point] = deque(trials[first : first + TRIALS] for first in range(0, len(trials), TRIALS))
+    run.measurements[:] = [measurement for measurement in run.measurements if measurement.samples]
     return rounds
 
 
@@ -390,7 +392,7 @@ def _busbw(size_bytes: int, operation: Operation, group: Members, trials: Sequen
 
 
 def by_node(devices: Sequence[Device]) -> dict[str, Members]:
-    """Return each host's positions, hosts in the order of the ranks. Raises UsageError where there is only one."""
+    """Return each host's positions, hosts in the order of the ranks. Raises UsageError if there is only one."""
     nodes: dict[str, list[int]] = defaultdict(list)
     for position, device in enumerate(devices):
         nodes[device.host].append(position)
@@ -408,7 +410,7 @@ def _rounds_of(count: int, most: int) -> list[list[Pair]]:
 # From a way of measuring pairs of nodes to judged nodes: rounds, what they show, and where to look next.
 
 
-# Busbw in GB/s of each pair, all measured at once; None where a pair failed. One way: from first to second only.
+# Busbw in GB/s of each pair, all measured at once; None if a pair failed. One way: from first to second only.
 MeasurePairs = Callable[[tuple[Pair, ...], bool], Sequence[float | None]]
 
 
@@ -478,29 +480,31 @@ def judged_without(
     kept = [node for node in range(nodes) if node not in lost]
     if len(kept) == nodes:
         return judge(seen, nodes, known)
-    place = {node: number for number, node in enumerate(kept)}
+    index_of = {node: number for number, node in enumerate(kept)}
     rest = [
-        replace(one, first=place[one.first], second=place[one.second])
+        replace(one, first=index_of[one.first], second=index_of[one.second])
         for one in seen
         if {one.first, one.second} <= set(kept)
     ]
     if not rest:
         raise BackendError("no pair of the remaining nodes was measured: start them again without the lost nodes")
     levels = [
-        Switches(level.names, tuple(tuple(place[node] for node in some if node in place) for some in level.members))
+        Switches(
+            level.names, tuple(tuple(index_of[node] for node in some if node in index_of) for some in level.members)
+        )
         for level in known
     ]
-    found = judge(rest, len(kept), levels)
+    judged = judge(rest, len(kept), levels)
 
     def back(members: Members) -> Members:
         return tuple(kept[member] for member in members)
 
-    effects = {kept[one.node]: replace(one, node=kept[one.node]) for one in found.nodes}
+    effects = {kept[one.node]: replace(one, node=kept[one.node]) for one in judged.nodes}
     return replace(
-        found,
+        judged,
         nodes=tuple(effects.get(node, NodeEffect(node, UNKNOWN, UNKNOWN)) for node in range(nodes)),
-        uplinks=tuple(replace(one, members=back(one.members)) for one in found.uplinks),
-        suspects=None if found.suspects is None else tuple(map(back, found.suspects)),
+        uplinks=tuple(replace(one, members=back(one.members)) for one in judged.uplinks),
+        suspects=None if judged.suspects is None else tuple(map(back, judged.suspects)),
     )
 
 
@@ -534,8 +538,8 @@ def switches(cluster: Cluster) -> tuple[Switches, ...]:
     levels_of = (("leaf", cluster.leaf_of), ("pod", cluster.pod_of)) if cluster.reported else ()
     known = []
     for kind, places in levels_of:
-        found = sorted(set(places))
-        if len(found) > 1:  # one switch for all tells nothing
-            members = tuple(tuple(node for node in range(cluster.nodes) if places[node] == place) for place in found)
-            known.append(Switches(tuple(f"{kind}{place}" for place in found), members))
+        used = sorted(set(places))
+        if len(used) > 1:  # one switch for all tells nothing
+            members = tuple(tuple(node for node in range(cluster.nodes) if places[node] == place) for place in used)
+            known.append(Switches(tuple(f"{kind}{place}" for place in used), members))
     return tuple(known)

@@ -154,7 +154,7 @@ class Runs:
 
 
 def trial_of(load: Load, runs: Runs) -> OverlapTrial | None:
-    """Return the trial that four loads make, where `load` is the fixed amount; None where too little was covered."""
+    """Return the trial that four loads make, where `load` is the fixed amount; None if too little was covered."""
     numbers, units = covered_calls(runs.beside), covered_units(runs.together)
     if len(numbers) < max(1, len(runs.beside[0].begins) * _LEAST_SHARE) or units.chunks < _FEWEST_COVERED:
         return None
@@ -291,7 +291,7 @@ def _joined(parts: Sequence[RankTimes]) -> RankTimes:
 
 
 def _total(counts: Iterable[int | None]) -> int | None:
-    """Return the sum of what was compared; None where nothing was."""
+    """Return the sum of what was compared; None if nothing was."""
     compared = [count for count in counts if count is not None]
     return sum(compared) if compared else None
 
@@ -299,23 +299,28 @@ def _total(counts: Iterable[int | None]) -> int | None:
 def _run_queued(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
     """Run a load after a delay that is long enough. Raises _Unmeasured, BackendError."""
     for _ in range(_DELAYS):
-        found = backend.run(load)
-        if all(times.queued for times in found):
-            return found
+        ran = backend.run(load)
+        if all(times.queued for times in ran):
+            return ran
         load = replace(load, delay_s=min(_LONGEST_DELAY_S, 2 * load.delay_s))
     raise _Unmeasured(_UNQUEUED)
 
 
 def measure_point(
-    backend: OverlapBackend, found: Overlap, point: OverlapPoint, trials: int, span_seconds: float, order: random.Random
+    backend: OverlapBackend,
+    overlap: Overlap,
+    point: OverlapPoint,
+    trials: int,
+    span_seconds: float,
+    order: random.Random,
 ) -> Iterator[OverlapTrial]:
-    """Measure one data point; yield each trial. Wrong elements are counted in `found`.
+    """Measure one data point; yield each trial. Wrong elements are counted in `overlap`.
 
-    Raises MachineError where it does not fit, _Unmeasured where nothing was covered, BackendError, DataCorruption.
+    Raises MachineError if it does not fit, _Unmeasured if nothing was covered, BackendError, DataCorruption.
     """
     backend.allocate(point)
     backend.warm()
-    _verified(found, _run(backend, _VERIFYING))
+    _verified(overlap, _run(backend, _VERIFYING))
     first = [_run(backend, _only(_ESTIMATING, lane)) for lane in (_COLLECTIVE, _COMPUTE)]
     call = max(_each(times.collective, _settled(times.collective), 1) for times in first[0])
     unit = max(_each(times.compute, _settled(times.compute), 1) for times in first[1])
@@ -333,7 +338,7 @@ def measure_point(
             compute=_run(backend, _only(load, _COMPUTE)),
         )
         for ranks in (runs.collective, runs.compute, runs.beside, runs.together):
-            _verified(found, ranks)
+            _verified(overlap, ranks)
         trial = trial_of(load, runs)
         if trial is not None:
             made, lengthened = made + 1, 0
@@ -365,20 +370,20 @@ def _only(load: Load, lane: str) -> Load:
     return replace(load, collective_chunks=0)
 
 
-def _verified(found: Overlap, ranks: Sequence[RankTimes]) -> None:
+def _verified(overlap: Overlap, ranks: Sequence[RankTimes]) -> None:
     """Count what was wrong. Raises DataCorruption."""
     for rank, times in enumerate(ranks):
         if times.wrong is not None:
-            found.wrong = (found.wrong or 0) + times.wrong
+            overlap.wrong = (overlap.wrong or 0) + times.wrong
         if times.wrong_compute is not None:
-            found.wrong_compute = (found.wrong_compute or 0) + times.wrong_compute
+            overlap.wrong_compute = (overlap.wrong_compute or 0) + times.wrong_compute
         if times.wrong or times.wrong_compute:
-            what = f"{times.wrong} elements of {found.work}" if times.wrong else "the result of the compute"
+            what = f"{times.wrong} elements of {overlap.work}" if times.wrong else "the result of the compute"
             by_rank = (rank, *(other for other in range(len(ranks)) if other != rank))
             raise DataCorruption(
-                f"{what} of {found.size_bytes} B overlapping {found.compute} on rank {rank}: wrong data; do not trust "
-                "this machine, run 'collbench check'",
-                WrongData(found.work, found.size_bytes, by_rank, times.wrong or times.wrong_compute),
+                f"{what} of {overlap.size_bytes} B overlapping {overlap.compute} on rank {rank}: wrong data; do not "
+                "trust this machine, run 'collbench check'",
+                WrongData(overlap.work, overlap.size_bytes, by_rank, times.wrong or times.wrong_compute),
             )
 
 
@@ -421,22 +426,22 @@ def measure(
     points, order = request.points(len(members)), random.Random(request.seed)  # noqa: S311  # no secret
     total = len(points) * request.trials
     for number, point in enumerate(points):
-        found = Overlap(point.work, members, point.size_bytes, point.compute, point.priority, point.ctas)
-        run.overlaps.append(found)
+        overlap = Overlap(point.work, members, point.size_bytes, point.compute, point.priority, point.ctas)
+        run.overlaps.append(overlap)
         try:
-            for trial in measure_point(opened.worlds[0], found, point, request.trials, opened.span_seconds, order):
-                found.trials.append(replace(trial, flags=opened.flags(members)))
-                progress(number * request.trials + len(found.trials), total)
+            for trial in measure_point(opened.worlds[0], overlap, point, request.trials, opened.span_seconds, order):
+                overlap.trials.append(replace(trial, flags=opened.flags(members)))
+                progress(number * request.trials + len(overlap.trials), total)
         except MachineError as error:
-            found.failure = failure_of(error)
+            overlap.failure = failure_of(error)
         except _Unmeasured as error:
-            found.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=point.work, detail=str(error))
-        except BackendError as error:  # the workers are gone
-            found.failure = error.failure
+            overlap.failure = Failure(FailureKind.ERROR, Cause.REPORTED, work=point.work, detail=str(error))
+        except BackendError as error:  # the workers have exited
+            overlap.failure = error.failure
             raise
         finally:
-            if not found.trials and found.failure is None and not found.wrong and not found.wrong_compute:
-                run.overlaps.remove(found)  # interrupted before its first trial
+            if not overlap.trials and overlap.failure is None and not overlap.wrong and not overlap.wrong_compute:
+                run.overlaps.remove(overlap)  # interrupted before its first trial
             run.seconds = opened.clock() - begin
             saved()
     run.complete = True

@@ -246,7 +246,7 @@ class Plan:
         )
 
     def decides(self, point: DataPoint) -> bool:
-        """Return whether the choice of devices rests on it: the largest all-reduce, or without any the largest copy."""
+        """Return whether the choice of devices rests on this point: the largest all-reduce, else the largest copy."""
         allreduce = Work(Operation.ALLREDUCE)
         deciding = allreduce if allreduce in self.groups else next(iter(self.groups))
         return point.work == deciding and point.size_bytes == self.sizes[deciding][-1]
@@ -296,12 +296,12 @@ def point_of(work: Work, members: Members, size_bytes: int) -> DataPoint:
 
 
 def runs_alone(work: Work) -> bool:
-    """Return whether a work's groups share what they use, so that no two of them may run at once."""
+    """Return whether a work's groups share resources, so that no two of them may run concurrently."""
     return work.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE, Variant.STAGED) or work.variant.host_memory
 
 
 def side_by_side(work: Work, devices: int) -> int:
-    """Return how many messages one buffer holds at a time, where a work runs on all of the devices."""
+    """Return how many messages one buffer holds at a time, if a work runs on all devices."""
     return devices - 1 if work.variant is Variant.ALL_TO_ONE else 1
 
 
@@ -315,7 +315,7 @@ def unordered_pairs(devices: int) -> tuple[Members, ...]:
     return tuple((a, b) for a in range(devices) for b in range(a + 1, devices))
 
 
-# What was asked for, and the plan that this machine can do of it; the rest is skipped by name and reason.
+# The request, and the part of it that this machine can measure; the rest is skipped by name and reason.
 
 
 # As nccl-tests: -n 20.
@@ -331,16 +331,16 @@ QUICK_SIZES = (8, 2**16, 2**20, 2**26, 2**28)  # of both tables below
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to measure. `sizes` None takes the backend's default; `backend` is "cuda", "host" or "sim".
+    """What to measure. `sizes` None means the backend's default; `backend` is "cuda", "host" or "sim".
 
-    `copies` lists how raw copies run, `chase` adds the pointer chase. `collectives` run on all devices at once, on
-    each pair (`pairs`), on `split` disjoint sets at the same time, or on these `sets` of equal size, which may
-    overlap: each alone, all in turn, at least six trials. `isolated`: no link or pair beside another one. `launches`
-    times the ungraphed loop too, `latency` so many launches one by one. `iterations`, `warmup`, `precision` and
-    `budget_seconds` None leave the choice to the method. `algorithms` asks NCCL afterwards what it chose, in a process
-    of its own. `fabric` names the machine of the sim backend, or its file. `resume` goes on with the run that is saved,
-    `force` replaces another file. `kind` is the command's, `command` its line for people, `graph` what nccl-tests' -G
-    was. `nccl_config` has fields of ncclConfig_t for the communicators.
+    `copies` lists the variants of raw copies, `chase` adds the pointer chase. `collectives` run on all devices, on each
+    pair (`pairs`), on `split` disjoint sets concurrently, or on these `sets` of equal size, which may overlap: each
+    isolated, in turn, at least six trials. `isolated`: no link or pair runs concurrently with another. `launches` also
+    times the ungraphed loop, `latency` so many single launches. `iterations`, `warmup`, `precision` and
+    `budget_seconds` None leave the choice to the method. `algorithms` asks NCCL afterwards what it chose, in a separate
+    process. `fabric` is the name or file of the sim backend's machine. `resume` continues the saved run, `force`
+    overwrites another file. `kind` is the command, `command` its command line as text, `graph` the value of nccl-tests'
+    -G. `nccl_config` has fields of ncclConfig_t for the communicators.
     """
 
     backend: str
@@ -402,13 +402,13 @@ class Request:
         )
 
 
-# What a request and the settings of its run call by the same name, and mean the same by.
+# Fields with the same name and meaning in a request and in the settings of its run.
 _IN_BOTH = {field.name for field in fields(Request)} & {field.name for field in fields(Settings)}
 _IN_BOTH -= {"devices", "sizes", "sets", "fabric"}
 
 
 def device_words(asked: str | None) -> tuple[str, ...]:
-    """Return the words of --devices as a run's settings keep them; () where all devices were asked for."""
+    """Return the words of --devices as a run's settings keep them; () if all devices were asked for."""
     return tuple(word.strip() for word in asked.split(",")) if asked else ()
 
 
@@ -419,7 +419,7 @@ def settings_of(
     trials: int,
     environment: dict[str, str],
 ) -> Settings:
-    """Return what a run says of the request, and of what was planned: enough for `requested` to ask for it again."""
+    """Return the settings that a run stores of its request and plan: `requested` rebuilds the request from them."""
     return Settings(
         operations=operations,
         sizes=sizes,
@@ -435,7 +435,7 @@ def settings_of(
 
 
 def requested(run: Run, nccl: str | None, fabric: str | None) -> Request:
-    """Return the request that goes on with a saved run. What names a file, the library and the fabric, is not its."""
+    """Return the request that continues a saved run, without its files (the library and the fabric)."""
     settings = run.settings
     return Request(
         backend=run.backend,
@@ -459,7 +459,7 @@ def _layout(request: Request) -> Layout:
 
 
 def check_nccl_options(request: Request) -> None:
-    """Raise UsageError where the request's backend has no NCCL that could do what it asks."""
+    """Raise UsageError if the request's backend has no NCCL to apply the options."""
     row, options = capabilities(request.backend), request.nccl_options
     if options.config and not row.nccl:
         raise UsageError(f"the {row.name} backend has no NCCL: leave out --nccl-config")
@@ -468,7 +468,7 @@ def check_nccl_options(request: Request) -> None:
 
 
 def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
-    """Return what can be measured of the request, and what cannot, by name. Raises UsageError if nothing can."""
+    """Return the plan of what can be measured, and what is skipped, by name. Raises UsageError if nothing can be."""
     devices = backend.devices()
     sizes = request.sizes
     if sizes is None and (own := {size for work in request.collectives if work.skew and (size := work.skew.own_bytes)}):
@@ -502,7 +502,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         groups[work] = _sets(request, len(devices))
         works[work], small = _collective_sizes(work, sizes, request.dtype, len(groups[work][0]))
         skipped += small
-    kept = {work: found for work, found in groups.items() if found and works[work]}
+    kept = {work: groups_of_work for work, groups_of_work in groups.items() if groups_of_work and works[work]}
     if not kept:
         raise UsageError(f"nothing can be measured: {skipped[0]}" if skipped else "no work")
     return Plan(
@@ -515,7 +515,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         launches=(request.iterations or _LAUNCHES) if request.launches else 0,
         root=request.root,
         together=request.split > 1,
-        # Finalists share GPUs, and stand for jobs that run alone.
+        # Finalists share GPUs, and represent jobs that run alone.
         isolated=frozenset(
             (work, members) for work in kept for members in (groups[work] if request.isolated else request.sets or ())
         ),
@@ -542,9 +542,9 @@ def _up_to_largest(backend: str, sizes: Iterable[int]) -> tuple[int, ...]:
 
 
 def _nodes(request: Request, backend: Backend) -> tuple[tuple[int | None, ...], list[Skipped]]:
-    """Return the NUMA nodes whose memory host copies are timed with, (None,) where there is nothing to compare.
+    """Return the NUMA nodes whose memory host copies are timed with, (None,) if there is nothing to compare.
 
-    So, too, where this process may not say where its memory lies; that is skipped by its reason.
+    Also (None,) if this process may not bind its memory; that is skipped with its reason.
     """
     nodes = backend.numa_nodes() if any(variant.host_memory for variant in request.copies) else ()
     if len(nodes) < 2:
@@ -579,7 +579,7 @@ def _device_sets(variant: Variant, n: int) -> tuple[Members, ...]:
         return unordered_pairs(n)
     if variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
         if variant.covered and n < 2:
-            return ()  # there is no other device
+            return ()  # no other device
         return tuple((one, *(other for other in range(n) if other != one)) for one in range(n))
     return directed_links(n)
 
@@ -600,7 +600,7 @@ def _sets(request: Request, n: int) -> tuple[Members, ...]:
 
 
 def _checked_sets(sets: tuple[Members, ...], n: int) -> tuple[Members, ...]:
-    """Return the sets. Raises UsageError where one has no two distinct devices, or another size than the first."""
+    """Return the sets. Raises UsageError if one has no two distinct devices, or another size than the first."""
     for members in sets:
         if not 2 <= len(set(members)) == len(members) == len(sets[0]) or not set(members) <= set(range(n)):
             raise UsageError(f"cannot compare the sets {sets}: equal sets of two or more of the {n} devices are needed")
@@ -630,9 +630,9 @@ def _collective_sizes(
 def _copy_sizes(
     work: Work, sizes: tuple[int, ...], backend: Backend, *, on_nodes: bool
 ) -> tuple[tuple[int, ...], list[Skipped]]:
-    """Return the sizes that a copy or pointer chase is timed with, and those that it is not.
+    """Return the sizes that a copy or pointer chase is timed with, and the skipped ones.
 
-    `on_nodes`: its host memory lies on a NUMA node of our choice.
+    `on_nodes`: its host memory is bound to a NUMA node.
     """
     if work.operation is Operation.CHASE:
         return (8,), []

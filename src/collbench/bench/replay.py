@@ -1,4 +1,4 @@
-"""A recorded step on these devices: what is verified, how many steps a trial has, arms that take turns."""
+"""Replay a recorded step: verification, the number of steps per trial, and arms that take turns."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from collbench.model.run import CommandKind, Pauses, Replay, ReplayTrial, Run, S
 
 # Steps of a load: one that is long says enough, and a thousand short ones no more than twenty.
 _MOST_STEPS = 20
-# A trace keeps every launch, and its kernels vary little.
+# A trace stores every launch, and kernel times vary little.
 _TRACED_STEPS = 5
 # What the host needs to queue a call with its events, and for how many of them a GPU waits before the start: a stream
 # has 1,024 entries, and an event or a sleep takes one.
 _CALL_S, _LEAST_DELAY_S, _MOST_AHEAD = 1e-4, 2e-3, 200
-# The slowest that a first step may be, in B/s and s, before anything is known: gloo on one shared core.
+# The slowest first step to expect, in B/s and s: gloo on one shared core.
 _SLOWEST_RATE = 20e6
 
 
@@ -33,7 +33,7 @@ _SLOWEST_RATE = 20e6
 class ReplayRequest:
     """What to replay: a schedule, once for each arm.
 
-    `job` is the name of the job's file, `phase` from 0 and `recorded_ranks` are of the job. `independent` arms go on
+    `job` is the name of the job's file, `phase` from 0 and `recorded_ranks` are of the job. `independent` arms continue
     without one that fails.
     """
 
@@ -86,10 +86,10 @@ def measure(
     saved: Callable[[], None],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Measure all arms into `run`, trial by trial in turns; `saved` is called after each, and whatever ends it.
+    """Measure all arms into `run`, trial by trial in turn; `saved` is called after each trial, and at any end.
 
-    Raises MachineError where an arm does not fit, BackendError, DataCorruption: of independent arms the first two only
-    where none is left.
+    Raises MachineError if an arm does not fit, BackendError, DataCorruption. With independent arms, the first two are
+    raised only if no arm is left.
     """
     begin = opened.clock()
     order = random.Random(request.seed)  # noqa: S311  # no secret
@@ -108,7 +108,7 @@ def measure(
         for arm in request.arms
     ]
     run.replays += arms
-    loads: dict[int, tuple[ReplayLoad, float]] = {}  # of the arms that go on
+    loads: dict[int, tuple[ReplayLoad, float]] = {}  # of the arms that continue
     try:
         for place, (arm, backend) in enumerate(zip(arms, opened.worlds, strict=True)):
             with _failing(arm, alone=not request.independent):
@@ -135,7 +135,7 @@ def measure(
 
 
 def _ready(request: ReplayRequest, arm: Replay, backend: ReplayBackend, span_s: float) -> tuple[ReplayLoad, float]:
-    """Prepare an arm, verify it, and return what `_load` does."""
+    """Prepare and verify an arm, and return what `_load` returns."""
     backend.prepare(request.schedule, request.pauses, request.registration)
     _verified(arm, backend.verify())
     once = backend.run(ReplayLoad(1, delay_s=_LEAST_DELAY_S), _slowest(request.schedule))
@@ -144,7 +144,7 @@ def _ready(request: ReplayRequest, arm: Replay, backend: ReplayBackend, span_s: 
 
 @contextmanager
 def _failing(arm: Replay, *, alone: bool) -> Iterator[None]:
-    """Keep why an arm fails; `alone` it ends the run."""
+    """Record why an arm fails; the only arm (`alone`) ends the run."""
     try:
         yield
     except (BackendError, MachineError) as error:
@@ -158,15 +158,15 @@ def _none_left(arms: Sequence[Replay]) -> BackendError:
     return BackendError(f"every set failed, the first by {failure}", failure=failure)
 
 
-def _verified(found: Replay, wrong: int | None) -> None:
-    """Keep how much was wrong. Raises DataCorruption."""
-    found.wrong = wrong
+def _verified(replay: Replay, wrong: int | None) -> None:
+    """Record the number of wrong elements. Raises DataCorruption."""
+    replay.wrong = wrong
     if wrong:
-        work = Work(operation_of(found.calls[0].operation))
+        work = Work(operation_of(replay.calls[0].operation))
         raise DataCorruption(
             f"{wrong} elements of the replayed step are not what was sent: wrong data; do not trust this machine, run "
             "'collbench check'",
-            WrongData(work, found.calls[0].size_bytes, found.members, wrong),
+            WrongData(work, replay.calls[0].size_bytes, replay.members, wrong),
         )
 
 
@@ -176,7 +176,7 @@ def _slowest(schedule: Schedule) -> float:
 
 
 def _load(schedule: Schedule, step_s: float, span_s: float) -> tuple[ReplayLoad, float]:
-    """Return how many steps a trial has, and how long they should take in seconds."""
+    """Return the number of steps in a trial, and their expected time in seconds."""
     steps = max(1, min(_MOST_STEPS, math.ceil(span_s / max(step_s, 1e-6))))
     units = max(len(own) for own in schedule.ranks) * steps
     delay = _LEAST_DELAY_S + min(units, _MOST_AHEAD) * _CALL_S
@@ -192,7 +192,7 @@ def _trial(
     *,
     traces: bool,
 ) -> ReplayTrial:
-    """Run the step, its pauses alone and its calls alone, in random order; some traced steps where that is possible."""
+    """Run the step, its pauses alone and its calls alone, in random order; also some traced steps if possible."""
     loads = {
         "step": load,
         "pauses": replace(load, calls=False),
@@ -202,8 +202,8 @@ def _trial(
         del loads["pauses"]
     if traces:
         loads["traced"] = replace(load, steps=min(load.steps, _TRACED_STEPS), traced=True)
-    found = {name: backend.run(loads[name], expected_s) for name in order.sample(sorted(loads), len(loads))}
-    return trial_of(schedule, found["step"], found.get("pauses"), found["calls"], load.steps, found.get("traced", ()))
+    times = {name: backend.run(loads[name], expected_s) for name in order.sample(sorted(loads), len(loads))}
+    return trial_of(schedule, times["step"], times.get("pauses"), times["calls"], load.steps, times.get("traced", ()))
 
 
 def trial_of(

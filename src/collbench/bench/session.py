@@ -1,4 +1,4 @@
-"""One measurement from the request to the finished run: open, plan, sweep, and keep what was measured."""
+"""One measurement from the request to the finished run: open, plan, sweep, save."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from collbench.runfile.run_file import RunWriter
 
 
 def wrong_data(error: DataCorruption) -> Skipped:
-    """Return what a run says that it skipped when wrong data has ended it."""
+    """Return what a run reports as skipped after wrong data ended it."""
     if error.wrong is None:
         return Skipped(SkipKind.WRONG_DATA, detail=str(error))
     return Skipped(SkipKind.WRONG_DATA, members=error.wrong.members, wrong=error.wrong)
 
 
 class Ranks(Protocol):
-    """One process per device, which measure together: a launcher started them, and this process leads them."""
+    """One process per device, which measure together: a launcher started them, and this process is rank 0."""
 
     @property
     def processes(self) -> int:
@@ -47,13 +47,13 @@ class Ranks(Protocol):
         """What started them: torchrun, srun, …"""
 
     def open(self) -> Opened:
-        """Return the backend that is all of them."""
+        """Return the backend of all ranks."""
 
 
 class Session:
     """One request on an open backend. `run` holds every finished trial at any moment, and so does the file `path`.
 
-    A save that fails on the way is reported once through `warn` and stays in `failure`; measuring goes on. Without a
+    A save that fails on the way is reported once through `warn` and stays in `failure`; measuring continues. Without a
     path (None) nothing is saved. A request that resumes takes up the run in `path`. Opening raises UsageError,
     MachineError, and RunFileError if `path` cannot be written or taken up here, all before the first trial.
     """
@@ -93,12 +93,12 @@ class Session:
 
     @property
     def path(self) -> Path | None:
-        """Where the run is saved; None where nothing is."""
+        """Where the run is saved; None if nothing is."""
         return self._writer.path
 
     @property
     def failure(self) -> RunFileError | None:
-        """Why the run is not in its file, None where it is."""
+        """Why the run is not in its file, None if it is."""
         return self._writer.failure
 
     def __enter__(self) -> Self:
@@ -111,7 +111,7 @@ class Session:
         self._writer.close()
 
     def measure(self, progress: Callable[[int, int], None]) -> None:
-        """Sweep the plan. However this ends, what was measured is saved. Raises BackendError, DataCorruption."""
+        """Sweep the plan. Results are saved however this ends. Raises BackendError, DataCorruption."""
         backend, corrupt = self._opened.backend, False
         try:
             watcher = Watcher(progress, self._writer.finished, self._opened.watch.flags, self._opened.clock)
@@ -133,7 +133,7 @@ class Session:
             self._ask_nccl()
 
     def _ask_nccl(self) -> None:
-        """Note what NCCL chose. Another process finds out; this one makes room for it on the GPUs."""
+        """Record what NCCL chose. A separate process finds out; this one frees memory on the GPUs for it."""
         self._opened.vacate()
         planned = (
             self._plan.step(work, (members,), size)
@@ -171,7 +171,7 @@ def _opened(request: Request, ranks: Ranks | None, begun: Begun) -> Opened:
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """A saved run that is to be finished, what its file was when it was read, and its journal, which is ours now."""
+    """A saved run to continue: the run, its file as it was read, and its journal, now locked by this process."""
 
     run: Run
     path: Path
@@ -180,7 +180,7 @@ class Previous:
 
     @classmethod
     def locked(cls, path: Path, undo: ExitStack) -> Previous:
-        """Read the run in a file that no other process measures. Raises RunFileError."""
+        """Load the run from a file that no other process is measuring into. Raises RunFileError."""
         try:
             journal = Journal(path)
         except OSError as error:
@@ -191,7 +191,7 @@ class Previous:
 
 
 class NotResumed(RunFileError):
-    """A saved run that this machine cannot go on with, why, and whether another NCCL was loaded; api words it."""
+    """Why this machine cannot continue a saved run, and whether another NCCL was loaded; api makes the message."""
 
     def __init__(self, path: Path, why: Unfit, *, other_nccl: bool) -> None:
         super().__init__(f"{path} cannot be resumed here")
@@ -199,7 +199,7 @@ class NotResumed(RunFileError):
 
 
 def taken_up(previous: Previous, opened: Opened, skipped: list[Skipped]) -> Run:
-    """Return the saved run, to go on with. Raises NotResumed where it is another machine's."""
+    """Return the saved run, to continue with. Raises NotResumed if it is another machine's."""
     backend, run = opened.backend, previous.run
     devices = backend.devices()
     reason = mismatch(run, Here(backend.name, devices, opened.machine.driver, opened.machine.nccl))
@@ -213,15 +213,15 @@ def taken_up(previous: Previous, opened: Opened, skipped: list[Skipped]) -> Run:
 
 
 def _check_success(run: Run) -> None:
-    """Raise BackendError where every data point failed, for a hang if there was one."""
-    if run.measurements and not any(found.samples for found in run.measurements):
-        failures = [found.failure for found in run.measurements if found.failure is not None]
+    """Raise BackendError if every data point failed, and name a hang first."""
+    if run.measurements and not any(measurement.samples for measurement in run.measurements):
+        failures = [measurement.failure for measurement in run.measurements if measurement.failure is not None]
         failure = next((one for one in failures if one.kind is FailureKind.HANG), failures[-1])
         raise BackendError(f"nothing could be measured: {failure}", failure=failure)
 
 
 def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skipped]) -> Run:
-    """Return the run that a request begins: where it is measured and what was asked, and no trial yet."""
+    """Return the run of a request before its first trial: the machine and the settings."""
     settings = settings_of(
         request,
         operations=tuple(dict.fromkeys(work.operation for work in plan.groups)),
@@ -233,7 +233,7 @@ def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skippe
 
 
 class Known(Protocol):
-    """What an open backend of any kind knows of its machine."""
+    """What an open backend of any kind knows about its machine."""
 
     @property
     def machine(self) -> Machine:
@@ -249,21 +249,21 @@ class Known(Protocol):
 
 
 def begun_run(opened: Opened, settings: Settings) -> Run:
-    """Return a run that begins now on what was opened, with nothing measured."""
+    """Return a run that starts now on the opened devices, without measurements."""
     run = new_run(opened.backend.name, opened.backend.devices(), opened, settings)
-    found = opened.ports()
-    run.ports_before, run.ports_before_read = found or (), found is not None
+    ports = opened.ports()
+    run.ports_before, run.ports_before_read = ports or (), ports is not None
     return run
 
 
 def read_ports_after(run: Run, opened: Opened) -> None:
-    """Keep the network cards' ports as they are at the end. Raises BackendError."""
-    found = opened.ports()
-    run.ports_after, run.ports_after_read = found or (), found is not None
+    """Store the final counters of the network cards' ports. Raises BackendError."""
+    ports = opened.ports()
+    run.ports_after, run.ports_after_read = ports or (), ports is not None
 
 
 def new_run(backend: str, devices: tuple[Device, ...], opened: Known, settings: Settings) -> Run:
-    """Return a run that begins now on these devices, with nothing measured."""
+    """Return a run that starts now on these devices, without measurements."""
     return Run(
         backend=backend,
         version=version("collbench"),

@@ -74,16 +74,16 @@ _MOST_NOISE = 0.04
 _MOST_TRIALS = 15
 
 
-def undecided(found: Sequence[Measurement], paths: Sequence[Path]) -> list[DataPoint]:
-    """Return which of these points, of one work and size, need another trial to be compared; none where nothing can be.
+def undecided(measurements: Sequence[Measurement], paths: Sequence[Path]) -> list[DataPoint]:
+    """Return which points, of one work and size, need another trial to be compared; none if none can be compared.
 
-    Noise is pooled within a label, as when pairs are ranked.
+    Noise is pooled within a label, as in the ranking of pairs.
     """
-    if len(found) < 2:
+    if len(measurements) < 2:
         return []  # there is nothing to compare it with
     labels = {frozenset(path.devices): path.label for path in paths}
     pools: dict[str, list[Measurement]] = defaultdict(list)
-    for measurement in found:
+    for measurement in measurements:
         pools[labels.get(frozenset(measurement.point.members), "?")].append(measurement)
     points = []
     for pool in pools.values():
@@ -104,8 +104,8 @@ def trials_wanted(logs: Sequence[Sequence[float]]) -> int:
 
 
 _SETTLED = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
-# One stuck link costs its data point. When all copies that are tried fail, or all collectives, trying on is no use for
-# them; an NCCL that does not start says nothing of copies.
+# One stuck link costs its data point. If copies or collectives fail this often in a row, that kind is given up; an NCCL
+# that does not start says nothing about copies.
 _FAILURES_IN_A_ROW = 4
 # What noisy deciding data points may take beyond the budget, as a share of it: 0.25 s on GPUs.
 _FOR_DECIDING = 0.1
@@ -126,26 +126,26 @@ class Watcher:
 
 
 class Trials:
-    """The state of a sweep between steps. `wanted` are the points that need more; `timed_seconds` lay in timed regions.
+    """A sweep's state between steps. `wanted` points need more trials; `timed_seconds` is the time in timed regions.
 
-    `plan` may be replaced by one that isolates more before `make` is called.
+    `plan` may be replaced by one with more isolated points before `make` is called.
     """
 
     def __init__(self, plan: Plan, run: Run, effort: Effort, watcher: Watcher) -> None:
-        """Take up where `run` stands: settled points are left alone, failed and interrupted ones get another chance."""
+        """Continue `run`: settled points are left alone, failed and interrupted ones are measured again."""
         self.plan = plan
         self._run, self._effort, self._watcher = run, effort, watcher
         self._check = Check(run)  # by the labels: what copies show beside them is known at the end of a sweep
-        self._results = {found.point: found for found in run.measurements}
+        self._results = {measurement.point: measurement for measurement in run.measurements}
         self._owed: dict[DataPoint, int] = {}
         for point in plan.points():
-            found = self._results.get(point)
-            if found is None or found.stop not in _SETTLED:
+            measurement = self._results.get(point)
+            if measurement is None or measurement.stop not in _SETTLED:
                 trials = effort.deciding if plan.decides(point) else effort.screening
-                self._owed[point] = max(0, trials - (len(found.samples) if found else 0))
-        for found in run.measurements:
-            if found.stop not in _SETTLED:
-                found.stop, found.failure = None, None
+                self._owed[point] = max(0, trials - (len(measurement.samples) if measurement else 0))
+        for measurement in run.measurements:
+            if measurement.stop not in _SETTLED:
+                measurement.stop, measurement.failure = None, None
         self.wanted = set(self._owed)
         self.timed_seconds = 0.0
         self._failures = {True: 0, False: 0}  # in a row, by whether they are collectives
@@ -169,7 +169,7 @@ class Trials:
             found.stop = found.stop or stop_reason(found, self._effort.precision) or StopReason.BUDGET
 
     def _due(self, steps: list[Step], deadline: float) -> Iterator[Step]:
-        """Yield the steps that are owed or that time allows; asked for shortly before each is sent."""
+        """Yield the steps that are owed or that time allows; call it shortly before sending each step."""
         for step in steps:
             if step.operation.is_collective in self._hopeless:
                 continue
@@ -177,7 +177,7 @@ class Trials:
                 yield step
 
     def _dismiss(self, *, late: bool) -> None:
-        """Keep only the data points that are owed trials, or unsettled while there is time."""
+        """Keep only the data points that are owed trials, or that are unsettled while there is time."""
         self.wanted = {
             point
             for point in self.wanted
@@ -198,7 +198,7 @@ class Trials:
             self.wanted.add(point)
 
     def _take(self, backend: Backend, step: Step, outcome: Timing | StepFailed) -> None:
-        """Record what a step brought. A failed step of several groups is tried again, each alone, to find the cause."""
+        """Record a step's result. A failed step of several groups is repeated, each isolated, to find the cause."""
         outcome = sound(outcome)
         if isinstance(outcome, Timing):
             self._failures[step.operation.is_collective] = 0
@@ -222,7 +222,7 @@ class Trials:
             self._give_up_all(kind, error)
 
     def _give_up_all(self, kind: bool, last: StepFailed) -> None:
-        """Leave collectives (True), or all others, as they are. Raises BackendError where nothing else is wanted."""
+        """Leave collectives (True), or all others, as they are. Raises BackendError if nothing else is wanted."""
         self._hopeless.add(kind)
         many = Failure(last.kind, Cause.IN_A_ROW, count=_FAILURES_IN_A_ROW, because=last.failure)
         if all(point.operation.is_collective in self._hopeless for point in self.wanted):
@@ -233,19 +233,19 @@ class Trials:
                 self._fail(point, replace(many, kind=FailureKind.UNTRIED))
 
     def _fail(self, point: DataPoint, failure: Failure) -> None:
-        found = self._found(point)
-        if not found.failure:
-            found.stop, found.failure = StopReason.FAILED, failure
-            self._watcher.finished(found)
+        measurement = self._found(point)
+        if not measurement.failure:
+            measurement.stop, measurement.failure = StopReason.FAILED, failure
+            self._watcher.finished(measurement)
 
     def _record(self, step: Step, timing: Timing, *, concurrent: bool) -> None:
         """Add the trial's samples; a data point enters the run with its first one."""
         flags = self._watcher.flags(tuple(member for members in step.groups for member in members))
         self.timed_seconds += timing.region_seconds(step)
         for index, point in enumerate(points_of(step)):
-            found = self._found(point)
+            measurement = self._found(point)
             coverage = timing.coverage[index] if timing.coverage else None
-            found.wrong = 0 if step.verify and step.work.verifiable else None
+            measurement.wrong = 0 if step.verify and step.work.verifiable else None
             sample = Sample(
                 seconds=tuple(map(_readable, timing.seconds[index])),
                 iterations=step.iterations,
@@ -256,9 +256,9 @@ class Trials:
                 verified_bytes=coverage.verified if coverage else None,
                 plain=bool(timing.plain) and timing.plain[index],
             )
-            found.samples.append(self._check.marked(point, sample))
+            measurement.samples.append(self._check.marked(point, sample))
             self._owed[point] -= 1
-            self._watcher.finished(found)
+            self._watcher.finished(measurement)
 
     def _found(self, point: DataPoint) -> Measurement:
         if point not in self._results:
@@ -273,11 +273,11 @@ def points_of(step: Step) -> list[DataPoint]:
 
 
 def _readable(seconds: float) -> float:
-    """Return the time in seven digits: more than any of the clocks has, and short in the file."""
+    """Return the time in seven digits: more than any clock resolves, and short in the file."""
     return float(f"{seconds:.7g}")
 
 
-# Single launches, after the trials: how the times are spread, and which rank comes late.
+# Single launches, after the trials: the spread of their times, and which rank is late.
 
 
 def time_singles(backend: Backend, plan: Plan, run: Run, rng: random.Random, watcher: Watcher) -> None:
@@ -287,13 +287,13 @@ def time_singles(backend: Backend, plan: Plan, run: Run, rng: random.Random, wat
     one: each of the others may take a watchdog's time.
     """
     done = {one.point for one in run.latencies if one.count == plan.latency}
-    done |= {found.point for found in run.measurements if found.failure}
+    done |= {one.point for one in run.measurements if one.failure}
     steps = list(_single_steps(plan, done))
     rng.shuffle(steps)
     for number, (step, outcome) in enumerate(backend.time_steps(steps), 1):
         points = points_of(step)
         if isinstance(outcome, StepFailed):
-            for measurement in (found for found in run.measurements if found.point in points):
+            for measurement in (one for one in run.measurements if one.point in points):
                 measurement.stop, measurement.failure = StopReason.FAILED, outcome.failure
                 watcher.finished(measurement)
             return
@@ -313,12 +313,12 @@ def latency_of(
     concurrent: bool = False,
     flags: tuple[Flag, ...] = (),
 ) -> Latency:
-    """Return the record of ranks whose times are of their hosts' clocks: from each launch's first arrival on."""
+    """Return the record of ranks whose times are on their hosts' clocks, relative to each launch's first arrival."""
     common = len({devices[member].host for member in point.members}) == 1
     arrived = np.array([rank.arrived for rank in ranks])
     begin = arrived.min(axis=0, keepdims=True) if common else arrived
     since = np.broadcast_to(begin, arrived.shape)
-    found = tuple(
+    launches = tuple(
         replace(
             rank,
             arrived=tuple((np.array(rank.arrived) - origin).tolist()),
@@ -326,7 +326,7 @@ def latency_of(
         )
         for rank, origin in zip(ranks, since, strict=True)
     )
-    return Latency(point, found, common, concurrent, flags)
+    return Latency(point, launches, common, concurrent, flags)
 
 
 def _single_steps(plan: Plan, done: set[DataPoint]) -> Iterator[Step]:
@@ -348,9 +348,9 @@ _WARM_BYTES = 16 * 2**20
 
 
 def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Random, watcher: Watcher) -> None:
-    """Measure the plan into `run`, which holds all finished trials at any moment, also when this is interrupted.
+    """Measure the plan into `run`, which always holds all finished trials, also after an interruption.
 
-    Data points that `run` has settled already are not measured again. Raises BackendError once nothing works any more.
+    Data points that `run` has settled are not measured again. Raises BackendError if no step works any more.
     """
     clock, before = watcher.clock, run.seconds
     with _phase(run, NCCL_START, clock):
@@ -375,8 +375,8 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
         index = {point: number for number, point in enumerate(plan.points())}
         run.measurements.sort(key=lambda found: index.get(found.point, len(index)))
         run.latencies.sort(key=lambda found: index.get(found.point, len(index)))
-        for found in run.measurements:
-            found.stop = found.stop or stop_reason(found, effort.precision) or StopReason.INTERRUPTED
+        for measurement in run.measurements:
+            measurement.stop = measurement.stop or stop_reason(measurement, effort.precision) or StopReason.INTERRUPTED
         marked(run)
         run.phases["timed"] = round(run.phases.get("timed", 0.0) + trials.timed_seconds, 6)
         run.seconds = round(before + clock() - begin, 3)

@@ -1,4 +1,4 @@
-"""`collbench check`: where labels, tools and measurement disagree; suspicious links are measured once more."""
+"""`collbench check`: where labels, tools and measurement disagree; suspicious links are measured again."""
 
 from __future__ import annotations
 
@@ -72,32 +72,32 @@ class _Silently(Showing):
         """Do nothing."""
 
     def status(self, run: Run) -> ExitStatus:
-        """Return that measuring is done: what failed is judged, too."""
+        """Return DONE for the measurement: failures are judged, too."""
         return ExitStatus.DONE
 
     def tell_saved(self, path: Path) -> None:
-        """Say on stderr where the run is: stdout may be a parser's."""
+        """Report the run's file on stderr: stdout may be parsed."""
         say(f"saved {path}")
 
 
 def _measured(asked: MeasureOptions) -> Run:
-    """Measure this machine and return the run; of one that wrong data or a hang ended, what there is of it."""
+    """Measure this machine and return the run; after wrong data or a hang, the run so far."""
     if asked.quick:
         refuse_cores(asked.backend)
     request, shown = planned(options.make_request("check", asked)), _Silently()
     try:
         done = measure_and_show(request, asked.file, shown)
     except (DataCorruption, BackendError) as error:
-        found = [runfile_run_file.again(session.run) for session in shown.sessions]
-        if not found or not _fails(found[0]):
+        runs = [runfile_run_file.again(session.run) for session in shown.sessions]
+        if not runs or not _fails(runs[0]):
             raise
         say(str(error))
-        return found[0]
+        return runs[0]
     return confirmed(request, done, shown)
 
 
 def _fails(run: Run) -> bool:
-    """Return whether the run shows by itself why it was ended."""
+    """Return whether the run itself shows why it was ended."""
     from collbench.analysis.diagnose import judge
     from collbench.output.text import verdicts
 

@@ -85,7 +85,7 @@ REFUSED: tuple[Callable[[Any], Any], ...] = tuple(_option(flag) for flag in _FLA
 # NCCL_FLAGS are the options. They include --dtype, --op and --root, each with nccl-tests' name for it.
 
 
-# nccl-tests' own step where -f does not say otherwise [src/common.cu, stepBytes].
+# nccl-tests' default step without -f [src/common.cu, stepBytes].
 _STEP = 2**20
 # Above this an additive range is a forgotten -f: -b 8 -e 1G would be 1024 sizes, most of them alike.
 _MOST_SIZES = 256
@@ -109,9 +109,9 @@ class NcclFlags:
     root: int = 0
 
     def applied(self, request: Request, processes: int = 1) -> Request:
-        """Return the request with what the flags ask for, in a launch of so many processes.
+        """Return the request with the flags applied, in a launch of this many processes.
 
-        Raises UsageError where two options contradict each other.
+        Raises UsageError if two options contradict each other.
         """
         return replace(
             request,
@@ -143,7 +143,7 @@ class NcclFlags:
         return _stepped(first, last, factor, self.stepbytes or _STEP)
 
     def _devices(self, request: Request, processes: int) -> str | None:
-        """Return the first -g × -t devices as --devices takes them; without either what --devices says."""
+        """Return the first -g × -t devices as --devices writes them; without either, the value of --devices."""
         given = (("-g", self.ngpus), ("-t", self.nthreads))
         flags = " ".join(f"{flag} {value}" for flag, value in given if value is not None)
         if not flags:
@@ -229,7 +229,7 @@ _NOT_OURS = (*REDOPS, "all", "mulsum")
 def translated(words: Sequence[str]) -> list[str]:
     """Return a command's words with -o as the reduction where nccl-tests' flags are asked for by name.
 
-    Raises UsageError where they are not, and a reduction stands where the run's file is expected.
+    Raises UsageError if they are not, and a reduction stands where the run's file is expected.
     """
     asked = _ASKED_FOR in words or f"--format={NCCL_TESTS}" in words or ("--format", NCCL_TESTS) in pairwise(words)
     if asked:
@@ -392,7 +392,7 @@ class CollectiveCommand(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Make the context of the words as nccl-tests or collbench means them. Raises UsageError."""
+        """Make the context after translating nccl-tests' flags. Raises UsageError."""
         words = list(args) if extra.get("resilient_parsing") else translated(args)
         return super().make_context(info_name, words, parent, **extra)
 

@@ -79,7 +79,7 @@ def _check_count(paths: Sequence[Path], *, reference: bool) -> None:
 
 
 def _check_alike(runs: Sequence[Run], paths: Sequence[Path]) -> None:
-    """Raise UsageError for runs of different backends: their figures are of different things."""
+    """Raise UsageError for runs of different backends: their figures are not comparable."""
     for run, path in zip(runs, paths, strict=True):
         if run.backend != runs[0].backend:
             raise UsageError(
@@ -110,19 +110,19 @@ def _many(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Oper
     from collbench.output.text import comparison
 
     order = by_date(runs)
-    found = trended([runs[index] for index in order], limit, wanted)
-    status = found.last.status
-    if not found.last.changes:
+    trend = trended([runs[index] for index in order], limit, wanted)
+    status = trend.last.status
+    if not trend.last.changes:
         _nothing([runs[index] for index in order], [paths[index] for index in order], wanted)
     if as_json:
-        echo(comparison.of_trend(found, status), end="")
+        echo(comparison.of_trend(trend, status), end="")
     else:
-        show_page(comparison.trend_page(found, tuple(one_line(str(paths[index])) for index in order)))
+        show_page(comparison.trend_page(trend, tuple(one_line(str(paths[index])) for index in order)))
     return status
 
 
 def _nothing(runs: Sequence[Run], paths: Sequence[Path], wanted: Operation | None) -> None:
-    """Raise NotTrusted where failures left nothing to compare, UsageError where the runs are of different things."""
+    """Raise NotTrusted where failures left nothing to compare, UsageError if the runs are of different things."""
     of = f" of {wanted}" if wanted else ""
     from collbench.output.text.frame import headline  # late: numpy
 

@@ -31,7 +31,7 @@ def answer(program: click.Group, question: str) -> int:
 
 
 class _Program(click.Group):
-    """The program as a shell sees it: the same commands, whose words are only looked at."""
+    """The program as a shell sees it: the same commands, whose arguments are parsed but not run."""
 
     def __init__(self, program: click.Group) -> None:
         super().__init__(NAME, params=program.params, context_settings=program.context_settings)
@@ -63,7 +63,7 @@ class _Program(click.Group):
 
 
 class _BeforeScript(click.Command):
-    """A command that starts a script: its own options and torchrun's, then the script, whose words are its own."""
+    """A command that starts a script: its options and torchrun's, then the script with its arguments."""
 
     def __init__(self, command: click.Command, params: Iterable[click.Parameter]) -> None:
         script = click.Argument(["script"], nargs=-1, type=click.Path())
@@ -79,7 +79,7 @@ class _BeforeScript(click.Command):
 
 
 def _torchrun() -> list[click.Parameter]:
-    """Return torchrun's options, so that their values are not taken for the script."""
+    """Return torchrun's options, so that their values are not mistaken for the script."""
     short = {long: letter for letter, long in SHORT.items()}
     names = sorted(TORCHRUN_FLAGS | TORCHRUN_VALUES)
     return [

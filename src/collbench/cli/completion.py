@@ -1,4 +1,4 @@
-"""`collbench completion`: the shell's part of completion, and the manual pages, printed or installed."""
+"""`collbench completion`: shell completion and the manual pages, printed or installed."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def completion(context: click.Context, shell: str | None, install: bool, force: 
     if not install:
         echo(script, end="")
         return
-    place, lines = _place(chosen)
+    target, lines = _place(chosen)
     otherwise = f"collbench completion {chosen} >"
     folder = _data() / "man" / "man1"
     pages = manual.pages(context.find_root().command, version("collbench"))
-    atomic_write.check(place, _SAVE, otherwise, force=force, ours=lambda text: VARIABLE.encode() in text)
+    atomic_write.check(target, _SAVE, otherwise, force=force, ours=lambda text: VARIABLE.encode() in text)
     for name in pages:
         atomic_write.check(folder / name, _SAVE_PAGE, otherwise, force=force, ours=manual.is_ours)
-    atomic_write.write(script, place, _SAVE, otherwise, force=True)
-    echo(f"completion for {chosen}: {place}")
+    atomic_write.write(script, target, _SAVE, otherwise, force=True)
+    echo(f"completion for {chosen}: {target}")
     for startup, line in lines:
         if _append_once(startup, line):
             echo(f"added to {startup}: {line}")
@@ -67,11 +67,11 @@ def completion(context: click.Context, shell: str | None, install: bool, force: 
 def _show_man(shell: str, folder: Path) -> None:
     """Make man look for pages in a folder, where it does not: it goes by PATH, which may lack ~/.local/bin."""
     try:
-        found = subprocess.run(["man", "-w", NAME], capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        located = subprocess.run(["man", "-w", NAME], capture_output=True, stdin=subprocess.DEVNULL, check=False)
     except OSError:
         echo(f"man is not installed: 'man -M {folder} {NAME}' where it is, or {NAME} COMMAND --help")
         return
-    if found.returncode == 0:
+    if located.returncode == 0:
         return
     startup, line = _man_line(shell, folder)
     if _append_once(startup, line):
@@ -79,7 +79,7 @@ def _show_man(shell: str, folder: Path) -> None:
 
 
 def _man_line(shell: str, folder: Path) -> tuple[Path, str]:
-    """Return the startup file and the line; an empty part of MANPATH stands for where man looks by itself."""
+    """Return the startup file and the line; an empty part of MANPATH means man's default folders."""
     if shell == "fish":
         line = f"set -q MANPATH; or set MANPATH ''; set -gx MANPATH '{folder}' $MANPATH"
         return _base("XDG_CONFIG_HOME", ".config") / "fish" / "conf.d" / f"{NAME}.fish", line
@@ -113,9 +113,9 @@ def _place(shell: str) -> tuple[Path, list[tuple[Path, str]]]:
     if shell == "fish":
         return _base("XDG_CONFIG_HOME", ".config") / "fish" / "completions" / f"{NAME}.fish", []
     if shell == "bash":
-        place = _data() / "bash-completion" / "completions" / NAME
+        target = _data() / "bash-completion" / "completions" / NAME
         looks = any(Path(file).exists() for file in _BASH_COMPLETION)
-        return place, [] if looks else [(_home() / ".bashrc", f". '{place}'")]
+        return target, [] if looks else [(_home() / ".bashrc", f". '{target}'")]
     folder = _data() / "zsh" / "site-functions"
     return folder / f"_{NAME}", [(_zshrc(), f"fpath=('{folder}' $fpath); autoload -Uz compinit; compinit")]
 

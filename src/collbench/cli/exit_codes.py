@@ -1,4 +1,4 @@
-"""How the program ends other than well: at most one line on stderr, and an exit status."""
+"""How the program ends unsuccessfully: at most one line on stderr, and an exit status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_NUMBER = re.compile(r"is not a valid integer(?: range)?")  # click's words f
 
 
 class Terminated(KeyboardInterrupt):
-    """Another signal than Ctrl-C's. It ends a measurement as Ctrl-C does, with another exit status."""
+    """A signal other than Ctrl-C's. It ends a measurement as Ctrl-C does, with another exit status."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -65,7 +65,7 @@ def _forget_lost_streams() -> None:
 
 
 def _lost(*descriptors: int) -> list[int]:
-    """Return those of these descriptors that nobody reads any more."""
+    """Return the descriptors whose reader has exited."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, 0)
@@ -89,7 +89,7 @@ def failed(error: CollbenchError | KeyboardInterrupt) -> int:
 
 
 def misused(error: click.UsageError) -> int:
-    """Print click's complaint, with its suggestion, as one line that names the help; return the status."""
+    """Print click's error, with its suggestion, as one line that names the help; return the status."""
     message = _NO_NUMBER.sub("is not a whole number", error.format_message())
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(message, err=True)  # it is the whole help: no word was wrong, there was none

@@ -185,7 +185,7 @@ def _overlaps(kind: str, runs: list[tuple[Path, Named]], operations: tuple[str, 
     for path, one in runs:
         if not one.run.overlaps:
             raise UsageError(f"{path} holds no overlaps, and another run does: draw each to its own file")
-        if not any(found.trials for found in one.run.overlaps):
+        if not any(overlap.trials for overlap in one.run.overlaps):
             raise UsageError(f"{path}: no overlap was measured to the end: measure again")
     if operations or size is not None:
         raise UsageError(f"{runs[0][0]} holds overlaps, drawn at all sizes: leave out --operation and --size")
@@ -217,14 +217,14 @@ def _heatmap(runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: 
 
 
 def _works(kind: str, named: Named, path: Path, operations: tuple[str, ...], size: int | None) -> list[Work]:
-    """Return the works that were asked for, or the run's most telling one. Raises UsageError where it has none."""
-    found = [work for typed in operations for work in find_works(named.run, typed, path)]
-    found = list(dict.fromkeys(found or _default(kind, named, path)))
-    if kind == "curves" and any(work.operation is Operation.CHASE for work in found):
+    """Return the works that were asked for, or the run's most telling one. Raises UsageError if it has none."""
+    works = [work for typed in operations for work in find_works(named.run, typed, path)]
+    works = list(dict.fromkeys(works or _default(kind, named, path)))
+    if kind == "curves" and any(work.operation is Operation.CHASE for work in works):
         raise UsageError(f"{path}: a pointer chase has no bandwidth over size: draw it with --kind heatmap")
-    if kind == "scaling" and not all(work.operation.is_collective for work in found):
-        raise UsageError(f"{path}: {found[0]} runs on links, so it has no number of GPUs: scaling needs a collective")
-    return found if size is None else check_size(named.run, found, size, path)
+    if kind == "scaling" and not all(work.operation.is_collective for work in works):
+        raise UsageError(f"{path}: {works[0]} runs on links, so it has no number of GPUs: scaling needs a collective")
+    return works if size is None else check_size(named.run, works, size, path)
 
 
 def _default(kind: str, named: Named, path: Path) -> list[Work]:
@@ -301,7 +301,7 @@ def _saved(path: Path, text: str) -> None:
 
 
 def _check(path: Path, run_files: tuple[Path, ...], *, force: bool) -> None:
-    """Raise before anything is computed: UsageError for what is no page, RunFileError where none can be written."""
+    """Raise before anything is computed: UsageError for what is no page, RunFileError if none can be written."""
     if path.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"--output {path} is not named as a page: write {path.stem or 'report'}.html")
     atomic_write.check(path, *_REPORT_WORDS, force=force, sources=run_files)

@@ -22,18 +22,18 @@ _PLAIN = str.maketrans({"\\": "\\e", "-": "\\-", '"': "\\(dq", "'": "\\(aq", "`"
 def pages(program: click.Command, release: str) -> dict[str, str]:
     """Return each page's text by its file name: the program's, and one a command."""
     context = click.Context(program, info_name="collbench", help_option_names=_HELP)
-    found = {"collbench.1": _page(context, release)}
+    pages_by_name = {"collbench.1": _page(context, release)}
     if isinstance(program, click.Group):
         for name in program.list_commands(context):
             command = program.get_command(context, name)
             if command is not None:
                 inner = click.Context(command, info_name=name, parent=context)
-                found[f"collbench-{name}.1"] = _page(inner, release)
-    return found
+                pages_by_name[f"collbench-{name}.1"] = _page(inner, release)
+    return pages_by_name
 
 
 def is_ours(content: bytes) -> bool:
-    """Return whether a file is a page that some version of this made: then a newer one may take its place."""
+    """Return whether a file is a page that some version of this made: then it may be overwritten."""
     return content.startswith(b'.TH "COLLBENCH')
 
 
@@ -105,7 +105,7 @@ def _line(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text in groff's and mandoc's words: what is not ASCII by its number."""
+    """Return text escaped for groff and mandoc: non-ASCII characters by number."""
     return "".join(char if char.isascii() else f"\\[u{ord(char):04X}]" for char in text.translate(_PLAIN))
 
 

@@ -1,4 +1,4 @@
-"""Measure a request, show its page, and say where the run is, also when something ends it early."""
+"""Measure a request, print its page, and report the run's file, also after an interruption."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Showing(Notices):
 
     @classmethod
     def asked(cls, asked: MeasureOptions, layout: str = _TABLE, *, as_json: bool, json: Path | None = None) -> Showing:
-        """Return what the options ask for. Raises RunFileError if the JSON file could not be written, UsageError."""
+        """Return the request of the options. Raises RunFileError if the JSON file could not be written, UsageError."""
         if json is not None:
             same = asked.file is not None and asked.file.resolve() == json.resolve()
             if same and not atomic_write.is_stream(json):
@@ -92,7 +92,7 @@ class Showing(Notices):
         self.show(run)
 
     def show(self, run: Run) -> None:
-        """Print the run, and write its JSON. Raises RunFileError, and UsageError where the layout does not suit it."""
+        """Print the run, and write its JSON. Raises RunFileError, and UsageError if the layout does not suit it."""
         # Late: numpy need not be there before something was measured.
         from collbench.output import nccl_tests
         from collbench.output.text.measured import page
@@ -108,11 +108,11 @@ class Showing(Notices):
             atomic_write.write(nccl_tests.dumps(run), self.json, *_JSON, force=self.force)
 
     def status(self, run: Run) -> ExitStatus:
-        """Return how the command ends once this run is shown."""
+        """Return the command's exit status for this run."""
         return outcome(run).status
 
     def tell_saved(self, path: Path) -> None:
-        """Say where the run is: on stderr where stdout is a parser's."""
+        """Report the run's file: on stderr if stdout is parsed."""
         if self.layout != _TABLE:
             say(f"saved {path}")
         else:
@@ -147,7 +147,7 @@ def measure_and_show(request: Request, path: Path | None, showing: Showing | Non
 
 
 class Kept(Protocol):
-    """A session, as far as it says where its run is."""
+    """The part of a session that knows the run's file."""
 
     run: Run
 
@@ -162,7 +162,7 @@ class Kept(Protocol):
 
 @contextmanager
 def telling_what_is_saved(sessions: Sequence[Kept]) -> Iterator[None]:
-    """Let what ends a measurement early say what became of the points that were measured in the sessions begun."""
+    """Add to an error or interruption what was saved of the sessions begun."""
     try:
         yield
     except OSError as error:  # of stdout: a full disk
@@ -197,12 +197,12 @@ def measured_by_workers(session: WorkerSession[Any], showing: Showing, page: str
 
 
 def nothing_left(run: Run) -> bool:
-    """Return whether every data point of a run was measured: it came to its end, and none failed on the way."""
-    return run.complete and not any(found.stop is StopReason.FAILED for found in run.measurements)
+    """Return whether every data point of a run was measured: none is missing, and none failed."""
+    return run.complete and not any(measurement.stop is StopReason.FAILED for measurement in run.measurements)
 
 
 def leave(run: Run, showing: Showing) -> None:
-    """End the command with the status that the run earns, and its reason once more where the reader's eye is."""
+    """End the command with the run's exit status, and repeat its reason at the end of the output."""
     status = showing.status(run)
     if status is ExitStatus.DONE:
         return
@@ -213,7 +213,7 @@ def leave(run: Run, showing: Showing) -> None:
 
 
 def _saved(sessions: Sequence[Kept]) -> str:
-    """Return what became of what was measured."""
+    """Return what was saved, as a clause."""
     points = _points(sessions[0].run) if sessions else 0
     if points == 0:
         return "nothing was measured or saved"

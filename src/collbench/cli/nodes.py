@@ -134,21 +134,21 @@ def nodes(  # noqa: PLR0913 - options
             raise UsageError("a simulation measures nothing, so --output has nothing to save: use --json")
         if resume is not None:
             raise UsageError("a simulation measures nothing, so --resume has nothing to resume")
-        found = survey_simulated(asked, fabric_cluster, seed)
+        survey = survey_simulated(asked, fabric_cluster, seed)
     else:
         if fabric_cluster is not None:
             raise UsageError("--fabric-cluster names a simulated cluster: add --backend sim")
         shared = MeasureOptions(backend=backend, nccl=nccl, output=output, force=force, resume=resume, seed=seed)
-        found = _measured(asked, shared)
+        survey = _measured(asked, shared)
     from collbench.output.text.nodes import as_plain, page  # late: numpy
 
-    shown = (found.origin, found.judgement, found.choice, found.truth)
+    shown = (survey.origin, survey.judgement, survey.choice, survey.truth)
     echo(json.dumps(as_plain(*shown)) if as_json else page(*shown, prose_width(), verbose=is_verbose()))
-    if found.failure is not None:
-        raise found.failure
-    if found.path is not None:
-        say(f"saved {found.path}")
-    leave(found.status)
+    if survey.failure is not None:
+        raise survey.failure
+    if survey.path is not None:
+        say(f"saved {survey.path}")
+    leave(survey.status)
 
 
 def _measured(asked: NodesRequest, shared: MeasureOptions) -> NodeSurvey:

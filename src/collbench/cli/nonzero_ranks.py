@@ -1,4 +1,4 @@
-"""One process per GPU: rank 0 is the program, and the other ranks follow it in silence."""
+"""One process per GPU: rank 0 runs the program, and the other ranks follow it silently."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def processes() -> int:
 
 
 def launch_of(words: list[str]) -> LaunchEnvironment | None:
-    """Return this process's place among those that run these words; None where it runs them for itself.
+    """Return this process's launch environment for this command; None if it runs on its own.
 
     Raises UsageError for launchers' variables that contradict each other.
     """
@@ -55,7 +55,7 @@ class Followed(Exception):
 
 
 def check_command(words: list[str]) -> None:
-    """Raise UsageError for a command that means nothing to several processes at once."""
+    """Raise UsageError for a command that several processes cannot run together."""
     name = _command(words)
     if name in _INSTEAD and not {"-h", "--help"} & set(words):
         raise UsageError(f"{name} was started in several processes, but {_INSTEAD[name]}")
@@ -87,7 +87,7 @@ def follow(invoke: Callable[[], object]) -> int:
 
 
 def _say_aside(text: str) -> None:
-    """Print a notice on the true stderr: a rank's own is kept silent."""
+    """Print a notice on the real stderr, because a rank's output is silenced."""
     say(text, sys.__stderr__)
 
 

@@ -49,7 +49,7 @@ OPTIONS = (
 )
 
 
-# --resume FILE: go on with a run under the options that it was started with.
+# --resume FILE: continue with a run under the options that it was started with.
 #
 # What is measured comes from the file, as values. The file may be a stranger's, so it names no file to be loaded, read
 # or written: these, and how the run is shown, are said again.

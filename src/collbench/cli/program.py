@@ -46,7 +46,7 @@ _HOMES = {
 
 
 class _Commands(click.Group):
-    """Commands in the order of a first session, each loaded when it is asked for: all of them take 0.1 s."""
+    """Commands in the order of a first session, each loaded when needed: loading all of them takes 0.1 s."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_HOMES)

@@ -15,12 +15,12 @@ _LIMIT = 20
 
 
 def named_or_newest(file: Path | None, *, of_links: bool = False) -> Path:
-    """Return the file that was named, else the newest saved run's. Raises UsageError where none is saved."""
+    """Return the file that was named, else the newest saved run's. Raises UsageError if none is saved."""
     return saved.newest(NOTICES, of_links=of_links) if file is None else file
 
 
 def all_named_or_newest(files: tuple[Path, ...], *, of_links: bool = False) -> tuple[Path, ...]:
-    """Return the files that were named, else the newest saved run's. Raises UsageError where none is saved."""
+    """Return the files that were named, else the newest saved run's. Raises UsageError if none is saved."""
     return files or (saved.newest(NOTICES, of_links=of_links),)
 
 
@@ -45,13 +45,13 @@ def runs(limit: int, as_json: bool) -> None:
       collbench runs
       collbench runs --limit 100 --json
     """
-    found = saved.runs(limit, NOTICES)
+    saved_list = saved.runs(limit, NOTICES)
     if as_json:
-        echo(json.dumps([_plain(run) for run in found], ensure_ascii=False, indent=1))
+        echo(json.dumps([_plain(run) for run in saved_list], ensure_ascii=False, indent=1))
         return
     from collbench.output.text.saved_runs import lines
 
-    for line in lines(found) if found else ["there is no saved run: measure with 'collbench pairs'"]:
+    for line in lines(saved_list) if saved_list else ["there is no saved run: measure with 'collbench pairs'"]:
         echo(line)
 
 

@@ -155,9 +155,9 @@ def select(
     asked = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **asked_for)
     asked.check()
     _check_layout(asked, layout)
-    found = select_devices(asked, NOTICES)
-    _print(found.selection if layout in (_TEXT, _JSON) else _usable(found, asked, layout), layout)
-    leave(found.status)
+    selected = select_devices(asked, NOTICES)
+    _print(selected.selection if layout in (_TEXT, _JSON) else _usable(selected, asked, layout), layout)
+    leave(selected.status)
 
 
 def _check_layout(asked: SelectRequest, layout: str) -> None:
@@ -174,15 +174,15 @@ def _check_layout(asked: SelectRequest, layout: str) -> None:
         )
 
 
-def _usable(found: Selected, asked: SelectRequest, layout: str) -> Selection:
+def _usable(selected: Selected, asked: SelectRequest, layout: str) -> Selection:
     """Return the selection for a program that acts on it and sees nothing else. Raises UsageError, NotTrusted."""
-    backend = found.selection.origin.backend
-    if asked.elsewhere and not found.selection.origin.acts and layout in formats.ACTING:
+    backend = selected.selection.origin.backend
+    if asked.elsewhere and not selected.selection.origin.acts and layout in formats.ACTING:
         raise UsageError(
             f"{asked.run} was measured on the {backend} backend, which has no GPUs to use: "
             "write --format text, list or json"
         )
-    return found.check()
+    return selected.check()
 
 
 def _print(answer: Selection, layout: str) -> None:

@@ -38,17 +38,19 @@ def find_works(run: Run, typed: str, path: Path) -> list[Work]:
 
     held = works_of(run)
     exact = [work for work in held if as_typed(str(work)) == as_typed(typed)]
-    found = exact or [work for work in held if as_typed(work.operation) == as_typed(typed)]
-    if not found:
+    works = exact or [work for work in held if as_typed(work.operation) == as_typed(typed)]
+    if not works:
         there = ", ".join(map(str, held)) or "nothing that was measured"
         raise UsageError(f"{path} has no operation '{typed}': it holds {there}")
-    return found
+    return works
 
 
 def check_size(run: Run, works: list[Work], size_bytes: int, path: Path) -> list[Work]:
     """Return the works that were measured at a size. Raises UsageError, which names the sizes that the file holds."""
     sizes = {
-        work: {found.point.size_bytes for found in run.measured(work.variant) if found.point.work == work}
+        work: {
+            measurement.point.size_bytes for measurement in run.measured(work.variant) if measurement.point.work == work
+        }
         for work in works
     }
     kept = [work for work in works if size_bytes in sizes[work]]
@@ -162,16 +164,16 @@ def show_job(file: Path, rank: int | None, against: tuple[Path, ...], overlap: P
     from collbench.api import recorded  # late, as above
     from collbench.output.text import job as pages
 
-    found, compared = recorded.report(
+    report, compared = recorded.report(
         job_file.load(file),
         rank,
         [(one_line(str(path)), runfile_run_file.load(path)) for path in against],
         [] if overlap is None else [(one_line(str(overlap)), runfile_run_file.load(overlap))],
     )
     if as_json:
-        echo(json.dumps(pages.as_json(found, compared), ensure_ascii=False, indent=1))
+        echo(json.dumps(pages.as_json(report, compared), ensure_ascii=False, indent=1))
     else:
-        show_page(pages.page(found, compared))
+        show_page(pages.page(report, compared))
 
 
 @click.command(short_help="Rank the links and pairs of a saved run.")
@@ -227,7 +229,11 @@ def _asked(operation: Operation | None, size_bytes: int | None) -> str:
 
 def _present(run: Run) -> str:
     """Say what could be ranked instead."""
-    works = {found.point.work for found in run.measurements if found.samples and len(found.point.members) <= 2}
+    works = {
+        measurement.point.work
+        for measurement in run.measurements
+        if measurement.samples and len(measurement.point.members) <= 2
+    }
     if not works:
         return "it holds no link, pair or device: measure with 'collbench pairs' first"
     names = ", ".join(sorted(map(str, works)))
@@ -257,18 +263,25 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
         raise UsageError(
             f"topo explains two devices or shows all, but {len(pair)} was given: write 'collbench topo 0 1'"
         )
-    found = topology(file, backend, fabric, NOTICES)
-    paths = found.paths
+    topology_shown = topology(file, backend, fabric, NOTICES)
+    paths = topology_shown.paths
     if pair:
-        wanted = {found.devices.index(device) for device in visible_devices.select(found.devices, ",".join(pair))}
+        wanted = {
+            topology_shown.devices.index(device)
+            for device in visible_devices.select(topology_shown.devices, ",".join(pair))
+        }
         paths = tuple(path for path in paths if set(path.devices) == wanted)
     if as_json:
-        head = {"backend": found.backend, "fabric": found.fabric}
-        echo(json.dumps({**head, "devices": plain(found.devices), "paths": plain(paths)}, ensure_ascii=False, indent=1))
+        head = {"backend": topology_shown.backend, "fabric": topology_shown.fabric}
+        echo(
+            json.dumps(
+                {**head, "devices": plain(topology_shown.devices), "paths": plain(paths)}, ensure_ascii=False, indent=1
+            )
+        )
         return
-    if found.fabric:
-        echo(f"the simulated machine {found.fabric} (sim)")
+    if topology_shown.fabric:
+        echo(f"the simulated machine {topology_shown.fabric} (sim)")
     if pair:
-        echo(explain_pair(found.devices, paths[0]))
+        echo(explain_pair(topology_shown.devices, paths[0]))
     else:
-        echo(render_topology(found.devices, paths), end="")
+        echo(render_topology(topology_shown.devices, paths), end="")

@@ -1,4 +1,4 @@
-"""What people see while and after measuring: a page on stdout, a progress bar and notices on stderr."""
+"""What users see during and after a measurement: a page on stdout, a progress bar and notices on stderr."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ verbose_option = click.option(
 
 
 def show_whole() -> None:
-    """Let this command show the whole page: its options are not read by click."""
+    """Let this command print the whole page: click does not parse its options."""
     click.get_current_context().meta[_VERBOSE] = True
 
 
 def is_verbose() -> bool:
-    """Return whether the whole page was asked for."""
+    """Return whether the whole page was requested."""
     context = click.get_current_context(silent=True)
     return context is not None and _VERBOSE in context.meta
 
@@ -58,7 +58,7 @@ _NARROWEST_PROSE = 40
 
 
 def echo(text: str, end: str = "\n", *, err: bool = False) -> None:
-    """Print text on stdout, or stderr. No name in it can move the cursor or change a colour."""
+    """Print text on stdout or stderr, without control characters: no name can move the cursor or change a color."""
     _write(printable(text) + end, sys.stderr if err else sys.stdout)
 
 
@@ -83,7 +83,7 @@ def leave(status: int) -> None:
 
 
 def show_page(page: Page) -> None:
-    """Print a page: coloured in a terminal, plain in a pipe or under NO_COLOR. Nothing is cut, whatever the width."""
+    """Print a page: colored in a terminal, plain in a pipe or under NO_COLOR. Nothing is cut, whatever the width."""
     from rich.console import Console  # late: notices need none of it, and they are all that `train` prints
     from rich.table import Table
 
@@ -101,7 +101,7 @@ def show_page(page: Page) -> None:
 
 
 def _write(text: str, stream: TextIO, *, color: bool | None = None) -> None:
-    """Print text. Once its reader is gone (`| head`), all goes nowhere: the command ends as it has earned."""
+    """Print text. After its reader has exited (`| head`), output is discarded, and the exit status stays."""
     try:
         click.echo(text, stream, nl=False, color=color)
     except BrokenPipeError:
@@ -109,7 +109,7 @@ def _write(text: str, stream: TextIO, *, color: bool | None = None) -> None:
 
 
 def _parts(block: RenderableType, coloured: bool) -> list[RenderableType]:
-    """Return a block as this output takes it: a pipe all of it, a terminal what fits its columns."""
+    """Return a block for this output: all of it for a pipe, the columns that fit for a terminal."""
     from rich.table import Table
 
     from collbench.output.text.layout import Legend, Lines, Summary, fold, folded, trim

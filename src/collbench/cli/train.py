@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 # What people see, and how it ends, while children of ours train: notices, one live line, and no child left behind.
 
 
-# A line that changes more often is not read.
+# A line that changes more often cannot be read.
 _SECONDS_BETWEEN_LINES = 0.2
 
 
 @contextmanager
 def interrupted(what: str) -> Iterator[None]:
-    """Raise Interrupted for Ctrl-C and its like; `what` says what became of what was to be done."""
+    """Raise Interrupted for Ctrl-C and other signals; `what` says what happened to the results."""
     try:
         yield
     except Interrupted:
@@ -67,14 +67,14 @@ class _Live:
         self._drawing, self._last = drawing, 0.0
 
     def step(self, text: str) -> None:
-        """Draw the line anew, if the last one has stood for a while."""
+        """Redraw the line, unless the last one was drawn a moment ago."""
         now = time.monotonic()
         if self._drawing and now - self._last > _SECONDS_BETWEEN_LINES:
             self._last = now
             click.echo(f"\r\x1b[2K{one_line(text)}", err=True, nl=False)
 
     def say(self, text: str) -> None:
-        """Print a notice where the line was."""
+        """Print a notice in place of the line."""
         if self._drawing and self._last:
             click.echo("\r\x1b[2K", err=True, nl=False)
         say(text)

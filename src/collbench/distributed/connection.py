@@ -1,4 +1,4 @@
-"""The connections between rank 0 and the ranks: one over TCP each; both ends prove that they know the launch's key."""
+"""The TCP connections between rank 0 and the other ranks; both ends prove that they know the launch's key."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
 from collbench.distributed.messages import BadMessage, Order, Word, decode_order, decode_word, encode
 
-# How a rank comes to its connection with rank 0: both prove that they know this launch's key, before anything else.
+# How a rank connects to rank 0: first both prove that they know this launch's key.
 
 
 KEY_BYTES = 32
 _NONCE_BYTES, _PROOF_BYTES, _RANK_BYTES = 32, 32, 4
 _SAID_BYTES = _RANK_BYTES + _NONCE_BYTES + _PROOF_BYTES
-# How long a guest may take to prove itself, and how many may be at it beside the ranks.
+# Seconds that a client has to prove itself, and how many clients besides the ranks may try at a time.
 _GREETING_S = 10.0
 _MOST_STRANGERS = 64
 _DIAL_S = 5.0
@@ -28,7 +28,7 @@ _DIAL_S = 5.0
 
 @dataclass(slots=True)
 class _Guest:
-    """Somebody who has not proved yet to be a rank: what was asked of him, until when, and what he has said."""
+    """A client that has not yet proved to be a rank: its challenge, its deadline, and the bytes received so far."""
 
     nonce: bytes
     deadline: float
@@ -36,9 +36,9 @@ class _Guest:
 
 
 class Listener:
-    """Where ranks come in: each proves that it knows the key, and is shown that rank 0 does.
+    """Accepts ranks: each proves that it knows the key, and rank 0 proves it too.
 
-    Strangers, and guests who begin and do not go on, hold up nobody: all are heard side by side.
+    Clients that are not ranks, or that stall, delay nobody: all clients are served concurrently.
     """
 
     def __init__(self, key: bytes, world_size: int, address: str = "") -> None:
@@ -55,10 +55,10 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
 
     def admit(self, timeout_s: float, until: Callable[[float], float] | None = None) -> list[int]:
-        """Let ranks in for so many seconds at most, until all are here. Return those from 1 on that are missing.
+        """Accept ranks for at most so many seconds, until all have connected. Return the missing ones, from rank 1 on.
 
-        Of a world of which most are here, nobody waits longer than `until` says of the moment at which one came last,
-        both as of time.monotonic.
+        Once most ranks have connected, the wait ends at `until`(time of the last connection). Both are times of
+        time.monotonic.
         """
         deadline = time.monotonic() + timeout_s
 
@@ -77,14 +77,14 @@ class Listener:
         return missing
 
     def take(self) -> dict[int, socket.socket]:
-        """Return the sockets of the ranks that came, by rank. They are the caller's to close."""
+        """Return the sockets of the connected ranks, by rank. The caller must close them."""
         came, self._came = self._came, {}
         return came
 
     def close(self) -> None:
-        """Let nobody in any more."""
-        for found in (*self._guests, *self._came.values(), self._socket):
-            found.close()
+        """Stop accepting clients."""
+        for peer in (*self._guests, *self._came.values(), self._socket):
+            peer.close()
         self._guests, self._came = {}, {}
         self._selector.close()
 
@@ -92,7 +92,7 @@ class Listener:
         return [rank for rank in range(1, self._world_size) if rank not in self._came]
 
     def _patience(self) -> float:
-        """Return for how long nobody's time is up."""
+        """Return the seconds until the first client's deadline."""
         now = time.monotonic()
         return max(0.0, min((one.deadline - now for one in self._guests.values()), default=_GREETING_S))
 
@@ -100,59 +100,59 @@ class Listener:
         if len(self._guests) >= self._world_size + _MOST_STRANGERS:
             self._refuse(next(iter(self._guests)))
         try:
-            found, _ = self._socket.accept()
+            peer, _ = self._socket.accept()
         except OSError:  # gone again; or this process may have no more files, and one of them is a stranger's
             if self._guests:
                 self._refuse(next(iter(self._guests)))
             else:
                 time.sleep(0.1)
             return
-        found.setblocking(False)
+        peer.setblocking(False)
         guest = _Guest(secrets.token_bytes(_NONCE_BYTES), time.monotonic() + _GREETING_S)
-        self._guests[found] = guest
-        self._selector.register(found, selectors.EVENT_READ)
-        self._tell(found, guest.nonce)
+        self._guests[peer] = guest
+        self._selector.register(peer, selectors.EVENT_READ)
+        self._tell(peer, guest.nonce)
 
-    def _hear(self, found: socket.socket) -> None:
-        guest = self._guests[found]
+    def _hear(self, peer: socket.socket) -> None:
+        guest = self._guests[peer]
         try:
-            part = found.recv(_SAID_BYTES - len(guest.said))
+            part = peer.recv(_SAID_BYTES - len(guest.said))
         except BlockingIOError:
             return
         except OSError:
             part = b""
         guest.said += part
         if not part:
-            self._refuse(found)
+            self._refuse(peer)
         elif len(guest.said) == _SAID_BYTES:
-            self._judge(found, guest)
+            self._judge(peer, guest)
 
-    def _judge(self, found: socket.socket, guest: _Guest) -> None:
-        """Let in who has proved to be a rank that is missing."""
+    def _judge(self, peer: socket.socket, guest: _Guest) -> None:
+        """Accept the client if it has proved to be a missing rank."""
         head, proof = bytes(guest.said[:-_PROOF_BYTES]), bytes(guest.said[-_PROOF_BYTES:])
         rank = int.from_bytes(head[:_RANK_BYTES], "big")
         if not hmac.compare_digest(proof, _proof(self._key, b"rank", guest.nonce, head)) or rank not in self._missing():
-            self._refuse(found)
-        elif self._tell(found, _proof(self._key, b"rank 0", guest.nonce, head)):
-            self._selector.unregister(found)
-            del self._guests[found]
-            self._came[rank] = found
+            self._refuse(peer)
+        elif self._tell(peer, _proof(self._key, b"rank 0", guest.nonce, head)):
+            self._selector.unregister(peer)
+            del self._guests[peer]
+            self._came[rank] = peer
             self._latest = time.monotonic()
 
-    def _tell(self, found: socket.socket, data: bytes) -> bool:
-        """Send what fits every socket's buffer; whoever is gone is forgotten."""
+    def _tell(self, peer: socket.socket, data: bytes) -> bool:
+        """Send bytes that fit every socket's buffer; drop the client if it has disconnected."""
         try:
-            sent = found.send(data) == len(data)
+            sent = peer.send(data) == len(data)
         except OSError:
             sent = False
         if not sent:
-            self._refuse(found)
+            self._refuse(peer)
         return sent
 
-    def _refuse(self, found: socket.socket) -> None:
-        self._selector.unregister(found)
-        del self._guests[found]
-        found.close()
+    def _refuse(self, peer: socket.socket) -> None:
+        self._selector.unregister(peer)
+        del self._guests[peer]
+        peer.close()
 
 
 def connect(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> socket.socket:
@@ -160,40 +160,40 @@ def connect(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> soc
     failure = OSError("rank 0 reported no address")
     for address in addresses:
         try:
-            found = socket.create_connection((address, port), timeout=_DIAL_S)
+            peer = socket.create_connection((address, port), timeout=_DIAL_S)
         except OSError as error:
             failure = error
             continue
         try:
-            _introduce(found, key, rank)
+            _introduce(peer, key, rank)
         except OSError as error:
-            found.close()
+            peer.close()
             failure = error
         else:
-            return found
+            return peer
     raise failure
 
 
-def _introduce(found: socket.socket, key: bytes, rank: int) -> None:
-    """Prove to know the key, and hear the other side's proof. Raises OSError."""
-    found.settimeout(_GREETING_S)
-    asked = _exactly(found, _NONCE_BYTES)
+def _introduce(peer: socket.socket, key: bytes, rank: int) -> None:
+    """Prove knowledge of the key, and check the other side's proof. Raises OSError."""
+    peer.settimeout(_GREETING_S)
+    asked = _exactly(peer, _NONCE_BYTES)
     head = rank.to_bytes(_RANK_BYTES, "big") + secrets.token_bytes(_NONCE_BYTES)
-    found.sendall(head + _proof(key, b"rank", asked, head))
-    if not hmac.compare_digest(_exactly(found, _PROOF_BYTES), _proof(key, b"rank 0", asked, head)):
+    peer.sendall(head + _proof(key, b"rank", asked, head))
+    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES), _proof(key, b"rank 0", asked, head)):
         raise PermissionError("the process that listens there does not have the key of this launch")
 
 
 def _proof(key: bytes, who: bytes, asked: bytes, head: bytes) -> bytes:
-    """Return what only holders of the key can: who speaks, both sides' random numbers and the rank, signed."""
+    """Return an HMAC over the speaker, both sides' random numbers and the rank; it requires the key."""
     return hmac.digest(key, b"collbench %s\0%s%s" % (who, asked, head), "sha256")
 
 
-def _exactly(found: socket.socket, count: int) -> bytes:
-    """Return so many bytes. Raises OSError when fewer come, or too late."""
+def _exactly(peer: socket.socket, count: int) -> bytes:
+    """Return so many bytes. Raises OSError if fewer arrive, or too late."""
     deadline, said = time.monotonic() + _GREETING_S, b""
     while len(said) < count and time.monotonic() < deadline:
-        part = found.recv(count - len(said))
+        part = peer.recv(count - len(said))
         if not part:
             raise ConnectionResetError("the other side closed the connection")
         said += part
@@ -203,7 +203,7 @@ def _exactly(found: socket.socket, count: int) -> bytes:
 
 
 def _listening(address: str) -> socket.socket:
-    """Return a socket that listens on a free port of this address; of every one, IPv6 too where there is any."""
+    """Return a socket that listens on a free port of this address; "" means all addresses, IPv6 too if available."""
     if address:
         family, *_, bound = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
         return socket.create_server(bound, family=family, backlog=128)
@@ -220,12 +220,12 @@ def _listening(address: str) -> socket.socket:
 # Both sides have proved who they are (listener.py). A frame is its length, four bytes, and a message (codec.py).
 
 
-# A host that loses power sends no farewell: probe after 10 s of silence, every 5 s, give up after 3 without answer.
+# A host that loses power does not close its connections: probe after 10 s of silence, every 5 s, at most 3 times.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-# 300 bytes tell of a device: enough for a world of many thousand, and too little to exhaust a host's memory.
+# A device takes 300 bytes: enough for a world of many thousand ranks, and too little to exhaust a host's memory.
 MOST_BYTES = 16 * 2**20
 _LENGTH_BYTES = 4
-# A frame that is not taken for so long is for a process that is stopped: it gets no other.
+# If a frame is not read for so long, the process is stopped: it gets no other frame.
 _SEND_S = 30.0
 
 _Sent = TypeVar("_Sent", bound="Order | Word")
@@ -233,7 +233,7 @@ _Received = TypeVar("_Received", bound="Order | Word")
 
 
 class HasFile(Protocol):
-    """What the kernel can wait for."""
+    """Anything with a file descriptor to poll."""
 
     def fileno(self) -> int:
         """Return its number."""
@@ -251,12 +251,12 @@ def ready(heard: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]
 
 
 class Hearing:
-    """Who of a thousand has something to say: each is registered once, not at every question. A context manager."""
+    """Polls up to a thousand connections: each is registered once, not at every poll. A context manager."""
 
     def __init__(self) -> None:
         """Hear nobody yet."""
         self._selector = selectors.DefaultSelector()
-        self._files: dict[int, int] = {}  # by name: a connection that was closed has no number any more
+        self._files: dict[int, int] = {}  # by name: a closed connection has no file descriptor
 
     def __enter__(self) -> Self:
         return self
@@ -280,12 +280,12 @@ class Hearing:
 
 
 class Connection(Generic[_Sent, _Received]):
-    """One end of a socket that carries messages. `ready` waits for it."""
+    """One end of a socket that carries messages. Poll it with `ready`."""
 
-    def __init__(self, found: socket.socket, decode: Callable[[bytes], _Received]) -> None:
+    def __init__(self, peer: socket.socket, decode: Callable[[bytes], _Received]) -> None:
         """Take over the socket."""
-        found.setblocking(False)
-        self._socket, self._decode = found, decode
+        peer.setblocking(False)
+        self._socket, self._decode = peer, decode
         self._frame = bytearray()  # what has come of it, its length included
 
     def fileno(self) -> int:
@@ -293,11 +293,11 @@ class Connection(Generic[_Sent, _Received]):
         return self._socket.fileno()
 
     def send(self, message: _Sent) -> None:
-        """Send a message. Raises OSError when the other side is gone, or takes nothing any more."""
+        """Send a message. Raises OSError if the other side has exited or no longer reads."""
         self.send_frame(framed(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send what `framed` returned. Raises OSError; then nothing more arrives from here."""
+        """Send what `framed` returned. Raises OSError; afterwards this connection sends nothing more."""
         deadline, left = time.monotonic() + _SEND_S, memoryview(frame)
         try:
             while left:
@@ -307,13 +307,13 @@ class Connection(Generic[_Sent, _Received]):
                     if not _writable(self._socket, deadline - time.monotonic()):
                         raise TimeoutError(f"the receiver accepted no data for {_SEND_S:.0f} s") from None
         except OSError:
-            self._hang_up()  # the rest of a frame would be taken for the start of another
+            self._hang_up()  # else the rest of this frame would be read as the start of the next
             raise
 
     def receive(self) -> _Received | None:
-        """Return the message of which the last byte is there, None while some are not. Call it when there are bytes.
+        """Return the next message if it is complete, else None. Call it when there are bytes to read.
 
-        Raises EOFError or OSError when the other side is gone, BadMessage.
+        Raises EOFError or OSError if the other side has exited, BadMessage.
         """
         try:
             part = self._socket.recv(self._missing())  # never a byte of the next frame: `ready` must see that one
@@ -340,7 +340,7 @@ class Connection(Generic[_Sent, _Received]):
         self._socket.close()
 
     def _missing(self) -> int:
-        """Return how many bytes are missing: of the length, or then of the frame. Raises BadMessage."""
+        """Return how many bytes are missing, of the length or of the frame. Raises BadMessage."""
         here = len(self._frame)
         if here < _LENGTH_BYTES:
             return _LENGTH_BYTES - here
@@ -360,21 +360,21 @@ FarEnd: TypeAlias = Connection[Word, Order]
 
 
 def framed(message: Order | Word) -> bytes:
-    """Return a message as it goes over the wire. Raises ValueError for what cannot."""
+    """Return a message as bytes to send. Raises ValueError if it cannot be encoded."""
     data = encode(message)
     if len(data) > MOST_BYTES:
         raise ValueError(f"a message of {len(data)} bytes is longer than {MOST_BYTES}")
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 
-def line(found: socket.socket) -> Line:
+def line(peer: socket.socket) -> Line:
     """Return rank 0's end of an admitted socket."""
-    return Connection(_kept_alive(found), decode_word)
+    return Connection(_kept_alive(peer), decode_word)
 
 
-def far_end(found: socket.socket) -> FarEnd:
+def far_end(peer: socket.socket) -> FarEnd:
     """Return another rank's end."""
-    return Connection(_kept_alive(found), decode_order)
+    return Connection(_kept_alive(peer), decode_order)
 
 
 def pair() -> tuple[Line, FarEnd]:
@@ -384,7 +384,7 @@ def pair() -> tuple[Line, FarEnd]:
 
 
 def own_address(peer: str, port: int) -> str:
-    """Return this host's address towards `peer`, "" where that is not known."""
+    """Return this host's address towards `peer`, "" if that is not known."""
     for family, kind, protocol, _, address in _resolved(peer, port):
         with socket.socket(family, kind, protocol) as probe:
             try:
@@ -396,7 +396,7 @@ def own_address(peer: str, port: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address means this very host."""
+    """Return whether an address is on the loopback interface."""
     return address.startswith("127.") or address == "::1"
 
 
@@ -405,18 +405,18 @@ def plain_address(address: str) -> str:
     return address.removeprefix("::ffff:") if "." in address else address
 
 
-def _kept_alive(found: socket.socket) -> socket.socket:
-    """Return the socket, whose silence after a power cut is noticed."""
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+def _kept_alive(peer: socket.socket) -> socket.socket:
+    """Return the socket with TCP keepalive, which detects a power loss of the other host."""
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
-        found.setsockopt(socket.IPPROTO_TCP, option, value)
-    return found
+        peer.setsockopt(socket.IPPROTO_TCP, option, value)
+    return peer
 
 
-def _writable(found: socket.socket, seconds: float) -> bool:
+def _writable(peer: socket.socket, seconds: float) -> bool:
     with selectors.DefaultSelector() as selector:
-        selector.register(found, selectors.EVENT_WRITE)
+        selector.register(peer, selectors.EVENT_WRITE)
         return seconds > 0 and bool(selector.select(seconds))
 
 

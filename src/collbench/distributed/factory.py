@@ -1,4 +1,4 @@
-"""From a place among several processes to an open backend on rank 0, and to a rank at work on the others."""
+"""Open a backend on rank 0 of a launch, and serve it on the other ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from collbench.runfile.codec import build
 
 # Where the others find rank 0: the name of that value in the store.
 _LISTENER = "listener"
-# Where the others go on without a rank, it has so long to give a sign of life: they do so every 2 s.
+# If the others can continue without a rank, it is lost after so many seconds without an Alive (sent every 2 s).
 _SHORT_SILENCE_S = 15.0
 # Of so many ranks a run lists each pair's path (8,128): that of two hosts is the network's, listed or not.
 _MOST_LISTED = 128
@@ -44,7 +44,7 @@ _COMING_S = 12.0
 
 
 def late_after(begin: float, latest: float) -> float:
-    """Return when ranks that have not come are late, where rank 0 began at `begin` and one came last at `latest`.
+    """Return when missing ranks count as late, if rank 0 began at `begin` and the last rank connected at `latest`.
 
     All in seconds of one clock.
     """
@@ -52,11 +52,11 @@ def late_after(begin: float, latest: float) -> float:
 
 
 def _in_silence(_text: str) -> None:
-    """Say nothing of a wait."""
+    """Do not report a wait."""
 
 
 def refuse(request: Request) -> None:
-    """Raise UsageError for what is not for several processes. All ranks know it before they meet."""
+    """Raise UsageError for what several processes cannot do. All ranks check it before they connect."""
     check_nccl_options(request)
     if request.copies or request.chase:
         raise UsageError(
@@ -73,7 +73,7 @@ def refuse(request: Request) -> None:
 
 
 class World:
-    """All ranks, held by rank 0, which is one of them. Use as a context manager: in the end all ranks leave."""
+    """All ranks, controlled by rank 0, which is one of them. A context manager: all ranks exit at its end."""
 
     def __init__(
         self,
@@ -88,28 +88,28 @@ class World:
         """Wait for all ranks, and `say` so when it lasts. Raises BackendError when one does not come, MachineError.
 
         Where it `goes_on`, ranks that are lost later on cost only what they take part in, and so do those that do not
-        come when most are here; `lost` and `unknown` tell who they are. Where it `waits` it goes on without them only
+        come when most are here; `lost` and `unknown` tell who they are. Where it `waits` it continues without them only
         after `timeout_s`, and else as `late_after` says.
 
         Raises UsageError for what is not for several processes.
         """
         refuse(request)
         self.launch, self._say = launch, say
-        self.unknown: tuple[RankLost, ...] = ()  # lost before they said what they have
+        self.unknown: tuple[RankLost, ...] = ()  # lost before their introduction
         self._coordinator: Coordinator | None = None
         self._stack = ExitStack()
         begin = time.monotonic()
         with ExitStack() as stack:
             self._store = Store(launch, timeout_s, say)
-            seat = _seat(launch, request, self._store)
+            rank_worker = _open_rank_worker(launch, request, self._store)
             ours, theirs = connection.pair()
-            own = threading.Thread(target=serve, args=(theirs, seat), name="rank 0", daemon=True)
+            own = threading.Thread(target=serve, args=(theirs, rank_worker), name="rank 0", daemon=True)
             own.start()
             stack.callback(own.join)
             stack.callback(ours.close)
             came = self._admit(timeout_s, say, goes_on=goes_on, since=None if waits or not goes_on else begin)
-            self._ends = {rank: _ends(found) for rank, found in came.items()}
-            lines = {0: ours, **{rank: connection.line(found) for rank, found in came.items()}}
+            self._ends = {rank: _ends(peer) for rank, peer in came.items()}
+            lines = {0: ours, **{rank: connection.line(peer) for rank, peer in came.items()}}
             names = {rank: f"rank {rank} at {wire_end[0]}" for rank, wire_end in self._ends.items()}
             own_name = {0: f"rank 0 on {socket.gethostname()}"}
             self._ranks = Ranks(
@@ -131,17 +131,17 @@ class World:
         self.close()
 
     def close(self) -> None:
-        """Let all ranks leave. Safe to call twice."""
+        """Let all ranks exit. Safe to call twice."""
         self._stack.close()
 
     @property
     def processes(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.launch.world_size
 
     @property
     def launcher(self) -> str:
-        """What started them."""
+        """The launcher that started them."""
         return self.launch.launcher
 
     def lost(self) -> Mapping[int, RankLost]:
@@ -149,7 +149,7 @@ class World:
         return self._coordinator.lost if self._coordinator is not None else {}
 
     def _go_on(self) -> None:
-        """Say at once who was lost: whatever follows takes its time."""
+        """Report lost ranks at once, because the next steps take time."""
         _end_in_peace()
         *_, last = self._ranks.lost.values()
         self._say(f"{last}; the other ranks continue without it")
@@ -178,14 +178,14 @@ class World:
         guides = distributed_ranks.guides(known)
         asked = {first: FindPaths(tuple(known[rank].device for rank in members)) for first, members in guides.items()}
         answers = ranks.ask(asked)
-        found = {
+        paths = {
             members: () if isinstance(answers[first], RankLost) else checked(answers[first], FoundPaths).paths
             for first, members in guides.items()
         }
         return Opened(
             backend,
             _with_facts(known[0].machine, backend.facts),
-            distributed_ranks.all_paths(len(known), found, between_hosts=len(known) <= _MOST_LISTED),
+            distributed_ranks.all_paths(len(known), paths, between_hosts=len(known) <= _MOST_LISTED),
             health=backend.health,
             ports=backend.ports,
             close=self.close,
@@ -195,9 +195,9 @@ class World:
     def _admit(
         self, timeout_s: float, say: Callable[[str], object], *, goes_on: bool, since: float | None
     ) -> Mapping[int, socket.socket]:
-        """Say where rank 0 listens, and return the ranks' sockets. Raises BackendError, which names who is missing.
+        """Publish rank 0's address, and return the ranks' sockets. Raises BackendError, which names the missing ranks.
 
-        `since` is when rank 0 began, where it does not wait for those that are late.
+        `since` is when rank 0 began, if it does not wait for late ranks.
         """
         key = secrets.token_bytes(KEY_BYTES)
         listener = Listener(key, self.launch.world_size, _own_address(self.launch))
@@ -227,7 +227,7 @@ class World:
             return listener.take()
         finally:
             listener.close()
-            if not goes_on_without:  # who comes too late finds nobody there, and need not wait for it
+            if not goes_on_without:  # a late rank finds no address and need not wait for it
                 self._store.forget(_LISTENER)
 
     def _count(self, missing: Sequence[int]) -> str:
@@ -238,42 +238,43 @@ class World:
 def join(
     launch: LaunchEnvironment, request: Request, timeout_s: float = JOIN_S, say: Callable[[str], object] = _in_silence
 ) -> bool:
-    """Work for rank 0 as another rank; return whether it said in the end to leave, and did not just vanish.
+    """Work for rank 0 as another rank; return True if rank 0 ended the work, False if its connection broke.
 
-    `say` tells that the wait for rank 0 lasts. Raises BackendError when it cannot be found, MachineError, UsageError.
+    `say` reports that the wait for rank 0 lasts. Raises BackendError if it cannot be found, MachineError, UsageError.
     """
     refuse(request)
     store = Store(launch, timeout_s, say)
-    seat = _seat(launch, request, store)
+    rank_worker = _open_rank_worker(launch, request, store)
     try:
         address = _address(store.read(_LISTENER))
         candidates = tuple(dict.fromkeys(filter(None, (address.address, launch.master_addr))))
         try:
-            found = connect(candidates, address.port, bytes.fromhex(address.key), launch.rank)
+            peer = connect(candidates, address.port, bytes.fromhex(address.key), launch.rank)
         except OSError as error:
             raise BackendError(
                 f"rank {launch.rank} on {socket.gethostname()} cannot connect to rank 0 at {' or '.join(candidates)}, "
                 f"port {address.port}: {error}; firewalls must allow connections between the hosts"
             ) from error
     except BaseException:
-        seat.close()
+        rank_worker.close()
         raise
-    lifeline.leave_signals_to_parent()  # rank 0 stands for it from here on, and they reach it too
-    return serve(connection.far_end(found), seat)
+    lifeline.leave_signals_to_parent()  # from here on the ranks reach rank 0 directly
+    return serve(connection.far_end(peer), rank_worker)
 
 
 def _own_address(launch: LaunchEnvironment) -> str:
-    """Return the address to listen on: the one by which this host reaches the point where all meet.
+    """Return the address to listen on: the one from which this host reaches the rendezvous point.
 
-    All addresses ("") where a name means loopback on its own host, as Debian has it, and others know it by another one.
+    Returns "" (all addresses) if the host's name means loopback on the host itself, as on Debian, while other hosts
+    resolve it differently.
     """
-    found = connection.own_address(launch.master_addr, launch.master_port)
-    return "" if connection.is_loopback(found) and launch.local_size < launch.world_size else found
+    own = connection.own_address(launch.master_addr, launch.master_port)
+    return "" if connection.is_loopback(own) and launch.local_size < launch.world_size else own
 
 
 @dataclass(frozen=True, slots=True)
 class _Address:
-    """What rank 0 leaves in the store: where it listens, and the key in hexadecimal digits."""
+    """What rank 0 writes to the store: where it listens, and the key in hexadecimal digits."""
 
     address: str
     port: int
@@ -281,16 +282,16 @@ class _Address:
 
 
 def _address(text: str) -> _Address:
-    """Return what rank 0 left. Raises BackendError for anything else."""
+    """Parse what rank 0 wrote to the store. Raises BackendError if it is anything else."""
     try:
-        found: _Address = build(_Address, json.loads(text), "the value")
-        bytes.fromhex(found.key)
+        parsed: _Address = build(_Address, json.loads(text), "the value")
+        bytes.fromhex(parsed.key)
     except ValueError as error:
         raise BackendError(f"cannot read the address of rank 0 in the store: {error}; start all ranks again") from error
-    return found
+    return parsed
 
 
-def _seat(launch: LaunchEnvironment, request: Request, store: Store) -> RankWorker:
+def _open_rank_worker(launch: LaunchEnvironment, request: Request, store: Store) -> RankWorker:
     if capabilities(request.backend).cores:
         from collbench.distributed.rank_worker import HostRankWorker
 
@@ -300,20 +301,20 @@ def _seat(launch: LaunchEnvironment, request: Request, store: Store) -> RankWork
     return CudaRankWorker(launch, store, request.nccl, request.nccl_options)
 
 
-def _ends(found: socket.socket) -> tuple[str, str]:
-    """Return the other side's address and ours."""
-    return connection.plain_address(found.getpeername()[0]), connection.plain_address(found.getsockname()[0])
+def _ends(peer: socket.socket) -> tuple[str, str]:
+    """Return the other side's address and this side's."""
+    return connection.plain_address(peer.getpeername()[0]), connection.plain_address(peer.getsockname()[0])
 
 
 def _end_in_peace() -> None:
-    """Save what was measured: torchrun, too, notices that a rank has died, and sends SIGTERM to the others."""
+    """Save the results so far: torchrun also notices a dead rank, and sends SIGTERM to the others."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _with_facts(machine: Machine, facts: tuple[RankFacts, ...]) -> Machine:
-    """Return rank 0's machine; multicast where all ranks' GPUs support it."""
-    supports = [found.multicast for found in facts]
+    """Return rank 0's machine; its multicast is True if all ranks' GPUs support it."""
+    supports = [fact.multicast for fact in facts]
     return replace(
         machine,
         nccl=facts[0].nccl,

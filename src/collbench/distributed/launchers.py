@@ -1,4 +1,4 @@
-"""From the variables that launchers set to this process's place among the others. Pure."""
+"""Find this process's rank, world size and rendezvous from the variables that launchers set. Pure."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_on_node(tasks: str, node: int) -> int | None:
-    """Return how many tasks a list gives the node at a place: 1 of "2(x3),1" for 3; None where it is not known."""
+    """Return the number of tasks of the node at `place` in a list: 1 of "2(x3),1" for 3; None if unknown."""
     counts: list[int] = []
     for word in filter(None, tasks.split(",")):
-        found = _TASKS.fullmatch(word.strip())
-        if found is None:
+        match = _TASKS.fullmatch(word.strip())
+        if match is None:
             return None
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     return counts[node] if node < len(counts) else None
 
 
@@ -51,10 +51,10 @@ _TELLING = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnvironment:
-    """One process among `world_size` that were started together; `local_*` count those on its host.
+    """One of `world_size` processes that were started together; `local_*` count those on its host.
 
-    All meet at `master_addr`:`master_port`: rank 0 listens there, or the launcher where `agent_listens`. `generation`
-    counts the launcher's restarts. `launcher` is "torchrun", "Slurm" or "Open MPI".
+    The rendezvous is `master_addr`:`master_port`: rank 0 listens there, or the launcher if `agent_listens`.
+    `generation` counts the launcher's restarts. `launcher` is "torchrun", "Slurm" or "Open MPI".
     """
 
     rank: int
@@ -69,14 +69,15 @@ class LaunchEnvironment:
 
     @property
     def meeting_point(self) -> str:
-        """Where all ranks meet, as people write it: "node0:29500"."""
+        """The rendezvous as text: "node0:29500"."""
         return f"{self.master_addr}:{self.master_port}"
 
 
 def find_launch(environment: Mapping[str, str]) -> LaunchEnvironment | None:
-    """Return this process's place, or None where it was started alone. Raises UsageError for contradictions.
+    """Return this process's launch environment, or None if it was started alone. Raises UsageError for contradictions.
 
-    torchrun goes first, because srun and mpirun start it too; mpirun goes before srun, which it uses inside Slurm.
+    torchrun is checked first, because srun and mpirun also start it; mpirun before srun, which mpirun uses inside
+    Slurm.
     """
     for launched in (_by_torchrun, _by_open_mpi, _by_slurm):
         found, launch = launched(environment)
@@ -96,7 +97,7 @@ def join_seconds(environment: Mapping[str, str]) -> float:
 
 
 def alone(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that measures for itself, though this one was started with others."""
+    """Return the environment without the launch: the process then measures on its own."""
     return {name: value for name, value in environment.items() if name not in _TELLING}
 
 
@@ -104,7 +105,7 @@ def alone(environment: Mapping[str, str]) -> dict[str, str]:
 class Step:
     """A Slurm step over several nodes with one task on each: this is node number `node`, from 0, of `nodes`.
 
-    All meet at `host`:`port`, the first node; `name` tells the step from others ("4711.0").
+    The rendezvous is `host`:`port`, the first node; `name` identifies the step ("4711.0").
     """
 
     nodes: int
@@ -116,8 +117,8 @@ class Step:
 
 def find_step(environment: Mapping[str, str]) -> Step | None:
     """Return the Slurm step that this process is a task of, None outside one or on one node. Raises UsageError."""
-    found, launch = _by_slurm(environment)
-    if not found or launch is None:
+    slurm_step, launch = _by_slurm(environment)
+    if not slurm_step or launch is None:
         return None
     values = _Values(environment, "srun")
     nodes = values.number("SLURM_STEP_NUM_NODES", values.number("SLURM_NNODES", 1))
@@ -175,7 +176,7 @@ def _by_open_mpi(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironmen
 
 
 def _by_slurm(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironment | None]:
-    # In a batch script SLURM_PROCID is 0 too, and nobody else would ever come: only a step has these tasks.
+    # In a batch script SLURM_PROCID is 0 too, but no other rank exists: only a step has these tasks.
     values = _Values(environment, "srun")
     world_size = values.number("SLURM_STEP_NUM_TASKS", 1)
     if world_size == 1 or "SLURM_PROCID" not in environment:
@@ -196,7 +197,7 @@ def _by_slurm(environment: Mapping[str, str]) -> tuple[bool, LaunchEnvironment |
 
 
 def _checked(launch: LaunchEnvironment) -> LaunchEnvironment:
-    """Return the place. Raises UsageError where its numbers contradict each other."""
+    """Return the launch environment. Raises UsageError if its numbers contradict each other."""
     for what, number, size in (
         ("rank", launch.rank, launch.world_size),
         ("local rank", launch.local_rank, launch.local_size),
@@ -216,7 +217,7 @@ def _checked(launch: LaunchEnvironment) -> LaunchEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The environment as numbers and words that must be there."""
+    """Environment variables as numbers and texts that must be set."""
 
     environment: Mapping[str, str]
     launcher: str

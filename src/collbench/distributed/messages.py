@@ -1,4 +1,4 @@
-"""What rank 0 and the ranks say to each other, as typed JSON: nothing that arrives is executed."""
+"""The messages between rank 0 and the ranks, as typed JSON: received data is never executed."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from collbench.model.failures import Failure, WrongData
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.runfile.codec import build
 
-# What rank 0 and the ranks say to each other. One answer to each request, except to Abandon and Leave.
+# Messages between rank 0 and the ranks. Each request has one answer, except Abandon and Leave.
 #
 # Each message is a type: they travel as its name and its fields (codec.py).
 
 
 @dataclass(frozen=True, slots=True)
 class Introduce:
-    """Asks who is there; the answer is an Introduction."""
+    """Requests an Introduction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
     """A rank's host, machine and device. Ranks with the same `host_key` share a host, as NCCL sees it.
 
-    `network_key` is the same where loopback joins two ranks, `boot` where they run on one kernel, "" if that is unknown
-    (machine/nccl_environment.py).
+    Two ranks that can connect over loopback have the same `network_key`; two ranks on one kernel have the same `boot`;
+    "" if unknown (machine/nccl_environment.py).
     """
 
     host: str
@@ -55,24 +55,24 @@ class Introduction:
 
 @dataclass(frozen=True, slots=True)
 class MakeId:
-    """Asks for what the ranks of a new world must share: the answer is a UniqueId."""
+    """Requests the UniqueId that the ranks of a new world must share."""
 
 
 @dataclass(frozen=True, slots=True)
 class UniqueId:
-    """NCCL's id in hexadecimal digits; empty where the backend needs none."""
+    """NCCL's id in hexadecimal digits; empty if the backend needs none."""
 
     digits: str
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRank:
-    """Opens the rank's device for a world of some of `devices`: RankFacts. Steps name devices by position.
+    """Opens the rank's device for a world of some `devices`; the answer is RankFacts. Steps name devices by position.
 
     `members` are the world's positions, all unless ranks were lost, and this rank is the `place`-th of them.
 
-    `key` names what the ranks share in the store. `address` is the rank's own for reaching the others, empty where
-    loopback joins all ranks.
+    `key` names what the ranks share in the store. `address` is the rank's own address for the other ranks, empty if all
+    ranks can use loopback.
     """
 
     devices: tuple[Device, ...]
@@ -84,7 +84,7 @@ class OpenRank:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What opening found: bytes that fit, free bytes (None where devices share memory), and where it comes from."""
+    """What opening returned: the largest message in bytes, free bytes (None if devices share memory), the library."""
 
     capacity_bytes: int
     free_bytes: int | None = None
@@ -96,50 +96,50 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True)
 class FindPaths:
-    """Asks for the paths between devices of the rank's own host, by their places in `devices`: FoundPaths."""
+    """Requests the FoundPaths between devices of the rank's host, by their index in `devices`."""
 
     devices: tuple[Device, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPaths:
-    """Those paths; none where it is not reported."""
+    """The paths; none if not reported."""
 
     paths: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TakeHealth:
-    """Asks for the state of the rank's device: the answer is FoundHealth."""
+    """Requests the FoundHealth of the rank's device."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundHealth:
-    """One state, or none where it is not reported."""
+    """One state, or none if it is not reported."""
 
     states: tuple[Health, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPorts:
-    """Asks for the ports of the rank's host: the answer is FoundPorts."""
+    """Requests the FoundPorts of the rank's host."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPorts:
-    """The ports of InfiniBand and RoCE cards as the rank's container shows them, none where there is no card."""
+    """The ports of InfiniBand and RoCE cards as the rank's container shows them, none if there is no card."""
 
     ports: tuple[NetworkPort, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Ends the step that the rank is in: another rank has failed, and this one would wait for it."""
+    """Ends the rank's current step: another rank has failed, and this one would wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Ends the rank: all is measured, or rank 0 has said why not."""
+    """Ends the rank: the run is complete, or rank 0 has reported why not."""
 
 
 Value: TypeAlias = Introduction | UniqueId | RankFacts | FoundPaths | FoundHealth | FoundPorts | Timing | None
@@ -147,7 +147,7 @@ Value: TypeAlias = Introduction | UniqueId | RankFacts | FoundPaths | FoundHealt
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A request's result. `flags` say what was wrong with the rank's device meanwhile, which is position 0 to it."""
+    """A request's result. `flags` are problems of the rank's device during the request; the device has position 0."""
 
     value: Value
     flags: tuple[Flag, ...] = field(default=())
@@ -155,7 +155,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Not an answer: the rank still works on it."""
+    """A heartbeat: the rank still works on the request."""
 
 
 Request: TypeAlias = Introduce | MakeId | OpenRank | Reserve | Prepare | Step | FindPaths | TakeHealth | ReadPorts
@@ -192,28 +192,28 @@ _FAILURES: Mapping[str, type[CollbenchError]] = {
 
 
 class BadMessage(BackendError):
-    """What arrived is no message of this collbench."""
+    """The received data is not a message of this version of collbench."""
 
 
 def encode(message: Order | Word) -> bytes:
     """Return a message as JSON: its type's name, and its fields. Raises ValueError for a number that JSON lacks."""
     match message:
         case Done(value, flags):
-            found: list[object] = ["Done", None if value is None else [type(value).__name__, value], flags]
+            fields: list[object] = ["Done", None if value is None else [type(value).__name__, value], flags]
         case CollbenchError():
             kind = next(base.__name__ for base in type(message).__mro__ if base.__name__ in _FAILURES)
-            found = ["Failed", kind, str(message), _facts(message)]
+            fields = ["Failed", kind, str(message), _facts(message)]
         case OpenRank():
             # All ranks' devices go to each of them: 0.3 MB of a thousand, made once.
             rest = _ENCODER.encode({name: value for name, value in _fields(message).items() if name != "devices"})
             return f'["OpenRank",{{"devices":{_devices_text(message.devices)},{rest[1:]}]'.encode("ascii")
         case _:
-            found = [type(message).__name__, message]
-    return _ENCODER.encode(found).encode("ascii")
+            fields = [type(message).__name__, message]
+    return _ENCODER.encode(fields).encode("ascii")
 
 
 def _devices_text(devices: tuple[Device, ...]) -> str:
-    """Return devices as JSON; the last ones' is kept, for whoever asks a thousand ranks the same."""
+    """Return devices as JSON, cached for the last argument: rank 0 sends the same devices to a thousand ranks."""
     kept = _last_devices.get(id(devices))
     if kept is None or kept[0] is not devices:
         _last_devices.clear()
@@ -225,7 +225,7 @@ _last_devices: dict[int, tuple[tuple[Device, ...], str]] = {}
 
 
 def decode_order(data: bytes) -> Order:
-    """Return what rank 0 wants. Raises BadMessage."""
+    """Parse a request of rank 0. Raises BadMessage."""
     try:
         return cast("Order", _built(_ORDERS, _parsed(data)))
     except ValueError as error:
@@ -233,7 +233,7 @@ def decode_order(data: bytes) -> Order:
 
 
 def decode_word(data: bytes) -> Word:
-    """Return what a rank says. Raises BadMessage."""
+    """Parse a message of a rank. Raises BadMessage."""
     try:
         match _parsed(data):
             case ["Alive", {}]:
@@ -241,8 +241,8 @@ def decode_word(data: bytes) -> Word:
             case ["Failed", str(kind), str(text), fact] if kind in _FAILURES:
                 return cast("Word", _failure(_FAILURES[kind], text, fact))
             case ["Done", value, flags]:
-                found = None if value is None else cast("Value", _built(_VALUES, value))
-                return Done(found, build(tuple[Flag, ...], flags, "flags"))
+                built = None if value is None else cast("Value", _built(_VALUES, value))
+                return Done(built, build(tuple[Flag, ...], flags, "flags"))
             case _:
                 raise ValueError("neither an answer nor a heartbeat")
     except ValueError as error:
@@ -250,7 +250,7 @@ def decode_word(data: bytes) -> Word:
 
 
 def _facts(error: CollbenchError) -> object:
-    """Return what an error knows beside its text: how a step failed, which data was wrong."""
+    """Return an error's fields apart from its text: how a step failed, which data was wrong."""
     match error:
         case BackendError():
             return error.failure

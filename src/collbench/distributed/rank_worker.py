@@ -1,4 +1,4 @@
-"""A rank at work: it has one device (a GPU or a core) and answers rank 0's requests one by one."""
+"""The rank side: it has one device (a GPU or a core) and answers rank 0's requests one by one."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ from collbench.model.run import Device, Flag, Health, Machine, Path
 
 
 class RankWorker(Protocol):
-    """One rank's device. Errors are CollbenchErrors; after any but DataCorruption it must be opened again.
+    """One rank's device. Errors are CollbenchErrors; after any error but DataCorruption it must be opened again.
 
-    Groups are of places in the world that was opened.
+    Groups are of positions in the world that was opened.
     """
 
     def introduce(self) -> Introduction:
-        """Return who is here. Raises MachineError, UsageError."""
+        """Return this host and device. Raises MachineError, UsageError."""
 
     def make_id(self) -> str:
-        """Return what the ranks of a new world must share to find each other; "" where they need nothing."""
+        """Return what the ranks of a new world must share to find each other; "" if they need nothing."""
 
     def open(self, opening: OpenRank) -> RankFacts:
         """Open the device for a new world, in the place of the one before."""
@@ -87,10 +87,10 @@ class RankWorker(Protocol):
         """Time the step; groups without this rank have no seconds."""
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
-        """Return the paths between devices of this host, by their places here; none where it is not reported."""
+        """Return the paths between devices of this host, by their places here; none if it is not reported."""
 
     def health(self) -> tuple[Health, ...]:
-        """Return the device's state now; none where it is not reported."""
+        """Return the device's state now; none if it is not reported."""
 
     def flags(self) -> tuple[Flag, ...]:
         """Return what is wrong with the device."""
@@ -107,7 +107,7 @@ def _introduction(backend: str, device: Device, machine: Machine) -> Introductio
     return Introduction(own.name, own.key, own.network, backend, version("collbench"), device, machine, own.boot)
 
 
-# A rank's seat on a GPU: NVML in this process, CUDA and NCCL in a worker that can be lost.
+# A rank with a GPU: NVML in this process, CUDA and NCCL in a worker process that may crash.
 
 
 class CudaRankWorker:
@@ -133,7 +133,7 @@ class CudaRankWorker:
         self._used = False  # the worker has opened a world; it cannot leave it
 
     def introduce(self) -> Introduction:
-        """Return this host and the rank's GPU. Raises UsageError where there are more ranks than GPUs."""
+        """Return this host and the rank's GPU. Raises UsageError if there are more ranks than GPUs."""
         self._device = self._own(self._backend.list_gpus())
         self._occupants = Occupants([self._nvml.processes(self._device)], lambda: self._backend.process_ids)
         return _introduction("cuda", self._device, self._of(here()))
@@ -176,7 +176,7 @@ class CudaRankWorker:
         return self._backend.time_collective(step)
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
-        """Return what NVML says of the paths; nothing where this rank's container shows it fewer GPUs."""
+        """Return what NVML says of the paths; nothing if this rank's container shows it fewer GPUs."""
         with suppress(MachineError):
             return self._nvml.paths(devices)
         return ()
@@ -235,7 +235,7 @@ class CudaRankWorker:
         raise MachineError("CUDA shows no GPU that NVML knows to this process: check CUDA_VISIBLE_DEVICES and MIG mode")
 
 
-# A rank's seat on a CPU core: one gloo worker, which meets the others' through the store that all ranks share.
+# A rank with a CPU core: one gloo worker, which finds the others through the store that all ranks share.
 
 
 # Buffers a rank may hold of the largest message: sent, received, random data, and gloo's own.
@@ -243,7 +243,7 @@ _BUFFERS = 6
 
 
 class HostRankWorker:
-    """One core: the LOCAL_RANK-th that this process may use, counted round where there are more ranks."""
+    """One core: the LOCAL_RANK-th that this process may use; ranks wrap around if there are more ranks than cores."""
 
     def __init__(self, launch: LaunchEnvironment, patience_s: float = TIMEOUT_S) -> None:
         """Start nothing yet; `patience_s` is how long silence may last beyond the expected work, in seconds."""
@@ -343,17 +343,17 @@ class HostRankWorker:
             self._folder = None
 
 
-# A rank at work: it answers rank 0's requests one by one, and hears between them and meanwhile when to stop.
+# The rank's loop: it answers rank 0's requests one by one, and listens for Abandon and Leave at any time.
 
 
-# Rank 0 counts a rank as lost after several of these without a word.
+# Rank 0 counts a rank as lost after several of these without a message.
 ALIVE_EVERY_S = 2.0
 
 
-def serve(line: FarEnd, seat: RankWorker, alive_every_s: float = ALIVE_EVERY_S) -> bool:
-    """Answer requests until rank 0 says to leave: True; or until it is gone: False. Closes the seat."""
+def serve(line: FarEnd, rank_worker: RankWorker, alive_every_s: float = ALIVE_EVERY_S) -> bool:
+    """Answer requests until rank 0 sends Leave (returns True) or exits (False). Closes the worker."""
     with ThreadPoolExecutor(1) as worker:
-        server = _Server(line, seat, worker, alive_every_s)
+        server = _Server(line, rank_worker, worker, alive_every_s)
         try:
             while True:
                 match server.next_order():
@@ -362,22 +362,22 @@ def serve(line: FarEnd, seat: RankWorker, alive_every_s: float = ALIVE_EVERY_S) 
                     case Leave():
                         return True
                     case Abandon():
-                        pass  # it crossed our answer: there is nothing to abandon any more
+                        pass  # it crossed our answer: nothing to abandon
                     case request:
                         server.work(request)
         finally:
-            worker.submit(seat.close)
+            worker.submit(rank_worker.close)
 
 
 class _Server:
-    def __init__(self, line: FarEnd, seat: RankWorker, worker: ThreadPoolExecutor, alive_every_s: float) -> None:
-        self._line, self._seat, self._worker, self._alive_every_s = line, seat, worker, alive_every_s
+    def __init__(self, line: FarEnd, rank_worker: RankWorker, worker: ThreadPoolExecutor, alive_every_s: float) -> None:
+        self._line, self._rank_worker, self._worker, self._alive_every_s = line, rank_worker, worker, alive_every_s
         self._members: tuple[int, ...] = ()  # the present world's positions, by place
-        self._next: Order | None = None  # it came while another was worked on
+        self._next: Order | None = None  # it arrived during another request
         self._hung_up = False
 
     def next_order(self) -> Order | None:
-        """Return what rank 0 wants next, None once it is gone."""
+        """Return rank 0's next request, None if rank 0 has exited."""
         if self._next is not None:
             order, self._next = self._next, None
             return order
@@ -385,24 +385,24 @@ class _Server:
             return None
         try:
             return self._line.recv()
-        except (EOFError, OSError, BadMessage):  # who cannot be understood is not rank 0 any more
+        except (EOFError, OSError, BadMessage):  # a bad message: the connection is unusable
             self._hung_up = True
             return None
 
     def work(self, request: Request) -> None:
-        """Answer one request, from another thread, while this one hears whether to abandon it."""
+        """Answer one request in another thread, while this thread listens for Abandon."""
         ended, ends = socket.socketpair()
         with ended, ends:
             if isinstance(request, OpenRank):
                 self._members = request.members
-            answer = self._worker.submit(_answer, self._seat, placed(request, self._members))
+            answer = self._worker.submit(_answer, self._rank_worker, placed(request, self._members))
             answer.add_done_callback(lambda _answer: ends.send(b"."))
             self._accompany(ended)
             ended.recv(1)
         self._say(positioned(answer.result(), self._members))
 
     def _accompany(self, ended: socket.socket) -> None:
-        """Return when the request is answered; every order that comes before ends it."""
+        """Return when the request is answered; any request that arrives earlier ends it."""
         heard: list[HasFile] = [ended, self._line]
         abandoned = False
         while ended not in (speaking := ready(heard, self._alive_every_s)):
@@ -412,7 +412,7 @@ class _Server:
                 if not isinstance(order, Abandon):
                     self._next, heard = order, [ended]
             if abandoned:
-                self._seat.interrupt()  # again and again: a worker may have been about to start when it was wanted
+                self._rank_worker.interrupt()  # repeatedly: the worker may just be starting
             if self._line in heard:
                 self._say(Alive())
 
@@ -420,12 +420,12 @@ class _Server:
         with suppress(OSError):  # rank 0 is gone, as the next order will tell
             try:
                 self._line.send(word)
-            except ValueError as error:  # a time that is no number, say: rank 0 would wait for ever
+            except ValueError as error:  # NaN, for example: rank 0 would wait forever
                 self._line.send(BackendError(f"an answer that cannot be sent: {error}"))
 
 
 def placed(request: Request, members: Sequence[int]) -> Request:
-    """Return a request whose groups have the places, in a world of `members`, of the positions that it names."""
+    """Return a request whose groups are converted from positions to indices in a world of `members`."""
     places = {position: place for place, position in enumerate(members)}
     if isinstance(request, Step | Prepare) and any(place != position for position, place in places.items()):
         return replace(request, groups=tuple(tuple(places[member] for member in group) for group in request.groups))
@@ -433,12 +433,12 @@ def placed(request: Request, members: Sequence[int]) -> Request:
 
 
 def positioned(reply: Reply, members: Sequence[int]) -> Reply:
-    """Return an answer in which a failure names devices by their positions, not by their places among `members`."""
+    """Return an answer whose failure names devices by position instead of by index in `members`."""
     if list(members) == list(range(len(members))):
         return reply
     if isinstance(reply, DataCorruption) and reply.wrong is not None:
-        found = tuple(members[place] for place in reply.wrong.members)
-        return DataCorruption(str(reply), replace(reply.wrong, members=found))
+        wrong = tuple(members[place] for place in reply.wrong.members)
+        return DataCorruption(str(reply), replace(reply.wrong, members=wrong))
     if isinstance(reply, BackendError):
         return type(reply)(str(reply), failure=_positioned(reply.failure, members))
     return reply
@@ -453,36 +453,36 @@ def _positioned(failure: Failure, members: Sequence[int]) -> Failure:
     )
 
 
-def _answer(seat: RankWorker, request: Request) -> Reply:
-    """Return the answer, which is the failure itself where there is one."""
+def _answer(rank_worker: RankWorker, request: Request) -> Reply:
+    """Return the answer; an error becomes an answer."""
     try:
-        value = _value(seat, request)
-        return Done(value, seat.flags() if isinstance(request, Step) else ())
+        value = _value(rank_worker, request)
+        return Done(value, rank_worker.flags() if isinstance(request, Step) else ())
     except CollbenchError as error:
         return error
     except Exception as error:  # noqa: BLE001  # rank 0 would wait for ever; it says which rank met what
         return BackendError(f"{type(error).__name__}: {error}")
 
 
-def _value(seat: RankWorker, request: Request) -> Value:
+def _value(rank_worker: RankWorker, request: Request) -> Value:
     value: Value = None
     match request:
         case Introduce():
-            value = seat.introduce()
+            value = rank_worker.introduce()
         case MakeId():
-            value = UniqueId(seat.make_id())
+            value = UniqueId(rank_worker.make_id())
         case OpenRank():
-            value = seat.open(request)
+            value = rank_worker.open(request)
         case Reserve(largest_bytes):
-            seat.reserve(largest_bytes)
+            rank_worker.reserve(largest_bytes)
         case Prepare(groups):
-            seat.prepare(groups)
+            rank_worker.prepare(groups)
         case FindPaths(devices):
-            value = FoundPaths(seat.paths(devices))
+            value = FoundPaths(rank_worker.paths(devices))
         case TakeHealth():
-            value = FoundHealth(seat.health())
+            value = FoundHealth(rank_worker.health())
         case ReadPorts():
             value = FoundPorts(read_ports(pathlib.Path("/")))
         case Step():
-            value = seat.time(request)
+            value = rank_worker.time(request)
     return value

@@ -48,7 +48,7 @@ from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Device, Flag, Health, NetworkPort, Path, Refusal, SkipKind
 
-# What the ranks' introductions mean together: hosts, devices, addresses, and what does not fit. Pure.
+# What the ranks' introductions mean together: hosts, devices, addresses, and conflicts. Pure.
 
 
 # What tables call the path between two hosts. nvidia-smi has no word for it; it sorts behind SYS.
@@ -77,23 +77,23 @@ def devices_of(ranks: Sequence[Introduction]) -> tuple[Device, ...]:
 
 
 def check(ranks: Sequence[Introduction]) -> None:
-    """Raise UsageError where the ranks cannot measure together.
+    """Raise UsageError if the ranks cannot measure together.
 
-    They have another backend or version, a GPU twice, or one NCCL_HOSTID on two machines.
+    They have different backends or versions, share a GPU, or have one NCCL_HOSTID on two machines.
     """
     hosts = host_names(ranks)
-    for rank, found in enumerate(ranks):
-        if found.backend != ranks[0].backend:
+    for rank, facts in enumerate(ranks):
+        if facts.backend != ranks[0].backend:
             raise UsageError(
-                f"rank {rank} on {hosts[rank]} has the {found.backend} backend and rank 0 on {hosts[0]} the "
+                f"rank {rank} on {hosts[rank]} has the {facts.backend} backend and rank 0 on {hosts[0]} the "
                 f"{ranks[0].backend} one: choose one with --backend"
             )
-        if found.version != ranks[0].version:
+        if facts.version != ranks[0].version:
             raise UsageError(
-                f"rank {rank} on {hosts[rank]} runs collbench {found.version} and rank 0 on {hosts[0]} "
+                f"rank {rank} on {hosts[rank]} runs collbench {facts.version} and rank 0 on {hosts[0]} "
                 f"{ranks[0].version}: install the same version on all hosts"
             )
-    for members in _grouped(found.host_key for found in ranks).values():
+    for members in _grouped(facts.host_key for facts in ranks).values():
         first = members[0]
         for rank in members[1:]:
             if ranks[rank].boot and ranks[first].boot and ranks[rank].boot != ranks[first].boot:
@@ -103,7 +103,7 @@ def check(ranks: Sequence[Introduction]) -> None:
                 )
     if capabilities(ranks[0].backend).cores:
         return  # two ranks on one core are slow, and right
-    for (_, uuid), sharing in _grouped((found.host_key, found.device.uuid) for found in ranks).items():
+    for (_, uuid), sharing in _grouped((facts.host_key, facts.device.uuid) for facts in ranks).items():
         if len(sharing) > 1:
             raise UsageError(
                 f"ranks {' and '.join(map(str, sharing))} on {hosts[sharing[0]]} all have the same GPU, {uuid}: start "
@@ -112,60 +112,60 @@ def check(ranks: Sequence[Introduction]) -> None:
 
 
 def shared_gpus(ranks: Sequence[Introduction]) -> tuple[str, ...]:
-    """Return a sentence on each GPU that ranks of several hosts have: NCCL allows it, and each gets a part of it."""
+    """Return a sentence on each GPU that ranks of several hosts share: NCCL allows it, and each rank gets a part."""
     if capabilities(ranks[0].backend).cores:
         return ()
     hosts = host_names(ranks)
     return tuple(
         f"ranks {', '.join(map(str, sharing))} ({', '.join(hosts[rank] for rank in sharing)}) share the GPU {uuid}: "
         "NCCL treats them as several hosts, and each rank uses a part of the GPU"
-        for uuid, sharing in _grouped(found.device.uuid for found in ranks).items()
+        for uuid, sharing in _grouped(facts.device.uuid for facts in ranks).items()
         if len(sharing) > 1
     )
 
 
 def check_libraries(ranks: Sequence[Introduction], facts: Sequence[RankFacts]) -> None:
-    """Raise UsageError where the ranks have loaded different versions of NCCL: the times would be of neither."""
+    """Raise UsageError if the ranks loaded different versions of NCCL: the times would describe neither."""
     hosts = host_names(ranks)
-    for rank, found in enumerate(facts):
-        if found.nccl != facts[0].nccl:
+    for rank, fact in enumerate(facts):
+        if fact.nccl != facts[0].nccl:
             raise UsageError(
-                f"rank {rank} on {hosts[rank]} has NCCL {found.nccl} ({found.nccl_path}) and rank 0 on {hosts[0]} "
+                f"rank {rank} on {hosts[rank]} has NCCL {fact.nccl} ({fact.nccl_path}) and rank 0 on {hosts[0]} "
                 f"{facts[0].nccl} ({facts[0].nccl_path}): name one with --nccl"
             )
 
 
 def guides(ranks: Sequence[Introduction]) -> dict[int, tuple[int, ...]]:
     """Return each host's first rank, which knows the paths there, and all ranks of that host."""
-    return {members[0]: members for members in _grouped(found.host_key for found in ranks).values()}
+    return {members[0]: members for members in _grouped(facts.host_key for facts in ranks).values()}
 
 
 def all_paths(
-    world_size: int, found: Mapping[tuple[int, ...], Sequence[Path]], *, between_hosts: bool = True
+    world_size: int, paths_of: Mapping[tuple[int, ...], Sequence[Path]], *, between_hosts: bool = True
 ) -> tuple[Path, ...]:
-    """Return the path of each pair of ranks; `found` has, for the ranks of one host, the paths between their places.
+    """Return the path of each pair of ranks. `paths_of` maps the ranks of one host to the paths between them.
 
-    Those `between_hosts` are all alike, and half a million where 1,024 ranks are.
+    Paths `between_hosts` are all alike; 1,024 ranks have half a million of them.
     """
     known: dict[tuple[int, int], Path] = {}
-    for members, paths in found.items():
+    for members, paths in paths_of.items():
         for path in paths:
             first, second = sorted(members[index] for index in path.devices)
             known[first, second] = replace(path, devices=(first, second))
     if between_hosts:
-        host_of = {rank: members[0] for members in found for rank in members}
+        host_of = {rank: members[0] for members in paths_of for rank in members}
         pairs = ((a, b) for a in range(world_size) for b in range(a + 1, world_size))
         known.update({pair: Path(pair, NETWORK) for pair in pairs if host_of[pair[0]] != host_of[pair[1]]})
     return tuple(known[pair] for pair in sorted(known))
 
 
 def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]) -> tuple[str, ...]:
-    """Return each rank's address for reaching the others; empty ones where loopback joins all.
+    """Return each rank's address for the other ranks; empty ones if all ranks can use loopback.
 
-    `ends` are, of the connection between each other rank and rank 0, that rank's address and rank 0's own.
+    `ends` has, for the connection of each other rank with rank 0, that rank's address and rank 0's.
     """
     home = ranks[0].network_key
-    abroad = [rank for rank, found in enumerate(ranks) if found.network_key != home]
+    abroad = [rank for rank, facts in enumerate(ranks) if facts.network_key != home]
     if not abroad:
         return ("",) * len(ranks)
     own = next((ends[rank][1] for rank in abroad if not is_loopback(ends[rank][1])), "")
@@ -174,20 +174,20 @@ def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]
 
 def _grouped(keys: Iterable[_Key]) -> dict[_Key, tuple[int, ...]]:
     """Return the ranks of each key, in the order of their first ranks."""
-    found: dict[_Key, list[int]] = {}
+    groups: dict[_Key, list[int]] = {}
     for rank, key in enumerate(keys):
-        found.setdefault(key, []).append(rank)
-    return {key: tuple(members) for key, members in found.items()}
+        groups.setdefault(key, []).append(rank)
+    return {key: tuple(members) for key, members in groups.items()}
 
 
-# Rank 0's hold on all ranks, its own among them: one request at a time to each, and one answer from each.
+# Rank 0's connections to all ranks, including its own: one request at a time to each, and one answer from each.
 
 
 _Value = TypeVar("_Value")
 
-# Ranks send a sign of life every 2 s while they work. So much silence is a stopped process or a cut network.
+# Ranks send Alive every 2 s while they work. A longer silence means a stopped process or a cut network.
 SILENCE_S = 30.0
-# Where ranks say that they have lost another one, that one has so long to say why before it is asked to stop.
+# If ranks report that they lost another one, that rank has so many seconds to report why before it is told to stop.
 CAUSE_S = 5.0
 # What each rank answers by itself: nobody waits for one that is lost meanwhile.
 _APART = (Introduce, MakeId, FindPaths, TakeHealth, ReadPorts)
@@ -196,11 +196,11 @@ _SLICE_S = 0.25
 
 
 class RankLost(BackendError):
-    """A rank's process is gone or silent: nothing is measured with it any more."""
+    """A rank's process has exited or is silent: nothing is measured with it any more."""
 
 
 class Ranks:
-    """The lines to all ranks, by rank, and what to call each: "rank 2 on node1". Whoever loses one must close it."""
+    """The connections to all ranks, by rank, and their names: "rank 2 on node1". After a loss, close it."""
 
     def __init__(
         self,
@@ -223,11 +223,11 @@ class Ranks:
         self._lines = dict(lines)
         self._names = dict(names)
         self._on_loss, self._silence_s, self._cause_s = on_loss, silence_s, cause_s
-        self._owing: set[int] = set()  # asked, and not answered yet
-        self._abandoning = False  # those who owe an answer heard that it is not wanted
+        self._owing: set[int] = set()  # unanswered requests
+        self._abandoning = False  # ranks that owe an answer and were told to abandon it
         self._abandoned: set[int] = set()  # those who were reported so since the last request
         self._lost: RankLost | None = None  # which ends everything
-        self._gone = {rank: _absent(rank, name) for rank, name in names.items() if rank not in lines}  # it goes on
+        self._gone = {rank: _absent(rank, name) for rank, name in names.items() if rank not in lines}  # it continues
 
     @property
     def everyone(self) -> range:
@@ -241,11 +241,11 @@ class Ranks:
 
     @property
     def lost(self) -> Mapping[int, RankLost]:
-        """The ranks without which it goes on, in the order in which they were lost, and how."""
+        """The ranks without which it continues, in the order in which they were lost, and how."""
         return dict(self._gone)
 
     def without_lost(self) -> tuple[int, ...]:
-        """Number the present ranks anew from 0 on and forget the others; return each one's number before."""
+        """Number the present ranks again from 0 on and forget the others; return each one's number before."""
         kept = self.present
         self._lines = {number: self._lines[rank] for number, rank in enumerate(kept)}
         self._names = {number: self._names[rank] for number, rank in enumerate(kept)}
@@ -253,17 +253,18 @@ class Ranks:
         return kept
 
     def by_itself(self, failed: Mapping[int, CollbenchError]) -> dict[int, CollbenchError]:
-        """Return the failures that were not asked for, as those of ranks that were asked to abandon their step are."""
+        """Return the unrequested failures, such as those of ranks whose step was abandoned."""
         return {rank: failure for rank, failure in failed.items() if rank not in self._abandoned}
 
     def rename(self, names: Mapping[int, str]) -> None:
-        """Call ranks by names that tell more."""
+        """Give the ranks more informative names."""
         self._names.update(names)
 
     def ask(self, requests: Mapping[int, Request]) -> dict[int, Reply]:
         """Return these ranks' answers; a failure is an answer. Raises RankLost.
 
-        Once one has failed, those that still work are asked to abandon it: they might wait for that one.
+        After the first failure, the other ranks are told to abandon the request, because they might wait for the failed
+        rank.
         """
         if self._lost is not None:
             raise self._lost
@@ -289,7 +290,7 @@ class Ranks:
         return tuple(checked(replies[rank], kind) for rank in sorted(replies))
 
     def named(self, rank: int, failure: CollbenchError) -> CollbenchError:
-        """Return the failure with its rank's name; what the user asked for is every rank's."""
+        """Return the failure with its rank's name; a UsageError applies to every rank and gets no name."""
         return (
             failure
             if isinstance(failure, UsageError | RankLost)
@@ -297,7 +298,7 @@ class Ranks:
         )
 
     def settle(self) -> bool:
-        """End what an interrupted `ask` has left the ranks at. Return whether there was anything."""
+        """Drain the answers that an interrupted `ask` left outstanding. Return whether there were any."""
         if not self._owing or self._lost is not None:
             return False
         self._tell(self._owing, Abandon())
@@ -314,7 +315,7 @@ class Ranks:
         self._owing.clear()
 
     def _gather(self) -> dict[int, Reply]:
-        """Return an answer of each rank that owes one, in the order in which they come."""
+        """Return one answer of each rank that owes one, in the order of arrival."""
         replies: dict[int, Reply] = {}
         failures: dict[int, Reply] = {}
         clock = looked = waited = 0.0  # seconds: of all, when who is silent was looked for, for the cause of a failure
@@ -357,7 +358,7 @@ class Ranks:
         self._abandoning = failed and bool(self._owing)
 
     def _word(self, rank: int) -> Reply | Alive | None:
-        """Return what a rank says, None where the end of it is still to come."""
+        """Return a rank's message, None while it is incomplete."""
         try:
             return self._lines[rank].receive()
         except BadMessage as error:
@@ -371,7 +372,7 @@ class Ranks:
                 self._lines[rank].send(order)
 
     def _lose(self, rank: int, how: str, kind: FailureKind, error: Exception | None = None) -> RankLost:
-        """Return the loss of a rank without which it goes on. Raises RankLost where it does not."""
+        """Return the loss of a rank without which it continues. Raises RankLost if it does not."""
         text = f"{self._names[rank]} {how}"
         if self._goes_on:
             self._gone[rank] = RankLost(text, failure=Failure(kind, Cause.REPORTED, (rank,), rank, detail=how))
@@ -428,13 +429,13 @@ class Coordinator:
 
     @property
     def lost(self) -> Mapping[int, RankLost]:
-        """The ranks that were lost, and how, where it goes on without them."""
+        """The ranks that were lost, and how, where it continues without them."""
         return self._ranks.lost
 
     def open(self) -> None:
         """Let all ranks join a new world. Raises the first failure, which names its rank.
 
-        Where a rank is lost meanwhile, and it goes on without, the others join another one.
+        Where a rank is lost meanwhile, and it continues without, the others join another one.
         """
         while True:
             before = self._ranks.present
@@ -478,7 +479,7 @@ class Coordinator:
         return min(facts.capacity_bytes for facts in self._facts)
 
     def free_bytes(self) -> tuple[int, ...]:
-        """Return each device's free memory in bytes, by rank; empty where devices share their host's."""
+        """Return each device's free memory in bytes, by rank; empty if devices share their host's."""
         free = tuple(facts.free_bytes for facts in self._facts if facts.free_bytes is not None)
         return free if len(free) == len(self._facts) else ()
 
@@ -536,16 +537,16 @@ class Coordinator:
         return tuple(dict.fromkeys(flag for rank in sorted(set(members)) for flag in self._flags.get(rank, ())))
 
     def health(self) -> tuple[Health, ...]:
-        """Return the devices' state now, by rank; empty where it is not reported. Of lost ranks nothing is known."""
+        """Return the devices' state now, by rank; empty if it is not reported. Of lost ranks nothing is known."""
         if self._ranks.settle():
             self._broken = True
         replies = self._ranks.ask(dict.fromkeys(self._ranks.everyone, TakeHealth()))
         kept = {rank: reply for rank, reply in replies.items() if not isinstance(reply, RankLost)}
-        found = dict(zip(sorted(kept), self._ranks.values(kept, FoundHealth), strict=True))
-        if not any(one.states for one in found.values()):
+        healths = dict(zip(sorted(kept), self._ranks.values(kept, FoundHealth), strict=True))
+        if not any(one.states for one in healths.values()):
             return ()
         unknown = FoundHealth((Health(),))
-        return tuple(health for rank in self._ranks.everyone for health in found.get(rank, unknown).states)
+        return tuple(health for rank in self._ranks.everyone for health in healths.get(rank, unknown).states)
 
     def ports(self) -> tuple[NetworkPort, ...] | None:
         """Return the ports of several hosts' network cards as they are now: one rank of each reads them.
@@ -560,9 +561,9 @@ class Coordinator:
         readers = {self._devices[rank].host: rank for rank in reversed(self._ranks.everyone) if rank not in lost}
         replies = self._ranks.ask(dict.fromkeys(readers.values(), ReadPorts()))
         kept = {rank: reply for rank, reply in replies.items() if not isinstance(reply, RankLost)}
-        found = dict(zip(sorted(kept), self._ranks.values(kept, FoundPorts), strict=True))
+        ports = dict(zip(sorted(kept), self._ranks.values(kept, FoundPorts), strict=True))
         hosts = {rank: host for host, rank in readers.items()}
-        return tuple(replace(port, host=hosts[rank]) for rank, one in found.items() for port in one.ports)
+        return tuple(replace(port, host=hosts[rank]) for rank, one in ports.items() for port in one.ports)
 
     def close(self) -> None:
         """Let all ranks go."""
@@ -589,7 +590,7 @@ class Coordinator:
             raise StepFailed(str(lost[rank]), failure=replace(lost[rank].failure, rank=rank))
 
     def _reopen(self, step: Step) -> None:
-        """Join a new world after a failure. Raises StepFailed where that is not possible, RankLost."""
+        """Join a new world after a failure. Raises StepFailed if that is not possible, RankLost."""
         try:
             self.open()
         except RankLost as error:
@@ -620,9 +621,9 @@ class Coordinator:
 
 
 def slowest(step: Step, timings: Sequence[Timing] | Mapping[int, Timing]) -> Timing:
-    """Return each group's times from `timings` by rank: of every batch the maximum, of the launch loop the mean.
+    """Return each group's times from `timings` by rank: the maximum of each batch, the mean of the launch loop.
 
-    What ranks received and compared adds up; the single launches stay each rank's own.
+    Bytes received and compared are summed; single launches are kept per rank.
     """
     return Timing(
         seconds=tuple(

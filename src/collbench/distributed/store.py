@@ -1,4 +1,4 @@
-"""torch's TCPStore: where processes that know only a host and a port find each other. Torch is loaded here, late."""
+"""torch's TCPStore: how processes that know only a host and a port find each other. Torch is loaded late."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _NAME_BYTES, _ADDRESS_AT = 256, 20  # struct ifreq: a name of up to 16 bytes, th
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface that has an address, or "" where it is not known."""
+    """Return the network interface that has an address, or "" if it is not known."""
     if ":" in address:
         return _interface_of_ipv6(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack(f"{_NAME_BYTES}s", name.encode())
             try:
-                found = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)[_ADDRESS_AT : _ADDRESS_AT + 4]
+                packed = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)[_ADDRESS_AT : _ADDRESS_AT + 4]
             except OSError:
                 continue  # an interface without an IPv4 address
-            if socket.inet_ntoa(found) == address:
+            if socket.inet_ntoa(packed) == address:
                 return name
     return ""
 
@@ -55,14 +55,14 @@ def _interface_of_ipv6(address: str) -> str:
 # torch's TCPStore: where processes that know only a host and a port find each other. Torch is loaded here, late.
 
 
-# A wait is no news for so long.
+# Waits shorter than this are not reported.
 UNSAID_S = 10.0
 # Whoever waits looks for a signal as often, and tries again: a store that is reached at all answers at once.
 _SLICE_S, _PAUSE_S, _DIAL_S, _ATTEMPT_S = 1.0, 0.25, 5.0, 10.0
 
 
 class Waiting:
-    """A wait with an end, that is said once when it has lasted some seconds."""
+    """A wait with a deadline. A notice reports it once it has lasted some seconds."""
 
     def __init__(self, timeout_s: float, text: str, say: Callable[[str], object] | None) -> None:
         """Begin to wait. `text` is who waits for whom."""
@@ -74,7 +74,7 @@ class Waiting:
         return max(0.0, self._begin + self._timeout_s - time.monotonic())
 
     def over(self) -> bool:
-        """Return whether it has ended; say that it lasts, if it is time for that."""
+        """Return whether the deadline has passed; report the wait once it is long."""
         left = self.left()
         if not self._said and self._timeout_s - left > UNSAID_S:
             self._said = True
@@ -89,7 +89,7 @@ def still_waiting(what: str, left_s: float, timeout_s: float) -> str:
 
 
 class Publisher(Protocol):
-    """Where rank 0 leaves what the ranks share."""
+    """Where rank 0 publishes what the ranks share."""
 
     def publish(self, name: str, value: str) -> None:
         """Set a value."""
@@ -148,7 +148,7 @@ class Store:
                     raise BackendError(self._unreachable(error, opens=opens)) from error
 
     def _await_listener(self) -> None:
-        """Return once somebody listens there. Torch would wait in C++, where no signal ends it. Raises BackendError."""
+        """Return once the port is open. Torch would wait in C++, where no signal ends the wait. Raises BackendError."""
         while True:
             try:
                 with socket.create_connection(
@@ -168,7 +168,7 @@ class Store:
             raise BackendError(f"{self._where()} no longer answers: {_first_line(error)}") from error
 
     def read(self, name: str) -> str:
-        """Return a value, waiting for it. Raises BackendError when nobody sets it in time, or the store is gone."""
+        """Return a value, waiting for it. Raises BackendError if it is not set in time, or if the store has exited."""
         from torch.distributed import DistStoreError
 
         waiting = Waiting(self._timeout_s, self._waiting.text, self._waiting.say)
@@ -183,15 +183,15 @@ class Store:
                         f"{self._launch.meeting_point}: check the output of rank 0, and that both run the same command"
                     ) from error
             except RuntimeError as error:
-                keeper = self._launch.launcher if self._launch.agent_listens else "rank 0"
+                server = self._launch.launcher if self._launch.agent_listens else "rank 0"
                 where = self._launch.meeting_point
                 raise BackendError(
-                    f"{_self(self._launch)} stops: {keeper}, which kept the store at {where}, is gone"
+                    f"{_self(self._launch)} stops: {server}, which kept the store at {where}, is gone"
                 ) from error
 
     def forget(self, name: str) -> None:
         """Delete a value, if the store still answers."""
-        with suppress(RuntimeError):  # whoever keeps the store is gone, and the value with it
+        with suppress(RuntimeError):  # the store's process has exited, and its values with it
             self._store.delete_key(name)
 
     def _where(self) -> str:
@@ -210,12 +210,12 @@ class Store:
 
 
 def prefix(launch: LaunchEnvironment) -> str:
-    """Return what our names in the store begin with: the launcher's own, and an earlier start's, stay apart."""
+    """Return the prefix of our keys in the store, which separates them from the launcher's and from earlier starts'."""
     return f"collbench/{launch.generation}"
 
 
 def speaks(launch: LaunchEnvironment) -> bool:
-    """Return whether this rank tells for all of its host that it waits: a thousand lines would say no more."""
+    """Return whether this rank reports waits for its whole host: one line per rank would be a thousand lines."""
     return launch.local_rank == 0 or launch.rank == 1
 
 

@@ -96,7 +96,7 @@ class TrainingRun:
 class Arm:
     """One way to run the script: variables that differ from the inherited ones, and devices by index and identity.
 
-    `without` is what only this arm lacks ("p2p", "shm"), where the arms differ in nothing else; else empty.
+    `without` is what only this arm lacks ("p2p", "shm"), if that is the only difference; else empty.
     """
 
     name: str
@@ -144,7 +144,7 @@ class GpuResult:
 class Spread:
     """How much runs differ, as shares of their value: `between` runs of an arm, and by their steps `within` each.
 
-    `within` is the standard error that a run's median has from its own steps; None where no steps were printed.
+    `within` is the standard error that a run's median has from its own steps; None if no steps were printed.
     """
 
     between: float
@@ -155,8 +155,8 @@ class Spread:
 class Result:
     """What came out, of both arms in their order.
 
-    `needed` is how many repeats would make the ratio precise to `Ablation.precision`, None where it is and where that
-    is beyond all reason; `gpu` is None where a script does not print the GPU's time.
+    `needed` is how many repeats would make the ratio precise to `Ablation.precision`, None if it is and where that
+    is beyond all reason; `gpu` is None if a script does not print the GPU's time.
     """
 
     arms: tuple[ArmResult, ArmResult]
@@ -221,7 +221,7 @@ _NEVER = frozenset({"NCCL_NVLS_ENABLE"})
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the second arm changes: switches by their words, and given variables; both as `environment`."""
+    """What the second arm changes: named switches and given variables; `environment` has both."""
 
     words: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
@@ -243,7 +243,7 @@ class Change:
 
 
 def parse_change(texts: Sequence[str]) -> Change:
-    """Return what every --without asks for: words with commas between, and at the end NCCL_NAME=VALUE.
+    """Return what all --without options request: names separated by commas, and NCCL_NAME=VALUE at the end.
 
     A value may hold commas, as NCCL_PROTO=LL,LL128 does: it reaches to the end of its --without. Raises UsageError.
     """
@@ -261,7 +261,7 @@ def parse_change(texts: Sequence[str]) -> Change:
 
 
 def _divided(text: str) -> tuple[list[str], tuple[str, str] | None]:
-    """Return the words of one --without, and its variable with its value."""
+    """Return the names in one --without, and its variable with the value."""
     start = re.search(r"(?:^|,)\s*(?=NCCL_)", text)
     listed = text[: start.start()] if start else text
     words = [word.strip().lower() for word in listed.split(",")] if listed or not start else []
@@ -272,10 +272,10 @@ def _divided(text: str) -> tuple[list[str], tuple[str, str] | None]:
 
 
 def _variable(text: str) -> tuple[str, str]:
-    found = _GIVEN.fullmatch(text)
-    if found is None:
+    match = _GIVEN.fullmatch(text)
+    if match is None:
         raise UsageError(f"--without '{text}' sets no variable to a value: write it like --without NCCL_ALGO=Ring")
-    name, value = found[1], found[2]
+    name, value = match[1], match[2]
     if name in _NEVER:
         raise UsageError(
             f"--without {name}={value}: collbench never sets what switches NVLink multicast; to compare, train once "
@@ -351,27 +351,27 @@ def step_seconds(line: str, pattern: re.Pattern[str] | None = None) -> float | N
     """Return the first step time of a line in seconds; None without one. `pattern` replaces the documented words."""
     if pattern is None:
         return _timed(_STEP, line)
-    found = pattern.search(line)
-    if found is None:
+    match = pattern.search(line)
+    if match is None:
         return None
-    units = (unit for unit in SECONDS if unit in pattern.groupindex and found[unit] is not None)
-    return next((_time(found[unit], SECONDS[unit]) for unit in units), None)
+    units = (unit for unit in SECONDS if unit in pattern.groupindex and match[unit] is not None)
+    return next((_time(match[unit], SECONDS[unit]) for unit in units), None)
 
 
 def gpu_seconds(line: str) -> float | None:
-    """Return what the GPU worked in a step, in seconds, as in "gpu_time=18.2ms"; None where the line does not say."""
+    """Return what the GPU worked in a step, in seconds, as in "gpu_time=18.2ms"; None if the line does not say."""
     return _timed(_GPU, line)
 
 
 def _timed(pattern: re.Pattern[str], line: str) -> float | None:
-    found = pattern.search(line)
-    return found and _time(found["number"], _SCALE[found["unit"].lower()])
+    match = pattern.search(line)
+    return match and _time(match["number"], _SCALE[match["unit"].lower()])
 
 
 def train_runtime(line: str) -> float | None:
-    """Return what Hugging Face's Trainer says that training took, in seconds; None where the line does not say."""
-    found = _TRAIN_RUNTIME.search(line)
-    return found and _time(found["number"], 1.0)
+    """Return what Hugging Face's Trainer says that training took, in seconds; None if the line does not say."""
+    match = _TRAIN_RUNTIME.search(line)
+    return match and _time(match["number"], 1.0)
 
 
 def _time(text: str, scale: float) -> float | None:
@@ -429,7 +429,7 @@ _LAST_LINES = 60
 
 
 def last_words(tail: Iterable[str]) -> list[str]:
-    """Return the lines that say why a script ended: from the first traceback in its tail on, else the last ones.
+    """Return the lines that explain why a script ended: the tail from its first traceback on, else the last lines.
 
     Torchrun's report follows the script's traceback, and would push it out of the last lines.
     """
@@ -439,7 +439,7 @@ def last_words(tail: Iterable[str]) -> list[str]:
     return lines[-_LAST_LINES // 2 :] if first is None else lines[first : first + _LAST_LINES]
 
 
-# What the runs come to: one value a run, the ratio of the arms, and what may be said of it. Pure.
+# The result of the runs: one value per run, the ratio of the arms, and its significance. Pure.
 
 
 # Of a run's steps the first tenth is warm-up, and three at least: allocator, lazy kernels, NCCL's connections.
@@ -452,13 +452,13 @@ def warm_up(steps: int, skip: int | None) -> int:
 
 
 def step_value(run: TrainingRun, skip: int | None) -> float | None:
-    """Return a run's median step in seconds, after the warm-up; None where nothing is left."""
+    """Return a run's median step in seconds, after the warm-up; None if nothing is left."""
     kept = run.step_seconds[warm_up(len(run.step_seconds), skip) :]
     return median(kept) if kept else None
 
 
 def gpu_value(run: TrainingRun, skip: int | None) -> float | None:
-    """Return the median of what the GPU worked in a run's steps, in seconds; None where the script did not print it.
+    """Return the median of what the GPU worked in a run's steps, in seconds; None if the script did not print it.
 
     The warm-up is dropped where there is a time for each step; a script may measure only some steps after it.
     """
@@ -510,7 +510,7 @@ def judge(ablation: Ablation) -> Result | None:
 
 
 def precise(ratio: Ratio, precision: float) -> bool:
-    """True where a ratio is known to ± `precision` of itself."""
+    """True if a ratio is known to ± `precision` of itself."""
     return ratio.high <= ratio.middle * (1 + precision)
 
 
@@ -521,7 +521,7 @@ def _whole_repeats(ablation: Ablation) -> list[tuple[TrainingRun, TrainingRun]]:
 
 
 def _gpu_result(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablation) -> GpuResult | None:
-    """Return what came out of the GPU's own times; None unless every run has them beside its steps."""
+    """Return the result by the GPU's own times; None unless every run has them in addition to its steps."""
     if ablation.measure is not Measure.STEP:
         return None
     own: list[list[float]] = [[], []]
@@ -535,7 +535,7 @@ def _gpu_result(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablat
             shares[arm].append(math.log(worked / step))
     level = _level(ablation)
     ratio = _ratio([after - before for before, after in zip(*own, strict=True)], level)
-    first, second = (_ratio(found, level) for found in shares)
+    first, second = (_ratio(share, level) for share in shares)
     return GpuResult((_arm(own[0]), _arm(own[1])), ratio, (first, second))
 
 
@@ -598,7 +598,7 @@ def _ratio(logs: Sequence[float], level: float) -> Ratio:
     return Ratio(*geometric_mean(logs, student(len(logs) - 1, level)))
 
 
-# Whether to go on. At least three repeats: two have no spread to judge by.
+# Whether to continue. At least three repeats: two have no spread to judge by.
 LEAST_REPEATS = 3
 
 

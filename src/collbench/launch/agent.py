@@ -22,7 +22,7 @@ _ABOUT_LOGS = ("--log-dir", "--log_dir", "--redirects", "-r", "--tee", "-t", "--
 
 
 def wants_logs(words: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether torchrun's words, or its variables, are about the files of its ranks."""
+    """Return whether torchrun's arguments, or its variables, request files of its ranks' output."""
     options = words[: words.index("--")] if "--" in words else words
     named = {word.split("=")[0] for word in options}
     variables = {f"PET_{name.lstrip('-').replace('-', '_').upper()}" for name in _ABOUT_LOGS if len(name) > 2}

@@ -76,7 +76,7 @@ ABLATE = Known(TRAIN.values | VALUES, TRAIN.flags | FLAGS, {**SHORT, "-o": "--ou
 
 
 def read(words: Sequence[str], known: Known = TRAIN) -> Option:
-    """Return the option that `words` begins with. Raises UsageError if unknown or its value is wrong."""
+    """Parse the option at the start of `words`. Raises UsageError if it is unknown or its value is wrong."""
     name, attached = _name_and_attached(words[0], known.short)
     if name in known.flags:
         if attached is not None:
@@ -163,9 +163,9 @@ class TrainArguments:
 
 
 def split(argv: Sequence[str]) -> TrainArguments:
-    """Return the words after `collbench train`, sorted by whom they are for. Raises UsageError.
+    """Return the arguments of `collbench train`, sorted by receiver. Raises UsageError.
 
-    Reading stops at the script (or `--`): nothing from there on is looked at. `--help` stops it too.
+    Parsing stops at the script (or `--`). `--help` stops it too.
     """
     own: dict[str, str] = {}
     torchrun: list[Option] = []
@@ -255,7 +255,7 @@ def _check_for(arguments: TrainArguments) -> None:
 # The command line of `collbench ablate`, split into its own options and what is for `collbench train`.
 
 
-# These choose, once, before anything trains: `train` gets the devices that came of it.
+# These choose devices once, before any training: `train` gets the result.
 CHOOSING = frozenset({"--auto-select", "--devices", "--run", "--max-age", "--fresh", "--backend", "--nccl"})
 CHOOSING |= {"--exclude", "--allow-busy", "--for", "--dry-run", "--help"}
 DEFAULT_BUDGET_S = 180.0
@@ -293,7 +293,7 @@ class AblateArguments:
 
 
 def split_ablation(argv: Sequence[str]) -> AblateArguments:
-    """Return the words after `collbench ablate`, sorted by whom they are for. Raises UsageError.
+    """Return the arguments of `collbench ablate`, sorted by receiver. Raises UsageError.
 
     Reading stops at the script (or `--`), and at `--help`, whose answer is then all that counts. A first word that ends
     in .json is no script but a recorded job, whose options may follow it.

@@ -52,7 +52,7 @@ _WORDS = ("save the ablation as", "--output")
 
 
 def save(ablation: Ablation, path: Path) -> None:
-    """Write the ablation whole: a reader, or a crash, meets nothing or all of it. Raises RunFileError, Taken."""
+    """Write the ablation atomically: after a crash the file is old or complete. Raises RunFileError, Taken."""
     atomic_write.write(dumps(ablation), path, *_WORDS)
 
 
@@ -62,7 +62,7 @@ def own(path: Path, warn: Callable[[str], None], *, force: bool = False) -> atom
 
 
 def check_writable(path: Path, *, force: bool = False) -> None:
-    """Raise RunFileError if an ablation could not be saved at `path`, where a file is in the way, too."""
+    """Raise RunFileError if an ablation could not be saved at `path`, or if a file exists there."""
     atomic_write.check(path, *_WORDS, force=force)
 
 
@@ -83,11 +83,11 @@ def loads(text: str, name: str) -> Ablation:
 
 
 def _build(fields: dict[str, Any]) -> Ablation:
-    found: Ablation = build(Ablation, fields, "ablation")
+    ablation: Ablation = build(Ablation, fields, "ablation")
     if not any("without" in arm for arm in fields["arms"]):
-        found.arms[1].without = _variable_named(found.arms[1].name)
-    _check_meaning(found)
-    return found
+        ablation.arms[1].without = _variable_named(ablation.arms[1].name)
+    _check_meaning(ablation)
+    return ablation
 
 
 def _variable_named(name: str) -> tuple[str, ...]:
@@ -96,10 +96,10 @@ def _variable_named(name: str) -> tuple[str, ...]:
     return tuple(words) if name.startswith("without ") and set(words) <= set(SWITCHES) else ()
 
 
-def _check_meaning(found: Ablation) -> None:
+def _check_meaning(ablation: Ablation) -> None:
     """Raise ValueError for times and sizes that cannot be, before they are compared."""
     times: list[tuple[str, Any]] = []
-    for number, arm in enumerate(found.arms):
+    for number, arm in enumerate(ablation.arms):
         where = f"ablation.arms[{number}]"
         times += [(f"{where}.allreduce", figure) for one in arm.allreduce for figure in (one.seconds, one.size_bytes)]
         times += [
@@ -108,15 +108,15 @@ def _check_meaning(found: Ablation) -> None:
             for figure in (*run.step_seconds, *run.gpu_seconds, run.wall_seconds)
         ]
         times += [(f"{where}.runs", run.train_runtime) for run in arm.runs if run.train_runtime is not None]
-    if found.result is not None:
-        ratio = found.result.ratio
+    if ablation.result is not None:
+        ratio = ablation.result.ratio
         times += [("ablation.result.ratio", one) for one in (ratio.low, ratio.middle, ratio.high)]
-        times += [("ablation.result.arms", one) for arm in found.result.arms for one in (arm.seconds, *arm.interval)]
-        if (gpu := found.result.gpu) is not None:
+        times += [("ablation.result.arms", one) for arm in ablation.result.arms for one in (arm.seconds, *arm.interval)]
+        if (gpu := ablation.result.gpu) is not None:
             ratios = (gpu.ratio, *gpu.shares)
             times += [("ablation.result.gpu", one) for made in ratios for one in (made.low, made.middle, made.high)]
             times += [("ablation.result.gpu", one) for arm in gpu.arms for one in (arm.seconds, *arm.interval)]
-        if (spread := found.result.spread) is not None:
+        if (spread := ablation.result.spread) is not None:
             figures = (spread.between, spread.within or 0.0)
             if not all(0 <= figure < math.inf for figure in figures):
                 raise ValueError("ablation.result.spread is negative or not finite")
@@ -130,7 +130,7 @@ def _check_meaning(found: Ablation) -> None:
 
 # Torchrun gives its workers 30 s to end before it kills them [torch 2.13, elastic agent, shutdown]; we, it a bit more.
 _GRACE_SECONDS = 40.0
-# A grandchild that outlives the job may hold its output open; what comes after this is nobody's step.
+# A grandchild that outlives the job may hold its output open; later output is not of the job's steps.
 _AFTERMATH_SECONDS = 2.0
 
 
@@ -160,7 +160,7 @@ class _Output:
             try:
                 self._log.write(data)
                 self._watch(data)
-            except OSError as error:  # a full disk; reading goes on, else the job would stand still
+            except OSError as error:  # a full disk; reading continues, else the job would stand still
                 self.failure = self.failure or error
 
     def end(self) -> None:
@@ -251,7 +251,7 @@ _INSTEAD = {
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Whom an experiment speaks to: notices, a script's last words, its output as it comes, and steps as they come."""
+    """Receives an experiment's notices, a failed script's last lines, its output, and its steps as they come."""
 
     say: Callable[[str], None]
     show: Callable[[Sequence[str]], None]
@@ -319,11 +319,11 @@ class Experiment:
 
     @property
     def _total(self) -> int | None:
-        """How many runs there will be; None where that depends on how they come out."""
+        """How many runs there will be; None if that depends on how they come out."""
         return 2 * self.ablation.repeats if self.ablation.budget_seconds is None else None
 
     def train_words(self, arm: Arm) -> list[str]:
-        """Return the words that make collbench train an arm, without its environment."""
+        """Return the arguments with which collbench trains an arm, without its environment."""
         return ["train", *self._devices(arm), *self._plan.words]
 
     def _with_folder(self, words: list[str], folder: Path) -> list[str]:
@@ -439,8 +439,8 @@ def environment_of(inherited: Mapping[str, str]) -> dict[str, str]:
 
 def _allreduce(saved: Path) -> tuple[AllReduce, ...]:
     run = run_file.load(saved)
-    found = sorted((one for one in run.measured()), key=lambda one: one.point.size_bytes)
-    summaries = [(one.point.size_bytes, summarize(one)) for one in found]
+    measurements = sorted((one for one in run.measured()), key=lambda one: one.point.size_bytes)
+    summaries = [(one.point.size_bytes, summarize(one)) for one in measurements]
     return tuple(AllReduce(size, summary.busbw, summary.seconds) for size, summary in summaries)
 
 

@@ -1,4 +1,4 @@
-"""The chosen devices in the words of what starts jobs: a shell, docker, apptainer, srun."""
+"""The chosen devices as arguments or variables of what starts jobs: a shell, docker, apptainer, srun."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def _indices(devices: Sequence[Device]) -> str:
     return ",".join(str(device.index) for device in devices)
 
 
-def _assignments(found: Mapping[str, str]) -> list[str]:
-    return [f"{name}={shlex.quote(value)}" for name, value in found.items()]
+def _assignments(changes: Mapping[str, str]) -> list[str]:
+    return [f"{name}={shlex.quote(value)}" for name, value in changes.items()]

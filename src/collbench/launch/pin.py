@@ -2,7 +2,7 @@
 
     python -m collbench.launch.pin --cores=2,3 [--program=PROGRAM] -- [PROGRAM] ARGUMENT…
 
-Imports nothing but os and sys: it stands between torchrun and every rank's start.
+Imports only os and sys, because it delays the start of every rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 
 def core_and_program(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
-    """Return this rank's core number and the program's words. Raises SystemExit with one line."""
+    """Return this rank's core number and the program's arguments. Raises SystemExit with one line."""
     own = dict(word.partition("=")[::2] for word in words[: words.index("--")]) if "--" in words else {}
     program = [own["--program"]] if "--program" in own else []
     program += words[len(own) + 1 :]
@@ -29,7 +29,7 @@ def core_and_program(words: Sequence[str], environment: Mapping[str, str]) -> tu
 
 
 def main(words: Sequence[str]) -> None:
-    """Pin and exec; returns never. A core or program that is not there raises SystemExit with one line."""
+    """Pin this process and exec the program. A missing core or program raises SystemExit with one line."""
     core, program = core_and_program(words, os.environ)
     try:
         os.sched_setaffinity(0, {core})

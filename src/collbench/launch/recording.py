@@ -1,4 +1,4 @@
-"""A job beside which the NCCL profiler plugin writes: its environment, its run, and its own exit status."""
+"""A job under the NCCL profiler plugin: its environment, its run, and its exit status."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INSTEAD = "trace the job with torch.profiler and read the traces with 'collbench
 
 
 def plugin() -> Path:
-    """Return the plugin's file. Raises MachineError where the package was built without it."""
+    """Return the plugin's file. Raises MachineError if the package was built without it."""
     path = Path(collbench.__file__).parent / "_profiler.so"
     if not path.is_file():
         raise MachineError(f"cannot record: {path} is missing", "install collbench again, from a wheel or its sources")
@@ -37,7 +37,7 @@ def plugin() -> Path:
 def environment(
     inherited: Mapping[str, str], plugin_file: Path, folder: Path, *, gpu_times: bool = False
 ) -> dict[str, str]:
-    """Return what to change in `inherited` for the job. Raises UsageError where NCCL would load another plugin."""
+    """Return what to change in `inherited` for the job. Raises UsageError if NCCL would load another plugin."""
     taken = inherited.get(_PLUGIN, "")
     if taken and taken != str(plugin_file):
         raise UsageError(
@@ -56,7 +56,7 @@ def environment(
 
 
 def check(command: Sequence[str]) -> None:
-    """Raise UsageError where the job's program is not here: before anything is made for it."""
+    """Raise UsageError if the job's program is missing, before creating anything for it."""
     if shutil.which(command[0]) is None:
         why = f"cannot be executed: chmod +x {command[0]}" if Path(command[0]).is_file() else "does not exist"
         raise UsageError(f"program '{one_line(command[0])}' {why}: check its path")
@@ -65,7 +65,7 @@ def check(command: Sequence[str]) -> None:
 def run(command: Sequence[str], variables: Mapping[str, str]) -> int:
     """Run a job to its end and return its exit status, of a signal 128 + its number as a shell has it.
 
-    Its input and output are ours. Signals that would end us go to the job, and we go on until it ends.
+    Its input and output are ours. Signals that would end us go to the job, and we continue until it ends.
     """
     early: list[int] = []
 

@@ -56,15 +56,15 @@ def variables(arguments: TrainArguments, environment: Mapping[str, str]) -> dict
 
 
 def gives_way(arguments: TrainArguments, environment: Mapping[str, str], count: int) -> str:
-    """Return a clause on a PET_NPROC_PER_NODE that is not `count`, the number of ranks here; "" where none is."""
-    found = environment.get("PET_NPROC_PER_NODE", "")
-    if not found.isdecimal() or int(found) == count or arguments.has("--nproc-per-node"):
+    """Return a clause on a PET_NPROC_PER_NODE that is not `count`, the number of ranks here; "" if none is."""
+    per_node = environment.get("PET_NPROC_PER_NODE", "")
+    if not per_node.isdecimal() or int(per_node) == count or arguments.has("--nproc-per-node"):
         return ""
-    return f"PET_NPROC_PER_NODE={found} is overridden by the {count} chosen here"
+    return f"PET_NPROC_PER_NODE={per_node} is overridden by the {count} chosen here"
 
 
 def _check_nnodes(arguments: TrainArguments, environment: Mapping[str, str]) -> None:
-    """Raise UsageError for a number of nodes on which torchrun would end with a traceback of its own."""
+    """Raise UsageError for a number of nodes with which torchrun would print a traceback."""
     given = _given(arguments, environment, "--nnodes") or "1"
     numbers = re.fullmatch(r"([1-9][0-9]*)(?::([1-9][0-9]*))?", given.strip())
     if numbers is None or int(numbers[1]) > int(numbers[2] or numbers[1]):

@@ -21,7 +21,7 @@ _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_S
 
 
 def complaint(environment: Mapping[str, str]) -> str:
-    """Return one line where this node has another number of ranks than the others, "" where all seem alike.
+    """Return one line where this node has another number of ranks than the others, "" if all seem alike.
 
     By torchrun's variables [torch 2.13, elastic/agent/server/local_elastic_agent.py]. LOCAL_RANK is not asked:
     --virtual-local-rank makes it 0 everywhere.

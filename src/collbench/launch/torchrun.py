@@ -33,7 +33,7 @@ def for_devices(devices: Sequence[Device], inherited: Mapping[str, str], *, back
     return {name: value for name, value in wanted.items() if inherited.get(name) != value}
 
 
-# torchrun inside an Apptainer image: the words around its command, and what must reach inside.
+# torchrun inside an Apptainer image: the command around it, and what must be passed into the image.
 
 
 # Where an image sees the folder of collbench.launch, whose small programs stand between torchrun and a rank.
@@ -60,17 +60,17 @@ def wrap(
     return [*words, *(["--bind", f"{shims}:{SHIMS}:ro"] if shims else []), image, *command]
 
 
-# What `collbench train` says of its choice: one line for stderr, and the command that --dry-run prints.
+# How `collbench train` reports its choice: one line on stderr, and the command that --dry-run prints.
 
 
 QUICK_PROBE = "quick probe"
 
 
 def saved_run(started: str, path: str) -> str:
-    """Return the words for a saved run as the source of a choice; `started` is `Run.started`, in its own time zone."""
+    """Return the text that names a saved run as a choice's source; `started` is `Run.started`, in its time zone."""
     try:
         when = f"{datetime.fromisoformat(started):%Y-%m-%d %H:%M}"
-    except ValueError:  # of another machine's file, whose age nobody has checked
+    except ValueError:  # another machine's file, whose age was not checked
         when = f"'{started}'"
     return f"run of {when}, saved at {one_line(path)}"
 
@@ -91,9 +91,9 @@ def choice(
     return f"using {which}: {''.join(clauses)}"
 
 
-def against(found: Sequence[tuple[Device, str]]) -> str:
+def against(used: Sequence[tuple[Device, str]]) -> str:
     """Return devices with what is said against each: "GPU1 (busy: 1 other process), GPU3 (faulty: …)"."""
-    return ", ".join(f"{device.tag} ({why})" for device, why in found)
+    return ", ".join(f"{device.tag} ({why})" for device, why in used)
 
 
 def shell_line(changes: Mapping[str, str], command: Sequence[str]) -> str:
@@ -135,11 +135,11 @@ def command(
     inside: Inside,
     bind: bool = False,
 ) -> list[str]:
-    """Return the words that start training with local rank r on `devices[r]`. Raises UsageError.
+    """Return the command that starts training with local rank r on `devices[r]`. Raises UsageError.
 
-    It is `python -m torch.distributed.run`, not the torchrun on PATH, which may belong to another installation than
-    the one whose torch and NCCL were measured. `inherited` is read for torchrun's PET_* defaults, for PYTHON_EXEC and
-    for Slurm's variables. `bind` lets torchrun bind each rank to the CPUs of its GPU's NUMA node.
+    It is `python -m torch.distributed.run`, not the torchrun on PATH, which may belong to another installation than the
+    one whose torch and NCCL were measured. `inherited` is read for torchrun's PET_* defaults, for PYTHON_EXEC and for
+    Slurm's variables. `bind` lets torchrun bind each rank to the CPUs of its GPU's NUMA node.
     """
     _check_process_count(arguments, len(devices))
     words = [inside.python, *inside.options, "-m", "torch.distributed.run", *rendezvous.options(arguments, inherited)]
@@ -190,21 +190,21 @@ def _escaped(program: Sequence[str], is_executable: bool) -> list[str]:
 def _shims(
     arguments: TrainArguments, devices: Sequence[Device], inherited: Mapping[str, str], backend: str
 ) -> list[tuple[str, ...]]:
-    """Return what stands before each rank's program, file and options: what pins it to its core, what compares nodes.
+    """Return the commands before each rank's program: the one that pins it to its core, the one that compares nodes.
 
     --run-path leaves no process for them: then nodes are not compared.
     """
-    found: list[tuple[str, ...]] = []
+    commands: list[tuple[str, ...]] = []
     if capabilities(backend).cores:
         _refuse_unpinnable(arguments)
-        found.append(("pin.py", f"--cores={','.join(str(device.index) for device in devices)}"))
+        commands.append(("pin.py", f"--cores={','.join(str(device.index) for device in devices)}"))
     if rendezvous.several_nodes(arguments, inherited) and not arguments.has("--run-path"):
-        found.append(("same_count.py",))
-    return found
+        commands.append(("same_count.py",))
+    return commands
 
 
 def _behind(shim: Sequence[str], program: Sequence[str], inside: Inside, *, named: bool) -> list[str]:
-    """Return the words that run a program behind a shim, alone (-I, -S), so that it starts in 10 ms.
+    """Return the command that runs a program behind a shim, isolated (-I, -S), so that it starts in 10 ms.
 
     torchrun's report of a failure names the first word that begins with no dash [torch 2.13,
     distributed/launcher/api.py, _get_entrypoint_name]. `named`: of the program that is not its first, an interpreter.
@@ -222,7 +222,7 @@ def _refuse_unpinnable(arguments: TrainArguments) -> None:
 
 
 def _program(arguments: TrainArguments, python: str) -> list[str]:
-    """Return the program's words as torchrun makes them."""
+    """Return the program's command as torchrun builds it."""
     if arguments.has("--no-python"):
         return list(arguments.program)
     return [python, "-u", *(["-m"] if arguments.has("--module") else []), *arguments.program]
@@ -238,18 +238,18 @@ def in_container(
 
 def find_apptainer(image: str) -> str:
     """Return the command that runs the image. Raises MachineError without one, UsageError without the image."""
-    found = next(filter(None, map(shutil.which, ("apptainer", "singularity"))), None)
+    program = next(filter(None, map(shutil.which, ("apptainer", "singularity"))), None)
     if "://" not in image and not Path(image).exists():
         raise UsageError(
             f"container image '{image}' does not exist in {Path.cwd()}: check its path, or build it with "
             "'apptainer build IMAGE.sif docker://…'"
         )
-    if found is None:
+    if program is None:
         raise MachineError(
             f"cannot run {image}: neither apptainer nor singularity is on PATH: install apptainer (or load its "
             "module), or leave --container out"
         )
-    return found
+    return program
 
 
 def check_options(arguments: TrainArguments, inherited: Mapping[str, str]) -> None:
@@ -260,7 +260,7 @@ def check_options(arguments: TrainArguments, inherited: Mapping[str, str]) -> No
 
 
 def check_script(arguments: TrainArguments) -> None:
-    """Raise UsageError if Python cannot run the script, or nothing the program. Modules are left to torchrun.
+    """Raise UsageError if Python cannot run the script, or the program is missing. torchrun checks modules itself.
 
     So are images, whose files this host has not.
     """
@@ -280,7 +280,7 @@ def check_script(arguments: TrainArguments) -> None:
 
 
 def _check_program(name: str) -> None:
-    """Raise UsageError where torchrun would end with a traceback of its own, as it finds no such program."""
+    """Raise UsageError if the program does not exist: torchrun would print a traceback."""
     if shutil.which(name) is None:
         why = f"cannot be executed: chmod +x {name}" if Path(name).is_file() else "does not exist: check its path"
         raise UsageError(f"program '{name}' {why}, or leave --no-python out if it is a Python script")
@@ -298,7 +298,7 @@ def find_torch() -> str:
 
 
 def cannot_bind() -> str:
-    """Return why torchrun here cannot bind ranks to NUMA nodes, as a clause; "" where it can.
+    """Return why torchrun here cannot bind ranks to NUMA nodes, as a clause; "" if it can.
 
     Reads the version that torch was installed with: importing it takes 2-4 s.
     """

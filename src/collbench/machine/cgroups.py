@@ -11,7 +11,7 @@ _ROOT = pathlib.Path("/")
 
 
 def available_bytes(root: pathlib.Path = _ROOT) -> int:
-    """Return the bytes that can be allocated before the machine or a cgroup limit runs out; 0 where unknown.
+    """Return the bytes that can be allocated before the machine or a cgroup limit runs out; 0 if unknown.
 
     `root` holds proc/ and sys/.
     """
@@ -32,7 +32,7 @@ def _left(root: pathlib.Path) -> Iterator[int]:
 
 
 def cpu_quota(root: pathlib.Path = _ROOT) -> float | None:
-    """Return the CPUs' worth of time that the tightest cgroup allows this process; None where none limits it."""
+    """Return the CPUs' worth of time that the tightest cgroup allows this process; None if none limits it."""
     quotas = []
     for unified, folder in _folders(root, "cpu"):
         files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -53,7 +53,7 @@ def _quota(words: Collection[str]) -> float | None:
 def _folders(root: pathlib.Path, controller: str) -> Iterator[tuple[bool, pathlib.Path]]:
     """Yield the folders of this process's cgroups and of their parents, whose limits bind as well.
 
-    Each with True where it is of cgroups version 2, which have one tree for all controllers.
+    Each with True if it is of cgroups version 2, which have one tree for all controllers.
     """
     for line in read(root / "proc/self/cgroup").splitlines():
         _, controllers, name = (*line.split(":", 2), "", "")[:3]
@@ -67,7 +67,7 @@ def _folders(root: pathlib.Path, controller: str) -> Iterator[tuple[bool, pathli
 
 
 def _number(file: pathlib.Path) -> int | None:
-    """Return the file's number; None where it is absent or says "max"."""
+    """Return the file's number; None if it is absent or says "max"."""
     text = read(file).strip()
     return int(text) if text.isdigit() else None
 

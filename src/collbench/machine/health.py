@@ -23,7 +23,7 @@ _SET_BY_SOMEBODY = ("applications clocks setting", "display clock setting")
 # What a process takes that opened a GPU and holds nothing on it: 526 MiB on an H200 with CUDA 13. torch opens all
 # GPUs of an NVSwitch machine where it copies between two.
 _CONTEXT_BYTES = 640 * 2**20
-# The driver's figure of utilisation may be the tail of our own previous work; below this nobody is at work.
+# The driver's utilization may include the end of our own earlier work; below this, no other process is working.
 BUSY_PERCENT = 10
 
 # A rule of thumb for GPUs: under 75 °C is good, over 80 is worth a warning, 84 to 90 throttles.

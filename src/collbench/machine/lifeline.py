@@ -1,7 +1,7 @@
-"""Processes of ours end with the process that started them, whatever ended that one: SIGKILL, a crash, a lost terminal.
+"""Our processes end when their parent ends, for whatever reason: SIGKILL, a crash, a lost terminal.
 
-Run as a script (`python -I -S lifeline.py PARENT -- PROGRAM ARGUMENT…`, 20 ms), it becomes a program that gets
-SIGTERM once the process PARENT, which started it, is gone.
+Run as a script (`python -I -S lifeline.py PARENT -- PROGRAM ARGUMENT…`, 20 ms), it becomes a program that gets SIGTERM
+once the process PARENT, which started it, is gone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def die_with_parent(pipe: int) -> None:
 
 
 def leave_with_parent(pipe: int, clean_up: Callable[[], object]) -> None:
-    """Let a thread of its own clean up and end this process when the parent closes its end of `pipe`, or ends.
+    """Start a thread that cleans up and ends this process when the parent closes its end of `pipe`, or ends.
 
     For work that lets other threads run. A process that is stopped is woken for it.
     """

@@ -20,14 +20,14 @@ def configured(root: pathlib.Path, environment: Mapping[str, str]) -> tuple[tupl
     In NCCL's order: the first that sets a name wins [src/misc/param.cc, initEnvFunc; setenv without overwriting].
     """
     own = environment.get("NCCL_CONF_FILE") or (f"{environment['HOME']}/.nccl.conf" if "HOME" in environment else "")
-    found: dict[str, tuple[str, str, str]] = {}
+    settings: dict[str, tuple[str, str, str]] = {}
     for file in filter(None, (own, "/etc/nccl.conf")):
         path = root / file[1:] if file.startswith("/") else pathlib.Path(file)
         for line in read(path).splitlines() if path.is_file() else ():  # not of a device, which may never end
             name, equals, value = line.partition("=")
             if equals and not line.startswith("#") and name not in environment:
-                found.setdefault(name, (file, name, value))
-    return tuple(found.values())
+                settings.setdefault(name, (file, name, value))
+    return tuple(settings.values())
 
 
 # Which processes share a host: NCCL compares a hash of one string of each [src/misc/utils.cc, getHostHashOnce].

@@ -31,7 +31,7 @@ def find_nccl(explicit: str | None, open_library: Callable[[str], _native.Nccl] 
 
 
 def wheel_library() -> Path | None:
-    """Return the library of the nvidia-nccl wheel that torch depends on, None where it is not installed."""
+    """Return the library of the nvidia-nccl wheel that torch depends on, None if it is not installed."""
     try:
         spec = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:

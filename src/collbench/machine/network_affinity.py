@@ -34,7 +34,7 @@ class NetworkAffinity:
     reported: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     def nearest(self, gpu: int) -> tuple[tuple[str, ...], str]:
-        """Return the cards nearest to a GPU, and how near: ((), "") where nothing is known."""
+        """Return the cards nearest to a GPU, and how near: ((), "") if nothing is known."""
         near = self.near.get(gpu, {})
         best = min((NEARNESS.index(how) for how in near.values()), default=None)
         if best is None:
@@ -78,8 +78,10 @@ def read_affinity(
     near: dict[int, dict[str, str]] = {}
     for gpu, bus_id in bus_ids.items():
         own = _pci_device(root, bus_id)
-        found = {card: nearness(own, place) for card, place in places.items() if own is not None and place is not None}
-        near[gpu] = {**known[gpu], **{card: how for card, how in found.items() if how}}
+        distances = {
+            card: nearness(own, place) for card, place in places.items() if own is not None and place is not None
+        }
+        near[gpu] = {**known[gpu], **{card: how for card, how in distances.items() if how}}
     topology, graphs = (_text(environment.get(variable, "")) for variable in (TOPOLOGY_VARIABLE, GRAPH_VARIABLE))
     return NetworkAffinity(near, nccl_choice(topology, graphs, bus_ids) if topology and graphs else {}, known)
 
@@ -125,7 +127,7 @@ def nearness(one: pathlib.Path, other: pathlib.Path) -> str:
 
 
 def _text(name: str) -> str:
-    """Return a file's text; "" where there is none, or it is far too long."""
+    """Return a file's text; "" if there is none, or it is far too long."""
     try:
         with pathlib.Path(name).open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
@@ -141,7 +143,7 @@ def nccl_choice(topology: str, graphs: str, bus_ids: Mapping[int, str]) -> dict[
     XML; GPUs and cards that the topology does not name are left out.
     """
     try:
-        system, found = ElementTree.fromstring(topology), ElementTree.fromstring(graphs)  # noqa: S314  # the user's own
+        system, graph = ElementTree.fromstring(topology), ElementTree.fromstring(graphs)  # noqa: S314  # the user's own
     except ElementTree.ParseError:
         return {}
     wanted = {_bus(bus_id): index for index, bus_id in bus_ids.items()}
@@ -156,7 +158,7 @@ def nccl_choice(topology: str, graphs: str, bus_ids: Mapping[int, str]) -> dict[
         number: net.get("name", "") for net in system.iter("net") if (number := _number(net.get("dev"))) is not None
     }
     chosen: dict[int, set[str]] = {}
-    for channel in found.iter("channel"):
+    for channel in graph.iter("channel"):
         ends = [(one.tag, _number(one.get("dev"))) for one in channel if one.tag in {"net", "gpu"}]
         for (tag, device), (other, neighbour) in itertools.pairwise(ends):
             pair = {tag: device, other: neighbour}

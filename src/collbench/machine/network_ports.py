@@ -88,18 +88,18 @@ def _port(card: pathlib.Path, number: int) -> NetworkPort:
 
 def _counters(folder: pathlib.Path) -> dict[str, int]:
     """Return the counters that can be read; a card has some of them, and RoCE and InfiniBand differ."""
-    found = {}
+    counters = {}
     for name in (*ERRORS, *CONGESTION):
         texts = (read(folder / place / name).strip() for place in _COUNTERS)
         for text in texts:
             if re.fullmatch("[0-9]{1,20}", text, re.ASCII):
-                found[name] = int(text)
-    return found
+                counters[name] = int(text)
+    return counters
 
 
 def _word(text: str) -> str:
-    found = _NUMBERED.match(text)
-    return found[1] if found else ""
+    match = _NUMBERED.match(text)
+    return match[1] if match else ""
 
 
 def _entries(folder: pathlib.Path) -> list[pathlib.Path]:

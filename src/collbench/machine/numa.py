@@ -47,7 +47,7 @@ _MEMORY_ALLOWED = re.compile(r"^Mems_allowed_list:\s*(\S+)", re.MULTILINE)
 
 
 def usable_nodes(root: pathlib.Path = _ROOT, allowed: Collection[int] | None = None) -> tuple[int, ...]:
-    """Return the nodes, ascending, that have memory and CPUs which this process may use; none where none is reported.
+    """Return the nodes, ascending, that have memory and CPUs which this process may use; none if none is reported.
 
     `allowed` defaults to this process's CPU mask, which already obeys cgroup cpusets and taskset; `root` holds sys/ and
     proc/. Nodes without CPUs are left out: nobody could run a rank there (slower memory, or a GPU's own).
@@ -70,7 +70,7 @@ def cpus_by_node(root: pathlib.Path, reach: Collection[int]) -> dict[int, list[i
 
 
 def node_of(pci_bus_id: str, root: pathlib.Path = _ROOT) -> int | None:
-    """Return the node to which `torchrun --numa-binding` binds the rank of this GPU; None where it would fail.
+    """Return the node to which `torchrun --numa-binding` binds the rank of this GPU; None if it would fail.
 
     It reads the kernel's word for the PCI device and takes -1, which is "unknown", for 0
     [torch 2.13, torch/numa/binding.py, _get_numa_node_index_for_gpu_index].
@@ -88,7 +88,7 @@ def kernel_bus_id(pci_bus_id: str) -> str:
 
 
 def read(file: pathlib.Path) -> str:
-    """Return a file's text, or "" where the kernel does not offer it."""
+    """Return a file's text, or "" if the kernel does not offer it."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -96,8 +96,8 @@ def read(file: pathlib.Path) -> str:
 
 
 def _has_memory(root: pathlib.Path, node: int) -> bool:
-    found = _MEMORY.search(read(root / f"{_FOLDER}/node{node}/meminfo"))
-    return found is not None and int(found[1]) > 0
+    match = _MEMORY.search(read(root / f"{_FOLDER}/node{node}/meminfo"))
+    return match is not None and int(match[1]) > 0
 
 
 # Which CPU cores stand for devices on the host backend, and what the NUMA layout says of the paths between them.
@@ -114,7 +114,7 @@ def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | N
     """Return two to eight cores that stand for devices: one per NUMA node, else one per physical core.
 
     `allowed` defaults to this process's affinity mask, which already obeys cgroup cpusets and taskset.
-    `root` holds sys/, proc/ and etc/. Raises MachineError where fewer than two cores are in reach.
+    `root` holds sys/, proc/ and etc/. Raises MachineError if fewer than two cores are in reach.
     """
     reach = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
     if len(reach) < 2:

@@ -42,7 +42,7 @@ _COLUMN = re.compile(rf"{_AFFINITY.pattern}|\S+", re.IGNORECASE)
 class Topology:
     """What `topo -m` shows of the GPUs: names, labels[row][column] with X on the diagonal, and affinity texts.
 
-    An affinity is "" where the text has none, else as it stands there: "0-23,48-71", "0-1", "N/A".
+    An affinity is "" if the text has none, else as it stands there: "0-23,48-71", "0-1", "N/A".
     """
 
     gpus: tuple[str, ...]
@@ -253,7 +253,7 @@ def _check_symmetry(header: _Header, rows: list[_Row], cells: tuple[tuple[str, .
 
 
 def _affinity(kind: str, header: _Header, rows: list[_Row]) -> tuple[str, ...]:
-    """Return each GPU's text in the affinity column of that kind, "" where the column or the cell is missing."""
+    """Return each GPU's text in the affinity column of that kind, "" if the column or the cell is missing."""
     column = f"{kind} AFFINITY"
     if column not in header.affinities:
         return ("",) * len(rows)
@@ -270,7 +270,7 @@ def _is_whole(row: _Row) -> bool:
     return all(known)
 
 
-# What `nvidia-smi topo` says of this machine right now, asked in the background: it starts as the driver does.
+# Runs `nvidia-smi topo` in the background, while the driver starts.
 
 
 _PROGRAM = "nvidia-smi"
@@ -280,7 +280,7 @@ _LIMIT_S = 10.0
 
 
 def live_cards(program: str, limit_s: float) -> dict[int, dict[str, str]]:
-    """Return what `parse_cards` has of this machine now; {} where the program is missing, fails or takes too long."""
+    """Return `parse_cards` of this machine now; {} if the program is missing, fails or takes too long."""
     try:
         done = subprocess.run((program, *_TOPOLOGY), capture_output=True, timeout=limit_s, check=True)
         return parse_cards(done.stdout.decode("utf-8", "replace"))
@@ -304,7 +304,7 @@ class LiveTools:
         self.close()
 
     def with_reports(self, devices: Sequence[Device], paths: Sequence[Path]) -> tuple[Path, ...]:
-        """Return the paths with what nvidia-smi says of them; waits for it until the time limit. To be called once."""
+        """Return the paths with nvidia-smi's reports; waits for it until the time limit. Call it once."""
         texts = [self._text(process) for process in self._processes]
         self.close()
         if not texts:
@@ -327,7 +327,7 @@ class LiveTools:
         self._processes = []
 
     def _text(self, process: subprocess.Popen[bytes] | None) -> str:
-        """Return what a process printed, "" where it failed or takes too long."""
+        """Return what a process printed, "" if it failed or takes too long."""
         if process is None:
             return ""
         try:
@@ -340,7 +340,7 @@ class LiveTools:
 def with_words(
     devices: Sequence[Device], paths: Sequence[Path], topology: Topology | None, peers: PeerAccess | None
 ) -> tuple[Path, ...]:
-    """Return the paths with what `topo -m` and `-p2p r` say; None and () where a text is missing or lacks the GPU.
+    """Return the paths with what `topo -m` and `-p2p r` say; None and () if a text is missing or lacks the GPU.
 
     The texts number GPUs as nvidia-smi does, and so does Device.index.
     """
@@ -359,7 +359,7 @@ def _by_gpus(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Mapping[tup
 
 
 def _start(command: tuple[str, ...]) -> subprocess.Popen[bytes] | None:
-    """Start a command that reads nothing and whose errors are ignored; None where it cannot be started."""
+    """Start a command that reads nothing and whose errors are ignored; None if it cannot be started."""
     # Its words must be English, and the pipe must not fill: 16 GPUs with their cards take 10 KB of its 64.
     environment = {**os.environ, "LC_ALL": "C"}
     try:

@@ -1,6 +1,6 @@
-"""What NVML says of this machine: GPUs, their health, NVLinks, and the paths between GPUs.
+"""NVML's data about this machine: GPUs, their health, NVLinks, and the paths between GPUs.
 
-One question at a time: an answer, or None where this GPU, driver or binding has none.
+One question at a time: an answer, or None if this GPU, driver or binding has none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collbench.machine.numa import format_cpus, kernel_bus_id
 from collbench.model.errors import MachineError, NoDriver
 from collbench.model.run import Device, Health, Path, PeerReadWrite, PeerStatus
 
-# One question to NVML at a time: an answer, or None where this GPU, driver or binding has none.
+# One question to NVML at a time: an answer, or None if this GPU, driver or binding has none.
 #
 # "Not supported" is an everyday answer (virtual machines, MIG, GeForce), so it never raises here.
 
@@ -43,7 +43,7 @@ class Query:
         self.lib = lib
 
     def ask(self, function: str, *args: object) -> Any | None:
-        """Return what the named function answers, None where it is missing or not supported."""
+        """Return what the named function answers, None if it is missing or not supported."""
         call = getattr(self.lib, function, None)
         if call is None:
             return None
@@ -53,16 +53,16 @@ class Query:
             return None
 
     def integer(self, function: str, *args: object) -> int | None:
-        """Return an integer answer, None where there is none."""
+        """Return an integer answer, None if there is none."""
         return cast("int | None", self.ask(function, *args))
 
     def text(self, function: str, *args: object) -> str:
-        """Return a text answer, "" where there is none. Old bindings answer in bytes."""
+        """Return a text answer, "" if there is none. Old bindings answer in bytes."""
         answer = self.ask(function, *args)
         return answer.decode() if isinstance(answer, bytes) else str(answer or "")
 
     def field(self, handle: object, field_id: int, scope: int = 0) -> int | None:
-        """Return the integer value of one NVML field (scope: the NVLink number), None where not supported."""
+        """Return the integer value of one NVML field (scope: the NVLink number), None if not supported."""
         return self.fields(handle, [(field_id, scope)])[0]
 
     def fields(self, handle: object, wanted: Sequence[tuple[int, int]]) -> list[int | None]:
@@ -144,25 +144,25 @@ def joining(first: Ends, first_id: str, second: Ends, second_id: str) -> tuple[i
 
 
 def line_rate(query: Query, handle: object, links: Sequence[int]) -> int | None:
-    """Return the slowest of the given links' line rate in MB/s as NVML reports it; None where it does not."""
+    """Return the slowest of the given links' line rate in MB/s as NVML reports it; None if it does not."""
     rates = query.fields(handle, [(_FIELD_LINE_RATE, link) for link in links])
     known = [rate for rate in rates if rate]
     return min(known) if known else query.field(handle, _FIELD_LINE_RATE_COMMON) or None
 
 
 def bus_id(pci_info: object | None) -> str:
-    """Return a PCI id as nvidia-smi writes it ("00000000:00:06.0"), "" where NVML gave none."""
+    """Return a PCI id as nvidia-smi writes it ("00000000:00:06.0"), "" if NVML gave none."""
     value = getattr(pci_info, "busId", "")
     return (value.decode() if isinstance(value, bytes) else str(value)).upper()
 
 
 def replays(query: Query, handle: object, links: Sequence[int]) -> int | None:
-    """Return replayed packets summed over the given links since driver load; None where not counted."""
+    """Return replayed packets summed over the given links since driver load; None if not counted."""
     return _sum_counters(query, handle, links, (_FIELD_REPLAY,), (_REPLAY,))
 
 
 def errors(query: Query, handle: object, links: Sequence[int]) -> int | None:
-    """Return CRC errors and recoveries summed over the given links since driver load; None where not counted."""
+    """Return CRC errors and recoveries summed over the given links since driver load; None if not counted."""
     return _sum_counters(query, handle, links, (_FIELD_RECOVERY, _FIELD_CRC), (_RECOVERY, _CRC_FLIT, _CRC_DATA))
 
 
@@ -248,7 +248,7 @@ def between(query: Query, positions: tuple[int, int], first: Side, second: Side)
 
 
 def _peer_access(query: Query, first: object, second: object) -> PeerReadWrite | None:
-    """Return whether the first reads and writes the second's memory, and why not; None where NVML reports neither."""
+    """Return whether the first reads and writes the second's memory, and why not; None if NVML reports neither."""
 
     def status(index: int) -> PeerStatus | None:
         code = query.integer("nvmlDeviceGetP2PStatus", first, second, index)
@@ -256,8 +256,8 @@ def _peer_access(query: Query, first: object, second: object) -> PeerReadWrite |
             return None
         return _PEER_STATUSES[code] if 0 <= code < len(_PEER_STATUSES) else PeerStatus.UNKNOWN
 
-    found = PeerReadWrite(status(_PEER_READ), status(_PEER_WRITE))
-    return found if found.statuses else None
+    access = PeerReadWrite(status(_PEER_READ), status(_PEER_WRITE))
+    return access if access.statuses else None
 
 
 def _slowest(limits: Iterable[theory.Theory | None]) -> theory.Theory | None:
@@ -277,7 +277,7 @@ _UNCORRECTED, _VOLATILE = 1, 0
 class Glance:
     """What may change while measuring and what it takes little time to ask: °C, throttle reasons, compute processes.
 
-    `processes` are ids as NVML gives them (in a container they may be the host's), None where it does not.
+    `processes` are ids as NVML gives them (in a container they may be the host's), None if it does not.
     """
 
     temperature: int | None = None
@@ -286,7 +286,7 @@ class Glance:
 
 
 def glance(query: Query, handle: object) -> Glance:
-    """Return one GPU's temperature in °C, throttle reasons and compute processes now; None where not reported."""
+    """Return one GPU's temperature in °C, throttle reasons and compute processes now; None if not reported."""
     return Glance(
         temperature=query.integer("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
         throttle=_throttle(query, handle),
@@ -295,9 +295,9 @@ def glance(query: Query, handle: object) -> Glance:
 
 
 def processes(query: Query, handle: object) -> frozenset[int] | None:
-    """Return the ids of the compute processes on one GPU, ours among them; None where NVML does not report them."""
-    found = query.ask("nvmlDeviceGetComputeRunningProcesses", handle)
-    return None if found is None else frozenset(process.pid for process in found)
+    """Return the ids of the compute processes on one GPU, ours among them; None if NVML does not report them."""
+    running = query.ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    return None if running is None else frozenset(process.pid for process in running)
 
 
 def read(query: Query, handle: object) -> Health:
@@ -340,8 +340,8 @@ def _other_processes(query: Query, handle: object) -> int | None:
 
     In a container NVML may give host ids, so a context of ours counts as another: `watch.Occupants` distinguishes them.
     """
-    found = processes(query, handle)
-    return None if found is None else len(found - {os.getpid()})
+    pids = processes(query, handle)
+    return None if pids is None else len(pids - {os.getpid()})
 
 
 # Facts about this machine's GPUs and the paths between them, as the driver's management library reports them.
@@ -394,8 +394,8 @@ class Nvml:
     def devices(self) -> tuple[Device, ...]:
         """Return every GPU that this process may use, in nvidia-smi's order. Raises MachineError for a lost one."""
         count = self._query.integer("nvmlDeviceGetCount") or 0
-        found = ((index, self._handle(index)) for index in range(count))
-        return tuple(self._device(index, handle) for index, handle in found if handle is not None)
+        handles = ((index, self._handle(index)) for index in range(count))
+        return tuple(self._device(index, handle) for index, handle in handles if handle is not None)
 
     def paths(self, devices: Sequence[Device]) -> tuple[Path, ...]:
         """Return the path between each unordered pair of positions (i < j) in `devices`, theory in GB/s."""
@@ -404,11 +404,11 @@ class Nvml:
         return tuple(between(self._query, (i, j), sides[i], sides[j]) for i, j in pairs)
 
     def health(self, device: Device) -> Health:
-        """Return the state of one GPU now; units in model.Health, None where NVML does not report it."""
+        """Return the state of one GPU now; units in model.Health, None if NVML does not report it."""
         return read(self._query, self._handle_of(device))
 
     def memory_used(self, device: Device) -> int | None:
-        """Return the bytes in use on one GPU now, None where NVML does not report them."""
+        """Return the bytes in use on one GPU now, None if NVML does not report them."""
         return memory_used(self._query, self._handle_of(device))
 
     def glance(self, device: Device) -> Glance:
@@ -416,7 +416,7 @@ class Nvml:
         return glance(self._query, self._handle_of(device))
 
     def processes(self, device: Device) -> frozenset[int] | None:
-        """Return the ids of the compute processes on one GPU, ours among them; None where NVML does not report them."""
+        """Return the ids of the compute processes on one GPU, ours among them; None if NVML does not report them."""
         return processes(self._query, self._handle_of(device))
 
     def in_mig_mode(self, device: Device) -> bool:
@@ -429,12 +429,12 @@ class Nvml:
         return self._query.text("nvmlSystemGetDriverVersion")
 
     def cuda_version(self) -> str:
-        """Return the newest CUDA that the driver supports, such as "13.0"; "" where it does not report one."""
+        """Return the newest CUDA that the driver supports, such as "13.0"; "" if it does not report one."""
         version = self._query.integer("nvmlSystemGetCudaDriverVersion_v2")
         return "" if version is None else f"{version // 1000}.{version % 1000 // 10}"
 
     def virtualization(self) -> str:
-        """Return how the first GPU is virtualized ("none", "pass-through", "vGPU", …); "" where not reported."""
+        """Return how the first GPU is virtualized ("none", "pass-through", "vGPU", …); "" if not reported."""
         handle = next((self._handle_of(device) for device in self.devices()), None)
         mode = None if handle is None else self._query.integer("nvmlDeviceGetVirtualizationMode", handle)
         return _VIRTUALIZATION[mode] if mode is not None and mode < len(_VIRTUALIZATION) else ""
@@ -490,7 +490,7 @@ def _import_binding() -> Any:
 
 
 def _set_bits(mask: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the numbers of the set bits in NVML's mask of 64-bit words; empty where it gave none."""
+    """Return the numbers of the set bits in NVML's mask of 64-bit words; empty if it gave none."""
     words = enumerate(mask or ())
     return tuple(word * _BITS + bit for word, value in words for bit in range(_BITS) if value >> bit & 1)
 

@@ -80,12 +80,12 @@ def parse_switches(text: str, source: str) -> NodeSwitches:
         raise UsageError(f"{source} reports no switches")
     parse = _slurm_nodes if any("=" in line for _, line in lines) else _table_nodes
     try:
-        found = parse(lines)
+        nodes = parse(lines)
     except UsageError as error:
         raise UsageError(f"{source}, {error}") from error
-    if not found:
+    if not nodes:
         raise UsageError(f"{source} reports no nodes under its switches")
-    return NodeSwitches(source, found)
+    return NodeSwitches(source, nodes)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -106,29 +106,29 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _table_nodes(lines: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]:
     """Return the switches of lines such as "node[0-15] leaf0 pod0"."""
-    found: dict[str, tuple[str, ...]] = {}
+    by_switch: dict[str, tuple[str, ...]] = {}
     for number, line in lines:
         nodes, *switches = line.split()
         if not switches:
             raise UsageError(f"line {number}: write a node, its leaf switch, and the switches above: node0 leaf0 pod0")
-        _put(found, nodes, tuple(switches), number)
+        _put(by_switch, nodes, tuple(switches), number)
     above: dict[tuple[int, str], tuple[str, ...]] = {}
-    for node, own in found.items():
+    for node, own in by_switch.items():
         for level, switch in enumerate(own):
             if above.setdefault((level, switch), own[level + 1 :]) != own[level + 1 :]:
                 raise UsageError(f"line of {node}: '{switch}' is under different switches: give each its own name")
-    depths = {len(own) for own in found.values()}
+    depths = {len(own) for own in by_switch.values()}
     if len(depths) > 1:
         raise UsageError(
             f"all lines: all nodes need the same number of switches, some have {min(depths)}, some {max(depths)}"
         )
-    return found
+    return by_switch
 
 
-def _put(found: dict[str, tuple[str, ...]], nodes: str, switches: tuple[str, ...], number: int) -> None:
+def _put(by_switch: dict[str, tuple[str, ...]], nodes: str, switches: tuple[str, ...], number: int) -> None:
     for node in _expanded(nodes, number):
-        if found.setdefault(node.lower(), switches) != switches:
-            raise UsageError(f"line {number}: {node} is under '{switches[0]}' and '{found[node.lower()][0]}'")
+        if by_switch.setdefault(node.lower(), switches) != switches:
+            raise UsageError(f"line {number}: {node} is under '{switches[0]}' and '{by_switch[node.lower()][0]}'")
 
 
 def _expanded(names: str, number: int) -> tuple[str, ...]:
@@ -154,17 +154,17 @@ def _slurm_nodes(lines: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]
                 raise UsageError(f"line {number}: '{child}' is under both '{name}' and '{above[child]}'")
         if not below and values.get("nodes") and name != _UNKNOWN:
             leaves[name] = values["nodes"], number
-    found: dict[str, tuple[str, ...]] = {}
+    by_switch: dict[str, tuple[str, ...]] = {}
     for leaf, (nodes, number) in leaves.items():
         chain = [leaf]
         while chain[-1] in above:
             chain.append(above[chain[-1]])
             if chain[-1] in chain[:-1]:
                 raise UsageError(f"line {number}: '{chain[-1]}' is above itself")
-        _put(found, nodes, tuple(chain), number)
+        _put(by_switch, nodes, tuple(chain), number)
     # A node whose leaf hangs higher than others' has its top switch for every level above.
-    deepest = max(map(len, found.values()), default=0)
-    return {node: own + own[-1:] * (deepest - len(own)) for node, own in found.items()}
+    deepest = max(map(len, by_switch.values()), default=0)
+    return {node: own + own[-1:] * (deepest - len(own)) for node, own in by_switch.items()}
 
 
 def levels(reported: NodeSwitches, names: Sequence[str]) -> tuple[dict[str, tuple[int, ...]], ...]:
@@ -177,10 +177,10 @@ def levels(reported: NodeSwitches, names: Sequence[str]) -> tuple[dict[str, tupl
     missing = [name for name, switches in zip(names, own, strict=True) if switches is None]
     if missing:
         raise UsageError(f"{reported.source} does not say which switch {missing[0]} is under: add it")
-    found: list[dict[str, tuple[int, ...]]] = []
+    all_levels: list[dict[str, tuple[int, ...]]] = []
     for level in zip(*(switches for switches in own if switches), strict=True):
         # A switch has one name, wherever it stands: a chain that ended lower keeps its own.
         groups = {switch: tuple(n for n, at in enumerate(level) if at == switch) for switch in dict.fromkeys(level)}
-        if len(groups) > 1 and (not found or list(found[-1].values()) != list(groups.values())):
-            found.append(groups)
-    return tuple(found)
+        if len(groups) > 1 and (not all_levels or list(all_levels[-1].values()) != list(groups.values())):
+            all_levels.append(groups)
+    return tuple(all_levels)

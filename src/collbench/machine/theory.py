@@ -81,7 +81,7 @@ class Theory:
 def nvlink(
     links: int, *, capability: tuple[int, int] | None, line_mbps: int | None, through_switch: bool = False
 ) -> Theory | None:
-    """Return the one-way limit of `links` NVLinks in GB/s; None where neither rate nor GPU is known.
+    """Return the one-way limit of `links` NVLinks in GB/s; None if neither rate nor GPU is known.
 
     `line_mbps` is the rate per link that NVML reports, in MB/s; `capability` decides where NVML is silent.
     """
@@ -93,7 +93,7 @@ def nvlink(
 
 
 def _nvlink_rate(capability: tuple[int, int] | None, line_mbps: int | None) -> tuple[float | None, str]:
-    """Return GB/s of data per link and its origin. An unknown line rate stands for itself: it is still a limit."""
+    """Return GB/s of data per link and its origin. An unknown line rate is used as it is: it is still a limit."""
     if line_mbps is not None and line_mbps > 0:
         # Drivers round the fraction either way (26562.5), hence ± 1 MB/s.
         near = (line_mbps, line_mbps - 1, line_mbps + 1)
@@ -106,7 +106,7 @@ def _nvlink_rate(capability: tuple[int, int] | None, line_mbps: int | None) -> t
 
 
 def pcie(generation: int | None, width: int | None) -> Theory | None:
-    """Return the one-way limit in GB/s of a PCIe link of `width` lanes; None where the generation is not known."""
+    """Return the one-way limit in GB/s of a PCIe link of `width` lanes; None if the generation is not known."""
     if generation not in _PCIE_X16_GBS or not width:
         return None
     return Theory(_PCIE_X16_GBS[generation] * width / 16, f"PCIe gen {generation} ×{width}")
@@ -128,7 +128,7 @@ def memory_gbs(name: str) -> float | None:
 
 
 def slot(device: Device) -> Theory | None:
-    """Return the one-way limit of what joins a device to its host: its PCIe slot at its best; None where not known."""
+    """Return the one-way limit of what joins a device to its host: its PCIe slot at its best; None if not known."""
     if any(part in device.name for part in _ON_GRACE):
         return Theory(_C2C_GBS, "NVLink-C2C")
     return pcie(device.pcie_generation, device.pcie_width)

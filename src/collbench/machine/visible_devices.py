@@ -23,10 +23,10 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The GPUs that a list leaves, in its own order, and what is wrong with the list ("" where nothing is).
+    """The GPUs that a list selects, in its order, and what is wrong with the list ("" if nothing is).
 
-    `certain` is False where the guide does not say, so that only CUDA knows: then `devices` are nvidia-smi's
-    reading of the words before that.
+    `certain` is False if the guide does not say, so that only CUDA knows: then `devices` are nvidia-smi's reading of
+    the words before that.
     """
 
     devices: tuple[Device, ...]
@@ -52,7 +52,7 @@ def visible(devices: Sequence[Device], setting: str | None, order: str | None) -
 def read(devices: Sequence[Device], setting: str | None, order: str | None) -> Seen:
     """Return what the variable leaves of all `devices`, which are in nvidia-smi's order.
 
-    `setting` and `order` are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None where unset. What the guide does not say
+    `setting` and `order` are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None if unset. What the guide does not say
     is not certain: indices among unlike GPUs, which CUDA numbers by its own guess of their speed, and words that mix
     forms.
     """
@@ -134,16 +134,16 @@ def at_least_two(devices: Sequence[Device]) -> None:
 
 def _find(devices: Sequence[Device], word: str) -> Device:
     if word.isdecimal():
-        found = [device for device in devices if str(device.index) == (word.lstrip("0") or "0")]
-        if not found:
+        matches = [device for device in devices if str(device.index) == (word.lstrip("0") or "0")]
+        if not matches:
             raise UsageError(f"device {word} is not available: this process may use {_indices(devices)}")
-        return found[0]
+        return matches[0]
     whole = [device for device in devices if device.uuid.lower() == word.lower()]
-    found = whole or [device for device in devices if device.uuid.lower().startswith(word.lower())]
-    if len(found) != 1:
-        why = "is neither a device index nor the UUID of a device" if not found else "fits more than one UUID"
+    matches = whole or [device for device in devices if device.uuid.lower().startswith(word.lower())]
+    if len(matches) != 1:
+        why = "is neither a device index nor the UUID of a device" if not matches else "fits more than one UUID"
         raise UsageError(f"device '{word}' {why}: write {_ways_to_name(devices)}")
-    return found[0]
+    return matches[0]
 
 
 def _indices(devices: Sequence[Device]) -> str:

@@ -23,24 +23,24 @@ class Occupants:
     """
 
     def __init__(self, before: Sequence[frozenset[int] | None], ours: Callable[[], Collection[int]]) -> None:
-        self._before = tuple(found or frozenset() for found in before)
+        self._before = tuple(pids or frozenset() for pids in before)
         self._ours = ours
-        self._known: set[int] = set()  # a killed one of ours stays on its GPU for a moment
+        self._known: set[int] = set()  # a killed process of ours stays on its GPU for a moment
 
-    def others(self, position: int, found: frozenset[int] | None) -> int | None:
-        """Return how many of the processes found on a GPU are not ours; None where NVML does not report them.
+    def others(self, position: int, pids: frozenset[int] | None) -> int | None:
+        """Return how many of the processes on a GPU are not ours; None if NVML does not report them.
 
         Inside a container NVML may give the host's ids, and none of them is ours by number. Each of ours is on each
         GPU, so then as many of those that were not there before are taken for ours. Which ones does not matter for the
         count.
         """
-        if found is None:
+        if pids is None:
             return None
         ours = set(self._ours())
         self._known |= ours
-        if found & self._known:
-            return len(found - self._known)
-        return len(found) - min(len(ours), len(found - self._before[position]))
+        if pids & self._known:
+            return len(pids - self._known)
+        return len(pids) - min(len(ours), len(pids - self._before[position]))
 
 
 class HealthWatch:

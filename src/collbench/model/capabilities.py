@@ -28,7 +28,7 @@ class Capabilities:
     largest_pattern_bytes: int  # of copies in all patterns by default
 
     def lacks(self, operation: Operation) -> str:
-        """Return what must be written before this backend can time a collective, "" where it can."""
+        """Return what must be written before this backend can time a collective, "" if it can."""
         row = operation.collective
         if self.nccl and not row.native:
             return "csrc/collective_layout.hpp (enum Collective) has no such call, and its row no 'native'"

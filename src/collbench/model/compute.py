@@ -1,4 +1,4 @@
-"""What a GPU computes while a collective runs: the kinds of compute, their words, and a stream's priority."""
+"""What a GPU computes during a collective: the kinds of compute, their names, and a stream's priority."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collbench.model.errors import UsageError
 
 
 class ComputeKind(StrEnum):
-    """What runs beside a collective. The row below says what one unit of it is."""
+    """The compute that a collective overlaps. The row below defines one unit of it."""
 
     GEMM = "gemm"
     MEMORY = "memory"

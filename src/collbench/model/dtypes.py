@@ -52,7 +52,7 @@ def whole_elements(size_bytes: int, dtype: str) -> int:
 def whole_blocks(size_bytes: int, world_size: int) -> int:
     """Return the largest size ≤ size_bytes that `world_size` ranks share in equal blocks of whole 16-byte units.
 
-    Source: nccl-tests' all_gather.cu, GetCollByteCount. 0 where the message is too small for that.
+    Source: nccl-tests' all_gather.cu, GetCollByteCount. 0 if the message is too small for that.
     """
     unit = world_size * _BLOCK_UNIT
     return size_bytes // unit * unit

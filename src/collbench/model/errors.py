@@ -55,7 +55,7 @@ class CollbenchError(Exception):
 
 
 class UsageError(CollbenchError):
-    """An argument that cannot mean anything here: a bad size, an unknown device, a missing script."""
+    """An invalid argument: a bad size, an unknown device, a missing script."""
 
 
 class MachineError(CollbenchError):
@@ -71,7 +71,7 @@ class RunFileError(CollbenchError):
 
 
 class BackendError(CollbenchError):
-    """A measurement that failed on the way: a CUDA or NCCL call, a lost worker. A hang has a status of its own.
+    """A measurement that failed: a CUDA or NCCL call, a lost worker. A hang has a separate exit status.
 
     `failure` is what a run keeps of it.
     """
@@ -97,7 +97,7 @@ def failure_of(error: CollbenchError) -> Failure:
 
 
 class StepFailed(BackendError):
-    """One step that hung, crashed or met a sticky device error. It costs its data points; the backend can go on."""
+    """One step that hung, crashed or met a sticky device error. It costs its data points; the backend can continue."""
 
 
 class PeerLost(StepFailed):
@@ -105,7 +105,7 @@ class PeerLost(StepFailed):
 
 
 class NotTrusted(CollbenchError):
-    """What was measured failed, so nothing is chosen, compared or started by it; `status` is what failed says."""
+    """The measurement failed, so nothing is chosen, compared or started; `status` is the failure's exit status."""
 
     def __init__(self, text: str = "", status: int = ExitStatus.FAILED) -> None:
         """Say what failed, and how the program ends."""
@@ -116,7 +116,7 @@ class NotTrusted(CollbenchError):
 class DataCorruption(CollbenchError):
     """Bytes arrived that were not sent. Never a warning: the link cannot be trusted.
 
-    `wrong` holds the facts, which a run keeps; None where the text is all that is known. Backends raise it without a
+    `wrong` holds the facts, which a run keeps; None if the text is all that is known. Backends raise it without a
     text: `api` adds the sentence, for it knows the devices.
     """
 

@@ -9,7 +9,7 @@ from collbench.model.operations import Work
 
 
 class FailureKind(StrEnum):
-    """How a step failed. Decisions rest on it, never on the words of an error.
+    """How a step failed. Decisions use the kind, never the text of an error.
 
     HANG: it did not end in its time; CRASH: its process died; ERROR: CUDA, NCCL or the kernel refused it; UNTRIED: it
     was not started, as too many before it had failed.
@@ -93,7 +93,7 @@ class WrongData:
     """Data that arrived and was not sent: `count` wrong elements of a message of `work` between `members`.
 
     `members` are positions in the order of the transfer; of a collective the one that found it comes first. The first
-    wrong element is at byte `offset` of the message and is `found` instead of `expected`. None where it was not
+    wrong element is at byte `offset` of the message and is `found` instead of `expected`. None if it was not
     reported.
     """
 

@@ -1,8 +1,8 @@
-"""A recorded job: which collectives its ranks sent, in which order, among whom, and beside which pauses.
+"""A recorded job: the collectives that its ranks sent, their order, groups, and the pauses between them.
 
 A job repeats its steps a million times, so a rank's calls are kept folded: a *phase* is a sequence of calls and how
-often it came in a row. How long each call and each pause took is summed up over the repetitions; some repetitions,
-the same ones on every rank, are kept whole as *samples*, with the time of each call.
+often it came in a row. How long each call and each pause took is summed up over the repetitions; some repetitions, the
+same ones on every rank, are kept whole as *samples*, with the time of each call.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class PointToPoint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks of one communicator, job ranks in the order of its own ranks; () where the source cannot say.
+    """The ranks of one communicator, as job ranks in the communicator's order; () if the source does not report them.
 
-    `size` is their number. `name` is what the framework calls it, "" where it does not say.
+    `size` is their number. `name` is what the framework calls it, "" if it does not say.
     """
 
     ranks: tuple[int, ...]
@@ -96,7 +96,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Times of one thing over its repetitions, µs: how many were seen, and their extremes, median and mean."""
+    """Times of one event over its repetitions, µs: their number, extremes, median and mean."""
 
     count: int
     least: float
@@ -107,7 +107,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One call of a phase. `together` is True where NCCL got it in one group (ncclGroupStart) with the call before it.
+    """One call of a phase. `together` is True if NCCL got it in one group (ncclGroupStart) with the call before it.
 
     `pause` is the host's time from the call before, of the first position from the last one of the repetition
     before; `gpu` how long its kernel ran, which on a rank that came early includes the wait for the others.
@@ -125,8 +125,8 @@ class Sample:
 
     Times are µs; `starts` count from Job.started on the host's clock, which ranks of one host share. `gpu` is ()
     where unknown, and 0 of a single call whose time is. `gpu_starts` is when each kernel began, on the host's clock as
-    closely as that is known, some 10 µs; () where any is unknown. `gpu_before` is when the call before the first one
-    began on the GPU, and how long it ran there; () where unknown.
+    closely as that is known, some 10 µs; () if any is unknown. `gpu_before` is when the call before the first one
+    began on the GPU, and how long it ran there; () if unknown.
     """
 
     repetition: int
@@ -151,7 +151,7 @@ class JobRank:
 
     `dropped` calls were seen but not kept, for the recorder's memory was full. `order` is how the phases came where
     some came again: places in `phases`, each with how often it was repeated there, together a phase's `repetitions`;
-    () where each phase came once, in the order of `phases`.
+    () if each phase came once, in the order of `phases`.
     """
 
     rank: int

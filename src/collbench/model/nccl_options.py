@@ -69,15 +69,15 @@ def checked_config(config: Mapping[str, int]) -> dict[str, int]:
 
 def parse_config(text: str) -> dict[str, int]:
     """Return the fields that "maxCTAs=8,CTAPolicy=2" names. Raises UsageError."""
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     for word in text.split(","):
         name, _, value = (part.strip() for part in word.partition("="))
         if not re.fullmatch(r"[0-9]{1,10}", value):
             raise UsageError(f"--nccl-config '{word}' is not a field and a number: write maxCTAs=8,CTAPolicy=2")
-        if name in found:
+        if name in fields:
             raise UsageError(f"--nccl-config names {name} twice: use it once")
-        found[name] = int(value)
-    return checked_config(found)
+        fields[name] = int(value)
+    return checked_config(fields)
 
 
 def format_version(version: int) -> str:

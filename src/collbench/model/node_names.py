@@ -1,4 +1,4 @@
-"""Names of nodes as Slurm writes them: "node[01-03,7],login" stands for five nodes."""
+"""Node names as Slurm writes them: "node[01-03,7],login" is five nodes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,8})", re.ASCII)
 
 
 def expanded(text: str) -> tuple[str, ...]:
-    """Return the names that a node list stands for, in its order. Raises UsageError."""
+    """Return the names in a node list, in order. Raises UsageError."""
     names: list[str] = []
     position, text = 0, text.strip()
     while True:
-        found = _NAME.match(text, position)
-        if found is None or text[found.end() : found.end() + 1] not in ("", ","):
+        match = _NAME.match(text, position)
+        if match is None or text[match.end() : match.end() + 1] not in ("", ","):
             raise UsageError(f"node list '{text}' cannot be read: write names and ranges as Slurm does, node[01-16,20]")
-        pieces = [_choices(piece, text) for piece in _PIECE.findall(found[0])]
+        pieces = [_choices(piece, text) for piece in _PIECE.findall(match[0])]
         if len(names) + math.prod(map(len, pieces)) > _MOST:
             raise UsageError(f"node list '{text}' has more than {_MOST:,} nodes")
         names += map("".join, product(*pieces))
-        if found.end() == len(text):
+        if match.end() == len(text):
             return tuple(names)
-        position = found.end() + 1
+        position = match.end() + 1
 
 
 def _choices(piece: str, text: str) -> list[str]:
@@ -41,11 +41,11 @@ def _choices(piece: str, text: str) -> list[str]:
         return [piece]
     numbers: list[str] = []
     for part in piece[1:-1].split(","):
-        found = _RANGE.fullmatch(part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if found is None or last < first or last - first >= _MOST:
+        match = _RANGE.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match is None or last < first or last - first >= _MOST:
             raise UsageError(f"node list '{text}' cannot be read: '{part}' is not a range of numbers")
-        numbers += (str(number).zfill(len(found[1])) for number in range(first, last + 1))
+        numbers += (str(number).zfill(len(match[1])) for number in range(first, last + 1))
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""What can be timed, and how it runs. A collective is one row: whatever differs by collective stands in it."""
+"""What can be timed, and how it runs. Each collective is one row of a table with all its properties."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 from collbench.model.skew import Skew
 
-# What the rows below say of a collective. n is the number of ranks, S the bytes of the whole message.
+# The properties of a collective. n is the number of ranks, S the bytes of the whole message.
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Traffic:
 
     `across(c, n, root)` must cross the border of any c of n ranks in one direction; `root` says whether the root is
     among them. `sent(n)` is what all ranks send together, without a switch that reduces or copies; `in_switch` is True
-    where NVLink SHARP makes a rank send each element once. `neighbors` is True where each rank sends to the next one
+    where NVLink SHARP makes a rank send each element once. `neighbors` is True if each rank sends to the next one
     alone, by no other way.
     """
 
@@ -73,7 +73,7 @@ class Collective:
     nccl: str  # NCCL's name, after "nccl" [nccl.h; collectives.cc, ncclFuncToString]
     tuned: bool  # NCCL chooses an algorithm for it; what is made of send/recv has none
     native: bool  # csrc/collective_layout.hpp, enum Collective, has it: the extension can time it
-    gloo_buffers: int | None  # torch's gloo call takes so many; None: backends/gloo_worker.py has no call for it
+    gloo_buffers: int | None  # arguments of torch's gloo call; None: backends/gloo_worker.py has no call for it
     nccl_tests: str  # nccl-tests' program
     prints_redop: bool  # that program prints the reduction that was asked for
     reduces: bool  # the reduction (--op) matters
@@ -429,26 +429,26 @@ class Operation(StrEnum):
 
     @property
     def reduces(self) -> bool:
-        """True where the reduction (--op) matters."""
+        """True if the reduction (--op) matters."""
         return self.row is not None and self.row.reduces
 
     @property
     def rooted(self) -> bool:
-        """True where one rank is the root."""
+        """True if one rank is the root."""
         return self.row is not None and self.row.rooted
 
     @property
     def shares(self) -> bool:
-        """True where the message size is the total over ranks, each with an equal block of it (docs/method.md)."""
+        """True if the message size is the total over ranks, each with an equal block of it (docs/method.md)."""
         return self.row is not None and self.row.shares
 
     @property
     def irregular(self) -> bool:
-        """True where each block has a size of its own, and the message size is the busiest rank's bytes."""
+        """True if each block has a size of its own, and the message size is the busiest rank's bytes."""
         return self.row is not None and self.row.irregular
 
     def busbw_factor(self, world_size: int) -> float:
-        """Return the factor from algbw to busbw for so many ranks; 1 for copies."""
+        """Return the factor from algbw to busbw for this number of ranks; 1 for copies."""
         return 1.0 if self.row is None else self.row.busbw.of(world_size)
 
 
@@ -461,7 +461,7 @@ class Endpoints(Enum):
     LINK = auto()  # (source, destination)
     PAIR = auto()  # (a, b), in either order the same
     DEVICE = auto()  # one
-    DEVICE_AND_OTHERS = auto()  # the one that is timed, then all others that copy meanwhile
+    DEVICE_AND_OTHERS = auto()  # the timed device, then all others that copy concurrently
 
 
 class Variant(StrEnum):
@@ -477,7 +477,7 @@ class Variant(StrEnum):
 
     endpoints: Endpoints
     host_memory: bool  # one end is pinned host memory
-    covered: bool  # other copies run meanwhile, begin no later than what is timed, and end no sooner
+    covered: bool  # other copies run during the whole timed copy
 
     def __new__(
         cls, value: str, endpoints: Endpoints = Endpoints.LINK, host_memory: bool = False, covered: bool = False
@@ -502,17 +502,17 @@ class Variant(StrEnum):
 
     @property
     def at_once(self) -> bool:
-        """True where every device of a data point copies, and one step times each of them."""
+        """True if every device of a data point copies, and one step times each of them."""
         return self.covered and self.endpoints is Endpoints.DEVICE_AND_OTHERS
 
     @property
     def opposed(self) -> bool:
-        """True where what is timed has the opposite direction of its own link busy."""
+        """True if the timed copy's link is also busy in the opposite direction."""
         return self in (Variant.HOST_BOTH_WAYS, Variant.HOST_ALL_BOTH_WAYS)
 
 
 class Registration(StrEnum):
-    """What NCCL knows of the memory that a collective sends and receives (docs/method.md 4.7)."""
+    """How the memory of a collective is registered with NCCL (docs/method.md 4.7)."""
 
     NONE = "none"  # nothing: memory of cuMemAlloc, as torch has it unless a job asks for more
     BUFFER = "buffer"  # of ncclMemAlloc, and each communicator knows it by ncclCommRegister
@@ -541,12 +541,12 @@ class Work:
 
     @property
     def verifiable(self) -> bool:
-        """False where the result is undefined: in place, the ranks of some collectives overwrite what others read."""
+        """False if the result is undefined: in place, the ranks of some collectives overwrite what others read."""
         row = self.operation.row
         return row is None or self.variant is not Variant.IN_PLACE or row.in_place is InPlace.DEFINED
 
     def place(self, members: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the devices that a data point says something of, ascending: of all at once the one that is timed."""
+        """Return the devices that a data point describes, ascending: of copies on all devices, the timed one."""
         return members[:1] if self.variant.at_once else tuple(sorted(members))
 
     def __str__(self) -> str:

@@ -57,8 +57,8 @@ def _cleaned(data: Any) -> Any:
     return data
 
 
-def _shown(found: re.Match[str]) -> str:
-    char = found[0]
+def _shown(match: re.Match[str]) -> str:
+    char = match[0]
     if char in _SHORT:
         return _SHORT[char]
     if unicodedata.category(char) not in OBEYED:

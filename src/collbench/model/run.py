@@ -81,7 +81,7 @@ class PeerStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerReadWrite:
-    """What NVML says of reading and of writing a peer's memory; None where it does not report it."""
+    """NVML's report on reading and on writing a peer's memory; None if not reported."""
 
     read: PeerStatus | None = None
     write: PeerStatus | None = None
@@ -93,7 +93,7 @@ class PeerReadWrite:
 
     @property
     def denied(self) -> bool:
-        """True where reading or writing does not work."""
+        """True if reading or writing does not work."""
         return any(status.allows is False for status in self.statuses)
 
     def __str__(self) -> str:
@@ -104,13 +104,13 @@ class PeerReadWrite:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What the machine's own tools say of the path between two devices (an unordered pair of positions).
+    """What the machine's tools report about the path between two devices (an unordered pair of positions).
 
     `label` is nvidia-smi's word (NV18, PIX, …); `ancestor` the PCIe label alone, as if there were no NVLink;
-    `theory_gbs` the one-way limit in GB/s, None where nothing is known; `peer_access` what NVML says of P2P.
-    `tool_label` is the word of `nvidia-smi topo -m`, `tool_peer_access` what `-p2p r` says of the first device reading
-    the second's memory and of the second reading the first's, `cuda_peers` whether CUDA lets both reach each other's
-    memory; None and () where it was not asked.
+    `theory_gbs` the one-way limit in GB/s, None if nothing is known; `peer_access` what NVML says of P2P. `tool_label`
+    is the word of `nvidia-smi topo -m`, `tool_peer_access` what `-p2p r` says of the first device reading the second's
+    memory and of the second reading the first's, `cuda_peers` whether CUDA lets both reach each other's memory; None
+    and () if it was not asked.
     """
 
     devices: tuple[int, int]
@@ -126,7 +126,7 @@ class Path:
 
     @property
     def peers_denied(self) -> bool:
-        """True where NVML says that the devices do not read or write each other's memory."""
+        """True if NVML says that the devices do not read or write each other's memory."""
         return self.peer_access is not None and self.peer_access.denied
 
 
@@ -162,7 +162,7 @@ class DataPoint:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that one iteration moves in all: the message, times the copies that run at once."""
+        """Bytes that one iteration moves in total: the message, times the number of concurrent copies."""
         if self.variant is Variant.BOTH_WAYS:
             return 2 * self.size_bytes
         many = self.variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE)
@@ -180,7 +180,7 @@ class FlagKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One thing that was wrong with devices, by position, during a trial.
+    """One problem of devices, by position, during a trial.
 
     `figure` is in °C of a hot device, and counts the other processes on a shared one. `reason` is why a device was
     throttled, as in `machine.health`; of OTHER it is the words of an older file that no kind has.
@@ -193,7 +193,7 @@ class Flag:
 
 
 class MarkKind(StrEnum):
-    """What a mark says of a batch: `impossible`, it beats what the hardware can carry."""
+    """What is wrong with a batch: `impossible`, it is faster than the hardware's limit."""
 
     IMPOSSIBLE = "impossible"
 
@@ -216,7 +216,7 @@ class Sample:
     """One trial of a data point: raw seconds per iteration of each batch, shape (batches,).
 
     `concurrent` is True when other disjoint pairs were busy at the same time. `launch_seconds`, for collectives,
-    is the ungraphed launch loop's time per iteration (None where it was not taken). `flags` say what was wrong with
+    is the ungraphed launch loop's time per iteration (None if it was not taken). `flags` say what was wrong with
     the machine meanwhile. `marks` say what is wrong with the sample itself (analysis/physics.py). The trial's
     batches, untimed ones too, delivered `moved_bytes`, of which `verified_bytes` were compared (None: not counted).
     `plain`: a collective's batches were plain launches, as between hosts, not replays of a captured graph. `waits` are
@@ -237,10 +237,10 @@ class Sample:
 
 @dataclass(slots=True)
 class Measurement:
-    """All samples of one data point, none where it failed before the first was finished.
+    """All samples of one data point, none if it failed before the first was finished.
 
-    `failure` says why a data point was given up, None where it was not. `wrong` counts elements that failed
-    verification: 0, or the run has failed; None where nothing was verified.
+    `failure` says why a data point was given up, None if it was not. `wrong` counts elements that failed
+    verification: 0, or the run has failed; None if nothing was verified.
     """
 
     point: DataPoint
@@ -251,7 +251,7 @@ class Measurement:
 
     @property
     def untried(self) -> bool:
-        """True where it was not even started, as others before it had failed."""
+        """True if it was not even started, as others before it had failed."""
         return self.failure is not None and self.failure.kind is FailureKind.UNTRIED
 
 
@@ -292,7 +292,7 @@ class Latency:
 
 
 class SkipKind(StrEnum):
-    """Why something that was asked for is not measured. Beside each kind stand the fields of Skipped that it fills."""
+    """Why a requested data point is not measured. The fields of Skipped that a kind fills are listed after it."""
 
     NO_PEERS = "no peer access"  # for a kernel's copy: work, members
     SMALL_BLOCK = "less than 16 bytes a rank"  # as nccl-tests cuts batches: work, sizes, count of ranks
@@ -309,7 +309,7 @@ class SkipKind(StrEnum):
 
     @property
     def by_design(self) -> bool:
-        """True where nothing is amiss: this machine, or such a launch, never measures it."""
+        """True if nothing is wrong: this machine, or such a launch, never measures it."""
         return self in (SkipKind.NO_PEERS, SkipKind.SMALL_BLOCK, SkipKind.SMALL_ELEMENT, SkipKind.PROCESSES)
 
 
@@ -354,7 +354,7 @@ class Skipped:
 class InterferenceCheck:
     """One comparison of a pair measured alone and among others at a large size (docs/method.md 6.2); None: unrecorded.
 
-    `ratio` is concurrent over isolated bandwidth; `trusted` is False where it leaves 1 ± `delta`.
+    `ratio` is concurrent over isolated bandwidth; `trusted` is False if it leaves 1 ± `delta`.
     """
 
     operation: Operation
@@ -371,7 +371,7 @@ class InterferenceCheck:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a run was measured. Versions are the vendors' own strings; empty where there is none.
+    """Where a run was measured. Versions are the vendors' own strings; empty if there is none.
 
     `fabric` names the simulated machine of the sim backend, "" for a real one.
     """
@@ -390,7 +390,7 @@ class Machine:
 
 
 class CommandKind(StrEnum):
-    """Which command asked for a run. Each collective has a command of its own: all of them are COLLECTIVE."""
+    """The command that requested a run. All collectives' commands are COLLECTIVE."""
 
     PAIRS = "pairs"
     COPIES = "copies"
@@ -405,7 +405,7 @@ class CommandKind(StrEnum):
 
     @property
     def of_links(self) -> bool:
-        """False where a run holds no link, pair or collective by itself: only what compute or a job has beside it."""
+        """False if a run holds no link, pair or collective by itself: only what compute or a job has beside it."""
         return self not in {CommandKind.OVERLAP, CommandKind.REPLAY}
 
     @classmethod
@@ -478,7 +478,7 @@ class Settings:
 
     @property
     def command_name(self) -> str:
-        """The command that asked for it: "pairs", "allreduce"; "" where it was none of ours."""
+        """The command that asked for it: "pairs", "allreduce"; "" if it was none of ours."""
         return command_name(self.kind, self.collectives)
 
 
@@ -503,13 +503,13 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class OverlapTrial:
-    """One trial of a collective beside compute: raw seconds by rank, in the order of `Overlap.members`.
+    """One trial of a collective that overlaps compute: seconds by rank, in the order of `Overlap.members`.
 
     `collective_*` are mean seconds a call and `compute_*` mean seconds a unit of compute, each alone and beside the
-    other. `beside_calls` are the seconds of each call beside compute, of its slowest rank: they began at random
-    moments of the compute. `calls` and `units` are a fixed amount: `collective_amount` and `compute_amount` are its
-    seconds alone, and `together` those of both at once, from their common start to the later end. `covered_units` of
-    it ran while the collective did, on every rank: the seconds beside are theirs. `flags` as in Sample.
+    other. `beside_calls` are the seconds of each call beside compute, of its slowest rank: they began at random moments
+    of the compute. `calls` and `units` are a fixed amount: `collective_amount` and `compute_amount` are its seconds
+    alone, and `together` those of both at once, from their common start to the later end. `covered_units` of it ran
+    while the collective did, on every rank: the seconds beside are theirs. `flags` as in Sample.
     """
 
     collective_alone: tuple[float, ...]
@@ -532,7 +532,7 @@ class Overlap:
 
     `members` are positions in the order of ranks. `ctas` is how many thread blocks NCCL was given for the collective
     (its channels), None for its own choice. `wrong` counts elements of the collective, and `wrong_compute` those of
-    the compute's result, that were not what they are without the other; None where nothing was compared.
+    the compute's result, that were not what they are without the other; None if nothing was compared.
     """
 
     work: Work
@@ -578,7 +578,7 @@ class ReplayTrial:
     `step` is with pauses and calls, `pauses` the pauses alone, `calls` the calls alone, one after another.
     `communication` is within the step: the sum over a rank's calls, each as long as on the rank that waited least.
     `call_seconds` are the same for each of `Replay.calls`: a call's mean.
-    `queued` is False where a host was too slow to keep its device supplied. `kernels` is True where a call is as long
+    `queued` is False if a host was too slow to keep its device supplied. `kernels` is True if a call is as long
     as its kernel; else it is what lies between two events, its launch included. `flags` as in Sample.
     """
 
@@ -599,7 +599,7 @@ class Replay:
 
     `job` is its file's name, `phase` which phase of the first rank it was, from 0. `without` lists what NCCL went
     without ("p2p"). `recorded_seconds` is the job's own communication a step, as in ReplayTrial, None if unknown or of
-    another number of ranks. `wrong` counts elements that did not arrive as sent; None where nothing was compared.
+    another number of ranks. `wrong` counts elements that did not arrive as sent; None if nothing was compared.
     """
 
     job: str
@@ -618,7 +618,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One device's state at one moment, as NVML gives it; None where NVML does not.
+    """One device's state at one moment, as NVML gives it; None if NVML does not.
 
     Clocks in MHz, temperature in °C, power in W, `throttle` a list of active reasons, errors since driver load.
     `processes` counts other processes with memory on the device. PCIe as it is now: an idle GPU lowers its generation.
@@ -643,7 +643,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPort:
-    """One port of a host's InfiniBand or RoCE card at one moment, in the kernel's words, "" where it does not say.
+    """One port of a host's InfiniBand or RoCE card at one moment, as the kernel reports it, "" if unreported.
 
     `rate_gbits` in Gbit/s, None if unknown; `model` is the card's type (hca_type, as "MT4129"), `link_layer` InfiniBand
     or Ethernet. `counters` are those of errors and congestion, by the kernel's names, since the driver was loaded.
@@ -667,7 +667,7 @@ class NetworkPort:
 
 @dataclass(slots=True)
 class Run:
-    """Everything that one measurement produced, in the order of its stages; `runfile` turns it into JSON.
+    """All results of one measurement, in the order of its stages; `runfile` converts it to JSON.
 
     `phases` are seconds: of warm-up, interference check, trials and single launches, the most of `seconds`; of
     NCCL_START, which came before; and "timed", those inside timed regions. `ports_before_read` and `ports_after_read`
@@ -700,4 +700,8 @@ class Run:
 
     def measured(self, variant: Variant = Variant.PLAIN) -> list[Measurement]:
         """Return the measurements that hold at least one sample of the variant, in the file's order."""
-        return [found for found in self.measurements if found.samples and found.point.variant is variant]
+        return [
+            measurement
+            for measurement in self.measurements
+            if measurement.samples and measurement.point.variant is variant
+        ]

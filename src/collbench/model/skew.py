@@ -55,7 +55,7 @@ class Skew:
             raise ValueError("the matrix of a skew sends nothing")
 
     def check(self, ranks: int) -> None:
-        """Raise ValueError where it is not for so many ranks."""
+        """Raise ValueError if it does not fit this number of ranks."""
         if self.kind is SkewKind.MATRIX and len(self.matrix) != ranks:
             side = len(self.matrix)
             raise ValueError(
@@ -76,8 +76,8 @@ class Skew:
         shares = [0] * ranks
         # By a hash, so that a seed means the same with every Python.
         popular = sorted(range(ranks), key=lambda rank: hashlib.sha256(f"{self.seed}:{rank}".encode()).digest())
-        for place, rank in enumerate(popular, start=1):
-            shares[rank] = round(_WHOLE / place**self.exponent)
+        for position, rank in enumerate(popular, start=1):
+            shares[rank] = round(_WHOLE / position**self.exponent)
         return (tuple(shares),) * ranks
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ def imbalance(blocks: Blocks) -> float:
 def whole_size(skew: Skew | None, ranks: int, size_bytes: int) -> int:
     """Return what the busiest rank sends or receives of a message of `size_bytes`, in bytes.
 
-    At most that many, as each block is cut to 16 bytes; 0 where nothing is left. None is uniform. Raises ValueError
+    At most that many, as each block is cut to 16 bytes; 0 if nothing is left. None is uniform. Raises ValueError
     where the skew is not for so many ranks.
     """
     return busiest(_cut(_weights(skew, ranks), size_bytes))
@@ -151,7 +151,7 @@ def _weights(skew: Skew | None, ranks: int) -> Blocks:
 def _cut(weights: Blocks, size_bytes: int) -> Blocks:
     """Return the blocks of a message whose busiest rank has `size_bytes` before the cut to whole units."""
     most = busiest(weights)
-    rows: dict[tuple[int, ...], tuple[int, ...]] = {}  # by Zipf's law all are alike
+    rows: dict[tuple[int, ...], tuple[int, ...]] = {}  # Zipf's law makes them all equal
     for row in weights:
         if row not in rows:
             rows[row] = tuple(size_bytes * weight // most // BLOCK_UNIT * BLOCK_UNIT for weight in row)

@@ -24,7 +24,7 @@ _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _PRECISION = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(ms|s|min)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0}
-# Half an interval as wide as the median itself says nothing.
+# A half interval as wide as the median carries no information.
 _COARSEST = 1.0
 
 
@@ -98,7 +98,7 @@ def _parse_factor(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return bytes in the largest binary unit that loses nothing: 1048576 → "1M", 1000 → "1000 B"."""
+    """Return bytes in the largest exact binary unit: 1048576 → "1M", 1000 → "1000 B"."""
     for suffix in ("T", "G", "M", "K"):
         if size_bytes >= _SUFFIXES[suffix] and size_bytes % _SUFFIXES[suffix] == 0:
             return f"{size_bytes // _SUFFIXES[suffix]}{suffix}"
@@ -114,7 +114,7 @@ def format_approximate_size(size_bytes: int) -> str:
 
 
 def fixed(value: float, digits: int = 4) -> str:
-    """Return a figure in a sentence: so many digits that matter, all whole ones, no exponent: 1088, 44.6, 0.0000123."""
+    """Return a number with this many significant digits, all integer digits and no exponent: 1088, 44.6, 0.0000123."""
     if abs(value) >= 10.0**digits:
         return f"{value:.0f}"
     text = f"{value:.{digits}g}"

@@ -1,4 +1,4 @@
-"""What a prediction assumes, in words."""
+"""The assumptions of a prediction, as text."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ _GENERAL = {
 }
 
 
-def assumptions(found: Sequence[Assumed], devices: Sequence[Device]) -> Iterator[str]:
+def assumptions(assumeds: Sequence[Assumed], devices: Sequence[Device]) -> Iterator[str]:
     """Yield each assumption as a sentence; of a time, after the operations and devices that it is about."""
-    for one in found:
+    for one in assumeds:
         where = ""
         if one.operations:
             operations = " and ".join(operation.collective.title for operation in one.operations)
@@ -62,7 +62,7 @@ def assumptions(found: Sequence[Assumed], devices: Sequence[Device]) -> Iterator
 
 
 def of_times(found: Sequence[OfTime], devices: Sequence[Device]) -> str:
-    """Return what was assumed of one time, "" for nothing."""
+    """Return the assumptions about one time as text, "" for none."""
     return ", ".join(text for one in found for text in _words(one, devices))
 
 

@@ -94,7 +94,7 @@ _PARTS = {
 }
 _ALONE = {Extent.PAIR: "only this path", Extent.DIRECTION: "only one direction of this path"}
 _CHANNELS = "limits the channels, and so how many links are used at once"
-# What a variable does; a table of words, no environment [NCCL docs, environment variables].
+# What a variable does, as a table of text [NCCL docs, environment variables]; the environment is not read.
 _VARIABLES = (
     ("NCCL_P2P_DISABLE", "disables direct transfers between GPUs, so NCCL goes through host memory"),
     ("NCCL_P2P_LEVEL", "limits direct transfers to nearer GPUs; farther ones go through host memory"),
@@ -114,11 +114,11 @@ _VARIABLES = (
 )
 
 
-def cause(found: LikelyCause, run: Run) -> str:  # noqa: C901, PLR0911 - a clause for each kind of cause
+def cause(likely_cause: LikelyCause, run: Run) -> str:  # noqa: C901, PLR0911 - a clause for each kind of cause
     """Return a likely cause as a clause without a full stop."""
-    match found:
+    match likely_cause:
         case Known():
-            return _KNOWN[found]
+            return _KNOWN[likely_cause]
         case Throttled(reasons, seen):
             return f"{run.devices[seen.device].tag} was throttled ({', '.join(reasons)}) {presence(seen)}"
         case NewErrors(device, counter, count):
@@ -209,7 +209,7 @@ def _command(check: Check, run: Run) -> str:
     return _COMMANDS[check.look].format(gpus=gpus, on=on, slots=_slots(devices), variable=check.variable)
 
 
-# As NVML has it, "00000000:1B:00.0"; a file made by hand may hold anything.
+# As NVML writes it, "00000000:1B:00.0"; a hand-written file may contain anything.
 _BUS_ID = re.compile(r"([0-9A-Fa-f]+):([0-9A-Fa-f]+:[0-9A-Fa-f]+\.[0-9A-Fa-f])")
 
 

@@ -1,4 +1,4 @@
-"""What differs between two runs beside their figures, in words."""
+"""The differences between two runs apart from their figures, as text."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ _WORDS: dict[Subject, Callable[[Any], str]] = {
 }
 
 
-def words_of(found: Difference, devices: Sequence[Device]) -> tuple[str, str, str]:
+def words_of(difference: Difference, devices: Sequence[Device]) -> tuple[str, str, str]:
     """Return what differs and its value in the base and in the new run, "" for none; `devices` are the base's."""
-    title = found.name or _TITLES.get(found.subject, str(found.subject))
-    if found.subject is Subject.LABEL:
-        title = f"label of {'-'.join(devices[device].tag for device in found.devices)}"
-    words = _WORDS.get(found.subject, str)
-    return title, words(found.base), words(found.new)
+    title = difference.name or _TITLES.get(difference.subject, str(difference.subject))
+    if difference.subject is Subject.LABEL:
+        title = f"label of {'-'.join(devices[device].tag for device in difference.devices)}"
+    words = _WORDS.get(difference.subject, str)
+    return title, words(difference.base), words(difference.new)

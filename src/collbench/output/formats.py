@@ -25,38 +25,38 @@ _MARKS = re.compile(r"([\\`*{}\[\]<>()#+!|~&$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]
 _LINES = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 
 
-def as_csv(found: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> str:
+def as_csv(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> str:
     """Return CSV with a head (RFC 4180, lines end in LF): texts are quoted, numbers are not, unknown fields empty."""
     file = io.StringIO()
     lines = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     lines.writerow([column.name for column in columns])
-    lines.writerows(row.values() for row in found)
+    lines.writerows(row.values() for row in rows)
     return file.getvalue()
 
 
-def as_json(found: Sequence[Row]) -> str:
+def as_json(rows: Sequence[Row]) -> str:
     """Return a JSON list of records, one a line; unknown fields are null."""
-    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in found) + "\n]\n"
+    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
 
 
-def as_markdown(run: Run, found: Sequence[Row]) -> str:
+def as_markdown(run: Run, rows: Sequence[Row]) -> str:
     """Return a head of what all rows share, the backend first, and a table of what they differ in."""
     names = [column.name for column in columns_of(run)]
-    shared = [name for name in names if len({row[name] for row in found}) == 1]
+    shared = [name for name in names if len({row[name] for row in rows}) == 1]
     kept = [name for name in names if name not in shared]
     origin = (
         "sim: SIMULATED, nothing here was measured on a GPU" if capabilities(run.backend).simulated else run.backend
     )
     head = [f"- backend: {_escaped(origin)}"]
     head += [
-        f"- {_escaped(name)}: {_shown(found[0][name], _digits(found[0]))}"
+        f"- {_escaped(name)}: {_shown(rows[0][name], _digits(rows[0]))}"
         for name in shared
-        if name != "backend" and found[0][name] is not None
+        if name != "backend" and rows[0][name] is not None
     ]
     if not kept:  # one data point: the head is all of it
         return "\n".join(head) + "\n"
     table = [_line(map(_escaped, kept)), _line("---" for _ in kept)]
-    table += [_line(_shown(row[name], _digits(row)) for name in kept) for row in found]
+    table += [_line(_shown(row[name], _digits(row)) for name in kept) for row in rows]
     return "\n".join([*head, "", *table]) + "\n"
 
 
@@ -83,13 +83,13 @@ def _shown(value: Value, digits: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text that Markdown shows as it is: on one line, and nothing of it read as markup."""
+    """Return text that Markdown renders unchanged: on one line, with all markup escaped."""
     marked = _LINES.sub(lambda found: f"&#{ord(found[0])};", _MARKS.sub(r"\\\1", text))
     # A cell loses blanks at its ends.
     return re.sub(r"^ | $", "&#32;", marked)
 
 
-def as_parquet(found: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> bytes:
+def as_parquet(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> bytes:
     """Return the file's bytes; each column has its type even where all its fields are unknown, and its meaning.
 
     Raises UsageError without pyarrow.
@@ -108,7 +108,7 @@ def as_parquet(found: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> byt
         Type.YES_NO: arrow.bool_(),
     }
     fields = [arrow.field(one.name, types[one.type], metadata={"meaning": one.meaning}) for one in columns]
-    table = arrow.Table.from_pylist(list(found), schema=arrow.schema(fields))
+    table = arrow.Table.from_pylist(list(rows), schema=arrow.schema(fields))
     sink = arrow.BufferOutputStream()
     parquet.write_table(table, sink)
     return bytes(sink.getvalue())

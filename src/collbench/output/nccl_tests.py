@@ -43,7 +43,7 @@ Json = dict[str, Any]
 class Half:
     """One half of a row, out of place or in place: microseconds, GB/s, and wrong elements (None: unchecked).
 
-    `loop` is True where the time is that of the ungraphed launch loop.
+    `loop` is True if the time is that of the ungraphed launch loop.
     """
 
     microseconds: float
@@ -55,7 +55,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. A half is None where it was not measured; `iterations` were timed in all."""
+    """One line of the table. A half is None if it was not measured; `iterations` were timed in all."""
 
     size_bytes: int
     count: int
@@ -117,9 +117,9 @@ def tables(run: Run) -> tuple[Table, ...]:
 
 
 def config(run: Run, table: Table) -> Json:
-    """Return what nccl-tests says of a run: sizes from the table, -n, -w and -G from the command that measured.
+    """Return nccl-tests' configuration of a run: sizes from the table, -n, -w and -G from the run's command.
 
-    A step is a factor, or in bytes, 0 where sizes are a list.
+    A step is a factor, or in bytes, 0 if sizes are a list.
     """
     sizes = [row.size_bytes for row in table.rows]
     step, kind = _step(sizes)
@@ -163,31 +163,31 @@ def pci_address(device: Device) -> str:
     return f"{match[1]}:{match[2]}:{match[3]}" if match else "none"
 
 
-def _table(run: Run, group: int, found: list[Measurement], beaten: Mapping[DataPoint, Impossible]) -> Table:
+def _table(run: Run, group: int, measurements: list[Measurement], beaten: Mapping[DataPoint, Impossible]) -> Table:
     sizes: dict[int, dict[Variant, Measurement]] = {}
-    flags: dict[str, dict[str, None]] = {}  # each thing that was wrong with the machine, and where meanwhile
-    for measurement in sorted(found, key=lambda m: m.point.size_bytes):
+    flags: dict[str, dict[str, None]] = {}  # each problem of the machine during the run, and where
+    for measurement in sorted(measurements, key=lambda m: m.point.size_bytes):
         sizes.setdefault(measurement.point.size_bytes, {})[measurement.point.variant] = measurement
-    for measurement in found:
+    for measurement in measurements:
         for flag in (flag for sample in measurement.samples for flag in sample.flags):
             flags.setdefault(sentences.flag(flag, run.devices), {})[_place(measurement)] = None
     return Table(
-        operation=found[0].point.operation,
-        members=found[0].point.members,
-        skew=found[0].point.skew,
+        operation=measurements[0].point.operation,
+        members=measurements[0].point.members,
+        skew=measurements[0].point.skew,
         group=group,
         rows=tuple(_row(run, list(halves.values())) for halves in sizes.values()),
         failures=tuple(
-            f"{_place(m)}: {_one_line(sentences.failure(m.failure, run.devices))}" for m in found if m.failure
+            f"{_place(m)}: {_one_line(sentences.failure(m.failure, run.devices))}" for m in measurements if m.failure
         ),
         flags=tuple(f"{flag}: {', '.join(points)}" for flag, points in flags.items()),
-        impossible=tuple(_beyond(m, beaten[m.point]) for m in found if m.point in beaten),
+        impossible=tuple(_beyond(m, beaten[m.point]) for m in measurements if m.point in beaten),
     )
 
 
-def _row(run: Run, found: list[Measurement]) -> Row:
-    point, wanted = found[0].point, run.settings
-    halves = {measurement.point.variant: _half(run, measurement) for measurement in found}
+def _row(run: Run, measurements: list[Measurement]) -> Row:
+    point, wanted = measurements[0].point, run.settings
+    halves = {measurement.point.variant: _half(run, measurement) for measurement in measurements}
     # Of an all-to-all-v it prints the mean block [src/alltoallv.cu, AlltoAllvGetCollByteCount].
     ranks = len(point.members) if point.operation.shares or point.operation.irregular else 1
     return Row(
@@ -198,7 +198,7 @@ def _row(run: Run, found: list[Measurement]) -> Row:
         root=wanted.root if point.operation.rooted else -1,
         out_of_place=halves.get(Variant.PLAIN),
         in_place=halves.get(Variant.IN_PLACE),
-        iterations=sum(sample.iterations * len(sample.seconds) for m in found for sample in m.samples),
+        iterations=sum(sample.iterations * len(sample.seconds) for m in measurements for sample in m.samples),
     )
 
 
@@ -244,7 +244,7 @@ def _step(sizes: list[int]) -> tuple[int, str]:
 
 # A run as nccl-tests prints it, for the scripts that read its text: same lines, same widths, same number formats.
 #
-# Comment lines say what is ours. They avoid the words that parsers search for: "bandwidth", "out-of-place", "FAILED"
+# Comment lines are collbench's own. They avoid the words that parsers search for: "bandwidth", "out-of-place", "FAILED"
 # (Azure's health checks take the first line with the first of these, SuperBench the last line with the second).
 
 _COLUMNS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
@@ -437,7 +437,7 @@ def _clock(moment: datetime) -> str:
 
 
 def _version_code(version: str) -> int:
-    """Return NCCL's own number of its version, 22809 for "2.28.9", 0 where there is none [nccl.h, NCCL_VERSION]."""
+    """Return NCCL's own number of its version, 22809 for "2.28.9", 0 if there is none [nccl.h, NCCL_VERSION]."""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if match is None:
         return 0

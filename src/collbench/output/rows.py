@@ -20,7 +20,7 @@ from collbench.output import sentences
 
 
 class Type(StrEnum):
-    """What a column holds, where it holds anything: an empty field is unknown, or does not apply."""
+    """The type of a column's values: an empty field is unknown, or does not apply."""
 
     TEXT = "text"
     WHOLE = "whole number"
@@ -142,7 +142,7 @@ OVERLAP_COLUMNS = (
     Column("wrong_compute", Type.WHOLE, "elements of the compute's result that differ from those alone"),
 )
 
-# Of a run of `collbench replay`: a row for each kind of call of each arm, beside its step's figures.
+# For a run of `collbench replay`: a row per kind of call of each arm, with the figures of its step.
 REPLAY_COLUMNS = (
     *COLUMNS[:_SHARED],
     Column("job", Type.TEXT, "the recorded job's file"),
@@ -197,17 +197,17 @@ def rows(run: Run) -> list[Row]:
     paths = {frozenset(path.devices): path for path in run.paths}
     check, made = Check(run), []
     spreads = {one.point: one for one in tails(run)}
-    for found in run.measurements:
-        path = None if found.point.variant.host_memory else paths.get(frozenset(found.point.members))
+    for measurement in run.measurements:
+        path = None if measurement.point.variant.host_memory else paths.get(frozenset(measurement.point.members))
         between = {"label": path.label if path else None, "theory_gbs": path.theory_gbs if path else None}
         row = {
             **origin,
-            **_point(run, found.point),
+            **_point(run, measurement.point),
             **between,
-            **_figures(found),
-            **_judged(check, found),
-            **_ending(run, found),
-            **_launches(run, spreads.get(found.point)),
+            **_figures(measurement),
+            **_judged(check, measurement),
+            **_ending(run, measurement),
+            **_launches(run, spreads.get(measurement.point)),
         }
         made.append({column.name: row[column.name] for column in COLUMNS})
     return made
@@ -376,7 +376,7 @@ def _unevenness(point: DataPoint) -> Row:
 
 
 def _ends(point: DataPoint, devices: list[Device]) -> tuple[str | None, str | None]:
-    """Return where a copy's bytes come from and go, None where they go both ways or to many."""
+    """Return where a copy's bytes come from and go, None if they go both ways or to many."""
     if not point.operation.is_copy:
         return None, None
     if point.variant.host_memory:
@@ -389,18 +389,18 @@ def _ends(point: DataPoint, devices: list[Device]) -> tuple[str | None, str | No
     return None, None
 
 
-def _figures(found: Measurement) -> Row:
+def _figures(measurement: Measurement) -> Row:
     names = ("seconds", "launch_seconds", "algbw_gbs", "busbw_gbs", "busbw_low_gbs", "busbw_high_gbs", "concurrent")
-    if not found.samples:
+    if not measurement.samples:
         return dict.fromkeys(names)
-    summary = summarize(found)
+    summary = summarize(measurement)
     low, high = summary.interval or (None, None)
     values = (summary.seconds, summary.launch_seconds, summary.algbw, summary.busbw, low, high, summary.concurrent)
     return dict(zip(names, values, strict=True))
 
 
 def _launches(run: Run, found: Tails | None) -> Row:
-    """Return what single launches say, nothing where there are none."""
+    """Return the columns of single launches, none if there are none."""
     if found is None:
         return {column.name: None for column in COLUMNS[_FIRST_OF_LAUNCHES:]}
     moved, waited = found.transfer, found.waited
@@ -420,20 +420,20 @@ def _to_ps(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 12)
 
 
-def _judged(check: Check, found: Measurement) -> Row:
+def _judged(check: Check, measurement: Measurement) -> Row:
     """Return what the figures are limited by, and how many batches are beyond it."""
-    beaten = check.beaten(found)
-    limit = beaten.capacity if beaten else check.limit(found.point, 0.0)
+    beaten = check.beaten(measurement)
+    limit = beaten.capacity if beaten else check.limit(measurement.point, 0.0)
     return {"limit_gbs": limit.gbs if limit else None, "impossible": beaten.batches if beaten else 0}
 
 
-def _ending(run: Run, found: Measurement) -> Row:
-    flags = dict.fromkeys(sentences.flag(flag, run.devices) for sample in found.samples for flag in sample.flags)
+def _ending(run: Run, measurement: Measurement) -> Row:
+    flags = dict.fromkeys(sentences.flag(flag, run.devices) for sample in measurement.samples for flag in sample.flags)
     return {
-        "trials": len(found.samples),
-        "batches": sum(len(sample.seconds) for sample in found.samples),
-        "stop": found.stop.value if found.stop else None,
+        "trials": len(measurement.samples),
+        "batches": sum(len(sample.seconds) for sample in measurement.samples),
+        "stop": measurement.stop.value if measurement.stop else None,
         "flags": "; ".join(flags) or None,
-        "failure": sentences.failure(found.failure, run.devices) if found.failure else None,
-        "wrong": found.wrong,
+        "failure": sentences.failure(measurement.failure, run.devices) if measurement.failure else None,
+        "wrong": measurement.wrong,
     }

@@ -214,7 +214,7 @@ _SKIPPED_WHY = {
 
 
 def skipped_what(left: Skipped, run: Run) -> str:
-    """Return what was skipped: "sm-write GPU0 → GPU1", "sizes 8G"; "" where the reason says it."""
+    """Return what was skipped: "sm-write GPU0 → GPU1", "sizes 8G"; "" if the reason says it."""
     sizes = ", ".join(map(format_size, left.sizes))
     if left.kind in _SKIPPED_WHAT:
         return _SKIPPED_WHAT[left.kind].format(sizes=sizes)
@@ -423,9 +423,9 @@ _NO_LINE = {
 }
 
 
-def no_line(found: Unfitted) -> str:
+def no_line(unfitted: Unfitted) -> str:
     """Return why a link has no fit."""
-    return _NO_LINE[found.why].format(figure=found.figure, factor=fixed(found.figure, 3))
+    return _NO_LINE[unfitted.why].format(figure=unfitted.figure, factor=fixed(unfitted.figure, 3))
 
 
 # Which devices, and why.

@@ -73,7 +73,7 @@ class OwnFile:
     """A file that one process writes again and again. What another one has put in its place meanwhile is not replaced.
 
     Then, and where the first write finds a file that was not there before, the content goes beside it: `path` says
-    where, and `warn` says so. `force` replaces an older file; `stood` is what the file was where we go on with it.
+    where, and `warn` says so. `force` replaces an older file; `stood` is what the file was where we continue with it.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ def check(
 
 
 def try_folder(folder: Path, name: str = "probe") -> None:
-    """Write a block into a folder and remove it. Raises OSError where no file can be made or no space is left."""
+    """Write a block into a folder and remove it. Raises OSError if no file can be made or no space is left."""
     probe = _beside(folder / name)
     try:
         with os.fdopen(os.open(probe, _NEW, 0o600), "wb") as file:
@@ -191,8 +191,8 @@ def reason(error: OSError) -> str:
     return "a part of that path is a file, not a folder" if blocked else str(error.strerror)
 
 
-def _identity(found: os.stat_result) -> Identity:
-    return found.st_dev, found.st_ino, found.st_size
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino, status.st_size
 
 
 def _beside(target: Path) -> Path:
@@ -230,8 +230,8 @@ def _descriptor(path: Path) -> int | None:
     """Return the number of this process's open file that a path like /dev/stdout means, None for any other path."""
     for _ in range(40):  # as many links as the kernel follows
         folder = os.path.realpath(path.parent)
-        found = _OWN_DESCRIPTORS.fullmatch(folder)
-        if found and found[1] in ("self", str(os.getpid())) and path.name.isdecimal():
+        match = _OWN_DESCRIPTORS.fullmatch(folder)
+        if match and match[1] in ("self", str(os.getpid())) and path.name.isdecimal():
             return int(path.name)
         try:
             path = Path(folder, path.readlink())

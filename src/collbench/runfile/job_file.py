@@ -15,12 +15,12 @@ VERSION = 1
 
 
 def is_job(fields: Any) -> bool:
-    """True where parsed JSON says that it is a job: commands take a run or a job by what the file holds."""
+    """True if parsed JSON says that it is a job: commands take a run or a job by what the file holds."""
     return isinstance(fields, dict) and fields.get("format") == FORMAT
 
 
 def holds_job(path: Path) -> bool:
-    """True where a file can be read and says that it is a job."""
+    """True if a file can be read and says that it is a job."""
     try:
         text = path.read_text(encoding="utf-8")
         return f'"{FORMAT}"' in text and is_job(json.loads(text))
@@ -35,7 +35,7 @@ def dumps(job: Job) -> str:
 
 
 def save(job: Job, path: Path, *, force: bool = False) -> None:
-    """Write the file whole or not at all. Raises RunFileError, Taken where another file stands there."""
+    """Write the file whole or not at all. Raises RunFileError, Taken if another file stands there."""
     atomic_write.write(dumps(job), path, "save the job", "--output", force=force)
 
 

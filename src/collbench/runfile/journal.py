@@ -49,13 +49,13 @@ class Journal:
         self._file.truncate()
         self._file.write(json.dumps({"format": _FORMAT, "continues": _digest(text)}) + "\n")
 
-    def add(self, found: Measurement | Latency) -> None:
+    def add(self, result: Measurement | Latency) -> None:
         """Append the latest trial of a data point, why it was given up, or its single launches. Raises OSError."""
-        if isinstance(found, Latency):
-            self._file.write(_ENCODER.encode(found) + "\n")
+        if isinstance(result, Latency):
+            self._file.write(_ENCODER.encode(result) + "\n")
             return
-        latest = [] if found.failure else found.samples[-1:]
-        trial = Measurement(found.point, latest, found.stop, found.wrong, found.failure)
+        latest = [] if result.failure else result.samples[-1:]
+        trial = Measurement(result.point, latest, result.stop, result.wrong, result.failure)
         self._file.write(_ENCODER.encode(trial) + "\n")
 
     def close(self) -> None:
@@ -94,12 +94,12 @@ def _locked(path: Path, flags: int, run_file: Path) -> int:
         number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         try:
             _lock(number, run_file)
-            found = os.fstat(number)
-            head = os.pread(number, len(_HEAD), 0) if stat.S_ISREG(found.st_mode) else b"?"
+            status = os.fstat(number)
+            head = os.pread(number, len(_HEAD), 0) if stat.S_ISREG(status.st_mode) else b"?"
             if not _HEAD.startswith(head):
                 raise RunFileError(f"{path} has the name of {run_file}'s journal: move it, or choose another name")
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile by who had it: look again
-                if os.path.samestat(found, path.lstat()):
+                if os.path.samestat(status, path.lstat()):
                     return number
         except BaseException:
             os.close(number)
@@ -134,24 +134,24 @@ def read(run_file: Path, text: str, devices: Sequence[Device]) -> list[Measureme
 
 def merge(run: Run, trials: Iterable[Measurement | Latency]) -> None:
     """Add trials and single launches to a run in their order."""
-    known: dict[DataPoint, Measurement] = {found.point: found for found in run.measurements}
+    known: dict[DataPoint, Measurement] = {measurement.point: measurement for measurement in run.measurements}
     for trial in trials:
         if isinstance(trial, Latency):
             run.latencies = [*(one for one in run.latencies if one.point != trial.point), trial]
             continue
-        found = known.get(trial.point)
-        if found is None:
+        measurement = known.get(trial.point)
+        if measurement is None:
             known[trial.point] = trial
             run.measurements.append(trial)
         else:
-            found.samples += trial.samples
-            found.stop, found.wrong, found.failure = trial.stop, trial.wrong, trial.failure
+            measurement.samples += trial.samples
+            measurement.stop, measurement.wrong, measurement.failure = trial.stop, trial.wrong, trial.failure
 
 
 def mark_interrupted(run: Run) -> None:
     """Give every data point of an unfinished run that has no reason to stop this one."""
-    for found in run.measurements:
-        found.stop = found.stop or StopReason.INTERRUPTED
+    for measurement in run.measurements:
+        measurement.stop = measurement.stop or StopReason.INTERRUPTED
 
 
 def _trials(lines: list[str], tags: Sequence[str]) -> Iterator[Measurement | Latency]:

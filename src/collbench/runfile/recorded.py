@@ -61,7 +61,7 @@ class Merged:
 
 
 def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
-    """Return the job of these streams, one for each rank. Raises ValueError where there is none."""
+    """Return the job of these streams, one for each rank. Raises ValueError if there is none."""
     called = [stream for stream in streams if stream.runs or len(stream.tail)]
     if not called:
         raise ValueError("no stream has a call")
@@ -105,7 +105,7 @@ def _unknown(
     # Before ABI 5 nothing says that a call was captured.
     old = any(stream.abi < _API_ABI for stream in streams)
     gpu_times = any(position.gpu for rank in ranks for phase in rank.phases for position in phase.positions)
-    found = {
+    unknown = {
         Unknown.REDUCTION: any(call.collective and call.collective.reduces and not call.reduction for call in calls),
         Unknown.PEER: any(not call.collective and call.peer is None for call in calls),
         Unknown.GROUP_RANKS: any(len(group.ranks) != group.size for group in groups),
@@ -113,7 +113,7 @@ def _unknown(
         Unknown.GRAPH_REPLAYS: old or any(call.captured for call in calls),
         Unknown.OVERLAP: True,
     }
-    return tuple(what for what in Unknown if found.get(what))
+    return tuple(what for what in Unknown if unknown.get(what))
 
 
 # Which streams are of one job, and who is who in it.
@@ -145,7 +145,7 @@ def _sent(stream: Stream) -> int:
 
 
 def _distinct_hints(streams: Sequence[Stream]) -> bool:
-    """True where the launcher's RANK tells all streams apart, and WORLD_SIZE has room for them."""
+    """True if the launcher's RANK tells all streams apart, and WORLD_SIZE has room for them."""
     hints = [stream.env_rank for stream in streams]
     worlds = {stream.env_world for stream in streams}
     world = worlds.pop() if len(worlds) == 1 else None
@@ -178,7 +178,7 @@ def _numbered(streams: Sequence[Stream], sizes: Mapping[CommunicatorKey, int]) -
     if _distinct_hints(streams):
         world = streams[0].env_world or 0
         return [stream.env_rank or 0 for stream in streams], max(world, *sizes.values())
-    # No communicator has them all, and no launcher numbered them: by host, process and lane.
+    # No communicator has them all, and no launcher numbered them: by host, process and stream number.
     order = sorted(range(len(streams)), key=lambda place: _who(streams[place]))
     numbers = [0] * len(streams)
     for number, place in enumerate(order):
@@ -187,7 +187,7 @@ def _numbered(streams: Sequence[Stream], sizes: Mapping[CommunicatorKey, int]) -
 
 
 def _who(stream: Stream) -> tuple[str, int, int, int]:
-    return stream.host, stream.realtime_ns if stream.device is None else stream.device, stream.pid, stream.lane
+    return stream.host, stream.realtime_ns if stream.device is None else stream.device, stream.pid, stream.index
 
 
 def _clocks(streams: Sequence[Stream]) -> dict[str, int]:
@@ -220,12 +220,12 @@ class _Tables:
 
     def grouped(self) -> tuple[Group, ...]:
         """Return the groups that were used. One whose ranks are not all known has none of them."""
-        found = []
+        all_groups = []
         for key in self.groups:
             members, size = self.members[key], self.sizes[key]
             whole = sorted(members) == list(range(size)) and len(set(members.values())) == size
-            found.append(Group(tuple(members[rank] for rank in range(size)) if whole else (), size, key[1]))
-        return tuple(found)
+            all_groups.append(Group(tuple(members[rank] for rank in range(size)) if whole else (), size, key[1]))
+        return tuple(all_groups)
 
     def translate(self, stream: Stream, call: NcclCall) -> Call | None:
         """Return what a rank asked for; None for what this collbench does not know and could only guess."""
@@ -327,7 +327,7 @@ def _add_tail(folded: _Folded, stream: Stream) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """One repetition: starts, GPU times and begins in ns, 0 where unknown; `begins` as in Repeated.gpu_begins."""
+    """One repetition: starts, GPU times and begins in ns, 0 if unknown; `begins` as in Repeated.gpu_begins."""
 
     repetition: int
     starts: Numbers
@@ -337,16 +337,16 @@ class _Whole:
 
 def _begins(stream: Stream, start: int, period: int) -> Numbers:
     """Return what Repeated.gpu_begins has, of a repetition in the tail."""
-    found = np.zeros(2 + period, np.int64)
+    offsets = np.zeros(2 + period, np.int64)
     if stream.tail_begins is not None and stream.tail_gpu is not None:
         begins, ahead = stream.tail_begins[:, 0], int(stream.tail_begins[start + period - 1, 1])
         if start:
-            found[:2] = begins[start - 1], stream.tail_gpu[start - 1]
-        found[2:] = begins[start : start + period]
-        known = found > 0
+            offsets[:2] = begins[start - 1], stream.tail_gpu[start - 1]
+        offsets[2:] = begins[start : start + period]
+        known = offsets > 0
         known[1] = False  # it is a time, and no date
-        found[known] += ahead
-    return found
+        offsets[known] += ahead
+    return offsets
 
 
 @dataclass
@@ -398,23 +398,23 @@ def _positions(symbols: Sequence[int], translated: dict[int, Call | None], table
     size, is what NCCL makes of an all-to-all, and becomes one again.
     """
     starts = [place for place, symbol in enumerate(symbols) if symbol % 2 == 0 or place == 0]
-    found: list[_Place] = []
+    positions: list[_Place] = []
     for start, end in itertools.pairwise([*starts, len(symbols)]):
         calls = [translated[symbol // 2] for symbol in symbols[start:end]]
         exchange = None if symbols[start] % 2 else _exchange(calls, tables)
         if exchange is not None:
-            found.append(_Place(slice(start, end), tables.place(exchange), False))
+            positions.append(_Place(slice(start, end), tables.place(exchange), False))
             continue
-        found += [
+        positions += [
             _Place(slice(place, place + 1), tables.place(call), symbols[place] % 2 == 1)
             for place, call in enumerate(calls, start)
             if call is not None
         ]
-    return found
+    return positions
 
 
 def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
-    """Return the all-to-all that a whole group of sends and receives is; None where it is anything else."""
+    """Return the all-to-all that a whole group of sends and receives is; None if it is anything else."""
     first = calls[0]
     if first is None or first.operation not in set(PointToPoint):
         return None
@@ -502,18 +502,18 @@ def fold(symbols: Numbers) -> Iterable[tuple[int, int, int]]:
     Time grows with the square of its length; a stream's tail has 32,768 calls at most.
     """
     pending = [(0, len(symbols))]
-    found: list[tuple[int, int, int]] = []
+    pieces: list[tuple[int, int, int]] = []
     floor = max(_WORTH, len(symbols) // 256)  # else a tail without order would be searched again for each small piece
     while pending:
         start, end = pending.pop()
         run = _widest(symbols[start:end], floor) if end - start >= floor else None
         if run is None:
-            found += [(start, end - start, 1)] if end > start else []
+            pieces += [(start, end - start, 1)] if end > start else []
             continue
         offset, period, repetitions = run
-        found.append((start + offset, period, repetitions))
+        pieces.append((start + offset, period, repetitions))
         pending += [(start, start + offset), (start + offset + period * repetitions, end)]
-    return sorted(found)
+    return sorted(pieces)
 
 
 def _widest(symbols: Numbers, floor: int) -> tuple[int, int, int] | None:

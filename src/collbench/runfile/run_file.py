@@ -67,10 +67,10 @@ def load(path: Path) -> Run:
 
 def again(run: Run) -> Run:
     """Return a run in memory as whoever loads its file sees it."""
-    found = loads(dumps(run), "the run")
-    if not found.complete:
-        journal.mark_interrupted(found)
-    return found
+    copy = loads(dumps(run), "the run")
+    if not copy.complete:
+        journal.mark_interrupted(copy)
+    return copy
 
 
 def dumps(run: Run) -> str:
@@ -108,7 +108,7 @@ _KIND = Kind(
 
 
 def _tags(devices: Any) -> tuple[str, ...]:
-    """Return the names of the devices by position, none where the file has no devices: the error comes later."""
+    """Return the names of the devices by position, none if the file has no devices: the error comes later."""
     try:
         return tuple(device.tag for device in build(tuple[Device, ...], devices, "run.devices"))
     except ValueError:
@@ -145,9 +145,9 @@ def _check_meaning(run: Run) -> None:
         raise ValueError(f"run.backend is '{run.backend}', not one of {', '.join(BACKENDS)}")
     for number, path in enumerate(run.paths):
         _check_members(path.devices, positions, f"run.paths[{number}].devices")
-    for number, found in enumerate(run.measurements):
+    for number, measurement in enumerate(run.measurements):
         where = f"run.measurements[{number}]"
-        point = found.point
+        point = measurement.point
         fewest = 1 if point.variant.endpoints is Endpoints.DEVICE else 2
         _check_members(point.members, positions, f"{where}.point.members", fewest)
         if point.size_bytes < 1:
@@ -160,12 +160,14 @@ def _check_meaning(run: Run) -> None:
             raise ValueError(
                 f"{where}.point.members are {len(point.members)}, but a copy has a source and a destination"
             )
-        for flag in (flag for sample in found.samples for flag in sample.flags):
+        for flag in (flag for sample in measurement.samples for flag in sample.flags):
             _check_members(flag.devices, positions, f"{where}: a flag's devices", fewest=0)
-        _check_failure(found.failure, positions, f"{where}.failure")
-        if not all(sample.seconds for sample in found.samples) or not (found.samples or found.failure):
+        _check_failure(measurement.failure, positions, f"{where}.failure")
+        if not all(sample.seconds for sample in measurement.samples) or not (
+            measurement.samples or measurement.failure
+        ):
             raise ValueError(f"{where} has no batch times")
-        if not all(0 < seconds < math.inf for sample in found.samples for seconds in sample.seconds):
+        if not all(0 < seconds < math.inf for sample in measurement.samples for seconds in sample.seconds):
             raise ValueError(f"{where} has a time that is not positive and finite")
 
 
@@ -181,15 +183,15 @@ def _check_skew(point: DataPoint, where: str) -> None:
 
 
 def _check_latencies(run: Run) -> None:
-    for number, found in enumerate(run.latencies):
+    for number, latency in enumerate(run.latencies):
         where = f"run.latencies[{number}]"
-        _check_members(found.point.members, range(len(run.devices)), f"{where}.point.members")
-        if len(found.ranks) != len(found.point.members):
-            raise ValueError(f"{where} has {len(found.ranks)} ranks, but {len(found.point.members)} members")
-        counts = {len(times) for rank in found.ranks for times in (rank.arrived, rank.left)}
+        _check_members(latency.point.members, range(len(run.devices)), f"{where}.point.members")
+        if len(latency.ranks) != len(latency.point.members):
+            raise ValueError(f"{where} has {len(latency.ranks)} ranks, but {len(latency.point.members)} members")
+        counts = {len(times) for rank in latency.ranks for times in (rank.arrived, rank.left)}
         if len(counts) != 1 or 0 in counts:
             raise ValueError(f"{where} does not have as many launches of each rank, and at least one")
-        for flag in found.flags:
+        for flag in latency.flags:
             _check_members(flag.devices, range(len(run.devices)), f"{where}: a flag's devices", fewest=0)
 
 
@@ -251,7 +253,7 @@ class RunWriter:
         """Where the run is, None for nowhere."""
         return None if self._file is None else self._file.path
 
-    def finished(self, found: Measurement | Latency) -> None:
+    def finished(self, result: Measurement | Latency) -> None:
         """Keep the latest trial of a data point, its failure, or its single launches."""
         if self._file is None or self._streams:
             return
@@ -260,7 +262,7 @@ class RunWriter:
                 self._begun = True
                 self._begin(self._file)  # with this trial
             elif self._journal is not None:
-                self._journal.add(found)
+                self._journal.add(result)
         except OSError as error:
             self._give_up(cannot_save(self._file.path, error))
         except RunFileError as error:

@@ -1,4 +1,4 @@
-"""Where collbench keeps what nobody gave a name, and which of it is believed again: what this user alone can write."""
+"""The folder of runs that the user did not name; only files that no other user can write are trusted."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def new_name(*words: str) -> str:
 def new_run(what: str, backend: str, say: Callable[[str], None], folder: str = RUNS, advice: str = "") -> Path | None:
     """Return a new file for a run; None, and `say` why, where none can be written. `advice` ends that line."""
     try:
-        place = state_folder(folder)
-        atomic_write.make_private(place)
-        atomic_write.try_folder(place)
+        folder_of_runs = state_folder(folder)
+        atomic_write.make_private(folder_of_runs)
+        atomic_write.try_folder(folder_of_runs)
     except UsageError as error:
         say(f"the run will not be saved: {error}{advice}")
     except OSError as error:
-        why = f"cannot write {place}: {atomic_write.reason(error)}"
+        why = f"cannot write {folder_of_runs}: {atomic_write.reason(error)}"
         say(f"the run will not be saved: {why}: set XDG_STATE_HOME to a folder that can be written{advice}")
     else:
-        return place / f"{new_name(backend, what)}.json"
+        return folder_of_runs / f"{new_name(backend, what)}.json"
     return None
 
 
 def command_of(path: Path) -> str:
-    """Return the command that saved a run, as its name has it: "pairs"; "" for a name that is not ours."""
+    """Return the command that saved a run, from its file name: "pairs"; "" for a name that is not ours."""
     words = path.stem.split("-")  # the time, the backend, the command, a random word
     return "-".join(words[2:-1])
 
@@ -64,7 +64,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """What a list says of one run. `fabric` is the simulated machine's name, "" for a real machine.
+    """A run's row in the list of runs. `fabric` is the simulated machine's name, "" for a real machine.
 
     `devices` are their names by position ("GPU0"), `command` the words after `collbench`, `status` what the run earns.
     """
@@ -84,29 +84,29 @@ def believed() -> Saved:
     """Return the runs that may choose devices without being named: no other user can have written them."""
     try:
         folder = state_folder(RUNS)
-        found = sorted(folder.glob("*.json"), reverse=True)
+        paths = sorted(folder.glob("*.json"), reverse=True)
     except (UsageError, OSError):
         return Saved()
-    if not found:
+    if not paths:
         return Saved()
     if why := _distrusted(folder, stat.S_ISDIR):
         return Saved(ignored=f"ignoring the saved runs in {folder}: {why}; chmod 700 it once they are yours")
-    doubts = {path: why for path in found if (why := _distrusted(path, stat.S_ISREG))}
+    doubts = {path: why for path in paths if (why := _distrusted(path, stat.S_ISREG))}
     if not doubts:
-        return Saved(tuple(found))
+        return Saved(tuple(paths))
     (first, why), more = next(iter(doubts.items())), f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
     line = f"ignoring {first}{more}: {why}; name a run with its file to use it anyway"
-    return Saved(tuple(path for path in found if path not in doubts), line)
+    return Saved(tuple(path for path in paths if path not in doubts), line)
 
 
 def _distrusted(path: Path, is_kind: Callable[[int], bool]) -> str:
-    """Return why another user may have written a file or folder, or what a link leads to; "" where none can have."""
+    """Return why another user may have written a file or folder, or what a link leads to; "" if none can have."""
     try:
-        found = path.stat()
+        file_status = path.stat()
     except OSError as error:
         return f"it cannot be examined ({error.strerror})"
-    if not is_kind(found.st_mode):
+    if not is_kind(file_status.st_mode):
         return "it is a file of another kind"
-    if found.st_uid != os.geteuid():
-        return f"it belongs to another user (uid {found.st_uid})"
-    return "others can write it" if found.st_mode & _OTHERS_WRITE else ""
+    if file_status.st_uid != os.geteuid():
+        return f"it belongs to another user (uid {file_status.st_uid})"
+    return "others can write it" if file_status.st_mode & _OTHERS_WRITE else ""

@@ -66,7 +66,7 @@ _HEADER = np.dtype(
     [
         ("magic", "S8"),
         ("version", "<u4"),
-        ("lane", "<u4"),
+        ("index", "<u4"),
         ("file_bytes", "<u8"),
         *[(f"{area}_at", "<u8") for area in ("communicators", "calls", "phases", "runs", "tail", "pending", "arena")],
         *[(f"{area}_max", "<u4") for area in ("communicators", "calls", "phases", "runs", "tail", "pending")],
@@ -190,9 +190,9 @@ class NcclCall:
 class Repeated:
     """A sequence that came several times: symbols (a call × 2, + 1 where grouped with the one before it).
 
-    `times` are the pauses before each, None where they were not summed up; `samples` are (repetition, starts in ns).
-    `gpu_times` are how long each ran on the GPU, and `gpu_samples` the same of each sample in ns, 0 where unknown.
-    `gpu_begins` is when each of a sample's began, ns on the clock of the starts, 0 where unknown; before these are the
+    `times` are the pauses before each, None if they were not summed up; `samples` are (repetition, starts in ns).
+    `gpu_times` are how long each ran on the GPU, and `gpu_samples` the same of each sample in ns, 0 if unknown.
+    `gpu_begins` is when each of a sample's began, ns on the clock of the starts, 0 if unknown; before these are the
     beginning and the time of the call before the first.
     """
 
@@ -209,14 +209,14 @@ class Stream:
     """All that one file says. `tail` are the calls after the last run, whole: symbols and starts, ns.
 
     `before_tail` is the start of the call before these, 0 if there was none. `tail_gpu` is how long they ran on the
-    GPU, ns, 0 where unknown; `tail_begins`, of shape (calls, 2), when they began on its clock, 0 where unknown, and by
+    GPU, ns, 0 if unknown; `tail_begins`, of shape (calls, 2), when they began on its clock, 0 if unknown, and by
     what the host's is ahead of that. Where GPU times were wanted, `lacks` counts the calls without one, or they are
     `too_old`: this NCCL has none.
     """
 
     host: str
     pid: int
-    lane: int
+    index: int
     device: int | None
     abi: int
     nccl: int
@@ -278,7 +278,7 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     return Stream(
         host=_text(header["host"]),
         pid=int(header["pid"]),
-        lane=int(header["lane"]),
+        index=int(header["index"]),
         device=_or_none(header["device"]),
         abi=int(header["abi"]),
         nccl=int(header["nccl"]),

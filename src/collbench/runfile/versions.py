@@ -62,17 +62,17 @@ class Kind:
             raise RunFileError(f"{name} is not {self._what}: not JSON, or cut off ({error})") from error
         if not isinstance(data, dict) or data.get("format") != self.format:
             raise RunFileError(f'{name} is JSON but not a collbench {self.noun}: it has no "format": "{self.format}"')
-        found = data.get("format_version")
-        if type(found) is not int or found not in (self.version, *self.earlier):
+        number = data.get("format_version")
+        if type(number) is not int or number not in (self.version, *self.earlier):
             read = ", ".join(map(str, (*self.earlier, self.version)))
             raise RunFileError(
-                f"{name} has {self.noun}-file version {found}, this collbench reads version "
+                f"{name} has {self.noun}-file version {number}, this collbench reads version "
                 f"{read}: use the collbench that wrote it, or {self.again}"
             )
         fields = {key: value for key, value in data.items() if key not in self.head}
         try:
-            if found in self.earlier:
-                self.earlier[found](fields)
+            if number in self.earlier:
+                self.earlier[number](fields)
             return build(fields)
         except (TypeError, ValueError, KeyError) as error:
             raise RunFileError(f"{name} is a damaged {self.noun} file: {error}") from error
@@ -245,16 +245,16 @@ def _of_a_collective(name: str, given: Mapping[str, str], *, on_host: bool) -> d
 
 def _options(words: Sequence[str]) -> dict[str, str]:
     """Return the options with their values: of "--sizes 8 -n20 --quick" {"--sizes": "8", "-n": "20", "--quick": ""}."""
-    found, rest = {}, iter(words)
+    options, rest = {}, iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
         if word in _SWITCHES:
-            found[word] = ""
+            options[word] = ""
         elif word.startswith("--"):
-            found[_LETTERS.get(name, name)] = value if equals else next(rest, "")
+            options[_LETTERS.get(name, name)] = value if equals else next(rest, "")
         elif word.startswith("-"):
-            found[word[:2]] = word[2:] or next(rest, "")
-    return found
+            options[word[:2]] = word[2:] or next(rest, "")
+    return options
 
 
 def _work(operation: str, variant: Variant = Variant.PLAIN) -> dict[str, Any]:
@@ -345,7 +345,7 @@ def _typed_failure(words: str, kind: Any) -> dict[str, Any]:
     return {"kind": kind, "cause": Cause.REPORTED, "detail": words}
 
 
-# Why something was skipped, and the kind that says so now.
+# Sentences of version 1 on why something was skipped, and their kinds today.
 _SKIPS = (
     (SkipKind.NO_PEERS, re.compile(r"no peer access, so a kernel cannot address the other GPU's memory")),
     (SkipKind.PROCESSES, re.compile(r"copies are timed by one process, not by one for each device")),
@@ -382,9 +382,9 @@ def _typed_skip(left: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
         return {**place, "kind": quoted, "detail": reason}
     for kind, pattern in _SKIPS:
         match = pattern.fullmatch(reason)
-        found = _figures(kind, match.groupdict(), what) if match else None
-        if found is not None and (found.get("sizes") or place["members"]):
-            return {**place, "kind": kind, **found}
+        figures = _figures(kind, match.groupdict(), what) if match else None
+        if figures is not None and (figures.get("sizes") or place["members"]):
+            return {**place, "kind": kind, **figures}
     return {**place, "kind": SkipKind.OTHER, "detail": f"{what}: {reason}"}
 
 
@@ -400,23 +400,23 @@ def _place(left: Mapping[str, Any], tags: Sequence[str]) -> dict[str, Any]:
 
 
 def _figures(kind: SkipKind, said: Mapping[str, str], what: str) -> dict[str, Any] | None:
-    """Return the figures of a sentence on what was skipped, None where one cannot be read."""
-    found: dict[str, Any] = {}
+    """Return the figures of a sentence on what was skipped, None if one cannot be read."""
+    figures: dict[str, Any] = {}
     try:
         if kind not in (SkipKind.NO_PEERS, SkipKind.PROCESSES, SkipKind.CACHE):
             work, _, sizes = what.removeprefix("sizes ").rpartition(" of ")
-            found["sizes"] = [parse_size(one) for one in sizes.split(", ")]
+            figures["sizes"] = [parse_size(one) for one in sizes.split(", ")]
             if work in _WORKS:
-                found["work"] = _work(_WORKS[work].operation, _WORKS[work].variant)
+                figures["work"] = _work(_WORKS[work].operation, _WORKS[work].variant)
         if "count" in said:
-            found["count"] = int(said["count"])
+            figures["count"] = int(said["count"])
         if "limit" in said:
-            found["limit_bytes"] = _bytes(said["limit"])
+            figures["limit_bytes"] = _bytes(said["limit"])
         if "free" in said:
-            found["free_bytes"] = [_bytes(one) for one in _FREE.findall(said["free"].removeprefix("free now: "))]
+            figures["free_bytes"] = [_bytes(one) for one in _FREE.findall(said["free"].removeprefix("free now: "))]
     except (UsageError, ValueError):
         return None
-    return found
+    return figures
 
 
 def _bytes(text: str) -> int:

@@ -50,8 +50,8 @@ class Cluster:
     """A simulated cluster. `nic_gbs` is what a node's cards carry one way, `inside_gbs` what its GPUs do without them.
 
     Leaf switches hold `leaf_nodes` nodes and pods `pod_leaves` leaves (0: no pods, all leaves meet at one spine).
-    Oversubscription is what comes in from below over what goes up, 1.0 where nothing is lost. `noise` is the standard
-    deviation of one measurement's log bandwidth. `placement` is each node's leaf, empty where nodes are cabled in
+    Oversubscription is what comes in from below over what goes up, 1.0 if nothing is lost. `noise` is the standard
+    deviation of one measurement's log bandwidth. `placement` is each node's leaf, empty if nodes are cabled in
     order. `reported` False hides switches from whoever judges. `source` says where the figures come from.
     """
 
@@ -86,7 +86,7 @@ class Cluster:
 
 
 def pair_rates(cluster: Cluster, pairs: Sequence[Pair], *, one_way: bool = False) -> tuple[float, ...]:
-    """Return each pair's true rate in GB/s while all pairs run at once, both ways or from first to second only."""
+    """Return each pair's true rate in GB/s while all pairs run concurrently, both ways or from first to second only."""
     ends = [(pair, pair[::-1]) if not one_way else (pair,) for pair in pairs]
     return tuple(_shares(cluster, [[_route(cluster, a, b) for a, b in flow] for flow in ends]).tolist())
 
@@ -189,8 +189,8 @@ def _own_rate(cluster: Cluster, node: int) -> float:
 
 def _node_ratios(cluster: Cluster, node: int) -> tuple[float, float]:
     """Return the ratios of the healthy rate at which a node sends and receives."""
-    found = [fault for fault in cluster.slow_nodes if fault.node == node]
-    return min((f.sends for f in found), default=1.0), min((f.receives for f in found), default=1.0)
+    faults = [fault for fault in cluster.slow_nodes if fault.node == node]
+    return min((f.sends for f in faults), default=1.0), min((f.receives for f in faults), default=1.0)
 
 
 class _Level(StrEnum):

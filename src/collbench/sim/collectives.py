@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from collbench.sim.fabrics import Fabric, FaultKind
 from collbench.sim.network import Medium, Network, max_min, network_of
 
-# How many rings a mesh of NVLinks holds at once: arc-disjoint directed Hamiltonian cycles, weighed by their rate.
+# How many rings fit on a mesh of NVLinks: arc-disjoint directed Hamiltonian cycles, weighted by their rate.
 #
 # A ring runs at its slowest link; of each direction of a bundle no more rings can take links than it has.
 
@@ -33,7 +33,7 @@ _MOST_STEPS = 20_000
 
 
 def best_packing(members: Sequence[int], links: Links) -> float:
-    """Return the GB/s of the best set of rings through all members, 0.0 where there is no ring.
+    """Return the GB/s of the best set of rings through all members, 0.0 if there is no ring.
 
     `links` are (how many, GB/s of each) by direction. Exact up to 8 members; above, a search that may fall short.
     """
@@ -48,23 +48,23 @@ def best_packing(members: Sequence[int], links: Links) -> float:
     cycles = hamiltonian_cycles(members, inside) if len(members) <= _EXACT_GPUS else None
     if cycles is not None and not cycles:
         return 0.0
-    found = _greedy(members, inside, cycles, bound)
-    if found >= bound * _ENOUGH or cycles is None:
-        return found
-    return max(found, _exact(cycles, inside))
+    packed = _greedy(members, inside, cycles, bound)
+    if packed >= bound * _ENOUGH or cycles is None:
+        return packed
+    return max(packed, _exact(cycles, inside))
 
 
 def hamiltonian_cycles(members: Sequence[int], arcs: Links) -> list[Cycle]:
     """Return every directed cycle that passes each member once."""
     onward = {a: [b for b in members if (a, b) in arcs] for a in members}
     first = members[0]
-    found: list[Cycle] = []
+    cycles: list[Cycle] = []
     way = [first]
 
     def extend() -> None:
         if len(way) == len(members):
             if (way[-1], first) in arcs:
-                found.append(tuple(zip(way, [*way[1:], first], strict=True)))
+                cycles.append(tuple(zip(way, [*way[1:], first], strict=True)))
             return
         for after in onward[way[-1]]:
             if after not in way:
@@ -73,7 +73,7 @@ def hamiltonian_cycles(members: Sequence[int], arcs: Links) -> list[Cycle]:
                 way.pop()
 
     extend()
-    return found
+    return cycles
 
 
 def _cut_bound(members: Sequence[int], arcs: Links) -> float:
@@ -127,7 +127,7 @@ def _roomiest(cycles: list[Cycle], left: Mapping[Arc, int], arcs: Links) -> Cycl
 
 
 def _some_cycle(members: Sequence[int], left: Mapping[Arc, int], rng: np.random.Generator) -> Cycle | None:
-    """Return a ring found by trying the next members with the most links first, None where the steps run out."""
+    """Return a ring found by trying the next members with the most links first, None if the steps run out."""
     first = members[0]
     way, steps = [first], 0
 
@@ -191,7 +191,7 @@ class Hops:
 
 
 def hops_of(network: Network, shares: Mapping[Medium, float]) -> Hops:
-    """Return the hops of a network as arrays, so that many orders are valued at once."""
+    """Return the hops of a network as arrays, so that many orders are evaluated together."""
     count, routes = len(network.fabric.gpus), network.collective
     loads = np.zeros((count, count, len(network.capacity)))
     part = np.ones((count, count))
@@ -224,9 +224,9 @@ def best_order(network: Network, hops: Hops, members: Order) -> tuple[Order, flo
     if len(members) > _FEW_GPUS:
         rng = np.random.default_rng(0)  # a search must always find the same
         starts = [start, *(tuple(rng.permutation(members).tolist()) for _ in range(_STARTS - 1))]
-        found = max((_improved(hops, order) for order in starts), key=lambda improved: improved[1])
-        if found[1] >= bound * _ENOUGH or len(members) > _EXACT_ORDER_GPUS:
-            return found
+        best = max((_improved(hops, order) for order in starts), key=lambda improved: improved[1])
+        if best[1] >= bound * _ENOUGH or len(members) > _EXACT_ORDER_GPUS:
+            return best
     orders = [(members[0], *rest) for rest in permutations(members[1:])]
     values = rates(hops, orders)
     return orders[int(values.argmax())], float(values.max())
@@ -358,9 +358,9 @@ class Truth:
     def concurrent(self, groups: Sequence[Members]) -> list[float]:
         """Return each set's busbw in GB/s while all of them run."""
         rings = [self.rings(members) for members in groups]
-        capacity, loads = self._network.capacity, [found.loads for found in rings]
-        rates = max_min(capacity, loads, [found.limit for found in rings])
-        return [rate * found.share for rate, found in zip(rates, rings, strict=True)]
+        capacity, loads = self._network.capacity, [ring.loads for ring in rings]
+        rates = max_min(capacity, loads, [ring.limit for ring in rings])
+        return [rate * ring.share for rate, ring in zip(rates, rings, strict=True)]
 
     def rings(self, members: Members) -> Rings:
         """Return what NCCL finds on these GPUs; the order in which they are named does not matter."""

@@ -140,7 +140,7 @@ class Engines:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """What a message of no bytes takes beside its path's latency, in µs; an access is one of the pointer chase.
+    """The time of an empty message in µs, in addition to its path's latency; an access is one of the pointer chase.
 
     A collective takes `collective` once and `hop` for each step around the ring; its launch takes `launch`.
     """
@@ -163,8 +163,8 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """How many times as long a collective and compute take beside each other, at the stream's normal priority.
+class OverlapFactors:
+    """How many times longer a collective and compute take when they overlap, at the stream's normal priority.
 
     A high priority leaves half of what the collective loses, and compute as it is. A GPU computes `tflops` in bf16 and
     copies `memory_gbs` within its memory. A collective of N thread blocks (--ctas) reaches N/(N+1) of its rate.
@@ -238,7 +238,7 @@ class Fabric:
     engines: Engines = Engines()
     delays: Delays = Delays()
     noise: Noise = Noise()
-    overlap: Beside = Beside()
+    overlap: OverlapFactors = OverlapFactors()
     labels: tuple[Telling, ...] = ()
     faults: tuple[Fault, ...] = ()
     virtualization: str = "none"
@@ -253,7 +253,7 @@ class Fabric:
         return tuple(fault for fault in self.faults if fault.kind in kinds)
 
 
-# What a fabric must be beside its fields' types, so that whoever simulates it does not stumble.
+# What must hold in a fabric apart from its fields' types, so that the simulation does not fail.
 
 
 # NVML and the label matrix were seen with 16 GPUs in a node; more is a mistake, or several nodes.
@@ -268,7 +268,7 @@ _ON_A_LINK = (
     FaultKind.HANGING_LINK,
     FaultKind.P2P_SLOW,
 )
-# Between a broken link's and anything to come: what lies beyond is a typing error, and might overflow.
+# From a broken link's rate to any future one: values beyond are typing errors, and might overflow.
 _LEAST_GBS, _MOST = 1e-6, 1e15
 _PCI_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
 _VARIABLE = re.compile(r"NCCL_[A-Z0-9_]+=[ -~]+", re.ASCII)
@@ -277,7 +277,7 @@ _MOST_NOISE = 1.0
 
 
 def check(fabric: Fabric) -> None:
-    """Raise ValueError that names the place where a fabric means nothing."""
+    """Raise ValueError that names the part of a fabric that is invalid."""
     if not _FEWEST_GPUS <= len(fabric.gpus) <= _MOST_GPUS:
         raise ValueError(f"fabric.gpus has {len(fabric.gpus)} items: write {_FEWEST_GPUS} to {_MOST_GPUS}")
     if not fabric.name or not fabric.name.isprintable():
@@ -303,13 +303,13 @@ def check(fabric: Fabric) -> None:
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, object, str, float]]:
     """Yield (place, owner, field, number) of everything in a fabric but positions of GPUs and states of health."""
     for field in dataclasses.fields(value):
-        found, place = getattr(value, field.name), f"{where}.{field.name}"
-        if isinstance(found, int | float) and not isinstance(found, bool):
-            yield place, value, field.name, found
-        elif dataclasses.is_dataclass(found) and field.name != "health":
-            yield from _numbers(found, place)
-        elif isinstance(found, tuple):
-            for number, item in enumerate(found):
+        given, place = getattr(value, field.name), f"{where}.{field.name}"
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            yield place, value, field.name, given
+        elif dataclasses.is_dataclass(given) and field.name != "health":
+            yield from _numbers(given, place)
+        elif isinstance(given, tuple):
+            for number, item in enumerate(given):
                 if dataclasses.is_dataclass(item) and field.name != "labels":
                     yield from _numbers(item, f"{place}[{number}]")
 
@@ -400,9 +400,9 @@ def _check_labels(fabric: Fabric) -> None:
             raise ValueError(f"{where}.nvlinks is {telling.nvlinks}, not 0 to {_MOST_LINKS}")
 
 
-def _check_gpus(found: Sequence[int], count: int, where: str, fewest: int = 2) -> None:
-    if len(found) < fewest or len(set(found)) < len(found) or not set(found) <= set(range(count)):
-        raise ValueError(f"{where} names {list(found)}: write {fewest} or more distinct positions of {count} GPUs")
+def _check_gpus(numbers: Sequence[int], count: int, where: str, fewest: int = 2) -> None:
+    if len(numbers) < fewest or len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(count)):
+        raise ValueError(f"{where} names {list(numbers)}: write {fewest} or more distinct positions of {count} GPUs")
 
 
 # Fabric files (docs/fabric-file.md): the named ones that are shipped, and a user's own. JSON ↔ Fabric.

@@ -40,20 +40,20 @@ def kinds() -> tuple[str, ...]:
 
 def possible(fabric: Fabric) -> tuple[str, ...]:
     """Return the kinds of fault that this fabric has a place for."""
-    found = []
+    possible_kinds = []
     for kind in _MAKERS:
         try:
             with_fault(fabric, kind, np.random.default_rng(0))
         except UsageError:
             continue
-        found.append(kind)
-    return tuple(found)
+        possible_kinds.append(kind)
+    return tuple(possible_kinds)
 
 
 def with_fault(fabric: Fabric, kind: str, rng: np.random.Generator) -> Made:
     """Return the fabric with one fault of this kind, and the GPUs by which a verdict should name its place.
 
-    Raises UsageError where the fabric has no place for it, as an NVLink's fault on a machine without.
+    Raises UsageError if the fabric has no place for it, as an NVLink's fault on a machine without.
     """
     name = kind.lower().replace("_", "-")
     if name not in _MAKERS:
@@ -68,14 +68,14 @@ def _faulty(fabric: Fabric, fault: Fault) -> Made:
 def _a_pair(fabric: Fabric, rng: np.random.Generator, fits: Callable[[Path, Network], bool], what: str) -> Members:
     """Return a random pair that fits. Raises UsageError."""
     network = network_of(fabric)
-    found = [path.devices for path in paths(fabric) if fits(path, network)]
-    return _one_of(found, rng, f"fabric {fabric.name} has no {what}")
+    pairs = [path.devices for path in paths(fabric) if fits(path, network)]
+    return _one_of(pairs, rng, f"fabric {fabric.name} has no {what}")
 
 
-def _one_of(found: Sequence[Members], rng: np.random.Generator, why: str) -> Members:
-    if not found:
+def _one_of(members: Sequence[Members], rng: np.random.Generator, why: str) -> Members:
+    if not members:
         raise UsageError(f"{why}: use another fabric or another fault")
-    return found[int(rng.integers(len(found)))]
+    return members[int(rng.integers(len(members)))]
 
 
 def _either_way(pair: Members, rng: np.random.Generator) -> Members:
@@ -149,8 +149,8 @@ def _linkcount_mismatch(fabric: Fabric, rng: np.random.Generator) -> Made:
     """One link is down where there are several: a GPU's at a switch, a bundle's between two GPUs."""
     bundles = [bundle.gpus for bundle in fabric.bundles if bundle.links > 1]
     ports = [(gpu,) for switch in fabric.switches if switch.links > 1 for gpu in switch.gpus]
-    place = _one_of([*bundles, *ports], rng, f"fabric {fabric.name} has no bundle of NVLinks")
-    return _faulty(fabric, Fault(FaultKind.LINKS_DOWN, place, links=1))
+    pair = _one_of([*bundles, *ports], rng, f"fabric {fabric.name} has no bundle of NVLinks")
+    return _faulty(fabric, Fault(FaultKind.LINKS_DOWN, pair, links=1))
 
 
 def _hidden_nvlink(fabric: Fabric, rng: np.random.Generator) -> Made:
@@ -171,17 +171,17 @@ def _impossible(fabric: Fabric, rng: np.random.Generator) -> Made:
 def _order_inversion(fabric: Fabric, rng: np.random.Generator) -> Made:
     """Peer traffic that turns round in one PCIe switch is sent up and back: slower than a way with a worse label."""
     network = network_of(fabric)
-    found = []
+    candidates = []
     for bridge in fabric.bridges:
         under = [path.devices for path in paths(fabric) if network.tree.meeting(*path.devices) == bridge]
         slow = [pair for pair in under if network.direct[pair].medium is Medium.PCIE]
         others = [p for p in paths(fabric) if p.ancestor in ("PHB", "NODE", "SYS") and _over_pcie(p, network)]
         if slow and others:
             worst = max(_alone(network, p) for p in others)
-            found.append((bridge, worst, tuple(sorted({gpu for pair in slow for gpu in pair}))))
-    if not found:
+            candidates.append((bridge, worst, tuple(sorted({gpu for pair in slow for gpu in pair}))))
+    if not candidates:
         raise UsageError(f"fabric {fabric.name} has no PCIe switch with a longer alternative path: use another fabric")
-    bridge, worst, members = found[int(rng.integers(len(found)))]
+    bridge, worst, members = candidates[int(rng.integers(len(candidates)))]
     sick = replace(bridge, peer_gbs=worst * _CLEARLY_LESS)
     return replace(fabric, bridges=tuple(sick if other == bridge else other for other in fabric.bridges)), members
 
@@ -226,10 +226,10 @@ def _p2p_cap_mismatch(fabric: Fabric, rng: np.random.Generator) -> Made:
 
 def _pcie_degraded(fabric: Fabric, rng: np.random.Generator) -> Made:
     gpu = int(rng.integers(len(fabric.gpus)))
-    found = fabric.gpus[gpu]
-    narrow = Fault(FaultKind.PCIE_DEGRADED, (gpu,), width=max(1, found.pcie_width // 2))
-    slow = Fault(FaultKind.PCIE_DEGRADED, (gpu,), generation=found.pcie_generation - 1)
-    known = theory.pcie(found.pcie_generation - 1, found.pcie_width) is not None
+    placement = fabric.gpus[gpu]
+    narrow = Fault(FaultKind.PCIE_DEGRADED, (gpu,), width=max(1, placement.pcie_width // 2))
+    slow = Fault(FaultKind.PCIE_DEGRADED, (gpu,), generation=placement.pcie_generation - 1)
+    known = theory.pcie(placement.pcie_generation - 1, placement.pcie_width) is not None
     return _faulty(fabric, slow if known and rng.random() < 0.5 else narrow)
 
 

@@ -1,4 +1,4 @@
-"""What the tools of a simulated machine would say of it: NVML's devices, paths and health, nvidia-smi's labels."""
+"""What the tools of a simulated machine would report: NVML's devices, paths and health, nvidia-smi's labels."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _nvlinks(fabric: Fabric, a: int, b: int) -> tuple[int, int, bool]:
     for bundle in fabric.bundles:
         if set(bundle.gpus) == {a, b}:
             return links_up(fabric, bundle, a, b), bundle.links, False
-    joining: Switch | None = next((found for found in fabric.switches if {a, b} <= set(found.gpus)), None)
+    joining: Switch | None = next((switch for switch in fabric.switches if {a, b} <= set(switch.gpus)), None)
     if joining is None:
         return 0, 0, False
     return min(links_up(fabric, joining, gpu) for gpu in (a, b)), joining.links, True
@@ -111,13 +111,13 @@ def _overridden(path: Path, telling: Telling | None) -> Path:
 def _health(fabric: Fabric, gpu: int) -> Health:
     given = fabric.gpus[gpu].health
     generation, width = pcie_now(fabric, gpu)
-    found = replace(_IDLE, pcie_generation=generation, pcie_width=width)
+    reading = replace(_IDLE, pcie_generation=generation, pcie_width=width)
     said = {name: getattr(given, name) for name in Health.__dataclass_fields__ if getattr(given, name) is not None}
-    found = replace(found, **said)
+    reading = replace(reading, **said)
     for fault in fabric.faults:
         if fault.kind is FaultKind.THROTTLED_GPU and fault.covers(gpu):
-            found = replace(found, throttle=(*found.throttle, fault.words or _THROTTLED))
+            reading = replace(reading, throttle=(*reading.throttle, fault.words or _THROTTLED))
         elif fault.kind is FaultKind.FOREIGN_LOAD and gpu in fault.devices:
-            busy = _BUSY_UTILIZATION if fault.factor < 1 else found.utilization
-            found = replace(found, processes=(found.processes or 0) + 1, utilization=busy)
-    return found
+            busy = _BUSY_UTILIZATION if fault.factor < 1 else reading.utilization
+            reading = replace(reading, processes=(reading.processes or 0) + 1, utilization=busy)
+    return reading

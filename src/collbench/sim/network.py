@@ -54,7 +54,7 @@ class Tree:
         return tuple(chain), self._roots[name]
 
 
-# How transfers that run at once share what they cross: max-min fairness, rates in GB/s.
+# How concurrent transfers share resources: max-min fairness, rates in GB/s.
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def max_min(
     for number, load in enumerate(loads):
         for resource in load:
             users.setdefault(resource, []).append(number)
-    if all(len(found) == 1 for found in users.values()):  # nothing is shared: the common case, and a fast one
+    if all(len(flows) == 1 for flows in users.values()):  # nothing is shared: the common, fast case
         return [min([most[i], *(capacity[r] / part for r, part in load.items())]) for i, load in enumerate(loads)]
     return _filled(capacity, loads, most, users)
 
@@ -132,7 +132,7 @@ def _filled(
     left = {resource: capacity[resource] for resource in users}
     growing = set(range(len(loads)))
     while growing:
-        taken = {r: sum(loads[i][r] for i in found if i in growing) for r, found in users.items()}
+        taken = {r: sum(loads[i][r] for i in flows if i in growing) for r, flows in users.items()}
         steps = {r: left[r] / part for r, part in taken.items() if part > 0}
         step = min([*steps.values(), *(most[i] - rates[i] for i in growing)])
         full = {r for r, room in steps.items() if room <= step * (1 + 1e-12)}
@@ -147,7 +147,7 @@ def _filled(
 
 # What each transfer crosses: directed resources with a capacity in GB/s, faults counted in.
 #
-# A resource is one direction of something that transfers share: an NVLink bundle, a switch port, a slot, an uplink.
+# A resource is one direction of what transfers share: an NVLink bundle, a switch port, a slot, an uplink.
 
 
 Link = tuple[int, int]
@@ -265,8 +265,8 @@ class Network:
     def _climb(self, gpu: int, *, up: bool, to: Bridge | HostBridge | None) -> tuple[list[int], float]:
         """Return the resources between a GPU and what lies above it (None: the root), one way, and their µs."""
         way = "up" if up else "down"
-        found = self.fabric.gpus[gpu]
-        slot = found.pcie_gbs * self._scale[gpu] * _slot_share(self.fabric, gpu)
+        placement = self.fabric.gpus[gpu]
+        slot = placement.pcie_gbs * self._scale[gpu] * _slot_share(self.fabric, gpu)
         resources, latency = [self._resource(slot, "slot", gpu, way)], 0.0
         for bridge in self.tree.above(gpu):
             latency += bridge.latency_us
@@ -370,8 +370,8 @@ def _slowness(fabric: Fabric, gpu: int) -> float:
 
 def _slot_share(fabric: Fabric, gpu: int) -> float:
     """Return what a degraded PCIe link leaves of its slot's rate."""
-    found = fabric.gpus[gpu]
-    full = theory.pcie(found.pcie_generation, found.pcie_width)
+    placement = fabric.gpus[gpu]
+    full = theory.pcie(placement.pcie_generation, placement.pcie_width)
     generation, width = pcie_now(fabric, gpu)
     now = theory.pcie(generation, width)
     return now.gbs / full.gbs if full and now else 1.0
@@ -379,8 +379,8 @@ def _slot_share(fabric: Fabric, gpu: int) -> float:
 
 def pcie_now(fabric: Fabric, gpu: int) -> tuple[int, int]:
     """Return the generation and width at which a GPU's slot runs."""
-    found = fabric.gpus[gpu]
-    generation, width = found.pcie_generation, found.pcie_width
+    placement = fabric.gpus[gpu]
+    generation, width = placement.pcie_generation, placement.pcie_width
     for fault in fabric.faults_of(FaultKind.PCIE_DEGRADED):
         if fault.covers(gpu):
             generation, width = fault.generation or generation, fault.width or width

@@ -43,10 +43,10 @@ def check_of(seen: Throttled | NewErrors, devices: Sequence[int]) -> tuple[Check
 def ailing(facts: Facts) -> UnhealthyDevices:
     """Return what disturbed the devices, by the samples' flags and the health before and after."""
     run = facts.run
-    trials = sum(len(found.samples) for found in run.measurements)
+    trials = sum(len(measurement.samples) for measurement in run.measurements)
     throttled: dict[int, Throttled] = {}
     shared: dict[int, Presence] = {}
-    samples = (sample for found in run.measurements for sample in found.samples)
+    samples = (sample for measurement in run.measurements for sample in measurement.samples)
     flags = Counter(
         (flag.kind, position, flag.reason)
         for sample in samples
@@ -84,7 +84,7 @@ _MOST_SINGLE = 4
 class Blame:
     """Slow links with one likely cause: `members` and `where` as in Verdict.
 
-    `gpu` is the position of the GPU that they have in common, None where it is the links'.
+    `gpu` is the position of the GPU that they have in common, None if it is the links'.
     """
 
     members: tuple[int, ...]
@@ -132,7 +132,7 @@ def _grouped(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> It
 
 def _rows(slow: frozenset[Link], judged: frozenset[Link]) -> list[Blame]:
     """Return the GPUs all of whose links, or all in one direction, are slow; those with most links first."""
-    found = []
+    rows = []
     for gpu in sorted({member for link in slow for member in link}):
         both = frozenset(link for link in judged if gpu in link)
         ways = (
@@ -142,9 +142,9 @@ def _rows(slow: frozenset[Link], judged: frozenset[Link]) -> list[Blame]:
         )
         for links, extent in ways:
             if len({frozenset(link) for link in links}) > 1 and links <= slow:
-                found.append(Blame((gpu,), links, Where(extent, (gpu,)), gpu))
+                rows.append(Blame((gpu,), links, Where(extent, (gpu,)), gpu))
                 break
-    return sorted(found, key=lambda blame: -len(blame.links))
+    return sorted(rows, key=lambda blame: -len(blame.links))
 
 
 def _singles(slow: frozenset[Link]) -> Iterator[Blame]:

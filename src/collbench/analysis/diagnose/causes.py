@@ -58,7 +58,7 @@ class ErrorCounter(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewErrors:
-    """A device's counter grew by so many errors from before measuring to after it."""
+    """How much a device's error counter grew between the start and the end of the measurement."""
 
     device: int
     counter: ErrorCounter
@@ -126,7 +126,7 @@ class UplinkShared:
 
 @dataclass(frozen=True, slots=True)
 class HidesNvlinks:
-    """A virtual machine (NVML's word for its kind, "" where there is none) or the driver hides NVLinks."""
+    """A virtual machine (NVML's word for its kind, "" if there is none) or the driver hides NVLinks."""
 
     virtualization: str
 

@@ -69,7 +69,7 @@ class _Case:
 
 
 def setting(environment: Mapping[str, str], *, paths_only: bool) -> VariableSet | None:
-    """Return the NCCL variable that explains slow collectives; None where none is set."""
+    """Return the NCCL variable that explains slow collectives; None if none is set."""
     for name in _P2P if paths_only else SLOWING:
         value = environment.get(name, "")
         if value not in _OFF or (value == "0" and name == "NCCL_P2P_LEVEL"):

@@ -84,16 +84,17 @@ def _judged(facts: Facts, pair: Pair) -> bool:
 def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
     """Return why a pair was not judged: by design only where all that was asked for on it is absent by design."""
     there = [m for m in run.measurements if set(m.point.members) == set(pair) and _could_judge(m.point.work)]
-    given_up = next((found for found in there if found.failure), None)
+    given_up = next((measurement for measurement in there if measurement.failure), None)
     if given_up is not None:
         return absences.of(given_up.point.work, given_up.point.members)
     large = [
-        found
-        for found in there
-        if found.point.size_bytes >= (COLLECTIVE_BYTES if found.point.operation.is_collective else COPY_BYTES)
+        measurement
+        for measurement in there
+        if measurement.point.size_bytes
+        >= (COLLECTIVE_BYTES if measurement.point.operation.is_collective else COPY_BYTES)
     ]
     if large:
-        trials = max(len(found.samples) for found in large)
+        trials = max(len(measurement.samples) for measurement in large)
         if trials < FEWEST_TRIALS:
             return Absence(AbsenceKind.FEW_TRIALS, trials=trials, needed=FEWEST_TRIALS)
         return Absence(AbsenceKind.ONE_WAY)

@@ -40,7 +40,7 @@ def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
 
 
 def disturbing(facts: Facts) -> Iterator[Finding]:
-    """Yield the pairs that are slower beside others than alone, by the interference check, though they share no link.
+    """Yield pairs that the interference check finds slower concurrently than isolated, although they share no link.
 
     NVLinks of disjoint pairs share nothing, nor do peer copies below one PCIe bridge. Farther PCIe paths name shared
     links, so there it is no contradiction.
@@ -59,9 +59,9 @@ def disturbing(facts: Facts) -> Iterator[Finding]:
 
 
 def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bool) -> Finding:
-    check = min(checks, key=lambda found: found.ratio)
-    labels = tuple(sorted({found.label for found in checks}, key=rank_key))
-    works = tuple(sorted({Work(found.operation, found.variant) for found in checks}, key=str))
+    check = min(checks, key=lambda one: one.ratio)
+    labels = tuple(sorted({one.label for one in checks}, key=rank_key))
+    works = tuple(sorted({Work(one.operation, one.variant) for one in checks}, key=str))
     links = both_ways((a, b) for path in facts.run.paths if path.label in labels for a, b in [path.devices])
     members = tuple(sorted({member for link in links for member in link}))
     message = Message(

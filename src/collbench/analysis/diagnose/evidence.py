@@ -38,7 +38,7 @@ class Where:
 
 
 class Source(StrEnum):
-    """What reports paths beside NVML's labels."""
+    """What reports paths apart from NVML's labels."""
 
     LABEL = "the label"
     NVML = "NVML"
@@ -49,7 +49,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WrongElements:
-    """Data arrived wrong: so many elements of a work, 0 where a failure says more."""
+    """A number of wrong elements of a work, 0 if a failure says more."""
 
     elements: int
     work: Work | None
@@ -63,7 +63,7 @@ class GivenUp:
 
 
 class Presence(NamedTuple):
-    """What was seen on a device: in so many of the run's trials, or "before" or "after" them."""
+    """What was seen on a device: in a number of the run's trials, or "before" or "after" them."""
 
     device: int
     trials: int = 0
@@ -128,7 +128,7 @@ class HiddenLinks:
 
 @dataclass(frozen=True, slots=True)
 class Beaten:
-    """A rate above the capacity of a part, in so many batches."""
+    """A rate above the capacity of a part, in a number of batches."""
 
     gbs: float
     part: str

@@ -145,8 +145,8 @@ def pcie_ceiling(facts: Facts, members: tuple[int, ...]) -> float | None:
     if all(slots):
         return min(limit.gbs for limit in slots if limit)
     readings = facts.readings
-    host = [found for member in members for found in readings.host(member)]
-    staged = [found for pair, found in readings.of(STAGED, COPY_BYTES).items() if set(pair) <= set(members)]
+    host = [reading for member in members for reading in readings.host(member)]
+    staged = [reading for pair, reading in readings.of(STAGED, COPY_BYTES).items() if set(pair) <= set(members)]
     measured = [readings.interval(reading)[2] for reading in (*host, *staged)]
     return max(measured, default=None)
 
@@ -169,9 +169,9 @@ def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
         yield _hidden(facts, blame, links)
     judged = {
         link
-        for found in facts.run.measurements
-        if found.samples
-        for link in ways(found.point.work, found.point.members)
+        for measurement in facts.run.measurements
+        if measurement.samples
+        for link in ways(measurement.point.work, measurement.point.members)
     }
     for blame in _by_label(facts, set(of_links), judged):
         yield _impossible(facts, blame, [one for link in sorted(blame.links) for one in of_links[link]])

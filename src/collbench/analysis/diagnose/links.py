@@ -58,7 +58,7 @@ def asymmetries(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iter
             back = copies.get((b, a))
             if back is not None and odd.speaks(there) and odd.speaks(back):
                 gaps[a, b].append(Gap(there, back.middle - there.middle, math.hypot(there.error, back.error)))
-    slow = {link: below for link, found in gaps.items() if (below := _certain(facts, found, _ONE_WAY))}
+    slow = {link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _ONE_WAY))}
     for blame in blames(facts, slow, gaps):
         worst, readings, works = _worst(blame, slow)
         evidence = SlowerThanBack(1 - math.exp(-worst.gap), works)
@@ -74,7 +74,9 @@ def outliers(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterato
                 for gap in _below(facts, group):
                     for link in ways(gap.reading.work, gap.reading.members):
                         gaps[link].append(gap)
-        slow = {link: below for link, found in gaps.items() if (below := _certain(facts, found, _OUTLYING))}
+        slow = {
+            link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _OUTLYING))
+        }
         for blame in blames(facts, slow, gaps):
             worst, readings, works = _worst(blame, slow)
             evidence = BelowBest(1 - math.exp(-worst.gap), worst.reading.label, works)
@@ -254,7 +256,7 @@ def _inverted_cause(facts: Facts, better: str, links: Collection[Link]) -> Likel
 
 
 def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]) -> float | None:
-    """Return by how much (a difference of logs) the worse label wins significantly, None where it does not.
+    """Return by how much (a difference of logs) the worse label wins significantly, None if it does not.
 
     A better label on slower slots is no contradiction while it makes use of them.
     """

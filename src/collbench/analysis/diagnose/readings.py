@@ -1,4 +1,4 @@
-"""The rate of each data point that decides, with an error that holds for all at once (docs/method.md 10.1)."""
+"""The rate of each data point that decides, with an error that is simultaneous for all (docs/method.md 10.1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from collbench.model.run import DataPoint, Measurement, Path, Run
 _CHANCE_OF_ANY = 0.005
 # Fewer trials than this make a poor σ̂: the wider pool then counts, too.
 _FEW_TRIALS = 30
-# Of so many trials a data point that is much noisier than its like is judged by its own noise.
+# From this many trials on, a data point that is much noisier than others of its kind is judged by its own noise.
 _TRIALS_FOR_OWN_NOISE = 5
 # Two copies on one link get half of it each, three a third; noise alone does not make an interference check's ratio
 # this low.
@@ -43,7 +43,7 @@ STAGED = Work(Operation.CE_WRITE, Variant.STAGED)
 class Reading:
     """One point: the median log of its trials' busbw (GB/s), that median's standard error, and whether it ran alone.
 
-    `trials` are the logs, ascending. `alone` is also True where an interference check found that its label may run
+    `trials` are the logs, ascending. `alone` is also True if an interference check found that its label may run
     beside others, `isolated` only where nothing else ran.
     """
 
@@ -85,7 +85,7 @@ class Readings:
             self._by_work.setdefault(reading.work, []).append(reading)
 
     def of(self, work: Work, least_bytes: int = _RELATIVE_BYTES) -> dict[tuple[int, ...], Reading]:
-        """Return the readings of a work by members; none where its messages were smaller than that."""
+        """Return the readings of a work by members; none if its messages were smaller than that."""
         return {r.members: r for r in self._by_work.get(work, ()) if r.size_bytes >= least_bytes}
 
     def host(self, member: int) -> tuple[Reading, ...]:
@@ -106,7 +106,7 @@ class Readings:
     def best(self, link: Link, least_bytes: int = COPY_BYTES) -> Reading | None:
         """Return the fastest copy on a link, by copy engine if any: that shows the link (docs/method.md 2.2)."""
         for kinds in (CE, SM, CPU):
-            there = [found for work in kinds if (found := self.of(work, least_bytes).get(link))]
+            there = [best for work in kinds if (best := self.of(work, least_bytes).get(link))]
             if there:
                 return max(there, key=lambda reading: reading.middle)
         return None
@@ -147,24 +147,24 @@ class Facts:
 def read(run: Run) -> Readings:
     """Return the readings of a run: data points with three trials or more, each at its work's deciding size."""
     counts: dict[Work, Counter[int]] = defaultdict(Counter)
-    for found in run.measurements:
-        if found.samples:
-            counts[found.point.work][found.point.size_bytes] += 1
+    for measurement in run.measurements:
+        if measurement.samples:
+            counts[measurement.point.work][measurement.point.size_bytes] += 1
     sizes = {work: max(have, key=lambda size: (have[size], size)) for work, have in counts.items()}
     points: dict[DataPoint, Measurement] = {}
-    for found in run.measurements:
-        if found.samples and found.point.size_bytes == sizes[found.point.work]:
+    for measurement in run.measurements:
+        if measurement.samples and measurement.point.size_bytes == sizes[measurement.point.work]:
             # Isolated samples alone, where there are enough: they are the better evidence.
-            alone = [sample for sample in found.samples if not sample.concurrent]
-            used = replace(found, samples=alone) if len(alone) >= FEWEST_TRIALS else found
+            alone = [sample for sample in measurement.samples if not sample.concurrent]
+            used = replace(measurement, samples=alone) if len(alone) >= FEWEST_TRIALS else measurement
             if len(used.samples) >= FEWEST_TRIALS:
                 points[used.point] = used
     words = {frozenset(path.devices): path.label for path in run.paths}
     labels = {point: _label_of(words, point.members) for point in points}
-    logs = {point: log_rates(found) for point, found in points.items()}
+    logs = {point: log_rates(measurement) for point, measurement in points.items()}
     noise = _noise({point: (point.work, labels[point]) for point in points}, logs)
     trusted = _trusted(run)
-    own = {point: is_nvlink(labels[point]) or _isolated(found) for point, found in points.items()}
+    own = {point: is_nvlink(labels[point]) or _isolated(measurement) for point, measurement in points.items()}
     readings = tuple(
         Reading(
             work=point.work,
@@ -174,34 +174,36 @@ def read(run: Run) -> Readings:
             # Beside others a copy over PCIe is only ever slower than alone, and partners change: the fastest counts.
             middle=median(logs[point]) if own[point] else max(logs[point]),
             error=noise[point] * (median_deviation(len(logs[point])) if own[point] else 1.0),
-            alone=_isolated(found) or (point.work, labels[point]) in trusted,
-            isolated=_isolated(found),
+            alone=_isolated(measurement) or (point.work, labels[point]) in trusted,
+            isolated=_isolated(measurement),
             trials=tuple(sorted(logs[point])),
         )
-        for point, found in points.items()
+        for point, measurement in points.items()
     )
     return Readings(readings, NormalDist().inv_cdf(1 - _CHANCE_OF_ANY / 2 / max(1, len(readings))))
 
 
 def _trusted(run: Run) -> set[tuple[Work, str]]:
-    """Return the works that may run beside others on a label, as interference checks found.
+    """Return the works whose groups may run concurrently on a label, according to the interference checks.
 
     An interference check samples two pairs. PCIe paths share links, so there a label that any work's interference check
     saw sharing is distrusted for all: chance decides which pairs met.
     """
     sharing = {check.label for check in run.interference_checks if check.ratio < _SHARES and not is_nvlink(check.label)}
-    found = {(Work(check.operation, check.variant), check.label) for check in run.interference_checks if check.trusted}
-    return {(work, label) for work, label in found if label not in sharing}
+    trusted = {
+        (Work(check.operation, check.variant), check.label) for check in run.interference_checks if check.trusted
+    }
+    return {(work, label) for work, label in trusted if label not in sharing}
 
 
-def _isolated(found: Measurement) -> bool:
-    return not any(sample.concurrent for sample in found.samples)
+def _isolated(measurement: Measurement) -> bool:
+    return not any(sample.concurrent for sample in measurement.samples)
 
 
 def _label_of(labels: Mapping[frozenset[int], str], members: Sequence[int]) -> str:
     """Return the label that members share, "" for one device, "mixed" where several differ."""
-    found = {labels.get(frozenset(pair), "?") for pair in combinations(members, 2)}
-    return next(iter(found), "") if len(found) < 2 else "mixed"
+    names = {labels.get(frozenset(pair), "?") for pair in combinations(members, 2)}
+    return next(iter(names), "") if len(names) < 2 else "mixed"
 
 
 def _noise(
@@ -218,8 +220,8 @@ def _noise(
     for pool, parts in narrow.items():
         if sum(map(len, parts)) < _FEW_TRIALS:
             pooled[pool] = max(pooled[pool], everywhere[pool[0].operation.is_collective])
-    found = {point: pooled[pool] for point, pool in pools.items()}
-    for point, noise in found.items():
+    by_point = {point: pooled[pool] for point, pool in pools.items()}
+    for point, noise in by_point.items():
         own = trial_noise([logs[point]]) if len(logs[point]) >= _TRIALS_FOR_OWN_NOISE else 0.0
-        found[point] = own if own > NOISIER * noise else noise
-    return found
+        by_point[point] = own if own > NOISIER * noise else noise
+    return by_point

@@ -60,7 +60,7 @@ SEVERITIES = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One disagreement. `theory_gbs` and `measured` (lo, mid, hi) are GB/s one way, None where the kind has none.
+    """One disagreement. `theory_gbs` and `measured` (lo, mid, hi) are GB/s one way, None if the kind has none.
 
     `members` are positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one GPU is to blame, or
     all that are concerned. `explains` are kinds that would have been found for the same links without this one.

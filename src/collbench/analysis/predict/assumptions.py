@@ -51,7 +51,7 @@ OfTime = LikeOperation | LikeSet | LikePair | BeyondSizes
 
 @dataclass(frozen=True, slots=True)
 class EqualBlocks:
-    """All parameters lie in so many equal blocks; `guessed` where nobody said how many."""
+    """All parameters are in equal blocks; `guessed` if the user did not give their number."""
 
     count: int
     guessed: bool

@@ -21,10 +21,10 @@ _FEWEST_TRIALS = 3
 
 @dataclass(frozen=True, eq=False)
 class OverlapCurve:
-    """Factors of one operation beside one kind of compute, over sizes; `points` ascend, and each has an interval.
+    """Factors of one operation during one kind of compute, over sizes; `points` ascend, and each has an interval.
 
-    `members` are positions in the evidence's run; `unused` counts data points that failed, had wrong data or fewer
-    than three trials; `nccl` is the version that was timed, which is torch's.
+    `members` are positions in the evidence's run; `unused` counts data points that failed, had wrong data or fewer than
+    three trials; `nccl` is the version that was timed, which is torch's.
     """
 
     source: str
@@ -50,14 +50,14 @@ class OverlapCurve:
         There nothing is known of how far they may be off: `most` is then the most at any size.
         """
         nearest = min(max(size_bytes, self.sizes[0]), self.sizes[1])
-        found = slowdown(self.points, self.operation, nearest, compute=self.compute)
-        assert found is not None  # noqa: S101  # it is a measured size, or lies between two
-        most = found if self.covers(size_bytes) else self._most
+        measured = slowdown(self.points, self.operation, nearest, compute=self.compute)
+        assert measured is not None  # noqa: S101  # it is a measured size, or lies between two
+        most = measured if self.covers(size_bytes) else self._most
         return Slowdown(
-            max(1.0, found.collective),
-            max(1.0, found.compute),
-            max(1.0, found.collective, most.collective_most),
-            max(1.0, found.compute, most.compute_most),
+            max(1.0, measured.collective),
+            max(1.0, measured.compute),
+            max(1.0, measured.collective, most.collective_most),
+            max(1.0, measured.compute, most.compute_most),
         )
 
     def equivalent(self, operation: Operation, size_bytes: float, ranks: int) -> float:
@@ -67,12 +67,12 @@ class OverlapCurve:
     @cached_property
     def _most(self) -> Slowdown:
         every = [
-            found
+            measured
             for one in self.points
-            if (found := slowdown(self.points, self.operation, one.size_bytes, compute=self.compute))
+            if (measured := slowdown(self.points, self.operation, one.size_bytes, compute=self.compute))
         ]
-        collective = max(found.collective_most for found in every)
-        compute = max(found.compute_most for found in every)
+        collective = max(measured.collective_most for measured in every)
+        compute = max(measured.compute_most for measured in every)
         return Slowdown(collective, compute, collective, compute)
 
 
@@ -92,17 +92,17 @@ class OverlapUse:
 
     @property
     def borrowed(self) -> bool:
-        """True where this operation was not measured beside compute, and another one's factors stand for its own."""
+        """True if this operation was not measured during compute, and another one's factors replace its own."""
         return self.operation is not self.curve.operation
 
     @property
     def elsewhere(self) -> bool:
-        """True where the factors were measured on other devices than these."""
+        """True if the factors were measured on other devices than these."""
         return set(self.members) != set(self.curve.members)
 
     @property
     def beyond(self) -> bool:
-        """True where a message is smaller or larger than any that was measured."""
+        """True if a message is smaller or larger than any that was measured."""
         return not all(map(self.curve.covers, self.sizes))
 
 
@@ -111,7 +111,7 @@ def gather(evidence: Evidence, runs: Sequence[tuple[str, Run]]) -> tuple[Overlap
 
     Raises UsageError for one of another machine or other settings than the evidence's, and for one that says nothing.
     """
-    found: list[OverlapCurve] = []
+    gathered: list[OverlapCurve] = []
     for name, run in runs:
         belongs(evidence.name, evidence.run, name, run)
         curves = list(_curves(name, run, evidence.run))
@@ -121,12 +121,12 @@ def gather(evidence: Evidence, runs: Sequence[tuple[str, Run]]) -> tuple[Overlap
                 f"{name} cannot be used to predict: this needs {_FEWEST_TRIALS} trials of {titles} at normal "
                 "priority and with NCCL's own CTAs: measure with 'collbench overlap'"
             )
-        found += curves
-    return tuple(found)
+        gathered += curves
+    return tuple(gathered)
 
 
 def _curves(name: str, run: Run, base: Run) -> Iterator[OverlapCurve]:
-    """Yield a curve for each operation and set of devices: beside the first compute that was measured with both."""
+    """Yield a curve for each operation and set of devices, for the first compute that was measured with both."""
     here = positions_in(base, run)
     known: set[tuple[Operation, Members]] = set()
     for condition, ones in by_condition(run.overlaps).items():
@@ -171,7 +171,7 @@ def contended(
     seconds: Sequence[float],
     devices: Callable[[Group], Members],
 ) -> Contended | None:
-    """Return what transfers, each of so many seconds alone, and compute cost each other; None where nobody measured.
+    """Return how much transfers (of these isolated seconds) and compute slow each other down; None if not measured.
 
     `devices` are those that run a group's collective. Compute's factor is the mean over the transfers, each counted by
     its seconds.

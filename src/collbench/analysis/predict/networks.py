@@ -108,13 +108,13 @@ def llama(  # noqa: PLR0913  # the six numbers of its config
     return Network(name, Unit((head,), 0), (block,) * blocks, last, source)
 
 
-# Well-known networks by name, and networks of which only the size is known.
+# Well-known networks by name, and networks whose size is all that is known.
 
 _PARAMETERS = re.compile(r"(\d{1,9}(?:\.\d{0,9})?)([KMBT]?)", re.IGNORECASE | re.ASCII)
 _TIMES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _MOST_PARAMETERS = 10**14
 _USUAL_LAYERS = 24
-PARAMS = "--params"  # the source of a network of which only the size is known
+PARAMS = "--params"  # the source of a network whose size is all that is known
 # A transformer's block is twelve squares: 3 for queries, keys and values, 1 behind them, 4 and 4 for the feed-forward.
 _SQUARES = (3, 1, 4, 4)
 
@@ -150,7 +150,7 @@ def find(name: str) -> Network:
 
 
 def of_size(parameters: int, layers: int | None) -> Network:
-    """Return a network of so many parameters in so many equal blocks, 24 where nobody says."""
+    """Return a network of this many parameters in equal blocks, 24 by default."""
     count = layers or min(_USUAL_LAYERS, parameters)
     shares = [parameters * number // count for number in range(count + 1)]
     blocks = tuple(_block(after - before) for before, after in pairwise(shares))

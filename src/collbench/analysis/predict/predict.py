@@ -61,7 +61,7 @@ class Compared(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """The best set of k devices and the worst, by what; None where no set is worse. Positions ascend."""
+    """The best set of k devices and the worst, by what; None if no set is worse. Positions ascend."""
 
     best: Members
     worst: Members | None
@@ -69,7 +69,7 @@ class Sets:
 
 
 class Machine:
-    """What the pairs of a machine's run say of any set of its devices."""
+    """What the pairs of a machine's run show about any set of its devices."""
 
     def __init__(self, evidence: Evidence) -> None:
         """Take all that was measured; devices that are faulty are left out."""
@@ -87,7 +87,7 @@ class Machine:
         return self._case.delta if self._case else 0.0
 
     def band(self, members: Members) -> Band | None:
-        """Return the all-reduce busbw that a set is predicted to reach, GB/s; None where pairs do not tell."""
+        """Return the all-reduce busbw that a set is predicted to reach, GB/s; None if pairs do not tell."""
         case = self._case
         if case is None or not set(members) <= set(case.order):
             return None
@@ -134,15 +134,15 @@ class Machine:
         return Sets(best, worst if worst != best else None, by)
 
     def _measured(self, k: int, rank: Callable[[Members], float]) -> Sets:
-        found = sorted((some for some in self._evidence.sets if len(some) == k), key=rank)
-        if not found:
+        measured = sorted((some for some in self._evidence.sets if len(some) == k), key=rank)
+        if not measured:
             raise UsageError(
                 f"cannot predict for {k} devices: neither pairs nor a collective on {k} of them was measured; "
                 "add the run file of 'collbench pairs'"
             )
-        if len(found) == 1:
-            return Sets(found[0], None, Compared.ONE_MEASURED)
-        return Sets(found[0], found[-1], Compared.MEASURED)
+        if len(measured) == 1:
+            return Sets(measured[0], None, Compared.ONE_MEASURED)
+        return Sets(measured[0], measured[-1], Compared.MEASURED)
 
 
 def _worst(case: SelectionProblem, k: int) -> Members:
@@ -157,14 +157,14 @@ def _worst(case: SelectionProblem, k: int) -> Members:
         # Of meshes that cannot be best `lo` is what their PCIe or a single ring carries: never more than the band's.
         sets = [tuple(some) for some in field.sets[order].tolist()]
         bounds = field.lo[order].tolist()
-    lowest, found = np.inf, sets[0]
+    lowest, slowest = np.inf, sets[0]
     for members, bound in list(zip(sets, bounds, strict=True))[:_MOST_JUDGED]:
         if bound >= lowest * (1 - _ROUNDING):
             break
         carried = predict(case.wired.of(members)).lo
         if 0 < carried < lowest * (1 - _ROUNDING):
-            lowest, found = carried, members
-    return tuple(sorted(case.order[index] for index in found))
+            lowest, slowest = carried, members
+    return tuple(sorted(case.order[index] for index in slowest))
 
 
 def _turned(rates: np.typing.NDArray[np.float64]) -> np.typing.NDArray[np.float64]:
@@ -185,8 +185,8 @@ _RANKED_BYTES = BUCKET_BYTES
 class Question:
     """What is asked. `step_seconds` is a step without communication, or with `measured_on_best` that of the best set.
 
-    `shards` are the GPUs that hold one copy of the model under HSDP, None where nobody said. `gpu_seconds` are the step
-    if the GPU never waited for the host, None where it never does; `host_phases` what the host then does, in time.
+    `shards` are the GPUs that hold one copy of the model under HSDP, None if nobody said. `gpu_seconds` are the step
+    if the GPU never waited for the host, None if it never does; `host_phases` what the host then does, in time.
     """
 
     network: Network
@@ -204,7 +204,7 @@ class Question:
 
     @property
     def host(self) -> Host | None:
-        """The host's lane, None where the GPU never waits for it."""
+        """The host's lane, None if the GPU never waits for it."""
         if self.gpu_seconds is None:
             return None
         return Host(self.gpu_seconds, pace(self.network, self.micro_batches, self.host_phases or AS_THE_GPU))
@@ -216,7 +216,7 @@ class Cost:
 
     `raw` is the time of all transfers one after the other. `exposed` is what of it compute waits for: at least with
     perfect overlap, at most without any, in the middle as scheduled; `step` is compute and that. None without a step
-    time. `slowed` are the seconds of it that compute itself takes longer beside transfers, None where no overlap was
+    time. `slowed` are the seconds of it that compute itself takes longer beside transfers, None if no overlap was
     measured.
     """
 
@@ -236,7 +236,7 @@ class PredictedSet:
     """One strategy on so many GPUs: bytes and messages a step by operation, and what the best and worst set pay.
 
     `sent` sums message sizes as docs/method.md 2.1 has them; `bus_bytes` is what each GPU sends by rings. `compute`
-    are the step's seconds without communication, None where nobody said; `worst` is None where no set is worse.
+    are the step's seconds without communication, None if nobody said; `worst` is None if no set is worse.
     """
 
     strategy: str
@@ -269,7 +269,7 @@ class PredictedSet:
 class Prediction:
     """All cases, strategies within numbers of GPUs; the sets of each number; what was assumed.
 
-    `overlap` is what was taken from measured overlaps, () where the steps assume that overlap costs nothing. Times are
+    `overlap` is what was taken from measured overlaps, () if the steps assume that overlap costs nothing. Times are
     those on memory of the kind `registration`.
     """
 
@@ -317,7 +317,7 @@ class Predictor:
         return Prediction(question, cases, sets, assumed, self._machine.left_out, used, self._evidence.registration)
 
     def cost(self, question: Question, strategy: str, members: Members, compute: float | None) -> Cost:
-        """Return what a step of so many compute seconds costs on these very devices, by position."""
+        """Return the cost of a step with these compute seconds on exactly these devices, by position."""
         transfers = list(STRATEGIES[strategy](job_of(question, strategy, len(members))))
         return self._priced(question, transfers, members, compute)
 
@@ -328,9 +328,9 @@ class Predictor:
         transfers = list(STRATEGIES[strategy](job_of(question, strategy, len(members))))
         middle = [span[1] for span in self._spans(transfers, members, question)]
         slower = self._contended(transfers, middle, members, question)
-        found = compute_of(question.step_seconds, transfers, middle, question.host, slower.middle if slower else None)
-        if found is not None:
-            return found
+        seconds = compute_of(question.step_seconds, transfers, middle, question.host, slower.middle if slower else None)
+        if seconds is not None:
+            return seconds
         step, tags = f"--step-time {fixed(question.step_seconds * 1e3)}ms", self._evidence.tags(members)
         if question.step_seconds < sum(middle) or question.gpu_seconds is None:
             raise UsageError(
@@ -380,15 +380,15 @@ class Predictor:
         return self._timings.of(Operation.ALLREDUCE, members).seconds(_RANKED_BYTES)[1]
 
     def _spans(self, transfers: Sequence[Transfer], members: Members, question: Question) -> list[Span]:
-        """Return each transfer's seconds; where several groups run at once, those of the slowest."""
+        """Return each transfer's seconds; if several groups run concurrently, the seconds of the slowest."""
         known: dict[tuple[Operation, int, Group], Span] = {}
         sizes: dict[tuple[Operation, Group], list[int]] = {}
         for transfer in transfers:
             key = transfer.operation, transfer.size_bytes, transfer.group
             if key not in known:
                 sizes.setdefault((transfer.operation, transfer.group), []).append(transfer.size_bytes)
-                found = [timing.seconds(transfer.size_bytes) for timing in self._of(*key[::2], members, question)]
-                low, middle, high = (max(parts) for parts in zip(*found, strict=True))
+                seconds = [timing.seconds(transfer.size_bytes) for timing in self._of(*key[::2], members, question)]
+                low, middle, high = (max(parts) for parts in zip(*seconds, strict=True))
                 known[key] = low, middle, high
         self._note(sizes, members, question)
         return [known[transfer.operation, transfer.size_bytes, transfer.group] for transfer in transfers]
@@ -397,7 +397,7 @@ class Predictor:
         return [self._timings.of(operation, some) for some in groups(group, members, question.shards)]
 
     def _note(self, sizes: dict[tuple[Operation, Group], list[int]], members: Members, question: Question) -> None:
-        """Remember what was assumed, and of which devices."""
+        """Record what was assumed, and for which devices."""
         for (operation, group), found in sizes.items():
             for some in groups(group, members, question.shards):
                 timing = self._timings.of(operation, some)
@@ -412,7 +412,7 @@ class Predictor:
 
 
 def job_of(question: Question, strategy: str, gpus: int) -> Job:
-    """Return the job on so many GPUs. Raises UsageError where HSDP's copies do not come out even."""
+    """Return the job on this many GPUs. Raises UsageError if they are not a multiple of HSDP's shards."""
     shards = question.shards or gpus
     if strategy == "hsdp":
         if question.shards is None:

@@ -53,7 +53,7 @@ class Links:
         self._others = _others(evidence)
 
     def price(self, job: Job, call: Call) -> Priced | None:
-        """Return what a call takes; None where nothing that was measured says so, or nobody knows who takes part."""
+        """Return the seconds of a call; None if no measurement covers it, or its members are unknown."""
         operation, members = call.collective, self._members(job, call)
         if operation is None or members is None or len(members) == 1 or not call.size_bytes:
             return None
@@ -86,13 +86,13 @@ def _others(evidence: Evidence) -> dict[tuple[Operation, Members], Curve]:
     Calls of their own block sizes are left out: a record says their sum alone.
     """
     points: dict[tuple[Operation, Members], dict[int, float]] = defaultdict(dict)
-    for found in evidence.run.measured(Variant.PLAIN):
-        point = found.point
+    for measurement in evidence.run.measured(Variant.PLAIN):
+        point = measurement.point
         other = (
             point.operation.is_collective and point.operation not in SENT and not point.operation.collective.irregular
         )
-        if other and not (found.wrong or found.failure) and point.registration is evidence.registration:
-            points[point.operation, tuple(sorted(point.members))][point.size_bytes] = summarize(found).seconds
+        if other and not (measurement.wrong or measurement.failure) and point.registration is evidence.registration:
+            points[point.operation, tuple(sorted(point.members))][point.size_bytes] = summarize(measurement).seconds
     return {key: Curve(sizes) for key, sizes in points.items()}
 
 
@@ -138,7 +138,7 @@ def bounds(calls: Sequence[Sent]) -> StepBounds:
     """
     period = sum(one.pause for one in calls)
     before = sum(one.before for one in calls)
-    # Kernels of several groups ran beside each other, where all of them last longer than the step; those of one group
+    # Kernels of several groups ran concurrently, where all of them last longer than the step; those of one group
     # do not, and where they seem to, their times hold something else.
     shrink = min(1.0, period / before) if before else 1.0
     sums: dict[int, float] = defaultdict(float)
@@ -195,13 +195,13 @@ def responding(calls: Sequence[Sent], answer: Responses) -> StepBounds:
 
 
 def _beside(one: Sent, which: int) -> float:
-    """Return a transfer beside compute: what it had of that as recorded is in its recorded time already."""
+    """Return a transfer's seconds during compute: the recorded time already contains the recorded slowdown."""
     gained = max(0.0, one.after[which] - one.before)
     return one.after[which] + (one.concurrent - 1) * gained
 
 
 def _drained(calls: Sequence[Sent], seconds: Sequence[float]) -> float:
-    """Return how long transfers go on after the host's last call, each group's one after the other, in order."""
+    """Return how long transfers continue after the host's last call, each group's one after the other, in order."""
     now, ends = 0.0, defaultdict[int, float](float)
     for one, took in zip(calls, seconds, strict=True):
         now += one.pause
@@ -233,20 +233,20 @@ class PredictedJob:
 
 
 def predict_job(job: Job, links: Links, recorded: Links | None = None) -> PredictedJob:
-    """Return the step of a job on other links. `recorded` are those that it ran on, None where they are not known.
+    """Return the step of a job on other links. `recorded` are those that it ran on, None if they are not known.
 
-    Raises UsageError where the record does not say how long a step or its transfers took.
+    Raises UsageError if the record does not say how long a step or its transfers took.
     """
-    lanes = matched(job)
-    prices = {number: found for number, call in enumerate(job.calls) if (found := links.price(job, call))}
-    olds = {} if recorded is None else {at: found for at in prices if (found := recorded.price(job, job.calls[at]))}
+    matched_groups = matched(job)
+    prices = {number: price for number, call in enumerate(job.calls) if (price := links.price(job, call))}
+    olds = {} if recorded is None else {at: price for at in prices if (price := recorded.price(job, job.calls[at]))}
     seen = responses(job)
     best: tuple[float, PredictedJob] | None = None
     for rank in job.ranks:
         phase = shown_phase(rank)
         if phase is None or phase.repetitions < 2 or step_seconds(phase) is None:
             continue
-        sent, kept = _sent(job, phase, transfers(lanes, rank.rank, phase), prices, olds)
+        sent, kept = _sent(job, phase, transfers(matched_groups, rank.rank, phase), prices, olds)
         answer = seen.get(rank.rank)
         its = bounds(sent) if answer is None else responding(sent, answer)
         waited = {} if answer is None else _waited(phase, answer)
@@ -263,12 +263,12 @@ def predict_job(job: Job, links: Links, recorded: Links | None = None) -> Predic
 
 def _waited(phase: Phase, answer: Responses) -> dict[int, Share]:
     """Return by call how much of a longer transfer delays the next kernel, the mean over its positions."""
-    found: dict[int, list[Response]] = defaultdict(list)
+    by_call: dict[int, list[Response]] = defaultdict(list)
     for place, after in zip(answer.places, (*answer.kernels[1:], answer.kernels[0]), strict=True):
-        found[phase.positions[place].call].append(after)
+        by_call[phase.positions[place].call].append(after)
     return {
         call: Share(*(fmean(ends) for ends in zip(*((one.share, one.low, one.high) for one in own), strict=True)))
-        for call, own in found.items()
+        for call, own in by_call.items()
     }
 
 
@@ -284,7 +284,7 @@ def _sent(
     Raises UsageError for a call of unknown length.
     """
     shared = kernels(phase.positions, least)
-    found, kept = [], dict[int, None]()
+    sent, kept = [], dict[int, None]()
     for place, (position, pause) in enumerate(zip(phase.positions, pauses_of(phase), strict=True)):
         call, price, old = position.call, prices.get(position.call), olds.get(position.call)
         before = float(shared[place])
@@ -306,5 +306,5 @@ def _sent(
         else:
             after = price.seconds
         factors = (price.concurrent, price.compute) if price is not None else (1.0, 1.0)
-        found.append(Sent(pause, job.calls[call].group, before, after, *factors))
-    return found, tuple(kept)
+        sent.append(Sent(pause, job.calls[call].group, before, after, *factors))
+    return sent, tuple(kept)

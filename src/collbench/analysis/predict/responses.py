@@ -37,7 +37,7 @@ _WAITED = 0.5
 # A kernel keeps its own slope if that differs from the slope of its like by more standard errors than this.
 _ODD = 2.5
 _MEDIAN_ERROR = 1.25  # of a mean's: √(π/2), as for normal values
-# A slope needs at least so many samples; its standard error is never taken to be below this.
+# A slope needs at least this many samples; its standard error is assumed to be at least this.
 _FEWEST, _LEAST_ERROR = 8, 0.02
 # If the GPU waits for its host for more than this share of a step, faster links do not shorten the step.
 SLACK = 0.02
@@ -53,7 +53,7 @@ class Share:
 
     @property
     def unknown(self) -> bool:
-        """True where the record says nothing: any share is possible."""
+        """True if the record says nothing: any share is possible."""
         return self.low == 0.0 and self.high == 1.0
 
 
@@ -120,7 +120,7 @@ _ROUNDS = 4  # steps until one is like the one before
 
 
 def responses(job: Job) -> dict[int, Responses]:
-    """Return the responses of each rank's step, by job rank; of none where the record lacks kernels' beginnings."""
+    """Return the responses of each rank's step, by job rank; of none if the record lacks kernels' beginnings."""
     steps = {}
     for rank in job.ranks:
         phase = shown_phase(rank)
@@ -153,7 +153,7 @@ class _Step:
 
     @classmethod
     def of(cls, job: Job, rank: int, phase: Phase) -> _Step | None:
-        """Return a rank's step; None where fewer than three samples have every kernel's beginning and time."""
+        """Return a rank's step; None if fewer than three samples have every kernel's beginning and time."""
         samples = [one for one in phase.samples if one.gpu_starts and one.gpu and all(one.gpu)]
         if len(samples) < _SAMPLES:
             return None
@@ -178,7 +178,7 @@ class _Step:
         )
 
     def host_bound(self) -> NDArray[np.bool_]:
-        """True where the GPU had nothing to do until the host called."""
+        """True if the GPU had nothing to do until the host called."""
         quickest = float(self.lag.min())
         return self.lag < _HOST_BOUND + (quickest if 0 < quickest < _SLOWEST_LAUNCH else 0.0)
 
@@ -191,12 +191,12 @@ class _Step:
         return between if behind.all() else np.where(self.host_bound()[:, at] | behind, np.nan, between)
 
     def behind(self, at: int) -> NDArray[np.bool_]:
-        """True where a kernel began as soon as the one before it on the same communicator ended."""
+        """True if a kernel began as soon as the one before it on the same communicator ended."""
         return self.alike[at][2] & (self.between[:, at] - self.before[:, at] < _BEHIND)
 
     def answered(self, rank: int, slopes: Mapping[Where, _Slope]) -> Responses:
         """Return this rank's responses, given the slopes from the samples of all ranks."""
-        found = []
+        answered = []
         for at in range(len(self.alike)):
             slope = _share(slopes.get((rank, at)))
             free, rest = (own - slope.share * self.before[:, at] for own in (self.free(at), self.between[:, at]))
@@ -205,8 +205,8 @@ class _Step:
             else:  # the host decided each time, so compute takes no longer than the shortest of these times
                 compute = float(np.nanmin(rest)) if np.isfinite(rest).any() else 0.0
             took = float(np.median(self.took[:, at]))
-            found.append(Response(self.lanes[at], took, compute, slope.share, slope.low, slope.high))
-        return Responses(self.places, tuple(found), float(np.mean(self.host_bound())))
+            answered.append(Response(self.lanes[at], took, compute, slope.share, slope.low, slope.high))
+        return Responses(self.places, tuple(answered), float(np.mean(self.host_bound())))
 
 
 _SAMPLES = 3
@@ -214,13 +214,13 @@ _SAMPLES = 3
 
 def _units(phase: Phase, values: Sequence[float], choose: Callable[[float, float], float]) -> list[float]:
     """Return values by kernel: calls that NCCL got together share one."""
-    found = list[float]()
+    units = list[float]()
     for position, value in zip(phase.positions, values, strict=True):
-        if position.together and found:
-            found[-1] = choose(found[-1], value)
+        if position.together and units:
+            units[-1] = choose(units[-1], value)
         else:
-            found.append(value)
-    return found
+            units.append(value)
+    return units
 
 
 def _like(call: Call) -> tuple[str, int, bool]:
@@ -306,7 +306,7 @@ def _matched(step: _Step, other: _Step, values: Values) -> Values:
 
 
 def _slope(longer: Values, later: Values, ranks: int) -> _Slope | None:
-    """Return a robust slope through 0; None where the transfers hardly differed.
+    """Return a robust slope through 0; None if the transfers hardly differed.
 
     Of ranks that are compared with each other the last one says nothing new.
     """

@@ -35,14 +35,14 @@ def buckets(network: Network, gradient_bytes: int, cap_bytes: int) -> tuple[Buck
     A bucket is closed by the gradient that reaches the cap, and may be larger: a tensor is never cut
     [torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size].
     """
-    found: list[Bucket] = []
+    all_buckets: list[Bucket] = []
     waiting, done, limit = 0, 0.0, min(FIRST_BUCKET_BYTES, cap_bytes)
     for parameters, ready in gradients(network):
         waiting, done = waiting + parameters * gradient_bytes, ready
         if waiting >= limit:
-            found.append(Bucket(waiting, done))
+            all_buckets.append(Bucket(waiting, done))
             waiting, limit = 0, cap_bytes
-    return tuple(found + [Bucket(waiting, done)] * (waiting > 0))
+    return tuple(all_buckets + [Bucket(waiting, done)] * (waiting > 0))
 
 
 def gradients(network: Network) -> Iterator[tuple[int, float]]:
@@ -62,7 +62,7 @@ def _within(unit: Unit) -> Iterator[tuple[int, float]]:
         yield tensor, before / unit.parameters
 
 
-# How long a step takes when host, compute and communication run beside each other: lanes, each in its own order.
+# How long a step takes when host, compute and communication run concurrently: lanes, each in its own order.
 
 _HALVINGS = 60  # of an interval that began as wide as the step: below its last bit
 _ROUNDING = 1e-12  # of a step: the same sum in another order
@@ -82,7 +82,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A step's seconds; of them those in which compute ran beside a transfer, and those that this cost compute."""
+    """A step's seconds, the seconds of overlap with transfers in it, and the compute time lost to overlap."""
 
     step: float
     beside: float
@@ -107,13 +107,12 @@ def schedule(
     host: Host | None = None,
     contention: Contention | None = None,
 ) -> Schedule:
-    """Return how a step of `compute` seconds goes with these transfers, each of so many seconds alone.
+    """Return the timing of a step with these compute seconds and transfers (isolated seconds).
 
     Communication runs one transfer at a time, in their order, none before compute has reached its `ready`; compute
     stops at a transfer's `needed` until it is there. `ready` never falls along the order. With a `host` compute reaches
-    no place before the host has launched it, and is as fast as the GPU behind that; the host waits for nobody. While
-    a transfer and compute run at the same time, both are slower by `contention`, None where they cost each other
-    nothing.
+    no place before the host has launched it, and is as fast as the GPU behind that; the host waits for nobody. While a
+    transfer and compute run at the same time, both are slower by `contention`, None if they cost each other nothing.
     """
     return _Lanes(transfers, seconds, compute, host, contention or Contention((1.0,) * len(transfers), 1.0)).run()
 
@@ -125,7 +124,7 @@ def compute_of(
     host: Host | None = None,
     contention: Contention | None = None,
 ) -> float | None:
-    """Return the compute seconds of a step that was measured with these transfers inside; None where it cannot be.
+    """Return the compute seconds of a step that was measured with these transfers inside; None if it cannot be.
 
     With a `host` they are never fewer than the GPU's own.
     """
@@ -266,7 +265,7 @@ FORWARD_SHARE = 1 / 3
 
 
 class Group(StrEnum):
-    """Who takes part: all GPUs, those that hold one copy of the model together, or those that hold the same shard."""
+    """The members: all GPUs, those that hold one copy of the model together, or those that hold the same shard."""
 
     ALL = "all"
     SHARD = "shard"
@@ -385,7 +384,7 @@ def _bucketed(job: Job, operation: Operation, start: float) -> Iterator[Transfer
 def _sharded(job: Job, group: Group, *, again: bool) -> Iterator[Transfer]:
     """Yield each micro-batch: gathers, each while the unit before computes, and scatters behind each unit's backward.
 
-    `again` gathers the root for its backward once more. The order is that in which fully_shard issues them.
+    `again` gathers the root for its backward again. The order is that in which fully_shard issues them.
     """
     blocks, root = job.network.blocks, job.network.root_parameters
     forward = _running([unit.work for unit in job.network.units])
@@ -463,7 +462,7 @@ class Phases:
 
 _PHASES = ("forward", "backward", "optimizer")
 _MOST = 1e9  # a sum of such numbers is still finite
-# Where nobody timed the host: as the GPU, and nothing hides behind an optimizer of which nothing is known.
+# If the host was not timed, it is as fast as the GPU, and nothing overlaps the optimizer, which is unknown.
 AS_THE_GPU = Phases(FORWARD_SHARE, 1 - FORWARD_SHARE, 0.0)
 
 
@@ -478,7 +477,7 @@ class Host:
     knots: tuple[Knot, ...]
 
     def seconds(self, step: float) -> float:
-        """Return the seconds that the host takes to launch a step without communication of so many seconds.
+        """Return the seconds that the host takes to launch a step without communication, from the step's seconds.
 
         The most that make the step no longer: where it takes `gpu_seconds` the host never holds the GPU.
         """
@@ -514,13 +513,13 @@ def _stretch(units: Sequence[Unit], positions: tuple[float, float], shares: tupl
 def parse_phases(text: str) -> Phases:
     """Return the phases that "12.1,14.3,9.8" are. Raises UsageError."""
     try:
-        found = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        found = []
+        numbers = []
     # A part of zero would say that no kernel is launched there; the optimizer's may be one.
-    if len(found) != len(_PHASES) or not all(0 <= part <= _MOST for part in found) or 0 in found[:2]:
+    if len(numbers) != len(_PHASES) or not all(0 <= part <= _MOST for part in numbers) or 0 in numbers[:2]:
         raise UsageError(
             f"--host-phases '{text}' is not the host's time in {', '.join(_PHASES)}: write 12,14,9, in ms or any unit, "
             "as only their ratios count"
         )
-    return Phases(*found)
+    return Phases(*numbers)

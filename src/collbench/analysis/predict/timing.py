@@ -50,7 +50,7 @@ class Evidence:
 
 
 def gather(runs: Sequence[tuple[str, Run]], registration: Registration = Registration.NONE) -> Evidence:
-    """Return what runs, each with its file's name, say together. Raises UsageError where they do not belong together.
+    """Return what runs, each with its file's name, say together. Raises UsageError if they do not belong together.
 
     The run with the most devices, then the most pairs, is the one that devices are chosen from. With registered memory
     the curves are those on it, and so are the pairs where it was measured on any.
@@ -87,7 +87,7 @@ def _on_registered(runs: Sequence[tuple[str, Run]], kind: Registration) -> Evide
 
 
 def _base(runs: Sequence[tuple[str, Run]]) -> tuple[str, Run]:
-    """Return the run that devices are chosen from. Raises UsageError where the runs do not belong together."""
+    """Return the run that devices are chosen from. Raises UsageError if the runs do not belong together."""
     name, base = max(runs, key=lambda named: (len(named[1].devices), _pairs(named[1])))
     for other, run in runs:
         belongs(name, base, other, run)
@@ -111,14 +111,16 @@ def positions_in(base: Run, run: Run) -> tuple[int, ...]:
 
 
 def _pairs(run: Run) -> int:
-    return len({frozenset(found.point.members) for found in run.measured() if len(found.point.members) == 2})
+    return len(
+        {frozenset(measurement.point.members) for measurement in run.measured() if len(measurement.point.members) == 2}
+    )
 
 
 def _points(run: Run) -> Iterator[tuple[DataPoint, float]]:
     """Yield the sound points of what training sends with their seconds, out of place; in place where that is all."""
-    found = {m.point: m for variant in (Variant.IN_PLACE, Variant.PLAIN) for m in run.measured(variant)}
-    plain = {(c.operation, c.members, c.size_bytes) for c in found if c.variant is Variant.PLAIN}
-    for point, measurement in found.items():
+    points = {m.point: m for variant in (Variant.IN_PLACE, Variant.PLAIN) for m in run.measured(variant)}
+    plain = {(c.operation, c.members, c.size_bytes) for c in points if c.variant is Variant.PLAIN}
+    for point, measurement in points.items():
         instead = point.variant is not Variant.PLAIN and (point.operation, point.members, point.size_bytes) in plain
         if point.operation in SENT and not (measurement.wrong or measurement.failure or instead):
             yield point, summarize(measurement).seconds
@@ -213,7 +215,7 @@ class Timings:
         self._known: dict[tuple[Operation, Members], Timing] = {}
 
     def of(self, operation: Operation, members: Members) -> Timing:
-        """Return the timing. Raises UsageError where nothing that was measured comes near."""
+        """Return the timing. Raises UsageError if nothing that was measured comes near."""
         key = operation, tuple(sorted(members))
         if key not in self._known:
             self._known[key] = self._find(*key)
@@ -271,10 +273,10 @@ class Timings:
     def _ring(self, operation: Operation, members: Members) -> Timing | None:
         """Return a ring's time by the curve of the pair inside whose bandwidth is nearest to the set's."""
         band = self._bands(members)
-        found = min(self._pairs(operation, members, band), default=None) if band else None
-        if band is None or found is None:
+        slowest = min(self._pairs(operation, members, band), default=None) if band else None
+        if band is None or slowest is None:
             return None
-        _, gbs, pair, other = found
+        _, gbs, pair, other = slowest
         curve, k = self._evidence.curves[other, pair], len(members)
         more = operation.collective.steps(k) - other.collective.steps(2)
         return Timing(
@@ -307,7 +309,7 @@ class Timings:
 
 
 def assumed_of(timing: Timing, sizes: Sequence[int]) -> Iterator[OfTime]:
-    """Yield what is assumed of messages of these sizes in bytes; nothing where all were measured."""
+    """Yield what is assumed of messages of these sizes in bytes; nothing if all were measured."""
     if timing.assumed is not None:
         yield timing.assumed
     if not all(map(timing.covers, sizes)):

@@ -58,7 +58,7 @@ def slot(root: pathlib.Path, pci_bus_id: str) -> Slot:
 
 
 def acs_control(bridge: pathlib.Path) -> int | None:
-    """Return a bridge's ACS control bits, 0 where it has none; None where only root may read them."""
+    """Return a bridge's ACS control bits, 0 if it has none; None where only root may read them."""
     try:
         config = (bridge / "config").read_bytes()
     except OSError:
@@ -84,7 +84,7 @@ _NCCL_WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9.]+)\.dist-info")
 
 
 def software(nccl: str | None) -> Software:
-    """Return what is installed; `nccl` is the library that the user named, None where none was."""
+    """Return what is installed; `nccl` is the library that the user named, None if none was."""
     try:  # as a measurement opens it, and asked for its version only
         library = nccl_library.find_nccl(nccl)
         timed = {"nccl": format_version(library.version), "nccl_path": library.path}
@@ -107,25 +107,25 @@ def software(nccl: str | None) -> Software:
 
 
 def torch_build() -> tuple[str, str]:
-    """Return torch's version and the CUDA that it was built with, from torch's files; "" where there is none."""
+    """Return torch's version and the CUDA that it was built with, from torch's files; "" if there is none."""
     try:
         version = metadata.version("torch")
         spec = importlib.util.find_spec("torch")
     except (metadata.PackageNotFoundError, ImportError, ValueError):
         return "", ""
     folder = pathlib.Path(spec.origin).parent if spec and spec.origin else pathlib.Path()
-    found = _TORCH_CUDA.search(read(folder / "version.py"))
-    return version, found[1] if found else ""
+    match = _TORCH_CUDA.search(read(folder / "version.py"))
+    return version, match[1] if match else ""
 
 
 def _wheel_version(wheel: pathlib.Path | None) -> str:
-    """Return what pip calls the wheel that holds a library; "" where there is none, or several that would contradict.
+    """Return what pip calls the wheel that holds a library; "" if there is none, or several that would contradict.
 
     The folder's name says it: asking importlib.metadata would read every installed package.
     """
     packages = wheel.parents[3] if wheel else pathlib.Path()  # …/nvidia/nccl/lib/libnccl.so.2
-    found = [match[1] for folder in packages.glob("*.dist-info") if (match := _NCCL_WHEEL.fullmatch(folder.name))]
-    return found[0] if wheel and len(found) == 1 else ""
+    versions = [match[1] for folder in packages.glob("*.dist-info") if (match := _NCCL_WHEEL.fullmatch(folder.name))]
+    return versions[0] if wheel and len(versions) == 1 else ""
 
 
 def _libcuda(opened: Callable[[str], ctypes.CDLL]) -> tuple[str, str]:
@@ -152,7 +152,7 @@ _UNCORRECTED, _VOLATILE = 1, 0  # as machine/health.py has them [nvml.h, r580]
 
 
 def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
-    """Return what NVML says, or in `error` why it says nothing. `binding` gives the module pynvml; `root` holds sys/.
+    """Return NVML's facts, or in `error` why there are none. `binding` gives the module pynvml; `root` holds sys/.
 
     A GPU that was lost makes the whole of NVML's word an error: its fix comes first.
     """
@@ -226,7 +226,7 @@ def _fabric_state(query: Query, handle: object) -> int | None:
 
 
 def _count_on_the_bus(root: pathlib.Path) -> int | None:
-    """Return how many NVIDIA GPUs the kernel has on PCI; None where it shows no PCI bus."""
+    """Return how many NVIDIA GPUs the kernel has on PCI; None if it shows no PCI bus."""
     folder = root / "sys/bus/pci/devices"
     if not folder.is_dir():
         return None
@@ -258,7 +258,7 @@ READ_BY_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKI
 def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Device], nvidia_smi: str = "") -> Host:
     """Return the facts about this process's host; a file that cannot be read leaves its fact unknown.
 
-    `nvidia_smi` is that program's path, "" where there is none; it is asked about network cards where there are any.
+    `nvidia_smi` is that program's path, "" if there is none; it is asked about network cards where there are any.
     """
     allowed = os.sched_getaffinity(0)
     gpus, cards = list(gpus), tuple(sorted(_names(root / "sys/class/infiniband")))
@@ -300,7 +300,7 @@ def limit(which: int) -> int | None:
 
 
 def space(folder: pathlib.Path) -> Space | None:
-    """Return the size of the file system that holds a folder; None where there is none."""
+    """Return the size of the file system that holds a folder; None if there is none."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -325,8 +325,8 @@ def container(root: pathlib.Path, environment: Mapping[str, str]) -> str:
         if (root / mark).exists():
             return kind
     groups = read(root / "proc/1/cgroup") + read(root / "proc/self/cgroup")
-    found = next((kind for word, kind in _CGROUPS.items() if word in groups), "")
-    return found or environment.get("container", "")  # systemd's and podman's own variable
+    kind_found = next((kind for word, kind in _CGROUPS.items() if word in groups), "")
+    return kind_found or environment.get("container", "")  # systemd's and podman's own variable
 
 
 def hypervisor(root: pathlib.Path) -> str:
@@ -348,7 +348,7 @@ def _names(folder: pathlib.Path) -> list[str]:
 
 
 def _any(folder: pathlib.Path) -> bool | None:
-    """Return whether a folder has entries; None where there is no such folder."""
+    """Return whether a folder has entries; None if there is no such folder."""
     try:
         return any(True for _ in folder.iterdir())
     except OSError:

@@ -1,4 +1,4 @@
-"""What the doctor looks at: plain facts about a machine, None or "" where nothing reported them. No judgement here."""
+"""The doctor's input: plain facts about a machine, None or "" if nothing reported them. No judgment here."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The operating system around the process. Limits: None where unknown, -1 where there is none.
+    """The operating system around the process. Limits: None if unknown, -1 where there is none.
 
     `cpus` this process may run on, `cpu_quota` the CPUs' worth of time that its cgroups allow, `memory_nodes` the NUMA
     nodes it may take memory from; `slots` by the GPUs' indices; `memory_available` in bytes.

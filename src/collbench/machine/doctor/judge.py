@@ -19,11 +19,11 @@ from collbench.model.capabilities import capabilities
 from collbench.model.run import Device, NetworkPort, Path, PeerStatus
 from collbench.model.units import fixed, format_approximate_size
 
-# What the doctor says of one thing: ok, warn, fail or unknown, and the fix. Pure.
+# A finding of the doctor: ok, warn, fail or unknown, and the fix. Pure.
 
 
 class Level(StrEnum):
-    """How a fact bears on a run: it is fine, it costs speed or certainty, it prevents the run, nothing reported it."""
+    """How a fact affects a run: no effect, a cost in speed or certainty, a failure, or not reported."""
 
     OK = "ok"
     WARN = "warn"
@@ -45,7 +45,7 @@ class Group(StrEnum):
 class Finding:
     """One line of the report: what was found, in a sentence that nothing reads, and what to do about it.
 
-    `fix` is one command or sentence, "" where nothing is to be done. `devices` are the GPUs that it is about, by
+    `fix` is one command or sentence, "" if nothing is to be done. `devices` are the GPUs that it is about, by
     nvidia-smi's indices; () for all of them, and for none.
     """
 
@@ -95,11 +95,19 @@ _WITHOUT = "or use no GPU: collbench doctor --backend host"
 
 def driver(facts: Facts) -> list[Finding]:
     """Judge the driver, its version, and how many GPUs it shows."""
-    found = facts.driver
-    if found.error:
+    facts_of_driver = facts.driver
+    if facts_of_driver.error:
         instead = f"{_GPUS_FOR_CONTAINERS.get(facts.host.container, _INSTALL)}; {_WITHOUT}"
-        return [Finding(Group.GPUS, "driver", Level.FAIL, found.error, instead if found.missing else found.advice)]
-    return [_version(found), *_tool(found), _count(facts)]
+        return [
+            Finding(
+                Group.GPUS,
+                "driver",
+                Level.FAIL,
+                facts_of_driver.error,
+                instead if facts_of_driver.missing else facts_of_driver.advice,
+            )
+        ]
+    return [_version(facts_of_driver), *_tool(facts_of_driver), _count(facts)]
 
 
 def visibility(facts: Facts) -> list[Finding]:
@@ -110,50 +118,52 @@ def visibility(facts: Facts) -> list[Finding]:
     name, unset = NAME, f"unset {NAME}, or write indices or UUIDs of nvidia-smi -L"
     left = ", ".join(device.tag for device in seen.devices) or "no GPU"
     why = f": {seen.problem}" if seen.problem else ""
-    found = []
+    findings = []
     if seen.problem and not seen.certain:
-        found.append(Finding(Group.GPUS, name, Level.WARN, f"only CUDA knows which GPUs remain visible{why}", unset))
+        findings.append(Finding(Group.GPUS, name, Level.WARN, f"only CUDA knows which GPUs remain visible{why}", unset))
     elif not seen.devices:
-        found.append(Finding(Group.GPUS, name, Level.FAIL, f"hides every GPU{why}", unset))
+        findings.append(Finding(Group.GPUS, name, Level.FAIL, f"hides every GPU{why}", unset))
     elif seen.problem:
-        found.append(Finding(Group.GPUS, name, Level.WARN, f"leaves {left}{why}", unset))
+        findings.append(Finding(Group.GPUS, name, Level.WARN, f"leaves {left}{why}", unset))
     elif len(seen.devices) < 2:
         text = f"leaves only {left}: no pair to measure" if given is not None else "one GPU: no pair to measure"
-        found.append(Finding(Group.GPUS, name if given is not None else "pairs", Level.WARN, text, "use two or more"))
+        findings.append(
+            Finding(Group.GPUS, name if given is not None else "pairs", Level.WARN, text, "use two or more")
+        )
     elif given is not None:
-        found.append(Finding(Group.GPUS, name, Level.OK, f"leaves {left}, {len(seen.devices)} of {len(devices)}"))
-    return [*found, *_order(facts)]
+        findings.append(Finding(Group.GPUS, name, Level.OK, f"leaves {left}, {len(seen.devices)} of {len(devices)}"))
+    return [*findings, *_order(facts)]
 
 
 def health(gpus: Sequence[Gpu]) -> list[Finding]:
-    """Judge the modes and the state of the GPUs in sight, each thing in one line."""
+    """Judge the modes and the state of the visible GPUs, one line for each kind of problem."""
     return [*_modes(gpus), *_gpu_memory(gpus), *_fabric(gpus), *_now(gpus)]
 
 
-def _version(found: Driver) -> Finding:
-    text = f"{found.version}, CUDA {found.cuda or 'unknown'}"
-    branch = found.version.partition(".")[0]
+def _version(facts_of_driver: Driver) -> Finding:
+    text = f"{facts_of_driver.version}, CUDA {facts_of_driver.cuda or 'unknown'}"
+    branch = facts_of_driver.version.partition(".")[0]
     if not branch.isdigit():
-        return Finding(Group.GPUS, "driver", Level.UNKNOWN, f"version '{found.version}' cannot be read")
+        return Finding(Group.GPUS, "driver", Level.UNKNOWN, f"version '{facts_of_driver.version}' cannot be read")
     if int(branch) < OLDEST_DRIVER:
         fix = f"install driver r{OLDEST_DRIVER} or newer"
         return Finding(Group.GPUS, "driver", Level.FAIL, f"{text}: older than r{OLDEST_DRIVER}", fix)
     return Finding(Group.GPUS, "driver", Level.OK, text)
 
 
-def _tool(found: Driver) -> list[Finding]:
-    if found.nvidia_smi:
+def _tool(facts_of_driver: Driver) -> list[Finding]:
+    if facts_of_driver.nvidia_smi:
         return []
     text = "not on PATH: its labels cannot be compared with those of NVML; NVML reports everything else"
     return [Finding(Group.GPUS, "nvidia-smi", Level.OK, text)]
 
 
 def _count(facts: Facts) -> Finding:
-    found = facts.driver
-    kinds = Counter(gpu.device.name for gpu in found.gpus)
+    facts_of_driver = facts.driver
+    kinds = Counter(gpu.device.name for gpu in facts_of_driver.gpus)
     text = ", ".join(f"{count} × {name}" for name, count in kinds.items()) or "none"
-    hidden = (found.on_the_bus or 0) - len(found.gpus)
-    if not found.gpus:
+    hidden = (facts_of_driver.on_the_bus or 0) - len(facts_of_driver.gpus)
+    if not facts_of_driver.gpus:
         fix = _GPUS_FOR_CONTAINERS.get(facts.host.container, "check nvidia-smi -L and the permissions of /dev/nvidia*")
         return Finding(Group.GPUS, "GPUs", Level.FAIL, "the driver shows no GPU to this process", fix)
     if hidden <= 0:
@@ -308,11 +318,11 @@ _TRANSLATED = ("DMA", "DMA-FQ")  # an IOMMU group's type in the kernel's words; 
 def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
     """Judge the host around the process; `gpus` are those in sight, none on the host backend."""
     host = facts.host
-    found = [_place(facts), _shm(facts, len(gpus)), *_limits(host), *_cores(facts, gpus), *_memory(facts)]
+    findings = [_place(facts), _shm(facts, len(gpus)), *_limits(host), *_cores(facts, gpus), *_memory(facts)]
     if gpus:
-        found += [*_near(host, gpus), *_peer_traffic(facts, gpus), *_network(host), *_ports(host.network_ports)]
-        found += _affinity(host.network_affinity)
-    return [*found, _runs(facts.runs)]
+        findings += [*_near(host, gpus), *_peer_traffic(facts, gpus), *_network(host), *_ports(host.network_ports)]
+        findings += _affinity(host.network_affinity)
+    return [*findings, _runs(facts.runs)]
 
 
 def _place(facts: Facts) -> Finding:
@@ -327,15 +337,15 @@ def _place(facts: Facts) -> Finding:
 
 
 def _shm(facts: Facts, gpus: int) -> Finding:
-    name, found = "shared memory", facts.host.shm
+    name, shm = "shared memory", facts.host.shm
     fix = "docker run --shm-size=1g (or --ipc=host); elsewhere: sudo mount -o remount,size=8G /dev/shm"
-    if found is None:
+    if shm is None:
         text = "no /dev/shm that can be read: processes on one host share memory through it"
         return Finding(Group.HOST, name, Level.FAIL, text, "mount a tmpfs on /dev/shm")
-    text = f"{format_approximate_size(found.free)} free of {format_approximate_size(found.total)} in /dev/shm"
-    if found.free < _LEAST_SHM_A_GPU * max(gpus, 1):
+    text = f"{format_approximate_size(shm.free)} free of {format_approximate_size(shm.total)} in /dev/shm"
+    if shm.free < _LEAST_SHM_A_GPU * max(gpus, 1):
         return Finding(Group.HOST, name, Level.FAIL, f"{text}: NCCL and torch's data loaders cannot start", fix)
-    if found.free < _ENOUGH_SHM:
+    if shm.free < _ENOUGH_SHM:
         since = _by_cuda(facts)
         why = "NCCL needs little of it with this driver, torch's data loaders more" if since else "NCCL may need 1 GiB"
         return Finding(Group.HOST, name, Level.WARN, f"{text}: {why}", fix)
@@ -480,23 +490,24 @@ def _ports(ports: tuple[NetworkPort, ...]) -> Iterable[Finding]:
         yield Finding(Group.HOST, name, Level.OK, f"{len(ports)} active, none slower than another of its kind")
 
 
-def _affinity(found: NetworkAffinity) -> Iterable[Finding]:
-    """Judge which cards are near the GPUs, and whether NCCL took those; nothing where no nearness is known."""
-    nearest = {gpu: found.nearest(gpu) for gpu in sorted(found.near)}
+def _affinity(network_affinity: NetworkAffinity) -> Iterable[Finding]:
+    """Judge which cards are near the GPUs, and whether NCCL took those; nothing if no nearness is known."""
+    nearest = {gpu: network_affinity.nearest(gpu) for gpu in sorted(network_affinity.near)}
     known = {gpu: near for gpu, near in nearest.items() if near[1]}
     if not known:
         return
     name = "network affinity"
     wrong = [
         f"NCCL sends GPU{gpu}'s traffic over {card} ({how}), but {', '.join(better)} is nearer ({best})"
-        for gpu, card, how, better, best in found.farther()
+        for gpu, card, how, better, best in network_affinity.farther()
     ]
     if wrong:
         fix = "check NCCL_IB_HCA, NCCL_CROSS_NIC and NCCL_TOPO_FILE: the cards that NCCL may use, and the topology"
         yield Finding(Group.HOST, name, Level.WARN, "; ".join(wrong), fix)
         return
     if disputed := [
-        f"the PCI tree has {card} {how} from GPU{gpu}, nvidia-smi {other}" for gpu, card, how, other in found.disputed()
+        f"the PCI tree has {card} {how} from GPU{gpu}, nvidia-smi {other}"
+        for gpu, card, how, other in network_affinity.disputed()
     ]:
         yield Finding(Group.HOST, name, Level.WARN, "; ".join(disputed), "see 'nvidia-smi topo -m' and 'lspci -t'")
         return
@@ -507,7 +518,7 @@ def _affinity(found: NetworkAffinity) -> Iterable[Finding]:
         yield Finding(Group.HOST, name, Level.WARN, text, "see 'nvidia-smi topo -m' and the slots of the cards")
         return
     words = [f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in known.items()]
-    checked = "; NCCL uses these" if found.chosen else ""
+    checked = "; NCCL uses these" if network_affinity.chosen else ""
     yield Finding(Group.HOST, name, Level.OK, f"nearest cards: {', '.join(words)}{checked}")
 
 
@@ -539,53 +550,55 @@ _TORCH = "pip install torch, as its site says for your CUDA"
 
 def judge_libraries(facts: Facts) -> list[Finding]:
     """Judge the libraries that a run on GPUs opens, and whether they fit each other and the driver."""
-    found = facts.software
-    return [*_libcuda(facts), *_nccl(found), *_same_nccl(found), *_preload(facts), _torch(facts)]
+    software = facts.software
+    return [*_libcuda(facts), *_nccl(software), *_same_nccl(software), *_preload(facts), _torch(facts)]
 
 
-def torch_for_cores(found: Software) -> list[Finding]:
+def torch_for_cores(software: Software) -> list[Finding]:
     """Judge what the host backend needs: torch, for gloo."""
-    if not found.torch:
+    if not software.torch:
         return [Finding(Group.LIBRARIES, "torch", Level.FAIL, "not installed: it includes gloo's collectives", _TORCH)]
-    return [Finding(Group.LIBRARIES, "torch", Level.OK, f"{found.torch}: includes gloo for collectives between cores")]
+    return [
+        Finding(Group.LIBRARIES, "torch", Level.OK, f"{software.torch}: includes gloo for collectives between cores")
+    ]
 
 
 def _libcuda(facts: Facts) -> Iterable[Finding]:
-    found = facts.software
-    if found.libcuda_error:
+    software = facts.software
+    if software.libcuda_error:
         if facts.driver.gpus:  # without a driver its line has said so
-            text = f"libcuda.so.1 cannot be opened: {found.libcuda_error}"
+            text = f"libcuda.so.1 cannot be opened: {software.libcuda_error}"
             yield Finding(Group.LIBRARIES, "libcuda", Level.FAIL, text, _UTILITY_ONLY)
         return
-    compatible = facts.driver.cuda and facts.driver.cuda != found.libcuda
+    compatible = facts.driver.cuda and facts.driver.cuda != software.libcuda
     more = f", by a compatibility library: the driver's own is {facts.driver.cuda}" if compatible else ""
-    yield Finding(Group.LIBRARIES, "libcuda", Level.OK, f"CUDA {found.libcuda}{more}")
+    yield Finding(Group.LIBRARIES, "libcuda", Level.OK, f"CUDA {software.libcuda}{more}")
 
 
-def _nccl(found: Software) -> Iterable[Finding]:
-    if found.nccl_error:
-        fix = found.nccl_advice or "install torch with CUDA or libnccl2, or name a file with --nccl PATH"
-        yield Finding(Group.LIBRARIES, "NCCL", Level.FAIL, found.nccl_error, fix)
+def _nccl(software: Software) -> Iterable[Finding]:
+    if software.nccl_error:
+        fix = software.nccl_advice or "install torch with CUDA or libnccl2, or name a file with --nccl PATH"
+        yield Finding(Group.LIBRARIES, "NCCL", Level.FAIL, software.nccl_error, fix)
     else:
-        yield Finding(Group.LIBRARIES, "NCCL", Level.OK, f"{found.nccl}, {found.nccl_path}")
+        yield Finding(Group.LIBRARIES, "NCCL", Level.OK, f"{software.nccl}, {software.nccl_path}")
 
 
-def _same_nccl(found: Software) -> Iterable[Finding]:
+def _same_nccl(software: Software) -> Iterable[Finding]:
     """Judge whether what is timed is what torch will load: the wheel next to it, where there is one."""
     name = "torch's NCCL"
-    if not found.wheel:
-        if found.torch_cuda:
+    if not software.wheel:
+        if software.torch_cuda:
             text = "no nvidia-nccl wheel next to torch: torch has NCCL built in, or loads the system's"
             fix = "compare the version with python -c 'import torch; print(torch.cuda.nccl.version())'"
             yield Finding(Group.LIBRARIES, name, Level.UNKNOWN, text, fix)
         return
-    version = found.wheel_version or "of unknown version"
-    if found.nccl_error or found.wheel == found.nccl_path:
+    version = software.wheel_version or "of unknown version"
+    if software.nccl_error or software.wheel == software.nccl_path:
         yield Finding(Group.LIBRARIES, name, Level.OK, f"{version}: what collbench times")
-    elif found.wheel_version == found.nccl:
-        yield Finding(Group.LIBRARIES, name, Level.OK, f"{version} at {found.wheel}: the same version")
+    elif software.wheel_version == software.nccl:
+        yield Finding(Group.LIBRARIES, name, Level.OK, f"{version} at {software.wheel}: the same version")
     else:
-        text = f"{version} at {found.wheel}: training loads this one, but collbench times {found.nccl}"
+        text = f"{version} at {software.wheel}: training loads this one, but collbench times {software.nccl}"
         fix = "unset COLLBENCH_NCCL and leave out --nccl to time torch's"
         yield Finding(Group.LIBRARIES, name, Level.WARN, text, fix)
 
@@ -598,14 +611,14 @@ def _preload(facts: Facts) -> Iterable[Finding]:
 
 
 def _torch(facts: Facts) -> Finding:
-    found = facts.software
-    if not found.torch:
+    software = facts.software
+    if not software.torch:
         return Finding(Group.LIBRARIES, "torch", Level.WARN, "not installed: collbench train needs it", _TORCH)
-    if not found.torch_cuda:
-        text = f"{found.torch} has no CUDA: collbench can measure, but training would run on CPU cores"
+    if not software.torch_cuda:
+        text = f"{software.torch} has no CUDA: collbench can measure, but training would run on CPU cores"
         return Finding(Group.LIBRARIES, "torch", Level.WARN, text, _TORCH)
-    text = f"{found.torch}, built for CUDA {found.torch_cuda}"
-    ours, theirs = _major(found.libcuda or facts.driver.cuda), _major(found.torch_cuda)
+    text = f"{software.torch}, built for CUDA {software.torch_cuda}"
+    ours, theirs = _major(software.libcuda or facts.driver.cuda), _major(software.torch_cuda)
     if ours is not None and theirs is not None and ours < theirs:
         # Within one major version any driver will do [CUDA compatibility guide, "minor version compatibility"].
         fix = f"install a driver for CUDA {theirs}, or torch built for CUDA {ours}"
@@ -618,7 +631,7 @@ def _major(version: str) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-# What NVML says of the paths between GPUs, and what that means for data on its way. Pure.
+# What NVML reports about the paths between GPUs, and what that means for data integrity. Pure.
 
 
 def judge_links(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
@@ -677,20 +690,20 @@ def _links_down(gpus: Sequence[Gpu]) -> list[Finding]:
 # What the variables that are set do here: NCCL's, in the environment and in nccl.conf, and CUDA's. Pure.
 
 
-_LONGEST = 60  # characters of a value; what is longer is a list or a path that nobody reads here
+_LONGEST = 60  # characters of a value; longer values are lists or paths, which are cut
 
 
 def judge_variables(facts: Facts) -> list[Finding]:
     """Judge each NCCL_* variable, from environment or file, in the order of names; collbench itself sets none."""
     ours = sorted((name, value) for name, value in facts.environment.items() if name.startswith("NCCL_"))
-    found = [_nccl_variable(name, value) for name, value in ours]
-    found += [
+    findings = [_nccl_variable(name, value) for name, value in ours]
+    findings += [
         _nccl_variable(name, value, source=f" (set in {file})")
         for file, name, value in sorted(facts.configured, key=lambda row: row[1])
     ]
-    if not found and capabilities(facts.backend).nccl:
-        found.append(Finding(Group.VARIABLES, "NCCL_*", Level.OK, "none is set: NCCL decides by itself"))
-    return [*found, *_cuda(facts)]
+    if not findings and capabilities(facts.backend).nccl:
+        findings.append(Finding(Group.VARIABLES, "NCCL_*", Level.OK, "none is set: NCCL decides by itself"))
+    return [*findings, *_cuda(facts)]
 
 
 def _nccl_variable(name: str, value: str, source: str = "") -> Finding:
@@ -724,21 +737,21 @@ FAILED = 1
 
 def judge(facts: Facts) -> tuple[Finding, ...]:
     """Return all findings, in the order of the report."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if capabilities(facts.backend).nvml:
         gpus = visible_gpus(facts)
-        found += driver(facts)
+        findings += driver(facts)
         if facts.driver.gpus:
-            found += visibility(facts)
-            found += health(gpus)
-            found += judge_links(facts, gpus)
-        found += judge_libraries(facts)
+            findings += visibility(facts)
+            findings += health(gpus)
+            findings += judge_links(facts, gpus)
+        findings += judge_libraries(facts)
     else:
         gpus = ()
-        found += torch_for_cores(facts.software)
-    found += judge_host(facts, gpus)
-    found += judge_variables(facts)
-    return tuple(found)
+        findings += torch_for_cores(facts.software)
+    findings += judge_host(facts, gpus)
+    findings += judge_variables(facts)
+    return tuple(findings)
 
 
 def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
@@ -750,5 +763,5 @@ def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
 
 
 def status(findings: Sequence[Finding]) -> int:
-    """Return the exit status: 0 where nothing fails, else FAILED."""
+    """Return the exit status: 0 if nothing fails, else FAILED."""
     return FAILED if any(finding.level is Level.FAIL for finding in findings) else 0

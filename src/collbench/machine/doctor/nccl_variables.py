@@ -220,7 +220,7 @@ _NUMBERS = (
 class Meaning:
     """What is known of one variable with its value. `does` is "" for a name that NCCL does not read.
 
-    `cost` says what this value costs here, "" where nothing; `near` is the name that was probably meant.
+    `cost` says what this value costs here, "" if nothing; `near` is the name that was probably meant.
     """
 
     does: str

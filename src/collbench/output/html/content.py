@@ -1,4 +1,4 @@
-"""Runs → all that the page says of them, as JSON's own types. Pure: the same runs give the same page."""
+"""Converts runs to all content of the page, as JSON types. Pure: the same runs give the same page."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def limits(run: Run) -> list[tuple[str, str]]:
 
 
 def paths(run: Run) -> list[str]:
-    """Return a sentence on each path, nothing where they are too many to be read."""
+    """Return a sentence on each path; none if there are too many to read."""
     return [explain_pair(run.devices, path) for path in run.paths] if len(run.paths) <= _MOST_PATHS else []
 
 
@@ -123,21 +123,21 @@ def health(run: Run) -> dict[str, Any]:
 
 def interference_checks(run: Run) -> Iterator[dict[str, str]]:
     """Yield each comparison of a pair measured isolated and concurrently with others."""
-    for found in run.interference_checks:
-        plus = f"{found.operation} {'' if found.variant == 'plain' else found.variant}".strip()
+    for check in run.interference_checks:
+        plus = f"{check.operation} {'' if check.variant == 'plain' else check.variant}".strip()
         yield {
-            "what": f"{plus} on {_tags(run, found.members)}",
-            "label": found.label,
-            "isolated": fixed(found.isolated_gbs),
-            "concurrent": fixed(found.concurrent_gbs),
-            "ratio": f"{found.ratio:.3f}",
-            "trusted": "yes" if found.trusted else f"no: ±{found.delta:.1%} was allowed",
+            "what": f"{plus} on {_tags(run, check.members)}",
+            "label": check.label,
+            "isolated": fixed(check.isolated_gbs),
+            "concurrent": fixed(check.concurrent_gbs),
+            "ratio": f"{check.ratio:.3f}",
+            "trusted": "yes" if check.trusted else f"no: ±{check.delta:.1%} was allowed",
         }
 
 
 # What a run means, for the page: the three answers of its first screen, verdicts, choices, tiers and fits.
 #
-# `analysis` has the answers; here are only the words around them.
+# `analysis` computes the answers; this only makes their text.
 
 # More rows hide what matters; the map shows α, β and n½ of every set.
 _MOST_FITS = 64
@@ -153,7 +153,7 @@ _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "capacity of the links", Kind.CONTENTI
 
 
 def answers(run: Run, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Return the first screen: which devices, how fast, is anything wrong. Each has a short answer and some lines."""
+    """Return the first screen: which devices, how fast, any problems. Each has a short answer and some lines."""
     if run.overlaps:
         return [_beside(run), _is_anything_wrong(run, judged)]
     if run.replays:
@@ -163,7 +163,7 @@ def answers(run: Run, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
 
 
 def _beside(run: Run) -> dict[str, Any]:
-    """Return the answer of a run of `collbench overlap`: the data point whose collective loses most."""
+    """Return the answer of a run of `collbench overlap`: the data point whose collective slows down most."""
     worst = overlap.strongest(run.overlaps)
     if worst is None:
         return _answer("Cost of overlap", "nothing measured", [])
@@ -250,7 +250,7 @@ def _answer(question: str, short: str, lines: Sequence[str], state: str = "") ->
 
 
 def shown_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
-    """Return the verdicts in the words of `collbench check`, and what the run does not allow to judge."""
+    """Return the verdicts as `collbench check` prints them, and what could not be judged."""
     data = verdicts.as_json(run, judged)
     found = []
     for verdict, one in zip(judged, data["verdicts"], strict=True):
@@ -356,7 +356,7 @@ def _tags(run: Run, members: Sequence[int]) -> str:
 
 
 def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
-    """Return what the page shows of these runs, each with the name that it goes by; the first one is the base.
+    """Return the page's content for these named runs; the first one is the base.
 
     The rest is compared with it. `version` is that of the collbench that makes the page.
     """
@@ -400,10 +400,10 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
 
 
 def _works(run: Run) -> list[RankedWork]:
-    """Return `rank`'s summary of each work. One by one: it looks at all data points for each size."""
+    """Return `rank`'s summary of each work, one by one: `rank` reads all data points for each size."""
     points: dict[Work, list[Measurement]] = defaultdict(list)
-    for found in run.measurements:
-        points[found.point.work].append(found)
+    for measurement in run.measurements:
+        points[measurement.point.work].append(measurement)
     ended = outcome(run)
     parts = (replace(run, measurements=[*found, *broken(run, found)]) for found in points.values())
     pages = (rank_summary(part, ended=ended).works for part in parts)
@@ -415,7 +415,7 @@ def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run:
     key = f"{page['id']}-over-{base_page['id']}"
     data = {"id": key, "sim": base_page["sim"] or page["sim"], "tags": base_page["data"]["tags"], "series": []}
     shape = {"id": key, "sim": data["sim"], "base": base_page["name"], "other": page["name"], "data": data}
-    if base.backend != run.backend:  # `compare` refuses these: their figures are of different things
+    if base.backend != run.backend:  # `compare` refuses these runs: their backends differ
         how = f"not compared: {base.backend} and {run.backend} backend"
         return {**shape, "how": how, "differences": [], "whole": [], "overview": []}
     found = compare(base, run, 0.0)
@@ -433,7 +433,7 @@ def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run:
 
 
 def _origin(run: Run) -> list[str]:
-    """Return where and when, in a few words each: host or simulated machine, versions, start."""
+    """Return where and when as short texts: host or simulated machine, versions, start."""
     machine = run.machine
     where = f"simulated machine {machine.fabric}" if capabilities(run.backend).simulated else machine.hostname
     driver = f"driver {machine.driver}" if machine.driver else ""

@@ -16,20 +16,20 @@ _LEFT, _WIDE, _BAR, _LANE, _TEXT, _TICKS = 60, 1000, 14, 18, 20, 5  # of the pic
 _FILLS = ("#2f78c4", "#d9822b", "#3a9b5c", "#a3529e", "#c2403d", "#7a8b99", "#b8a11f", "#3aa6a6")
 
 
-def content(found: Report, name: str, version: str, against: str = "") -> dict[str, Any]:
+def content(report: Report, name: str, version: str, against: str = "") -> dict[str, Any]:
     """Return what the page says; `name` is the job's file, `against` as in text.job.page."""
     mark = "sim " if against.startswith("sim ") else ""
-    drawn = timeline(found.job)
+    drawn = timeline(report.job)
     tables = [
-        _table(f"The step of rank {found.rank}, in order: µs of one call, GB/s of busbw", call_table(found, mark)),
-        _table("Per step, ms", rank_table(found.ranks)),
+        _table(f"The step of rank {report.rank}, in order: µs of one call, GB/s of busbw", call_table(report, mark)),
+        _table("Per step, ms", rank_table(report.ranks)),
     ]
     return {
         "title": name,
         "version": version,
-        "answer": headline(found),
-        "lines": [" ".join(line.split()) for line in (*origin(found, against), *said(found))],
-        "timeline": None if drawn is None else _picture(found.job, drawn),
+        "answer": headline(report),
+        "lines": [" ".join(line.split()) for line in (*origin(report, against), *said(report))],
+        "timeline": None if drawn is None else _picture(report.job, drawn),
         "tables": tables,
     }
 

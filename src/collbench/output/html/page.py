@@ -1,4 +1,4 @@
-"""What `content` says → one HTML page that needs nothing else: script, style and data are in it.
+"""Renders the content as one self-contained HTML page, with script, style and data inside.
 
 Text is escaped by jinja2; data is JSON in a block that the browser does not run. A Content-Security-Policy allows this
 one script and this one style, by hash, and no request at all.
@@ -66,7 +66,7 @@ def _joined(environment: Environment, names: Sequence[str]) -> str:
 
 
 def _policy(script: str, style: str) -> str:
-    """Return the Content-Security-Policy. The hash is of what stands between the tags, byte by byte."""
+    """Return the Content-Security-Policy. Its hashes are of the exact bytes between the tags."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -75,7 +75,7 @@ def _policy(script: str, style: str) -> str:
             "img-src data:",  # an empty icon, so that no browser asks a server for one
             "base-uri 'none'",
             "form-action 'none'",
-            "require-trusted-types-for 'script'",  # innerHTML and its like throw
+            "require-trusted-types-for 'script'",  # innerHTML and similar APIs throw
         )
     )
 

@@ -73,9 +73,9 @@ class Family:
 def families(run: Run) -> list[Family]:
     """Return the run's data points by operation and kind of device set, in the model's order; larger sets come last."""
     groups: dict[tuple[Work, int], dict[tuple[int, Members], Measurement]] = defaultdict(dict)
-    for found in run.measurements:
-        many = len(found.point.members) if found.point.work.operation.is_collective else 0
-        groups[found.point.work, many][found.point.size_bytes, found.point.members] = found
+    for measurement in run.measurements:
+        many = len(measurement.point.members) if measurement.point.work.operation.is_collective else 0
+        groups[measurement.point.work, many][measurement.point.size_bytes, measurement.point.members] = measurement
     made = []
     for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
         members = next(iter(points))[1]
@@ -148,24 +148,24 @@ def _shades(row: Sequence[float | None], *, least: bool) -> str:
     )
 
 
-def _rates(found: Measurement) -> Bounds:
-    summary = summarize(found)
+def _rates(measurement: Measurement) -> Bounds:
+    summary = summarize(measurement)
     low, high = summary.interval or (None, None)
     return low, summary.busbw, high
 
 
-def _times(found: Measurement, scale: float) -> Bounds:
-    low, high = median_interval(trial_seconds(found)) or (None, None)
-    return _scaled((low, summarize(found).seconds, high), scale)
+def _times(measurement: Measurement, scale: float) -> Bounds:
+    low, high = median_interval(trial_seconds(measurement)) or (None, None)
+    return _scaled((low, summarize(measurement).seconds, high), scale)
 
 
-def _share(limits: Mapping[Members, float], found: Measurement) -> Bounds:
-    limit = limits.get(found.point.members)
-    return _scaled(_rates(found), 100 / limit) if limit else NOTHING
+def _share(limits: Mapping[Members, float], measurement: Measurement) -> Bounds:
+    limit = limits.get(measurement.point.members)
+    return _scaled(_rates(measurement), 100 / limit) if limit else NOTHING
 
 
-def _launch(found: Measurement) -> Bounds:
-    seconds = summarize(found).launch_seconds
+def _launch(measurement: Measurement) -> Bounds:
+    seconds = summarize(measurement).launch_seconds
     return NOTHING if seconds is None else (None, seconds * 1e6, None)
 
 
@@ -175,7 +175,7 @@ def _scaled(bounds: Bounds, scale: float) -> Bounds:
 
 
 def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
-    """Return α, β and n½ of each place, which hold over all sizes; nothing where none has them."""
+    """Return α, β and n½ of each place, which hold over all sizes; nothing if none has them."""
     known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
     if not known or family.work.operation is Operation.CHASE:
         return []
@@ -258,13 +258,13 @@ def _ranking(family: Family, ended: Outcome, size: int) -> Ranking | None:
 
 def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
     """Return the other data points that failed or had wrong data, without their samples: rankings must know of them."""
-    bad = [found for found in run.measurements if found.failure or found.wrong]
+    bad = [measurement for measurement in run.measurements if measurement.failure or measurement.wrong]
     known = {found.point for found in besides} if bad else set()
     return [replace(found, samples=[]) for found in bad if found.point not in known]
 
 
 def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
-    """Return [tier, relation to the best] of each place at one size; nothing where there are no tiers."""
+    """Return [tier, relation to the best] of each place at one size; nothing if there are no tiers."""
     if ranking is None:
         return []
     standings = {standing.members: standing for standing in ranking.standings}
@@ -273,7 +273,7 @@ def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
 
 
 def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, members: Members) -> str:
-    """Return what a reader should know of one data point besides its numbers; `beaten` are the impossible ones."""
+    """Return a note on one data point for the reader; `beaten` are the impossible ones."""
     found = family.points.get((size, members))
     if found is None:
         return ""
@@ -282,30 +282,30 @@ def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, mem
     return "; ".join(dict.fromkeys([sentence] * bool(sentence) + list(_remarks(found, family.run.devices))))
 
 
-def _remarks(found: Measurement, devices: Sequence[Device]) -> Iterable[str]:
-    if found.failure:
-        yield f"failed: {sentences.failure(found.failure, devices)}"
-    if found.wrong:
-        yield f"{found.wrong} wrong elements"
-    if found.stop in _STOPS:
-        yield _STOPS[found.stop]
-    if any(sample.concurrent for sample in found.samples):
+def _remarks(measurement: Measurement, devices: Sequence[Device]) -> Iterable[str]:
+    if measurement.failure:
+        yield f"failed: {sentences.failure(measurement.failure, devices)}"
+    if measurement.wrong:
+        yield f"{measurement.wrong} wrong elements"
+    if measurement.stop in _STOPS:
+        yield _STOPS[measurement.stop]
+    if any(sample.concurrent for sample in measurement.samples):
         yield "measured concurrently with others"
-    yield from sorted({sentences.flag(flag, devices) for sample in found.samples for flag in sample.flags})
+    yield from sorted({sentences.flag(flag, devices) for sample in measurement.samples for flag in sample.flags})
 
 
 def _chosen(family: Family, size: int) -> str:
-    """Return what NCCL said that it chose for this message, "" where it was not asked."""
+    """Return what NCCL reported that it chose for this message, "" if it was not asked."""
     if not family.work.operation.is_collective:
         return ""
     wanted = (family.work.operation, len(family.sets[0]), size)
-    choices = (found for found in family.run.chosen if (found.operation, found.ranks, found.size_bytes) == wanted)
+    choices = (choice for choice in family.run.chosen if (choice.operation, choice.ranks, choice.size_bytes) == wanted)
     return "; ".join(f"{found.algorithm}/{found.protocol}, {found.channels} channels" for found in choices)
 
 
 # Overlaps: for each operation a series of sizes × conditions (compute, priority, CTAs), in the shape of the others.
 
-_TIMES = "× as long"  # not the unit of ratios between runs, which has shades of its own
+_TIMES = "× as long"  # unlike the unit of ratios between runs, which has separate shades
 
 
 def overlap_series(run: Run) -> list[dict[str, Any]]:
@@ -381,7 +381,7 @@ def _given_up(found: Overlap | None, devices: Sequence[Device]) -> str:
 _STEPS = (0.02, 0.05, 0.10, 0.25)
 _LETTERS = dict(zip(range(-len(_STEPS), len(_STEPS) + 1), "abcdefghi", strict=True))
 _SIGNS = {Verdict.WORSE: -1, Verdict.BETTER: 1}
-# What is said of each data point; the first is for one that only one run has.
+# The text of each comparison of data points; the first is for a point that only one run has.
 _WORDS = {
     Verdict.SAME: "the same",
     Verdict.BETTER: "significantly faster",

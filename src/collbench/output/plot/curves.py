@@ -29,7 +29,7 @@ from collbench.output.text.curves import Curves, curves_of, limits_of, lines_of,
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_LINES = 8  # more than a reader tells apart
+_MOST_LINES = 8  # more than a reader can distinguish
 _MOST_LIMITS = 3
 _MOST_TICKS = 12
 _WIDTH, _HEIGHT = 7.2, 4.4  # inches
@@ -38,7 +38,7 @@ _HEADROOM = 1.07  # of what is highest: room for a limit's name
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
-    """One line: GB/s over bytes, with a band (None where there is no interval), and what the legend says."""
+    """One line: GB/s over bytes, with a band (None if there is no interval), and what the legend says."""
 
     name: str
     rates: dict[int, float]
@@ -83,7 +83,7 @@ def _strokes(found: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> It
 
 
 def _front(found: Sequence[tuple[Named, Work, Curves]], named: Named, work: Work) -> str:
-    """Return what tells a line's run and work from the others'."""
+    """Return the start of a legend entry, which distinguishes its run and work from the others."""
     several_runs = len({one.name for one, _, _ in found}) > 1
     several_works = len({one for _, one, _ in found}) > 1
     sim = "sim " if capabilities(named.run.backend).simulated else ""
@@ -115,7 +115,7 @@ def _tiers(named: Named, work: Work, curves: Curves, front: str, group: int) -> 
 
 
 def stroke(axes: Axes, line: Stroke, number: int) -> None:
-    """Draw a line and its band, in the colour and with the marker of its number."""
+    """Draw a line and its band, in the color and with the marker of its number."""
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
     dashes = "-" if number < len(COLOURS) else "-."
     sizes, rates = [*line.rates], [*line.rates.values()]

@@ -1,4 +1,4 @@
-"""A matplotlib figure that is the same bytes everywhere, and the words around it; `sim` where simulated."""
+"""A matplotlib figure with the same bytes everywhere, and its text; `sim` where simulated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The words around a picture: what is shown, on which machine, when and by which versions; `sim` where simulated.
+# The text of a picture: what is shown, on which machine, when and by which versions; `sim` where simulated.
 
 _LONGEST = 100  # characters of a text that came from a machine
 _MOST_ORIGINS = 4
@@ -39,7 +39,7 @@ class Named:
 
 
 def clean(text: str, most: int = _LONGEST) -> str:
-    """Return a machine's words as a picture may hold them: no control characters, which no XML can, and not endless."""
+    """Return a machine's text for a picture: without control characters, which XML forbids, and shortened."""
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
@@ -86,12 +86,12 @@ def _origin(run: Run) -> str:
     return f"{clean('; '.join(parts), 200)}; {made}"
 
 
-# A matplotlib figure that is the same bytes everywhere: settings, colours, the three file formats, accessible SVG.
+# A matplotlib figure that is the same bytes everywhere: settings, colors, the three file formats, accessible SVG.
 
 SUFFIXES = ("svg", "png", "pdf")
-# Okabe and Ito's colours, distinguished by the colour-blind; without their yellow, which white paper swallows.
+# Okabe and Ito's colors, distinguished by the color-blind; without their yellow, which white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # and without colour
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # and without color
 THEORY = "#595959"
 _RC = {
     "font.family": ["DejaVu Sans"],  # matplotlib brings it: the layout is the same on every machine
@@ -128,7 +128,7 @@ def lines_frame(axes: Axes, top: float, label: str) -> None:
     from matplotlib.ticker import NullLocator
 
     axes.xaxis.set_minor_locator(NullLocator())
-    # matplotlib's own margin is a share of the points' range, which is nothing where all sizes are equally fast.
+    # matplotlib's own margin is a share of the points' range, which is nothing if all sizes are equally fast.
     axes.set_ylim(0, top)
     axes.set_ylabel(label)
     axes.grid(color="#DDDDDD", linewidth=0.6)
@@ -138,7 +138,7 @@ def lines_frame(axes: Axes, top: float, label: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn figure and what it says in words; `tips` are the words of single parts by their id (gid) in the SVG."""
+    """A drawn figure and its description; `tips` are the texts of parts by their id (gid) in the SVG."""
 
     figure: Figure
     title: str
@@ -148,7 +148,7 @@ class Picture:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Give matplotlib our settings while a figure is drawn and saved. Raises UsageError where it is not installed."""
+    """Give matplotlib our settings while a figure is drawn and saved. Raises UsageError if it is not installed."""
     try:
         from matplotlib import style
     except ImportError as error:

@@ -85,7 +85,7 @@ def _by_pair(ranking: Ranking) -> dict[tuple[int, int], RankedLink]:
 
 
 def _failed(run: Run, ranking: Ranking) -> set[tuple[int, ...]]:
-    points = (found.point for found in run.measurements if found.failure)
+    points = (measurement.point for measurement in run.measurements if measurement.failure)
     pairs = {point.members for point in points if (point.work, point.size_bytes) == (ranking.work, ranking.size_bytes)}
     return pairs | {pair[::-1] for pair in pairs} if ranking.kind == "pair" else pairs
 

@@ -48,7 +48,7 @@ class _Line:
 def draw(shown: Sequence[Shown], size_bytes: int | None) -> Picture:
     """Return the picture at a size, or at the largest that every number of GPUs has.
 
-    Raises UsageError where there are fewer than two numbers of GPUs, or no size that all have.
+    Raises UsageError if there are fewer than two numbers of GPUs, or no size that all have.
     """
     size = _common_size(shown) if size_bytes is None else size_bytes
     lines = _lines(shown, size)

@@ -246,7 +246,7 @@ def of_trend(trend: Trend, status: int) -> str:
 
 
 def of_answers(answers: Answers, status: int) -> str:
-    """Return what the reference figures say of a run as JSON text; members are positions of the run."""
+    """Return the results of the reference figures for a run as JSON text; members are positions of the run."""
     body = {
         "run": _run(answers.run),
         "nvls": answers.nvls.value,
@@ -283,8 +283,8 @@ def _comparison(comparison: Comparison) -> _Json:
     }
 
 
-def _differences(found: Sequence[Difference], base: Run) -> list[_Json]:
-    return [dict(zip(("what", "base", "new"), words_of(one, base.devices), strict=True)) for one in found]
+def _differences(differences: Sequence[Difference], base: Run) -> list[_Json]:
+    return [dict(zip(("what", "base", "new"), words_of(one, base.devices), strict=True)) for one in differences]
 
 
 def _run(run: Run) -> _Json:
@@ -335,9 +335,9 @@ def _impossible_json(answer: Answer) -> _Json | None:
     return place | {"gbs": beaten.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}
 
 
-# The page of `collbench compare`: what differs beside the figures, what became worse or better, counts, a verdict.
+# The page of `collbench compare`: other differences, what became worse or better, counts, a verdict.
 
-_MOST_ROWS = 20  # of a verdict; more say the same thing again, and the JSON has them all
+_MOST_ROWS = 20  # rows of a verdict; the JSON has all
 _FEW_ROWS, _FEWEST = 7, 4  # on the short page, of two runs and of many
 _FEW_RUNS = 8  # lines about runs on the short page
 _MOST_NAMES = 6
@@ -413,8 +413,8 @@ def matched(comparison: Comparison) -> str:
     return how
 
 
-def _differs(found: Difference, base: Run) -> str:
-    what, old, now = words_of(found, base.devices)
+def _differs(difference: Difference, base: Run) -> str:
+    what, old, now = words_of(difference, base.devices)
     return f"{what}: {old or 'none'} → {now or 'none'}"
 
 
@@ -472,13 +472,13 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     yield from _more(len(groups) - most)
 
 
-def _rows(comparison: Comparison, found: Sequence[Change]) -> list[tuple[str, list[Change]]]:
+def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, list[Change]]]:
     """Return a row for each work and its devices, one for all of a work where all are alike; strongest first."""
     works: dict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
     for change in comparison.changes:
         works[change.key.work, len(change.key.members)].add(change.key.members)
     by_devices: dict[tuple[str, tuple[int, ...]], list[Change]] = defaultdict(list)
-    for change in found:
+    for change in changes:
         by_devices[change.key.work, change.key.members].append(change)
     rows: dict[str, list[Change]] = defaultdict(list)
     for (work, members), ours in by_devices.items():

@@ -21,13 +21,13 @@ from collbench.model.run import Run
 from collbench.model.units import fixed, format_size
 from collbench.output.text.frame import place
 
-# The drawing, in characters by plotille: 80 columns at most, legible without colour.
+# The drawing, in characters by plotille: 80 columns at most, legible without color.
 
 # plotille sets a tick every ten columns; six of them, its scale and its arrow are 80 columns.
 _TICK, _MOST_TICKS = 10, 6
 _FEWEST_ROWS, _MOST_ROWS = 12, 16
 _ROUND = (1, 2, 2.5, 3, 4, 5, 6, 8, 10)  # what a row may stand for, times a power of ten
-# Okabe and Ito's colours, distinguished by the colour-blind, in 256-colour numbers that show on black and on white.
+# Okabe and Ito's colors, distinguished by the color-blind, in 256-color numbers that show on black and on white.
 _COLOURS = (32, 208, 35, 170)
 _GREY = 245
 _THEORY = "="
@@ -44,7 +44,7 @@ def draw(lines: Sequence[Line], limits: Sequence[float]) -> Text | None:
     if len(sizes) < 2:
         return None
     scale = _scale(sizes, max([*limits, *(spread.middle for line in lines for spread in line.points.values())]))
-    # plotille asks the environment for colours, so they are ours: those of the first line that alone is drawn there.
+    # plotille asks the environment for colors, so they are ours: those of the first line that alone is drawn there.
     layers = [(_COLOURS[index % len(_COLOURS)], _plain(scale, [line], [])) for index, line in enumerate(lines)]
     layers.append((_GREY, _plain(scale, [], limits)))
     return _coloured(_plain(scale, lines, limits), layers)
@@ -85,7 +85,7 @@ def _plain(scale: _Scale, lines: Sequence[Line], limits: Iterable[float]) -> lis
 
 
 def _coloured(rows: Sequence[str], layers: Sequence[tuple[int, Sequence[str]]]) -> Text:
-    """Return the rows with each character of the drawing in the colour of the first layer that has one there."""
+    """Return the rows with each character of the drawing in the color of the first layer that has one there."""
     text = Text()
     for number, row in enumerate(rows):
         text.append("\n" * (number > 0))
@@ -122,7 +122,7 @@ def _scale(sizes: Sequence[int], top: float) -> _Scale:
 
 # Bandwidth over message size, as figures: what every place of a work reached, and few lines that stand for many.
 
-# A reader tells so many lines apart in a terminal without colour; the other tiers are in the table of tiers.
+# A reader tells so many lines apart in a terminal without color; the other tiers are in the table of tiers.
 _MOST_LINES = 4
 _MOST_NAMES = 6  # of a communicator; more break 80 columns
 
@@ -152,17 +152,17 @@ Curves = dict[Members, dict[int, Summary]]
 
 def works_of(run: Run) -> list[Work]:
     """Return the works that hold a sample, in the model's order: plain ones first."""
-    works = {found.point.work for found in run.measurements if found.samples}
+    works = {measurement.point.work for measurement in run.measurements if measurement.samples}
     return sorted(works, key=work_order)
 
 
 def curves_of(run: Run, work: Work) -> Curves:
     """Return each place's figures by size in bytes, both ascending. A place is the members of a data point."""
-    found: Curves = defaultdict(dict)
+    curves: Curves = defaultdict(dict)
     for measurement in run.measured(work.variant):
         if measurement.point.work == work:
-            found[measurement.point.members][measurement.point.size_bytes] = summarize(measurement)
-    return {members: dict(sorted(found[members].items())) for members in sorted(found)}
+            curves[measurement.point.members][measurement.point.size_bytes] = summarize(measurement)
+    return {members: dict(sorted(curves[members].items())) for members in sorted(curves)}
 
 
 def sizes_of(work: Work, curves: Curves) -> list[int]:

@@ -1,4 +1,4 @@
-"""What stands above and below every page's figures: where they come from, what failed, health, notes."""
+"""The top and bottom of every page: where the figures come from, what failed, health, notes."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def sim(run: Run, word: str = "sim ") -> str:
     return word if capabilities(run.backend).simulated else ""
 
 
-# Whether NCCL may let the NVSwitch reduce (NVLS), in words: it decides what an all-reduce can reach.
+# Whether NCCL may let the NVSwitch reduce (NVLS), as text: it decides what an all-reduce can achieve.
 
 
 def nvls(run: Run) -> str:
-    """Return what is known of NVLS, "" without NCCL or where nothing is: off, not supported, possible, or chosen."""
+    """Return the state of NVLS: off, not supported, possible, or chosen; "" without NCCL or if unknown."""
     known = _nvls(run)
     return f"NVLS {known}" if known and physics.nvls(run) is not Nvls.UNKNOWN else known
 
@@ -57,7 +57,7 @@ def _nvls(run: Run) -> str:
         return f"off ({NVLS_VARIABLE}=0)"
     if state is Nvls.OFF and run.machine.multicast is False:
         return "not supported by these GPUs"
-    used = sum(found.algorithm.startswith("NVLS") for found in run.chosen)
+    used = sum(choice.algorithm.startswith("NVLS") for choice in run.chosen)
     if run.chosen:
         return f"{'chosen for ' + str(used) if used else 'not chosen for any'} of {len(run.chosen)} messages"
     if state is Nvls.UNKNOWN:
@@ -136,18 +136,18 @@ def settings(environment: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name != "NCCL_VERSION")
 
 
-# What was wrong with the devices while they were measured, in a few lines; one line when nothing was.
+# Problems of the devices during the measurement, in a few lines; one line if there were none.
 
 _COUNTERS = (("NVLink", "nvlink_errors"), ("ECC", "ecc_errors"))
 _REPLAYS = ("NVLink replays", "nvlink_replays")
 
 
 def health_lines(run: Run) -> list[str]:
-    """Return temperatures in °C, then a line for everything that was wrong; empty for CPU cores."""
+    """Return temperatures in °C, then a line for each problem; empty for CPU cores."""
     if not run.health_before:
         return network_lines(run)
     states = (*run.health_before, *run.health_after)
-    flags = {flag.kind for found in run.measurements for sample in found.samples for flag in sample.flags}
+    flags = {flag.kind for measurement in run.measurements for sample in measurement.samples for flag in sample.flags}
     throttled, grown = list(_at_the_ends(run, FlagKind.THROTTLED)), list(_grown(run))
     good = []
     if seen := [state.temperature for state in states if state.temperature is not None]:
@@ -157,7 +157,7 @@ def health_lines(run: Run) -> list[str]:
     clocked = any(state.sm_clock is not None for state in run.health_before)
     if clocked and not throttled and FlagKind.THROTTLED not in flags:
         good.append("no throttling")
-    # The counters that this machine has and that stood still; without both readings nothing is known.
+    # The counters that this machine has and that did not change; unknown without both readings.
     known = [name for name, field in _COUNTERS if any(getattr(state, field) is not None for state in states)]
     if known and run.health_after and not grown:
         good.append(f"no new {' or '.join(known)} errors")
@@ -210,9 +210,11 @@ def _port_line(one: PortChange) -> str:
 
 def _flagged(run: Run) -> Iterator[str]:
     """Yield each flag of the samples with how many trials it marks; of a GPU's temperatures the highest."""
-    trials = sum(len(found.samples) for found in run.measurements)
+    trials = sum(len(measurement.samples) for measurement in run.measurements)
     marked: dict[tuple[FlagKind, tuple[int, ...], str, int | None], list[Flag]] = defaultdict(list)
-    for flag in (flag for found in run.measurements for sample in found.samples for flag in set(sample.flags)):
+    for flag in (
+        flag for measurement in run.measurements for sample in measurement.samples for flag in set(sample.flags)
+    ):
         figure = None if flag.kind is FlagKind.HOT else flag.figure
         marked[flag.kind, flag.devices, flag.reason, figure].append(flag)
     worst = ((max(flags, key=lambda flag: flag.figure or 0), len(flags)) for flags in marked.values())
@@ -221,7 +223,7 @@ def _flagged(run: Run) -> Iterator[str]:
 
 def _at_the_ends(run: Run, kind: FlagKind) -> Iterator[str]:
     """Yield what throttled devices or shared them at the run's ends, where no trial was flagged with it."""
-    flagged = {flag for found in run.measurements for sample in found.samples for flag in sample.flags}
+    flagged = {flag for measurement in run.measurements for sample in measurement.samples for flag in sample.flags}
     shared = {index for flag in flagged if flag.kind is FlagKind.SHARED for index in flag.devices}
     for when, index, state in at_the_ends(run):
         if kind is FlagKind.THROTTLED:
@@ -253,7 +255,7 @@ _STOPS = {
 }
 # NCCL's start is reported from here on: below, NCCL was ready when the sweep was.
 _REPORTED_S = 0.05
-# More failures than this say the same thing again; the file holds them all.
+# Further failures repeat these; the file has all of them.
 _MOST_FAILURES = 8
 # On a short page, of failures and of what was wrong with devices.
 _FEW_LINES = 3
@@ -308,7 +310,7 @@ def place(devices: tuple[Device, ...], work: Work, members: tuple[int, ...]) -> 
 
 
 def _stopped(run: Run) -> Iterator[str]:
-    counts = Counter(found.stop for found in run.measurements)
+    counts = Counter(measurement.stop for measurement in run.measurements)
     parts = [f"{counts[reason]} {word}" for reason, word in _STOPS.items() if counts[reason]]
     if parts:
         yield f"points    {len(run.measurements)} data points: {', '.join(parts)}"
@@ -328,10 +330,10 @@ def _time(run: Run) -> Iterator[str]:
 def _verified(run: Run) -> Iterator[str]:
     """Yield the share of the bytes that were compared where they arrived, and what was compared least."""
     bytes_of: dict[tuple[Work, int], tuple[int, int]] = {}  # verified, moved
-    for found in run.measurements:
-        for sample in found.samples:
+    for measurement in run.measurements:
+        for sample in measurement.samples:
             if sample.moved_bytes and sample.verified_bytes is not None:
-                key = (found.point.work, found.point.size_bytes)
+                key = (measurement.point.work, measurement.point.size_bytes)
                 verified, moved = bytes_of.get(key, (0, 0))
                 bytes_of[key] = (verified + sample.verified_bytes, moved + sample.moved_bytes)
     if not bytes_of:
@@ -352,9 +354,9 @@ def _share(part: int, whole: int) -> str:
 def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
     """Yield a line for each set of devices and kind of failure: what failed there, and the first reason."""
     failed: dict[tuple[tuple[int, ...], object], list[Measurement]] = defaultdict(list)
-    for found in run.measurements:
-        if found.failure:
-            failed[tuple(sorted(found.point.members)), found.failure.kind].append(found)
+    for measurement in run.measurements:
+        if measurement.failure:
+            failed[tuple(sorted(measurement.point.members)), measurement.failure.kind].append(measurement)
     for (members, _), points in list(failed.items())[:most]:
         why = sentences.failure(points[0].failure, run.devices) if points[0].failure else ""
         yield f"failed    {sentences.device_sets([members], run.devices)}: {_points(points)}: {why}"
@@ -386,11 +388,11 @@ def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[s
 
 def _interference(run: Run) -> Iterator[str]:
     """Yield what the interference check found: whether pairs keep their rates while other pairs are busy."""
-    trusted = [found for found in run.interference_checks if found.trusted]
+    trusted = [check for check in run.interference_checks if check.trusted]
     apart: dict[tuple[str, Work], list[InterferenceCheck]] = defaultdict(list)
-    for found in run.interference_checks:
-        if not found.trusted:
-            apart[found.label, Work(found.operation, found.variant)].append(found)
+    for check in run.interference_checks:
+        if not check.trusted:
+            apart[check.label, Work(check.operation, check.variant)].append(check)
     if trusted:
         yield (
             f"checked   interference: {_which(trusted, {label for label, _ in apart})} timed concurrently and isolated "
@@ -446,13 +448,13 @@ def worst_troubles(run: Run) -> str:
 
 
 def alarm(run: Run) -> Iterator[Text]:
-    """Yield the headline as a page's first block, nothing where all is well."""
+    """Yield the headline as a page's first block, nothing if all is well."""
     if failed := headline(run):
         yield Text(failed, style=ALARM)
 
 
 def not_judged(why: str) -> Text:
-    """Return the first block of a page that can say nothing; `why` ends with what to run."""
+    """Return the first block of a page without a judgment; `why` ends with the command to run."""
     return Text(f"not judged: {why}", style=ALARM)
 
 

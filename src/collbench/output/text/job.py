@@ -49,30 +49,32 @@ _LACKS = {
 }
 
 
-def page(found: Report, against: str = "") -> Iterator[Block]:
+def page(report: Report, against: str = "") -> Iterator[Block]:
     """Yield the page of a job; `against` names the run that calls are compared with, "" for none."""
     yield from both(
-        "header", Lines(filled(headline(found), _PAGE) + "\n"), Lines("\n".join(_folded(origin(found, against))))
+        "header", Lines(filled(headline(report), _PAGE) + "\n"), Lines("\n".join(_folded(origin(report, against))))
     )
-    caption = f"{_steps(found)}, rank {found.rank}; µs of one call, GB/s of busbw"
+    caption = f"{_steps(report)}, rank {report.rank}; µs of one call, GB/s of busbw"
     yield from both("tables", Text(f"\n{filled(caption, _PAGE)}"))
     mark = "sim " if against.startswith("sim ") else ""
-    few = list(found.rows) if len(found.rows) <= _FEW_ROWS else _weightiest(found.distinct)
+    few = list(report.rows) if len(report.rows) <= _FEW_ROWS else _weightiest(report.distinct)
     yield from _lengths(
-        _call_table(found, few, mark), _call_table(found, found.rows[:_MOST_ROWS], mark), len(found.rows) > _FEW_ROWS
+        _call_table(report, few, mark),
+        _call_table(report, report.rows[:_MOST_ROWS], mark),
+        len(report.rows) > _FEW_ROWS,
     )
-    if len(found.rows) > _FEW_ROWS:
-        left = len(found.distinct) - len(few)
+    if len(report.rows) > _FEW_ROWS:
+        left = len(report.distinct) - len(few)
         more = f", and {left} more" if left > 0 else ""
         yield from short(Text(f"equal calls are grouped{more}: --verbose shows all in order"))
-    if len(found.rows) > _MOST_ROWS:
-        yield from whole("tables", Text(f"and {len(found.rows) - _MOST_ROWS} more rows: --json has all"))
-    yield from _ranks(found)
-    yield from both("tails", Lines("\n" + "\n".join(_folded(said(found)))))
-    drawn = timeline(found.job)
+    if len(report.rows) > _MOST_ROWS:
+        yield from whole("tables", Text(f"and {len(report.rows) - _MOST_ROWS} more rows: --json has all"))
+    yield from _ranks(report)
+    yield from both("tails", Lines("\n" + "\n".join(_folded(said(report)))))
+    drawn = timeline(report.job)
     if drawn is not None:
         few_lines, lines = (
-            Text("\n" + "\n".join(timeline_lines(found.job, drawn, most))) for most in (_FEW_RANKS, _MOST_RANKS)
+            Text("\n" + "\n".join(timeline_lines(report.job, drawn, most))) for most in (_FEW_RANKS, _MOST_RANKS)
         )
         yield from _lengths(few_lines, lines, len(drawn.lanes) > _FEW_RANKS)
 
@@ -86,10 +88,10 @@ def _lengths(few: RenderableType, all_of_it: RenderableType, differ: bool) -> It
         yield from both("tables", all_of_it)
 
 
-def headline(found: Report) -> str:
-    """Return the answer in a sentence: the share of communication, what dominates, who is waited for."""
-    mine = found.mine
-    what = "a step" if found.repeats else "the recorded calls"
+def headline(report: Report) -> str:
+    """Return the answer in a sentence: the share of communication, the dominant call, the late rank."""
+    mine = report.mine
+    what = "a step" if report.repeats else "the recorded calls"
     words = []
     if mine.kernels is not None and mine.step is not None:
         share = mine.kernels / mine.step
@@ -100,30 +102,30 @@ def headline(found: Report) -> str:
     elif mine.kernels is not None:
         words.append(f"the kernels of {what} take {milli(mine.kernels)}; the step time is unknown")
     else:
-        sent = sum(_bytes(found, row) for row in found.distinct)
+        sent = sum(_bytes(report, row) for row in report.distinct)
         took = f" in {milli(mine.step)}" if mine.step is not None else ""
-        lack = "not all kernel times are known" if any(row.own for row in found.rows) else "kernel times are unknown"
-        verb = "sends" if found.repeats else "send"
+        lack = "not all kernel times are known" if any(row.own for row in report.rows) else "kernel times are unknown"
+        verb = "sends" if report.repeats else "send"
         words.append(f"{what} {verb} {amount(mine.calls, 'call')} of {size(sent)}{took}; {lack}")
-    top = dominant(found)
+    top = dominant(report)
     if top is not None:
         words.append(top)
-    if found.late:
-        worst = found.late[0]
-        each = " a step" if found.repeats else ""
+    if report.late:
+        worst = report.late[0]
+        each = " a step" if report.repeats else ""
         words.append(f"the other ranks wait {_waited(worst)}{each} for rank {worst.rank}")
     return "; ".join(words)
 
 
-def dominant(found: Report) -> str | None:
+def dominant(report: Report) -> str | None:
     """Return which operation has most of a step's kernel time, else most of its bytes; None of a single operation."""
     times: dict[str, float] = defaultdict(float)
     sent: dict[str, float] = defaultdict(float)
-    known = all(row.own is not None for row in found.distinct)
-    for row in found.distinct:
-        operation = found.job.calls[row.call].operation
+    known = all(row.own is not None for row in report.distinct)
+    for row in report.distinct:
+        operation = report.job.calls[row.call].operation
         times[operation] += (row.own or 0.0) * row.count
-        sent[operation] += _bytes(found, row)
+        sent[operation] += _bytes(report, row)
     weights, of = (times, "the kernel time") if known else (sent, "the bytes")
     total = sum(weights.values())
     if len(weights) < 2 or not total:
@@ -132,20 +134,20 @@ def dominant(found: Report) -> str | None:
     return f"{most} dominates with {weights[most] / total:.0%} of {of}"
 
 
-def as_json(found: Report, against: str = "") -> dict[str, Any]:
+def as_json(report: Report, against: str = "") -> dict[str, Any]:
     """Return the report as JSON: seconds, bytes and GB/s, null where unknown (docs/job-page.md)."""
     return {
         "job": {
-            "source": str(found.job.source),
-            "started": found.job.started,
-            "world_size": found.job.world_size,
-            "recorded_ranks": [rank.rank for rank in found.job.ranks],
-            "unknown": list(map(str, found.job.unknown)),
+            "source": str(report.job.source),
+            "started": report.job.started,
+            "world_size": report.job.world_size,
+            "recorded_ranks": [rank.rank for rank in report.job.ranks],
+            "unknown": list(map(str, report.job.unknown)),
         },
         "compared_with": against or None,
-        "rank": found.rank,
-        "repetitions": found.phase.repetitions,
-        "calls": [_row_json(found, row) for row in found.rows],
+        "rank": report.rank,
+        "repetitions": report.phase.repetitions,
+        "calls": [_row_json(report, row) for row in report.rows],
         "ranks": [
             {
                 "rank": row.rank,
@@ -157,15 +159,15 @@ def as_json(found: Report, against: str = "") -> dict[str, Any]:
                 "ending": row.ending,
                 "dropped": row.dropped,
             }
-            for row in found.ranks
+            for row in report.ranks
         ],
-        "late": [_late_json(one) for one in found.late] if found.late_known else None,
+        "late": [_late_json(one) for one in report.late] if report.late_known else None,
     }
 
 
-def _row_json(found: Report, row: Row) -> dict[str, Any]:
-    call = found.job.calls[row.call]
-    group = found.job.groups[call.group]
+def _row_json(report: Report, row: Row) -> dict[str, Any]:
+    call = report.job.calls[row.call]
+    group = report.job.groups[call.group]
     return {
         "operation": call.operation,
         "size_bytes": call.size_bytes,
@@ -235,7 +237,7 @@ def size(size_bytes: int) -> str:
 
 
 def group_words(job: Job, call: Call) -> str:
-    """Return who takes part: "all 8", "ranks 0-3", else the group's name and size."""
+    """Return the members as text: "all 8", "ranks 0-3", else the group's name and size."""
     group = job.groups[call.group]
     if group.size == job.world_size:
         return f"all {group.size}"
@@ -255,8 +257,8 @@ def milli(seconds: float) -> str:
     return f"{fixed(seconds * _MILLI, 3)} ms"
 
 
-def _bytes(found: Report, row: Row) -> int:
-    return found.job.calls[row.call].size_bytes * row.count
+def _bytes(report: Report, row: Row) -> int:
+    return report.job.calls[row.call].size_bytes * row.count
 
 
 def _weightiest(rows: Sequence[Row]) -> list[Row]:
@@ -266,15 +268,15 @@ def _weightiest(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if id(row) in kept]
 
 
-def call_table(found: Report, mark: str = "") -> Table:
+def call_table(report: Report, mark: str = "") -> Table:
     """Return all calls of the step in order; `mark` stands before the figures of a run, "sim " of a simulated one."""
-    return _call_table(found, found.rows, mark)
+    return _call_table(report, report.rows, mark)
 
 
-def _call_table(found: Report, rows: Sequence[Row], mark: str) -> Table:
-    job = found.job
-    concurrently = any(row.concurrent is not None for row in found.distinct)
-    isolated = any(row.alone is not None for row in found.distinct)
+def _call_table(report: Report, rows: Sequence[Row], mark: str) -> Table:
+    job = report.job
+    concurrently = any(row.concurrent is not None for row in report.distinct)
+    isolated = any(row.alone is not None for row in report.distinct)
     heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
     heads += [f"{mark}alone"] * isolated + [f"{mark}overlap"] * concurrently
     made = table(*heads, words=("call", "dtype", "group"), keys=2)
@@ -317,19 +319,19 @@ def _narrow(value: float) -> str:
     return figure(value) if value < _MANY else f"{value:.0f}"
 
 
-def _ranks(found: Report) -> Iterator[Block]:
+def _ranks(report: Report) -> Iterator[Block]:
     """Yield a table of ranks: on a short page those that wait least and most, where there are many."""
-    if len(found.ranks) < 2 or all(row.kernels is None and row.step is None for row in found.ranks):
+    if len(report.ranks) < 2 or all(row.kernels is None and row.step is None for row in report.ranks):
         return
     yield from both("tables", Text("\nper step, ms; waiting: a rank's kernel time beyond the transfer"))
-    few = list(found.ranks)
+    few = list(report.ranks)
     if len(few) > _FEW_RANKS:
         by_waiting = sorted(few, key=lambda row: (row.waiting if row.waiting is not None else float("inf"), row.rank))
         half = _FEW_RANKS // 2
         few = [*by_waiting[:half], *by_waiting[-half:]]
-    yield from _lengths(rank_table(few), rank_table(found.ranks[:_MOST_ROWS]), len(found.ranks) > _FEW_RANKS)
-    if len(found.ranks) > _FEW_RANKS:
-        yield from short(Text(f"{len(found.ranks)} ranks; shown: those that wait least and most; --verbose shows all"))
+    yield from _lengths(rank_table(few), rank_table(report.ranks[:_MOST_ROWS]), len(report.ranks) > _FEW_RANKS)
+    if len(report.ranks) > _FEW_RANKS:
+        yield from short(Text(f"{len(report.ranks)} ranks; shown: those that wait least and most; --verbose shows all"))
 
 
 def rank_table(rows: Sequence[RankRow]) -> Table:
@@ -346,16 +348,16 @@ def rank_table(rows: Sequence[RankRow]) -> Table:
     return made
 
 
-def _steps(found: Report) -> str:
-    calls = amount(len(found.phase.positions), "call")
-    if not found.repeats:
+def _steps(report: Report) -> str:
+    calls = amount(len(report.phase.positions), "call")
+    if not report.repeats:
         return f"no repeated step found: the longest sequence, {calls}"
-    return f"the step, {calls}, repeated {found.phase.repetitions} times"
+    return f"the step, {calls}, repeated {report.phase.repetitions} times"
 
 
-def origin(found: Report, against: str) -> Iterator[str]:
+def origin(report: Report, against: str) -> Iterator[str]:
     """Yield where the job is from, and what it is compared with: lines of a name and a sentence."""
-    job = found.job
+    job = report.job
     ranks = amount(job.world_size, "rank")
     if len(job.ranks) < job.world_size:
         ranks = f"{len(job.ranks)} of {ranks}"
@@ -365,39 +367,39 @@ def origin(found: Report, against: str) -> Iterator[str]:
     if job.command:
         yield f"{'command':<10}{one_line(' '.join(job.command))}"
     if against:
-        none = "" if any(row.alone is not None for row in found.distinct) else ": it measured none of these calls"
+        none = "" if any(row.alone is not None for row in report.distinct) else ": it measured none of these calls"
         yield f"{'against':<10}{one_line(against)}{none}"
 
 
-def said(found: Report) -> Iterator[str]:
-    """Yield who is late, and what the figures do not say: lines of a name and a sentence."""
-    job = found.job
-    for one in found.late[:_FEW_LATE]:
+def said(report: Report) -> Iterator[str]:
+    """Yield who is late, and the limits of the figures: lines of a name and a sentence."""
+    job = report.job
+    for one in report.late[:_FEW_LATE]:
         yield f"{'late':<10}{late_words(job, one)}"
-    if len(found.late) > _FEW_LATE:
-        yield f"{'late':<10}and {len(found.late) - _FEW_LATE} more: --json has all"
-    if not found.late:
+    if len(report.late) > _FEW_LATE:
+        yield f"{'late':<10}and {len(report.late) - _FEW_LATE} more: --json has all"
+    if not report.late:
         none = "no rank arrives significantly later than the others at any group's calls"
         unjudged = "not judged: this needs samples of all ranks of a group on one host"
-        yield f"{'late':<10}{none if found.late_known else unjudged}"
-    if any(row.bounded and row.transfer is not None for row in found.distinct):
+        yield f"{'late':<10}{none if report.late_known else unjudged}"
+    if any(row.bounded and row.transfer is not None for row in report.distinct):
         yield f"{'≤ ≥':<10}some ranks of these calls are missing: the time may include waiting"
-    if any(job.calls[row.call].captured for row in found.distinct):
+    if any(job.calls[row.call].captured for row in report.distinct):
         yield f"{'*':<10}inside a CUDA graph"
     for lacking in job.unknown:
         yield f"{'unknown':<10}{_LACKS[lacking]}"
-    yield from _incomplete(found)
+    yield from _incomplete(report)
 
 
-def _incomplete(found: Report) -> Iterator[str]:
-    differ = found.others_differ
+def _incomplete(report: Report) -> Iterator[str]:
+    differ = report.others_differ
     if differ:
         yield f"{'others':<10}{amount(differ, 'rank')} made different calls in a step: --rank N shows them"
-    cut = [str(row.rank) for row in found.ranks if row.ending == Ending.CUT_OFF]
+    cut = [str(row.rank) for row in report.ranks if row.ending == Ending.CUT_OFF]
     if cut:
         many = f"of {len(cut)} ranks" if len(cut) > _FEW_RANKS else f"of rank {', '.join(cut)}"
         yield f"{'cut off':<10}the record {many} ends before the job ended"
-    dropped = sum(row.dropped for row in found.ranks)
+    dropped = sum(row.dropped for row in report.ranks)
     if dropped:
         were = "was" if dropped == 1 else "were"
         yield f"{'dropped':<10}{amount(dropped, 'call')} {were} dropped: the recorder's memory was full"

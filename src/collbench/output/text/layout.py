@@ -77,7 +77,7 @@ def only(page: Page, section: str) -> Iterator[RenderableType]:
     return (one.drawn for one in page if isinstance(one, Block) and one.section == section and one.on is not On.SHORT)
 
 
-# Sentences in lines of so many columns, and tables.
+# Sentences wrapped to a width, and tables.
 
 WIDE = 100  # columns, where no terminal says fewer
 NAME_WIDE = 10  # of what stands before a sentence: "typical   a pair carries …"
@@ -118,7 +118,7 @@ def table(*heads: str, words: Collection[str] | None = None, keys: int | None = 
 # Pages on narrow terminals: sentences in several lines; of a table the columns that do not fit in a further one.
 
 _GAP = 2  # blanks between two columns, as rich sets them
-# Up to so many rows a second table is easier to read than to look for.
+# Up to this many rows, a second table with the remaining columns is easy to read.
 _FEW_ROWS = 8
 
 
@@ -188,7 +188,7 @@ def _of(columns: list[Column]) -> Table:
     return part
 
 
-# Blocks that a terminal shows otherwise than a pipe: sentences folded, fewer columns, what colours mean.
+# Blocks that a terminal shows otherwise than a pipe: sentences folded, fewer columns, what colors mean.
 
 
 class Lines(Text):
@@ -196,7 +196,7 @@ class Lines(Text):
 
 
 class Legend(Text):
-    """What colours stand for: shown where there are colours."""
+    """What colors stand for: shown where there are colors."""
 
 
 class Summary(Table):
@@ -210,10 +210,10 @@ class Summary(Table):
         self.spare, self.elsewhere = tuple(spare), elsewhere
 
 
-# The one scale of colours of all matrices: a figure's shade is its share of the best, in steps, and what they are.
+# The one scale of colors of all matrices: a figure's shade is its share of the best, in steps, and what they are.
 
-# Viridis from its dark end to its bright one, in 256-colour numbers, which every terminal with colours has; safe for
-# the colour-blind, as lightness rises with the value. Each step begins at a share of the best.
+# Viridis from its dark end to its bright one, in 256-color numbers, which every terminal with colors has; safe for
+# the color-blind, as lightness rises with the value. Each step begins at a share of the best.
 _RAMP = (
     (0.98, "black on color(227)"),
     (0.95, "black on color(149)"),

@@ -1,4 +1,4 @@
-"""A figure by source and destination, shaded by its share of the best; readable without colour."""
+"""A figure by source and destination, shaded by its share of the best; readable without color."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collbench.model.run import Measurement, Run
 from collbench.model.units import TELLING_BYTES, figure, format_size
 from collbench.output.text.layout import styles
 
-# The measured matrix: a figure by source and destination, coloured by how it compares with the best.
+# The measured matrix: a figure by source and destination, colored by how it compares with the best.
 
 Matrix = NDArray[np.float64]
 
@@ -103,13 +103,13 @@ def render_matrix(
 
 
 def _blocks(room: int, widths: Sequence[int]) -> list[range]:
-    """Return the columns that stand beside each other, as many in each block: 16 of four digits need two."""
+    """Return the columns that stand concurrently, as many in each block: 16 of four digits need two."""
     count = ceil(sum(widths) / room)
     each = ceil(len(widths) / count)
     return [range(start, min(start + each, len(widths))) for start in range(0, len(widths), each)]
 
 
-# A ranking as a heat map: row and column are devices, the shade is the share of the best. Readable without colour.
+# A ranking as a heat map: row and column are devices, the shade is the share of the best. Readable without color.
 
 _PER_SECOND = {"µs": 1e6, "ns": 1e9}
 
@@ -137,7 +137,7 @@ def heat_map(run: Run, ranking: Ranking, *, unit: str = "GB/s") -> Text:
 
 
 def tier_map(run: Run, ranking: Ranking) -> Text:
-    """Return the tier of each link or pair as a matrix, 1 is best: what the shades say, without colour."""
+    """Return the tier of each link or pair as a matrix, 1 is best: what the shades say, without color."""
     tiers: dict[Members, float] = {one.members: float(one.tier) for one in ranking.standings}
     matrix = _filled(run, tiers, symmetric=ranking.kind == "pair")
     return render_matrix(run, matrix, shaded=False, printed=lambda tier: f"{tier:.0f}")

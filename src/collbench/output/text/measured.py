@@ -42,14 +42,14 @@ def _normal(run: Run) -> Iterator[RenderableType]:
     yield Lines(f"rates     {normality(judge(run, load()))}{sim(run, ' (sim)')}")
 
 
-def _operations(found: Collection[Measurement]) -> list[Operation]:
+def _operations(measurements: Collection[Measurement]) -> list[Operation]:
     """Return the operations present, in the order of the model."""
-    present = {measurement.point.operation for measurement in found}
+    present = {measurement.point.operation for measurement in measurements}
     return [operation for operation in Operation if operation in present]
 
 
-def _at_largest(found: Sequence[Measurement], operation: Operation) -> list[Measurement]:
-    these = [measurement for measurement in found if measurement.point.operation is operation]
+def _at_largest(measurements: Sequence[Measurement], operation: Operation) -> list[Measurement]:
+    these = [measurement for measurement in measurements if measurement.point.operation is operation]
     largest = max(measurement.point.size_bytes for measurement in these)
     return [measurement for measurement in these if measurement.point.size_bytes == largest]
 
@@ -71,7 +71,7 @@ _TABLES = {
     Variant.HOST: "h2d: from pinned host memory to the device, d2h: back",
     Variant.LOCAL: "within a device's memory; each byte is read and written",
 }
-# The columns of the table that sets host copies beside others against isolated ones.
+# The columns of the table that compares concurrent host copies with isolated ones.
 _SHARES = {
     Variant.HOST_BOTH_WAYS: "both ways",
     Variant.HOST_ALL: "all at once",
@@ -89,11 +89,11 @@ def copies_page(run: Run) -> Iterator[RenderableType | Block]:
     yield from whole("header", Lines(header(run)))
     yield from _copies_summary(run)
     for variant in (*_MATRICES, *_TABLES):
-        found = [m for m in run.measured(variant) if m.point.operation.is_copy]
-        if found:
-            several = len({measurement.point.numa_node for measurement in found}) > 1
+        measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
+        if measurements:
+            several = len({measurement.point.numa_node for measurement in measurements}) > 1
             tables = _nodes if several else _matrices if variant in _MATRICES else _devices
-            yield from whole("matrices" if tables is _matrices else "tables", *tables(run, variant, found))
+            yield from whole("matrices" if tables is _matrices else "tables", *tables(run, variant, measurements))
     yield from whole("tables", *_shares(run))
     yield from whole("tables", Text(f"\n{_COPIES_LEGEND}"))
     more = ["skipped   copies both ways, one to all, all to one, staged, to devices: not on CPU cores"]
@@ -104,9 +104,9 @@ def _copies_summary(run: Run) -> Iterator[Block]:
     """Yield the short page's table, the range of each pattern and kind of copy, and the matrix of the first kind."""
     rows = table("copy", "size", "lowest GB/s", "median GB/s", "highest GB/s", keys=2)
     for variant in (*_MATRICES, *_TABLES):
-        found = [m for m in run.measured(variant) if m.point.operation.is_copy]
-        for operation in _operations(found):
-            largest = _at_largest(found, operation)
+        measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
+        for operation in _operations(measurements):
+            largest = _at_largest(measurements, operation)
             rates = _least_to_most([summarize(one).busbw for one in largest])
             rows.add_row(str(Work(operation, variant)), format_size(largest[0].point.size_bytes), *rates)
     if rows.row_count:
@@ -121,7 +121,7 @@ def _copies_summary(run: Run) -> Iterator[Block]:
 
 
 def _shares(run: Run) -> Iterator[RenderableType]:
-    """Yield host copies beside others, a table for each place of the memory: GB/s and the share of isolated ones."""
+    """Yield concurrent host copies, one table for each place of the memory: GB/s and the share of isolated ones."""
     shares = host_shares(run)
     for node in dict.fromkeys(one.work.numa_node for one in shares):
         here = [one for one in shares if one.work.numa_node == node]
@@ -139,8 +139,8 @@ def _shares(run: Run) -> Iterator[RenderableType]:
 
 
 def _host_memory(run: Run, node: int | None) -> str:
-    """Say on which NUMA node host memory lies, as far as that was chosen; of all at once None is each one's own."""
-    chosen = {found.point.numa_node for found in run.measured(Variant.HOST)} - {None}
+    """Return the NUMA node of host memory, if chosen; in copies on all devices None means each one's own node."""
+    chosen = {measurement.point.numa_node for measurement in run.measured(Variant.HOST)} - {None}
     if node is not None:
         return f" on NUMA node {node}"
     return " on own NUMA nodes" if chosen else ""
@@ -168,10 +168,10 @@ def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[RenderableTyp
             yield Lines(f"host      {where}: {'; '.join(parts)} of isolated{sim(run, ' (sim)')}")
 
 
-def _matrices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
+def _matrices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
     """Yield each kind of copy on links or pairs, below it the range in GB/s and the widest interval."""
-    for operation in _operations(found):
-        largest = _at_largest(found, operation)
+    for operation in _operations(measurements):
+        largest = _at_largest(measurements, operation)
         low, middle, high = _least_to_most([summarize(one).busbw for one in largest])
         half = max(half_width(trial_seconds(one)) for one in largest)
         within = f"each ±{half:.1%} at most" if np.isfinite(half) else "too few trials for intervals"
@@ -181,28 +181,30 @@ def _matrices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Itera
     yield legend()
 
 
-def _devices(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
-    size = format_size(max(measurement.point.size_bytes for measurement in found))
+def _devices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
+    size = format_size(max(measurement.point.size_bytes for measurement in measurements))
     yield Text(f"\n{variant} at {size}, GB/s ({_TABLES[variant]})")
-    operations = _operations(found)
-    columns = [{m.point.members[0]: _with_interval(m) for m in _at_largest(found, one)} for one in operations]
+    operations = _operations(measurements)
+    columns = [{m.point.members[0]: _with_interval(m) for m in _at_largest(measurements, one)} for one in operations]
     rows = table("device", *operations)
     for position, device in enumerate(run.devices):
         rows.add_row(device.tag, *(values.get(position, "-") for values in columns))
     yield rows
 
 
-def _nodes(run: Run, variant: Variant, found: Sequence[Measurement]) -> Iterator[RenderableType]:
+def _nodes(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
     """Yield copies to and from the memory of each NUMA node: a row for each device and kind of copy."""
-    size = format_size(max(measurement.point.size_bytes for measurement in found))
+    size = format_size(max(measurement.point.size_bytes for measurement in measurements))
     yield Text(f"\n{variant} at {size} by NUMA node of the pinned memory, GB/s (h2d: from it, d2h: to it)")
     nodes = sorted(
-        {measurement.point.numa_node for measurement in found}, key=lambda node: -1 if node is None else node
+        {measurement.point.numa_node for measurement in measurements}, key=lambda node: -1 if node is None else node
     )
     heads = ("anywhere" if node is None else f"node {node}" for node in nodes)
-    rows, operations = table("device", "copy", *heads, words=("device", "copy")), _operations(found)
+    rows, operations = table("device", "copy", *heads, words=("device", "copy")), _operations(measurements)
     printed = _with_interval if len(nodes) <= _NODES_WITH_INTERVALS else _rate
-    figures = {(m.point.members[0], m.point.work): printed(m) for op in operations for m in _at_largest(found, op)}
+    figures = {
+        (m.point.members[0], m.point.work): printed(m) for op in operations for m in _at_largest(measurements, op)
+    }
     for position, device in enumerate(run.devices):
         for operation in operations:
             works = (Work(operation, variant, node) for node in nodes)
@@ -251,12 +253,12 @@ def _latency_summary(run: Run) -> Iterator[RenderableType]:
     """Yield a line with the median of each kind of latency, and a table of their ranges."""
     medians: dict[str, str] = {}
     rows = table(f"{sim(run)}latency", "size", "lowest", "median", "highest", keys=2)
-    works = dict.fromkeys(found.point.work for found in run.measurements if found.samples)
+    works = dict.fromkeys(measurement.point.work for measurement in run.measurements if measurement.samples)
     for work in sorted(works, key=lambda work: (list(Operation).index(work.operation), work.variant is Variant.HOST)):
-        found = [m for m in run.measured(work.variant) if m.point.work == work]
-        smallest = min(m.point.size_bytes for m in found)
+        measurements = [m for m in run.measured(work.variant) if m.point.work == work]
+        smallest = min(m.point.size_bytes for m in measurements)
         scale, unit = (1e9, " ns") if work.operation is Operation.CHASE else (1e6, " µs")
-        times = [summarize(m).seconds * scale for m in found if m.point.size_bytes == smallest]
+        times = [summarize(m).seconds * scale for m in measurements if m.point.size_bytes == smallest]
         figures = _least_to_most(times, unit)
         rows.add_row(str(work), format_size(smallest), *figures)
         medians[str(work)] = figures[1]
@@ -269,9 +271,9 @@ def _latency_summary(run: Run) -> Iterator[RenderableType]:
 def _chase(run: Run) -> Iterator[RenderableType]:
     matrix = pair_matrix(run, Work(Operation.CHASE), 8, lambda found: summarize(found).seconds * 1e9)
     host = np.full((len(run.devices), 1), np.nan)
-    for found in run.measured(Variant.HOST):
-        if found.point.operation is Operation.CHASE:
-            host[found.point.members[0], 0] = summarize(found).seconds * 1e9
+    for measurement in run.measured(Variant.HOST):
+        if measurement.point.operation is Operation.CHASE:
+            host[measurement.point.members[0], 0] = summarize(measurement).seconds * 1e9
     every = np.hstack((matrix, host))
     if np.isfinite(every).any():
         yield Text(f"\n{_CHASE}\n").append_text(render_matrix(run, every, extra=("host",), best_is_least=True))
@@ -287,14 +289,14 @@ def _copies(run: Run) -> Iterator[RenderableType]:
 
 
 def _allreduce(run: Run) -> Iterator[RenderableType]:
-    found = [m for m in run.measured() if m.point.operation is Operation.ALLREDUCE]
-    if not found:
+    measurements = [m for m in run.measured() if m.point.operation is Operation.ALLREDUCE]
+    if not measurements:
         return
-    yield Text(f"\nallreduce of {format_size(found[0].point.size_bytes)} on each pair")
-    launches = any(summarize(measurement).launch_seconds for measurement in found)
+    yield Text(f"\nallreduce of {format_size(measurements[0].point.size_bytes)} on each pair")
+    launches = any(summarize(measurement).launch_seconds for measurement in measurements)
     heads = ("time µs", "launch µs") if launches else ("time µs",)
     rows = table("pair", *heads)
-    for measurement in sorted(found, key=lambda m: m.point.members):
+    for measurement in sorted(measurements, key=lambda m: m.point.members):
         name = "-".join(run.devices[member].tag for member in measurement.point.members)
         rows.add_row(name, *map(_figures(measurement).__getitem__, heads))
     yield rows
@@ -318,19 +320,19 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     if not few:
         yield from short(*_communicators(ordinary(run)))
     for operation, members in groups:
-        found = [m for m in run.measurements if (m.point.operation, m.point.members) == (operation, members)]
-        head = Lines(f"\n{_title(run, operation, members, found, kinds)}")
+        measurements = [m for m in run.measurements if (m.point.operation, m.point.members) == (operation, members)]
+        head = Lines(f"\n{_title(run, operation, members, measurements, kinds)}")
         compared = _by_memory(run, operation, members) if len(kinds) > 1 else []
         if compared:
             yield from both("tables", head, *compared)
-            yield from whole("tables", Text(), _table(run, found, beaten))
+            yield from whole("tables", Text(), _table(run, measurements, beaten))
             continue
-        yield from whole("tables", head, _table(run, found, beaten))
+        yield from whole("tables", head, _table(run, measurements, beaten))
         if few:
             # The largest size, and below it as many as fit at even steps.
-            sizes = sorted({measurement.point.size_bytes for measurement in found}, reverse=True)
-            kept = sizes[:: ceil(len(found) / _FEW_ROWS)]
-            spaced = [measurement for measurement in found if measurement.point.size_bytes in kept]
+            sizes = sorted({measurement.point.size_bytes for measurement in measurements}, reverse=True)
+            kept = sizes[:: ceil(len(measurements) / _FEW_ROWS)]
+            spaced = [measurement for measurement in measurements if measurement.point.size_bytes in kept]
             yield from short(head, _table(run, spaced, beaten, without=_ONLY_WHOLE))
     for operation in dict.fromkeys(operation for operation, _ in groups):
         yield from whole("tables", Text(_legend(run, operation)))
@@ -342,7 +344,7 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
 
 
 def _by_memory(run: Run, operation: Operation, members: tuple[int, ...]) -> list[RenderableType]:
-    """Return the comparison of kinds of memory, out of place and in place; nothing where there is one kind alone."""
+    """Return the comparison of kinds of memory, out of place and in place; nothing if there is only one kind."""
     drawn: list[RenderableType] = []
     for variant in (Variant.PLAIN, Variant.IN_PLACE):
         found = list(comparison(run, operation, members, variant, sim(run, " (sim)")))
@@ -353,18 +355,18 @@ def _by_memory(run: Run, operation: Operation, members: tuple[int, ...]) -> list
 def _communicators(run: Run) -> Iterator[RenderableType]:
     """Yield what the communicators reach at the largest size: pairs as a ranking and a matrix, sets as a table."""
     for operation in dict.fromkeys(m.point.operation for m in run.measurements):
-        found = [m for m in run.measured() if m.point.operation is operation]
-        pairs = [m for m in found if len(m.point.members) == 2]
+        measurements = [m for m in run.measured() if m.point.operation is operation]
+        pairs = [m for m in measurements if len(m.point.members) == 2]
         if pairs:
             ranking = rank_pairs(run, operation, max(m.point.size_bytes for m in pairs))
             if ranking is not None:
                 yield from _ranked_pairs(run, ranking)
-        if len(pairs) < len(found):
-            yield from _sets(run, operation, [m for m in found if len(m.point.members) != 2])
+        if len(pairs) < len(measurements):
+            yield from _sets(run, operation, [m for m in measurements if len(m.point.members) != 2])
 
 
-def _sets(run: Run, operation: Operation, found: Sequence[Measurement]) -> Iterator[RenderableType]:
-    largest = _at_largest(found, operation)
+def _sets(run: Run, operation: Operation, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
+    largest = _at_largest(measurements, operation)
     yield Text(f"\n{sim(run)}{operation} at {format_size(largest[0].point.size_bytes)}")
     rows = table("devices", "time µs", "busbw GB/s", "95 % interval")
     for measurement in largest[:_FEW_ROWS]:
@@ -380,17 +382,17 @@ def _title(
     run: Run,
     operation: Operation,
     members: tuple[int, ...],
-    found: Sequence[Measurement],
+    measurements: Sequence[Measurement],
     kinds: Sequence[Registration],
 ) -> str:
     settings = [run.settings.dtype]
     settings += [run.settings.redop] * operation.reduces
     settings += [
-        _sizes_of_blocks(max((one.point for one in found), key=lambda one: one.size_bytes))
+        _sizes_of_blocks(max((one.point for one in measurements), key=lambda one: one.size_bytes))
     ] * operation.irregular
     settings += [f"memory registered as {kind}" for kind in kinds if (kind,) == kinds != (Registration.NONE,)]
     settings += [f"root {run.settings.root} ({run.devices[members[run.settings.root]].tag})"] * operation.rooted
-    if any(sample.concurrent for measurement in found for sample in measurement.samples):
+    if any(sample.concurrent for measurement in measurements for sample in measurement.samples):
         settings.append("other sets busy at the same time")
     tags = ", ".join(run.devices[member].tag for member in members)
     return f"{operation} over {tags} ({len(members)} ranks): {', '.join(settings)}"
@@ -514,8 +516,8 @@ def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def _memory(run: Run) -> Iterator[RenderableType]:
     """Yield for each collective and pair which memory is fastest."""
-    found = [measurement for measurement in run.measured() if measurement.point.operation.is_collective]
-    for operation, members in dict.fromkeys((one.point.operation, one.point.members) for one in found):
+    measurements = [measurement for measurement in run.measured() if measurement.point.operation.is_collective]
+    for operation, members in dict.fromkeys((one.point.operation, one.point.members) for one in measurements):
         where = f"{operation} on {'-'.join(run.devices[member].tag for member in members)}"
         same = ranges(winners(run, operation, members, Variant.PLAIN))
         yield Lines("\n".join(f"memory    {where}: {memory_sentence(one)}{sim(run, ' (sim)')}" for one in same))
@@ -533,7 +535,7 @@ def _ranked_pairs(run: Run, ranking: Ranking) -> Iterator[RenderableType]:
 
 def _on_pairs(run: Run) -> list[Operation]:
     """Return the operations measured on pairs."""
-    return _operations([found for found in run.measured() if len(found.point.members) == 2])
+    return _operations([measurement for measurement in run.measured() if len(measurement.point.members) == 2])
 
 
 def _shown(run: Run) -> list[Operation]:
@@ -616,7 +618,9 @@ def page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
     yield from alarm(run)
     drawn = _PAGES.get(run.settings.kind, collectives_page)
-    if drawn is collectives_page and not all(found.point.operation.is_collective for found in run.measurements):
+    if drawn is collectives_page and not all(
+        measurement.point.operation.is_collective for measurement in run.measurements
+    ):
         drawn = pairs_page  # no command measures that, but a file may hold it
     yield from drawn(run)
 

@@ -102,7 +102,7 @@ class Origin:
 
     @property
     def mark(self) -> str:
-        """What stands behind each figure: " (sim)" where nothing was measured."""
+        """The suffix of each figure: " (sim)" if simulated."""
         return " (sim)" if capabilities(self.backend).simulated else ""
 
 
@@ -116,22 +116,22 @@ class Truth:
 
 def page(
     origin: Origin,
-    found: Judgement,
+    judgement: Judgement,
     choice: NodeChoice | None,
     truth: Truth | None = None,
     width: int = WIDE,
     *,
     verbose: bool = True,
 ) -> str:
-    """Return the page as text of `width` columns; `choice` None where no nodes were asked for.
+    """Return the page as text of `width` columns; `choice` None if no nodes were asked for.
 
     The short page, not `verbose`, has the first of the slow and of the undecided nodes.
     """
     lines = [origin.failed] if origin.failed else []
     lines += [f"lost      {how}" for how in origin.gone]
-    if not found.judged:
+    if not judgement.judged:
         lines.append(f"not judged: these pairs do not distinguish the {len(origin.names)} nodes; {_MORE}")
-    findings = list(_findings(origin, found))
+    findings = list(_findings(origin, judgement))
     shown = findings if verbose else findings[:_FEW_FINDINGS]
     lines += _chosen(origin, choice) if choice is not None else []
     lines += shown
@@ -151,14 +151,14 @@ def page(
 
 
 def as_plain(
-    origin: Origin, found: Judgement, choice: NodeChoice | None, truth: Truth | None = None
+    origin: Origin, judgement: Judgement, choice: NodeChoice | None, truth: Truth | None = None
 ) -> dict[str, object]:
     """Return the same as JSON's own types; the backend comes first, for "sim" says what the figures are."""
     data = plain(origin)
     return {
         "backend": data.pop("backend"),
         **data,
-        "judgement": plain(found),
+        "judgement": plain(judgement),
         "choice": None if choice is None else _plain(origin, choice),
         "truth": None if truth is None else plain(truth),
     }
@@ -176,10 +176,10 @@ def _plain(origin: Origin, choice: NodeChoice) -> dict[str, object]:
 def lost(run: Run) -> tuple[str, ...]:
     """Return a line for each pair of nodes that failed: the hosts, and why."""
     lines = []
-    for found in run.measurements:
-        if found.failure is not None:
-            hosts = dict.fromkeys(run.devices[rank].host for rank in found.point.members)
-            lines.append(f"{' and '.join(hosts)}: {sentences.failure(found.failure, run.devices)}")
+    for measurement in run.measurements:
+        if measurement.failure is not None:
+            hosts = dict.fromkeys(run.devices[rank].host for rank in measurement.point.members)
+            lines.append(f"{' and '.join(hosts)}: {sentences.failure(measurement.failure, run.devices)}")
     return tuple(lines)
 
 
@@ -209,22 +209,22 @@ def _cost(origin: Origin) -> Iterator[str]:
         yield f"cost      {middle} s per round ({least} to {most}){planned}"
 
 
-def _findings(origin: Origin, found: Judgement) -> Iterator[str]:
+def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
     mark = origin.mark
-    noise = f"noise {found.noise:.1%} per measurement"
-    yield f"typical   a pair reaches {fixed(found.typical_gbs)} GB/s busbw; {noise}{mark}"
-    for lost in found.across:
+    noise = f"noise {judgement.noise:.1%} per measurement"
+    yield f"typical   a pair reaches {fixed(judgement.typical_gbs)} GB/s busbw; {noise}{mark}"
+    for lost in judgement.across:
         if lost < -DELTA:
             yield f"across    pairs across switches lose {-lost:.0%} if all run at once: oversubscribed uplinks{mark}"
-    for one in found.slow_nodes:
+    for one in judgement.slow_nodes:
         yield f"slow      {origin.names[one.node]}: {described(one)}{mark}"
-    yield from (f"slow      {_uplink(uplink, origin.names)}{mark}" for uplink in found.slow_uplinks)
+    yield from (f"slow      {_uplink(uplink, origin.names)}{mark}" for uplink in judgement.slow_uplinks)
     yield from (f"late      {_late(one, origin.names)}" for one in origin.late)
     yield from _rails(origin)
-    undecided = [one for one in found.nodes if one.state is State.UNDECIDED]
+    undecided = [one for one in judgement.nodes if one.state is State.UNDECIDED]
     for one in undecided:
         yield f"undecided {origin.names[one.node]}: {described(one)}{mark}"
-    if not (found.slow_nodes or found.slow_uplinks or undecided):
+    if not (judgement.slow_nodes or judgement.slow_uplinks or undecided):
         yield f"slow      no node and no uplink{mark}"
 
 
@@ -251,7 +251,7 @@ def _late(one: LateNode, names: Sequence[str]) -> str:
 
 
 def described(one: NodeEffect) -> str:
-    """Return in words how slow a node is, and in which direction where they differ."""
+    """Return as text how slow a node is, and in which direction if the directions differ."""
     if one.worse == UNKNOWN:
         return "it was not measured"
     low, high = one.worse.interval

@@ -46,7 +46,7 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
                 map_it = ranking.kind != "device"
                 mapped = mapped or map_it
                 yield from whole("tiers", *section(run, ranking, mapped=map_it))
-                if map_it and ranking.tiers > 1:  # what the shades say, without colour
+                if map_it and ranking.tiers > 1:  # what the shades say, without color
                     yield from whole("tiers", Text("tier of each, 1 is the best"), tier_map(run, ranking))
                 if first:
                     yield from short(*section(run, ranking, mapped=map_it, most_tiers=_FEW_TIERS))
@@ -69,8 +69,8 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
 def _unmapped(run: Run, work: Work, size: int, ranking: Ranking | None) -> Iterator[RenderableType]:
     """Yield a table of what no heat map shows: single devices, and sets of more than two."""
     mapped = {standing.members for standing in ranking.standings if ranking.kind != "device"} if ranking else set()
-    found = [m for m in run.measured(work.variant) if m.point.work == work and m.point.size_bytes == size]
-    left = [measurement for measurement in found if measurement.point.members not in mapped]
+    measurements = [m for m in run.measured(work.variant) if m.point.work == work and m.point.size_bytes == size]
+    left = [measurement for measurement in measurements if measurement.point.members not in mapped]
     if not left:
         return
     title = f"{sim(run)}{work} at {format_size(size)}"

@@ -43,13 +43,13 @@ def overlap_page(run: Run) -> Iterator[RenderableType | Block]:
     yield from short(Lines("\n".join([*(f"health    {line}" for line in unhealthy_lines(run)), origin(run)])))
 
 
-def answer(found: Overlap) -> str:
+def answer(overlap: Overlap) -> str:
     """Return "all-reduce of 64M takes 4.5x as long when overlapping gemm:8192; the gemm takes 0.97x"."""
-    summary, levers = summarize(found), _levers(found.priority, found.ctas)
+    summary, levers = summarize(overlap), _levers(overlap.priority, overlap.ctas)
     return (
-        f"{found.work.operation.collective.title} of {format_size(found.size_bytes)} takes "
-        f"{_times(summary.collective_factor.value)} as long when overlapping {found.compute}{levers}; "
-        f"the {found.compute.kind} takes {_times(summary.compute_factor.value)}"
+        f"{overlap.work.operation.collective.title} of {format_size(overlap.size_bytes)} takes "
+        f"{_times(summary.collective_factor.value)} as long when overlapping {overlap.compute}{levers}; "
+        f"the {overlap.compute.kind} takes {_times(summary.compute_factor.value)}"
     )
 
 
@@ -60,7 +60,7 @@ def condition_name(condition: Condition) -> str:
 
 def failures(run: Run) -> Iterator[str]:
     """Yield a line for each data point that was given up, the first ones."""
-    failed = [found for found in run.overlaps if found.failure is not None]
+    failed = [overlap for overlap in run.overlaps if overlap.failure is not None]
     for found in failed[:_FEW_FAILURES]:
         assert found.failure is not None  # noqa: S101  # chosen so
         what = f"{found.work.operation} of {format_size(found.size_bytes)} overlapping {found.compute}"
@@ -75,7 +75,7 @@ _ONLY_WHOLE = ("alone ", "overlap ", "of sum")
 
 def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
     """Yield of each compute a title, the table with a row for each size and lever, and the short page's table."""
-    measured = [found for found in run.overlaps if found.trials]
+    measured = [overlap for overlap in run.overlaps if overlap.trials]
     levers = len({(found.priority, found.ctas) for found in measured}) > 1
     for compute in dict.fromkeys(found.compute for found in measured):
         found = [one for one in measured if one.compute == compute]
@@ -106,9 +106,9 @@ def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
         yield f"{operation} over {ranks} ranks (left) overlapping {compute}, one unit (right), ms", rows, brief
 
 
-def _ordered(found: Sequence[Overlap]) -> list[Overlap]:
+def _ordered(overlaps: Sequence[Overlap]) -> list[Overlap]:
     """Return data points by size, then by levers, so that a lever's rows stand below each other."""
-    groups = [one for ones in by_condition(found).values() for one in ones]
+    groups = [one for ones in by_condition(overlaps).values() for one in ones]
     return sorted(groups, key=lambda one: one.size_bytes)
 
 
@@ -135,13 +135,14 @@ def _raw(run: Run) -> Iterator[RenderableType]:
     rows = table(
         "data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", words=("data point",)
     )
-    for found in run.overlaps:
-        if found.trials:
-            name = f"{format_size(found.size_bytes)} overlapping {found.compute}{_levers(found.priority, found.ctas)}"
-            calls = sum(len(trial.beside_calls) for trial in found.trials)
-            low, high = (f"{seconds * 1e3:.3f}" for seconds in spread(found))
-            units = sum(trial.covered_units for trial in found.trials)
-            rows.add_row(name, str(len(found.trials)), str(calls), low, high, str(units))
+    for overlap in run.overlaps:
+        if overlap.trials:
+            levers = _levers(overlap.priority, overlap.ctas)
+            name = f"{format_size(overlap.size_bytes)} overlapping {overlap.compute}{levers}"
+            calls = sum(len(trial.beside_calls) for trial in overlap.trials)
+            low, high = (f"{seconds * 1e3:.3f}" for seconds in spread(overlap))
+            units = sum(trial.covered_units for trial in overlap.trials)
+            rows.add_row(name, str(len(overlap.trials)), str(calls), low, high, str(units))
     if rows.row_count:
         yield Text("\nsingle calls during compute, started at random times; calls that wait for compute take longer")
         yield rows
@@ -149,6 +150,8 @@ def _raw(run: Run) -> Iterator[RenderableType]:
 
 def _verified(run: Run) -> Iterator[str]:
     """Yield a line where not all was compared: silence would be read as agreement."""
-    unknown = sum(1 for found in run.overlaps if found.trials and (found.wrong is None or found.wrong_compute is None))
+    unknown = sum(
+        1 for overlap in run.overlaps if overlap.trials and (overlap.wrong is None or overlap.wrong_compute is None)
+    )
     if unknown:
         yield f"verified  not {amount(unknown, 'data point')}: no result could be compared"

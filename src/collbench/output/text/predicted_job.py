@@ -20,42 +20,42 @@ from collbench.output.text.layout import Block, Lines, both, filled, named, shor
 _PAGE, _FEW = 80, 12
 
 
-def page(job: Job, run: Run, found: PredictedJob) -> Iterator[Block]:
+def page(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[Block]:
     """Yield the page: the answer, the bounds, and each call's time there."""
-    yield from both("header", Text(filled(headline(run, found), _PAGE) + "\n"))
+    yield from both("header", Text(filled(headline(run, predicted_job), _PAGE) + "\n"))
     made = table("ms", "recorded", "at least", "as scheduled", "at most", words=("ms",))
-    limits, step = found.bounds, found.bounds.step
+    limits, step = predicted_job.bounds, predicted_job.bounds.step
     made.add_row("step", milliseconds(limits.recorded), *map(milliseconds, step))
     made.add_row("change", "", *(milliseconds(one - limits.recorded) for one in step))
     made.add_row("transfers", milliseconds(limits.before), "", milliseconds(limits.after), "")
     yield from both("tables", made)
-    prices = list(found.prices.items())
+    prices = list(predicted_job.prices.items())
     if prices:
         yield from both("tables", Text(f"\n{sim(run)}µs of one call on the new links, isolated"))
-        shown = ("waited",) * bool(found.waited)
+        shown = ("waited",) * bool(predicted_job.waited)
         rows = table("call", "bytes", "group", "least", "middle", "most", *shown, words=("call", "group"))
         for number, price in prices[:_FEW]:
             call = job.calls[number]
             words = call.operation, size(call.size_bytes), group_words(job, call), *map(micro, price.seconds)
-            rows.add_row(*words, *(_share(found.waited.get(number)) for _ in shown))
+            rows.add_row(*words, *(_share(predicted_job.waited.get(number)) for _ in shown))
         yield from both("tables", rows)
         if len(prices) > _FEW:
             yield from short(Text(f"and {len(prices) - _FEW} more calls: --json has all"))
             yield from whole("tables", Text(f"and {len(prices) - _FEW} more calls: --json has all"))
-    yield from both("notes", Lines("\n" + "\n".join(named(line, _PAGE) for line in _notes(job, run, found))))
+    yield from both("notes", Lines("\n" + "\n".join(named(line, _PAGE) for line in _notes(job, run, predicted_job))))
 
 
-def headline(run: Run, found: PredictedJob) -> str:
+def headline(run: Run, predicted_job: PredictedJob) -> str:
     """Return the answer in a sentence."""
-    least, middle, most = found.bounds.step
+    least, middle, most = predicted_job.bounds.step
     between = "" if milli(least) == milli(most) else f" ({milli(least)} to {milli(most)})"
-    recorded = milli(found.bounds.recorded)
+    recorded = milli(predicted_job.bounds.recorded)
     return f"{sim(run)}a step takes {milli(middle)} on the new links{between}; the recorded step took {recorded}"
 
 
-def _notes(job: Job, run: Run, found: PredictedJob) -> Iterator[str]:
-    if found.waited:
-        unknown = any(share.unknown for share in found.waited.values())
+def _notes(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[str]:
+    if predicted_job.waited:
+        unknown = any(share.unknown for share in predicted_job.waited.values())
         yield (
             f"{'waited':<10}share of a longer transfer that delays the next kernel (95 % interval), from the calls "
             "in which a rank arrived early and waited" + ("; '?' is unknown: half is assumed" if unknown else "")
@@ -66,15 +66,15 @@ def _notes(job: Job, run: Run, found: PredictedJob) -> Iterator[str]:
             "does): one bound assumes that compute waits for every transfer, the other that the step hides them "
             "while it can"
         )
-    if found.calibrated:
+    if predicted_job.calibrated:
         yield f"{'times':<10}recorded transfers × the ratio of the measured isolated transfers"
     else:
         yield f"{'times':<10}measured isolated transfers; these runs do not cover the links that the job ran on"
-    for assumed in found.assumed[:_FEW]:
+    for assumed in predicted_job.assumed[:_FEW]:
         yield f"{'assumed':<10}{of_times(assumed, run.devices)}"
-    if found.kept:
-        kept = dict.fromkeys(job.calls[number].operation for number in found.kept)
-        calls = amount(len(found.kept), "call")
+    if predicted_job.kept:
+        kept = dict.fromkeys(job.calls[number].operation for number in predicted_job.kept)
+        calls = amount(len(predicted_job.kept), "call")
         yield f"{'kept':<10}{', '.join(kept)}: {calls} as recorded: no run covers them"
 
 
@@ -92,16 +92,16 @@ def milliseconds(seconds: float) -> str:
     return f"-{text}" if seconds < 0 and float(text) else text
 
 
-def as_json(job: Job, run: Run, found: PredictedJob) -> dict[str, Any]:
+def as_json(job: Job, run: Run, predicted_job: PredictedJob) -> dict[str, Any]:
     """Return the prediction as JSON, in seconds; spans are [least, middle, most] (docs/predict.md)."""
     return {
         "backend": run.backend,
-        "rank": found.rank,
-        "recorded_step_seconds": found.bounds.recorded,
-        "step_seconds": list(found.bounds.step),
-        "recorded_transfer_seconds": found.bounds.before,
-        "transfer_seconds": found.bounds.after,
-        "calibrated": found.calibrated,
+        "rank": predicted_job.rank,
+        "recorded_step_seconds": predicted_job.bounds.recorded,
+        "step_seconds": list(predicted_job.bounds.step),
+        "recorded_transfer_seconds": predicted_job.bounds.before,
+        "transfer_seconds": predicted_job.bounds.after,
+        "calibrated": predicted_job.calibrated,
         "calls": [
             {
                 "operation": job.calls[number].operation,
@@ -110,9 +110,11 @@ def as_json(job: Job, run: Run, found: PredictedJob) -> dict[str, Any]:
                 "concurrent_factor": price.concurrent,
                 "compute_factor": price.compute,
                 "assumed": of_times(price.assumed, run.devices) or None,
-                "waited": None if (share := found.waited.get(number)) is None else [share.low, share.share, share.high],
+                "waited": None
+                if (share := predicted_job.waited.get(number)) is None
+                else [share.low, share.share, share.high],
             }
-            for number, price in found.prices.items()
+            for number, price in predicted_job.prices.items()
         ],
-        "kept": [job.calls[number].operation for number in found.kept],
+        "kept": [job.calls[number].operation for number in predicted_job.kept],
     }

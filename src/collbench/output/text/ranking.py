@@ -239,7 +239,7 @@ def _bounded(values: Bounded) -> str:
 
 
 def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
-    """Yield a line for each thing that a work lacks."""
+    """Yield a line for each part that a work lacks."""
     for size, count in ranked.incomplete:
         some = _some(ranked.work, count)
         yield f"missing   {ranked.work} at {format_size(size)} is not ranked: it was measured on {some} only"

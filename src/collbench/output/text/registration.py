@@ -18,7 +18,7 @@ from collbench.output.text.layout import Lines, table
 def comparison(
     run: Run, operation: Operation, members: tuple[int, ...], variant: Variant, mark: str = ""
 ) -> Iterator[RenderableType]:
-    """Yield which memory is fastest where, and a table of sizes by kind; nothing where there is one kind alone.
+    """Yield which memory is fastest where, and a table of sizes by kind; nothing if there is one kind alone.
 
     `mark` ends each line: what says that nothing was measured, of a simulated machine.
     """

@@ -29,7 +29,7 @@ _MOST_KINDS = 12
 def replay_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks: the answer, the figures of each arm, the kinds of call, what failed."""
     yield from whole("header", Lines(header(run)))
-    measured = [found for found in run.replays if found.trials]
+    measured = [replay for replay in run.replays if replay.trials]
     if measured:
         names = _names(run)
         for line in _worth(run, measured):
@@ -53,7 +53,7 @@ def replay_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def answer(run: Run) -> str:
     """Return "the step of job.json communicates for 3.21 ms, 1.10 ms of it exposed; without P2P …"."""
-    first, *others = [found for found in run.replays if found.trials]
+    first, *others = [replay for replay in run.replays if replay.trials]
     summary, names = summarize(first), _names(run)
     text = f"{_what(first)} communicates for {_ms(summary.communication)} ms"
     text += f"{_arm(first, names)} and takes {_ms(summary.exposed)} ms longer than its pauses alone"
@@ -82,44 +82,44 @@ def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
             yield worth(Ratio(times.value, *times.interval), what, arms, [_lacking(word) for word in other.without])
 
 
-def _with(found: Replay) -> str:
-    return "with " + " and ".join(map(_lacking, found.without))
+def _with(replay: Replay) -> str:
+    return "with " + " and ".join(map(_lacking, replay.without))
 
 
 _Names = Mapping[tuple[int, ...], str]
 
 
 def _names(run: Run) -> _Names:
-    """Return the devices' names of each set that was replayed on; none where there is one set."""
-    sets = dict.fromkeys(found.members for found in run.replays)
+    """Return the devices' names of each set that was replayed on; none if there is one set."""
+    sets = dict.fromkeys(replay.members for replay in run.replays)
     if len(sets) < 2:
         return {}
     return {some: ", ".join(run.devices[member].tag for member in some) for some in sets}
 
 
-def _what(found: Replay) -> str:
-    return f"the step of {found.job} on {amount(len(found.members), 'rank')}"
+def _what(replay: Replay) -> str:
+    return f"the step of {replay.job} on {amount(len(replay.members), 'rank')}"
 
 
-def _arm(found: Replay, names: _Names) -> str:
-    """Return " without P2P" or " on GPU0, GPU1"; "" where nothing is to be told apart."""
-    if found.members in names:
-        return f" on {names[found.members]}"
-    return f" {_without(found)}" if found.without else ""
+def _arm(replay: Replay, names: _Names) -> str:
+    """Return " without P2P" or " on GPU0, GPU1"; "" if nothing is to be told apart."""
+    if replay.members in names:
+        return f" on {names[replay.members]}"
+    return f" {_without(replay)}" if replay.without else ""
 
 
-def _without(found: Replay) -> str:
-    return "without " + " and ".join(map(_lacking, found.without))
+def _without(replay: Replay) -> str:
+    return "without " + " and ".join(map(_lacking, replay.without))
 
 
 def _lacking(word: str) -> str:
     return "NVLink" if word == "nvlink" else word.upper()
 
 
-def _title(found: Replay) -> str:
-    pauses = "idle" if found.pauses is Pauses.NONE else "matrix products"
-    memory = "" if found.registration is Registration.NONE else f", registered memory ({found.registration})"
-    return f"a step of {found.job}, phase {found.phase + 1}, {pauses} in the pauses{memory}"
+def _title(replay: Replay) -> str:
+    pauses = "idle" if replay.pauses is Pauses.NONE else "matrix products"
+    memory = "" if replay.registration is Registration.NONE else f", registered memory ({replay.registration})"
+    return f"a step of {replay.job}, phase {replay.phase + 1}, {pauses} in the pauses{memory}"
 
 
 def _of_sets(run: Run, measured: list[Replay]) -> RenderableType:
@@ -196,17 +196,17 @@ def busbw_gbs(call: ReplayedCall, seconds: float) -> float | None:
 
 def _notes(run: Run) -> Iterator[str]:
     names = _names(run)
-    for found in run.replays:
-        if found.failure is not None:
-            yield f"failed    {_what(found)}{_arm(found, names)}: {sentences.failure(found.failure, run.devices)}"
-        if found.trials and found.wrong is None:
-            yield f"verified  nothing{_arm(found, names)}: none of its reductions has an exactly known result"
-        if capabilities(run.backend).nccl and not all(trial.kernels for trial in found.trials):
-            yield f"timing    each call{_arm(found, names)} includes its launch: no trace matches kernels with calls"
-        late = sum(1 for trial in found.trials if not trial.queued)
+    for replay in run.replays:
+        if replay.failure is not None:
+            yield f"failed    {_what(replay)}{_arm(replay, names)}: {sentences.failure(replay.failure, run.devices)}"
+        if replay.trials and replay.wrong is None:
+            yield f"verified  nothing{_arm(replay, names)}: none of its reductions has an exactly known result"
+        if capabilities(run.backend).nccl and not all(trial.kernels for trial in replay.trials):
+            yield f"timing    each call{_arm(replay, names)} includes its launch: no trace matches kernels with calls"
+        late = sum(1 for trial in replay.trials if not trial.queued)
         if late:
             yield (
-                f"host      in {late} of {len(found.trials)} trials{_arm(found, names)} a host was slower than its "
+                f"host      in {late} of {len(replay.trials)} trials{_arm(replay, names)} a host was slower than its "
                 "GPU, so the times include its launches"
             )
 

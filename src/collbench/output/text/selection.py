@@ -19,7 +19,7 @@ from collbench.output.text.layout import named
 
 
 def line(run: Run, members: Sequence[int]) -> str:
-    """Return on which NUMA nodes these positions belong, by host copies; "" where the run does not compare nodes."""
+    """Return on which NUMA nodes these positions belong, by host copies; "" if the run does not compare nodes."""
     found, mark = [one for one in bindings(run) if one.member in members], sim(run, " (sim)")
     if not found:
         return ""
@@ -65,7 +65,7 @@ _FEW_FINALISTS, _FEW_LEFT_OUT = 4, 8
 
 
 def explanation(selection: Selection, width: int | None = None, *, verbose: bool = True) -> str:
-    """Return the page as text: the devices first, then the evidence for them, a line for each thing to know.
+    """Return the page as text: the devices first, then the evidence, one line per fact.
 
     In lines of at most `width`, but for the rows of the finalists. The short page, not `verbose`, has the first
     finalists and the first devices that were left out.
@@ -199,7 +199,7 @@ def _where(selection: Selection) -> str:
 
 
 def _sim(selection: Selection) -> str:
-    """Return " (sim)" for a simulated machine: none of its figures stands without the word."""
+    """Return " (sim)" for a simulated machine: every simulated figure carries it."""
     return " (sim)" if selection.origin.simulated else ""
 
 

@@ -25,7 +25,7 @@ HEADS = ("size", *(f"p{percent}" for percent in PERCENTILES), "max", "interval o
 
 
 def blocks(run: Run) -> Iterator[Block]:
-    """Yield what the run's single launches say, nothing without any: of each communicator a table, then the rest."""
+    """Yield the run's single launches, if any: for each communicator a table, then the rest."""
     groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
     for one in tails(run):
         groups[one.point.work, one.point.members].append(one)
@@ -128,7 +128,7 @@ def _late(run: Run, found: Sequence[Tails]) -> Iterator[str]:
 
 
 def _described(run: Run, member: int, late: Sequence[tuple[Tails, RankTails]], sizes: int) -> str:
-    """Return which rank is late, by how much, and what evidence there is for why: nothing is guessed."""
+    """Return which rank is late, by how much, and the evidence for the reason, without guesses."""
     medians = [rank.arrives.median for _, rank in late if rank.arrives is not None]
     low, high = micro(min(medians)), micro(max(medians))
     by = f"{low} µs" if low == high else f"{low} to {high} µs"
@@ -147,9 +147,9 @@ def _described(run: Run, member: int, late: Sequence[tuple[Tails, RankTails]], s
     points = {one.point for one, _ in late}
     flags = dict.fromkeys(
         sentences.flag(flag, run.devices)
-        for found in run.latencies
-        if found.point in points
-        for flag in found.flags
+        for latency in run.latencies
+        if latency.point in points
+        for flag in latency.flags
         if member in flag.devices
     )
     return "; ".join([*words, *(f"during these launches {flag}" for flag in flags)])

@@ -33,7 +33,7 @@ def render_topology(devices: Sequence[Device], paths: Sequence[Path]) -> str:
 
 
 def render_labels(devices: Sequence[Device], paths: Sequence[Path]) -> str:
-    """Return the label matrix, affinities beside it where 80 columns allow, else below it."""
+    """Return the label matrix, with the affinities to its right if 80 columns allow, else below it."""
     names = [device.tag for device in devices]
     cells = label_matrix(len(devices), paths)
     matrix = [["", *names], *([name, *row] for name, row in zip(names, cells, strict=True))]
@@ -98,7 +98,7 @@ def _joined(path: Path) -> str:
 
 
 def _peer_access(access: PeerReadWrite | None) -> str:
-    """Return what NVML says of peer access, with its meaning: "CNS", or "read TNS, write OK" where they differ."""
+    """Return NVML's peer access status, with its meaning: "CNS", or "read TNS, write OK" if they differ."""
     if access is None or not access.statuses or access.statuses == (PeerStatus.UNKNOWN,):
         return "peer access unknown"
     if access.statuses == (PeerStatus.OK,):

@@ -51,7 +51,7 @@ _FAMILY = {True: "collectives", False: "copies"}
 
 
 def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
-    """Return the exit status: the worst of what was found and of what failed; nothing judged is no agreement."""
+    """Return the exit status: the worst of findings and failures; a run without judgments does not pass."""
     found = max((_STATUS[verdict.severity] for verdict in verdicts), default=ExitStatus.DONE)
     judged = ExitStatus.DONE if coverage(run).judged else ExitStatus.FAILED
     return max(found, judged, outcome(run).status)
@@ -190,7 +190,7 @@ def counts(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
-    """Return a line on the pairs that nothing was found on, with the rates of each label; "" where there is none."""
+    """Return a line on the pairs without findings, with the rates of each label; "" if there are none."""
     pairs = [frozenset(pair) for pair in covered.judged]
     well = [pair for pair in pairs if not any(_concerns(verdict, pair) for verdict in verdicts)]
     if not well:
@@ -207,7 +207,7 @@ def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
 
 
 def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
-    """Return what stands for a link: its fastest copy, else the first collective that was measured on the pair."""
+    """Return a link's representative reading: its fastest copy, else the first collective measured on the pair."""
     copy = facts.readings.best(link, 1)
     if copy is not None:
         return copy

@@ -53,7 +53,7 @@ _EVERYONE = ""  # the group of a call that names none
 
 
 def holds(content: Content) -> bool:
-    """True where the first message can be about a trace, and the second a node."""
+    """True if the first message can be about a trace, and the second a node."""
     try:
         first, *second = itertools.islice(protobuf.messages(content.data), 2)
         about = protobuf.fields(first)
@@ -138,11 +138,11 @@ def _add_everyone(trace: Trace, content: Content) -> None:
 
 
 def _attributes(node: protobuf.Fields) -> dict[str, Any]:
-    found = {}
+    attributes = {}
     for attribute in node.get(10, ()):
         one = protobuf.fields(attribute) if isinstance(attribute, bytes) else {}
-        found[_text(one, 1)] = next((_value(number, held[-1]) for number, held in one.items() if number > 2), None)
-    return found
+        attributes[_text(one, 1)] = next((_value(number, held[-1]) for number, held in one.items() if number > 2), None)
+    return attributes
 
 
 def _value(number: int, held: int | bytes) -> Any:
@@ -160,9 +160,9 @@ def _value(number: int, held: int | bytes) -> Any:
 
 
 def _dtype(types: str, size_bytes: int) -> str:
-    """Return the type of all tensors that go in; "" where it is not clear."""
-    found = {_DTYPES.get(one, "") for one in re.findall(r"Tensor\(([^()]*)\)", types)}
-    dtype = found.pop() if len(found) == 1 else ""
+    """Return the type of all tensors that go in; "" if it is not clear."""
+    dtypes = {_DTYPES.get(one, "") for one in re.findall(r"Tensor\(([^()]*)\)", types)}
+    dtype = dtypes.pop() if len(dtypes) == 1 else ""
     return dtype if dtype and size_bytes % DTYPE_BYTES[dtype] == 0 else ""
 
 

@@ -32,8 +32,8 @@ def traces(content: Content) -> list[Trace]:
     for node in sorted(
         calls, key=lambda node: number if not math.isnan(number := values.number(node.get("id"))) else 0
     ):
-        found = map(values.fields, values.items(node.get("attrs")))
-        words = {one.get("name"): one.get("value") for one in found if isinstance(one.get("name"), str)}
+        attributes = map(values.fields, values.items(node.get("attrs")))
+        words = {one.get("name"): one.get("value") for one in attributes if isinstance(one.get("name"), str)}
         group, name = values.text(words.get("pg_name")), values.text(words.get("collective_name"))
         if group not in trace.members:
             size = values.size(words.get("pg_size"))

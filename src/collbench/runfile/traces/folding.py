@@ -19,7 +19,7 @@ _FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the squa
 
 
 def job_of(traces: Sequence[Trace]) -> Job:
-    """Return the traces of a job's ranks as one job. Raises UsageError where none called, or ranks are unclear."""
+    """Return the traces of a job's ranks as one job. Raises UsageError if none called, or ranks are unclear."""
     traces = [trace for trace in traces if trace.calls]
     if not traces:
         raise UsageError("no trace has a collective: trace every rank while the job trains")
@@ -67,7 +67,7 @@ def job_of(traces: Sequence[Trace]) -> Job:
 
 
 def _numbered(traces: Sequence[Trace]) -> list[int]:
-    """Return each trace's rank of the job. Raises UsageError where it is unclear."""
+    """Return each trace's rank of the job. Raises UsageError if it is unclear."""
     numbers: list[int | None] = [*(own_numbers(traces) or (trace.rank for trace in traces))]
     if None in numbers or len(set(numbers)) < len(numbers):
         if any(number is not None for number in numbers) and len(traces) > 1:
@@ -77,7 +77,7 @@ def _numbered(traces: Sequence[Trace]) -> list[int]:
 
 
 def own_numbers(traces: Sequence[Trace]) -> list[int] | None:
-    """Return each trace's rank on the communicator of all ranks, which numbers them; None where there is none."""
+    """Return each trace's rank on the communicator of all ranks, which numbers them; None if there is none."""
     largest = max(size for trace in traces for size in trace.sizes.values())
     world = next((key for key in traces[0].own if all(trace.own_size(key) == largest for trace in traces)), None)
     if world is None:
@@ -89,16 +89,16 @@ def own_numbers(traces: Sequence[Trace]) -> list[int] | None:
 
 
 def _find_members(ranked: Sequence[tuple[int, Trace]]) -> None:
-    """Note who is in the groups of which traces say their own rank alone, as far as all of them are here."""
-    found: dict[tuple[str, int], dict[int, int]] = {}
+    """Find the members of groups whose traces name only their own rank, if all of these traces are here."""
+    ranks_by_index: dict[tuple[str, int], dict[int, int]] = {}
     for number, trace in ranked:
         for key, own in trace.own.items():
-            found.setdefault((key, trace.sizes[key]), {})[own] = number
+            ranks_by_index.setdefault((key, trace.sizes[key]), {})[own] = number
             trace.world_size = max(trace.world_size, trace.sizes[key])
     for _, trace in ranked:
         for key in trace.own:
             size = trace.sizes[key]
-            members = found[key, size]
+            members = ranks_by_index[key, size]
             if len(members) == size and len(set(members.values())) == size:
                 trace.members[key] = tuple(members[own] for own in range(size))
 
@@ -125,7 +125,7 @@ def _rank(number: int, trace: Trace, places: Sequence[int], began: float) -> Job
     pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
     gpu = np.array([call.gpu for call in trace.calls])
     gpu_starts = np.array([call.gpu_start for call in trace.calls]) - began
-    found: dict[tuple[int, ...], list[int]] = {}  # where each repetition of a phase begins
+    by_pattern: dict[tuple[int, ...], list[int]] = {}  # where each repetition of a phase begins
     order: list[tuple[int, int]] = []
     folded = (
         (first + start, period, repetitions)
@@ -134,10 +134,10 @@ def _rank(number: int, trace: Trace, places: Sequence[int], began: float) -> Job
     )
     for start, period, repetitions in folded:
         symbols = tuple(places[start : start + period])
-        begins = found.setdefault(symbols, [])
+        begins = by_pattern.setdefault(symbols, [])
         begins += range(start, start + period * repetitions, period)
-        order.append(([*found].index(symbols), repetitions))
-    phases = tuple(_phase(symbols, begins, starts, pauses, gpu, gpu_starts) for symbols, begins in found.items())
+        order.append(([*by_pattern].index(symbols), repetitions))
+    phases = tuple(_phase(symbols, begins, starts, pauses, gpu, gpu_starts) for symbols, begins in by_pattern.items())
     once = len(order) == len(phases)
     return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, () if once else tuple(order))
 
@@ -168,7 +168,7 @@ def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: A
 
 
 def _rounded(values: Any) -> tuple[float, ...]:
-    """Return times for a file; () where one of them is unknown."""
+    """Return times for a file; () if one of them is unknown."""
     if np.isnan(values).any():
         return ()
     return tuple(round(float(value), 3) for value in values)

@@ -92,5 +92,5 @@ def parse(data: bytes, name: str, forced: Source | None = None, files: int = 1) 
 def _rank_in(name: str) -> int | None:
     """Return the rank that a file is named by: the last number before its endings, rank_3.json or trace-3.json.gz."""
     stem = re.sub(r"(\.(json|gz|pt|trace|kineto|fr|pkl|pickle|et))+$", "", name)
-    found = re.search(r"(\d+)$", stem)
-    return int(found[1]) if found and len(found[1]) < 7 else None
+    match = re.search(r"(\d+)$", stem)
+    return int(match[1]) if match and len(match[1]) < 7 else None

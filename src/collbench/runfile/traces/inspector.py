@@ -36,13 +36,13 @@ _LONGEST = 2**20  # bytes of a line: what is longer is another JSON, which shall
 
 
 def holds(content: Content) -> bool:
-    """True where one of the first lines is about a call."""
+    """True if one of the first lines is about a call."""
     lines = itertools.islice(io.BytesIO(content.data), _LOOKED_AT)
     return any(len(line) < _LONGEST and _line(line) is not None for line in lines)
 
 
 def traces(content: Content) -> list[Trace]:
-    """Return the traces of the ranks that a file holds. Raises Unreadable where they cannot be told apart."""
+    """Return the traces of the ranks that a file holds. Raises Unreadable if they cannot be told apart."""
     skipped = 0
     processes: dict[tuple[str, int], list[_Line]] = {}
     for data in content.data.splitlines():
@@ -53,10 +53,10 @@ def traces(content: Content) -> list[Trace]:
             skipped += 1
         else:
             processes.setdefault((line.host, line.process), []).append(line)
-    found = [trace for lines in processes.values() for trace in _ranks(lines)]
-    if found:
-        found[0].skipped += skipped
-    return found
+    traces_read = [trace for lines in processes.values() for trace in _ranks(lines)]
+    if traces_read:
+        traces_read[0].skipped += skipped
+    return traces_read
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class Malformed(Exception):
 
 
 def messages(data: bytes) -> Iterator[bytes]:
-    """Yield the messages of a file in which each follows its length. Raises Malformed where one is cut off."""
+    """Yield the messages of a file in which each follows its length. Raises Malformed if one is cut off."""
     at = 0
     while at < len(data):
         length, at = _varint(data, at)
@@ -27,7 +27,7 @@ def messages(data: bytes) -> Iterator[bytes]:
 
 def fields(message: bytes) -> Fields:
     """Return a message's fields, each number's values in order: numbers as they are on the wire, or bytes."""
-    found: Fields = {}
+    decoded: Fields = {}
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -47,17 +47,17 @@ def fields(message: bytes) -> Fields:
                 raise Malformed
         if not key >> 3:
             raise Malformed
-        found.setdefault(key >> 3, []).append(value)
-    return found
+        decoded.setdefault(key >> 3, []).append(value)
+    return decoded
 
 
 def varints(packed: bytes) -> list[int]:
     """Return the numbers of a packed field. Raises Malformed."""
-    found, at = list[int](), 0
+    numbers, at = list[int](), 0
     while at < len(packed):
         value, at = _varint(packed, at)
-        found.append(value)
-    return found
+        numbers.append(value)
+    return numbers
 
 
 def signed(value: int) -> int:

@@ -47,14 +47,14 @@ _MOST_BYTES = 2**53  # numbers of a job file are exact in every reader of JSON
 
 
 class Unreadable(Exception):
-    """Why something is no trace."""
+    """Why a file is not a readable trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
     """One call as a trace has it. `group` is the trace's own name; `start` UTC µs; `gpu` µs, NaN where unknown.
 
-    `root` and `peer` are ranks of the group, None where unknown.
+    `root` and `peer` are ranks of the group, None if unknown.
     """
 
     operation: str
@@ -85,7 +85,7 @@ class Trace:
     lost: int = 0  # calls that the job made, and the trace has not kept
     skipped: int = 0
     replays: bool = True  # a captured graph's calls are there once, or its kernels without a call
-    ordered: bool = True  # False where it does not say the order of calls of different groups
+    ordered: bool = True  # False if it does not say the order of calls of different groups
 
     def add_group(self, key: str, description: str, ranks: Any, size: int = 0) -> None:
         """Note who is in a group: its ranks, or where these are unknown () and its size."""
@@ -102,7 +102,7 @@ class Trace:
         return max(self.sizes.get(group, 0), len(self.members.get(group, ())))
 
     def add(self, call: TracedCall) -> None:
-        """Add a call; count one that nobody can have made."""
+        """Add a call; only count an impossible one."""
         ranks = self.size(call.group)
         if ranks < 1 or not 0 <= call.size_bytes < _MOST_BYTES:
             self.skipped += 1

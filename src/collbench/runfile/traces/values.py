@@ -1,4 +1,4 @@
-"""Values of files that anybody may have written: each is what it should be, or nothing."""
+"""Values of untrusted files: each has the expected type, or is dropped."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def natural(value: Any) -> TypeGuard[int]:
 
 def number(value: Any) -> float:
     """Return a number from 0 on; NaN of what is none."""
-    found = float(value) if isinstance(value, int | float) and abs(value) < 2**62 else math.nan
-    return found if found >= 0 and math.isfinite(found) else math.nan
+    real = float(value) if isinstance(value, int | float) and abs(value) < 2**62 else math.nan
+    return real if real >= 0 and math.isfinite(real) else math.nan
 
 
 def hashable(value: Any) -> Any:
-    """Return a number or text by which something else is found; None of anything else."""
+    """Return a number or text that can be a dictionary key; None for anything else."""
     return value if isinstance(value, int | str) else None
 
 
@@ -47,7 +47,7 @@ def rank(value: Any) -> int | None:
 
 
 def size(value: Any) -> int:
-    """Return how many ranks there are; 0 where it is not said."""
+    """Return how many ranks there are; 0 if it is not said."""
     return rank(value) or 0
 
 
@@ -63,8 +63,8 @@ def naturals(value: Any) -> list[int]:
 
 def ranks(value: Any) -> tuple[int, ...]:
     """Return ranks of a list or its text; () of what is no list of different ranks."""
-    found = naturals(value)
-    return tuple(found) if len(set(found)) == len(found) and max(found, default=0) < MOST_RANKS else ()
+    numbers = naturals(value)
+    return tuple(numbers) if len(set(numbers)) == len(numbers) and max(numbers, default=0) < MOST_RANKS else ()
 
 
 def elements(value: Any) -> int:
@@ -74,8 +74,8 @@ def elements(value: Any) -> int:
 
 def shaped(shapes: Any) -> list[int]:
     """Return the elements of each tensor by its shape; −1 of what is none."""
-    found = []
+    sizes = []
     for shape in map(items, items(shapes)):
         known = len(shape) < 64 and all(map(natural, shape))
-        found.append(elements(math.prod(shape)) if known else -1)
-    return found
+        sizes.append(elements(math.prod(shape)) if known else -1)
+    return sizes

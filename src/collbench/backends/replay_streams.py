@@ -1,6 +1,6 @@
-"""A recorded step on one device: pauses on one stream, each group's calls on a stream of its own, as torch has them.
+"""A recorded step on one device: pauses on one stream, the calls of each group on the group's stream, as in torch.
 
-Only the workers of `collbench replay` import this: it loads torch. On a CPU core the streams are threads.
+Only the workers of `collbench replay` import this, because it loads torch. On a CPU core the streams are threads.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import torch.distributed as dist
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from collbench.backends.overlap_lanes import captured, repeat, sleep_cycles_a_second
+from collbench.backends.overlap_streams import captured, repeat, sleep_cycles_a_second
 from collbench.backends.replay_protocol import ReplayLoad, ReplayTimes
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses
 
-_cuda: Any = torch.cuda  # half of it has types
+_cuda: Any = torch.cuda  # only half of it has types
 _autograd: Any = torch.autograd
 
 # A product of 2048³ in bf16 takes some 25 µs on an H200: fine enough for a pause, long enough to launch.
 _GPU_PRODUCT, _CORE_PRODUCT = 2048, 192
-_PRODUCTS = 200  # to learn how long one takes, when the clock has settled
-# Products are launched as CUDA graphs of up to so many, as a power of two: a slow host takes longer to launch one of
-# them than a GPU to work it off.
+_PRODUCTS = 200  # to time one product, when the clock has settled
+# Products are launched as CUDA graphs of up to 2^7 products, because a slow host needs longer to launch one product
+# than a GPU to run it.
 _MOST_POWER = 7
 # A pause that is shorter than a launch is none.
 _LEAST_PAUSE_S = 2e-6
@@ -45,7 +45,7 @@ class Accelerator(Protocol):
         """Return a new process group; every rank makes each at the same moment."""
 
     def memory(self, group: dist.ProcessGroup, registration: Registration) -> AbstractContextManager[object]:
-        """Return what allocates a group's buffers, so that NCCL knows of them as asked."""
+        """Return the allocator of a group's buffers, with the requested registration."""
 
     def run(
         self,
@@ -65,7 +65,7 @@ class Accelerator(Protocol):
 
 
 class _Pausing:
-    """What a device does in a pause: as many products as fit, once one was timed, and idles for the rest."""
+    """A device's pause: as many matrix products as fit, by their measured time, and idling for the rest."""
 
     def __init__(self, idle: Callable[[float], object]) -> None:
         self._idle = idle
@@ -73,14 +73,14 @@ class _Pausing:
         self._product_s = 0.0
 
     def compute(self, products: Callable[[int], object], seconds: Callable[[Callable[[], object]], float]) -> None:
-        """Fill pauses with products from now on, so many at a time; `seconds` times some of them."""
+        """Fill pauses with matrix products from now on; `products(n)` runs n of them, `seconds` times a call."""
         if self._products is None:
             for _ in range(2):  # the first time code is loaded and the clock comes up
                 self._product_s = seconds(lambda: products(_PRODUCTS)) / _PRODUCTS
             self._products = products
 
     def __call__(self, seconds: float) -> None:
-        """Pause so long."""
+        """Pause for this many seconds."""
         if self._products is not None:
             count = int(seconds / self._product_s)
             self._products(count)
@@ -116,7 +116,7 @@ class CudaAccelerator:
     def memory(self, group: dist.ProcessGroup, registration: Registration) -> AbstractContextManager[object]:
         """Return torch's own allocator, or a pool of ncclMemAlloc that the group's communicator knows.
 
-        Raises RuntimeError where this torch has no such pool.
+        Raises RuntimeError if this torch has no such pool.
         """
         if registration is Registration.NONE:
             return nullcontext()
@@ -134,7 +134,7 @@ class CudaAccelerator:
         def product() -> None:
             torch.mm(a, b, out=result)
 
-        product()  # loads what a capture cannot
+        product()  # loads code, which a graph capture cannot do
         launches = [captured(product, 2**power) for power in range(_MOST_POWER + 1)]
 
         def products(count: int) -> None:
@@ -219,14 +219,14 @@ class CudaAccelerator:
         return event
 
 
-# As NCCL calls its kernels, ncclKernel_… before 2.19. The profiler's own ranges on the GPU are nccl:….
+# The names of NCCL's kernels, ncclKernel_… before 2.19. The profiler's own ranges on the GPU are named nccl:….
 _KERNEL = re.compile(r"nccl(Dev)?Kernel")
 
 
 def kernel_seconds(events: Iterable[FunctionEvent], calls: int) -> list[float]:
-    """Return the seconds of each call's kernel, in the order of launch; [] where there is not one for each.
+    """Return the seconds of each call's kernel, in launch order; [] if calls and kernels do not match.
 
-    One kernel before them is the common start's. A call has none on a single rank, and several where NCCL splits it.
+    The common start is one kernel before them. A call has no kernel on a single rank, and several if NCCL splits it.
     """
     kernels = [one for one in events if one.device_type == _autograd.DeviceType.CUDA and _KERNEL.match(one.name)]
     kernels.sort(key=lambda one: one.id)  # CUPTI numbers launches
@@ -236,7 +236,7 @@ def kernel_seconds(events: Iterable[FunctionEvent], calls: int) -> list[float]:
 
 
 class _Registered:
-    """Allocates from a pool of ncclMemAlloc, which the group's communicator knows once all buffers are there."""
+    """Allocates from a pool of ncclMemAlloc, which is then registered with the group's communicator."""
 
     def __init__(self, backend: Any, registration: Registration) -> None:
         self._backend, self._symmetric = backend, registration is Registration.WINDOW
@@ -254,7 +254,7 @@ class _Registered:
             self._backend.register_mem_pool(self._pool, **more)
 
 
-_POOLS: list[Any] = []  # as long as the process lives: a pool that is collected gives its memory back
+_POOLS: list[Any] = []  # kept until the process ends: a garbage-collected pool frees its memory
 
 
 class CpuAccelerator:

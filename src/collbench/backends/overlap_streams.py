@@ -1,6 +1,6 @@
-"""Two lanes on one device, a collective's and compute's, from a common start: on a GPU's streams or on CPU threads.
+"""A collective and compute on one device from a common start: on two CUDA streams, or on two CPU threads.
 
-Only workers import this: it loads torch.
+Only worker processes import this, because it loads torch.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import torch.distributed as dist
 
 from collbench.model.compute import Priority
 
-_cuda: Any = torch.cuda  # half of it has types
+_cuda: Any = torch.cuda  # only half of it has types
 
-# The sleeping kernel measures its own cycles a second: 5 ms at 2 GHz.
+# The sleeping kernel calibrates its cycles per second with this many: 5 ms at 2 GHz.
 _CALIBRATION_CYCLES = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """What one of the two does: `chunks` times `chunk(number)`, which queues its work and does not wait for it.
+class StreamWork:
+    """The work of one stream: `chunks` calls of `chunk(number)`, which queues its work and does not wait for it.
 
-    With `idle_s` the lane rests so many seconds before each chunk, each in a round of its own (overlap_protocol.Load).
+    With `idle_s` each chunk has its own round and the stream idles that many seconds before it (overlap_protocol.Load).
     """
 
     chunks: int
@@ -35,10 +35,10 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
-    """The seconds from the common start to the end of each chunk, and whether all was queued before the start.
+class ChunkTimes:
+    """The seconds from the common start to the end of each chunk, and whether all work was queued before the start.
 
-    `begins` are those to the begin of the collective's chunks, where it has rounds.
+    `begins` has the seconds to the begin of each chunk of the collective, if it runs in rounds.
     """
 
     collective: tuple[float, ...]
@@ -48,40 +48,42 @@ class Race:
 
 
 class Accelerator(Protocol):
-    """A device, as the worker's loop sees it."""
+    """The device interface that the worker uses."""
 
     device: torch.device
     compute_dtype: torch.dtype
     span_bytes: int
 
     def group(self, ranks: int, priority: Priority, ctas: int | None) -> dist.ProcessGroup:
-        """Return the process group of all ranks with these levers; every rank makes it at the same moment."""
+        """Return the process group of all ranks with these options; every rank must call this at the same time."""
 
-    def race(self, align: Callable[[], object], collective: Lane, compute: Lane, delay_s: float) -> Race:
-        """Run both lanes from a common start, to which `align`, a tiny collective, brings all ranks."""
+    def run_both(
+        self, align: Callable[[], object], collective: StreamWork, compute: StreamWork, delay_s: float
+    ) -> ChunkTimes:
+        """Run both from a common start. `align`, a tiny collective, synchronizes the ranks before it."""
 
     def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
-        """Return what queues `work`, which ran before, so often in one launch where the device can."""
+        """Return a function that queues `work` `times` times, in one launch if the device can. `work` ran before."""
 
     def finish(self) -> None:
-        """Wait for all that was queued."""
+        """Wait for all queued work."""
 
 
 def captured(work: Callable[[], object], times: int) -> Callable[[], object]:
-    """Return what launches a CUDA graph of some work, so many times one after another."""
+    """Return a function that launches a CUDA graph which runs `work` `times` times in a row."""
     graph = _cuda.CUDAGraph()
-    # An error of this thread alone: NCCL's own threads call CUDA meanwhile.
+    # Only calls of this thread may fail the capture: NCCL's own threads call CUDA meanwhile.
     with _cuda.graph(graph, capture_error_mode="thread_local"):
         repeat(work, times)
 
-    def launch(_held: object = work) -> None:  # a graph knows its buffers by their addresses alone
+    def launch(_held: object = work) -> None:  # keeps the buffers alive: a graph holds only their addresses
         graph.replay()
 
     return launch
 
 
 class CudaAccelerator:
-    """One GPU. Compute runs on torch's default stream, as training's does, the collective on a stream of its own."""
+    """One GPU. Compute runs on torch's default stream, as in training, and the collective on its own stream."""
 
     compute_dtype = torch.bfloat16
     span_bytes = 256 * 2**20  # as in docs/method.md 3.5: beyond an H200's L2 of 50 MiB
@@ -98,7 +100,7 @@ class CudaAccelerator:
         self._cycles_a_second = sleep_cycles_a_second()
 
     def group(self, ranks: int, priority: Priority, ctas: int | None) -> dist.ProcessGroup:
-        """Return the group with these levers, and take the stream of that priority for its collectives."""
+        """Return the group with these options, and use the stream of that priority for its collectives."""
         self._side = self._streams[priority]
         if (priority, ctas) not in self._groups:
             options: Any = dist.ProcessGroupNCCL.Options()
@@ -109,8 +111,10 @@ class CudaAccelerator:
             self._groups[priority, ctas] = cast("dist.ProcessGroup", made)
         return self._groups[priority, ctas]
 
-    def race(self, align: Callable[[], object], collective: Lane, compute: Lane, delay_s: float) -> Race:
-        """Queue all of it behind a sleeping kernel. Both streams then wait for one event, the common start."""
+    def run_both(
+        self, align: Callable[[], object], collective: StreamWork, compute: StreamWork, delay_s: float
+    ) -> ChunkTimes:
+        """Queue all work behind a sleeping kernel. Both streams then wait for one event, the common start."""
         self._sleep(delay_s)
         start = self._together(align)
         collective_ends, compute_ends, begins = list[Any](), list[Any](), list[Any]()
@@ -132,10 +136,10 @@ class CudaAccelerator:
         def seconds(events: Sequence[Any]) -> tuple[float, ...]:
             return tuple(start.elapsed_time(event) / 1e3 for event in events)
 
-        return Race(seconds(collective_ends), seconds(compute_ends), seconds(begins), queued)
+        return ChunkTimes(seconds(collective_ends), seconds(compute_ends), seconds(begins), queued)
 
     def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
-        """Return what launches a CUDA graph of so many."""
+        """Return a function that launches a CUDA graph of `times` runs of `work`."""
         return captured(work, times)
 
     def finish(self) -> None:
@@ -143,7 +147,7 @@ class CudaAccelerator:
         _cuda.synchronize()
 
     def _together(self, align: Callable[[], object]) -> Any:
-        """Let both streams go on once all ranks have come here; return the event at which they do."""
+        """Hold both streams until all ranks have reached this point; return the event that releases them."""
         with _cuda.stream(self._side):
             align()
         met = self._stamp(self._side)
@@ -159,18 +163,18 @@ class CudaAccelerator:
         event.record(stream)
         return event
 
-    def _queued(self, lane: Lane, stream: Any) -> list[Any]:
-        """Queue a lane on a stream; return the events at the ends of its chunks."""
+    def _queued(self, work: StreamWork, stream: Any) -> list[Any]:
+        """Queue work on a stream; return the event at the end of each chunk."""
         ends = []
         with _cuda.stream(stream):
-            for number in range(lane.chunks):
-                lane.chunk(number)
+            for number in range(work.chunks):
+                work.chunk(number)
                 ends.append(self._stamp(stream))
         return ends
 
 
 def sleep_cycles_a_second() -> float:
-    """Return the sleeping kernel's cycles a second: of the second run, when the clock is up."""
+    """Return the sleeping kernel's cycles per second, from its second run, when the clock has ramped up."""
     first, last = (_cuda.Event(enable_timing=True) for _ in range(2))
     _cuda._sleep(_CALIBRATION_CYCLES)
     first.record()
@@ -181,9 +185,9 @@ def sleep_cycles_a_second() -> float:
 
 
 class CpuAccelerator:
-    """One CPU core: a thread for each lane, gloo for the collective. There is no priority and no number of channels."""
+    """One CPU core: one thread for the collective, by gloo, and one for compute. No priorities, no channels."""
 
-    compute_dtype = torch.float32  # few cores multiply bf16
+    compute_dtype = torch.float32  # few CPUs multiply bf16
     span_bytes = 8 * 2**20  # beyond a core's own L2 (docs/method.md 3.5)
     device = torch.device("cpu")
 
@@ -192,59 +196,63 @@ class CpuAccelerator:
         self._group: dist.ProcessGroup | None = None
 
     def group(self, ranks: int, priority: Priority, ctas: int | None) -> dist.ProcessGroup:
-        """Return the one group. Raises RuntimeError for levers."""
+        """Return the only group. Raises RuntimeError if a priority or a number of CTAs is set."""
         if priority is not Priority.NORMAL or ctas is not None:
             raise RuntimeError("gloo has no priority and no channels")
         if self._group is None:
             self._group = cast("dist.ProcessGroup", dist.new_group(list(range(ranks)), backend="gloo"))
         return self._group
 
-    def race(self, align: Callable[[], object], collective: Lane, compute: Lane, delay_s: float) -> Race:
-        """Let two threads go at once; nothing is launched, so there is nothing to queue."""
+    def run_both(
+        self, align: Callable[[], object], collective: StreamWork, compute: StreamWork, delay_s: float
+    ) -> ChunkTimes:
+        """Start two threads at the same time; nothing is launched, so nothing is queued."""
         del delay_s
         begins, collective_ends, compute_ends = list[float](), list[float](), list[float]()
         align()
         start = time.perf_counter()
         if not collective.idle_s:
-            _at_once(lambda: _timed(collective, collective_ends), lambda: _timed(compute, compute_ends))
+            _concurrently(lambda: _timed(collective, collective_ends), lambda: _timed(compute, compute_ends))
         for number, rest in enumerate(collective.idle_s):
             if number:
                 align()
-            beside = _Round()
-            _at_once(
-                lambda: beside.call(lambda: collective.chunk(number), rest),  # noqa: B023  # both end in this round
-                lambda: beside.compute(compute),  # noqa: B023
+            this_round = _Round()
+            _concurrently(
+                lambda: this_round.call(lambda: collective.chunk(number), rest),  # noqa: B023  # both end in this round
+                lambda: this_round.compute(compute),  # noqa: B023
             )
-            begins.append(beside.begin)
-            collective_ends.append(beside.end)
-            compute_ends += beside.compute_ends
-        return Race(_since(start, collective_ends), _since(start, compute_ends), _since(start, begins), queued=True)
+            begins.append(this_round.begin)
+            collective_ends.append(this_round.end)
+            compute_ends += this_round.compute_ends
+        return ChunkTimes(
+            _since(start, collective_ends), _since(start, compute_ends), _since(start, begins), queued=True
+        )
 
     def as_one(self, work: Callable[[], object], times: int) -> Callable[[], object]:
-        """Return what does it so often: nothing is launched."""
+        """Return a function that runs `work` `times` times in a loop."""
         return lambda: repeat(work, times)
 
     def finish(self) -> None:
-        """Return at once: what was called has ended."""
+        """Return immediately: all calls were synchronous."""
 
 
 def repeat(work: Callable[[], object], times: int) -> None:
-    """Do some work so many times."""
+    """Run `work` `times` times."""
     for _ in range(times):
         work()
 
 
-def _timed(lane: Lane, ends: list[float]) -> None:
-    for number in range(lane.chunks):
-        lane.chunk(number)
+def _timed(work: StreamWork, ends: list[float]) -> None:
+    for number in range(work.chunks):
+        work.chunk(number)
         ends.append(time.perf_counter())
 
 
 class _Round:
-    """One call of the collective beside compute.
+    """One call of the collective that overlaps compute.
 
-    Cores are shared with whatever else runs, so no length of compute is sure to cover a call: the call waits for the
-    end of compute's first chunk, and compute goes on until the call has returned.
+    Other processes use the cores too, so compute of a fixed length may not cover a call. Therefore the call waits for
+    the end of compute's first chunk, and compute continues until the call has returned.
     """
 
     def __init__(self) -> None:
@@ -253,7 +261,7 @@ class _Round:
         self._computing, self._returned = threading.Event(), threading.Event()
 
     def call(self, call: Callable[[], object], rest: float) -> None:
-        """Rest so many seconds, then call."""
+        """Sleep `rest` seconds, then call."""
         try:
             time.sleep(rest)
             self._computing.wait()
@@ -263,22 +271,22 @@ class _Round:
         finally:
             self._returned.set()
 
-    def compute(self, lane: Lane) -> None:
-        """Run the lane; its last chunk lasts until the call has returned."""
+    def compute(self, work: StreamWork) -> None:
+        """Run the compute; its last chunk lasts until the call has returned."""
         try:
-            for number in range(lane.chunks):
-                lane.chunk(number)
+            for number in range(work.chunks):
+                work.chunk(number)
                 self.compute_ends.append(time.perf_counter())
                 self._computing.set()
         finally:
             self._computing.set()
         while not self._returned.is_set():
-            lane.chunk(lane.chunks - 1)
+            work.chunk(work.chunks - 1)
             self.compute_ends[-1] = time.perf_counter()
 
 
-def _at_once(*works: Callable[[], object]) -> None:
-    """Do both, each on a thread, from one moment on. Raises what the first to fail raised."""
+def _concurrently(*works: Callable[[], object]) -> None:
+    """Run all functions concurrently, each in its thread. Raises the first error."""
     failures: list[BaseException] = []
     ready = threading.Barrier(len(works))
 
