@@ -73,10 +73,7 @@ def on_gpus(
     fakes: Fakes, tmp_path: Path, words: Sequence[str], extra: dict[str, str] | None = None, /, **settings: object
 ) -> Outcome:
     """Run the program on simulated GPUs with so little free memory that its buffers are small and the test quick."""
-    chosen = (
-        words[list(words).index("--devices") + 1] if "--devices" in words else (extra or {}).get("CUDA_VISIBLE_DEVICES")
-    )
-    count = len(chosen.split(",")) if chosen else int(str(settings.get("gpus", 4)))
+    count = int(str(settings.get("gpus", 4)))
     # CUDA's and NCCL's own needs (256 MiB, and 512 MiB a communicator's GPU), and 2 MiB for three buffers.
     plan = {"memory": 4096 * _MIB, "free": (256 + 512 * count + 2) * _MIB} | settings
     return fakes.run(collbench(*words), tmp_path, environment(fakes, tmp_path) | (extra or {}), **plan)

@@ -301,7 +301,7 @@ def test_an_environment_that_does_not_fit_is_one_line(
 
 def test_an_all_reduce_that_fails_trains_nothing(fakes: Fakes, tmp_path: Path) -> None:
     words = ["ablate", "--devices", "0,1", "--without", "p2p", "train.py"]
-    done = on_gpus(fakes, tmp_path, words, fail="ncclAllReduce:2:1")
+    done = on_gpus(fakes, tmp_path, words, fail="ncclAllReduce:2:1", free=(256 + 2 * 512 + 2) * 2**20)
     assert (done.code, done.stdout) == (1, "")
     assert "cannot measure the all-reduce with p2p (exit status 1, see above): nothing was trained" in done.stderr
     assert not list(tmp_path.glob("state/collbench/ablations/*-logs/run-*.log"))

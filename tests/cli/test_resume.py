@@ -150,7 +150,12 @@ def test_what_cannot_be_resumed_is_one_line(program: Program, tmp_path: Path, wh
     [
         ("another driver", {}, {"driver": "590.1"}, "its driver was 580.159.04 and is 590.1 now"),
         ("another NCCL", {}, {"nccl": 22703}, "its NCCL was 2.28.9 and is 2.27.3 now"),
-        ("fewer GPUs", {"CUDA_VISIBLE_DEVICES": "0,1,2"}, {}, "it was measured on GPU3 (GPU-fa4e0300-"),
+        (
+            "fewer GPUs",
+            {"CUDA_VISIBLE_DEVICES": "0,1,2"},
+            {"free": (256 + 3 * 512 + 2) * 2**20},
+            "it was measured on GPU3 (GPU-fa4e0300-",
+        ),
         ("more GPUs", {}, {"gpus": 5}, "it did not measure GPU4 (GPU-fa4e0400-"),
     ],
 )
