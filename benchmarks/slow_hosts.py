@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def one_run(asked: argparse.Namespace, number: int, folder: Path) -> dict[str, o
     slow = drawn.randrange(asked.hosts) if number % 2 == 0 else None
     ways = (drawn.choice(WAYS),) if asked.one_way else WAYS
     words = ["nodes", "--backend", asked.backend, "--size", asked.size, "--budget", asked.budget, "--json"]
-    words += ["--one-way"] if asked.one_way else []
+    words += ["--output", str(folder / "run.json"), *(["--one-way"] if asked.one_way else [])]
     with emulated_hosts(asked.hosts, folder, paced=False, mbit=asked.mbit) as hosts:
         if slow is not None:
             hosts.rate(slow, asked.mbit / 2, sends="sends" in ways, receives="receives" in ways)
@@ -84,6 +85,7 @@ def main() -> None:
     parser.add_argument("--size", default="2M")
     parser.add_argument("--budget", default="10ms", help="of nodes: eight rounds are always made")
     parser.add_argument("--file", type=Path, required=True, help="raw file; runs are appended, a JSON line each")
+    parser.add_argument("--keep", type=Path, help="folder for the run files of runs that are not right")
     parser.add_argument("--until", type=float, default=1e9, help="seconds after which no run begins")
     asked = parser.parse_args()
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
@@ -101,6 +103,8 @@ def main() -> None:
             own = Path(folder) / str(number)
             own.mkdir()
             found = one_run(asked, number, own)
+            if asked.keep and not found["right"] and (own / "run.json").exists():
+                shutil.copy(own / "run.json", asked.keep / f"{asked.hosts}-hosts-{number}.json")
             for stream in (file, sys.stdout):
                 print(json.dumps(found), file=stream, flush=True)
             right, total = right + bool(found["right"]), total + 1

@@ -1,0 +1,101 @@
+"""The workers of overlap and replay as two ranks that share one GPU: NCCL takes them for two hosts (NCCL_HOSTID)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collbench.analysis.job_schedule import schedule_of
+from collbench.backends.overlap_protocol import Load, OverlapPoint
+from collbench.backends.replay_protocol import ReplayLoad
+from collbench.backends.torch_world import OverlapWorld, ReplayWorld
+from collbench.model.compute import Compute, ComputeKind, Priority
+from collbench.model.job import Call
+from collbench.model.operations import Operation, Registration
+from collbench.model.run import Pauses
+from tests.gpu.machine import need_gpus
+from tests.replay_jobs import data_parallel, job_of
+
+pytest.importorskip("torch")
+need_gpus(1)
+
+GEMM = Compute(ComputeKind.GEMM, 1024)
+SHARED = [0, 0]
+# NCCL refuses two ranks of one host on one GPU.
+OWN_HOST = 'import os\nos.environ["NCCL_HOSTID"] = f"process{os.getpid()}"\n'
+
+
+@pytest.fixture(autouse=True)
+def own_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each process be a host of its own to NCCL."""
+    (tmp_path / "sitecustomize.py").write_text(OWN_HOST, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+
+
+@pytest.fixture
+def overlapping() -> Iterator[OverlapWorld]:
+    made = OverlapWorld("cuda", SHARED)
+    try:
+        made.join()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def replaying() -> Iterator[ReplayWorld]:
+    made = ReplayWorld("cuda", SHARED)
+    try:
+        made.join()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("priority", list(Priority))
+def test_a_collective_and_compute_are_timed_and_verified(overlapping: OverlapWorld, priority: Priority) -> None:
+    overlapping.allocate(OverlapPoint(Operation.ALLREDUCE, 2**20, GEMM, priority))
+    overlapping.warm()
+    for times in overlapping.run(Load(collective_chunks=3, calls=2, compute_chunks=4, units=8, delay_s=0.01)):
+        assert (len(times.collective), len(times.compute)) == (3, 4)
+        for ends in (times.collective, times.compute):
+            assert 0 < ends[0] < ends[-1] < 10
+            assert list(ends) == sorted(ends)
+        assert (times.wrong, times.wrong_compute) == (0, 0)
+
+
+def test_a_call_begins_after_its_rest(overlapping: OverlapWorld) -> None:
+    overlapping.allocate(OverlapPoint(Operation.ALLGATHER, 2**16, GEMM))
+    overlapping.warm()
+    for times in overlapping.run(Load(3, 1, 2, 1, 0.01, (0.005, 0.0, 0.002))):
+        assert (len(times.begins), len(times.collective), len(times.compute)) == (3, 3, 6)
+        assert all(end > begin for begin, end in zip(times.begins, times.collective, strict=True))
+
+
+@pytest.mark.parametrize("pauses", list(Pauses))
+def test_a_step_is_replayed_and_verified(replaying: ReplayWorld, pauses: Pauses) -> None:
+    replaying.prepare(schedule_of(data_parallel(ranks=2), None), pauses, Registration.NONE)
+    assert replaying.verify() == 0
+    for load in (ReplayLoad(3), ReplayLoad(2, pauses=False)):
+        for times in replaying.run(load, 1.0):
+            assert min(times.units) > 0
+    assert replaying.verify() == 0
+
+
+def test_each_operation_arrives_as_sent(replaying: ReplayWorld) -> None:
+    calls = [
+        Call("allreduce", 4096, 0, "bfloat16", "sum"),
+        Call("reduce", 64, 0, "float32", "prod", root=1),
+        Call("broadcast", 100, 0, root=1),
+        Call("allgather", 400, 0, "float32"),
+        Call("reducescatter", 400, 0, "float32", "sum"),
+        Call("alltoall", 64, 0),
+    ]
+    step = job_of([range(2)], [[(call, False) for call in calls]] * 2)
+    replaying.prepare(schedule_of(step, None), Pauses.NONE, Registration.NONE)
+    assert replaying.verify() == 0
+    for times in replaying.run(ReplayLoad(3), 1.0):
+        assert len(times.units) == len(calls)
+    assert replaying.verify() == 0
