@@ -146,7 +146,7 @@ def test_sizes_that_do_not_fit_the_free_memory_are_skipped_by_name(fakes: Fakes,
 def test_reads_by_kernels_that_a_cache_would_serve_are_skipped(fakes: Fakes, tmp_path: Path) -> None:
     done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, l2=60 * 10**6)
     assert done.code == 0, done.stderr
-    assert "are free for a buffer, too little compared with the cache of the reading core" in done.stdout
+    assert "are free for a buffer, too little compared with the cache of the reading device" in done.stdout
     assert {m["point"]["operation"] for m in _run_file(tmp_path)["measurements"]} == {
         *("ce-write", "ce-read", "sm-write", "allreduce", "broadcast"),
     }

@@ -204,7 +204,7 @@ _SKIPPED_WHY = {
     ),
     SkipKind.ROOM: "the fullest device has room for messages of {limit}; {free}",
     SkipKind.CONCURRENT_ROOM: "{count} concurrent messages do not fit in a buffer of {limit}",
-    SkipKind.CACHE: "only {limit} are free for a buffer, too little compared with the cache of the reading core",
+    SkipKind.CACHE: "only {limit} are free for a buffer, too little compared with the cache of the reading device",
     SkipKind.NUMA: "{detail}",
     SkipKind.PROCESSES: "one process times copies; here each device has its own process",
     SkipKind.ALGORITHMS: "{detail}",

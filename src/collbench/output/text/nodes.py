@@ -267,7 +267,7 @@ def left_out(why: NodeEffect | Uplink) -> str:
     """Return why a node was not taken."""
     if isinstance(why, NodeEffect):
         return described(why)
-    slow = f"{-why.effect.ratio:.0%} slower than the others"
+    slow = f"{-why.effect.ratio:.0%} below the others"
     return f"the uplinks of {why.name} are {slow}" if why.name else f"its leaf's uplinks are {slow}"
 
 
