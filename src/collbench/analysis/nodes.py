@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.analysis.physics import chained
-from collbench.analysis.stats import DELTA, Estimate, estimate, simultaneous_quantile
+from collbench.analysis.stats import DELTA, Estimate, deviations, estimate, sigma, simultaneous_quantile
 from collbench.analysis.tails import lateness
 from collbench.model.errors import UsageError
 from collbench.model.run import Measurement, Run
@@ -21,6 +21,8 @@ from collbench.model.run import Measurement, Run
 # Node effects from pairs of nodes: log bandwidth = typical + first's effect + second's + what the switches take.
 #
 # Fitted robustly (Huber, iterated weights), because pairs that are measured concurrently may share an uplink.
+# Each pair is one measurement, however many rounds it has: a pair has a level of its own (its route, its sockets) that
+# returns in every round, so rounds of one pair are not independent. How much a second round adds is estimated.
 # Fitted twice: a pair of two slow nodes carries what the slower one does, not the sum of both effects.
 
 Members = tuple[int, ...]
@@ -30,6 +32,8 @@ _Indices = NDArray[np.int_]
 
 # Two low nodes are alike where the better one lacks more than half of what the other does.
 ALIKE = 0.5
+# Where rounds of a pair vary by less than this part of the variance between pairs, more rounds narrow intervals by 5 %.
+_EXHAUSTED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,9 @@ class Fit:
 
     `sends` and `receives` are by node, the same unless `directed`: some pair was measured one way. `levels` has for
     each level of switches the effect of each switch on the pairs with one end under it, and `across` that of leaving a
-    switch of the level at all (0 if a level has one). `typical` is the log of GB/s, `sigma` one pair's noise.
+    switch of the level at all (0 if a level has one). `typical` is the log of GB/s, `sigma` the noise of one round of
+    one pair. `exhausted` if further rounds would hardly narrow the errors: every pair was measured, and pairs differ
+    from each other far more than their rounds do.
     """
 
     typical: float
@@ -66,6 +72,7 @@ class Fit:
     sigma: float
     freedom: int
     directed: bool
+    exhausted: bool
 
 
 def fit(seen: Sequence[Observation], nodes: int, levels: Sequence[Level] = (), hiding: Sequence[Members] = ()) -> Fit:
@@ -74,17 +81,49 @@ def fit(seen: Sequence[Observation], nodes: int, levels: Sequence[Level] = (), h
     A level of several switches must be all of them; one of a single switch stands for a suspicion. `hiding` are those
     whose uplinks are slower than any node: a pair that leaves one shows the uplink and nothing of its nodes.
     """
-    blocks = _blocks(seen, nodes, levels, hiding)
-    fitted = _estimate(seen, blocks)
+    pairs = _pairs(seen)
+    once = np.ones(len(pairs))
+    blocks = _blocks(pairs, nodes, levels, hiding)
+    fitted = _estimate(pairs, blocks, once)
     low = _directions(blocks, fitted.values)
     if min(effects.min() for effects in low) < -DELTA:
-        blocks = _blocks(seen, nodes, levels, hiding, low)
-        fitted = _estimate(seen, blocks)
-    return _read(blocks, fitted)
+        blocks = _blocks(pairs, nodes, levels, hiding, low)
+        fitted = _estimate(pairs, blocks, once)
+    repeated = [pair for pair in pairs if len(pair.logs) > 1]
+    if not repeated:
+        return _read(blocks, fitted, exhausted=False)
+    rounds = np.array([len(pair.logs) for pair in pairs])
+    within = sigma([one for pair in repeated for one in deviations(pair.logs)]) ** 2
+    noise = within * float(np.mean(1 / rounds))
+    between = max(0.0, fitted.sigma**2 - noise)
+    every = math.comb(nodes, 2) * (1 + pairs[0].one_way)
+    exhausted = len(pairs) == every and noise < _EXHAUSTED * between
+    return _read(
+        blocks, _estimate(pairs, blocks, (between + within) / (between + within / rounds)), exhausted=exhausted
+    )
 
 
-def _estimate(seen: Sequence[Observation], blocks: Sequence[_Block]) -> Estimate:
-    return estimate(np.hstack([block.design for block in blocks]), _held(blocks), np.log([one.gbs for one in seen]))
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A pair of nodes, perhaps one way only, with the log bandwidth of each of its rounds."""
+
+    first: int
+    second: int
+    one_way: bool
+    logs: tuple[float, ...]
+
+
+def _pairs(seen: Iterable[Observation]) -> tuple[_Pair, ...]:
+    rounds: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
+    for one in seen:
+        first, second = (one.first, one.second) if one.one_way else sorted((one.first, one.second))
+        rounds[first, second, one.one_way].append(math.log(one.gbs))
+    return tuple(_Pair(*pair, tuple(logs)) for pair, logs in rounds.items())
+
+
+def _estimate(pairs: Sequence[_Pair], blocks: Sequence[_Block], counts: _Array) -> Estimate:
+    means = np.array([fmean(pair.logs) for pair in pairs])
+    return estimate(np.hstack([block.design for block in blocks]), _held(blocks), means, counts)
 
 
 def _directions(blocks: Sequence[_Block], values: _Array) -> tuple[_Array, _Array]:
@@ -98,12 +137,12 @@ def _ends(blocks: Sequence[_Block]) -> NDArray[np.int_]:
     return np.cumsum([block.design.shape[1] for block in blocks])[:-1]
 
 
-def _parts(seen: Sequence[Observation], sends: _Array, receives: _Array) -> _Array:
+def _parts(pairs: Sequence[_Pair], sends: _Array, receives: _Array) -> _Array:
     """Return how much of each end's effect a pair shows: all of it, but of two low ends the lower one's.
 
     Ends that are as low, within half of it, share the blame: which of them is lower is noise.
     """
-    ends = np.array([(sends[one.first], receives[one.second]) for one in seen])
+    ends = np.array([(sends[pair.first], receives[pair.second]) for pair in pairs])
     both_low = (ends < -DELTA).all(axis=1, keepdims=True)
     alike = ends.max(axis=1, keepdims=True) < ALIKE * ends.min(axis=1, keepdims=True)
     lower = (ends == ends.min(axis=1, keepdims=True)).astype(float)
@@ -121,19 +160,19 @@ class _Block:
 
 
 def _blocks(
-    seen: Sequence[Observation],
+    pairs: Sequence[_Pair],
     nodes: int,
     levels: Sequence[Level],
     hiding: Sequence[Members],
     before: tuple[_Array, _Array] | None = None,
 ) -> list[_Block]:
     """Return the blocks in the order that `_read` knows: typical, senders, receivers, each level's across, switches."""
-    parts = np.ones((len(seen), 2)) if before is None else _parts(seen, *before)
-    first, second = np.array([one.first for one in seen]), np.array([one.second for one in seen])
-    one_way = np.array([one.one_way for one in seen])
+    parts = np.ones((len(pairs), 2)) if before is None else _parts(pairs, *before)
+    first, second = np.array([pair.first for pair in pairs]), np.array([pair.second for pair in pairs])
+    one_way = np.array([pair.one_way for pair in pairs])
     sends, receives = np.eye(nodes)[first] * parts[:, :1], np.eye(nodes)[second] * parts[:, 1:]
     if not one_way.any():  # each pair has both ends' one effect
-        sends, receives = sends + receives, np.zeros((len(seen), 0))
+        sends, receives = sends + receives, np.zeros((len(pairs), 0))
     else:  # and a pair measured both ways half of each direction's
         sends, receives = (np.where(one_way[:, None], own, (sends + receives) / 2) for own in (sends, receives))
     switches = []
@@ -142,11 +181,11 @@ def _blocks(
         for number, members in enumerate(level):
             switch_of[list(members)] = number
         switches += _level_blocks(len(level), switch_of[first], switch_of[second])
-    shown = np.ones((len(seen), 1))
+    shown = np.ones((len(pairs), 1))
     for members in hiding:
         shown[np.isin(first, members) != np.isin(second, members)] = 0.0
     return [
-        _Block(np.ones((len(seen), 1))),
+        _Block(np.ones((len(pairs), 1))),
         _Block(sends * shown, _steady(nodes, None if before is None else before[0])),
         _Block(receives * shown, _steady(nodes, None if before is None else before[1])),
         *switches,
@@ -178,7 +217,7 @@ def _held(blocks: Sequence[_Block]) -> _Array:
     return np.array(rows)
 
 
-def _read(blocks: Sequence[_Block], estimated: Estimate) -> Fit:
+def _read(blocks: Sequence[_Block], estimated: Estimate, *, exhausted: bool) -> Fit:
     """Return the columns by what they mean, centred effects against their median: most nodes and switches are well."""
     ends = _ends(blocks)
     typical, sends, receives, *levels = np.split(estimated.values, ends)
@@ -200,6 +239,7 @@ def _read(blocks: Sequence[_Block], estimated: Estimate) -> Fit:
         sigma=estimated.sigma,
         freedom=estimated.freedom,
         directed=directed,
+        exhausted=exhausted,
     )
 
 
@@ -344,7 +384,7 @@ def _judge_known(seen: Sequence[Observation], nodes: int, known: Sequence[Switch
     open_nodes = {one.node for one in _node_effects(fitted) if one.state is State.UNDECIDED}
     open_uplinks = any(uplink.effect.state is State.UNDECIDED for uplink in uplinks)
     leaves = tuple(members for members in known[0].members if open_nodes & set(members))
-    return _judgement(seen, fitted, uplinks, leaves if leaves or open_uplinks else None)
+    return _judgement(seen, fitted, uplinks, leaves if (leaves or open_uplinks) and not fitted.exhausted else None)
 
 
 def _known_uplinks(fitted: Fit, known: Sequence[Switches]) -> list[Uplink]:
@@ -416,7 +456,7 @@ def _suspects(
     strangers = any(_strangers(node, group, among, low) for group in groups for node in low)
     if strangers or (len(low) > 1 and min(met[node] for node in low) < _ENOUGH_AMONG):
         return (tuple(sorted(low)),)
-    undecided = {one.node for one in _node_effects(fitted) if one.state is State.UNDECIDED}
+    undecided = {one.node for one in _node_effects(fitted) if one.state is State.UNDECIDED and not fitted.exhausted}
     return tuple(members for members in groups if undecided & set(members)) if undecided else None
 
 

@@ -63,7 +63,6 @@ def plan_page(
 
 # The page of `collbench nodes`: what the rounds showed of nodes and uplinks, which nodes to take, and the plan.
 
-_MORE = "a longer --budget measures more; of only two nodes, the slow one cannot be identified"
 _FEW_FINDINGS = 12  # lines on the short page
 
 
@@ -130,7 +129,7 @@ def page(
     lines = [origin.failed] if origin.failed else []
     lines += [f"lost      {how}" for how in origin.gone]
     if not judgement.judged:
-        lines.append(f"not judged: these pairs do not distinguish the {len(origin.names)} nodes; {_MORE}")
+        lines.append(f"not judged: {_not_judged(judgement)}")
     findings = list(_findings(origin, judgement))
     shown = findings if verbose else findings[:_FEW_FINDINGS]
     lines += _chosen(origin, choice) if choice is not None else []
@@ -226,6 +225,15 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
         yield f"undecided {origin.names[one.node]}: {described(one)}{mark}"
     if not (judgement.slow_nodes or judgement.slow_uplinks or undecided):
         yield f"slow      no node and no uplink{mark}"
+
+
+def _not_judged(judgement: Judgement) -> str:
+    if len(judgement.nodes) == 2:
+        return "two nodes form only one pair, which does not show which of them is slow"
+    pairs = f"these pairs do not distinguish the {len(judgement.nodes)} nodes"
+    if judgement.suspects is None:
+        return f"{pairs}: they differ more than their nodes could explain, and more rounds would not change that"
+    return f"{pairs}; a longer --budget measures more"
 
 
 def _rails(origin: Origin) -> Iterator[str]:
