@@ -5,9 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from collbench.analysis.nodes import Effect, Judgement, LateNode, NodeEffect, Rail, State, choose_nodes
+import pytest
+
+from collbench.analysis.nodes import (
+    Effect,
+    Judgement,
+    LateNode,
+    NodeEffect,
+    Observation,
+    Rail,
+    State,
+    choose_nodes,
+    judge,
+)
 from collbench.output.text.nodes import Origin, Truth, as_plain, page
-from tests.analysis.nodes.made import judged, leaves, slow
+from tests.analysis.nodes.made import judged, leaves, seen, slow
 
 LEAVES = leaves(16, 4)
 SIM = Origin("sim", "made: 16 nodes", tuple(f"node{n}" for n in range(16)), ("at random",) * 8 + ("x",), 72, 20.4, 7)
@@ -43,6 +55,21 @@ def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -
     origin = Origin("cuda", "16 hosts", tuple(names.split(",")), SIM.rounds, 72, 20.4, 7)
     everyone = judged(16, slow())
     assert f" {names}\n" in page(origin, everyone, choose_nodes(everyone, 16), width=50)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "nodes", "why"),
+    [
+        (seen(2, slow(), 8, 0.01), 2, "two nodes form only one pair, which does not show which of them is slow"),
+        (seen(4, lambda a, b: 100.0 / (a ^ b), 4), 4, "they differ more than their nodes could explain"),
+        (seen(4, slow(), 2, 0.9), 4, "a longer --budget measures more"),
+    ],
+)
+def test_the_page_says_why_nobody_is_judged(pairs: list[Observation], nodes: int, why: str) -> None:
+    origin = Origin("cuda", f"{nodes} hosts", ("h0", "h1", "h2", "h3")[:nodes], SIM.rounds, 8, 20.4, 7)
+    first, *_ = page(origin, judge(pairs, nodes), None, width=200).splitlines()
+    assert first.startswith("not judged: ")
+    assert why in first
 
 
 def test_real_figures_do_not_say_sim() -> None:

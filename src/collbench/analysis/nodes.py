@@ -34,6 +34,7 @@ _Indices = NDArray[np.int_]
 ALIKE = 0.5
 # Where rounds of a pair vary by less than this part of the variance between pairs, more rounds narrow intervals by 5 %.
 _EXHAUSTED = 0.1
+_LEAST_BETWEEN = 1e-8  # a ratio of variances needs one
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +83,21 @@ def fit(seen: Sequence[Observation], nodes: int, levels: Sequence[Level] = (), h
     whose uplinks are slower than any node: a pair that leaves one shows the uplink and nothing of its nodes.
     """
     pairs = _pairs(seen)
-    once = np.ones(len(pairs))
+    rounds = np.array([len(pair.logs) for pair in pairs])
+    within = _noise(pairs) ** 2
     blocks = _blocks(pairs, nodes, levels, hiding)
-    fitted = _estimate(pairs, blocks, once)
+    fitted = _estimate(pairs, blocks, np.ones(len(pairs)), within / rounds)
     low = _directions(blocks, fitted.values)
     if min(effects.min() for effects in low) < -DELTA:
         blocks = _blocks(pairs, nodes, levels, hiding, low)
-        fitted = _estimate(pairs, blocks, once)
-    repeated = [pair for pair in pairs if len(pair.logs) > 1]
-    if not repeated:
-        return _read(blocks, fitted, exhausted=False)
-    rounds = np.array([len(pair.logs) for pair in pairs])
-    within = sigma([one for pair in repeated for one in deviations(pair.logs)]) ** 2
-    noise = within * float(np.mean(1 / rounds))
-    between = max(0.0, fitted.sigma**2 - noise)
+        fitted = _estimate(pairs, blocks, np.ones(len(pairs)), within / rounds)
+    noise = float(np.mean(within / rounds))
+    between = max(_LEAST_BETWEEN, fitted.sigma**2 - noise)
+    # A pair of n rounds counts as much as n/(1 + (n − 1)ρ) pairs of one; ρ is what pairs differ by of all variance.
+    counts = (between + within) / (between + within / rounds)
     every = math.comb(nodes, 2) * (1 + pairs[0].one_way)
-    exhausted = len(pairs) == every and noise < _EXHAUSTED * between
-    return _read(
-        blocks, _estimate(pairs, blocks, (between + within) / (between + within / rounds)), exhausted=exhausted
-    )
+    exhausted = len(seen) > len(pairs) == every and noise < _EXHAUSTED * between
+    return _read(blocks, _estimate(pairs, blocks, counts, within / rounds), exhausted=exhausted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +118,17 @@ def _pairs(seen: Iterable[Observation]) -> tuple[_Pair, ...]:
     return tuple(_Pair(*pair, tuple(logs)) for pair, logs in rounds.items())
 
 
-def _estimate(pairs: Sequence[_Pair], blocks: Sequence[_Block], counts: _Array) -> Estimate:
+def _noise(pairs: Iterable[_Pair]) -> float:
+    """Return by how much rounds of one pair differ, as a standard deviation; 0 where no pair was repeated."""
+    repeated = [one for pair in pairs if len(pair.logs) > 1 for one in deviations(pair.logs)]
+    return sigma(repeated) if repeated else 0.0
+
+
+def _estimate(pairs: Sequence[_Pair], blocks: Sequence[_Block], counts: _Array, variances: _Array) -> Estimate:
+    """Return the estimate from the pairs' means, of which rounds alone explain `variances`."""
     means = np.array([fmean(pair.logs) for pair in pairs])
-    return estimate(np.hstack([block.design for block in blocks]), _held(blocks), means, counts)
+    scatter = math.sqrt(float(np.mean(counts * (DELTA**2 + variances))))
+    return estimate(np.hstack([block.design for block in blocks]), _held(blocks), means, counts, scatter)
 
 
 def _directions(blocks: Sequence[_Block], values: _Array) -> tuple[_Array, _Array]:

@@ -360,8 +360,8 @@ _LEAST_SIGMA = 1e-3
 # deviation were 16 times the noise, 30 % for 2 %. Of an effect that eight measurements show it takes a two-thousandth.
 _RIDGE = 0.004
 _PRECISE = 1e-10
-# A few residuals may be small by chance. So measurements are assumed to scatter by δ, and this assumption counts as
-# much as two residuals: a moderated t statistic [Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004), 3], with a fixed prior.
+# A few residuals may be small by chance. So what is assumed about the scatter counts as much as two of them: a
+# moderated t statistic [Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004), 3], with a fixed prior.
 _PRIOR_FREEDOM = 2
 
 
@@ -387,12 +387,12 @@ class Estimate:
         return self.sigma * np.sqrt(np.diag(_inverse(self.normal)))
 
 
-def estimate(dense: _Array, held: _Array, measured: _Array, counts: _Array) -> Estimate:
+def estimate(dense: _Array, held: _Array, measured: _Array, counts: _Array, scatter: float) -> Estimate:
     """Return the unknowns (columns of `dense`) that explain `measured`, under `held` @ unknowns = 0.
 
-    The first one is common to all measurements. A measurement has as much weight as `counts` of those with noise
-    `sigma`. Solved by conjugate gradients from the last step's result, without the zeros: each measurement shows few
-    unknowns.
+    The first one is common to all measurements. Each measurement has as much weight as `counts` of those that have the
+    noise `sigma`, which is assumed to be `scatter` until residuals say otherwise. Solved by conjugate gradients from
+    the last step's result, without the zeros: each measurement shows few unknowns.
     """
     from scipy.sparse import csr_array  # late: 0.2 s, and only nodes need it
 
@@ -410,7 +410,7 @@ def estimate(dense: _Array, held: _Array, measured: _Array, counts: _Array) -> E
         weights = huber_weights(rest, sigma, _LEAST_SIGMA)
         if float(np.max(np.abs(values - before))) < _SETTLED:
             break
-    squares = float(weights @ rest**2) + _PRIOR_FREEDOM * DELTA**2 * float(np.mean(counts))
+    squares = float(weights @ rest**2) + _PRIOR_FREEDOM * scatter**2
     freedom = known + _PRIOR_FREEDOM
     return Estimate(values, math.sqrt(squares / freedom), freedom, system.dense())
 

@@ -11,9 +11,11 @@ from collbench.analysis.nodes import Judgement, Observation, Switches, judge
 Rate = Callable[[int, int], float]
 
 
-def seen(nodes: int, rate: Rate, times: int = 1, sigma: float = 0.0, *, one_way: bool = False) -> list[Observation]:
+def seen(
+    nodes: int, rate: Rate, times: int = 1, sigma: float = 0.0, *, one_way: bool = False, seed: int = 0
+) -> list[Observation]:
     """Return every pair of nodes `times` times, one way in both directions."""
-    rng = random.Random(nodes)
+    rng = random.Random(1000 * seed + nodes)
     pairs = [pair for pair in combinations(range(nodes), 2) for _ in range(times)]
     if one_way:
         pairs += [(b, a) for a, b in pairs]
