@@ -1,4 +1,4 @@
-"""When torchrun's files are nobody's: `train` then removes their folder."""
+"""How `train`'s torchrun ends: by a signal, which reaches its ranks, and without a folder that nobody asked for."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ import pytest
 from collbench.launch import agent
 from collbench.launch.agent import wants_logs
 
-# As torchrun ends by a signal [torch 2.13, elastic/multiprocessing/api.py, SignalException], but at once.
+# As torchrun ends by a signal [torch 2.13, elastic/multiprocessing/api.py, SignalException] that comes while it starts
+# ranks: it has no list of them yet, and does not end them. They are in sessions of their own.
 TORCHRUN = """
-import signal, time
+import signal, subprocess, time
+RANK = '''
+for one in TERM INT HUP QUIT; do trap "echo SIG$one > heard; exit" $one; done
+echo ready
+while :; do sleep 0.02; done
+'''
 class SignalException(Exception):
     def __init__(self, number):
         super().__init__(f"Process got signal: {number}")
@@ -25,7 +31,7 @@ def end(number, frame):
 def main():
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, end)
-    print("waiting", flush=True)
+    subprocess.Popen(["sh", "-c", RANK], start_new_session=True)
     while True:  # no pause(): a signal just before it would be handled after the next one
         time.sleep(0.05)
 """
@@ -34,7 +40,7 @@ def main():
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=lambda one: one.name
 )
-def test_a_signal_that_ends_torchrun_is_reported_in_a_line_and_leaves_no_folder(
+def test_a_signal_ends_torchrun_and_its_ranks_in_a_line_and_leaves_no_folder(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     folder = tmp_path / "torch" / "distributed"
@@ -46,14 +52,33 @@ def test_a_signal_that_ends_torchrun_is_reported_in_a_line_and_leaves_no_folder(
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path / "temporary")}
     command = [sys.executable, "-P", str(agent.__file__), "--", "train.py"]
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as started:
         assert started.stdout is not None
-        assert started.stdout.readline() == "waiting\n"
+        assert started.stdout.readline() == "ready\n"
         started.send_signal(number)
         _, err = started.communicate(timeout=60)
     assert (started.returncode, err) == (128 + number, f"collbench: the job was ended by {number.name}\n")
+    assert (tmp_path / "heard").read_text() == f"{number.name}\n"
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_rank_that_ignores_the_signal_is_killed() -> None:
+    """While another process, of which this is not the parent, is left alone."""
+    rank = "trap '' TERM; echo ready; while :; do sleep 0.02; done"
+    code = f"""
+import signal, subprocess
+from collbench.launch import agent
+agent._GRACE_S = 0.1
+rank = subprocess.Popen(["sh", "-c", {rank!r}], stdout=subprocess.PIPE, text=True)
+rank.stdout.readline()
+agent._end_ranks(signal.SIGTERM)
+print(signal.Signals(-rank.wait()).name)
+"""
+    with subprocess.Popen(["sleep", "100"]) as stranger:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout, stranger.poll()) == ("SIGKILL\n", None), done.stderr
+        stranger.kill()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """torchrun in this process, as `train` starts it: `python -P agent.py TORCHRUN-OPTION… -- SCRIPT ARGUMENT…`.
 
-It is `python -m torch.distributed.run`, but for two things at its end: a signal is reported in one line instead of
-torchrun's traceback, and no folder stays in TMPDIR but one that torchrun's report of a failure names.
+It is `python -m torch.distributed.run`, but for three things at its end: a signal is reported in one line instead of
+torchrun's traceback, it reaches ranks that torchrun was only starting when it came, and no folder stays in TMPDIR but
+one that torchrun's report of a failure names.
 
 Imports nothing of collbench: it ends where torchrun begins.
 """
@@ -13,12 +14,18 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 # Whoever names one of these wants torchrun's files, or says where they go.
 _ABOUT_LOGS = ("--log-dir", "--log_dir", "--redirects", "-r", "--tee", "-t", "--logs-specs", "--logs_specs")
+
+
+# How long ranks may take to end by a signal before they are killed: as long as torchrun gives them.
+_GRACE_S = 30.0
 
 
 def wants_logs(words: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -60,8 +67,38 @@ def _run() -> int:
 
 
 def _ended_by(number: signal.Signals) -> int:
+    for again in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(again, signal.SIG_DFL)  # torchrun's handlers would raise in the wait for ranks
+    _end_ranks(number)
     sys.stderr.write(f"collbench: the job was ended by {number.name}\n")
     return 128 + number
+
+
+def _end_ranks(number: signal.Signals) -> None:
+    """End the ranks that torchrun has not: of those that it was starting it knows nothing, and they keep their GPUs."""
+    ranks = _children()
+    for rank in ranks:
+        os.kill(rank, number)
+    deadline = time.monotonic() + _GRACE_S
+    while ranks and time.monotonic() < deadline:
+        time.sleep(0.02)
+        ranks = _children()
+    for rank in ranks:
+        os.kill(rank, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    """Return the running processes that this one started. A child stays until it is waited for, so each can be sent a
+    signal; those that ended are not returned."""
+    children = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent, *_ = path.read_text().rpartition(")")[2].split()
+        except OSError:  # a process that has just ended
+            continue
+        if parent == str(os.getpid()) and state != "Z":
+            children.append(int(path.parent.name))
+    return children
 
 
 if __name__ == "__main__":
