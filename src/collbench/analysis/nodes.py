@@ -466,9 +466,10 @@ def _suspects(
 
 
 def _strangers(node: int, group: Members, among: Collection[Pair], low: Mapping[int, float]) -> bool:
-    """True if a node lacks what a group does and met none of it: it may belong there."""
+    """True if a node lacks what a group does and met at most one of it: it may belong there, and that one may be slow."""
     alike = node not in group and _alike(low[node], median(low[member] for member in group))
-    return alike and not any(node in pair and set(pair) & set(group) for pair in among)
+    met = {other for pair in among if node in pair for other in pair if other in group}
+    return alike and len(met) < 2
 
 
 # Which nodes to take: none that is slow while there are others, then under the fewest switches.

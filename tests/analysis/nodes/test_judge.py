@@ -93,6 +93,19 @@ def test_where_to_look_next(
     assert found.suspects == suspects
 
 
+def test_a_node_behind_a_slow_uplink_that_met_one_slow_neighbour_meets_others_before_it_is_called_slow() -> None:
+    """Node 3 is slow itself, behind the uplink of nodes 0 to 5; in the first case, node 0 met only this one of them."""
+    pairs = [Observation(a, b, 80.0) for a in range(6) for b in range(6, 16) for _ in range(2)]
+    pairs += [Observation(a, b, 100.0) for a in range(6, 16) for b in range(a + 1, 16)]
+    pairs += [
+        Observation(a, b, 92.0 if 3 in (a, b) else 100.0, among=True) for a in range(1, 6) for b in range(a + 1, 6)
+    ]
+    pairs += [Observation(0, 3, 89.0, among=True)] * 4
+    assert judge(pairs, 16).suspects == ((0, 1, 2, 3, 4, 5),)
+    found = judge([*pairs, Observation(0, 2, 100.0, among=True)], 16)
+    assert (0 in found.slow_uplinks[0].members, 0 in names_of(found), found.suspects) == (True, False, None)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("known", [True, False])
 def test_relabelling_the_nodes_permutes_the_answer(seed: int, known: bool) -> None:
