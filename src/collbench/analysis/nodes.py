@@ -59,7 +59,7 @@ class Fit:
     each level of switches the effect of each switch on the pairs with one end under it, and `across` that of leaving a
     switch of the level at all (0 if a level has one). `typical` is the log of GB/s, `sigma` the noise of one round of
     one pair. `exhausted` if further rounds would hardly narrow the errors: every pair was measured, and pairs differ
-    from each other far more than their rounds do.
+    from each other far more than their rounds do; or two nodes form the only pair.
     """
 
     typical: float
@@ -96,7 +96,7 @@ def fit(seen: Sequence[Observation], nodes: int, levels: Sequence[Level] = (), h
     # A pair of n rounds counts as much as n/(1 + (n − 1)ρ) pairs of one; ρ is what pairs differ by of all variance.
     counts = (between + within) / (between + within / rounds)
     every = math.comb(nodes, 2) * (1 + pairs[0].one_way)
-    exhausted = len(seen) > len(pairs) == every and noise < _EXHAUSTED * between
+    exhausted = nodes == 2 or (len(seen) > len(pairs) == every and noise < _EXHAUSTED * between)
     return _read(blocks, _estimate(pairs, blocks, counts, within / rounds), exhausted=exhausted)
 
 
@@ -466,7 +466,7 @@ def _suspects(
 
 
 def _strangers(node: int, group: Members, among: Collection[Pair], low: Mapping[int, float]) -> bool:
-    """True if a node lacks what a group does and met at most one of it: it may belong there, and that one may be slow."""
+    """True if a node lacks what a group does and met at most one of it, which may be slow: it may belong there."""
     alike = node not in group and _alike(low[node], median(low[member] for member in group))
     met = {other for pair in among if node in pair for other in pair if other in group}
     return alike and len(met) < 2

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from collbench.analysis.nodes import UNKNOWN, Observation, State, Switches, judge
+from collbench.analysis.nodes import UNKNOWN, Observation, State, Switches, fit, judge
 from tests.analysis.nodes.made import Rate, judged, leaves, names_of, seen, slow
 
 
@@ -179,6 +179,18 @@ def test_repeating_the_same_pairs_makes_nothing_more_certain(one_way: bool) -> N
     for one, other in zip(few.nodes, many.nodes, strict=True):
         assert other.sends.interval == pytest.approx(one.sends.interval, rel=1e-6)
         assert other.receives.interval == pytest.approx(one.receives.interval, rel=1e-6)
+
+
+def test_many_noisy_rounds_know_the_nodes_no_better_than_few_precise_ones() -> None:
+    """A pair's mean has the same error in both, and three pairs show nothing of their own levels."""
+    few, many = (fit(with_levels(3, 1, times=times, sigma=sigma), 3) for times, sigma in ((4, 0.005), (400, 0.05)))
+    assert (many.send_errors >= few.send_errors).all()
+
+
+@pytest.mark.parametrize("one_way", [False, True])
+def test_no_number_of_rounds_tells_two_nodes_apart(one_way: bool) -> None:
+    found = judge(seen(2, slow(1, ratio=0.5), 8, 0.02, one_way=one_way), 2)
+    assert ([one.state for one in found.nodes], found.suspects) == ([State.UNDECIDED] * 2, None)
 
 
 def test_where_rounds_vary_more_of_them_narrow_the_intervals() -> None:

@@ -192,7 +192,8 @@ def _switches(origin: Origin) -> Iterator[str]:
 def _rounds(origin: Origin) -> Iterator[str]:
     kinds = ", ".join(f"{origin.rounds.count(kind)} {kind}" for kind in dict.fromkeys(origin.rounds))
     count = len(origin.names)
-    pairs = f"{origin.measurements:,} measurements; there are {count * (count - 1) // 2:,} pairs"
+    there = "there is one pair" if count == 2 else f"there are {count * (count - 1) // 2:,} pairs"
+    pairs = f"{origin.measurements:,} measurements; {there}"
     spent = f"{origin.seconds:.0f} s{' estimated for a real cluster' if origin.mark else ''}"
     yield f"rounds    {len(origin.rounds)} ({kinds}): {pairs}; {spent}{origin.mark}, seed {origin.seed}"
     if origin.plain:
