@@ -168,7 +168,7 @@ def test_k_wins_over_a_pods_number_of_processes(
     title: str, line: str, environment: dict[str, str], expected: str
 ) -> None:
     arguments = split(["--auto-select", "2", *line.split(), "a.py"])
-    assert rendezvous.gives_way(arguments, environment, 2) == expected, title
+    assert rendezvous.override_note(arguments, environment, 2) == expected, title
 
 
 @pytest.mark.parametrize(

@@ -34,17 +34,17 @@ def request_for(
     backend: str,
     fabric: str | None,
     notices: Notices,
-    words: Sequence[str] = ("select",),
+    command: Sequence[str] = ("select",),
 ) -> ReplayRequest:
     """Return a request to replay a job, called `name`, on some `count` devices that are not chosen yet.
 
-    `words` are the command's, before the count.
+    `command` are the command's, before the count.
     Raises UsageError for a job that has no meaning on so many, or cannot be replayed on this backend.
     """
     if count < 2:
         raise UsageError("--for replays what a job sends between devices, and one device sends nothing: leave it out")
-    asked = ReplayOptions(ranks=count, backend=backend, fabric=fabric)
-    return replaying.request_of(job, name, asked, (*words, str(count), "--for", name), notices)
+    options = ReplayOptions(ranks=count, backend=backend, fabric=fabric)
+    return replaying.request_of(job, name, options, (*command, str(count), "--for", name), notices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,10 @@ def _replayed(
         # Beside the folder of runs that choices go by: it holds no link.
         path = saved_runs.new_run("select", request.backend, notices.say, saved_runs.FINALISTS)
     notices.say(f"replaying {request.job} on {amount(len(sets), 'set')}, in turn")
-    wanted = replaying.on_sets(request, [[links.devices[member] for member in some] for some in sets], independent=True)
-    used = list(dict.fromkeys(member for some in sets for member in some))
+    wanted = replaying.on_sets(
+        request, [[links.devices[position] for position in some] for some in sets], independent=True
+    )
+    used = list(dict.fromkeys(position for some in sets for position in some))
     try:
         return Replaying(wanted, path, notices).finish(), used
     except KeyboardInterrupt as error:
@@ -112,7 +114,7 @@ def _shown(request: ReplayRequest, choice: Choice, job_contest: JobContest, run:
     default = next((some.members for some in choice.finalists if some.default), ())
 
     def tags(members: Sequence[int]) -> tuple[str, ...]:
-        return tuple(links.devices[member].tag for member in members)
+        return tuple(links.devices[position].tag for position in members)
 
     sets = tuple(
         JobSet(

@@ -41,8 +41,8 @@ def number(name: str, given: object, below: float | None = None) -> float:
     return float(given)  # type: ignore[arg-type]
 
 
-def word(name: str, given: object, known: Collection[str] = ()) -> str:
-    """Return a word, one of the known ones where there are any."""
+def text(name: str, given: object, known: Collection[str] = ()) -> str:
+    """Return a text, one of the known ones where there are any."""
     if not isinstance(given, str) or (known and given not in known):
         listing = f"one of {', '.join(known)}" if known else "a word"
         raise UsageError(f"{name}={given!r} is unknown: write {listing}")
@@ -65,14 +65,14 @@ def several(given: object) -> list[Any]:
 
 def listed(name: str, given: object) -> str:
     """Return numbers and words, at least one, with commas between them."""
-    words = []
+    texts = []
     for one in several(given):
         if isinstance(one, bool) or not isinstance(one, int | str):
             raise UsageError(f"{name} has {one!r}, which is neither a number nor a word")
-        words.append(str(one))
-    if not words:
+        texts.append(str(one))
+    if not texts:
         raise UsageError(f"{name}={given!r} is empty: leave it out to use all")
-    return ",".join(words)
+    return ",".join(texts)
 
 
 def excluded(given: object) -> str | None:

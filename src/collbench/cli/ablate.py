@@ -97,7 +97,7 @@ def ablate(arguments: AblateArguments) -> None:
         prepared = ablating.prepare(arguments, reporter(verbose=arguments.verbose), NOTICES)
         if arguments.train.dry_run:
             for arm in prepared.ablation.arms:
-                echo(torchrun.shell_line(arm.environment, experiment.collbench(*prepared.train_words(arm))))
+                echo(torchrun.shell_line(arm.environment, experiment.collbench(*prepared.train_arguments(arm))))
             return
         ablation = ablating.perform(prepared, NOTICES, allreduce=arguments.allreduce)
     if arguments.json:

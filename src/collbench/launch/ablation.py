@@ -223,22 +223,22 @@ _NEVER = frozenset({"NCCL_NVLS_ENABLE"})
 class Change:
     """What the second arm changes: named switches and given variables; `environment` has both."""
 
-    words: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def without(self) -> tuple[str, ...]:
         """What the second arm lacks, where that is all that it changes."""
-        return () if self.given else self.words
+        return () if self.given else self.switches
 
     @property
     def names(self) -> tuple[str, str]:
         """What the two arms are called."""
         if not self.given:
-            what = " and ".join(self.words)
+            what = " and ".join(self.switches)
             return f"with {what}", f"without {what}"
-        without = [f"without {word}" for word in self.words]
+        without = [f"without {switch}" for switch in self.switches]
         return "as is", " and ".join([*without, *(f"with {one}" for one in self.given)])
 
 
@@ -247,28 +247,28 @@ def parse_change(texts: Sequence[str]) -> Change:
 
     A value may hold commas, as NCCL_PROTO=LL,LL128 does: it reaches to the end of its --without. Raises UsageError.
     """
-    words: dict[str, None] = {}
+    switches: dict[str, None] = {}
     given: dict[str, str] = {}
     for text in texts:
         listed, variable = _divided(text)
-        words |= dict.fromkeys(listed)
+        switches |= dict.fromkeys(listed)
         given |= [variable] if variable else []
-    environment = {name: value for word in words for name, value in SWITCHES[word].items()}
+    environment = {name: value for switch in switches for name, value in SWITCHES[switch].items()}
     for name, value in given.items():
         if environment.get(name, value) != value:
             raise UsageError(f"--without sets {name} twice, to {environment[name]} and to {value}: use only one")
-    return Change(tuple(words), tuple(f"{name}={value}" for name, value in given.items()), environment | given)
+    return Change(tuple(switches), tuple(f"{name}={value}" for name, value in given.items()), environment | given)
 
 
 def _divided(text: str) -> tuple[list[str], tuple[str, str] | None]:
     """Return the names in one --without, and its variable with the value."""
     start = re.search(r"(?:^|,)\s*(?=NCCL_)", text)
     listed = text[: start.start()] if start else text
-    words = [word.strip().lower() for word in listed.split(",")] if listed or not start else []
-    for word in words:
-        if word not in SWITCHES:
-            raise _unknown(word)
-    return words, _variable(text[start.end() :]) if start else None
+    switches = [switch.strip().lower() for switch in listed.split(",")] if listed or not start else []
+    for switch in switches:
+        if switch not in SWITCHES:
+            raise _unknown(switch)
+    return switches, _variable(text[start.end() :]) if start else None
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -286,10 +286,10 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _unknown(word: str) -> UsageError:
-    near = difflib.get_close_matches(word, SWITCHES, n=1, cutoff=0.5)
+def _unknown(name: str) -> UsageError:
+    near = difflib.get_close_matches(name, SWITCHES, n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else ""
-    return UsageError(f"--without '{word}' is not one of {', '.join(SWITCHES)}, nor a variable NCCL_NAME=VALUE{meant}")
+    return UsageError(f"--without '{name}' is not one of {', '.join(SWITCHES)}, nor a variable NCCL_NAME=VALUE{meant}")
 
 
 def refuse_alike(change: Change, inherited: Mapping[str, str]) -> None:
@@ -428,7 +428,7 @@ class Reader:
 _LAST_LINES = 60
 
 
-def last_words(tail: Iterable[str]) -> list[str]:
+def last_lines(tail: Iterable[str]) -> list[str]:
     """Return the lines that explain why a script ended: the tail from its first traceback on, else the last lines.
 
     Torchrun's report follows the script's traceback, and would push it out of the last lines.

@@ -75,27 +75,27 @@ TRAIN = Known(OWN_VALUES | TORCHRUN_VALUES, OWN_FLAGS | TORCHRUN_FLAGS, SHORT)
 ABLATE = Known(TRAIN.values | VALUES, TRAIN.flags | FLAGS, {**SHORT, "-o": "--output"})
 
 
-def read(words: Sequence[str], known: Known = TRAIN) -> Option:
-    """Parse the option at the start of `words`. Raises UsageError if it is unknown or its value is wrong."""
-    name, attached = _name_and_attached(words[0], known.short)
+def read(arguments: Sequence[str], known: Known = TRAIN) -> Option:
+    """Parse the option at the start of `arguments`. Raises UsageError if it is unknown or its value is wrong."""
+    name, attached = _name_and_attached(arguments[0], known.short)
     if name in known.flags:
         if attached is not None:
-            raise UsageError(f"option '{words[0]}' takes no value: write {words[0].partition('=')[0]}")
-        return Option(name, None, (words[0],))
+            raise UsageError(f"option '{arguments[0]}' takes no value: write {arguments[0].partition('=')[0]}")
+        return Option(name, None, (arguments[0],))
     if name not in known.values:
-        raise _unknown(words[0], known)
+        raise _unknown(arguments[0], known)
     if attached is not None:
-        return Option(name, attached, (words[0],))
-    if len(words) < 2 or words[1] == "--" or not (name in VALUES or _is_value(words[1])):
-        raise UsageError(f"option '{words[0]}' needs a value: write {name} VALUE, before the script")
-    return Option(name, words[1], (words[0], words[1]))
+        return Option(name, attached, (arguments[0],))
+    if len(arguments) < 2 or arguments[1] == "--" or not (name in VALUES or _is_value(arguments[1])):
+        raise UsageError(f"option '{arguments[0]}' needs a value: write {name} VALUE, before the script")
+    return Option(name, arguments[1], (arguments[0], arguments[1]))
 
 
-def _name_and_attached(word: str, short: Mapping[str, str]) -> tuple[str, str | None]:
+def _name_and_attached(argument: str, short: Mapping[str, str]) -> tuple[str, str | None]:
     """Return the long name and what is glued to it: "--tee=3", "-t=3" and "-t3" are all ("--tee", "3")."""
-    if not word.startswith("--") and word[:2] in short:
-        return short[word[:2]], word[2:].removeprefix("=") if len(word) > 2 else None
-    name, equals, value = word.partition("=")
+    if not argument.startswith("--") and argument[:2] in short:
+        return short[argument[:2]], argument[2:].removeprefix("=") if len(argument) > 2 else None
+    name, equals, value = argument.partition("=")
     return _dashed(name), value if equals else None
 
 
@@ -106,12 +106,12 @@ def _dashed(name: str) -> str:
     return dashed if is_torchrun and "-" not in name[2:] else name
 
 
-def _is_value(word: str) -> bool:
-    return not word.startswith("-") or word == "-" or _NEGATIVE_NUMBER.fullmatch(word) is not None
+def _is_value(argument: str) -> bool:
+    return not argument.startswith("-") or argument == "-" or _NEGATIVE_NUMBER.fullmatch(argument) is not None
 
 
-def _unknown(word: str, known: Known) -> UsageError:
-    name, names = word.partition("=")[0], sorted(known.flags | known.values)
+def _unknown(argument: str, known: Known) -> UsageError:
+    name, names = argument.partition("=")[0], sorted(known.flags | known.values)
     near = [option for option in names if option.startswith(name)]
     near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.8)  # at 0.6, --lr would be --run
     meant = f"write {' or '.join(near)} in full, or " if near else ""
@@ -265,8 +265,8 @@ DEFAULT_BUDGET_S = 180.0
 class AblateArguments:
     """What `collbench ablate` was asked.
 
-    `train` are the words as `collbench train` reads them, `passed` those among them, before the script, that reach it
-    as they are; `choosing` the others among them; `without` and `against` raw text. `repeats` None: until the ratio is
+    `train` are the arguments as `collbench train` reads them, `passed` those of them, before the script, that reach it
+    as they are; `choosing` the others of them; `without` and `against` raw text. `repeats` None: until the ratio is
     known to ± `precision`, a share, or `budget_seconds` are spent. `job` is the file of a recorded job that is replayed
     instead of a script: of `train` then only `devices` and `backend` count; `compute` and `fabric` are as in replay.
     """
@@ -323,8 +323,8 @@ def split_ablation(argv: Sequence[str]) -> AblateArguments:
     return _checked_ablation(own, tuple(without), theirs, program)
 
 
-def _is_job(word: str) -> bool:
-    return word.endswith(".json")
+def _is_job(argument: str) -> bool:
+    return argument.endswith(".json")
 
 
 def _checked_job(
@@ -378,9 +378,9 @@ def _checked_ablation(
         raise _two_changes()
     if replayed := sorted(own.keys() & JOB_ONLY):
         raise UsageError(f"{replayed[0]} is for a recorded job: write collbench ablate job.json {replayed[0]} VALUE")
-    words = [token for option in theirs for token in option.tokens]
+    train_options = [token for option in theirs for token in option.tokens]
     return AblateArguments(
-        split([*words, "--", *program]),
+        split([*train_options, "--", *program]),
         passed=tuple(token for option in theirs if option.name not in CHOOSING for token in option.tokens),
         choosing=tuple((option.name, option.value) for option in theirs if option.name in CHOOSING),
         without=without,

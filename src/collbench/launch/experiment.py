@@ -29,7 +29,7 @@ from collbench.launch.ablation import (
     format_seconds,
     in_turn,
     judge,
-    last_words,
+    last_lines,
     measure_of,
     step_value,
     stop_of,
@@ -92,8 +92,8 @@ def _build(fields: dict[str, Any]) -> Ablation:
 
 def _variable_named(name: str) -> tuple[str, ...]:
     """Return what an arm lacks, as files before `without` say it: in its name alone."""
-    words = name.removeprefix("without ").split(" and ")
-    return tuple(words) if name.startswith("without ") and set(words) <= set(SWITCHES) else ()
+    switches = name.removeprefix("without ").split(" and ")
+    return tuple(switches) if name.startswith("without ") and set(switches) <= set(SWITCHES) else ()
 
 
 def _check_meaning(ablation: Ablation) -> None:
@@ -233,9 +233,9 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def collbench(*words: str) -> list[str]:
+def collbench(*arguments: str) -> list[str]:
     """Return the command that starts this very collbench as a child. -P: a script's folder may hold a collbench.py."""
-    return [sys.executable, "-P", "-m", "collbench", *words]
+    return [sys.executable, "-P", "-m", "collbench", *arguments]
 
 
 # From a scalar over DDP's first bucket of 1 MiB to its usual ones together.
@@ -263,12 +263,12 @@ class Reporter:
 class Plan:
     """What every run of an experiment shares.
 
-    `words` are what follows `collbench train --devices …`, `logs` the folder for the children's output, `inherited` the
-    environment that both arms start from, `nccl` the library to time all-reduces with. `force`: an older file at `path`
-    gives way.
+    `arguments` are what follows `collbench train --devices …`, `logs` the folder for the children's output, `inherited`
+    the environment that both arms start from, `nccl` the library to time all-reduces with. `force`: an older file at
+    `path` gives way.
     """
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     path: Path
     logs: Path
     inherited: Mapping[str, str]
@@ -292,12 +292,12 @@ class Experiment:
         for number, arm in enumerate(self.ablation.arms):
             saved = self._plan.logs / f"allreduce-{number}.json"
             sizes = ",".join(map(str, sizes_on(self.ablation.backend)))
-            words = ["allreduce", *self._devices(arm), "--sizes", sizes, "--quick", "--output", str(saved)]
-            words += ["--nccl", self._plan.nccl] if self._plan.nccl else []
+            arguments = ["allreduce", *self._devices(arm), "--sizes", sizes, "--quick", "--output", str(saved)]
+            arguments += ["--nccl", self._plan.nccl] if self._plan.nccl else []
             reader = Reader()
-            ended = run_child(collbench(*words), self._environment(arm), saved.with_suffix(".log"), reader)
+            ended = run_child(collbench(*arguments), self._environment(arm), saved.with_suffix(".log"), reader)
             if ended.status != 0:
-                self._reporter.show(last_words(reader.tail))
+                self._reporter.show(last_lines(reader.tail))
                 raise BackendError(
                     f"cannot measure the all-reduce {arm.name} ({_status(ended.status)}, see above): nothing was "
                     "trained; --no-allreduce goes on without it"
@@ -322,19 +322,19 @@ class Experiment:
         """How many runs there will be; None if that depends on how they come out."""
         return 2 * self.ablation.repeats if self.ablation.budget_seconds is None else None
 
-    def train_words(self, arm: Arm) -> list[str]:
+    def train_arguments(self, arm: Arm) -> list[str]:
         """Return the arguments with which collbench trains an arm, without its environment."""
-        return ["train", *self._devices(arm), *self._plan.words]
+        return ["train", *self._devices(arm), *self._plan.arguments]
 
-    def _with_folder(self, words: list[str], folder: Path) -> list[str]:
+    def _with_folder(self, command: list[str], folder: Path) -> list[str]:
         """Return the command with a folder for what torchrun leaves in TMPDIR else, unless the user gave it one.
 
         An image sees only its own folders.
         """
-        options = words[: words.index("--")]
+        options = command[: command.index("--")]
         if any(option.partition("=")[0] in ("--log-dir", "--log_dir", "--container") for option in options):
-            return words
-        return [*options, "--log-dir", str(folder), *words[len(options) :]]
+            return command
+        return [*options, "--log-dir", str(folder), *command[len(options) :]]
 
     def _train(self, order: int, repeat: int, arm: Arm) -> None:
         reader = Reader(self._plan.pattern)
@@ -348,9 +348,9 @@ class Experiment:
                 self._reporter.step(f"{which}: step {len(reader.steps)}, {format_seconds(reader.steps[-1])}")
 
         left = log.with_suffix(".torchrun")
-        words = self._with_folder(collbench(*self.train_words(arm)), left)
+        command = self._with_folder(collbench(*self.train_arguments(arm)), left)
         try:
-            ended = run_child(words, self._environment(arm), log, reader, watch)
+            ended = run_child(command, self._environment(arm), log, reader, watch)
         finally:
             shutil.rmtree(left, ignore_errors=True)
         run = TrainingRun(
@@ -366,7 +366,7 @@ class Experiment:
         before, self.ablation.measure = self.ablation.measure, measure_of(self.ablation.made, self.ablation.skip)
         self._file.write(dumps(self.ablation))
         if ended.status != 0:
-            self._reporter.show(last_words(reader.tail))
+            self._reporter.show(last_lines(reader.tail))
             raise BackendError(
                 f"{which}: the script failed ({_status(ended.status)}, see above); its output is {log}{self._saved()}"
             )
