@@ -11,7 +11,7 @@ from collbench.api.notices import Notices
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.machine import nvidia_smi
-from collbench.machine.nvidia_smi import with_words
+from collbench.machine.nvidia_smi import with_reported
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, MachineError, UsageError
 from collbench.model.operations import Operation, Variant, Work
@@ -197,7 +197,7 @@ class ToolTexts:
                     f"the text of nvidia-smi has {', '.join(text.gpus)}, and the run {', '.join(absent)} as well: "
                     "save the text on the run's machine"
                 )
-        reported = with_words(run.devices, run.paths, self.topology, self.peers)
+        reported = with_reported(run.devices, run.paths, self.topology, self.peers)
         paths = tuple(
             replace(
                 old,

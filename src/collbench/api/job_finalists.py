@@ -106,7 +106,7 @@ def _replayed(
         ) from error
 
 
-def _shown(request: ReplayRequest, choice: Choice, job_contest: JobContest, run: Run, links: Run) -> ForJob:
+def _shown(request: ReplayRequest, choice: Choice, contest: JobContest, run: Run, links: Run) -> ForJob:
     """Return what the replays showed, with devices by name."""
     from collbench.analysis.select import ForJob, JobSet
     from collbench.output import sentences
@@ -125,17 +125,17 @@ def _shown(request: ReplayRequest, choice: Choice, job_contest: JobContest, run:
             "" if one.failure is None else sentences.failure(one.failure, run.devices),
             one.members == default,
         )
-        for one in job_contest.finalists
+        for one in contest.finalists
     )
     return ForJob(
         request.job,
         len(choice.members),
-        job_contest.trials,
+        contest.trials,
         math.comb(len(links.devices) - len(choice.left_out), len(choice.members)),
         sets,
-        tags(job_contest.by_bandwidth),
-        _three(job_contest.saved(job_contest.sound[-1].members)),
-        _three(job_contest.saved(job_contest.by_bandwidth)),
+        tags(contest.by_bandwidth),
+        _three(contest.saved(contest.sound[-1].members)),
+        _three(contest.saved(contest.by_bandwidth)),
     )
 
 

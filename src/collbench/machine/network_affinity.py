@@ -74,12 +74,12 @@ def read_affinity(
         gpu: {card: how for card, how in (reported or {}).get(gpu, {}).items() if card in cards and how in NEARNESS}
         for gpu in bus_ids
     }
-    places = {card: _resolved(root / "sys/class/infiniband" / card / "device") for card in cards}
+    folders = {card: _resolved(root / "sys/class/infiniband" / card / "device") for card in cards}
     near: dict[int, dict[str, str]] = {}
     for gpu, bus_id in bus_ids.items():
         own = _pci_device(root, bus_id)
         distances = {
-            card: nearness(own, place) for card, place in places.items() if own is not None and place is not None
+            card: nearness(own, folder) for card, folder in folders.items() if own is not None and folder is not None
         }
         near[gpu] = {**known[gpu], **{card: how for card, how in distances.items() if how}}
     topology, graphs = (_text(environment.get(variable, "")) for variable in (TOPOLOGY_VARIABLE, GRAPH_VARIABLE))
@@ -102,15 +102,15 @@ def _resolved(path: pathlib.Path) -> pathlib.Path | None:
 
 def nearness(one: pathlib.Path, other: pathlib.Path) -> str:
     """Return how near two PCI devices are by their resolved folders in sysfs, in nvidia-smi's words; "" if unknown."""
-    ways = [[part for part in path.parts if _BUS_ID.fullmatch(part)] for path in (one, other)]
+    bus_paths = [[part for part in path.parts if _BUS_ID.fullmatch(part)] for path in (one, other)]
     shared = 0
-    for mine, theirs in zip(*ways, strict=False):
+    for mine, theirs in zip(*bus_paths, strict=False):
         if mine != theirs:
             break
         shared += 1
-    if shared and shared < min(map(len, ways)):
+    if shared and shared < min(map(len, bus_paths)):
         # Bridges between each device and the bridge that both are under: one level is the same switch.
-        return "PIX" if max(len(way) - shared - 1 for way in ways) <= 1 else "PXB"
+        return "PIX" if max(len(bus_path) - shared - 1 for bus_path in bus_paths) <= 1 else "PXB"
     bridges = [
         next((part for part in path.parts if re.fullmatch(r"pci[0-9a-f]{4,}:[0-9a-f]{2}", part)), "")
         for path in (one, other)

@@ -77,8 +77,8 @@ def _port(card: pathlib.Path, number: int) -> NetworkPort:
     return NetworkPort(
         card=card.name,
         number=number,
-        state=_word(read(folder / "state")),
-        physical_state=_word(read(folder / "phys_state")),
+        state=_state_name(read(folder / "state")),
+        physical_state=_state_name(read(folder / "phys_state")),
         rate_gbits=float(rate[1]) if rate and float(rate[1]) > 0 else None,
         link_layer=read(folder / "link_layer").strip(),
         model=read(card / "hca_type").strip(),
@@ -90,14 +90,14 @@ def _counters(folder: pathlib.Path) -> dict[str, int]:
     """Return the counters that can be read; a card has some of them, and RoCE and InfiniBand differ."""
     counters = {}
     for name in (*ERRORS, *CONGESTION):
-        texts = (read(folder / place / name).strip() for place in _COUNTERS)
+        texts = (read(folder / subfolder / name).strip() for subfolder in _COUNTERS)
         for text in texts:
             if re.fullmatch("[0-9]{1,20}", text, re.ASCII):
                 counters[name] = int(text)
     return counters
 
 
-def _word(text: str) -> str:
+def _state_name(text: str) -> str:
     match = _NUMBERED.match(text)
     return match[1] if match else ""
 

@@ -86,8 +86,8 @@ class Query:
 
 
 def _integer(value: Any) -> int | None:
-    member = _UNION_MEMBER.get(value.valueType) if value.nvmlReturn == 0 else None
-    return None if member is None else int(getattr(value.value, member))
+    union_field = _UNION_MEMBER.get(value.valueType) if value.nvmlReturn == 0 else None
+    return None if union_field is None else int(getattr(value.value, union_field))
 
 
 # Where a GPU's NVLinks end, how many join two GPUs, how fast one is, and what went wrong on them.
@@ -325,7 +325,7 @@ def _throttle(query: Query, handle: object) -> tuple[str, ...]:
     bits = query.integer("nvmlDeviceGetCurrentClocksEventReasons", handle)
     if bits is None:  # the name before r535
         bits = query.integer("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
-    return tuple(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
+    return tuple(reason for bit, reason in THROTTLE_REASONS.items() if bits & bit)
 
 
 def memory_used(query: Query, handle: object) -> int | None:
@@ -492,7 +492,7 @@ def _import_binding() -> Any:
 def _set_bits(mask: Sequence[int] | None) -> tuple[int, ...]:
     """Return the numbers of the set bits in NVML's mask of 64-bit words; empty if it gave none."""
     words = enumerate(mask or ())
-    return tuple(word * _BITS + bit for word, value in words for bit in range(_BITS) if value >> bit & 1)
+    return tuple(index * _BITS + bit for index, value in words for bit in range(_BITS) if value >> bit & 1)
 
 
 def _sysfs_numa_node(sysfs: pathlib.Path, pci_id: str) -> int | None:

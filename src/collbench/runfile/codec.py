@@ -35,14 +35,14 @@ def _fields(kind: Any) -> tuple[str, ...] | None:
 
 
 class _Wrong(Exception):
-    """What is wrong with a value (`what`), and the way to it from where reading began (`place`)."""
+    """What is wrong with a value (`what`), and the way to it from where reading began (`path`)."""
 
-    def __init__(self, what: str, place: str = "") -> None:
-        self.what, self.place = what, place
+    def __init__(self, what: str, path: str = "") -> None:
+        self.what, self.path = what, path
 
     def under(self, step: str) -> _Wrong:
         """Return it as seen from one step further out."""
-        return _Wrong(self.what, step + self.place)
+        return _Wrong(self.what, step + self.path)
 
 
 def build(kind: Any, data: Any, where: str) -> Any:
@@ -50,7 +50,7 @@ def build(kind: Any, data: Any, where: str) -> Any:
     try:
         return _reader(kind)(data)
     except _Wrong as wrong:
-        raise ValueError(f"{where}{wrong.place} {wrong.what}") from None
+        raise ValueError(f"{where}{wrong.path} {wrong.what}") from None
     except RecursionError:
         raise ValueError(f"{where} is nested too deep") from None
 

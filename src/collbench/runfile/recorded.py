@@ -72,10 +72,10 @@ def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
     for stream, number in zip(kept, numbers, strict=True):
         for one in stream.communicators:
             tables.members[one.key][one.rank] = number
-    order = sorted(range(len(kept)), key=lambda place: numbers[place])
+    order = sorted(range(len(kept)), key=lambda index: numbers[index])
     clocks = _clocks(kept)
     started = min(stream.realtime_ns for stream in kept)
-    ranks = tuple(_rank(kept[place], numbers[place], tables, clocks[kept[place].host] - started) for place in order)
+    ranks = tuple(_rank(kept[index], numbers[index], tables, clocks[kept[index].host] - started) for index in order)
     first = kept[order[0]]
     groups = tables.grouped()
     job = Job(
@@ -123,18 +123,18 @@ def _one_job(streams: Sequence[Stream]) -> list[Stream]:
     """Return the streams of the job that sent most, where one command ran several: a restart, or one after another."""
     leader = list(range(len(streams)))
 
-    def find(place: int) -> int:
-        while leader[place] != place:
-            place = leader[place]
-        return place
+    def find(index: int) -> int:
+        while leader[index] != index:
+            index = leader[index]
+        return index
 
     seen: dict[int, int] = {}
-    for place, stream in enumerate(streams):
+    for index, stream in enumerate(streams):
         for one in stream.communicators:
-            leader[find(place)] = find(seen.setdefault(one.hash, place))
+            leader[find(index)] = find(seen.setdefault(one.hash, index))
     parts: dict[int, list[Stream]] = defaultdict(list)
-    for place, stream in enumerate(streams):
-        parts[find(place)].append(stream)
+    for index, stream in enumerate(streams):
+        parts[find(index)].append(stream)
     if len(parts) == 1 or _distinct_hints(streams):
         return list(streams)
     return max(parts.values(), key=lambda part: sum(map(_sent, part)))
@@ -168,21 +168,21 @@ def _sizes(streams: Sequence[Stream]) -> dict[CommunicatorKey, int]:
 def _numbered(streams: Sequence[Stream], sizes: Mapping[CommunicatorKey, int]) -> tuple[list[int], int]:
     """Return each stream's rank in the job, and the job's size."""
     inside: dict[CommunicatorKey, dict[int, int]] = defaultdict(dict)
-    for place, stream in enumerate(streams):
+    for index, stream in enumerate(streams):
         for one in stream.communicators:
-            inside[one.key][place] = one.rank
+            inside[one.key][index] = one.rank
     widest = max(sizes, key=lambda key: (len(inside[key]), sizes[key]))
     known = inside[widest]
     if len(known) == len(streams) and len(set(known.values())) == len(known):
-        return [known[place] for place in range(len(streams))], max(sizes.values())
+        return [known[index] for index in range(len(streams))], max(sizes.values())
     if _distinct_hints(streams):
         world = streams[0].env_world or 0
         return [stream.env_rank or 0 for stream in streams], max(world, *sizes.values())
     # No communicator has them all, and no launcher numbered them: by host, process and stream number.
-    order = sorted(range(len(streams)), key=lambda place: _who(streams[place]))
+    order = sorted(range(len(streams)), key=lambda index: _who(streams[index]))
     numbers = [0] * len(streams)
-    for number, place in enumerate(order):
-        numbers[place] = number
+    for number, index in enumerate(order):
+        numbers[index] = number
     return numbers, max(len(streams), *sizes.values())
 
 
@@ -209,14 +209,14 @@ class _Tables:
     members: dict[CommunicatorKey, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     groups: dict[CommunicatorKey, int] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
-    places: dict[Call, int] = field(default_factory=dict)
+    call_numbers: dict[Call, int] = field(default_factory=dict)
 
-    def place(self, call: Call) -> int:
-        """Return a call's place in the job's table."""
-        if call not in self.places:
-            self.places[call] = len(self.calls)
+    def call_number(self, call: Call) -> int:
+        """Return a call's number in the job's table."""
+        if call not in self.call_numbers:
+            self.call_numbers[call] = len(self.calls)
             self.calls.append(call)
-        return self.places[call]
+        return self.call_numbers[call]
 
     def grouped(self) -> tuple[Group, ...]:
         """Return the groups that were used. One whose ranks are not all known has none of them."""
@@ -260,7 +260,7 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
     folded = _Folded()
     _add_runs(folded, stream)
     _add_tail(folded, stream)
-    translated = {place: tables.translate(stream, call) for place, call in enumerate(stream.calls)}
+    translated = {index: tables.translate(stream, call) for index, call in enumerate(stream.calls)}
     made = [
         _phase(symbols, one, _positions(symbols, translated, tables), clock) for symbols, one in folded.phases.items()
     ]
@@ -271,8 +271,8 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
         if translated[symbol // 2] is None
     )
     # A phase of nothing but calls that this collbench does not know is left out, and counted.
-    renumbered = {old: new for new, old in enumerate(place for place, phase in enumerate(made) if phase.positions)}
-    order = tuple((renumbered[place], times) for place, times in folded.order if place in renumbered)
+    renumbered = {old: new for new, old in enumerate(index for index, phase in enumerate(made) if phase.positions)}
+    order = tuple((renumbered[index], times) for index, times in folded.order if index in renumbered)
     once = len(order) == len(renumbered)
     return JobRank(
         rank=number,
@@ -318,8 +318,13 @@ def _add_tail(folded: _Folded, stream: Stream) -> None:
         gpu = tail_gpu[start : start + size].reshape(repetitions, period)
         stride = math.ceil(repetitions / _SAMPLES)
         one.samples += [
-            _Whole(before + place, starts[place], gpu[place], _begins(stream, start + place * period, period))
-            for place in range(0, repetitions, stride)
+            _Whole(
+                before + repetition,
+                starts[repetition],
+                gpu[repetition],
+                _begins(stream, start + repetition * period, period),
+            )
+            for repetition in range(0, repetitions, stride)
         ][: max(0, _SAMPLES - len(one.samples))]
         one.tails.append(pauses[start : start + size].reshape(repetitions, period))
         one.gpu_tails.append(_micro(gpu))
@@ -350,7 +355,7 @@ def _begins(stream: Stream, start: int, period: int) -> Numbers:
 
 
 @dataclass
-class _Found:
+class _PartialPhase:
     """One phase while it is put together."""
 
     repetitions: int = 0
@@ -365,25 +370,25 @@ class _Folded:
     """Phases by their symbols, in the order in which they were first met, and the order in which they came."""
 
     def __init__(self) -> None:
-        self.phases: dict[tuple[int, ...], _Found] = {}
+        self.phases: dict[tuple[int, ...], _PartialPhase] = {}
         self.order: list[tuple[int, int]] = []
-        self._places: dict[tuple[int, ...], int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
 
     def add(self, symbols: tuple[int, ...], repetitions: int) -> int:
         """Note that a phase came; return how often it had come before."""
-        place = self._places.setdefault(symbols, len(self._places))
-        one = self.phases.setdefault(symbols, _Found())
+        number = self._numbers.setdefault(symbols, len(self._numbers))
+        one = self.phases.setdefault(symbols, _PartialPhase())
         before = one.repetitions
         one.repetitions += repetitions
-        if self.order and self.order[-1][0] == place:
-            self.order[-1] = (place, self.order[-1][1] + repetitions)
+        if self.order and self.order[-1][0] == number:
+            self.order[-1] = (number, self.order[-1][1] + repetitions)
         else:
-            self.order.append((place, repetitions))
+            self.order.append((number, repetitions))
         return before
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PhasePosition:
     """One position: where its calls stand in the sequence, which call of the job's table, grouped with the last one."""
 
     at: slice
@@ -391,23 +396,23 @@ class _Place:
     together: bool
 
 
-def _positions(symbols: Sequence[int], translated: dict[int, Call | None], tables: _Tables) -> list[_Place]:
+def _positions(symbols: Sequence[int], translated: dict[int, Call | None], tables: _Tables) -> list[_PhasePosition]:
     """Return a phase's positions.
 
     What this collbench does not know is left out. A group of one send to and one receive from every rank, all of one
     size, is what NCCL makes of an all-to-all, and becomes one again.
     """
-    starts = [place for place, symbol in enumerate(symbols) if symbol % 2 == 0 or place == 0]
-    positions: list[_Place] = []
+    starts = [index for index, symbol in enumerate(symbols) if symbol % 2 == 0 or index == 0]
+    positions: list[_PhasePosition] = []
     for start, end in itertools.pairwise([*starts, len(symbols)]):
         calls = [translated[symbol // 2] for symbol in symbols[start:end]]
         exchange = None if symbols[start] % 2 else _exchange(calls, tables)
         if exchange is not None:
-            positions.append(_Place(slice(start, end), tables.place(exchange), False))
+            positions.append(_PhasePosition(slice(start, end), tables.call_number(exchange), False))
             continue
         positions += [
-            _Place(slice(place, place + 1), tables.place(call), symbols[place] % 2 == 1)
-            for place, call in enumerate(calls, start)
+            _PhasePosition(slice(index, index + 1), tables.call_number(call), symbols[index] % 2 == 1)
+            for index, call in enumerate(calls, start)
             if call is not None
         ]
     return positions
@@ -427,7 +432,7 @@ def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
     return replace(first, operation=Operation.ALLTOALL.value, size_bytes=first.size_bytes * size, peer=None)
 
 
-def _phase(symbols: Sequence[int], one: _Found, positions: Sequence[_Place], clock: int) -> Phase:
+def _phase(symbols: Sequence[int], one: _PartialPhase, positions: Sequence[_PhasePosition], clock: int) -> Phase:
     length = len(symbols)
     whole = sorted(one.samples, key=lambda sample: sample.repetition)
     none = np.empty((0, length))  # where no repetition is here
@@ -442,7 +447,7 @@ def _phase(symbols: Sequence[int], one: _Found, positions: Sequence[_Place], clo
     )
 
 
-def _sample(whole: _Whole, positions: Sequence[_Place], clock: int) -> Sample:
+def _sample(whole: _Whole, positions: Sequence[_PhasePosition], clock: int) -> Sample:
     # Parts of an all-to-all share a kernel, which begins with the first and ends with the last of them.
     took = [int(whole.gpu[one.at].max()) if whole.gpu[one.at].all() else 0 for one in positions]
     (before, before_took), begins = whole.begins[:2].tolist(), whole.begins[2:]

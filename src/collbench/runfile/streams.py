@@ -258,8 +258,10 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     communicators = file.area(header, "communicators", _COMMUNICATOR)
     calls = file.area(header, "calls", _CALL)
     phases = tuple(_phase(file, phase) for phase in file.area(header, "phases", _PHASE))
-    word, before, runs = _settled(file, header)
-    tail = _ring(file.at(int(header["tail_at"]), _TAIL, int(header["tail_max"])), word >> 32, word & 0xFFFFFFFF)
+    packed_tail, before, runs = _settled(file, header)
+    tail = _ring(
+        file.at(int(header["tail_at"]), _TAIL, int(header["tail_max"])), packed_tail >> 32, packed_tail & 0xFFFFFFFF
+    )
     late_calls, late_symbols, late_starts, late_gpu, late_begins = _waiting(file, header, len(calls))
     known = [*(_call(one) for one in calls), *late_calls]
     symbols = np.concatenate([tail["symbol"].astype(np.int64), np.array(late_symbols, np.int64)])
@@ -365,16 +367,16 @@ def _check_clock(*times: Any) -> None:
 
 def _settled(file: _File, header: Any) -> tuple[int, int, tuple[tuple[int, int], ...]]:
     """Return the tail's place and count, the start before it, and the runs: as before a move that was not finished."""
-    word, before = int(header["tail"]), int(header["before_tail"])
+    packed_tail, before = int(header["tail"]), int(header["before_tail"])
     runs = [(int(run["phase"]), int(run["repetitions"])) for run in file.area(header, "runs", _RUN)]
-    if int(header["moving"]) and int(header["moving_tail"]) == word:
+    if int(header["moving"]) and int(header["moving_tail"]) == packed_tail:
         runs = runs[: int(header["moving_runs"])]
         before = int(header["moving_before_tail"])
         if runs:
             runs[-1] = (runs[-1][0], int(header["moving_repetitions"]))
-    if (word & 0xFFFFFFFF) > int(header["tail_max"]) or (word >> 32) >= max(1, int(header["tail_max"])):
+    if (packed_tail & 0xFFFFFFFF) > int(header["tail_max"]) or (packed_tail >> 32) >= max(1, int(header["tail_max"])):
         raise StreamError("its tail is longer than it can be")
-    return word, before, tuple(runs)
+    return packed_tail, before, tuple(runs)
 
 
 def _ring(values: Numbers, first: int, count: int) -> Numbers:
@@ -476,6 +478,6 @@ def bucket_median(times: Any) -> float:
     sums = np.cumsum(counts)
     bucket = int(np.searchsorted(sums, total / 2))
     inside = (total / 2 - (sums[bucket] - counts[bucket])) / counts[bucket]
-    edge: Callable[[int], float] = lambda place: 2.0 ** (8 + place // 8) * (1 + place % 8 / 8)  # noqa: E731
+    edge: Callable[[int], float] = lambda index: 2.0 ** (8 + index // 8) * (1 + index % 8 / 8)  # noqa: E731
     low = 0.0 if bucket == 0 else edge(bucket)
     return float(min(max(low + inside * (edge(bucket + 1) - low), least), most))

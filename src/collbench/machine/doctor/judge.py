@@ -81,7 +81,7 @@ def indices(gpus: Collection[Gpu]) -> str:
 OLDEST_DRIVER = 520
 # nvmlComputeMode_t and nvmlGpuFabricState_t [nvml.h, r580]
 _PROHIBITED = 2  # 0 is the default, 1 and 3 let one process in
-_FABRIC_WORDS = {1: "not started", 2: "in progress"}
+_FABRIC_STATES = {1: "not started", 2: "in progress"}
 _GPUS_FOR_CONTAINERS = {
     "docker": "start the container with its GPUs: docker run --gpus all …",
     "podman": "start the container with its GPUs: podman run --device nvidia.com/gpu=all …",
@@ -93,24 +93,24 @@ _INSTALL = "install the NVIDIA driver"
 _WITHOUT = "or use no GPU: collbench doctor --backend host"
 
 
-def driver(facts: Facts) -> list[Finding]:
+def judge_driver(facts: Facts) -> list[Finding]:
     """Judge the driver, its version, and how many GPUs it shows."""
-    facts_of_driver = facts.driver
-    if facts_of_driver.error:
+    driver = facts.driver
+    if driver.error:
         instead = f"{_GPUS_FOR_CONTAINERS.get(facts.host.container, _INSTALL)}; {_WITHOUT}"
         return [
             Finding(
                 Group.GPUS,
                 "driver",
                 Level.FAIL,
-                facts_of_driver.error,
-                instead if facts_of_driver.missing else facts_of_driver.advice,
+                driver.error,
+                instead if driver.missing else driver.advice,
             )
         ]
-    return [_version(facts_of_driver), *_tool(facts_of_driver), _count(facts)]
+    return [_version(driver), *_tool(driver), _count(facts)]
 
 
-def visibility(facts: Facts) -> list[Finding]:
+def judge_visibility(facts: Facts) -> list[Finding]:
     """Judge what CUDA_VISIBLE_DEVICES leaves; no finding where it is not set and there are GPUs enough."""
     devices = [gpu.device for gpu in facts.driver.gpus]
     given = facts.environment.get(NAME)
@@ -135,35 +135,35 @@ def visibility(facts: Facts) -> list[Finding]:
     return [*findings, *_order(facts)]
 
 
-def health(gpus: Sequence[Gpu]) -> list[Finding]:
+def judge_health(gpus: Sequence[Gpu]) -> list[Finding]:
     """Judge the modes and the state of the visible GPUs, one line for each kind of problem."""
     return [*_modes(gpus), *_gpu_memory(gpus), *_fabric(gpus), *_now(gpus)]
 
 
-def _version(facts_of_driver: Driver) -> Finding:
-    text = f"{facts_of_driver.version}, CUDA {facts_of_driver.cuda or 'unknown'}"
-    branch = facts_of_driver.version.partition(".")[0]
+def _version(driver: Driver) -> Finding:
+    text = f"{driver.version}, CUDA {driver.cuda or 'unknown'}"
+    branch = driver.version.partition(".")[0]
     if not branch.isdigit():
-        return Finding(Group.GPUS, "driver", Level.UNKNOWN, f"version '{facts_of_driver.version}' cannot be read")
+        return Finding(Group.GPUS, "driver", Level.UNKNOWN, f"version '{driver.version}' cannot be read")
     if int(branch) < OLDEST_DRIVER:
         fix = f"install driver r{OLDEST_DRIVER} or newer"
         return Finding(Group.GPUS, "driver", Level.FAIL, f"{text}: older than r{OLDEST_DRIVER}", fix)
     return Finding(Group.GPUS, "driver", Level.OK, text)
 
 
-def _tool(facts_of_driver: Driver) -> list[Finding]:
-    if facts_of_driver.nvidia_smi:
+def _tool(driver: Driver) -> list[Finding]:
+    if driver.nvidia_smi:
         return []
     text = "not on PATH: its labels cannot be compared with those of NVML; NVML reports everything else"
     return [Finding(Group.GPUS, "nvidia-smi", Level.OK, text)]
 
 
 def _count(facts: Facts) -> Finding:
-    facts_of_driver = facts.driver
-    kinds = Counter(gpu.device.name for gpu in facts_of_driver.gpus)
+    driver = facts.driver
+    kinds = Counter(gpu.device.name for gpu in driver.gpus)
     text = ", ".join(f"{count} × {name}" for name, count in kinds.items()) or "none"
-    hidden = (facts_of_driver.on_the_bus or 0) - len(facts_of_driver.gpus)
-    if not facts_of_driver.gpus:
+    hidden = (driver.on_the_bus or 0) - len(driver.gpus)
+    if not driver.gpus:
         fix = _GPUS_FOR_CONTAINERS.get(facts.host.container, "check nvidia-smi -L and the permissions of /dev/nvidia*")
         return Finding(Group.GPUS, "GPUs", Level.FAIL, "the driver shows no GPU to this process", fix)
     if hidden <= 0:
@@ -179,7 +179,7 @@ def _order(facts: Facts) -> list[Finding]:
     given = facts.environment.get(NAME, "")
     by_bus = facts.environment.get(ORDER) == "PCI_BUS_ID"
     names = {gpu.device.name for gpu in facts.driver.gpus}
-    if by_bus or len(names) < 2 or not any(word.strip().isdigit() for word in given.split(",")):
+    if by_bus or len(names) < 2 or not any(index.strip().isdigit() for index in given.split(",")):
         return []
     text = "unset, and the GPUs differ: CUDA's indices may differ from those of nvidia-smi"
     return [Finding(Group.GPUS, ORDER, Level.WARN, text, f"export {ORDER}=PCI_BUS_ID")]
@@ -224,10 +224,10 @@ def _gpu_memory(gpus: Sequence[Gpu]) -> Iterable[Finding]:
 
 
 def _fabric(gpus: Sequence[Gpu]) -> Iterable[Finding]:
-    waiting = [gpu for gpu in gpus if gpu.fabric_state in _FABRIC_WORDS]
+    waiting = [gpu for gpu in gpus if gpu.fabric_state in _FABRIC_STATES]
     if waiting:
-        words = _FABRIC_WORDS[waiting[0].fabric_state or 1]
-        text = f"NVSwitch fabric {words} on {tags(waiting, gpus)}: CUDA cannot start (error 802)"
+        state = _FABRIC_STATES[waiting[0].fabric_state or 1]
+        text = f"NVSwitch fabric {state} on {tags(waiting, gpus)}: CUDA cannot start (error 802)"
         fix = "sudo systemctl start nvidia-fabricmanager (same version as the driver)"
         yield Finding(Group.GPUS, "fabric", Level.FAIL, text, fix, numbers(waiting))
     elif any(gpu.fabric_state for gpu in gpus):
@@ -318,22 +318,22 @@ _TRANSLATED = ("DMA", "DMA-FQ")  # an IOMMU group's type in the kernel's words; 
 def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
     """Judge the host around the process; `gpus` are those in sight, none on the host backend."""
     host = facts.host
-    findings = [_place(facts), _shm(facts, len(gpus)), *_limits(host), *_cores(facts, gpus), *_memory(facts)]
+    findings = [_system(facts), _shm(facts, len(gpus)), *_limits(host), *_cores(facts, gpus), *_memory(facts)]
     if gpus:
         findings += [*_near(host, gpus), *_peer_traffic(facts, gpus), *_network(host), *_ports(host.network_ports)]
         findings += _affinity(host.network_affinity)
     return [*findings, _runs(facts.runs)]
 
 
-def _place(facts: Facts) -> Finding:
+def _system(facts: Facts) -> Finding:
     host = facts.host
     passed = facts.driver.virtualization
     virtual = host.hypervisor or passed not in ("", "none")
     maker = f" ({host.hypervisor})" if host.hypervisor else ""
-    words = [host.system, f"{host.container} container" if host.container else ""]
-    words.append(f"virtual machine{maker}" if virtual else "")
-    words.append(f"GPU {passed}" if passed not in ("", "none") else "")
-    return Finding(Group.HOST, "system", Level.OK, ", ".join(filter(None, words)))
+    parts = [host.system, f"{host.container} container" if host.container else ""]
+    parts.append(f"virtual machine{maker}" if virtual else "")
+    parts.append(f"GPU {passed}" if passed not in ("", "none") else "")
+    return Finding(Group.HOST, "system", Level.OK, ", ".join(filter(None, parts)))
 
 
 def _shm(facts: Facts, gpus: int) -> Finding:
@@ -445,8 +445,8 @@ def _peer_traffic(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
         fix = "boot with iommu=pt, or turn VT-d or AMD-Vi off in the firmware" if level is Level.WARN else ""
         yield Finding(Group.HOST, "IOMMU", level, text, fix, numbers(translated))
     else:
-        words = {None: "not seen", False: "off", True: "on, and passes the GPUs' addresses through"}
-        yield Finding(Group.HOST, "IOMMU", Level.OK, words[facts.host.iommu])
+        texts = {None: "not seen", False: "off", True: "on, and passes the GPUs' addresses through"}
+        yield Finding(Group.HOST, "IOMMU", Level.OK, texts[facts.host.iommu])
     turning = sorted({bridge for slot in known.values() for bridge in slot.redirecting})
     if turning:
         text = f"bridges send peer traffic up to the CPU: {', '.join(turning)}{whom}"
@@ -464,8 +464,8 @@ def _network(host: Host) -> Iterable[Finding]:
         return
     cards = ", ".join(host.network_cards)
     if host.peermem or host.open_modules:
-        way = "nvidia_peermem" if host.peermem else "dma-buf of the open kernel modules"
-        yield Finding(Group.HOST, "GPU direct", Level.OK, f"{cards} by {way}")
+        route = "nvidia_peermem" if host.peermem else "dma-buf of the open kernel modules"
+        yield Finding(Group.HOST, "GPU direct", Level.OK, f"{cards} by {route}")
     else:
         text = f"{cards} cannot reach GPU memory: neither nvidia_peermem nor the driver's open modules are loaded"
         yield Finding(Group.HOST, "GPU direct", Level.WARN, text, "sudo modprobe nvidia-peermem")
@@ -517,9 +517,9 @@ def _affinity(network_affinity: NetworkAffinity) -> Iterable[Finding]:
         text = f"{gpus} reach cards only across sockets (SYS), other GPUs have a nearer card"
         yield Finding(Group.HOST, name, Level.WARN, text, "see 'nvidia-smi topo -m' and the slots of the cards")
         return
-    words = [f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in known.items()]
+    routes = [f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in known.items()]
     checked = "; NCCL uses these" if network_affinity.chosen else ""
-    yield Finding(Group.HOST, name, Level.OK, f"nearest cards: {', '.join(words)}{checked}")
+    yield Finding(Group.HOST, name, Level.OK, f"nearest cards: {', '.join(routes)}{checked}")
 
 
 def _state(port: NetworkPort) -> str:
@@ -554,7 +554,7 @@ def judge_libraries(facts: Facts) -> list[Finding]:
     return [*_libcuda(facts), *_nccl(software), *_same_nccl(software), *_preload(facts), _torch(facts)]
 
 
-def torch_for_cores(software: Software) -> list[Finding]:
+def judge_torch_for_cores(software: Software) -> list[Finding]:
     """Judge what the host backend needs: torch, for gloo."""
     if not software.torch:
         return [Finding(Group.LIBRARIES, "torch", Level.FAIL, "not installed: it includes gloo's collectives", _TORCH)]
@@ -658,8 +658,8 @@ def _peers(paths: Sequence[Path], devices: Sequence[Device]) -> Finding:
         more = f" and {len(refused) - 4} more" if len(refused) > 4 else ""
         first = refused[0].peer_access
         same = len(first.statuses) == 1
-        meaning = labels.PEER_STATES[first.statuses[0]] if same else "the directions differ"
-        text = f"refused ({first}: {meaning}) for {pairs}{more}: data goes through host memory"
+        explanation = labels.PEER_STATES[first.statuses[0]] if same else "the directions differ"
+        text = f"refused ({first}: {explanation}) for {pairs}{more}: data goes through host memory"
         fix = "nvidia-smi topo -p2p r; needs NVLink, or GPUs, driver and chipset that allow it"
         ends = sorted({devices[end].index for path in refused for end in path.devices})
         return Finding(Group.LINKS, "peer access", Level.WARN, text, fix, tuple(ends))
@@ -740,15 +740,15 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     if capabilities(facts.backend).nvml:
         gpus = visible_gpus(facts)
-        findings += driver(facts)
+        findings += judge_driver(facts)
         if facts.driver.gpus:
-            findings += visibility(facts)
-            findings += health(gpus)
+            findings += judge_visibility(facts)
+            findings += judge_health(gpus)
             findings += judge_links(facts, gpus)
         findings += judge_libraries(facts)
     else:
         gpus = ()
-        findings += torch_for_cores(facts.software)
+        findings += judge_torch_for_cores(facts.software)
     findings += judge_host(facts, gpus)
     findings += judge_variables(facts)
     return tuple(findings)

@@ -60,7 +60,7 @@ def holds(content: Content) -> bool:
         return (
             bool(second)
             and about.keys() <= {1, 2}
-            and all(isinstance(value, bytes) for found in about.values() for value in found)
+            and all(isinstance(value, bytes) for field_values in about.values() for value in field_values)
             and protobuf.fields(second[0]).keys() <= set(range(1, 11))
         )
     except (protobuf.Malformed, ValueError):
@@ -93,17 +93,17 @@ def _add(trace: Trace, node: protobuf.Fields, content: Content) -> None:
         add_groups(trace, listed[0] if listed else "")
     if kind not in (_SEND, _RECV, _COLLECTIVE):
         return
-    words = _attributes(node)
-    which = words.get("comm_type")
-    on_host = words.get("is_cpu_op")
+    attributes = _attributes(node)
+    which = attributes.get("comm_type")
+    on_host = attributes.get("is_cpu_op")
     if kind == _COLLECTIVE and (which == _BARRIER or (which is None and on_host)):
         return  # the row of the host about a kernel that has its own
-    group = values.text(words.get("pg_name"))
+    group = values.text(attributes.get("pg_name"))
     if group == _EVERYONE and group not in trace.members:
         _add_everyone(trace, content)
     ranks = trace.size(group)
-    given = values.elements(words.get("comm_size", words.get("tensor_size")))
-    dims = words.get("involved_dim", ())
+    given = values.elements(attributes.get("comm_size", attributes.get("tensor_size")))
+    dims = attributes.get("involved_dim", ())
     if given < 0 or not ranks or not isinstance(dims, list | tuple) or not all(dims):
         trace.skipped += 1
         return
@@ -118,7 +118,7 @@ def _add(trace: Trace, node: protobuf.Fields, content: Content) -> None:
         size = given * ranks if operation in _OF_BLOCKS else given
         trace.add(TracedCall(operation.value, size, group, dtype, gpu=gpu))
         return
-    end = values.rank(words.get("comm_dst" if kind == _SEND else "comm_src"))
+    end = values.rank(attributes.get("comm_dst" if kind == _SEND else "comm_src"))
     members = trace.members[group]
     peer = members.index(end) if end in members else None
     trace.add(

@@ -27,8 +27,8 @@ def job_of(traces: Sequence[Trace]) -> Job:
     if len(sources) > 1:
         raise UsageError(f"traces are of several kinds: {', '.join(sorted(sources))}; import one kind at a time")
     numbers = _numbered(traces)
-    order = sorted(range(len(traces)), key=lambda place: numbers[place])
-    ranked = [(numbers[place], traces[place]) for place in order]
+    order = sorted(range(len(traces)), key=lambda index: numbers[index])
+    ranked = [(numbers[index], traces[index]) for index in order]
     _find_members(ranked)
     members = [rank for trace in traces for group in trace.members.values() for rank in group]
     world = max([*(trace.world_size for trace in traces), *(rank + 1 for rank in members), ranked[-1][0] + 1])
@@ -43,16 +43,16 @@ def job_of(traces: Sequence[Trace]) -> Job:
             made.append(Group(who[1], who[2], trace.names[key]))
         return groups[who]
 
-    def place_of(trace: Trace, call: TracedCall) -> int:
-        asked = Call(
+    def number_of(trace: Trace, call: TracedCall) -> int:
+        job_call = Call(
             call.operation, call.size_bytes, group_of(trace, call.group), call.dtype, root=call.root, peer=call.peer
         )
-        return calls.setdefault(asked, len(calls))
+        return calls.setdefault(job_call, len(calls))
 
     starts = [call.start for trace in traces for call in trace.calls if not math.isnan(call.start)]
     began = min(starts, default=0.0)
     ranks = tuple(
-        _rank(number, trace, [place_of(trace, call) for call in trace.calls], began) for number, trace in ranked
+        _rank(number, trace, [number_of(trace, call) for call in trace.calls], began) for number, trace in ranked
     )
     return Job(
         source=sources.pop(),
@@ -119,7 +119,7 @@ def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Mapping[Ca
     yield Unknown.OVERLAP
 
 
-def _rank(number: int, trace: Trace, places: Sequence[int], began: float) -> JobRank:
+def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) -> JobRank:
     """Return one rank's calls folded, with all that is known of their times."""
     starts = np.array([call.start for call in trace.calls]) - began
     pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
@@ -129,11 +129,11 @@ def _rank(number: int, trace: Trace, places: Sequence[int], began: float) -> Job
     order: list[tuple[int, int]] = []
     folded = (
         (first + start, period, repetitions)
-        for first in range(0, len(places), _FOLDED_AT_ONCE)
-        for start, period, repetitions in fold(np.array(places[first : first + _FOLDED_AT_ONCE]))
+        for first in range(0, len(call_numbers), _FOLDED_AT_ONCE)
+        for start, period, repetitions in fold(np.array(call_numbers[first : first + _FOLDED_AT_ONCE]))
     )
     for start, period, repetitions in folded:
-        symbols = tuple(places[start : start + period])
+        symbols = tuple(call_numbers[start : start + period])
         begins = by_pattern.setdefault(symbols, [])
         begins += range(start, start + period * repetitions, period)
         order.append(([*by_pattern].index(symbols), repetitions))

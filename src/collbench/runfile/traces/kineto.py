@@ -44,21 +44,21 @@ def traces(content: Content) -> list[Trace]:
                 kernels[number] = min(began, origin + values.number(event.get("ts"))), before + lasted
     rows = [event for event in events if event.get("name") == "record_param_comms"]
     for event in sorted(rows, key=lambda event: values.number(event.get("ts"))):
-        words = values.fields(event.get("args"))
-        group = values.text(words.get("Process Group Name"))
+        arguments = values.fields(event.get("args"))
+        group = values.text(arguments.get("Process Group Name"))
         if group not in trace.members:
-            ranks = values.ranks(words.get("Process Group Ranks"))
-            description = values.text(words.get("Process Group Description"))
-            trace.add_group(group, description, ranks, values.size(words.get("Group size")))
-        name = values.text(words.get("Collective name"))
-        splits = (*values.naturals(words.get("In split size")), *values.naturals(words.get("Out split size")))
-        peer = words.get("Dst Rank") if name.startswith("send") else words.get("Src Rank")
-        given, got = (values.elements(words.get(key)) for key in _NELEMS)
-        began, lasted = kernels.get(values.hashable(words.get("External id")), (math.nan, math.nan))
+            ranks = values.ranks(arguments.get("Process Group Ranks"))
+            description = values.text(arguments.get("Process Group Description"))
+            trace.add_group(group, description, ranks, values.size(arguments.get("Group size")))
+        name = values.text(arguments.get("Collective name"))
+        splits = (*values.naturals(arguments.get("In split size")), *values.naturals(arguments.get("Out split size")))
+        peer = arguments.get("Dst Rank") if name.startswith("send") else arguments.get("Src Rank")
+        given, got = (values.elements(arguments.get(key)) for key in _NELEMS)
+        began, lasted = kernels.get(values.hashable(arguments.get("External id")), (math.nan, math.nan))
         Row(
             name,
             group,
-            DTYPES.get(values.text(words.get("dtype")), ""),
+            DTYPES.get(values.text(arguments.get("dtype")), ""),
             [given],
             [got],
             values.rank(peer) if name.startswith(("send", "recv")) else None,
