@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
-from collbench.distributed.messages import BadMessage, Order, Word, decode_order, decode_word, encode
+from collbench.distributed.messages import BadMessage, Order, RankMessage, decode_order, decode_rank_message, encode
 
 # How a rank connects to rank 0: first both prove that they know this launch's key.
 
@@ -177,16 +177,16 @@ def connect(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> soc
 def _introduce(peer: socket.socket, key: bytes, rank: int) -> None:
     """Prove knowledge of the key, and check the other side's proof. Raises OSError."""
     peer.settimeout(_GREETING_S)
-    asked = _exactly(peer, _NONCE_BYTES)
+    nonce = _exactly(peer, _NONCE_BYTES)
     head = rank.to_bytes(_RANK_BYTES, "big") + secrets.token_bytes(_NONCE_BYTES)
-    peer.sendall(head + _proof(key, b"rank", asked, head))
-    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES), _proof(key, b"rank 0", asked, head)):
+    peer.sendall(head + _proof(key, b"rank", nonce, head))
+    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES), _proof(key, b"rank 0", nonce, head)):
         raise PermissionError("the process that listens there does not have the key of this launch")
 
 
-def _proof(key: bytes, who: bytes, asked: bytes, head: bytes) -> bytes:
+def _proof(key: bytes, who: bytes, nonce: bytes, head: bytes) -> bytes:
     """Return an HMAC over the speaker, both sides' random numbers and the rank; it requires the key."""
-    return hmac.digest(key, b"collbench %s\0%s%s" % (who, asked, head), "sha256")
+    return hmac.digest(key, b"collbench %s\0%s%s" % (who, nonce, head), "sha256")
 
 
 def _exactly(peer: socket.socket, count: int) -> bytes:
@@ -228,8 +228,8 @@ _LENGTH_BYTES = 4
 # If a frame is not read for so long, the process is stopped: it gets no other frame.
 _SEND_S = 30.0
 
-_Sent = TypeVar("_Sent", bound="Order | Word")
-_Received = TypeVar("_Received", bound="Order | Word")
+_Sent = TypeVar("_Sent", bound="Order | RankMessage")
+_Received = TypeVar("_Received", bound="Order | RankMessage")
 
 
 class HasFile(Protocol):
@@ -355,11 +355,11 @@ class Connection(Generic[_Sent, _Received]):
 
 
 # Rank 0's end, and the other ranks'.
-Line: TypeAlias = Connection[Order, Word]
-FarEnd: TypeAlias = Connection[Word, Order]
+Line: TypeAlias = Connection[Order, RankMessage]
+FarEnd: TypeAlias = Connection[RankMessage, Order]
 
 
-def framed(message: Order | Word) -> bytes:
+def framed(message: Order | RankMessage) -> bytes:
     """Return a message as bytes to send. Raises ValueError if it cannot be encoded."""
     data = encode(message)
     if len(data) > MOST_BYTES:
@@ -369,7 +369,7 @@ def framed(message: Order | Word) -> bytes:
 
 def line(peer: socket.socket) -> Line:
     """Return rank 0's end of an admitted socket."""
-    return Connection(_kept_alive(peer), decode_word)
+    return Connection(_kept_alive(peer), decode_rank_message)
 
 
 def far_end(peer: socket.socket) -> FarEnd:
@@ -380,7 +380,7 @@ def far_end(peer: socket.socket) -> FarEnd:
 def pair() -> tuple[Line, FarEnd]:
     """Return both ends of a connection within this process, for rank 0's own device."""
     ours, theirs = socket.socketpair()
-    return Connection(ours, decode_word), Connection(theirs, decode_order)
+    return Connection(ours, decode_rank_message), Connection(theirs, decode_order)
 
 
 def own_address(peer: str, port: int) -> str:

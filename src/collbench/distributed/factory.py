@@ -175,12 +175,14 @@ class World:
         backend.open()
         left = [rank for rank in range(len(known)) if rank not in backend.lost]
         distributed_ranks.check_libraries([known[rank] for rank in left], backend.facts)
-        guides = distributed_ranks.guides(known)
-        asked = {first: FindPaths(tuple(known[rank].device for rank in members)) for first, members in guides.items()}
-        answers = ranks.ask(asked)
+        leaders = distributed_ranks.host_leaders(known)
+        requests = {
+            first: FindPaths(tuple(known[rank].device for rank in host_ranks)) for first, host_ranks in leaders.items()
+        }
+        answers = ranks.ask(requests)
         paths = {
-            members: () if isinstance(answers[first], RankLost) else checked(answers[first], FoundPaths).paths
-            for first, members in guides.items()
+            host_ranks: () if isinstance(answers[first], RankLost) else checked(answers[first], FoundPaths).paths
+            for first, host_ranks in leaders.items()
         }
         return Opened(
             backend,
