@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 
 
 def parsed(parse: Callable[[str], Value]) -> Callable[[click.Context, click.Parameter, str | None], Value | None]:
-    """Return a callback for an option whose words this function reads."""
+    """Return a callback for an option whose text this function reads."""
     return lambda _context, _option, text: None if text is None else parse(text)
 
 
@@ -175,19 +175,21 @@ def measuring(*own: Command, sized: Command | None = sizes) -> Callable[[Command
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
         def command(**given: Any) -> Any:
-            asked = MeasureOptions(**{name: given.pop(name) for name in _SHARED if name in given})
-            if asked.resume is not None and (others := typed_besides(("resume", *_SAID_AGAIN))):
-                raise UsageError(f"--resume takes all options from {asked.resume}: leave out {', '.join(others)}")
-            return function(asked, **given)
+            measure_options = MeasureOptions(**{name: given.pop(name) for name in _SHARED if name in given})
+            if measure_options.resume is not None and (others := typed_besides(("resume", *_SAID_AGAIN))):
+                raise UsageError(
+                    f"--resume takes all options from {measure_options.resume}: leave out {', '.join(others)}"
+                )
+            return function(measure_options, **given)
 
         return add_options(command)
 
     return decorate
 
 
-def make_request(command: str, asked: MeasureOptions) -> Request:
+def make_request(command: str, measure_options: MeasureOptions) -> Request:
     """Return what the shared options ask for. Raises UsageError, RunFileError."""
-    return request_of(command, asked, (command, *sys.argv[2:]), NOTICES)
+    return request_of(command, measure_options, (command, *sys.argv[2:]), NOTICES)
 
 
 def _checked_seed(given: int | None) -> int | None:

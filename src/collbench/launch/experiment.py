@@ -48,22 +48,22 @@ from collbench.runfile.versions import Kind
 
 
 _KIND = Kind("collbench-ablation", 1, "ablation", again="train again")
-_WORDS = ("save the ablation as", "--output")
+_REFUSAL = ("save the ablation as", "--output")
 
 
 def save(ablation: Ablation, path: Path) -> None:
     """Write the ablation atomically: after a crash the file is old or complete. Raises RunFileError, Taken."""
-    atomic_write.write(dumps(ablation), path, *_WORDS)
+    atomic_write.write(dumps(ablation), path, *_REFUSAL)
 
 
 def own(path: Path, warn: Callable[[str], None], *, force: bool = False) -> atomic_write.OwnFile:
     """Return a file to write an ablation to again and again."""
-    return atomic_write.OwnFile(path, _WORDS, warn, force=force)
+    return atomic_write.OwnFile(path, _REFUSAL, warn, force=force)
 
 
 def check_writable(path: Path, *, force: bool = False) -> None:
     """Raise RunFileError if an ablation could not be saved at `path`, or if a file exists there."""
-    atomic_write.check(path, *_WORDS, force=force)
+    atomic_write.check(path, *_REFUSAL, force=force)
 
 
 def load(path: Path) -> Ablation:
