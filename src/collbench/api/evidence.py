@@ -319,7 +319,7 @@ def _unfit(run: Run) -> Unfit | None:
         for measurement in run.measured()
     ):
         return NoPairs()
-    busy = [left for left in left_out(run) if any(one.kind in BUSY for one in left.why)]
+    busy = [exclusion for exclusion in left_out(run) if any(one.kind in BUSY for one in exclusion.why)]
     if not busy:
         return None
     return DeviceBusy(run.devices[busy[0].member], busy[0])

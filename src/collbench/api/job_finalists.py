@@ -74,9 +74,11 @@ def settle(choice: Choice, links: Run, request: ReplayRequest, notices: Notices)
     if contest is None:
         raise NotTrusted(f"{request.job} failed on every finalist: no set was chosen")
     shown = _shown(request, choice, contest, run, links)
-    for lost in shown.sets:
-        if lost.failure:
-            notices.say(f"{request.job} failed on {', '.join(lost.devices)}: {lost.failure}; choosing among the others")
+    for finalist in shown.sets:
+        if finalist.failure:
+            notices.say(
+                f"{request.job} failed on {', '.join(finalist.devices)}: {finalist.failure}; choosing among the others"
+            )
     path = done.path if done.failure is None else None
     return Settled(job_choice.settle(choice, contest, request.job, links), shown, path)
 
@@ -91,9 +93,9 @@ def _replayed(
         path = saved_runs.new_run("select", request.backend, notices.say, saved_runs.FINALISTS)
     notices.say(f"replaying {request.job} on {amount(len(sets), 'set')}, in turn")
     wanted = replaying.on_sets(
-        request, [[links.devices[position] for position in some] for some in sets], independent=True
+        request, [[links.devices[position] for position in members] for members in sets], independent=True
     )
-    used = list(dict.fromkeys(position for some in sets for position in some))
+    used = list(dict.fromkeys(position for members in sets for position in members))
     try:
         return Replaying(wanted, path, notices).finish(), used
     except KeyboardInterrupt as error:
@@ -118,14 +120,14 @@ def _shown(request: ReplayRequest, choice: Choice, contest: JobContest, run: Run
 
     sets = tuple(
         JobSet(
-            tags(one.members),
-            one.standing.value,
-            _three(one.seconds),
-            _three(one.ratio),
-            "" if one.failure is None else sentences.failure(one.failure, run.devices),
-            one.members == default,
+            tags(finalist.members),
+            finalist.standing.value,
+            _three(finalist.seconds),
+            _three(finalist.ratio),
+            "" if finalist.failure is None else sentences.failure(finalist.failure, run.devices),
+            finalist.members == default,
         )
-        for one in contest.finalists
+        for finalist in contest.finalists
     )
     return ForJob(
         request.job,

@@ -97,12 +97,13 @@ def request_of(
 def on_sets(request: ReplayRequest, sets: Sequence[Sequence[Device]], *, independent: bool = False) -> ReplayRequest:
     """Return the request with an arm on each of these sets of devices, rank 0's first."""
     positions = {
-        device.uuid: position for position, device in enumerate(dict.fromkeys(one for some in sets for one in some))
+        device.uuid: position
+        for position, device in enumerate(dict.fromkeys(member for devices in sets for member in devices))
     }
     return replace(
         request,
         devices=",".join(positions),
-        arms=tuple(ReplayArm(places=tuple(positions[device.uuid] for device in some)) for some in sets),
+        arms=tuple(ReplayArm(places=tuple(positions[device.uuid] for device in devices)) for devices in sets),
         independent=independent,
     )
 

@@ -143,7 +143,7 @@ def pairs(request: Request, operations: Sequence[Operation] | None = None, *, ra
 def registered(works: Sequence[Work], kind: str) -> tuple[Work, ...]:
     """Return the collectives on memory of this kind of registration, with "all" on each kind side by side."""
     kinds = tuple(Registration) if kind == EVERY_REGISTRATION else (Registration(kind),)
-    return tuple(replace(work, registration=one) for one in kinds for work in works)
+    return tuple(replace(work, registration=registration_kind) for registration_kind in kinds for work in works)
 
 
 def skewed(works: Sequence[Work], skew: Skew | None) -> tuple[Work, ...]:
@@ -215,11 +215,11 @@ def parse_skew(text: str) -> Skew | None:
     is as NCCL_TESTS_ALLTOALLV_MATRIX_FILE names one for nccl-tests: a row of the matrix on each line, in bytes,
     separated by blanks; each is cut to whole units of 16 bytes.
     """
-    kind, colon, given = text.strip().partition(":")
+    kind, colon, parameters = text.strip().partition(":")
     if kind.lower() == "uniform" and not colon:
         return None
     if kind.lower() == SkewKind.ZIPF:
-        number, colon, seed = given.partition(":")
+        number, colon, seed = parameters.partition(":")
         try:
             exponent = float(number)
         except ValueError:

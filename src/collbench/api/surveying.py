@@ -137,7 +137,7 @@ def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed
         backend=SIM.name,
         where=f"{cluster.name}: {cluster.nodes} nodes × {cluster.gpus} GPUs; {cluster.source}",
         names=tuple(f"node{node}" for node in range(cluster.nodes)),
-        rounds=tuple(made.kind for made in done.rounds),
+        rounds=tuple(node_round.kind for node_round in done.rounds),
         measurements=len(done.seen),
         seconds=done.seconds,
         seed=seed,
@@ -279,21 +279,23 @@ def _survey(
     finally:
         if run.measurements:
             writer.end()
-    left = len(pairs.names) - len(pairs.lost())
+    nodes_left = len(pairs.names) - len(pairs.lost())
     choice = (
         choose_nodes(done.judgement, nodes_request.count, known)
-        if nodes_request.count and nodes_request.count <= left
+        if nodes_request.count and nodes_request.count <= nodes_left
         else None
     )
     if nodes_request.count and choice is None:
-        notices.say(f"--select {nodes_request.count}: no choice: only {left} of {len(pairs.names)} nodes are left")
+        notices.say(
+            f"--select {nodes_request.count}: no choice: only {nodes_left} of {len(pairs.names)} nodes are left"
+        )
     gone = [*world.unknown, *world.lost().values()]
     kinds = ", ".join(dict.fromkeys(device.name for device in run.devices))
     origin = Origin(
         backend=run.backend,
         where=f"{len(pairs.names)} hosts, {len(run.devices)} ranks by {run.settings.launcher}: {kinds}",
         names=pairs.names,
-        rounds=tuple(made.kind for made in done.rounds),
+        rounds=tuple(node_round.kind for node_round in done.rounds),
         measurements=len(done.seen),
         seconds=run.seconds,
         seed=run.settings.seed,
@@ -350,8 +352,8 @@ def _measured(
     try:
         with notices.progress("measuring nodes") as progress:
 
-            def more(made: int) -> bool:
-                progress(made, made + 1)
+            def more(count: int) -> bool:
+                progress(count, count + 1)
                 return time.monotonic() - begin < nodes_request.budget_seconds
 
             seed = run.settings.seed
@@ -375,5 +377,8 @@ def _gpus(run: Run, nodes: Sequence[tuple[int, ...]], wanted: int) -> tuple[tupl
     from collbench.analysis.restrict import restricted
     from collbench.analysis.select import choose
 
-    own = [restricted(run, ranks) for ranks in nodes]
-    return tuple(tuple(part.devices[position].index for position in choose(part, wanted).members) for part in own)
+    node_runs = [restricted(run, ranks) for ranks in nodes]
+    return tuple(
+        tuple(node_run.devices[position].index for position in choose(node_run, wanted).members)
+        for node_run in node_runs
+    )

@@ -52,8 +52,8 @@ def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
     devices, binding = chosen.devices, decide(arguments, chosen.run, chosen.members)
     changes = torchrun.for_devices(devices, os.environ, backend=present.backend)
     changes |= rendezvous.variables(arguments, os.environ)
-    inside = torchrun.here() if apptainer is None else torchrun.image()
-    command = torchrun.command(
+    inside = torchrun.here() if apptainer is None else torchrun.inside_image()
+    command = torchrun.start_command(
         arguments, devices, os.environ, backend=present.backend, inside=inside, bind=binding.bind
     )
     if apptainer is None:

@@ -104,18 +104,18 @@ def _fails(run: Run) -> bool:
     return verdicts.status(run, judge(run)) is ExitStatus.UNTRUSTED
 
 
-def _show(run: Run, shortfall: str, *, as_json: bool) -> None:
+def _show(run: Run, lacking: str, *, as_json: bool) -> None:
     """Print the verdicts, and leave with their status; a shortfall is a failure, too."""
     from collbench.analysis.diagnose import judge  # late: numpy
     from collbench.output.text import verdicts
 
     all_verdicts = judge(run)
-    status = max(verdicts.status(run, all_verdicts), ExitStatus.FAILED if shortfall else ExitStatus.DONE)
+    status = max(verdicts.status(run, all_verdicts), ExitStatus.FAILED if lacking else ExitStatus.DONE)
     if as_json:
-        echo(verdicts.dumps(run, all_verdicts, status, shortfall), end="")
+        echo(verdicts.dumps(run, all_verdicts, status, lacking), end="")
     else:
-        show_page(verdicts.page(run, all_verdicts, prose_width(), shortfall))
-    if shortfall:
+        show_page(verdicts.page(run, all_verdicts, prose_width(), lacking))
+    if lacking:
         sys.stdout.flush()  # a full disk is reported first
-        say(shortfall)
+        say(lacking)
     leave(status)

@@ -273,7 +273,7 @@ def _built(kinds: Mapping[str, type], data: object) -> object:
     """Return the dataclass that `data` names, with these fields and no others. Raises ValueError."""
     match data:
         case [str(name), {**fields}] if name in kinds:
-            unknown = [field for field in fields if field not in _names(kinds[name])]
+            unknown = [key for key in fields if key not in _names(kinds[name])]
             if unknown:
                 raise ValueError(f"{name} has no '{unknown[0]}'")
             return build(kinds[name], fields, name)
@@ -297,7 +297,7 @@ def _refused(error: ValueError) -> BadMessage:
 
 @functools.cache
 def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+    return tuple(dataclass_field.name for dataclass_field in dataclasses.fields(kind))
 
 
 def _fields(value: Any) -> dict[str, object]:

@@ -416,9 +416,9 @@ class Reader:
         seconds = step_seconds(line, self._pattern)
         if seconds is not None:
             self.steps.append(seconds)
-        own = gpu_seconds(line)
-        if own is not None:
-            self.gpu.append(own)
+        gpu_time = gpu_seconds(line)
+        if gpu_time is not None:
+            self.gpu.append(gpu_time)
         runtime = train_runtime(line)
         if runtime is not None:
             self.train_runtime = runtime  # the last: a script that trains twice prints the whole time last
@@ -476,7 +476,7 @@ def measure_of(runs: Sequence[TrainingRun], skip: int | None) -> Measure:
     return Measure.PROCESS
 
 
-def value(run: TrainingRun, measure: Measure, skip: int | None) -> float:
+def run_value(run: TrainingRun, measure: Measure, skip: int | None) -> float:
     """Return what a run took, in seconds; the measure is one that it gives."""
     if measure is Measure.STEP:
         return step_value(run, skip) or math.nan
@@ -496,7 +496,7 @@ def judge(ablation: Ablation) -> Result | None:
     if len(runs) < max(2, least):
         return None
     measure, skip = ablation.measure, ablation.skip
-    first, second = ([math.log(value(pair[arm], measure, skip)) for pair in runs] for arm in (0, 1))
+    first, second = ([math.log(run_value(pair[arm], measure, skip)) for pair in runs] for arm in (0, 1))
     differences = [after - before for before, after in zip(first, second, strict=True)]
     level = _level(ablation)
     ratio = _ratio(differences, level)
@@ -524,27 +524,27 @@ def _gpu_result(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablat
     """Return the result by the GPU's own times; None unless every run has them in addition to its steps."""
     if ablation.measure is not Measure.STEP:
         return None
-    own: list[list[float]] = [[], []]
+    gpu_logs: list[list[float]] = [[], []]
     shares: list[list[float]] = [[], []]
     for pair in runs:
         for arm, run in enumerate(pair):
             worked, step = gpu_value(run, ablation.skip), step_value(run, ablation.skip)
             if worked is None or step is None:
                 return None
-            own[arm].append(math.log(worked))
+            gpu_logs[arm].append(math.log(worked))
             shares[arm].append(math.log(worked / step))
     level = _level(ablation)
-    ratio = _ratio([after - before for before, after in zip(*own, strict=True)], level)
+    ratio = _ratio([after - before for before, after in zip(*gpu_logs, strict=True)], level)
     first, second = (_ratio(share, level) for share in shares)
-    return GpuResult((_arm(own[0]), _arm(own[1])), ratio, (first, second))
+    return GpuResult((_arm(gpu_logs[0]), _arm(gpu_logs[1])), ratio, (first, second))
 
 
 def _within(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablation) -> float | None:
     """Return the standard error of a run's median by its own steps, as a share, typical of the runs."""
     if ablation.measure is not Measure.STEP:
         return None
-    made = (one for pair in runs for one in pair)
-    errors = [_median_error(run.step_seconds[warm_up(len(run.step_seconds), ablation.skip) :]) for run in made]
+    all_runs = (training_run for pair in runs for training_run in pair)
+    errors = [_median_error(run.step_seconds[warm_up(len(run.step_seconds), ablation.skip) :]) for run in all_runs]
     known = [error for error in errors if error is not None]
     return median(known) if known else None
 
@@ -604,15 +604,15 @@ LEAST_REPEATS = 3
 
 def stop_of(ablation: Ablation, spent_seconds: float) -> Stop | None:
     """Return why to stop after the repeats made so far, of which the last took its share of the time; None to go on."""
-    made = len(_whole_repeats(ablation))
+    repeats_done = len(_whole_repeats(ablation))
     if ablation.budget_seconds is None:
-        return Stop.REPEATS if made >= ablation.repeats else None
+        return Stop.REPEATS if repeats_done >= ablation.repeats else None
     result = ablation.result
-    if made < LEAST_REPEATS or result is None:
+    if repeats_done < LEAST_REPEATS or result is None:
         return None
     if precise(result.ratio, ablation.precision):
         return Stop.PRECISE
     # The wall's time of a step is then the host's: its noise is no figure of the links, however often it is measured.
     if result.gpu is not None and all(result.gpu.host_bound) and precise(result.gpu.ratio, ablation.precision):
         return Stop.HOST
-    return Stop.BUDGET if spent_seconds * (made + 1) / made > ablation.budget_seconds else None
+    return Stop.BUDGET if spent_seconds * (repeats_done + 1) / repeats_done > ablation.budget_seconds else None

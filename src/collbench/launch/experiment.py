@@ -31,9 +31,9 @@ from collbench.launch.ablation import (
     judge,
     last_lines,
     measure_of,
+    run_value,
     step_value,
     stop_of,
-    value,
     warm_up,
 )
 from collbench.machine import lifeline
@@ -56,7 +56,7 @@ def save(ablation: Ablation, path: Path) -> None:
     atomic_write.write(dumps(ablation), path, *_REFUSAL)
 
 
-def own(path: Path, warn: Callable[[str], None], *, force: bool = False) -> atomic_write.OwnFile:
+def own_file(path: Path, warn: Callable[[str], None], *, force: bool = False) -> atomic_write.OwnFile:
     """Return a file to write an ablation to again and again."""
     return atomic_write.OwnFile(path, _REFUSAL, warn, force=force)
 
@@ -284,7 +284,7 @@ class Experiment:
         self, ablation: Ablation, plan: Plan, reporter: Reporter, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.ablation, self._plan, self._reporter, self._clock = ablation, plan, reporter, clock
-        self._file = own(plan.path, reporter.say, force=plan.force)
+        self._file = own_file(plan.path, reporter.say, force=plan.force)
 
     def measure_allreduces(self) -> None:
         """Time the all-reduce of both arms, each in its own environment. Raises BackendError."""
@@ -373,8 +373,8 @@ class Experiment:
         self._check_steps(run, which, log)
         if self.ablation.measure is not before or not order:
             self._note_measure()
-        own = measure_of([run], self.ablation.skip)
-        self._reporter.say(f"{which}: {format_seconds(value(run, own, self.ablation.skip))}{_UNITS[own]}")
+        measure = measure_of([run], self.ablation.skip)
+        self._reporter.say(f"{which}: {format_seconds(run_value(run, measure, self.ablation.skip))}{_UNITS[measure]}")
 
     def _note_measure(self) -> None:
         """Say by what all runs so far are compared, where it is not by their steps."""

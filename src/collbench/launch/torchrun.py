@@ -121,12 +121,12 @@ def here() -> Inside:
     return Inside(sys.executable, ("-P",), _FOLDER)
 
 
-def image() -> Inside:
+def inside_image() -> Inside:
     """Return an image's own Python, which may be older than 3.11 and not know -P."""
     return Inside("python3", (), SHIMS)
 
 
-def command(
+def start_command(
     arguments: TrainArguments,
     devices: Sequence[Device],
     inherited: Mapping[str, str],

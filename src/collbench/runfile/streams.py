@@ -453,13 +453,13 @@ def _call(one: Any) -> NcclCall:
     )
 
 
-def _text(field: Any) -> str:
-    return bytes(field).split(b"\0", 1)[0].decode("utf-8", "replace")
+def _text(data: Any) -> str:
+    return bytes(data).split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
-def _environment(field: Any) -> dict[str, str]:
+def _environment(data: Any) -> dict[str, str]:
     variables = (
-        entry.decode("utf-8", "replace").partition("=") for entry in bytes(field).split(b"\0\0", 1)[0].split(b"\0")
+        entry.decode("utf-8", "replace").partition("=") for entry in bytes(data).split(b"\0\0", 1)[0].split(b"\0")
     )
     return {name: value for name, _, value in variables if name}
 
