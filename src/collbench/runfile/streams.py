@@ -263,16 +263,17 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         file.at(int(header["tail_at"]), _TAIL, int(header["tail_max"])), packed_tail >> 32, packed_tail & 0xFFFFFFFF
     )
     late_calls, late_symbols, late_starts, late_gpu, late_begins = _waiting(file, header, len(calls))
-    known = [*(_call(one) for one in calls), *late_calls]
+    known = [*(_call(record) for record in calls), *late_calls]
     symbols = np.concatenate([tail["symbol"].astype(np.int64), np.array(late_symbols, np.int64)])
     begins = np.concatenate([_begins(tail), np.array(late_begins, np.int64).reshape(-1, 2)])
     _check_clock(tail["start"], late_starts, begins)
     starts = np.concatenate([tail["start"].astype(np.int64), np.array(late_starts, np.int64)])
     gpu = np.concatenate([tail["gpu"].astype(np.int64), np.array(late_gpu, np.int64)]) * _GPU_UNIT
-    made = tuple(
-        Communicator(int(one["hash"]), int(one["rank"]), int(one["ranks"]), _text(one["name"])) for one in communicators
+    communicator_list = tuple(
+        Communicator(int(record["hash"]), int(record["rank"]), int(record["ranks"]), _text(record["name"]))
+        for record in communicators
     )
-    _check_tables(made, known, phases, runs, symbols)
+    _check_tables(communicator_list, known, phases, runs, symbols)
     sent = sum(len(phases[phase].symbols) * repetitions for phase, repetitions in runs) + len(tail)
     # A kill between two stores may leave a call counted that is not in the tail.
     if int(header["kept"]) - sent not in {0, 1}:
@@ -288,10 +289,10 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         env_world=_or_none(header["env_world"]),
         monotonic_ns=int(header["monotonic_ns"]),
         realtime_ns=int(header["realtime_ns"]),
-        complete=bool(header["exited"]) or (not int(header["open"]) and bool(made)),
+        complete=bool(header["exited"]) or (not int(header["open"]) and bool(communicator_list)),
         dropped=int(header["dropped"]),
         environment=_environment(header["environment"]),
-        communicators=made,
+        communicators=communicator_list,
         calls=tuple(known),
         phases=phases,
         runs=runs,
@@ -361,7 +362,10 @@ def _begins(entries: Numbers) -> Numbers:
 
 
 def _check_clock(*times: Any) -> None:
-    if any(int(np.max(own, initial=0)) > _LATEST or int(np.min(own, initial=0)) < -_LATEST for own in times):
+    if any(
+        int(np.max(clock_times, initial=0)) > _LATEST or int(np.min(clock_times, initial=0)) < -_LATEST
+        for clock_times in times
+    ):
         raise StreamError("a call was made later than any clock says")
 
 
@@ -440,16 +444,16 @@ def _waiting(file: _File, header: Any, known: int) -> tuple[list[NcclCall], list
     )
 
 
-def _call(one: Any) -> NcclCall:
+def _call(record: Any) -> NcclCall:
     return NcclCall(
-        int(one["count"]),
-        int(one["root"]),
-        int(one["peer"]),
-        int(one["communicator"]),
-        int(one["function"]),
-        int(one["datatype"]),
-        bool(one["captured"]),
-        int(one["reduction"]),
+        int(record["count"]),
+        int(record["root"]),
+        int(record["peer"]),
+        int(record["communicator"]),
+        int(record["function"]),
+        int(record["datatype"]),
+        bool(record["captured"]),
+        int(record["reduction"]),
     )
 
 

@@ -187,34 +187,34 @@ def _status(text: str) -> PeerStatus:
 
 def _settings_of(command: list[str], sizes: list[int], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that version 1 did not have, from its command line; `sizes` are those of the plan."""
-    name, given = (command[0] if command else ""), _options(command[1:])
+    name, options = (command[0] if command else ""), _options(command[1:])
     kind = CommandKind.of(name)
-    quick = "--quick" in given
+    quick = "--quick" in options
     return {
         "kind": kind,
-        "devices": _devices(given, fields),
-        "requested_sizes": _requested_sizes(kind, given, sizes),
+        "devices": _devices(options, fields),
+        "requested_sizes": _requested_sizes(kind, options, sizes),
         "quick": quick,
-        "fabric": given.get("--fabric", ""),
-        **_of_the_command(kind, name, given, quick=quick, on_host=fields.get("backend") == "host"),
+        "fabric": options.get("--fabric", ""),
+        **_of_the_command(kind, name, options, quick=quick, on_host=fields.get("backend") == "host"),
     }
 
 
 def _of_the_command(
-    kind: CommandKind, name: str, given: Mapping[str, str], *, quick: bool, on_host: bool
+    kind: CommandKind, name: str, options: Mapping[str, str], *, quick: bool, on_host: bool
 ) -> dict[str, Any]:
     """Return the settings of one command alone."""
     if kind is CommandKind.COLLECTIVE:
-        return _of_a_collective(name, given, on_host=on_host)
+        return _of_a_collective(name, options, on_host=on_host)
     operations, copies = _FIXED.get((kind, quick), _FIXED.get((kind, False), ((), ())))
     if kind is CommandKind.PAIRS:
-        named = _list(given.get("--operations", "copy,allreduce,broadcast"))
+        named = _list(options.get("--operations", "copy,allreduce,broadcast"))
         operations = tuple(one for one in COLLECTIVES if one in named)
         copies = (Variant.PLAIN,) if "copy" in named else ()
-    elif kind is CommandKind.COPIES and "--patterns" in given:
-        patterns = [Variant.PLAIN if one == "one-way" else one for one in _list(given["--patterns"])]
+    elif kind is CommandKind.COPIES and "--patterns" in options:
+        patterns = [Variant.PLAIN if one == "one-way" else one for one in _list(options["--patterns"])]
         copies = tuple(one for one in copies if one in patterns)
-    elif kind is CommandKind.NODES and "--one-way" in given:
+    elif kind is CommandKind.NODES and "--one-way" in options:
         operations = (Operation.BROADCAST,)
     return {
         "copies": [*copies],
@@ -226,20 +226,20 @@ def _of_the_command(
     }
 
 
-def _of_a_collective(name: str, given: Mapping[str, str], *, on_host: bool) -> dict[str, Any]:
-    as_nccl_tests = given.get("--format") == "nccl-tests" or "-J" in given
-    both = "--in-place" in given or (as_nccl_tests and not on_host)
-    split = _number(given, "--split") or 1
+def _of_a_collective(name: str, options: Mapping[str, str], *, on_host: bool) -> dict[str, Any]:
+    as_nccl_tests = options.get("--format") == "nccl-tests" or "-J" in options
+    both = "--in-place" in options or (as_nccl_tests and not on_host)
+    split = _number(options, "--split") or 1
     return {
         "collectives": [_work(name, variant) for variant in (Variant.PLAIN, Variant.IN_PLACE)[: 2 if both else 1]],
-        "layout": Layout.PAIRS if "--pairs" in given else Layout.SPLIT if split > 1 else Layout.ALL,
+        "layout": Layout.PAIRS if "--pairs" in options else Layout.SPLIT if split > 1 else Layout.ALL,
         "split": split,
         "launches": True,
-        "iterations": _number(given, "-n") or None,
-        "warmup": _number(given, "-w"),
-        "verify": _number(given, "-c") != 0,
-        "algorithms": "--algorithms" in given,
-        "graph": _number(given, "-G") or 0,
+        "iterations": _number(options, "-n") or None,
+        "warmup": _number(options, "-w"),
+        "verify": _number(options, "-c") != 0,
+        "algorithms": "--algorithms" in options,
+        "graph": _number(options, "-G") or 0,
     }
 
 
@@ -261,23 +261,23 @@ def _work(operation: str, variant: Variant = Variant.PLAIN) -> dict[str, Any]:
     return {"operation": operation, "variant": variant, "numa_node": None}
 
 
-def _devices(given: Mapping[str, str], fields: Mapping[str, Any]) -> list[str]:
-    if "--devices" in given:
-        return _list(given["--devices"])
+def _devices(options: Mapping[str, str], fields: Mapping[str, Any]) -> list[str]:
+    if "--devices" in options:
+        return _list(options["--devices"])
     # -g N takes the first N devices; of several processes it counts those of each.
-    counted = ("-g" in given or "-t" in given) and fields["settings"].get("processes", 1) == 1
+    counted = ("-g" in options or "-t" in options) and fields["settings"].get("processes", 1) == 1
     devices = _all_of(fields.get("devices"), dict) if counted else None
     return [str(device.get("index")) for device in devices or ()]
 
 
-def _requested_sizes(kind: CommandKind, given: Mapping[str, str], planned: list[int]) -> list[int] | None:
-    if "--sizes" in given:
+def _requested_sizes(kind: CommandKind, options: Mapping[str, str], planned: list[int]) -> list[int] | None:
+    if "--sizes" in options:
         try:
-            return [*parse_sizes(given["--sizes"])]
+            return [*parse_sizes(options["--sizes"])]
         except UsageError:
             return planned or None
     if kind in (CommandKind.PAIRS, CommandKind.COLLECTIVE):
-        return planned if planned and given.keys() & {*_SIZE_OPTIONS} else None
+        return planned if planned and options.keys() & {*_SIZE_OPTIONS} else None
     return planned[-1:] or None  # these commands have one size of their own; host copies may add a smaller one
 
 
@@ -285,8 +285,8 @@ def _list(text: str) -> list[str]:
     return [*dict.fromkeys(entry.strip() for entry in text.split(","))]
 
 
-def _number(given: Mapping[str, str], name: str) -> int | None:
-    text = given.get(name, "")
+def _number(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name, "")
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 

@@ -33,20 +33,24 @@ def traces(content: Content) -> list[Trace]:
         calls, key=lambda node: number if not math.isnan(number := values.number(node.get("id"))) else 0
     ):
         listed = map(values.fields, values.items(node.get("attrs")))
-        attributes = {one.get("name"): one.get("value") for one in listed if isinstance(one.get("name"), str)}
+        attributes = {
+            attribute.get("name"): attribute.get("value")
+            for attribute in listed
+            if isinstance(attribute.get("name"), str)
+        }
         group, name = values.text(attributes.get("pg_name")), values.text(attributes.get("collective_name"))
         if group not in trace.members:
             size = values.size(attributes.get("pg_size"))
             members = _strided(attributes.get("global_rank_start"), attributes.get("global_rank_stride"), size)
             trace.add_group(group, values.text(attributes.get("pg_desc")), members, size)
         splits = (*values.naturals(attributes.get("in_split_size")), *values.naturals(attributes.get("out_split_size")))
-        given, got = (values.elements(attributes.get(key)) for key in ("in_msg_nelems", "out_msg_nelems"))
+        sent, received = (values.elements(attributes.get(key)) for key in ("in_msg_nelems", "out_msg_nelems"))
         Row(
             name,
             group,
             DTYPES.get(values.text(attributes.get("dtype")), ""),
-            [given],
-            [got],
+            [sent],
+            [received],
             _before(_inputs(node), name),
             uneven=len(set(splits)) > 1,
             summed=True,
@@ -60,11 +64,11 @@ def add_groups(trace: Trace, listed: str) -> None:
         groups = json.loads(listed)
     except (ValueError, RecursionError):
         return
-    for made in map(values.fields, values.items(groups)):
-        size = values.size(made.get("group_size"))
-        everyone = made.get("ranks") == [] and size <= _MOST_LISTED
-        ranks = range(size) if everyone else made.get("ranks")
-        trace.add_group(values.text(made.get("pg_name")), values.text(made.get("pg_desc")), list(ranks or ()), size)
+    for group in map(values.fields, values.items(groups)):
+        size = values.size(group.get("group_size"))
+        everyone = group.get("ranks") == [] and size <= _MOST_LISTED
+        ranks = range(size) if everyone else group.get("ranks")
+        trace.add_group(values.text(group.get("pg_name")), values.text(group.get("pg_desc")), list(ranks or ()), size)
 
 
 def _inputs(node: dict[str, Any]) -> list[Any]:
