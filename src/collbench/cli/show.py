@@ -159,16 +159,14 @@ def _show_run(
     show_page(page(run, works, size_bytes))
 
 
-def show_job(
-    file: Path, job_rank: int | None, against: tuple[Path, ...], overlap: Path | None, *, as_json: bool
-) -> None:
+def show_job(file: Path, rank: int | None, against: tuple[Path, ...], overlap: Path | None, *, as_json: bool) -> None:
     """Print what a recorded job's step says."""
     from collbench.api import recorded  # late, as above
     from collbench.output.text import job as pages
 
     report, compared = recorded.report(
         job_file.load(file),
-        job_rank,
+        rank,
         [(one_line(str(path)), runfile_run_file.load(path)) for path in against],
         [] if overlap is None else [(one_line(str(overlap)), runfile_run_file.load(overlap))],
     )
