@@ -144,8 +144,8 @@ class NcclFlags:
 
     def _devices(self, request: Request, processes: int) -> str | None:
         """Return the first -g × -t devices as --devices writes them; without either, the value of --devices."""
-        given = (("-g", self.ngpus), ("-t", self.nthreads))
-        flags = " ".join(f"{flag} {value}" for flag, value in given if value is not None)
+        flag_values = (("-g", self.ngpus), ("-t", self.nthreads))
+        flags = " ".join(f"{flag} {value}" for flag, value in flag_values if value is not None)
         if not flags:
             return request.devices
         count = (self.ngpus or 1) * (self.nthreads or 1)

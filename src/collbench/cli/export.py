@@ -181,21 +181,21 @@ def _overlaps(kind: str, runs: list[tuple[Path, Named]], operations: tuple[str, 
     """Draw runs of `collbench overlap`. Raises UsageError for what has no such picture, and beside other runs."""
     from collbench.output.plot import overlaps
 
-    named = [one for _, one in runs]
-    for path, one in runs:
-        if not one.run.overlaps:
+    named_runs = [named_run for _, named_run in runs]
+    for path, named_run in runs:
+        if not named_run.run.overlaps:
             raise UsageError(f"{path} holds no overlaps, and another run does: draw each to its own file")
-        if not any(overlap.trials for overlap in one.run.overlaps):
+        if not any(overlap.trials for overlap in named_run.run.overlaps):
             raise UsageError(f"{path}: no overlap was measured to the end: measure again")
     if operations or size is not None:
         raise UsageError(f"{runs[0][0]} holds overlaps, drawn at all sizes: leave out --operation and --size")
     if kind == "scaling":
         raise UsageError(f"{runs[0][0]} holds overlaps on one number of GPUs: write --kind curves or heatmap")
     if kind == "curves":
-        return overlaps.curves(named)
+        return overlaps.curves(named_runs)
     if len(runs) > 1:
         raise UsageError(f"--kind heatmap draws one run, {len(runs)} were given: draw each to its own file")
-    return overlaps.heatmap(named[0])
+    return overlaps.heatmap(named_runs[0])
 
 
 def _heatmap(runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: int | None) -> Picture:

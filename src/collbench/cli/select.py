@@ -123,7 +123,7 @@ def select(
     max_age: str,
     layout: str,
     as_json: bool,
-    **given: Any,
+    **option_values: Any,
 ) -> None:
     """Choose the best K devices of this machine, or of a simulated one, and print the reason.
 
@@ -150,9 +150,9 @@ def select(
     if job is not None:
         if "--size" in options.typed_besides([name for name in click.get_current_context().params if name != "size"]):
             raise UsageError("--for replays the job's own sizes, --size is of all-reduces: use only one")
-        given |= {"job": job_file.load(job), "job_name": one_line(job.name)}
+        option_values |= {"job": job_file.load(job), "job_name": one_line(job.name)}
     age, size_bytes = freshness.parse_duration(max_age), parse_size(size)
-    request = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **given)
+    request = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **option_values)
     request.check()
     _check_layout(request, layout)
     selected = select_devices(request, NOTICES)

@@ -72,7 +72,7 @@ class Listener:
                     self._welcome()
                 elif chosen.fileobj in self._guests:
                     self._hear(chosen.fileobj)
-            for guest in [one for one, state in self._guests.items() if state.deadline < time.monotonic()]:
+            for guest in [guest for guest, state in self._guests.items() if state.deadline < time.monotonic()]:
                 self._refuse(guest)
         return missing
 
@@ -94,7 +94,7 @@ class Listener:
     def _patience(self) -> float:
         """Return the seconds until the first client's deadline."""
         now = time.monotonic()
-        return max(0.0, min((one.deadline - now for one in self._guests.values()), default=_GREETING_S))
+        return max(0.0, min((state.deadline - now for state in self._guests.values()), default=_GREETING_S))
 
     def _welcome(self) -> None:
         if len(self._guests) >= self._world_size + _MOST_STRANGERS:
@@ -245,8 +245,8 @@ _Ready = TypeVar("_Ready", bound=HasFile)
 def ready(heard: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]:
     """Return those of which there is something to read, waiting so long for the first; None: for ever."""
     with selectors.PollSelector() as selector:  # a thousand sockets cost it one call of the system
-        for one in heard:
-            selector.register(one, selectors.EVENT_READ, one)
+        for file in heard:
+            selector.register(file, selectors.EVENT_READ, file)
         return [key.data for key, _ in selector.select(seconds)]
 
 
@@ -264,10 +264,10 @@ class Hearing:
     def __exit__(self, *_error: object) -> None:
         self._selector.close()
 
-    def add(self, name: int, one: HasFile) -> None:
+    def add(self, name: int, file: HasFile) -> None:
         """Hear one more, by this name."""
-        self._files[name] = one.fileno()
-        self._selector.register(one, selectors.EVENT_READ, name)
+        self._files[name] = file.fileno()
+        self._selector.register(file, selectors.EVENT_READ, name)
 
     def drop(self, name: int) -> None:
         """Hear it no more."""

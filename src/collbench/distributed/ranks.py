@@ -147,16 +147,16 @@ def all_paths(
 
     Paths `between_hosts` are all alike; 1,024 ranks have half a million of them.
     """
-    known: dict[tuple[int, int], Path] = {}
+    paths_by_pair: dict[tuple[int, int], Path] = {}
     for host_ranks, paths in paths_of.items():
         for path in paths:
             first, second = sorted(host_ranks[index] for index in path.devices)
-            known[first, second] = replace(path, devices=(first, second))
+            paths_by_pair[first, second] = replace(path, devices=(first, second))
     if between_hosts:
         host_of = {rank: host_ranks[0] for host_ranks in paths_of for rank in host_ranks}
         pairs = ((a, b) for a in range(world_size) for b in range(a + 1, world_size))
-        known.update({pair: Path(pair, NETWORK) for pair in pairs if host_of[pair[0]] != host_of[pair[1]]})
-    return tuple(known[pair] for pair in sorted(known))
+        paths_by_pair.update({pair: Path(pair, NETWORK) for pair in pairs if host_of[pair[0]] != host_of[pair[1]]})
+    return tuple(paths_by_pair[pair] for pair in sorted(paths_by_pair))
 
 
 def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]) -> tuple[str, ...]:
@@ -168,8 +168,8 @@ def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]
     abroad = [rank for rank, facts in enumerate(ranks) if facts.network_key != home]
     if not abroad:
         return ("",) * len(ranks)
-    own = next((ends[rank][1] for rank in abroad if not is_loopback(ends[rank][1])), "")
-    return tuple(ends[rank][0] if rank in abroad else own for rank in range(len(ranks)))
+    host_0_address = next((ends[rank][1] for rank in abroad if not is_loopback(ends[rank][1])), "")
+    return tuple(ends[rank][0] if rank in abroad else host_0_address for rank in range(len(ranks)))
 
 
 def _grouped(keys: Iterable[_Key]) -> dict[_Key, tuple[int, ...]]:
@@ -544,7 +544,7 @@ class Coordinator:
         replies = self._ranks.ask(dict.fromkeys(self._ranks.everyone, TakeHealth()))
         kept = {rank: reply for rank, reply in replies.items() if not isinstance(reply, RankLost)}
         healths = dict(zip(sorted(kept), self._ranks.values(kept, FoundHealth), strict=True))
-        if not any(one.states for one in healths.values()):
+        if not any(answer.states for answer in healths.values()):
             return ()
         unknown = FoundHealth((Health(),))
         return tuple(health for rank in self._ranks.everyone for health in healths.get(rank, unknown).states)
@@ -564,7 +564,7 @@ class Coordinator:
         kept = {rank: reply for rank, reply in replies.items() if not isinstance(reply, RankLost)}
         ports = dict(zip(sorted(kept), self._ranks.values(kept, FoundPorts), strict=True))
         hosts = {rank: host for host, rank in readers.items()}
-        return tuple(replace(port, host=hosts[rank]) for rank, one in ports.items() for port in one.ports)
+        return tuple(replace(port, host=hosts[rank]) for rank, answer in ports.items() for port in answer.ports)
 
     def close(self) -> None:
         """Let all ranks go."""
@@ -612,9 +612,9 @@ class Coordinator:
             if isinstance(reply, DataCorruption):
                 return self._ranks.named(rank, reply)
         failed = {rank: reply for rank, reply in failed.items() if isinstance(reply, RankLost)} or failed
-        own = self._ranks.by_itself(failed) or failed
-        causes = {rank: reply for rank, reply in own.items() if not isinstance(reply, PeerLost)}
-        rank, first = next(iter((causes or own).items()))
+        first_failures = self._ranks.by_itself(failed) or failed
+        causes = {rank: reply for rank, reply in first_failures.items() if not isinstance(reply, PeerLost)}
+        rank, first = next(iter((causes or first_failures).items()))
         named = self._ranks.named(rank, first)
         if not isinstance(first, BackendError):
             return named

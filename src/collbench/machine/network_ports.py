@@ -120,12 +120,16 @@ def slower(ports: tuple[NetworkPort, ...]) -> tuple[tuple[NetworkPort, float], .
     Siblings have the same model and link layer: a card for storage or management is no measure for the others.
     """
     best: dict[tuple[str, str], float] = {}
-    known = [(port, port.rate_gbits) for port in ports if port.state == ACTIVE and port.model and port.rate_gbits]
-    for port, rate in known:
+    active_ports = [
+        (port, port.rate_gbits) for port in ports if port.state == ACTIVE and port.model and port.rate_gbits
+    ]
+    for port, rate in active_ports:
         kind = (port.model, port.link_layer)
         best[kind] = max(rate, best.get(kind, 0.0))
     return tuple(
-        (port, best[port.model, port.link_layer]) for port, rate in known if rate < best[port.model, port.link_layer]
+        (port, best[port.model, port.link_layer])
+        for port, rate in active_ports
+        if rate < best[port.model, port.link_layer]
     )
 
 

@@ -146,8 +146,8 @@ def joining(first: Ends, first_id: str, second: Ends, second_id: str) -> tuple[i
 def line_rate(query: Query, handle: object, links: Sequence[int]) -> int | None:
     """Return the slowest of the given links' line rate in MB/s as NVML reports it; None if it does not."""
     rates = query.fields(handle, [(_FIELD_LINE_RATE, link) for link in links])
-    known = [rate for rate in rates if rate]
-    return min(known) if known else query.field(handle, _FIELD_LINE_RATE_COMMON) or None
+    known_rates = [rate for rate in rates if rate]
+    return min(known_rates) if known_rates else query.field(handle, _FIELD_LINE_RATE_COMMON) or None
 
 
 def bus_id(pci_info: object | None) -> str:
@@ -171,11 +171,11 @@ def _sum_counters(
 ) -> int | None:
     """Sum over links by field (Hopper and newer), else by the older call, which newer drivers drop."""
     by_field = query.fields(handle, [(field, link) for link in links for field in fields])
-    known = [count for count in by_field if count is not None]
-    if not known:
+    known_counts = [count for count in by_field if count is not None]
+    if not known_counts:
         older = (query.integer("nvmlDeviceGetNvLinkErrorCounter", handle, link, c) for link in links for c in counters)
-        known = [count for count in older if count is not None]
-    return sum(known) if known else None
+        known_counts = [count for count in older if count is not None]
+    return sum(known_counts) if known_counts else None
 
 
 # The path between two GPUs, as NVML reports it: NVLinks, PCIe ancestor, peer access, and the limit they set.

@@ -290,10 +290,10 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
     )
 
 
-def limit(which: int) -> int | None:
+def limit(resource_number: int) -> int | None:
     """Return a soft limit of this process, -1 for none."""
     try:
-        soft, _ = resource.getrlimit(which)
+        soft, _ = resource.getrlimit(resource_number)
     except (OSError, ValueError):
         return None
     return -1 if soft == resource.RLIM_INFINITY else soft

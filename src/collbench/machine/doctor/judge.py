@@ -113,8 +113,8 @@ def judge_driver(facts: Facts) -> list[Finding]:
 def judge_visibility(facts: Facts) -> list[Finding]:
     """Judge what CUDA_VISIBLE_DEVICES leaves; no finding where it is not set and there are GPUs enough."""
     devices = [gpu.device for gpu in facts.driver.gpus]
-    given = facts.environment.get(NAME)
-    seen = read(devices, given, facts.environment.get(ORDER))
+    setting = facts.environment.get(NAME)
+    seen = read(devices, setting, facts.environment.get(ORDER))
     name, unset = NAME, f"unset {NAME}, or write indices or UUIDs of nvidia-smi -L"
     left = ", ".join(device.tag for device in seen.devices) or "no GPU"
     why = f": {seen.problem}" if seen.problem else ""
@@ -126,11 +126,11 @@ def judge_visibility(facts: Facts) -> list[Finding]:
     elif seen.problem:
         findings.append(Finding(Group.GPUS, name, Level.WARN, f"leaves {left}{why}", unset))
     elif len(seen.devices) < 2:
-        text = f"leaves only {left}: no pair to measure" if given is not None else "one GPU: no pair to measure"
+        text = f"leaves only {left}: no pair to measure" if setting is not None else "one GPU: no pair to measure"
         findings.append(
-            Finding(Group.GPUS, name if given is not None else "pairs", Level.WARN, text, "use two or more")
+            Finding(Group.GPUS, name if setting is not None else "pairs", Level.WARN, text, "use two or more")
         )
-    elif given is not None:
+    elif setting is not None:
         findings.append(Finding(Group.GPUS, name, Level.OK, f"leaves {left}, {len(seen.devices)} of {len(devices)}"))
     return [*findings, *_order(facts)]
 
@@ -176,10 +176,10 @@ def _count(facts: Facts) -> Finding:
 
 def _order(facts: Facts) -> list[Finding]:
     """Warn where indices mean other GPUs to CUDA than to nvidia-smi: it puts the fastest first unless asked."""
-    given = facts.environment.get(NAME, "")
+    setting = facts.environment.get(NAME, "")
     by_bus = facts.environment.get(ORDER) == "PCI_BUS_ID"
     names = {gpu.device.name for gpu in facts.driver.gpus}
-    if by_bus or len(names) < 2 or not any(index.strip().isdigit() for index in given.split(",")):
+    if by_bus or len(names) < 2 or not any(index.strip().isdigit() for index in setting.split(",")):
         return []
     text = "unset, and the GPUs differ: CUDA's indices may differ from those of nvidia-smi"
     return [Finding(Group.GPUS, ORDER, Level.WARN, text, f"export {ORDER}=PCI_BUS_ID")]
@@ -327,12 +327,12 @@ def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
 
 def _system(facts: Facts) -> Finding:
     host = facts.host
-    passed = facts.driver.virtualization
-    virtual = host.hypervisor or passed not in ("", "none")
+    gpu_virtualization = facts.driver.virtualization
+    virtual = host.hypervisor or gpu_virtualization not in ("", "none")
     maker = f" ({host.hypervisor})" if host.hypervisor else ""
     parts = [host.system, f"{host.container} container" if host.container else ""]
     parts.append(f"virtual machine{maker}" if virtual else "")
-    parts.append(f"GPU {passed}" if passed not in ("", "none") else "")
+    parts.append(f"GPU {gpu_virtualization}" if gpu_virtualization not in ("", "none") else "")
     return Finding(Group.HOST, "system", Level.OK, ", ".join(filter(None, parts)))
 
 
@@ -414,8 +414,8 @@ def _memory(facts: Facts) -> Iterable[Finding]:
 
 def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     """Judge whether this process may use the CPUs and the memory near its GPUs."""
-    known = [gpu for gpu in gpus if gpu.device.cpu_affinity]
-    far = [gpu for gpu in known if not set(parse_cpus(gpu.device.cpu_affinity)) & set(host.cpus)]
+    with_affinity = [gpu for gpu in gpus if gpu.device.cpu_affinity]
+    far = [gpu for gpu in with_affinity if not set(parse_cpus(gpu.device.cpu_affinity)) & set(host.cpus)]
     nodes = [gpu for gpu in gpus if gpu.device.numa_node is not None]
     without = [gpu for gpu in nodes if host.memory_nodes and gpu.device.numa_node not in host.memory_nodes]
     if far:
@@ -425,7 +425,7 @@ def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     elif without:
         text = f"no memory is available on the NUMA node of {tags(without, gpus)}"
         yield Finding(Group.HOST, "NUMA", Level.WARN, text, "widen the cgroup's cpuset.mems", numbers(without))
-    elif known:
+    elif with_affinity:
         text = "CPUs near every GPU are available"
         yield Finding(Group.HOST, "NUMA", Level.OK, text)
     else:
@@ -435,11 +435,11 @@ def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
 def _peer_traffic(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     """Judge what may turn peer copies over PCIe: translation by the IOMMU, and bridges that redirect (ACS)."""
     slots = {gpu.device.index: facts.host.slots.get(gpu.device.index) for gpu in gpus}
-    known = {index: slot for index, slot in slots.items() if slot is not None}
+    known_slots = {index: slot for index, slot in slots.items() if slot is not None}
     over_pcie = any(labels.is_pcie(path.label) for path in facts.driver.paths)
     level = Level.WARN if over_pcie or facts.host.network_cards else Level.OK
     whom = "" if level is Level.WARN else "; no pair uses PCIe, and there is no network card that could"
-    translated = [gpu for gpu in gpus if (slot := known.get(gpu.device.index)) and slot.iommu_type in _TRANSLATED]
+    translated = [gpu for gpu in gpus if (slot := known_slots.get(gpu.device.index)) and slot.iommu_type in _TRANSLATED]
     if translated:
         text = f"translates addresses of {tags(translated, gpus)}: peer copies over PCIe may go through the CPU{whom}"
         fix = "boot with iommu=pt, or turn VT-d or AMD-Vi off in the firmware" if level is Level.WARN else ""
@@ -447,12 +447,12 @@ def _peer_traffic(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     else:
         texts = {None: "not seen", False: "off", True: "on, and passes the GPUs' addresses through"}
         yield Finding(Group.HOST, "IOMMU", Level.OK, texts[facts.host.iommu])
-    turning = sorted({bridge for slot in known.values() for bridge in slot.redirecting})
+    turning = sorted({bridge for slot in known_slots.values() for bridge in slot.redirecting})
     if turning:
         text = f"bridges send peer traffic up to the CPU: {', '.join(turning)}{whom}"
         fix = f"sudo setpci -s {turning[0]} ECAP_ACS+0x6.w=0000, for each, on bare metal; or off in the firmware"
         yield Finding(Group.HOST, "ACS", level, text, fix if level is Level.WARN else "")
-    elif any(slot.unreadable for slot in known.values()):
+    elif any(slot.unreadable for slot in known_slots.values()):
         yield Finding(Group.HOST, "ACS", Level.UNKNOWN, "only root may read it", "sudo $(which collbench) doctor")
     else:
         yield Finding(Group.HOST, "ACS", Level.OK, "no bridge above the GPUs redirects peer traffic")
@@ -493,8 +493,8 @@ def _ports(ports: tuple[NetworkPort, ...]) -> Iterable[Finding]:
 def _affinity(network_affinity: NetworkAffinity) -> Iterable[Finding]:
     """Judge which cards are near the GPUs, and whether NCCL took those; nothing if no nearness is known."""
     nearest = {gpu: network_affinity.nearest(gpu) for gpu in sorted(network_affinity.near)}
-    known = {gpu: near for gpu, near in nearest.items() if near[1]}
-    if not known:
+    nearest_cards = {gpu: near for gpu, near in nearest.items() if near[1]}
+    if not nearest_cards:
         return
     name = "network affinity"
     wrong = [
@@ -511,13 +511,13 @@ def _affinity(network_affinity: NetworkAffinity) -> Iterable[Finding]:
     ]:
         yield Finding(Group.HOST, name, Level.WARN, "; ".join(disputed), "see 'nvidia-smi topo -m' and 'lspci -t'")
         return
-    far = [gpu for gpu, (_, how) in known.items() if how == "SYS"]
-    if far and len(far) < len(known):
+    far = [gpu for gpu, (_, how) in nearest_cards.items() if how == "SYS"]
+    if far and len(far) < len(nearest_cards):
         gpus = ", ".join(f"GPU{gpu}" for gpu in far)
         text = f"{gpus} reach cards only across sockets (SYS), other GPUs have a nearer card"
         yield Finding(Group.HOST, name, Level.WARN, text, "see 'nvidia-smi topo -m' and the slots of the cards")
         return
-    routes = [f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in known.items()]
+    routes = [f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in nearest_cards.items()]
     checked = "; NCCL uses these" if network_affinity.chosen else ""
     yield Finding(Group.HOST, name, Level.OK, f"nearest cards: {', '.join(routes)}{checked}")
 
@@ -664,7 +664,7 @@ def _peers(paths: Sequence[Path], devices: Sequence[Device]) -> Finding:
         ends = sorted({devices[end].index for path in refused for end in path.devices})
         return Finding(Group.LINKS, "peer access", Level.WARN, text, fix, tuple(ends))
     answers = [path.peer_access for path in paths]
-    if any(one is None or PeerStatus.UNKNOWN in one.statuses for one in answers):
+    if any(answer is None or PeerStatus.UNKNOWN in answer.statuses for answer in answers):
         return Finding(
             Group.LINKS, "peer access", Level.UNKNOWN, "NVML does not report it; collbench pairs measures it"
         )
@@ -707,18 +707,18 @@ def judge_variables(facts: Facts) -> list[Finding]:
 
 
 def _nccl_variable(name: str, value: str, source: str = "") -> Finding:
-    given = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
-    known = meaning(name, value)
-    shown = f"{given or '(empty)'}{source}"
-    if not known.does:
+    shown_value = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+    effect = meaning(name, value)
+    shown = f"{shown_value or '(empty)'}{source}"
+    if not effect.does:
         text = f"{shown}: no NCCL from 2.18 to 2.30 reads this name"
-        if known.near:
-            return Finding(Group.VARIABLES, name, Level.WARN, text, f"did you mean {known.near}?")
+        if effect.near:
+            return Finding(Group.VARIABLES, name, Level.WARN, text, f"did you mean {effect.near}?")
         return Finding(Group.VARIABLES, name, Level.UNKNOWN, f"{text}; a plugin may")
-    if known.cost:
+    if effect.cost:
         fix = f"unset {name} unless it is intended" if not source else "remove it from that file unless it is intended"
-        return Finding(Group.VARIABLES, name, Level.WARN, f"{shown}: {known.does}; {known.cost}", fix)
-    return Finding(Group.VARIABLES, name, Level.OK, f"{shown}: {known.does}")
+        return Finding(Group.VARIABLES, name, Level.WARN, f"{shown}: {effect.does}; {effect.cost}", fix)
+    return Finding(Group.VARIABLES, name, Level.OK, f"{shown}: {effect.does}")
 
 
 def _cuda(facts: Facts) -> Iterable[Finding]:
