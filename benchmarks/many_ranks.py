@@ -35,7 +35,7 @@ from collbench.bench.plan import Request
 from collbench.distributed import connection, factory
 from collbench.distributed.connection import KEY_BYTES, Connection, Listener
 from collbench.distributed.launchers import LaunchEnvironment
-from collbench.distributed.messages import Done, Introduction, RankFacts, UniqueId, decode_word, encode
+from collbench.distributed.messages import Done, Introduction, RankFacts, UniqueId, decode_rank_message, encode
 from collbench.distributed.ranks import Coordinator, Ranks
 from collbench.model.run import CommandKind, Device, Machine
 from collbench.model.units import parse_size
@@ -187,7 +187,7 @@ def measured(nodes: int, gpus: int, folder: Path) -> list[dict[str, object]]:
         if missing := listener.admit(_DEADLINE_S):
             raise RuntimeError(f"{len(missing)} ranks are missing")
         came = listener.take()
-    own: dict[int, connection.Line] = {0: Connection(ours, decode_word)}
+    own: dict[int, connection.Line] = {0: Connection(ours, decode_rank_message)}
     lines = own | {rank: connection.line(found) for rank, found in came.items()}
     launch = LaunchEnvironment(0, size, 0, gpus, HERE, 0, "Slurm")
     world = factory.World.__new__(factory.World)

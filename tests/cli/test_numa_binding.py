@@ -58,7 +58,7 @@ def arguments(line: str = "train.py") -> TrainArguments:
     [
         ("labels that are right", [0, 0, 1, 1], near, (0, 2), BOUND),
         ("one of the chosen is labelled wrong", [0, 0, 1, 1], first, (0, 2),
-         Decision(words=f"not bound to NUMA nodes, as {ADVICE}: numactl --cpunodebind=0 fits it")),
+         Decision(text=f"not bound to NUMA nodes, as {ADVICE}: numactl --cpunodebind=0 fits it")),
         ("one that was not chosen is labelled wrong", [0, 0, 0, 1], near, (0, 3), BOUND),
         ("nodes tie", [0, 0, 1, 1], alike, (0, 2), Decision()),
         ("one of the chosen has no label", [0, 0, None, 1], near, (0, 2), Decision()),
@@ -106,8 +106,8 @@ def test_what_would_fail_is_not_tried_and_reported(
     monkeypatch.setattr(module, name, value)
     found = training.decide(arguments(), AGREED, (0, 2))
     assert not found.bind, title
-    assert found.words.startswith("not bound to the NUMA nodes that host copies prefer: ")
-    assert reason in found.words
+    assert found.text.startswith("not bound to the NUMA nodes that host copies prefer: ")
+    assert reason in found.text
 
 
 def saved(devices: Sequence[Device], run: Run, path: Path) -> None:
@@ -131,5 +131,5 @@ def test_a_dry_run_shows_the_option_and_one_line_says_why(
     said = program("train", *words)
     assert said.status == 0, said.err
     assert said.line.startswith("using GPU0, GPU2 (GPU-0, GPU-2): ")
-    assert said.line.endswith(f"run.json); {BOUND.words}")
+    assert said.line.endswith(f"run.json); {BOUND.text}")
     assert " --nproc-per-node 2 --numa-binding node -- train.py" in said.out

@@ -168,10 +168,10 @@ def test_only_the_rank_that_writes_looks_at_the_place(
     as_rank_0(monkeypatch)
     (tmp_path / "out.json").write_text("old")
     with pytest.raises(Taken):
-        Showing.asked(MeasureOptions(), as_json=False, json=Path("out.json"))
+        Showing.of(MeasureOptions(), as_json=False, json=Path("out.json"))
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "1")
-    assert Showing.asked(MeasureOptions(), as_json=False, json=Path("out.json")).json == Path("out.json")
+    assert Showing.of(MeasureOptions(), as_json=False, json=Path("out.json")).json == Path("out.json")
 
 
 def test_a_file_in_the_way_of_the_journal_is_left_alone(here: Program, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class FakeRankWorker:
 
     def open(self, opening: OpenRank) -> RankFacts:
         self._call("open")
-        self.openings.append((opening.members, opening.place))
+        self.openings.append((opening.positions, opening.index))
         self.keys.append(opening.key)
         self.interrupted.clear()
         if self.fails_to_open:

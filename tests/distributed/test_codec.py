@@ -25,11 +25,11 @@ from collbench.distributed.messages import (
     OpenRank,
     Order,
     RankFacts,
+    RankMessage,
     TakeHealth,
     UniqueId,
-    Word,
     decode_order,
-    decode_word,
+    decode_rank_message,
     encode,
 )
 from collbench.distributed.ranks import RankLost
@@ -52,7 +52,7 @@ ORDERS: list[Order] = [
     Abandon(),
     Leave(),
 ]
-WORDS: list[Word] = [
+WORDS: list[RankMessage] = [
     Alive(),
     Done(None),
     Done(UniqueId("00ff")),
@@ -75,8 +75,8 @@ def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: repr(word)[:30])
-def test_a_word_arrives_as_it_was_sent(word: Word) -> None:
-    assert decode_word(encode(word)) == word
+def test_a_word_arrives_as_it_was_sent(word: RankMessage) -> None:
+    assert decode_rank_message(encode(word)) == word
 
 
 class NewFailure(StepFailed):
@@ -94,18 +94,18 @@ class NewFailure(StepFailed):
     ],
 )
 def test_a_failure_keeps_its_class_and_its_text(sent: CollbenchError, arrives: type) -> None:
-    found = decode_word(encode(sent))
+    found = decode_rank_message(encode(sent))
     assert (type(found), str(found)) == (arrives, str(sent))
 
 
 def test_a_failure_keeps_what_is_known_of_it() -> None:
     earlier = died(-9, "Killed", (1,))
     failure = Failure(FailureKind.CRASH, Cause.NO_WORKER, rank=3, because=earlier)
-    found = decode_word(encode(StepFailed("rank 3: gone", failure=failure)))
+    found = decode_rank_message(encode(StepFailed("rank 3: gone", failure=failure)))
     assert isinstance(found, StepFailed)
     assert (found.failure, found.kind) == (failure, FailureKind.CRASH)
     wrong = WrongData(Work(Operation.ALLREDUCE), 1024, (1, 0), 3, 16, 1.5, 2.0)
-    corrupt = decode_word(encode(DataCorruption("wrong data", wrong)))
+    corrupt = decode_rank_message(encode(DataCorruption("wrong data", wrong)))
     assert isinstance(corrupt, DataCorruption)
     assert corrupt.wrong == wrong
 
@@ -165,7 +165,7 @@ def test_what_is_no_order_is_refused_and_nothing_runs(
 )
 def test_what_is_no_word_is_refused(title: str, data: bytes) -> None:
     with pytest.raises(BadMessage):
-        decode_word(data)
+        decode_rank_message(data)
 
 
 def test_a_time_that_is_no_number_is_not_sent() -> None:

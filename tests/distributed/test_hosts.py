@@ -114,7 +114,7 @@ def test_a_gpu_is_taken_twice_on_one_host_only() -> None:
 
 def test_hosts_of_one_network_have_paths_over_it_and_meet_on_loopback() -> None:
     ranks = (rank(0), rank(1, "b", network_key="net a"))
-    assert distributed_ranks.guides(ranks) == {0: (0,), 1: (1,)}
+    assert distributed_ranks.host_leaders(ranks) == {0: (0,), 1: (1,)}
     assert distributed_ranks.all_paths(2, {(0,): [], (1,): []}) == (Path((0, 1), "NET"),)
     assert distributed_ranks.addresses(ranks, {1: ("127.0.0.1", "127.0.0.1")}) == ("", "")
 
@@ -138,7 +138,7 @@ def test_two_nccls_are_refused() -> None:
 
 
 def test_paths_are_each_hosts_own_and_the_network_between() -> None:
-    assert distributed_ranks.guides(FOUR) == {0: (0, 1), 2: (2, 3)}
+    assert distributed_ranks.host_leaders(FOUR) == {0: (0, 1), 2: (2, 3)}
     reported: dict[tuple[int, ...], list[Path]] = {(0, 1): [Path((0, 1), "NV18")], (2, 3): [Path((0, 1), "SYS")]}
     found = {path.devices: path.label for path in distributed_ranks.all_paths(4, reported)}
     assert found == {(0, 1): "NV18", (2, 3): "SYS", (0, 2): "NET", (0, 3): "NET", (1, 2): "NET", (1, 3): "NET"}

@@ -10,7 +10,7 @@ import pytest
 from collbench.backends.protocol import Step
 from collbench.distributed.connection import pair
 from collbench.distributed.messages import Introduce
-from collbench.distributed.rank_worker import placed, positioned
+from collbench.distributed.rank_worker import with_indices, with_positions
 from collbench.distributed.ranks import RankLost, Ranks
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
@@ -119,16 +119,16 @@ def test_a_rank_is_missed_while_it_owes_nothing() -> None:
 
 def test_places_are_positions_again_in_what_a_rank_answers() -> None:
     members = (0, 2, 5)
-    assert placed(step((5, 0), (2,)), members) == step((2, 0), (1,))
-    assert placed(step((1, 0)), (0, 1)) == step((1, 0))
+    assert with_indices(step((5, 0), (2,)), members) == step((2, 0), (1,))
+    assert with_indices(step((1, 0)), (0, 1)) == step((1, 0))
     because = Failure(FailureKind.ERROR, Cause.REPORTED, (1,))
     failure = Failure(FailureKind.CRASH, Cause.DIED, (2,), groups=((2, 0),), because=because)
-    found = positioned(StepFailed("x", failure=failure), members)
+    found = with_positions(StepFailed("x", failure=failure), members)
     assert isinstance(found, StepFailed)
     assert found.failure.because is not None
     assert (found.failure.devices, found.failure.groups, found.failure.because.devices) == ((5,), ((5, 0),), (2,))
     wrong = WrongData(Work(ALLREDUCE), 8, (2, 1))
-    corrupt = positioned(DataCorruption("y", wrong), members)
+    corrupt = with_positions(DataCorruption("y", wrong), members)
     assert isinstance(corrupt, DataCorruption)
     assert corrupt.wrong is not None
     assert corrupt.wrong.members == (5, 2)

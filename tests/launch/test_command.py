@@ -33,7 +33,7 @@ def command(
 ) -> list[str]:
     devices = CORES if backend == "host" else GPUS
     arguments = split(["--auto-select", "2", *shlex.split(line)])
-    return torchrun.command(arguments, devices, inherited or {}, backend=backend, inside=inside)
+    return torchrun.start_command(arguments, devices, inherited or {}, backend=backend, inside=inside)
 
 
 CUDA_COMMANDS = {
@@ -101,7 +101,9 @@ def test_contradictions_get_one_clear_line(line: str, backend: str, message: str
 
 
 def test_ranks_are_bound_to_their_numa_nodes_on_request_in_words_that_torch_knows() -> None:
-    words = torchrun.command(split(["--devices", "3,0", "a.py"]), GPUS, {}, backend="cuda", inside=INSIDE, bind=True)
+    words = torchrun.start_command(
+        split(["--devices", "3,0", "a.py"]), GPUS, {}, backend="cuda", inside=INSIDE, bind=True
+    )
     assert words == [*AGENT, "--standalone", "--nproc-per-node", "2", "--numa-binding", "node", "--", "a.py"]
     run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
     assert run.get_args_parser().parse_args(words[len(AGENT) :]).numa_binding == "node"

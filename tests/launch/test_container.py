@@ -20,7 +20,7 @@ CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))
 def wrapped(line: str, environment: dict[str, str], *, backend: str = "cuda") -> list[str]:
     arguments = split(["--auto-select", "2", "--container", "a.sif", *line.split()])
     devices = CORES if backend == "host" else GPUS
-    words = torchrun.command(arguments, devices, environment, backend=backend, inside=torchrun.image())
+    words = torchrun.start_command(arguments, devices, environment, backend=backend, inside=torchrun.inside_image())
     return torchrun.in_container(arguments, words, environment, "/opt/apptainer")
 
 

@@ -26,7 +26,7 @@ backend, devices, arguments = sys.argv[1], [Device(i, u, "") for i, u in json.lo
 torchrun.check_script(arguments)
 torchrun.find_torch()
 changes = for_devices(devices, os.environ, backend=backend)
-words = torchrun.command(arguments, devices, os.environ, backend=backend, inside=torchrun.here())
+words = torchrun.start_command(arguments, devices, os.environ, backend=backend, inside=torchrun.here())
 print("before exec")  # lost unless execute flushes: exec drops what Python still buffers
 torchrun.execute(torchrun.with_agent(words, torchrun.here()), {**os.environ, **changes})
 """

@@ -168,7 +168,7 @@ def test_k_wins_over_a_pods_number_of_processes(
     title: str, line: str, environment: dict[str, str], expected: str
 ) -> None:
     arguments = split(["--auto-select", "2", *line.split(), "a.py"])
-    assert rendezvous.gives_way(arguments, environment, 2) == expected, title
+    assert rendezvous.override_note(arguments, environment, 2) == expected, title
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_torch_reads_from_words_and_environment_what_was_meant(
     devices = (Device(0, "GPU-a", ""), Device(1, "GPU-b", ""))
     arguments = split(shlex.split("--auto-select 2 a.py"))
     inside = torchrun.Inside("py", (), str(Path()))
-    words = torchrun.command(arguments, devices, environment, backend="cuda", inside=inside)
+    words = torchrun.start_command(arguments, devices, environment, backend="cuda", inside=inside)
     got = run.get_args_parser().parse_args(words[3:])
     assert (got.nnodes, got.rdzv_backend, got.rdzv_endpoint, got.rdzv_id, got.rdzv_conf, got.nproc_per_node) == expected
     assert (got.master_addr or "") == environment.get("PET_MASTER_ADDR", "127.0.0.1")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.launch.ablation import Reader, compile_pattern, last_words, step_seconds, train_runtime
+from collbench.launch.ablation import Reader, compile_pattern, last_lines, step_seconds, train_runtime
 from collbench.model.errors import UsageError
 
 
@@ -137,7 +137,7 @@ def test_of_a_long_report_the_traceback_comes_first() -> None:
     lines = [f"noise {number}" for number in range(100)]
     lines += ["[rank0]: Traceback (most recent call last):", "[rank0]: ValueError: no data"]
     lines += [f"torchrun {number}" for number in range(80)]
-    reported = last_words(lines)
+    reported = last_lines(lines)
     assert reported[:2] == lines[100:102]
     assert len(reported) == 60
-    assert last_words(lines[:100]) == lines[70:100]
+    assert last_lines(lines[:100]) == lines[70:100]

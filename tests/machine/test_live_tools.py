@@ -3,7 +3,7 @@ from pathlib import Path as File
 
 import pytest
 
-from collbench.machine.nvidia_smi import LiveTools, parse_p2p, parse_topology, with_words
+from collbench.machine.nvidia_smi import LiveTools, parse_p2p, parse_topology, with_reported
 from tests.builders import gpus, paths
 
 DATA = File(__file__).parents[1] / "data" / "h200x4"
@@ -60,11 +60,11 @@ def test_words_go_by_nvidia_smis_index_and_keep_both_directions() -> None:
     topology = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tPIX\tSYS\nGPU1\tPIX\tX\tSYS\nGPU2\tSYS\tSYS\tX\n")
     peers = parse_p2p("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tOK\tOK\nGPU1\tOK\tX\tGNS\nGPU2\tOK\tOK\tX\n")
     chosen = (gpus(3)[2], gpus(3)[1])
-    (path,) = with_words(chosen, paths(2), topology, peers)
+    (path,) = with_reported(chosen, paths(2), topology, peers)
     assert (path.tool_label, path.tool_peer_access) == ("SYS", ("OK", "GNS"))
 
 
 def test_a_gpu_that_the_text_lacks_stays_unknown() -> None:
     topology = parse_topology("\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n")
-    reported = with_words(gpus(3), paths(3), topology, None)
+    reported = with_reported(gpus(3), paths(3), topology, None)
     assert [path.tool_label for path in reported] == ["PIX", None, None]

@@ -83,7 +83,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
         _check_job(job)
         if size is not None:
             raise UsageError("job is replayed in its own sizes, and size is for all-reduces: use only one")
-    asked = SelectRequest(
+    request = SelectRequest(
         count=values.whole("k", k, least=1),
         backend="cuda",
         run=None if run is None else os.fspath(values.path(run)),
@@ -94,7 +94,7 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
         fresh=values.flag("fresh", fresh),
         job=job,
     )
-    selection = select_devices(asked).check()
+    selection = select_devices(request).check()
     os.environ.update(selection.environment)
     return selection
 
@@ -150,40 +150,42 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     if latency is not None and command not in COLLECTIVES:
         raise UsageError(f"{command} has no single launches: leave out latency, or measure a collective")
     config = checked_config(nccl_config or {})
-    values.word("registration", registration, (*Registration, requests.EVERY_REGISTRATION))
+    values.text("registration", registration, (*Registration, requests.EVERY_REGISTRATION))
     if command not in ("pairs", *COLLECTIVES) and (registration != "none" or config):
         raise UsageError(f"{command} does not use registration or nccl_config: leave them out")
-    uneven = parse_skew(values.word("skew", skew))
-    if uneven is not None and command != Operation.ALLTOALLV:
+    parsed_skew = parse_skew(values.text("skew", skew))
+    if parsed_skew is not None and command != Operation.ALLTOALLV:
         raise UsageError(f"{command} sends blocks of one size: leave out skew, or measure alltoallv")
-    chosen = None if devices is None else values.listed("devices", devices)
-    which = None if sizes is None else values.listed("sizes", sizes)
-    asked = requests.MeasureOptions(
-        devices=chosen,
-        sizes=None if which is None else parse_sizes(which),
-        backend=values.word("backend", backend, ("auto", *BACKENDS)),
-        fabric=None if fabric is None else values.word("fabric", fabric),
-        dtype=parse_dtype(values.word("dtype", dtype)),
-        redop=values.word("redop", redop, REDOPS),
+    device_list = None if devices is None else values.listed("devices", devices)
+    size_list = None if sizes is None else values.listed("sizes", sizes)
+    options = requests.MeasureOptions(
+        devices=device_list,
+        sizes=None if size_list is None else parse_sizes(size_list),
+        backend=values.text("backend", backend, ("auto", *BACKENDS)),
+        fabric=None if fabric is None else values.text("fabric", fabric),
+        dtype=parse_dtype(values.text("dtype", dtype)),
+        redop=values.text("redop", redop, REDOPS),
         precision=None if precision is None else values.number("precision", precision, below=1),
         budget=None if budget is None else values.number("budget", budget),
         quick=values.flag("quick", quick),
         nccl=None if nccl is None else os.fspath(values.path(nccl)),
         seed=None if seed is None else values.whole("seed", seed),
     )
-    given = {"--devices": chosen, "--sizes": which, "--fabric": fabric}
-    given |= {"--precision": None if precision is None else f"{precision:f}"}
-    given |= {"--budget": None if budget is None else f"{budget:f}s"}
-    words = [command, "--backend", backend]  # as one would type it: for people
-    words += [] if command in _WITHOUT_DTYPE else ["--dtype", dtype, "--op", redop]
-    words += [word for option, value in given.items() if value is not None for word in (option, value)]
-    words += ["--quick"] if quick else []
-    words += [] if latency is None else ["--latency", str(values.whole("latency", latency, least=1))]
-    words += [] if registration == "none" else ["--registration", registration]
-    words += [] if skew == "uniform" else ["--skew", skew]
-    words += ["--nccl-config", ",".join(f"{name}={value}" for name, value in config.items())] if config else []
-    request = requests.COMMANDS[command](requests.request_of(command, asked, words))
-    works = requests.skewed(requests.registered(request.collectives, registration), uneven)
+    option_values = {"--devices": device_list, "--sizes": size_list, "--fabric": fabric}
+    option_values |= {"--precision": None if precision is None else f"{precision:f}"}
+    option_values |= {"--budget": None if budget is None else f"{budget:f}s"}
+    command_line = [command, "--backend", backend]  # as one would type it: for people
+    command_line += [] if command in _WITHOUT_DTYPE else ["--dtype", dtype, "--op", redop]
+    command_line += [
+        argument for option, value in option_values.items() if value is not None for argument in (option, value)
+    ]
+    command_line += ["--quick"] if quick else []
+    command_line += [] if latency is None else ["--latency", str(values.whole("latency", latency, least=1))]
+    command_line += [] if registration == "none" else ["--registration", registration]
+    command_line += [] if skew == "uniform" else ["--skew", skew]
+    command_line += ["--nccl-config", ",".join(f"{name}={value}" for name, value in config.items())] if config else []
+    request = requests.COMMANDS[command](requests.request_of(command, options, command_line))
+    works = requests.skewed(requests.registered(request.collectives, registration), parsed_skew)
     request = replace(request, collectives=works, nccl_config=config, latency=latency or 0)
     path = None if output is None else values.path(output)
     if path is None and values.flag("save", save):
@@ -332,34 +334,34 @@ def predict(  # noqa: PLR0913 - keywords, each an option of the command line
     from collbench.api import predicting, values
     from collbench.model.operations import Registration
 
-    given = values.several(runs)
-    for run in given:
+    all_runs = values.several(runs)
+    for run in all_runs:
         _check_run(run, "predict")
-    if not given:
+    if not all_runs:
         raise UsageError("no run to predict from: collbench.load returns one")
-    asked = predicting.PredictRequest(
-        model=None if model is None else values.word("model", model),
+    request = predicting.PredictRequest(
+        model=None if model is None else values.text("model", model),
         params=None if params is None else str(params),
         layers=None if layers is None else values.whole("layers", layers, least=1),
         strategies=values.listed("strategy", strategy),
-        dtype=values.word("dtype", dtype, predicting.BYTES),
-        grad_dtype=None if grad_dtype is None else values.word("grad_dtype", grad_dtype, predicting.BYTES),
+        dtype=values.text("dtype", dtype, predicting.BYTES),
+        grad_dtype=None if grad_dtype is None else values.text("grad_dtype", grad_dtype, predicting.BYTES),
         micro_batches=values.whole("micro_batches", micro_batches, least=1),
         gpus=None if gpus is None else tuple(values.whole("gpus", count, least=2) for count in values.several(gpus)),
         step_seconds=None if step_time is None else values.number("step_time", step_time),
-        on_best=values.word("timed_on", timed_on, ("alone", "best")) == "best",
+        on_best=values.text("timed_on", timed_on, ("alone", "best")) == "best",
         gpu_seconds=None if gpu_time is None else values.number("gpu_time", gpu_time),
         host_phases=None if host_phases is None else ",".join(map(str, values.several(host_phases))),
         head_share=None if head_share is None else values.number("head_share", head_share, below=1),
         shards=None if shard is None else values.whole("shard", shard, least=2),
         bucket_bytes=values.size(bucket),
-        registration=Registration(values.word("registration", registration, [kind.value for kind in Registration])),
+        registration=Registration(values.text("registration", registration, [kind.value for kind in Registration])),
     )
-    beside = [] if overlap is None else values.several(overlap)
-    for run in beside:
+    overlap_runs = [] if overlap is None else values.several(overlap)
+    for run in overlap_runs:
         _check_run(run, "predict")
-    runs_given = [(f"run {number}", run) for number, run in enumerate(given, 1)]
-    return predicting.predict(runs_given, asked, [(f"overlap {n}", run) for n, run in enumerate(beside, 1)])[1]
+    runs_given = [(f"run {number}", run) for number, run in enumerate(all_runs, 1)]
+    return predicting.predict(runs_given, request, [(f"overlap {n}", run) for n, run in enumerate(overlap_runs, 1)])[1]
 
 
 def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
@@ -393,7 +395,7 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     from collbench.model.capabilities import BACKENDS, is_simulated
     from collbench.runfile import saved_runs
 
-    asked = surveying.NodesRequest(
+    nodes_request = surveying.NodesRequest(
         count=None if select is None else values.whole("select", select, least=1),
         gpus=None if gpus is None else values.whole("gpus", gpus, least=1),
         size_bytes=values.size(size),
@@ -402,15 +404,15 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
         rails=values.flag("rails", rails),
         switches=None if switches is None else os.fspath(values.path(switches)),
     )
-    chosen = None if seed is None else values.whole("seed", seed)
+    given_seed = None if seed is None else values.whole("seed", seed)
     cluster = None if fabric_cluster is None else os.fspath(values.path(fabric_cluster))
     saved = None if resume is None else values.path(resume)
     if saved is not None and ((size, budget, one_way) != ("512M", 75.0, False) or (seed, output) != (None, None)):
         raise UsageError("resume takes size, budget, one_way, seed and file from the run: leave them out")
-    if is_simulated(values.word("backend", backend, ("auto", *BACKENDS))):
+    if is_simulated(values.text("backend", backend, ("auto", *BACKENDS))):
         if saved is not None:
             raise UsageError("a simulation measures nothing, so there is nothing to resume")
-        return surveying.survey_simulated(asked, cluster, chosen)
+        return surveying.survey_simulated(nodes_request, cluster, given_seed)
     if cluster is not None:
         raise UsageError(f"fabric_cluster={cluster!r} is simulated: add backend='sim'")
     launch = find_launch(os.environ)
@@ -422,9 +424,11 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     library = None if nccl is None else os.fspath(values.path(nccl))
     if launch.rank > 0 and saved is not None and not saved.exists():
         saved = None  # it is on rank 0's host
-    shared = request_of("nodes", MeasureOptions(backend=backend, nccl=library, seed=chosen, resume=saved), ("nodes",))
-    asked = asked if saved is None else surveying.resumed(asked, shared)
-    request = surveying.request_for(asked, shared)
+    shared = request_of(
+        "nodes", MeasureOptions(backend=backend, nccl=library, seed=given_seed, resume=saved), ("nodes",)
+    )
+    nodes_request = nodes_request if saved is None else surveying.resumed(nodes_request, shared)
+    request = surveying.request_for(nodes_request, shared)
     if launch.rank > 0:
         serve(request, launch, SILENT)
         return None
@@ -432,7 +436,7 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
         path = saved_runs.new_run("nodes", request.backend, SILENT.say) if output is None else values.path(output)
     else:
         path = saved
-    survey = surveying.survey_launch(asked, request, path, launch)
+    survey = surveying.survey_launch(nodes_request, request, path, launch)
     if survey.failure is not None:
         raise survey.failure
     return survey
@@ -465,26 +469,41 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
     from collbench.runfile import run_file, saved_runs
 
     _check_alone("overlap")
-    chosen = None if devices is None else values.listed("devices", devices)
-    which = None if sizes is None else values.listed("sizes", sizes)
-    beside = None if compute is None else values.listed("compute", compute)
-    blocks = None if ctas is None else values.listed("ctas", ctas)
-    asked = overlapping.OverlapOptions(
-        operation=overlapping.parse_operation(values.word("operation", operation)),
-        sizes=None if which is None else parse_sizes(which),
-        computes=None if beside is None else overlapping.parse_computes(beside),
-        priorities=overlapping.PRIORITIES[values.word("priority", priority, overlapping.PRIORITIES)],
-        ctas=None if blocks is None else overlapping.parse_ctas(blocks),
+    device_list = None if devices is None else values.listed("devices", devices)
+    size_list = None if sizes is None else values.listed("sizes", sizes)
+    compute_list = None if compute is None else values.listed("compute", compute)
+    cta_list = None if ctas is None else values.listed("ctas", ctas)
+    options = overlapping.OverlapOptions(
+        operation=overlapping.parse_operation(values.text("operation", operation)),
+        sizes=None if size_list is None else parse_sizes(size_list),
+        computes=None if compute_list is None else overlapping.parse_computes(compute_list),
+        priorities=overlapping.PRIORITIES[values.text("priority", priority, overlapping.PRIORITIES)],
+        ctas=None if cta_list is None else overlapping.parse_ctas(cta_list),
         trials=None if trials is None else values.whole("trials", trials, least=1),
-        devices=chosen,
-        backend=values.word("backend", backend, ("auto", *BACKENDS)),
-        fabric=None if fabric is None else values.word("fabric", fabric),
+        devices=device_list,
+        backend=values.text("backend", backend, ("auto", *BACKENDS)),
+        fabric=None if fabric is None else values.text("fabric", fabric),
         seed=None if seed is None else values.whole("seed", seed),
     )
-    given = {"--devices": chosen, "--sizes": which, "--compute": beside, "--ctas": blocks, "--fabric": fabric}
-    words = ["overlap", operation, "--priority", priority, "--backend", backend]  # as one would type it: for people
-    words += [word for option, value in given.items() if value is not None for word in (option, value)]
-    request = overlapping.request_of(asked, words)
+    option_values = {
+        "--devices": device_list,
+        "--sizes": size_list,
+        "--compute": compute_list,
+        "--ctas": cta_list,
+        "--fabric": fabric,
+    }
+    command_line = [
+        "overlap",
+        operation,
+        "--priority",
+        priority,
+        "--backend",
+        backend,
+    ]  # as one would type it: for people
+    command_line += [
+        argument for option, value in option_values.items() if value is not None for argument in (option, value)
+    ]
+    request = overlapping.request_of(options, command_line)
     path = None if output is None else values.path(output)
     if path is None and values.flag("save", save):
         path = saved_runs.new_run("overlap", request.backend, SILENT.say)
@@ -519,7 +538,7 @@ def import_job(
     if isinstance(traces, str | bytes | os.PathLike):
         raise UsageError("traces are a list of files, one for each rank")
     files = [values.path(trace) for trace in traces]
-    source = None if kind is None else Source(values.word("kind", kind, IMPORTED))
+    source = None if kind is None else Source(values.text("kind", kind, IMPORTED))
     return importing.import_job(files, values.path(output), kind=source, force=values.flag("force", force))
 
 
@@ -551,22 +570,24 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
 
     _check_alone("replay")
     _check_job(job)
-    chosen = None if devices is None else values.listed("devices", devices)
-    asked = replaying.ReplayOptions(
+    device_list = None if devices is None else values.listed("devices", devices)
+    options = replaying.ReplayOptions(
         phase=None if phase is None else values.whole("phase", phase, least=1),
-        pauses=Pauses(values.word("compute", compute, tuple(Pauses))),
-        without=() if without is None else (values.word("without", without, replaying.WITHOUT),),
-        registration=Registration(values.word("registration", registration, tuple(Registration))),
+        pauses=Pauses(values.text("compute", compute, tuple(Pauses))),
+        without=() if without is None else (values.text("without", without, replaying.WITHOUT),),
+        registration=Registration(values.text("registration", registration, tuple(Registration))),
         trials=None if trials is None else values.whole("trials", trials, least=1),
-        devices=chosen,
-        backend=values.word("backend", backend, ("auto", *BACKENDS)),
-        fabric=None if fabric is None else values.word("fabric", fabric),
+        devices=device_list,
+        backend=values.text("backend", backend, ("auto", *BACKENDS)),
+        fabric=None if fabric is None else values.text("fabric", fabric),
         seed=None if seed is None else values.whole("seed", seed),
     )
-    given = {"--devices": chosen, "--without": without, "--fabric": fabric}
-    words = ["replay", "--compute", compute, "--registration", registration, "--backend", backend]
-    words += [word for option, value in given.items() if value is not None for word in (option, value)]
-    request = replaying.request_of(job, "job", asked, words)
+    option_values = {"--devices": device_list, "--without": without, "--fabric": fabric}
+    command_line = ["replay", "--compute", compute, "--registration", registration, "--backend", backend]
+    command_line += [
+        argument for option, value in option_values.items() if value is not None for argument in (option, value)
+    ]
+    request = replaying.request_of(job, "job", options, command_line)
     path = None if output is None else values.path(output)
     if path is None and values.flag("save", save):
         path = saved_runs.new_run("replay", request.backend, SILENT.say)
@@ -588,7 +609,7 @@ def topo(
 
     return looking.topology(
         None if file is None else os.fspath(values.path(file)),
-        values.word("backend", backend, ("auto", *BACKENDS)),
+        values.text("backend", backend, ("auto", *BACKENDS)),
         None if fabric is None else os.fspath(values.path(fabric)),
     )
 
@@ -600,7 +621,7 @@ def doctor(backend: str = "cuda", *, nccl: str | os.PathLike[str] | None = None)
 
     here = [name for name, row in BACKENDS.items() if not row.simulated]
     library = None if nccl is None else os.fspath(values.path(nccl))
-    return looking.doctor(values.word("backend", backend, here), library)
+    return looking.doctor(values.text("backend", backend, here), library)
 
 
 def train_command(words: Iterable[str]) -> Launch:
@@ -612,33 +633,33 @@ def train_command(words: Iterable[str]) -> Launch:
     from collbench.api.training import prepare
     from collbench.launch.arguments import split
 
-    given = values.several(words)
-    if isinstance(words, str) or not given or not all(isinstance(word, str) for word in given):
+    argument_list = values.several(words)
+    if isinstance(words, str) or not argument_list or not all(isinstance(word, str) for word in argument_list):
         raise UsageError(f"{words!r} is not a list of words: write ['--auto-select', '2', 'train.py']")
     _check_alone("train_command")
-    arguments = split(given)
+    arguments = split(argument_list)
     if arguments.help:
         raise UsageError("--help works only on the command line: 'collbench train --help'")
     return prepare(arguments)
 
 
-def _check_run(given: object, what: str, call: str = "") -> None:
+def _check_run(value: object, what: str, call: str = "") -> None:
     """Raise UsageError if `run` is not a run, most often a file name. `call` is the name of the function."""
     from collbench.model.run import Run
 
-    if not isinstance(given, Run):
+    if not isinstance(value, Run):
         advice = "collbench.load returns one"
-        if isinstance(given, str | os.PathLike):
-            advice = f"write collbench.{call or what}(collbench.load({os.fspath(given)!r}))"
-        raise UsageError(f"cannot {what} a {type(given).__name__}: it is not a run; {advice}")
+        if isinstance(value, str | os.PathLike):
+            advice = f"write collbench.{call or what}(collbench.load({os.fspath(value)!r}))"
+        raise UsageError(f"cannot {what} a {type(value).__name__}: it is not a run; {advice}")
 
 
-def _check_job(given: object) -> None:
+def _check_job(value: object) -> None:
     """Raise UsageError if `job` is not a job."""
     from collbench.model.job import Job
 
-    if not isinstance(given, Job):
-        raise UsageError(f"job is {type(given).__name__}: give what collbench.load_job returns")
+    if not isinstance(value, Job):
+        raise UsageError(f"job is {type(value).__name__}: give what collbench.load_job returns")
 
 
 def _check_alone(what: str) -> None:

@@ -43,12 +43,14 @@ def prepare(arguments: AblateArguments, reported: Reporter, notices: Notices = S
     change = ablations.parse_change(arguments.without)
     pattern = None if arguments.step_pattern is None else ablations.compile_pattern(arguments.step_pattern)
     _check(arguments, change, notices)
-    path, logs = _places(arguments)
+    path, logs = _output_paths(arguments)
     chosen = _choose(arguments, notices)
-    words = (*arguments.passed, *chosen.binding, "--", *arguments.train.program)
-    plan = experiments.Plan(words, path, logs, dict(os.environ), pattern, arguments.train.nccl, arguments.force)
+    train_arguments = (*arguments.passed, *chosen.binding, "--", *arguments.train.program)
+    plan = experiments.Plan(
+        train_arguments, path, logs, dict(os.environ), pattern, arguments.train.nccl, arguments.force
+    )
     experiment = experiments.Experiment(_begun(arguments, change, chosen), plan, reported)
-    for _train, *rest in dict.fromkeys(tuple(experiment.train_words(arm)) for arm in experiment.ablation.arms):
+    for _train, *rest in dict.fromkeys(tuple(experiment.train_arguments(arm)) for arm in experiment.ablation.arms):
         training.prepare(split(rest))  # refuse now what `collbench train` would refuse later
     return experiment
 
@@ -95,7 +97,7 @@ def _check(arguments: AblateArguments, change: Change, notices: Notices) -> None
     torchrun.check_script(arguments.train)
     if arguments.train.auto_select == 1:
         raise _alone("--auto-select 1")
-    if "nvlink" in change.words:
+    if "nvlink" in change.switches:
         notices.say(ablations.NVLINK_NOTE)
 
 
@@ -103,7 +105,7 @@ def _alone(what: str) -> UsageError:
     return UsageError(f"{what} is one device, and one device has no links to compare: name two or more")
 
 
-def _places(arguments: AblateArguments) -> tuple[Path, Path]:
+def _output_paths(arguments: AblateArguments) -> tuple[Path, Path]:
     """Return the ablation's file, and a new folder's path for the children's output."""
     folder, name = saved_runs.state_folder(saved_runs.ABLATIONS), saved_runs.new_name()
     path = folder / f"{name}.json" if arguments.output is None else Path(arguments.output)
@@ -152,7 +154,7 @@ def _choose(arguments: AblateArguments, notices: Notices) -> _Chosen:
         notices.say(chosen.note)
     of, among = present.backend, present.among
     notices.say(
-        torchrun.choice(chosen.devices, chosen.why, chosen.source, backend=of, among=among, binding=binding.words)
+        torchrun.choice(chosen.devices, chosen.why, chosen.source, backend=of, among=among, binding=binding.text)
     )
     return _Chosen(of, chosen.devices, others, ("--numa-binding", "node") if binding.bind else ())
 
@@ -197,7 +199,7 @@ def _begun(arguments: AblateArguments, change: Change, chosen: _Chosen) -> Ablat
 
 
 def request_of(
-    arguments: AblateArguments, job: Job, name: str, words: Sequence[str], notices: Notices = SILENT
+    arguments: AblateArguments, job: Job, name: str, command: Sequence[str], notices: Notices = SILENT
 ) -> ReplayRequest:
     """Return the replay in two arms of a job, called `name`. Raises UsageError for what cannot be compared."""
     change = ablations.parse_change(arguments.without)
@@ -206,9 +208,9 @@ def request_of(
             f"--without {change.given[0]} needs a script: a recorded job is replayed without "
             f"{', '.join(ablations.SWITCHES)}"
         )
-    asked = ReplayOptions(
+    options = ReplayOptions(
         pauses=Pauses(arguments.compute),
-        without=change.words,
+        without=change.switches,
         trials=arguments.repeats,
         devices=arguments.train.devices,
         backend=arguments.train.backend,
@@ -216,14 +218,15 @@ def request_of(
         force=arguments.force,
         seed=arguments.seed,
     )
-    backend, _ = factory.resolve(asked.backend)
-    if change.words and not capabilities(backend).nvml:
+    backend, _ = factory.resolve(options.backend)
+    if change.switches and not capabilities(backend).nvml:
         raise UsageError(
-            f"the {backend} backend has no {', '.join(change.words)} to deny NCCL: compare devices with --against LIST"
+            f"the {backend} backend has no {', '.join(change.switches)} to deny NCCL: "
+            "compare devices with --against LIST"
         )
-    if "nvlink" in change.words:
+    if "nvlink" in change.switches:
         notices.say(ablations.NVLINK_NOTE)
-    request = replaying.request_of(job, name, asked, words, notices)
+    request = replaying.request_of(job, name, options, command, notices)
     return request if arguments.against is None else _against(request, arguments, arguments.against)
 
 
@@ -244,11 +247,11 @@ def _present(request: ReplayRequest) -> tuple[Device, ...]:
     return factory.present_devices(request.backend)
 
 
-def _named(present: Sequence[Device], words: str | None, option: str, ranks: int) -> Sequence[Device]:
+def _named(present: Sequence[Device], device_list: str | None, option: str, ranks: int) -> Sequence[Device]:
     """Return a device for each rank: those that an option names, or the first ones. Raises UsageError."""
-    chosen = present[:ranks] if words is None else visible_devices.select(present, words)
+    chosen = present[:ranks] if device_list is None else visible_devices.select(present, device_list)
     if len(chosen) != ranks:
-        named = f"{option} names" if words is not None else "there are"
+        named = f"{option} names" if device_list is not None else "there are"
         raise UsageError(
             f"{named} {amount(len(chosen), 'device')}, and the step that is replayed has {amount(ranks, 'rank')}"
         )

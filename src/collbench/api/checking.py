@@ -11,7 +11,7 @@ from collbench.api.notices import Notices
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.machine import nvidia_smi
-from collbench.machine.nvidia_smi import with_words
+from collbench.machine.nvidia_smi import with_reported
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, MachineError, UsageError
 from collbench.model.operations import Operation, Variant, Work
@@ -106,7 +106,7 @@ def confirm(request: Request, run: Run, say: Callable[[str], None]) -> bool:
     pairs = list(dict.fromkeys(pair for verdict in judge(run) for pair in _suspicious(run, verdict)))[:_MOST_PAIRS]
     added = False
     for pair in pairs:
-        tags = "-".join(run.devices[member].tag for member in pair)
+        tags = "-".join(run.devices[position].tag for position in pair)
         say(f"measuring {tags} once more, isolated")
         try:
             _add(run, _alone(request, run, pair), pair)
@@ -136,23 +136,23 @@ def _neighbour(run: Run, device: int, label: str) -> int | None:
     """Return a device on a path of this label."""
     for path in run.paths:
         if device in path.devices and path.label == label:
-            return next(member for member in path.devices if member != device)
+            return next(other for other in path.devices if other != device)
     return None
 
 
 def _alone(request: Request, run: Run, pair: Pair) -> Run:
     from collbench.bench.session import Session  # late: numpy
 
-    asked = replace(
+    pair_request = replace(
         request,
-        devices=",".join(str(run.devices[member].index) for member in pair),
+        devices=",".join(str(run.devices[position].index) for position in pair),
         copies=(Variant.PLAIN,),
         budget_seconds=_BUDGET_S,
         seed=request.seed + 1,  # a simulated machine would draw the same noise again
         resume=False,
         force=False,
     )
-    with Session(asked, None, lambda _text: None) as session:
+    with Session(pair_request, None, lambda _text: None) as session:
         session.measure(lambda _done, _total: None)
     return session.run
 
@@ -161,7 +161,7 @@ def _add(run: Run, alone: Run, pair: Pair) -> None:
     """Add the samples of a run of this isolated pair to the data points of the whole run."""
     points = {measurement.point: measurement for measurement in run.measurements}
     for measurement in alone.measurements:
-        members = tuple(pair[member] for member in measurement.point.members)
+        members = tuple(pair[position] for position in measurement.point.members)
         for point in (replace(measurement.point, members=members), replace(measurement.point, members=members[::-1])):
             if point in points and (point.members == members or point.operation.is_collective):
                 points[point].samples += measurement.samples
@@ -197,7 +197,7 @@ class ToolTexts:
                     f"the text of nvidia-smi has {', '.join(text.gpus)}, and the run {', '.join(absent)} as well: "
                     "save the text on the run's machine"
                 )
-        reported = with_words(run.devices, run.paths, self.topology, self.peers)
+        reported = with_reported(run.devices, run.paths, self.topology, self.peers)
         paths = tuple(
             replace(
                 old,

@@ -107,10 +107,10 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
     """
     if capabilities(wanted.backend).simulated:
         return measured_now(wanted, "", notices)
-    place, now = here(wanted, present), datetime.now(UTC)
+    machine, now = here(wanted, present), datetime.now(UTC)
     if wanted.run is not None:
         run = run_file.load(Path(wanted.run))
-        refusal = freshness.refusal(run, place, now, wanted.max_age)
+        refusal = freshness.refusal(run, machine, now, wanted.max_age)
         if refusal:
             raise RunFileError(f"{wanted.run} cannot choose devices here: {unfit(refusal)}; {wanted.advice}")
         return Evidence(part(run, present), _saved(run, wanted.run))
@@ -122,7 +122,7 @@ def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evide
             run = run_file.load(path)
         except RunFileError:
             continue  # another user's file, or an older format: a probe takes only seconds
-        refusal = freshness.refusal(run, place, now, wanted.max_age) or _unfit(run)
+        refusal = freshness.refusal(run, machine, now, wanted.max_age) or _unfit(run)
         if refusal is None:
             return Evidence(part(run, present), _saved(run, str(path)))
         refused = refused or f"{unfit(refusal, 'the newest', its)}: "
@@ -273,7 +273,7 @@ def _probe_request(wanted: Wanted) -> Request:
     on_cores = capabilities(wanted.backend).cores
     sizes = _HOST_PROBE if on_cores else _PROBE
     operations, limit = ("copy,allreduce", ()) if on_cores else ("allreduce", ("--budget", f"{_PROBE_SECONDS:.0f}s"))
-    words = ("--operations", operations, "--sizes", sizes, *limit)
+    options = ("--operations", operations, "--sizes", sizes, *limit)
     return Request(
         backend=wanted.backend,
         devices=",".join(device.uuid for device in wanted.only) or None,
@@ -283,7 +283,7 @@ def _probe_request(wanted: Wanted) -> Request:
         pairs=True,
         nccl=named_nccl(wanted.nccl),
         seed=new_seed(),
-        command=("pairs", *words, "--backend", wanted.backend),
+        command=("pairs", *options, "--backend", wanted.backend),
         budget_seconds=None if on_cores else _PROBE_SECONDS,
         fabric=wanted.fabric,
     )
@@ -319,7 +319,7 @@ def _unfit(run: Run) -> Unfit | None:
         for measurement in run.measured()
     ):
         return NoPairs()
-    busy = [left for left in left_out(run) if any(one.kind in BUSY for one in left.why)]
+    busy = [exclusion for exclusion in left_out(run) if any(one.kind in BUSY for one in exclusion.why)]
     if not busy:
         return None
     return DeviceBusy(run.devices[busy[0].member], busy[0])

@@ -34,17 +34,17 @@ def request_for(
     backend: str,
     fabric: str | None,
     notices: Notices,
-    words: Sequence[str] = ("select",),
+    command: Sequence[str] = ("select",),
 ) -> ReplayRequest:
     """Return a request to replay a job, called `name`, on some `count` devices that are not chosen yet.
 
-    `words` are the command's, before the count.
+    `command` are the command's, before the count.
     Raises UsageError for a job that has no meaning on so many, or cannot be replayed on this backend.
     """
     if count < 2:
         raise UsageError("--for replays what a job sends between devices, and one device sends nothing: leave it out")
-    asked = ReplayOptions(ranks=count, backend=backend, fabric=fabric)
-    return replaying.request_of(job, name, asked, (*words, str(count), "--for", name), notices)
+    options = ReplayOptions(ranks=count, backend=backend, fabric=fabric)
+    return replaying.request_of(job, name, options, (*command, str(count), "--for", name), notices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,11 @@ def settle(choice: Choice, links: Run, request: ReplayRequest, notices: Notices)
     if contest is None:
         raise NotTrusted(f"{request.job} failed on every finalist: no set was chosen")
     shown = _shown(request, choice, contest, run, links)
-    for lost in shown.sets:
-        if lost.failure:
-            notices.say(f"{request.job} failed on {', '.join(lost.devices)}: {lost.failure}; choosing among the others")
+    for finalist in shown.sets:
+        if finalist.failure:
+            notices.say(
+                f"{request.job} failed on {', '.join(finalist.devices)}: {finalist.failure}; choosing among the others"
+            )
     path = done.path if done.failure is None else None
     return Settled(job_choice.settle(choice, contest, request.job, links), shown, path)
 
@@ -90,8 +92,10 @@ def _replayed(
         # Beside the folder of runs that choices go by: it holds no link.
         path = saved_runs.new_run("select", request.backend, notices.say, saved_runs.FINALISTS)
     notices.say(f"replaying {request.job} on {amount(len(sets), 'set')}, in turn")
-    wanted = replaying.on_sets(request, [[links.devices[member] for member in some] for some in sets], independent=True)
-    used = list(dict.fromkeys(member for some in sets for member in some))
+    wanted = replaying.on_sets(
+        request, [[links.devices[position] for position in members] for members in sets], independent=True
+    )
+    used = list(dict.fromkeys(position for members in sets for position in members))
     try:
         return Replaying(wanted, path, notices).finish(), used
     except KeyboardInterrupt as error:
@@ -104,7 +108,7 @@ def _replayed(
         ) from error
 
 
-def _shown(request: ReplayRequest, choice: Choice, job_contest: JobContest, run: Run, links: Run) -> ForJob:
+def _shown(request: ReplayRequest, choice: Choice, contest: JobContest, run: Run, links: Run) -> ForJob:
     """Return what the replays showed, with devices by name."""
     from collbench.analysis.select import ForJob, JobSet
     from collbench.output import sentences
@@ -112,28 +116,28 @@ def _shown(request: ReplayRequest, choice: Choice, job_contest: JobContest, run:
     default = next((some.members for some in choice.finalists if some.default), ())
 
     def tags(members: Sequence[int]) -> tuple[str, ...]:
-        return tuple(links.devices[member].tag for member in members)
+        return tuple(links.devices[position].tag for position in members)
 
     sets = tuple(
         JobSet(
-            tags(one.members),
-            one.standing.value,
-            _three(one.seconds),
-            _three(one.ratio),
-            "" if one.failure is None else sentences.failure(one.failure, run.devices),
-            one.members == default,
+            tags(finalist.members),
+            finalist.standing.value,
+            _three(finalist.seconds),
+            _three(finalist.ratio),
+            "" if finalist.failure is None else sentences.failure(finalist.failure, run.devices),
+            finalist.members == default,
         )
-        for one in job_contest.finalists
+        for finalist in contest.finalists
     )
     return ForJob(
         request.job,
         len(choice.members),
-        job_contest.trials,
+        contest.trials,
         math.comb(len(links.devices) - len(choice.left_out), len(choice.members)),
         sets,
-        tags(job_contest.by_bandwidth),
-        _three(job_contest.saved(job_contest.sound[-1].members)),
-        _three(job_contest.saved(job_contest.by_bandwidth)),
+        tags(contest.by_bandwidth),
+        _three(contest.saved(contest.sound[-1].members)),
+        _three(contest.saved(contest.by_bandwidth)),
     )
 
 

@@ -63,10 +63,10 @@ def parse_computes(text: str) -> tuple[Compute, ...]:
 
 def parse_ctas(text: str) -> tuple[int, ...]:
     """Return numbers of thread blocks, each once: "1,2,4". Raises UsageError."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and 1 <= int(word[:4]) <= _MOST_CTAS for word in words):
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(number.isascii() and number.isdigit() and 1 <= int(number[:4]) <= _MOST_CTAS for number in numbers):
         raise UsageError(f"--ctas '{text}' is not a list of numbers from 1 to {_MOST_CTAS}: write 1,2,4")
-    return tuple(dict.fromkeys(map(int, words)))
+    return tuple(dict.fromkeys(map(int, numbers)))
 
 
 def parse_operation(text: str) -> Operation:
@@ -78,37 +78,37 @@ def parse_operation(text: str) -> Operation:
     return known
 
 
-def request_of(asked: OverlapOptions, words: Sequence[str], notices: Notices = SILENT) -> OverlapRequest:
-    """Return what the options ask for; the command line is `words`, for people. Raises UsageError."""
+def request_of(options: OverlapOptions, command: Sequence[str], notices: Notices = SILENT) -> OverlapRequest:
+    """Return what the options ask for; the command line is `command`, for people. Raises UsageError."""
     launch = find_launch(os.environ)
     if launch is not None:
         raise UsageError(f"overlap starts one process per GPU itself: run it without {launch.launcher}")
-    if asked.operation not in OPERATIONS:
-        raise UsageError(f"overlap cannot run {asked.operation}: choose from {', '.join(OPERATIONS)}")
-    check_fabric(asked.backend, asked.fabric)
-    name, reason = factory.resolve(asked.backend)
+    if options.operation not in OPERATIONS:
+        raise UsageError(f"overlap cannot run {options.operation}: choose from {', '.join(OPERATIONS)}")
+    check_fabric(options.backend, options.fabric)
+    name, reason = factory.resolve(options.backend)
     if reason is not None:
         notices.say(f"measuring CPU cores (host backend): {reason}")
     cores = capabilities(name).cores
-    if cores and (asked.ctas is not None or Priority.HIGH in asked.priorities):
+    if cores and (options.ctas is not None or Priority.HIGH in options.priorities):
         raise UsageError(f"the {name} backend has no streams and no channels: leave out --priority and --ctas")
     sizes, computes, trials = (
         (_CORE_SIZES, _CORE_COMPUTE, _CORE_TRIALS) if cores else (_GPU_SIZES, _GPU_COMPUTE, _GPU_TRIALS)
     )
     return OverlapRequest(
         backend=name,
-        operation=asked.operation,
-        sizes=asked.sizes or sizes,
-        computes=asked.computes or (computes,),
-        priorities=asked.priorities,
-        ctas=asked.ctas or (None,),
-        trials=asked.trials or trials,
-        seed=new_seed() if asked.seed is None else asked.seed,
-        command=tuple(words),
-        devices=asked.devices,
-        requested_sizes=asked.sizes,
-        fabric=asked.fabric,
-        force=asked.force,
+        operation=options.operation,
+        sizes=options.sizes or sizes,
+        computes=options.computes or (computes,),
+        priorities=options.priorities,
+        ctas=options.ctas or (None,),
+        trials=options.trials or trials,
+        seed=new_seed() if options.seed is None else options.seed,
+        command=tuple(command),
+        devices=options.devices,
+        requested_sizes=options.sizes,
+        fabric=options.fabric,
+        force=options.force,
     )
 
 

@@ -76,7 +76,7 @@ class PredictRequest:
             )
 
 
-def predict(runs: Named, asked: PredictRequest, overlaps: Named | None = ()) -> tuple[Run, Prediction]:
+def predict(runs: Named, request: PredictRequest, overlaps: Named | None = ()) -> tuple[Run, Prediction]:
     """Return the run whose GPUs are chosen from, and what a step costs on them; each run comes with its name.
 
     `overlaps` are runs of `collbench overlap`, None for the newest saved ones of this machine and these settings.
@@ -88,35 +88,35 @@ def predict(runs: Named, asked: PredictRequest, overlaps: Named | None = ()) -> 
     from collbench.analysis.predict.step import ALL, parse_phases, parse_strategies
     from collbench.analysis.predict.timing import gather
 
-    asked.check()
-    if asked.model is not None:
-        network = networks.find(asked.model)
+    request.check()
+    if request.model is not None:
+        network = networks.find(request.model)
     else:
-        network = networks.of_size(networks.parse_parameters(asked.params or ""), asked.layers)
-    evidence = gather(runs, asked.registration)
+        network = networks.of_size(networks.parse_parameters(request.params or ""), request.layers)
+    evidence = gather(runs, request.registration)
     if overlaps is None:  # where no step is predicted none counts
-        curves = _newest(evidence) if asked.step_seconds is not None else ()
+        curves = _newest(evidence) if request.step_seconds is not None else ()
     else:
         curves = contention.gather(evidence, overlaps)
-    strategies = parse_strategies(asked.strategies)
-    if asked.strategies.strip().lower() == ALL and asked.shards is None:
+    strategies = parse_strategies(request.strategies)
+    if request.strategies.strip().lower() == ALL and request.shards is None:
         strategies = tuple(name for name in strategies if name != "hsdp")  # it cannot be asked for without its shards
-    gpus = _counts(evidence) if asked.gpus is None else tuple(sorted(set(asked.gpus)))
-    if asked.on_best and len(gpus) != 1:
+    gpus = _counts(evidence) if request.gpus is None else tuple(sorted(set(request.gpus)))
+    if request.on_best and len(gpus) != 1:
         raise UsageError("--timed-on best is one measured step: add its number of GPUs, such as --gpus 2")
     question = Question(
-        network=network if asked.head_share is None else network.with_head(asked.head_share),
+        network=network if request.head_share is None else network.with_head(request.head_share),
         strategies=strategies,
         gpus=gpus,
-        parameter_bytes=BYTES[asked.dtype],
-        gradient_bytes=BYTES[asked.grad_dtype or asked.dtype],
-        micro_batches=asked.micro_batches,
-        bucket_bytes=asked.bucket_bytes,
-        shards=asked.shards,
-        step_seconds=asked.step_seconds,
-        measured_on_best=asked.on_best,
-        gpu_seconds=asked.gpu_seconds,
-        host_phases=None if asked.host_phases is None else parse_phases(asked.host_phases),
+        parameter_bytes=BYTES[request.dtype],
+        gradient_bytes=BYTES[request.grad_dtype or request.dtype],
+        micro_batches=request.micro_batches,
+        bucket_bytes=request.bucket_bytes,
+        shards=request.shards,
+        step_seconds=request.step_seconds,
+        measured_on_best=request.on_best,
+        gpu_seconds=request.gpu_seconds,
+        host_phases=None if request.host_phases is None else parse_phases(request.host_phases),
     )
     with refusals():
         return evidence.run, Predictor(evidence, curves).predict(question)

@@ -23,7 +23,7 @@ Named = Sequence[tuple[str, Run]]
 _RECORDERS = ("NCCL_PROFILER_PLUGIN", "NCCL_VERSION")
 
 
-def places_of(job: Job, run: Run, devices: str | None = None) -> dict[int, int]:
+def positions_of(job: Job, run: Run, devices: str | None = None) -> dict[int, int]:
     """Return the position in a run of each job rank's device.
 
     `devices` names them in the order of the ranks; None: the CUDA indices that were recorded, as nvidia-smi's. Raises
@@ -94,7 +94,7 @@ def predict(
 ) -> tuple[Run, PredictedJob]:
     """Return the run whose links are meant, and the recorded step there (docs/predict.md).
 
-    `devices` as in places_of. `recorded` are runs of the links as the job had them; none: the same runs, where the
+    `devices` as in positions_of. `recorded` are runs of the links as the job had them; none: the same runs, where the
     job's NCCL_* variables are theirs. Raises UsageError.
     """
     from collbench.analysis.predict.contention import gather as gathered  # late: numpy and scipy
@@ -102,7 +102,7 @@ def predict(
     from collbench.analysis.predict.timing import gather
 
     evidence = gather(runs)
-    links = Links(evidence, places_of(job, evidence.run, devices), gathered(evidence, overlaps))
+    links = Links(evidence, positions_of(job, evidence.run, devices), gathered(evidence, overlaps))
     old: Links | None = None
     if recorded:
         known = all(rank.device is not None for rank in job.ranks)
@@ -118,7 +118,7 @@ def _links(runs: Named, job: Job, overlaps: Named = (), devices: str | None = No
     from collbench.analysis.predict.timing import gather
 
     evidence = gather(runs)
-    return Links(evidence, places_of(job, evidence.run, devices), gathered(evidence, overlaps))
+    return Links(evidence, positions_of(job, evidence.run, devices), gathered(evidence, overlaps))
 
 
 def _own(job: Job, evidence: Evidence) -> Links | None:
@@ -126,7 +126,7 @@ def _own(job: Job, evidence: Evidence) -> Links | None:
     from collbench.analysis.predict.recorded import Links
 
     try:
-        return Links(evidence, places_of(job, evidence.run))
+        return Links(evidence, positions_of(job, evidence.run))
     except UsageError:
         return None
 

@@ -92,19 +92,19 @@ def merge(
     from collbench.runfile import recorded  # late: numpy
     from collbench.runfile.streams import StreamError, parse
 
-    found = []
+    streams = []
     for path in sorted(folder.glob("*.stream")):
         try:
-            found.append(parse(path.read_bytes()))
+            streams.append(parse(path.read_bytes()))
         except StreamError as error:
             notices.say(f"the stream {one_line(str(path))} is left out: {error}")
         except OSError as error:
             raise RunFileError(f"cannot read {path}: {error.strerror}") from error
     _say_failures(folder, notices)
     try:
-        merged = recorded.merge(found, command)
+        merged = recorded.merge(streams, command)
     except ValueError:
-        raise MachineError(_nothing(len(found))) from None
+        raise MachineError(_nothing(len(streams))) from None
     for finding in _findings(merged):
         notices.say(finding)
     job_file.save(merged.job, output, force=force)
@@ -128,7 +128,9 @@ def _findings(merged: Merged) -> Iterator[str]:
         nccl = " ".join(["this NCCL", *[f"({merged.job.nccl})"] * bool(merged.job.nccl)])
         yield f"no GPU times: {nccl} does not give them to a plugin, 2.27 or newer does: {recording.INSTEAD}"
     if merged.lacks:
-        reasons = "; ".join(f"{merged.lacks[why]:,}: {words}" for why, words in _NO_TIME.items() if why in merged.lacks)
+        reasons = "; ".join(
+            f"{merged.lacks[why]:,}: {explanation}" for why, explanation in _NO_TIME.items() if why in merged.lacks
+        )
         yield f"{sum(merged.lacks.values()):,} of NCCL's calls have no GPU time ({reasons})"
 
 

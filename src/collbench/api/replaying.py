@@ -54,26 +54,26 @@ class ReplayOptions:
 
 
 def request_of(
-    job: Job, name: str, asked: ReplayOptions, words: Sequence[str], notices: Notices = SILENT
+    job: Job, name: str, options: ReplayOptions, command: Sequence[str], notices: Notices = SILENT
 ) -> ReplayRequest:
-    """Return what the options ask for of a job, whose file is called `name`; the command line is `words`.
+    """Return what the options ask for of a job, whose file is called `name`; the command line is `command`.
 
     Raises UsageError, for a job that cannot be replayed too.
     """
     launch = find_launch(os.environ)
     if launch is not None:
         raise UsageError(f"replay starts one process per GPU itself: run it without {launch.launcher}")
-    check_fabric(asked.backend, asked.fabric)
-    wanted = asked.ranks
-    if asked.devices is not None:
-        wanted = len([word for word in asked.devices.split(",") if word.strip()])
-    phase = None if asked.phase is None else asked.phase - 1
+    check_fabric(options.backend, options.fabric)
+    wanted = options.ranks
+    if options.devices is not None:
+        wanted = len([device for device in options.devices.split(",") if device.strip()])
+    phase = None if options.phase is None else options.phase - 1
     schedule = schedule_of(job, wanted, phase)
-    backend, reason = factory.resolve(asked.backend)
+    backend, reason = factory.resolve(options.backend)
     if reason is not None:
         notices.say(f"measuring CPU cores (host backend): {reason}")
     known = capabilities(backend)
-    _check_backend(known, asked, schedule)
+    _check_backend(known, options, schedule)
     for assumption in schedule.assumed:
         notices.say(f"replaying {assumption}")
     return ReplayRequest(
@@ -82,42 +82,45 @@ def request_of(
         phase=step_number(job, phase),
         recorded_ranks=job.world_size,
         schedule=schedule,
-        arms=(ReplayArm(), ReplayArm(asked.without, _settings(asked.without)))[: 2 if asked.without else 1],
-        pauses=Pauses.NONE if Assumption.PAUSES in schedule.assumed else asked.pauses,
-        registration=asked.registration,
-        trials=asked.trials or (_CORE_TRIALS if known.cores else _GPU_TRIALS),
-        seed=new_seed() if asked.seed is None else asked.seed,
-        command=tuple(words),
-        devices=asked.devices,
-        fabric=asked.fabric,
-        force=asked.force,
+        arms=(ReplayArm(), ReplayArm(options.without, _settings(options.without)))[: 2 if options.without else 1],
+        pauses=Pauses.NONE if Assumption.PAUSES in schedule.assumed else options.pauses,
+        registration=options.registration,
+        trials=options.trials or (_CORE_TRIALS if known.cores else _GPU_TRIALS),
+        seed=new_seed() if options.seed is None else options.seed,
+        command=tuple(command),
+        devices=options.devices,
+        fabric=options.fabric,
+        force=options.force,
     )
 
 
 def on_sets(request: ReplayRequest, sets: Sequence[Sequence[Device]], *, independent: bool = False) -> ReplayRequest:
     """Return the request with an arm on each of these sets of devices, rank 0's first."""
-    places = {device.uuid: place for place, device in enumerate(dict.fromkeys(one for some in sets for one in some))}
+    positions = {
+        device.uuid: position
+        for position, device in enumerate(dict.fromkeys(member for devices in sets for member in devices))
+    }
     return replace(
         request,
-        devices=",".join(places),
-        arms=tuple(ReplayArm(places=tuple(places[device.uuid] for device in some)) for some in sets),
+        devices=",".join(positions),
+        arms=tuple(ReplayArm(places=tuple(positions[device.uuid] for device in devices)) for devices in sets),
         independent=independent,
     )
 
 
 def _settings(without: Sequence[str]) -> dict[str, str]:
-    return {name: value for word in without for name, value in ablation.SWITCHES[word].items()}
+    return {name: value for switch in without for name, value in ablation.SWITCHES[switch].items()}
 
 
-def _check_backend(backend: Capabilities, asked: ReplayOptions, schedule: Schedule) -> None:
+def _check_backend(backend: Capabilities, options: ReplayOptions, schedule: Schedule) -> None:
     """Raise UsageError for what this backend cannot replay."""
     name = backend.name
-    if asked.without and not backend.nvml:
+    if options.without and not backend.nvml:
         raise UsageError(f"the {name} backend has no P2P to deny NCCL: leave out --without")
-    for name in _settings(asked.without):
+    for name in _settings(options.without):
         if os.environ.get(name):
             raise UsageError(f"{name} is already set, so both arms would use it: unset it, or leave out --without")
-    if asked.registration is not Registration.NONE and not backend.nvml:
+    if options.registration is not Registration.NONE and not backend.nvml:
         raise UsageError(f"the {name} backend registers no memory: leave out --registration")
     posts = {post for units in schedule.ranks for unit in units for post in unit.posts}
     for post in posts if backend.gloo else ():

@@ -58,34 +58,36 @@ class MeasureOptions:
         return self.resume or self.output
 
 
-def request_of(command: str, asked: MeasureOptions, words: Sequence[str], notices: Notices = SILENT) -> Request:
-    """Return what the shared options ask for; `command` decides what to time; `words` are its command line.
+def request_of(
+    command: str, options: MeasureOptions, command_line: Sequence[str], notices: Notices = SILENT
+) -> Request:
+    """Return what the shared options ask for; `command` decides what to time; `command_line` are its command line.
 
     To resume is the whole request of the run in that file. A notice says where "auto" takes CPU cores. Raises
     UsageError, RunFileError.
     """
-    for name, value in (("precision", asked.precision), ("budget", asked.budget)):
-        if asked.quick and value is not None:
+    for name, value in (("precision", options.precision), ("budget", options.budget)):
+        if options.quick and value is not None:
             raise UsageError(f"--quick and --{name} both say how long to measure: use only one")
-    if asked.resume is not None:
-        request = _resumed(command, asked, asked.resume)
+    if options.resume is not None:
+        request = _resumed(command, options, options.resume)
         check_fabric(request.backend, request.fabric)
     else:
-        check_fabric(asked.backend, asked.fabric)
+        check_fabric(options.backend, options.fabric)
         request = Request(
-            backend=asked.backend,
-            devices=asked.devices,
-            sizes=asked.sizes,
-            dtype=asked.dtype,
-            redop=asked.redop,
-            nccl=named_nccl(asked.nccl),
-            seed=new_seed() if asked.seed is None else asked.seed,
-            command=tuple(words),
-            precision=asked.precision,
-            budget_seconds=_SECONDS_FOR_PRECISION if asked.precision and asked.budget is None else asked.budget,
-            quick=asked.quick,
-            force=asked.force,
-            fabric=asked.fabric,
+            backend=options.backend,
+            devices=options.devices,
+            sizes=options.sizes,
+            dtype=options.dtype,
+            redop=options.redop,
+            nccl=named_nccl(options.nccl),
+            seed=new_seed() if options.seed is None else options.seed,
+            command=tuple(command_line),
+            precision=options.precision,
+            budget_seconds=_SECONDS_FOR_PRECISION if options.precision and options.budget is None else options.budget,
+            quick=options.quick,
+            force=options.force,
+            fabric=options.fabric,
             kind=CommandKind.of(command),
         )
     name, reason = factory.resolve(request.backend)
@@ -94,13 +96,13 @@ def request_of(command: str, asked: MeasureOptions, words: Sequence[str], notice
     return replace(request, backend=name)
 
 
-def _resumed(command: str, asked: MeasureOptions, file: Path) -> Request:
+def _resumed(command: str, options: MeasureOptions, file: Path) -> Request:
     """Return what the run in the file asked for. Raises UsageError if another command did, and RunFileError.
 
     The file may be a stranger's, so it names no file to be loaded, read or written: those are said again.
     """
     run = run_file.load(file)
-    name, fabric = run.settings.command_name, asked.fabric
+    name, fabric = run.settings.command_name, options.fabric
     if not name:
         raise UsageError(f"{file} was not measured by a collbench command: it has no options to resume with")
     if name != command:
@@ -111,7 +113,7 @@ def _resumed(command: str, asked: MeasureOptions, file: Path) -> Request:
         fabric = run.settings.fabric
         if fabric not in names():
             raise UsageError(f"{file} was measured on the machine in {fabric}: add --fabric {fabric}")
-    return requested(run, asked.nccl, fabric)
+    return requested(run, options.nccl, fabric)
 
 
 def check_fabric(backend: str, fabric: str | None) -> None:
@@ -141,7 +143,7 @@ def pairs(request: Request, operations: Sequence[Operation] | None = None, *, ra
 def registered(works: Sequence[Work], kind: str) -> tuple[Work, ...]:
     """Return the collectives on memory of this kind of registration, with "all" on each kind side by side."""
     kinds = tuple(Registration) if kind == EVERY_REGISTRATION else (Registration(kind),)
-    return tuple(replace(work, registration=one) for one in kinds for work in works)
+    return tuple(replace(work, registration=registration_kind) for registration_kind in kinds for work in works)
 
 
 def skewed(works: Sequence[Work], skew: Skew | None) -> tuple[Work, ...]:
@@ -213,11 +215,11 @@ def parse_skew(text: str) -> Skew | None:
     is as NCCL_TESTS_ALLTOALLV_MATRIX_FILE names one for nccl-tests: a row of the matrix on each line, in bytes,
     separated by blanks; each is cut to whole units of 16 bytes.
     """
-    word, colon, given = text.strip().partition(":")
-    if word.lower() == "uniform" and not colon:
+    kind, colon, parameters = text.strip().partition(":")
+    if kind.lower() == "uniform" and not colon:
         return None
-    if word.lower() == SkewKind.ZIPF:
-        number, colon, seed = given.partition(":")
+    if kind.lower() == SkewKind.ZIPF:
+        number, colon, seed = parameters.partition(":")
         try:
             exponent = float(number)
         except ValueError:
@@ -238,7 +240,7 @@ def _read_matrix(name: str) -> Blocks:
         raise UsageError(
             f"--skew {name} is not uniform or zipf:EXPONENT, and no matrix can be read from it: {reason}"
         ) from error
-    rows = [tuple(_block_bytes(name, word) for word in line.split()) for line in lines if line.strip()]
+    rows = [tuple(_block_bytes(name, value) for value in line.split()) for line in lines if line.strip()]
     if not rows:
         raise UsageError(f"--skew {name}: the file holds no matrix: write a row of bytes for each rank")
     for number, row in enumerate(rows, start=1):
@@ -249,11 +251,11 @@ def _read_matrix(name: str) -> Blocks:
     return tuple(rows)
 
 
-def _block_bytes(name: str, word: str) -> int:
+def _block_bytes(name: str, text: str) -> int:
     try:
-        value = float(word)
+        value = float(text)
     except ValueError:
         value = math.nan
     if not 0 <= value < 2**62:  # not a number is none of these
-        raise UsageError(f"--skew {name}: '{word}' is not a number of bytes: write 0 or more")
+        raise UsageError(f"--skew {name}: '{text}' is not a number of bytes: write 0 or more")
     return int(value) // BLOCK_UNIT * BLOCK_UNIT

@@ -119,67 +119,67 @@ class Selected:
         return self.selection
 
 
-def select_devices(asked: SelectRequest, notices: Notices = SILENT) -> Selected:
+def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selected:
     """Return the best devices, and why. Raises CollbenchError, Interrupted."""
-    asked.check()
-    if asked.topology is not None:
-        return Selected(_by_labels(asked, asked.topology))
-    if asked.elsewhere and asked.run is not None:
-        return _by_a_run_of_elsewhere(asked, asked.run)
-    return _by_measurement(asked, notices)
+    request.check()
+    if request.topology is not None:
+        return Selected(_by_labels(request, request.topology))
+    if request.elsewhere and request.run is not None:
+        return _by_a_run_of_elsewhere(request, request.run)
+    return _by_measurement(request, notices)
 
 
-def _by_labels(asked: SelectRequest, topology: str) -> Selection:
+def _by_labels(request: SelectRequest, topology: str) -> Selection:
     devices, paths = nvidia_smi.facts(nvidia_smi.read_topology(Path(topology)))
     from collbench.analysis.select import Origin, choose_by_labels  # late: numpy, scipy
 
     with evidence.refusals():
-        choice = choose_by_labels(devices, paths, asked.count, exclude=_excluded(asked, devices))
+        choice = choose_by_labels(devices, paths, request.count, exclude=_excluded(request, devices))
     return _named(choice, devices, Origin("labels", f"labels in {topology}"))
 
 
-def _by_a_run_of_elsewhere(asked: SelectRequest, file: str) -> Selected:
+def _by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
     from collbench.analysis.select import Origin, choose  # late: numpy
 
     run = run_file.load(Path(file))
     with evidence.refusals():
-        choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
+        choice = choose(run, request.count, exclude=_excluded(request, run.devices), allow_busy=request.allow_busy)
     mark = f"{run.backend} " if capabilities(run.backend).simulated else ""
-    words = f"{mark}{torchrun.saved_run(run.started, file)}"
-    origin = Origin.of(run, run.backend, words)
+    source = f"{mark}{torchrun.saved_run(run.started, file)}"
+    origin = Origin.of(run, run.backend, source)
     return _answer(run, choice, origin)
 
 
-def _by_measurement(asked: SelectRequest, notices: Notices) -> Selected:
-    wanted = _wanted(asked)
-    request = None
-    if asked.job is not None:  # what cannot be replayed is refused before anything is measured
-        request = job_finalists.request_for(
-            asked.job, asked.job_name, asked.count, wanted.backend, asked.fabric, notices
+def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
+    wanted = _wanted(request)
+    replay = None
+    if request.job is not None:  # what cannot be replayed is refused before anything is measured
+        replay = job_finalists.request_for(
+            request.job, request.job_name, request.count, wanted.backend, request.fabric, notices
         )
-    first = _evidence(asked, wanted, notices)
+    first = _evidence(request, wanted, notices)
     from collbench.analysis.select import Origin, choose, settle  # late: numpy
 
-    evidence_now, run = evidence.as_of_now(wanted, first, notices, allow_busy=asked.allow_busy)
+    evidence_now, run = evidence.as_of_now(wanted, first, notices, allow_busy=request.allow_busy)
     with evidence.refusals():
-        choice = choose(run, asked.count, exclude=_excluded(asked, run.devices), allow_busy=asked.allow_busy)
+        choice = choose(run, request.count, exclude=_excluded(request, run.devices), allow_busy=request.allow_busy)
     origin = Origin.of(run, wanted.backend, evidence_now.source)
-    if request is not None:
-        settled = job_finalists.settle(choice, run, request, notices)
+    if replay is not None:
+        settled = job_finalists.settle(choice, run, replay, notices)
         origin = replace(origin, verification=str(settled.path or ""))
         return _answer(run, settled.choice, origin, settled.shown)
-    if _worth_measuring(asked, choice, wanted.backend):
+    if _worth_measuring(request, choice, wanted.backend):
         sets = tuple(one.members for one in choice.finalists)
-        finalists = FinalistRequest(run.backend, run.devices, sets, asked.size_bytes, asked.nccl, asked.fabric)
+        finalists = FinalistRequest(run.backend, run.devices, sets, request.size_bytes, request.nccl, request.fabric)
         measured, path = measure_finalists(finalists, notices)
-        origin = replace(origin, verification=str(path or ""), size_bytes=asked.size_bytes)
+        origin = replace(origin, verification=str(path or ""), size_bytes=request.size_bytes)
         choice = settle(choice, measured)
     return _answer(run, choice, origin)
 
 
-def _wanted(asked: SelectRequest) -> Wanted:
+def _wanted(request: SelectRequest) -> Wanted:
     """Return which evidence will do. Raises MachineError if "auto" finds no GPU."""
-    backend, why = factory.resolve(asked.backend)
+    backend, why = factory.resolve(request.backend)
     if why is not None:
         raise MachineError(
             f"no GPU to choose from: {why}; write RUN.JSON --elsewhere or --topology FILE to judge another machine, or "
@@ -187,45 +187,45 @@ def _wanted(asked: SelectRequest) -> Wanted:
         )
     return Wanted(
         backend,
-        asked.run,
-        asked.max_age,
-        asked.fresh,
-        asked.nccl,
+        request.run,
+        request.max_age,
+        request.fresh,
+        request.nccl,
         undone="nothing was chosen",
         advice=_ADVICE,
-        fabric=asked.fabric,
+        fabric=request.fabric,
     )
 
 
-def _evidence(asked: SelectRequest, wanted: Wanted, notices: Notices) -> Evidence:
+def _evidence(request: SelectRequest, wanted: Wanted, notices: Notices) -> Evidence:
     """Return what to choose from. Raises UsageError for more devices than there are, MachineError for none."""
     if capabilities(wanted.backend).simulated:
-        present, count = factory.simulated_devices(wanted.fabric), asked.count
+        present, count = factory.simulated_devices(wanted.fabric), request.count
     else:
-        present, count = factory.present_devices(wanted.backend), asked.count
+        present, count = factory.present_devices(wanted.backend), request.count
     if not present:
         raise MachineError("no GPU to choose from: CUDA shows none; see nvidia-smi and CUDA_VISIBLE_DEVICES")
-    excluded = _excluded(asked, present)
+    excluded = _excluded(request, present)
     left = tuple(device for position, device in enumerate(present) if position not in excluded)
     if count > len(left):
         tags = ", ".join(device.tag for device in left) or "none"
         raise UsageError(f"{count} is more than the {len(left)} available here ({tags}): ask for fewer")
-    if count == len(present) and asked.run is None:
+    if count == len(present) and request.run is None:
         return evidence.nothing_to_compare(wanted.backend, present, wanted.fabric)
     return evidence.find(wanted, present, notices)
 
 
-def _excluded(asked: SelectRequest, devices: Sequence[Device]) -> tuple[int, ...]:
+def _excluded(request: SelectRequest, devices: Sequence[Device]) -> tuple[int, ...]:
     """Return the positions that are excluded. Raises UsageError."""
-    if asked.exclude is None:
+    if request.exclude is None:
         return ()
-    return tuple(devices.index(device) for device in visible_devices.select(devices, asked.exclude))
+    return tuple(devices.index(device) for device in visible_devices.select(devices, request.exclude))
 
 
-def _worth_measuring(asked: SelectRequest, choice: Choice, backend: str) -> bool:
-    if asked.verify is not None:
-        return asked.verify and bool(choice.finalists)
-    return not capabilities(backend).cores and asked.count > 1 and not choice.tied and len(choice.finalists) > 1
+def _worth_measuring(request: SelectRequest, choice: Choice, backend: str) -> bool:
+    if request.verify is not None:
+        return request.verify and bool(choice.finalists)
+    return not capabilities(backend).cores and request.count > 1 and not choice.tied and len(choice.finalists) > 1
 
 
 def _answer(run: Run, choice: Choice, origin: Origin, job: ForJob | None = None) -> Selected:
@@ -242,13 +242,13 @@ def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: s
     from collbench.output import sentences
 
     def tags(members: Sequence[int]) -> tuple[str, ...]:
-        return tuple(devices[member].tag for member in members)
+        return tuple(devices[position].tag for position in members)
 
-    chosen = [devices[member] for member in choice.members]
+    chosen = [devices[position] for position in choice.members]
     measured = {}
-    for found in choice.verified:
-        low, high = found.interval or (found.gbs, found.gbs)
-        measured[found.members] = low, found.gbs, high
+    for finalist in choice.verified:
+        low, high = finalist.interval or (finalist.gbs, finalist.gbs)
+        measured[finalist.members] = low, finalist.gbs, high
     return Selection(
         devices=tuple(chosen),
         environment=formats.variables(chosen) if origin.acts else {},
@@ -288,20 +288,20 @@ class FinalistRequest:
     fabric: str | None = None
 
 
-def measure_finalists(asked: FinalistRequest, notices: Notices) -> tuple[Run, Path | None]:
+def measure_finalists(request: FinalistRequest, notices: Notices) -> tuple[Run, Path | None]:
     """Return the sets' all-reduces as a run over all of the devices, and the file that keeps it, if one can.
 
     Only devices in a set are opened. Raises what measuring raises, with advice, NotTrusted for a set that failed, and
     Interrupted.
     """
-    used = sorted({member for members in asked.sets for member in members})
+    used = sorted({position for members in request.sets for position in members})
     path = None
-    if not capabilities(asked.backend).simulated:
+    if not capabilities(request.backend).simulated:
         # Beside the folder of runs that choices go by, for a few sets say little about all pairs.
-        path = saved_runs.new_run("select", asked.backend, notices.say, saved_runs.FINALISTS)
-    notices.say(f"measuring {len(asked.sets)} sets at {format_size(asked.size_bytes)}")
+        path = saved_runs.new_run("select", request.backend, notices.say, saved_runs.FINALISTS)
+    notices.say(f"measuring {len(request.sets)} sets at {format_size(request.size_bytes)}")
     try:
-        measured = measure(_finalists_request(asked, used), path, notices, "measuring the finalists")
+        measured = measure(_finalists_request(request, used), path, notices, "measuring the finalists")
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted while measuring the finalists: nothing was chosen") from error
     except DataCorruption:
@@ -315,22 +315,22 @@ def measure_finalists(asked: FinalistRequest, notices: Notices) -> tuple[Run, Pa
         advice = "nothing was chosen; leave these devices out with --exclude"
         saved = f"; the run is {measured.path}" if measured.path else ""
         raise NotTrusted(f"the finalists: {headline(run)}; {advice}{saved}", status)
-    return _over_all(run, asked.devices, used), measured.path
+    return _over_all(run, request.devices, used), measured.path
 
 
-def _finalists_request(asked: FinalistRequest, used: Sequence[int]) -> Request:
+def _finalists_request(request: FinalistRequest, used: Sequence[int]) -> Request:
     position = {member: number for number, member in enumerate(used)}
     return Request(
-        backend=asked.backend,
-        devices=",".join(asked.devices[member].uuid for member in used),
-        sizes=(asked.size_bytes,),
+        backend=request.backend,
+        devices=",".join(request.devices[member].uuid for member in used),
+        sizes=(request.size_bytes,),
         collectives=(Work(Operation.ALLREDUCE),),
-        nccl=evidence.named_nccl(asked.nccl),
+        nccl=evidence.named_nccl(request.nccl),
         seed=new_seed(),
-        command=("select", str(len(asked.sets[0]))),
+        command=("select", str(len(request.sets[0]))),
         kind=CommandKind.SELECT,
-        sets=tuple(tuple(position[member] for member in members) for members in asked.sets),
-        fabric=asked.fabric,
+        sets=tuple(tuple(position[member] for member in members) for members in request.sets),
+        fabric=request.fabric,
     )
 
 
@@ -339,7 +339,7 @@ def _over_all(run: Run, devices: Sequence[Device], used: Sequence[int]) -> Run:
     measurements = [
         replace(
             measurement,
-            point=replace(measurement.point, members=tuple(used[member] for member in measurement.point.members)),
+            point=replace(measurement.point, members=tuple(used[position] for position in measurement.point.members)),
         )
         for measurement in run.measurements
     ]

@@ -110,7 +110,7 @@ def plan(nodes: int, gpus: int, size_bytes: int) -> tuple[Phase, ...]:
 # A simulated cluster, by name or file.
 
 
-def survey_simulated(asked: NodesRequest, cluster_name: str | None, seed: int | None = None) -> NodeSurvey:
+def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed: int | None = None) -> NodeSurvey:
     """Survey a simulated cluster. Raises UsageError, and RunFileError for a file that is none."""
     # Late: numpy and scipy need not be there for --help.
     from collbench.analysis.nodes import choose_nodes
@@ -118,29 +118,31 @@ def survey_simulated(asked: NodesRequest, cluster_name: str | None, seed: int | 
     from collbench.output.text.nodes import Origin, Truth
     from collbench.sim.cluster import allreduce_busbw, best_bound
 
-    if asked.switches is not None:
+    if nodes_request.switches is not None:
         raise UsageError("--switches is for real nodes: the file of a simulated cluster has its switches")
-    if asked.rails:
+    if nodes_request.rails:
         raise UsageError("--rails is for real nodes: the simulation has no rails")
     cluster, seed = _cluster(cluster_name), new_seed() if seed is None else seed
     if cluster.nodes < 2:
         raise UsageError("a cluster of one node has no pair to measure")
-    asked.check(cluster.nodes, cluster.gpus, "")
-    done = survey_cluster(cluster, asked.budget_seconds, asked.size_bytes, seed, one_way=asked.one_way)
+    nodes_request.check(cluster.nodes, cluster.gpus, "")
+    done = survey_cluster(
+        cluster, nodes_request.budget_seconds, nodes_request.size_bytes, seed, one_way=nodes_request.one_way
+    )
     choice, truth = None, None
-    if asked.count:
-        choice = choose_nodes(done.judgement, asked.count, switches(cluster))
+    if nodes_request.count:
+        choice = choose_nodes(done.judgement, nodes_request.count, switches(cluster))
         truth = Truth(allreduce_busbw(cluster, choice.members), best_bound(cluster, len(choice.members)))
     origin = Origin(
         backend=SIM.name,
         where=f"{cluster.name}: {cluster.nodes} nodes × {cluster.gpus} GPUs; {cluster.source}",
         names=tuple(f"node{node}" for node in range(cluster.nodes)),
-        rounds=tuple(made.kind for made in done.rounds),
+        rounds=tuple(node_round.kind for node_round in done.rounds),
         measurements=len(done.seen),
         seconds=done.seconds,
         seed=seed,
         # A simulated node's GPUs are alike, so the first ones are as good as any.
-        gpus=(tuple(range(asked.gpus)),) * (asked.count or 0) if asked.gpus else (),
+        gpus=(tuple(range(nodes_request.gpus)),) * (nodes_request.count or 0) if nodes_request.gpus else (),
     )
     return NodeSurvey(origin, done.judgement, choice, truth)
 
@@ -164,13 +166,15 @@ def _cluster(name: str | None) -> Cluster:
 # Real machines: one process for each GPU; rank 0 judges.
 
 
-def request_for(asked: NodesRequest, shared: Request) -> Request:
+def request_for(nodes_request: NodesRequest, shared: Request) -> Request:
     """Return what is measured, of a request of the options that all measuring commands share."""
-    works = (Work(Operation.BROADCAST if asked.one_way else Operation.ALLREDUCE),)
-    return replace(shared, sizes=(asked.size_bytes,), collectives=works, budget_seconds=asked.budget_seconds)
+    works = (Work(Operation.BROADCAST if nodes_request.one_way else Operation.ALLREDUCE),)
+    return replace(
+        shared, sizes=(nodes_request.size_bytes,), collectives=works, budget_seconds=nodes_request.budget_seconds
+    )
 
 
-def resumed(asked: NodesRequest, request: Request) -> NodesRequest:
+def resumed(nodes_request: NodesRequest, request: Request) -> NodesRequest:
     """Return what a saved run's request asked of the cluster; what is chosen of it may be another number of nodes.
 
     Raises UsageError for a request that no command `nodes` made.
@@ -178,11 +182,15 @@ def resumed(asked: NodesRequest, request: Request) -> NodesRequest:
     if not request.sizes or request.budget_seconds is None or not request.collectives:
         raise UsageError("--resume: the file does not have the options of the run: measure again, without --resume")
     one_way = request.collectives[0].operation is Operation.BROADCAST
-    return replace(asked, size_bytes=request.sizes[0], budget_seconds=request.budget_seconds, one_way=one_way)
+    return replace(nodes_request, size_bytes=request.sizes[0], budget_seconds=request.budget_seconds, one_way=one_way)
 
 
 def survey_launch(
-    asked: NodesRequest, request: Request, path: Path | None, launch: LaunchEnvironment, notices: Notices = SILENT
+    nodes_request: NodesRequest,
+    request: Request,
+    path: Path | None,
+    launch: LaunchEnvironment,
+    notices: Notices = SILENT,
 ) -> NodeSurvey:
     """Measure the nodes of the launch in which this process is rank 0, and save the run, however this ends.
 
@@ -215,7 +223,7 @@ def survey_launch(
             else:
                 run = _same_run(previous, opened)
                 writer = RunWriter(run, path, notices.say, resumed=previous.stood, journal=previous.journal)
-            return _survey(asked, opened, world, run, writer, notices)
+            return _survey(nodes_request, opened, world, run, writer, notices)
         except KeyboardInterrupt as error:
             goes_on = f"; 'collbench nodes --resume {path}' continues" if path is not None and path.is_file() else ""
             raise Interrupted(f"interrupted: the nodes were not judged{goes_on}") from error
@@ -241,9 +249,9 @@ def _same_run(previous: Previous, opened: Opened) -> Run:
     differ = [f"{names} {what}" for names, what in ((gone, "missing"), (new, "new")) if names]
     if differ:
         raise RunFileError(f"{previous.path} was measured on other hosts: {', '.join(differ)}; {anew}")
-    for rank, (old, found) in enumerate(zip(then, now, strict=False)):
-        if (old.host, old.uuid) != (found.host, found.uuid):
-            what = f"rank {rank} was {old.tag} ({old.uuid}) and is {found.tag} ({found.uuid})"
+    for rank, (old, present) in enumerate(zip(then, now, strict=False)):
+        if (old.host, old.uuid) != (present.host, present.uuid):
+            what = f"rank {rank} was {old.tag} ({old.uuid}) and is {present.tag} ({present.uuid})"
             raise RunFileError(f"{previous.path} was measured by ranks in another order: {what}; {anew}")
     if len(then) != len(now):
         raise RunFileError(f"{previous.path} was measured by {len(then)} ranks, and this run has {len(now)}; {anew}")
@@ -254,7 +262,7 @@ def _same_run(previous: Previous, opened: Opened) -> Run:
 
 
 def _survey(
-    asked: NodesRequest, opened: Opened, world: World, run: Run, writer: RunWriter, notices: Notices
+    nodes_request: NodesRequest, opened: Opened, world: World, run: Run, writer: RunWriter, notices: Notices
 ) -> NodeSurvey:
     """Measure and judge; what was measured is saved however it ends."""
     # Late: numpy and scipy need not be there for --help.
@@ -265,38 +273,46 @@ def _survey(
     from collbench.output.text.nodes import Origin, lost
 
     try:
-        pairs, done, known = _measured(asked, opened, world, run, writer, notices)
+        pairs, done, known = _measured(nodes_request, opened, world, run, writer, notices)
         with suppress(CollbenchError):  # what was measured counts, whoever is left to say more
             read_ports_after(run, opened)
     finally:
         if run.measurements:
             writer.end()
-    left = len(pairs.names) - len(pairs.lost())
-    choice = choose_nodes(done.judgement, asked.count, known) if asked.count and asked.count <= left else None
-    if asked.count and choice is None:
-        notices.say(f"--select {asked.count}: no choice: only {left} of {len(pairs.names)} nodes are left")
+    nodes_left = len(pairs.names) - len(pairs.lost())
+    choice = (
+        choose_nodes(done.judgement, nodes_request.count, known)
+        if nodes_request.count and nodes_request.count <= nodes_left
+        else None
+    )
+    if nodes_request.count and choice is None:
+        notices.say(
+            f"--select {nodes_request.count}: no choice: only {nodes_left} of {len(pairs.names)} nodes are left"
+        )
     gone = [*world.unknown, *world.lost().values()]
     kinds = ", ".join(dict.fromkeys(device.name for device in run.devices))
     origin = Origin(
         backend=run.backend,
         where=f"{len(pairs.names)} hosts, {len(run.devices)} ranks by {run.settings.launcher}: {kinds}",
         names=pairs.names,
-        rounds=tuple(made.kind for made in done.rounds),
+        rounds=tuple(node_round.kind for node_round in done.rounds),
         measurements=len(done.seen),
         seconds=run.seconds,
         seed=run.settings.seed,
-        gpus=_gpus(run, [pairs.ranks[node] for node in choice.members], asked.gpus) if choice and asked.gpus else (),
+        gpus=_gpus(run, [pairs.ranks[node] for node in choice.members], nodes_request.gpus)
+        if choice and nodes_request.gpus
+        else (),
         gone=tuple(map(str, gone)),
         lost=lost(run),
         failed=headline(run),
         network=tuple(network_lines(run)),
         late=late_nodes(run, pairs.ranks),
-        rails=rails(run, pairs.ranks) if asked.rails else (),
+        rails=rails(run, pairs.ranks) if nodes_request.rails else (),
         plain=any(sample.plain for measurement in run.measurements for sample in measurement.samples),
         round_seconds=tuple(pairs.round_seconds),
-        planned_seconds=_planned(asked, pairs, done.judgement),
+        planned_seconds=_planned(nodes_request, pairs, done.judgement),
         switches=tuple(len(level.names) for level in known),
-        switches_from=asked.switches or "",
+        switches_from=nodes_request.switches or "",
     )
     hung = any(error.kind is FailureKind.HANG for error in gone)
     lost_some = ExitStatus.UNTRUSTED if hung else ExitStatus.FAILED if gone else ExitStatus.DONE
@@ -310,39 +326,43 @@ def _survey(
     )
 
 
-def _planned(asked: NodesRequest, pairs: NodePairs, judged: Judgement) -> float:
+def _planned(nodes_request: NodesRequest, pairs: NodePairs, judged: Judgement) -> float:
     """Return what the plan says of a round in seconds, at the rate that was measured; 0 if none was."""
     from collbench.bench.nodes import round_seconds
 
     if not judged.typical_gbs > 0:
         return 0.0
-    return round_seconds(len(pairs.names), min(map(len, pairs.ranks)), asked.size_bytes, judged.typical_gbs)
+    return round_seconds(len(pairs.names), min(map(len, pairs.ranks)), nodes_request.size_bytes, judged.typical_gbs)
 
 
 def _measured(
-    asked: NodesRequest, opened: Opened, world: World, run: Run, writer: RunWriter, notices: Notices
+    nodes_request: NodesRequest, opened: Opened, world: World, run: Run, writer: RunWriter, notices: Notices
 ) -> tuple[NodePairs, Surveyed, tuple[Switches, ...]]:
     """Measure into the run. Raises UsageError, BackendError, DataCorruption."""
     from collbench.bench.nodes import NodePairs, reported_switches, survey_nodes
 
     begin, before = time.monotonic(), run.seconds
-    pairs = NodePairs(opened.backend, run, asked.size_bytes, world.lost, writer.finished)
-    asked.check(len(pairs.names), min(map(len, pairs.ranks)), f" ({', '.join(pairs.names)})")
-    known = reported_switches(read_switches(asked.switches), pairs.names) if asked.switches is not None else ()
+    pairs = NodePairs(opened.backend, run, nodes_request.size_bytes, world.lost, writer.finished)
+    nodes_request.check(len(pairs.names), min(map(len, pairs.ranks)), f" ({', '.join(pairs.names)})")
+    known = (
+        reported_switches(read_switches(nodes_request.switches), pairs.names)
+        if nodes_request.switches is not None
+        else ()
+    )
     try:
         with notices.progress("measuring nodes") as progress:
 
-            def more(made: int) -> bool:
-                progress(made, made + 1)
-                return time.monotonic() - begin < asked.budget_seconds
+            def more(count: int) -> bool:
+                progress(count, count + 1)
+                return time.monotonic() - begin < nodes_request.budget_seconds
 
             seed = run.settings.seed
             done = survey_nodes(
-                len(pairs.names), known, pairs.measure, more, seed, one_way=asked.one_way, lost=pairs.lost
+                len(pairs.names), known, pairs.measure, more, seed, one_way=nodes_request.one_way, lost=pairs.lost
             )
-        if asked.gpus:
+        if nodes_request.gpus:
             pairs.measure_inside()
-        if asked.rails:
+        if nodes_request.rails:
             pairs.measure_rails(seed)
         run.complete = not (world.unknown or world.lost())
     except DataCorruption as error:
@@ -357,5 +377,8 @@ def _gpus(run: Run, nodes: Sequence[tuple[int, ...]], wanted: int) -> tuple[tupl
     from collbench.analysis.restrict import restricted
     from collbench.analysis.select import choose
 
-    own = [restricted(run, ranks) for ranks in nodes]
-    return tuple(tuple(part.devices[member].index for member in choose(part, wanted).members) for part in own)
+    node_runs = [restricted(run, ranks) for ranks in nodes]
+    return tuple(
+        tuple(node_run.devices[position].index for position in choose(node_run, wanted).members)
+        for node_run in node_runs
+    )

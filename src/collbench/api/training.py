@@ -52,17 +52,17 @@ def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
     devices, binding = chosen.devices, decide(arguments, chosen.run, chosen.members)
     changes = torchrun.for_devices(devices, os.environ, backend=present.backend)
     changes |= rendezvous.variables(arguments, os.environ)
-    inside = torchrun.here() if apptainer is None else torchrun.image()
-    command = torchrun.command(
+    inside = torchrun.here() if apptainer is None else torchrun.inside_image()
+    command = torchrun.start_command(
         arguments, devices, os.environ, backend=present.backend, inside=inside, bind=binding.bind
     )
     if apptainer is None:
         executed = torchrun.with_agent(command, inside)
     else:
         executed = command = torchrun.in_container(arguments, command, {**os.environ, **changes}, apptainer)
-    notes = (chosen.note, rendezvous.gives_way(arguments, os.environ, len(devices)))
+    notes = (chosen.note, rendezvous.override_note(arguments, os.environ, len(devices)))
     choice = torchrun.choice(
-        devices, chosen.why, chosen.source, backend=present.backend, among=present.among, binding=binding.words
+        devices, chosen.why, chosen.source, backend=present.backend, among=present.among, binding=binding.text
     )
     return Launch(changes, command, executed, tuple(filter(None, notes)), choice)
 
@@ -122,7 +122,7 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
         failed = sentences.device_sets(choice.failed, run.devices)
         what = f"{failed} with a rate above the limit" if choice.failed == choice.impossible else f"failed {failed}"
         raise NotTrusted(f"every set of {k} includes {what}: {advice}", outcome(run).status)
-    devices = tuple(run.devices[member] for member in choice.members)
+    devices = tuple(run.devices[position] for position in choice.members)
     if run.measurements:
         out = [(run.devices[one.member], sentences.left_out(one)) for one in choice.left_out] + _barred(present, ())
         return Chosen(
@@ -142,8 +142,8 @@ def _for_job(file: str | None, k: int, present: Present, notices: Notices) -> Ca
     from collbench.api import job_finalists  # late: a launch without a job needs none of it
     from collbench.runfile import job_file
 
-    name, words = one_line(Path(file).name), ("train", "--auto-select")
-    request = job_finalists.request_for(job_file.load(Path(file)), name, k, present.backend, None, notices, words)
+    name, command = one_line(Path(file).name), ("train", "--auto-select")
+    request = job_finalists.request_for(job_file.load(Path(file)), name, k, present.backend, None, notices, command)
     return lambda choice, run: job_finalists.settle(choice, run, request, notices).choice
 
 
@@ -151,11 +151,11 @@ def _left_out(devices: Sequence[tuple[Device, str]]) -> str:
     return f"left out: {torchrun.against(devices)}" if devices else ""
 
 
-def _by_hand(words: str, present: Present) -> Chosen:
+def _by_hand(device_list: str, present: Present) -> Chosen:
     from collbench.analysis.problem import left_out
     from collbench.output import sentences
 
-    devices = visible_devices.select(present.every, words)
+    devices = visible_devices.select(present.every, device_list)
     cut = [device.tag for device in devices if device in present.mig]
     if cut:
         raise UsageError(f"{', '.join(cut)} cannot train with others: {_MIG}: choose others, or turn MIG mode off")
@@ -220,10 +220,10 @@ def _evidence(
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether to bind, and the words for stderr, "" for none."""
+    """Whether to bind, and the text for stderr, "" for none."""
 
     bind: bool = False
-    words: str = ""
+    text: str = ""
 
 
 def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -> Decision:
@@ -240,14 +240,14 @@ def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -
     bound = [one for one in bindings(run) if one.member in members]
     wrong = [one for one in bound if one.agrees is False]
     if wrong:
-        return Decision(words=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} fits it")
+        return Decision(text=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} fits it")
     if len(bound) < len(members) or not all(one.agrees for one in bound):
         return Decision()
     nodes = {run.devices[one.member].pci_bus_id: one.best[0] for one in bound}
     image = "the torchrun of an image may be too old for it" if arguments.container is not None else ""
     reason = image or torchrun.cannot_bind() or _forbidden(nodes)
     if reason:
-        return Decision(words=f"not bound to the NUMA nodes that host copies prefer: {reason}")
+        return Decision(text=f"not bound to the NUMA nodes that host copies prefer: {reason}")
     return Decision(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
 
 

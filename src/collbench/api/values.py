@@ -11,73 +11,73 @@ from collbench.model.errors import UsageError
 from collbench.model.units import fixed, parse_size
 
 
-def path(given: object) -> Path:
+def path(value: object) -> Path:
     """Return a file's path."""
-    if not isinstance(given, str | os.PathLike):
-        raise UsageError(f"{given!r} names no file: write its path")
-    return Path(given)
+    if not isinstance(value, str | os.PathLike):
+        raise UsageError(f"{value!r} names no file: write its path")
+    return Path(value)
 
 
-def flag(name: str, given: object) -> bool:
+def flag(name: str, value: object) -> bool:
     """Return True or False."""
-    if not isinstance(given, bool):
-        raise UsageError(f"{name}={given!r} is neither True nor False")
-    return given
+    if not isinstance(value, bool):
+        raise UsageError(f"{name}={value!r} is neither True nor False")
+    return value
 
 
-def whole(name: str, given: object, least: int = 0) -> int:
+def whole(name: str, value: object, least: int = 0) -> int:
     """Return a whole number from `least` on."""
-    if not isinstance(given, int) or isinstance(given, bool) or given < least:
-        raise UsageError(f"{name}={given!r} is not a whole number from {least}")
-    return given
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name}={value!r} is not a whole number from {least}")
+    return value
 
 
-def number(name: str, given: object, below: float | None = None) -> float:
+def number(name: str, value: object, below: float | None = None) -> float:
     """Return a number above 0, and below another."""
-    good = isinstance(given, int | float) and not isinstance(given, bool) and given > 0
-    if not good or (below is not None and isinstance(given, int | float) and given >= below):
+    good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    if not good or (below is not None and isinstance(value, int | float) and value >= below):
         limit = "" if below is None else f" and below {fixed(below)}"
-        raise UsageError(f"{name}={given!r} is not a number above 0{limit}")
-    return float(given)  # type: ignore[arg-type]
+        raise UsageError(f"{name}={value!r} is not a number above 0{limit}")
+    return float(value)  # type: ignore[arg-type]
 
 
-def word(name: str, given: object, known: Collection[str] = ()) -> str:
-    """Return a word, one of the known ones where there are any."""
-    if not isinstance(given, str) or (known and given not in known):
+def text(name: str, value: object, known: Collection[str] = ()) -> str:
+    """Return a text, one of the known ones where there are any."""
+    if not isinstance(value, str) or (known and value not in known):
         listing = f"one of {', '.join(known)}" if known else "a word"
-        raise UsageError(f"{name}={given!r} is unknown: write {listing}")
-    return given
+        raise UsageError(f"{name}={value!r} is unknown: write {listing}")
+    return value
 
 
-def size(given: object) -> int:
+def size(value: object) -> int:
     """Return a size in bytes, given as a number of them or in words."""
-    if isinstance(given, str):
-        return parse_size(given)
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise UsageError(f"size {given!r} is not a number of bytes: write 67108864 or '64M'")
-    return given
+    if isinstance(value, str):
+        return parse_size(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"size {value!r} is not a number of bytes: write 67108864 or '64M'")
+    return value
 
 
-def several(given: object) -> list[Any]:
+def several(value: object) -> list[Any]:
     """Return the values of an iterable, or the one value."""
-    return list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else [given]
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else [value]
 
 
-def listed(name: str, given: object) -> str:
+def listed(name: str, value: object) -> str:
     """Return numbers and words, at least one, with commas between them."""
-    words = []
-    for one in several(given):
-        if isinstance(one, bool) or not isinstance(one, int | str):
-            raise UsageError(f"{name} has {one!r}, which is neither a number nor a word")
-        words.append(str(one))
-    if not words:
-        raise UsageError(f"{name}={given!r} is empty: leave it out to use all")
-    return ",".join(words)
+    texts = []
+    for item in several(value):
+        if isinstance(item, bool) or not isinstance(item, int | str):
+            raise UsageError(f"{name} has {item!r}, which is neither a number nor a word")
+        texts.append(str(item))
+    if not texts:
+        raise UsageError(f"{name}={value!r} is empty: leave it out to use all")
+    return ",".join(texts)
 
 
-def excluded(given: object) -> str | None:
+def excluded(value: object) -> str | None:
     """Return indices and UUIDs of a list, with commas between them; None for none."""
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise UsageError(f"exclude={given!r} is not a list of GPUs: write [0, 3], or a list of UUIDs")
-    gpus = list(given)
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise UsageError(f"exclude={value!r} is not a list of GPUs: write [0, 3], or a list of UUIDs")
+    gpus = list(value)
     return listed("exclude", gpus) if gpus else None

@@ -18,7 +18,7 @@ from collbench.runfile import job_file, saved_runs
 
 
 class _Ablate(click.Command):
-    """A command whose words are split by ablation.arguments, because a script's own options must stay untouched."""
+    """A command whose arguments are split by ablation.arguments, because a script's own options must stay untouched."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         arguments = split_ablation(args)
@@ -97,7 +97,7 @@ def ablate(arguments: AblateArguments) -> None:
         prepared = ablating.prepare(arguments, reporter(verbose=arguments.verbose), NOTICES)
         if arguments.train.dry_run:
             for arm in prepared.ablation.arms:
-                echo(torchrun.shell_line(arm.environment, experiment.collbench(*prepared.train_words(arm))))
+                echo(torchrun.shell_line(arm.environment, experiment.collbench(*prepared.train_arguments(arm))))
             return
         ablation = ablating.perform(prepared, NOTICES, allreduce=arguments.allreduce)
     if arguments.json:
@@ -116,8 +116,8 @@ def _replay(arguments: AblateArguments, path: Path) -> None:
 
     if arguments.verbose:
         show_whole()
-    words = ("ablate", *sys.argv[2:])
-    request = ablating.request_of(arguments, job_file.load(path), one_line(path.name), words, NOTICES)
+    command = ("ablate", *sys.argv[2:])
+    request = ablating.request_of(arguments, job_file.load(path), one_line(path.name), command, NOTICES)
     showing = Showing("json" if arguments.json else "table")
     file = Path(arguments.output) if arguments.output is not None else None
     # Named as a replay: what its run holds is one, whoever asked.

@@ -30,7 +30,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts
 @_file
 @options.measuring(_topology, _p2p, _expect, _json, sized=options.sizes_option("64M; host: 16M"))
 def check(
-    asked: MeasureOptions,
+    measure_options: MeasureOptions,
     *,
     run_file: Path | None,
     topology: str | None,
@@ -54,7 +54,7 @@ def check(
     """
     texts = ToolTexts.read(topology, p2p)
     if run_file is None:
-        run = _measured(asked)
+        run = _measured(measure_options)
     elif others := options.typed_besides(("run_file", "verbose", "topology", "p2p", "expect", "as_json")):
         advice = f"leave out {', '.join(others)}, or the file to measure again"
         raise UsageError(f"{run_file} is measured already: {advice}")
@@ -80,13 +80,13 @@ class _Silently(Showing):
         say(f"saved {path}")
 
 
-def _measured(asked: MeasureOptions) -> Run:
+def _measured(measure_options: MeasureOptions) -> Run:
     """Measure this machine and return the run; after wrong data or a hang, the run so far."""
-    if asked.quick:
-        refuse_cores(asked.backend)
-    request, shown = planned(options.make_request("check", asked)), _Silently()
+    if measure_options.quick:
+        refuse_cores(measure_options.backend)
+    request, shown = planned(options.make_request("check", measure_options)), _Silently()
     try:
-        done = measure_and_show(request, asked.file, shown)
+        done = measure_and_show(request, measure_options.file, shown)
     except (DataCorruption, BackendError) as error:
         runs = [runfile_run_file.again(session.run) for session in shown.sessions]
         if not runs or not _fails(runs[0]):
@@ -104,18 +104,18 @@ def _fails(run: Run) -> bool:
     return verdicts.status(run, judge(run)) is ExitStatus.UNTRUSTED
 
 
-def _show(run: Run, shortfall: str, *, as_json: bool) -> None:
+def _show(run: Run, lacking: str, *, as_json: bool) -> None:
     """Print the verdicts, and leave with their status; a shortfall is a failure, too."""
     from collbench.analysis.diagnose import judge  # late: numpy
     from collbench.output.text import verdicts
 
-    found = judge(run)
-    status = max(verdicts.status(run, found), ExitStatus.FAILED if shortfall else ExitStatus.DONE)
+    all_verdicts = judge(run)
+    status = max(verdicts.status(run, all_verdicts), ExitStatus.FAILED if lacking else ExitStatus.DONE)
     if as_json:
-        echo(verdicts.dumps(run, found, status, shortfall), end="")
+        echo(verdicts.dumps(run, all_verdicts, status, lacking), end="")
     else:
-        show_page(verdicts.page(run, found, prose_width(), shortfall))
-    if shortfall:
+        show_page(verdicts.page(run, all_verdicts, prose_width(), lacking))
+    if lacking:
         sys.stdout.flush()  # a full disk is reported first
-        say(shortfall)
+        say(lacking)
     leave(status)

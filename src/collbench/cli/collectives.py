@@ -144,8 +144,8 @@ class NcclFlags:
 
     def _devices(self, request: Request, processes: int) -> str | None:
         """Return the first -g × -t devices as --devices writes them; without either, the value of --devices."""
-        given = (("-g", self.ngpus), ("-t", self.nthreads))
-        flags = " ".join(f"{flag} {value}" for flag, value in given if value is not None)
+        flag_values = (("-g", self.ngpus), ("-t", self.nthreads))
+        flags = " ".join(f"{flag} {value}" for flag, value in flag_values if value is not None)
         if not flags:
             return request.devices
         count = (self.ngpus or 1) * (self.nthreads or 1)
@@ -222,30 +222,36 @@ def _root(_context: click.Context, _option: click.Parameter, root: int) -> int:
 
 # -o is the only letter of nccl-tests that means something else in collbench: the run's file. With --nccl-tests-flags or
 # --format nccl-tests it means the reduction.
-_CLASHING, _THEIRS, _ASKED_FOR = "-o", "--op", "--nccl-tests-flags"
+_CLASHING, _THEIRS, _NCCL_TESTS_FLAGS = "-o", "--op", "--nccl-tests-flags"
 _NOT_OURS = (*REDOPS, "all", "mulsum")
 
 
-def translated(words: Sequence[str]) -> list[str]:
-    """Return a command's words with -o as the reduction where nccl-tests' flags are asked for by name.
+def translated(arguments: Sequence[str]) -> list[str]:
+    """Return a command's arguments with -o as the reduction where nccl-tests' flags are asked for by name.
 
     Raises UsageError if they are not, and a reduction stands where the run's file is expected.
     """
-    asked = _ASKED_FOR in words or f"--format={NCCL_TESTS}" in words or ("--format", NCCL_TESTS) in pairwise(words)
-    if asked:
-        return [_THEIRS + word.removeprefix(_CLASHING) if word == _CLASHING else _spelt_out(word) for word in words]
-    for word, after in pairwise([*words, ""]):
-        value = after if word == _CLASHING else word.removeprefix(_CLASHING) if word.startswith(_CLASHING) else ""
+    as_in_nccl_tests = (
+        _NCCL_TESTS_FLAGS in arguments
+        or f"--format={NCCL_TESTS}" in arguments
+        or ("--format", NCCL_TESTS) in pairwise(arguments)
+    )
+    if as_in_nccl_tests:
+        return [_THEIRS if argument == _CLASHING else _spelt_out(argument) for argument in arguments]
+    for argument, following in pairwise([*arguments, ""]):
+        value = ""
+        if argument.startswith(_CLASHING):
+            value = argument.removeprefix(_CLASHING) or following
         if value in _NOT_OURS:
             raise UsageError(
-                f"-o {value}: -o is the run's file, as in every command: write --op {value}, or add {_ASKED_FOR}"
+                f"-o {value}: -o is the run's file, as in every command: write --op {value}, or add {_NCCL_TESTS_FLAGS}"
             )
-    return list(words)
+    return list(arguments)
 
 
-def _spelt_out(word: str) -> str:
+def _spelt_out(argument: str) -> str:
     """Return "-omax" as "--op=max"."""
-    return f"{_THEIRS}={word.removeprefix(_CLASHING)}" if word.startswith(_CLASHING) else word
+    return f"{_THEIRS}={argument.removeprefix(_CLASHING)}" if argument.startswith(_CLASHING) else argument
 
 
 _BYTES, _COUNT = "BYTES", click.IntRange(min=1)
@@ -317,7 +323,9 @@ NCCL_FLAGS = (
         type=click.Path(path_type=Path),
         help="Also write nccl-tests' JSON (version 3) to this file.",
     ),
-    click.option(_ASKED_FOR, is_flag=True, expose_value=False, help="-o is the reduction, as in nccl-tests: -o max."),
+    click.option(
+        _NCCL_TESTS_FLAGS, is_flag=True, expose_value=False, help="-o is the reduction, as in nccl-tests: -o max."
+    ),
     *REFUSED,
 )
 
@@ -393,8 +401,8 @@ class CollectiveCommand(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Make the context after translating nccl-tests' flags. Raises UsageError."""
-        words = list(args) if extra.get("resilient_parsing") else translated(args)
-        return super().make_context(info_name, words, parent, **extra)
+        arguments = list(args) if extra.get("resilient_parsing") else translated(args)
+        return super().make_context(info_name, arguments, parent, **extra)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write our options first, then nccl-tests'."""
@@ -404,7 +412,7 @@ class CollectiveCommand(click.Command):
             record = param.get_help_record(ctx)
             if record is not None:
                 letter = not param.opts[0].startswith("--") and not {"--help", "--output"} & set(param.opts)
-                (theirs if letter or param.opts[0] in (_THEIRS, _ASKED_FOR) else ours).append(record)
+                (theirs if letter or param.opts[0] in (_THEIRS, _NCCL_TESTS_FLAGS) else ours).append(record)
         for title, records in (("Options", ours), ("Options with nccl-tests' names", theirs)):
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -417,7 +425,7 @@ def _command(operation: Operation) -> click.Command:
 
     @options.measuring(*((_skew,) if row.irregular else ()), *ours, FORMAT, JSON, *NCCL_FLAGS)
     def measure(  # noqa: PLR0913 - options
-        asked: MeasureOptions,
+        measure_options: MeasureOptions,
         *,
         pairs: bool,
         split: int,
@@ -437,16 +445,16 @@ def _command(operation: Operation) -> click.Command:
             raise UsageError("--pairs and --split both say which sets to time: use only one")
         if pairs and theirs.root > 1:
             raise UsageError(f"--root {theirs.root} is not a rank of a pair: write 0 or 1")
-        showing = Showing.asked(asked, layout, as_json=as_json, json=output_file)
-        request = options.make_request(operation.value, asked)
+        showing = Showing.of(measure_options, layout, as_json=as_json, json=output_file)
+        request = options.make_request(operation.value, measure_options)
         if not request.resume:
             # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
             possible = capabilities(request.backend).undefined_in_place or Work(operation, Variant.IN_PLACE).verifiable
-            places = [Variant.PLAIN, Variant.IN_PLACE][: 1 + (in_place or (showing.as_nccl_tests and possible))]
+            variants = [Variant.PLAIN, Variant.IN_PLACE][: 1 + (in_place or (showing.as_nccl_tests and possible))]
             request = replace(
                 theirs.applied(request, processes()),
                 collectives=requests.skewed(
-                    requests.registered([Work(operation, place) for place in places], registration), skew
+                    requests.registered([Work(operation, variant) for variant in variants], registration), skew
                 ),
                 nccl_config=nccl_config or {},
                 pairs=pairs,
@@ -455,7 +463,7 @@ def _command(operation: Operation) -> click.Command:
                 latency=latency or 0,
                 algorithms=algorithms,
             )
-        measure_and_show(request, asked.file, showing)
+        measure_and_show(request, measure_options.file, showing)
 
     command = click.command(
         operation.value,

@@ -93,14 +93,14 @@ def _two(runs: Sequence[Run], paths: Sequence[Path], limit: float, wanted: Opera
     from collbench.analysis.compare import compare as compared
     from collbench.output.text import comparison
 
-    found = compared(runs[0], runs[1], limit, wanted)
-    status = found.status
-    if not found.changes:
+    comparison_result = compared(runs[0], runs[1], limit, wanted)
+    status = comparison_result.status
+    if not comparison_result.changes:
         _nothing(runs, paths, wanted)
     if as_json:
-        echo(comparison.of_comparison(found, status), end="")
+        echo(comparison.of_comparison(comparison_result, status), end="")
     else:
-        show_page(comparison.page(found, (one_line(str(paths[0])), one_line(str(paths[1])))))
+        show_page(comparison.page(comparison_result, (one_line(str(paths[0])), one_line(str(paths[1])))))
     return status
 
 

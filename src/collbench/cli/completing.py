@@ -56,7 +56,7 @@ class _Program(click.Group):
             seen = copy.copy(command)
             seen.params = _typed(command.params)
             return seen
-        # It splits its words itself, because a script follows: `train`, and what takes its options.
+        # It splits its arguments itself, because a script follows: `train`, and what takes its options.
         train = self._program.get_command(ctx, "train")
         shared = train.params if train is not None and command.name != train.name else []
         return _BeforeScript(command, [*command.params, *shared])

@@ -45,7 +45,7 @@ def completion(context: click.Context, shell: str | None, install: bool, force: 
     if not install:
         echo(script, end="")
         return
-    target, lines = _place(chosen)
+    target, lines = _install_target(chosen)
     otherwise = f"collbench completion {chosen} >"
     folder = _data() / "man" / "man1"
     pages = manual.pages(context.find_root().command, version("collbench"))
@@ -108,7 +108,7 @@ def _users_shell() -> str:
     return name
 
 
-def _place(shell: str) -> tuple[Path, list[tuple[Path, str]]]:
+def _install_target(shell: str) -> tuple[Path, list[tuple[Path, str]]]:
     """Return the file that the shell looks for, and (startup file, line) that make it look."""
     if shell == "fish":
         return _base("XDG_CONFIG_HOME", ".config") / "fish" / "completions" / f"{NAME}.fish", []

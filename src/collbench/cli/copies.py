@@ -20,15 +20,15 @@ from collbench.model.units import parse_sizes
 Value = TypeVar("Value")
 
 
-def _words(what: str, known: Mapping[str, Value]) -> Callable[[str], tuple[Value, ...]]:
+def _list_of(what: str, known: Mapping[str, Value]) -> Callable[[str], tuple[Value, ...]]:
     """Return what reads a list of known words, each once, as their values. Raises UsageError."""
 
     def parse(text: str) -> tuple[Value, ...]:
-        words = dict.fromkeys(word.strip() for word in text.split(","))
-        unknown = next((word for word in words if word not in known), None)
+        names = dict.fromkeys(name.strip() for name in text.split(","))
+        unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
             raise UsageError(f"{what} '{unknown}' is unknown: choose from {','.join(known)}")
-        return tuple(known[word] for word in words)
+        return tuple(known[name] for name in names)
 
     return parse
 
@@ -36,7 +36,7 @@ def _words(what: str, known: Mapping[str, Value]) -> Callable[[str], tuple[Value
 _patterns = click.option(
     "--patterns",
     metavar="LIST",
-    callback=options.parsed(_words("pattern", PATTERNS)),
+    callback=options.parsed(_list_of("pattern", PATTERNS)),
     help=f"What to time: {', '.join(PATTERNS)}.  [default: all; host backend: one-way]",
 )
 _sizes = click.option(
@@ -50,7 +50,7 @@ _sizes = click.option(
 
 @click.command(short_help="Time raw copies in every pattern, host memory included.")
 @options.measuring(_patterns, JSON, sized=_sizes)
-def copies(asked: MeasureOptions, *, patterns: tuple[Variant, ...] | None, as_json: bool) -> None:
+def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | None, as_json: bool) -> None:
     """Time raw copies by copy engine (ce) and by kernel (sm), written and read, in every pattern.
 
     Patterns: one-way on each link; both-ways, two messages at once; one-to-all and all-to-one, a device and all others
@@ -66,14 +66,14 @@ def copies(asked: MeasureOptions, *, patterns: tuple[Variant, ...] | None, as_js
       collbench copies --patterns host,host-all,host-all-both-ways
       collbench copies --patterns one-way --devices 0,1 -o run.json
     """
-    request = options.make_request("copies", asked)
+    request = options.make_request("copies", measure_options)
     request = request if request.resume else requests.copies(request, patterns)
-    measure_and_show(request, asked.file, Showing.asked(asked, as_json=as_json))
+    measure_and_show(request, measure_options.file, Showing.of(measure_options, as_json=as_json))
 
 
 @click.command(short_help="Time one memory access, one small copy, one small all-reduce.")
 @options.measuring(JSON, sized=None)
-def latency(asked: MeasureOptions, *, as_json: bool) -> None:
+def latency(measure_options: MeasureOptions, *, as_json: bool) -> None:
     """Time three latencies: one memory access, one copy of 8 bytes, one all-reduce of 8 bytes.
 
     The access is a pointer chase: a kernel reads another GPU's memory (or the host's), and each read gives the address
@@ -85,9 +85,9 @@ def latency(asked: MeasureOptions, *, as_json: bool) -> None:
       collbench latency
       collbench latency --devices 0,1 --precision 1%
     """
-    request = options.make_request("latency", asked)
+    request = options.make_request("latency", measure_options)
     request = request if request.resume else requests.latency(request)
-    measure_and_show(request, asked.file, Showing.asked(asked, as_json=as_json))
+    measure_and_show(request, measure_options.file, Showing.of(measure_options, as_json=as_json))
 
 
 _OPERATIONS = {"copy": None, **{operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}}
@@ -96,7 +96,7 @@ _operations = click.option(
     default=",".join(_OPERATIONS),
     show_default=True,
     metavar="LIST",
-    callback=options.parsed(_words("operation", _OPERATIONS)),
+    callback=options.parsed(_list_of("operation", _OPERATIONS)),
     help="What to time.",
 )
 
@@ -106,7 +106,7 @@ _operations = click.option(
     _operations, options.dtype, options.redop, registration, nccl_config, JSON, sized=options.survey_sizes
 )
 def pairs(
-    asked: MeasureOptions,
+    measure_options: MeasureOptions,
     *,
     operations: tuple[Operation | None, ...],
     registration: str,
@@ -125,10 +125,10 @@ def pairs(
       collbench pairs --devices 0,2,3 --sizes 1M:1G -o run.json
       collbench pairs --operations allreduce --backend host
     """
-    request = options.make_request("pairs", asked)
+    request = options.make_request("pairs", measure_options)
     if not request.resume:
         timed = [operation for operation in operations if operation is not None]
         request = requests.pairs(request, timed, raw=None in operations)
         works = requests.registered(request.collectives, registration)
         request = replace(request, collectives=works, nccl_config=nccl_config or {})
-    measure_and_show(request, asked.file, Showing.asked(asked, as_json=as_json))
+    measure_and_show(request, measure_options.file, Showing.of(measure_options, as_json=as_json))

@@ -105,7 +105,7 @@ def _print_bytes(content: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-_PLOT_WORDS = ("write the figure", "--output")
+_PLOT_REFUSAL = ("write the figure", "--output")
 _KINDS = ("heatmap", "curves", "scaling")
 _FILE = click.Path(path_type=Path)
 
@@ -148,11 +148,11 @@ def plot(
     if kind == "curves" and size is not None:
         raise UsageError(f"--kind curves draws all sizes: leave out --size {size}, or write --kind heatmap")
     run_files = all_named_or_newest(files)
-    atomic_write.check(output, *_PLOT_WORDS, force=force, sources=run_files)
+    atomic_write.check(output, *_PLOT_REFUSAL, force=force, sources=run_files)
     with figure.drawing():
         runs = _load(run_files)
         picture = _draw(kind, runs, operations, size_bytes)
-        atomic_write.write(figure.encode(picture, suffix), output, *_PLOT_WORDS, force=force)
+        atomic_write.write(figure.encode(picture, suffix), output, *_PLOT_REFUSAL, force=force)
     say(f"wrote {output}: {picture.title}")
 
 
@@ -181,21 +181,21 @@ def _overlaps(kind: str, runs: list[tuple[Path, Named]], operations: tuple[str, 
     """Draw runs of `collbench overlap`. Raises UsageError for what has no such picture, and beside other runs."""
     from collbench.output.plot import overlaps
 
-    named = [one for _, one in runs]
-    for path, one in runs:
-        if not one.run.overlaps:
+    named_runs = [named_run for _, named_run in runs]
+    for path, named_run in runs:
+        if not named_run.run.overlaps:
             raise UsageError(f"{path} holds no overlaps, and another run does: draw each to its own file")
-        if not any(overlap.trials for overlap in one.run.overlaps):
+        if not any(overlap.trials for overlap in named_run.run.overlaps):
             raise UsageError(f"{path}: no overlap was measured to the end: measure again")
     if operations or size is not None:
         raise UsageError(f"{runs[0][0]} holds overlaps, drawn at all sizes: leave out --operation and --size")
     if kind == "scaling":
         raise UsageError(f"{runs[0][0]} holds overlaps on one number of GPUs: write --kind curves or heatmap")
     if kind == "curves":
-        return overlaps.curves(named)
+        return overlaps.curves(named_runs)
     if len(runs) > 1:
         raise UsageError(f"--kind heatmap draws one run, {len(runs)} were given: draw each to its own file")
-    return overlaps.heatmap(named[0])
+    return overlaps.heatmap(named_runs[0])
 
 
 def _heatmap(runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: int | None) -> Picture:
@@ -240,7 +240,7 @@ def _default(kind: str, named: Named, path: Path) -> list[Work]:
 
 
 _SUFFIXES = (".html", ".htm")
-_REPORT_WORDS = ("write the report as", "--output")
+_REPORT_REFUSAL = ("write the report as", "--output")
 
 
 @click.command(short_help="Make one HTML page of saved runs.")
@@ -274,7 +274,7 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
     from collbench.output.text.frame import headline
 
     text = printable(render(content(list(zip(_names(run_files), runs, strict=True)), version("collbench"))))
-    atomic_write.write(text, path, *_REPORT_WORDS, force=force)
+    atomic_write.write(text, path, *_REPORT_REFUSAL, force=force)
     for file, run in zip(run_files, runs, strict=True):
         if failed := headline(run):
             echo(f"{one_line(str(file))}: {failed}")
@@ -290,9 +290,9 @@ def _report_job(files: Sequence[Path], path: Path, *, force: bool) -> None:
     if any(map(job_file.holds_job, files[1:])):
         raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
     against = [(one_line(str(file)), runfile_run_file.load(file)) for file in files[1:]]
-    found, compared = recorded.report(job_file.load(files[0]), runs=against)
-    text = printable(render_job(content(found, one_line(files[0].name), version("collbench"), compared)))
-    atomic_write.write(text, path, *_REPORT_WORDS, force=force)
+    job_report, compared = recorded.report(job_file.load(files[0]), runs=against)
+    text = printable(render_job(content(job_report, one_line(files[0].name), version("collbench"), compared)))
+    atomic_write.write(text, path, *_REPORT_REFUSAL, force=force)
     _saved(path, text)
 
 
@@ -304,7 +304,7 @@ def _check(path: Path, run_files: tuple[Path, ...], *, force: bool) -> None:
     """Raise before anything is computed: UsageError for what is no page, RunFileError if none can be written."""
     if path.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"--output {path} is not named as a page: write {path.stem or 'report'}.html")
-    atomic_write.check(path, *_REPORT_WORDS, force=force, sources=run_files)
+    atomic_write.check(path, *_REPORT_REFUSAL, force=force, sources=run_files)
 
 
 def _names(files: Sequence[Path]) -> list[str]:

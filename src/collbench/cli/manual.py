@@ -109,11 +109,11 @@ def _escaped(text: str) -> str:
     return "".join(char if char.isascii() else f"\\[u{ord(char):04X}]" for char in text.translate(_PLAIN))
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Write all pages into a folder, build/man unless named; return the exit status."""
     from collbench.cli.program import cli  # late: it imports every command's module in turn
 
-    folder = Path(words[0]) if words else _FOLDER
+    folder = Path(arguments[0]) if arguments else _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in pages(cli, version("collbench")).items():
         (folder / name).write_text(text, encoding="ascii")

@@ -61,18 +61,20 @@ class Showing(Notices):
     sessions: list[Session] = field(default_factory=list, compare=False, kw_only=True)  # those that were begun
 
     @classmethod
-    def asked(cls, asked: MeasureOptions, layout: str = _TABLE, *, as_json: bool, json: Path | None = None) -> Showing:
+    def of(
+        cls, measure_options: MeasureOptions, layout: str = _TABLE, *, as_json: bool, json: Path | None = None
+    ) -> Showing:
         """Return the request of the options. Raises RunFileError if the JSON file could not be written, UsageError."""
         if json is not None:
-            same = asked.file is not None and asked.file.resolve() == json.resolve()
+            same = measure_options.file is not None and measure_options.file.resolve() == json.resolve()
             if same and not atomic_write.is_stream(json):
                 raise UsageError(_SAME)
             launch = find_launch(os.environ)
             if launch is None or launch.rank == 0:  # rank 0 writes it
-                atomic_write.check(json, *_JSON, force=asked.force)
+                atomic_write.check(json, *_JSON, force=measure_options.force)
         if as_json and layout == NCCL_TESTS:
             raise UsageError(f"--json and --format {NCCL_TESTS} both say what to print: use only one")
-        return cls(_RUN if as_json else layout, json, asked.force)
+        return cls(_RUN if as_json else layout, json, measure_options.force)
 
     @property
     def as_nccl_tests(self) -> bool:

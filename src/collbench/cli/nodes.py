@@ -115,7 +115,7 @@ def nodes(  # noqa: PLR0913 - options
       collbench nodes --backend sim --fabric-cluster tree-128-faulty --select 64
       srun --ntasks-per-node 8 python -m collbench nodes --switches slurm
     """
-    asked = NodesRequest(
+    nodes_request = NodesRequest(
         count=count,
         gpus=gpus,
         size_bytes=size_bytes,
@@ -134,12 +134,12 @@ def nodes(  # noqa: PLR0913 - options
             raise UsageError("a simulation measures nothing, so --output has nothing to save: use --json")
         if resume is not None:
             raise UsageError("a simulation measures nothing, so --resume has nothing to resume")
-        survey = survey_simulated(asked, fabric_cluster, seed)
+        survey = survey_simulated(nodes_request, fabric_cluster, seed)
     else:
         if fabric_cluster is not None:
             raise UsageError("--fabric-cluster names a simulated cluster: add --backend sim")
         shared = MeasureOptions(backend=backend, nccl=nccl, output=output, force=force, resume=resume, seed=seed)
-        survey = _measured(asked, shared)
+        survey = _measured(nodes_request, shared)
     from collbench.output.text.nodes import as_plain, page  # late: numpy
 
     shown = (survey.origin, survey.judgement, survey.choice, survey.truth)
@@ -151,7 +151,7 @@ def nodes(  # noqa: PLR0913 - options
     leave(survey.status)
 
 
-def _measured(asked: NodesRequest, shared: MeasureOptions) -> NodeSurvey:
+def _measured(nodes_request: NodesRequest, shared: MeasureOptions) -> NodeSurvey:
     """Measure the nodes of this launch as its rank 0. Raises UsageError outside one, and Followed on another rank."""
     launch = find_launch(os.environ)
     if launch is None:
@@ -162,13 +162,13 @@ def _measured(asked: NodesRequest, shared: MeasureOptions) -> NodeSurvey:
     if launch.rank > 0 and shared.resume is not None and not shared.resume.exists():
         shared = replace(shared, resume=None)  # it is on rank 0's host
     request = options.make_request("nodes", shared)
-    asked = resumed(asked, request) if shared.resume is not None else asked
-    request = request_for(asked, request)
+    nodes_request = resumed(nodes_request, request) if shared.resume is not None else nodes_request
+    request = request_for(nodes_request, request)
     if launch.rank > 0:
         serve_rank_0(launch, request)
     path = shared.file
     path = path or saved_runs.new_run("nodes", request.backend, say, advice=", or name a file with --output FILE")
-    return survey_launch(asked, request, path, launch, NOTICES)
+    return survey_launch(nodes_request, request, path, launch, NOTICES)
 
 
 def _show_plan(shape: str, size_bytes: int) -> None:

@@ -37,13 +37,13 @@ def processes() -> int:
     return launch.world_size if launch else 1
 
 
-def launch_of(words: list[str]) -> LaunchEnvironment | None:
+def launch_of(arguments: list[str]) -> LaunchEnvironment | None:
     """Return this process's launch environment for this command; None if it runs on its own.
 
     Raises UsageError for launchers' variables that contradict each other.
     """
     launch = find_launch(os.environ)
-    return None if launch is not None and launch.local_size == 1 and _command(words) in _ONCE_A_NODE else launch
+    return None if launch is not None and launch.local_size == 1 and _command(arguments) in _ONCE_A_NODE else launch
 
 
 class Followed(Exception):
@@ -54,15 +54,15 @@ class Followed(Exception):
         self.status, self.text = status, text
 
 
-def check_command(words: list[str]) -> None:
+def check_command(arguments: list[str]) -> None:
     """Raise UsageError for a command that several processes cannot run together."""
-    name = _command(words)
-    if name in _INSTEAD and not {"-h", "--help"} & set(words):
+    name = _command(arguments)
+    if name in _INSTEAD and not {"-h", "--help"} & set(arguments):
         raise UsageError(f"{name} was started in several processes, but {_INSTEAD[name]}")
 
 
-def _command(words: list[str]) -> str:
-    return next((word for word in words if not word.startswith("-")), "")
+def _command(arguments: list[str]) -> str:
+    return next((argument for argument in arguments if not argument.startswith("-")), "")
 
 
 def follow(invoke: Callable[[], object]) -> int:

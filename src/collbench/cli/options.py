@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 
 
 def parsed(parse: Callable[[str], Value]) -> Callable[[click.Context, click.Parameter, str | None], Value | None]:
-    """Return a callback for an option whose words this function reads."""
+    """Return a callback for an option whose text this function reads."""
     return lambda _context, _option, text: None if text is None else parse(text)
 
 
@@ -163,35 +163,41 @@ def apply(*options: Command) -> Callable[[Command], Command]:
 _SHARED = [field.name for field in fields(MeasureOptions)]
 
 
-def measuring(*own: Command, sized: Command | None = sizes) -> Callable[[Command], Command]:
+def measuring(*own_options: Command, sized: Command | None = sizes) -> Callable[[Command], Command]:
     """Return the options of every command that measures, with the command's own after the sizes.
 
     The command gets the shared ones as its first argument, MeasureOptions, and its own by name. With --resume it
     refuses those that the file answers.
     """
     first = (devices,) if sized is None else (devices, sized)
-    add_options = apply(*first, *own, *OPTIONS, backend, fabric, output, force, OPTION, nccl, seed, verbose_option)
+    add_options = apply(
+        *first, *own_options, *OPTIONS, backend, fabric, output, force, OPTION, nccl, seed, verbose_option
+    )
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
-        def command(**given: Any) -> Any:
-            asked = MeasureOptions(**{name: given.pop(name) for name in _SHARED if name in given})
-            if asked.resume is not None and (others := typed_besides(("resume", *_SAID_AGAIN))):
-                raise UsageError(f"--resume takes all options from {asked.resume}: leave out {', '.join(others)}")
-            return function(asked, **given)
+        def command(**option_values: Any) -> Any:
+            measure_options = MeasureOptions(
+                **{name: option_values.pop(name) for name in _SHARED if name in option_values}
+            )
+            if measure_options.resume is not None and (others := typed_besides(("resume", *_SAID_AGAIN))):
+                raise UsageError(
+                    f"--resume takes all options from {measure_options.resume}: leave out {', '.join(others)}"
+                )
+            return function(measure_options, **option_values)
 
         return add_options(command)
 
     return decorate
 
 
-def make_request(command: str, asked: MeasureOptions) -> Request:
+def make_request(command: str, measure_options: MeasureOptions) -> Request:
     """Return what the shared options ask for. Raises UsageError, RunFileError."""
-    return request_of(command, asked, (command, *sys.argv[2:]), NOTICES)
+    return request_of(command, measure_options, (command, *sys.argv[2:]), NOTICES)
 
 
-def _checked_seed(given: int | None) -> int | None:
+def _checked_seed(seed_given: int | None) -> int | None:
     """Return the seed. Raises UsageError."""
-    if given is not None and given < 0:
-        raise UsageError(f"--seed {given} is negative: write a whole number from 0")
-    return given
+    if seed_given is not None and seed_given < 0:
+        raise UsageError(f"--seed {seed_given} is negative: write a whole number from 0")
+    return seed_given

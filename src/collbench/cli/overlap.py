@@ -55,7 +55,7 @@ from collbench.runfile import saved_runs
     JSON,
     verbose_option,
 )
-def overlap(operation: Operation, *, priority: str, as_json: bool, **given: Any) -> None:
+def overlap(operation: Operation, *, priority: str, as_json: bool, **option_values: Any) -> None:
     """Time a collective and compute on the same GPUs, each alone and both together.
 
     One process for each GPU runs torch's NCCL on one stream and the compute on another. The page has the time of each
@@ -70,9 +70,9 @@ def overlap(operation: Operation, *, priority: str, as_json: bool, **given: Any)
       collbench overlap allgather --compute gemm:4096,attention-like
       collbench overlap --sizes 256M --ctas 4,8,16
     """
-    asked = OverlapOptions(operation=operation, priorities=PRIORITIES[priority], **given)
-    request = overlapping.request_of(asked, ("overlap", *sys.argv[2:]), NOTICES)
+    overlap_options = OverlapOptions(operation=operation, priorities=PRIORITIES[priority], **option_values)
+    request = overlapping.request_of(overlap_options, ("overlap", *sys.argv[2:]), NOTICES)
     showing = Showing("json" if as_json else "table")
     advice = ", or name a file with --output FILE"
-    path = asked.output or saved_runs.new_run("overlap", request.backend, say, advice=advice)
+    path = overlap_options.output or saved_runs.new_run("overlap", request.backend, say, advice=advice)
     measured_by_workers(Overlapping(request, path, showing), showing, "overlap")

@@ -173,7 +173,7 @@ def predict(
     as_json: bool,
     devices: str | None,
     recorded: tuple[Path, ...],
-    **asked: Any,
+    **option_values: Any,
 ) -> None:
     """Predict what communication costs a training step on the best and the worst GPUs.
 
@@ -196,7 +196,7 @@ def predict(
         return
     if devices is not None or recorded:
         raise UsageError("--devices and --recorded are for a recorded job: name its file first, before the runs")
-    request = PredictRequest(on_best=timed_on == _ON_BEST, registration=Registration(registration), **asked)
+    request = PredictRequest(on_best=timed_on == _ON_BEST, registration=Registration(registration), **option_values)
     request.check()
     beside = () if NO_OVERLAP in overlaps else _loaded(map(Path, overlaps)) if overlaps else None
     runs = _loaded(all_named_or_newest(files, of_links=True))

@@ -95,11 +95,11 @@ def _invoke() -> None:
         try:
             cli.invoke(context)
         except click.UsageError as error:
-            error.ctx = error.ctx or _asked(context)
+            error.ctx = error.ctx or _called_command(context)
             raise
 
 
-def _asked(context: click.Context) -> click.Context:
+def _called_command(context: click.Context) -> click.Context:
     """Return the command that was called: click does not name it where an option lacks its value."""
     command = cli.get_command(context, context.invoked_subcommand or "")
     return click.Context(command, info_name=context.invoked_subcommand, parent=context) if command else context

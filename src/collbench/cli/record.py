@@ -85,6 +85,10 @@ def summary(job: Job, path: Path, done: str = "recorded") -> str:
     """Return the line that says what a job file holds."""
     calls = sum(rank.calls for rank in job.ranks)
     steps = {(len(step.positions), step.repetitions) for rank in job.ranks if (step := rank.step)}
-    which = max(steps, key=lambda step: step[0] * step[1], default=None)
-    said = f"; the step has {which[0]:,} and ran {which[1]:,} times" if which else "; no step was repeated"
+    longest_step = max(steps, key=lambda step: step[0] * step[1], default=None)
+    said = (
+        f"; the step has {longest_step[0]:,} and ran {longest_step[1]:,} times"
+        if longest_step
+        else "; no step was repeated"
+    )
     return f"{done} {calls:,} calls of {len(job.ranks)} ranks{said}: {one_line(str(path))}"

@@ -62,7 +62,9 @@ from collbench.runfile import job_file, saved_runs
     JSON,
     verbose_option,
 )
-def replay(job: Path, *, compute: str, registration: str, without: str | None, as_json: bool, **given: Any) -> None:
+def replay(
+    job: Path, *, compute: str, registration: str, without: str | None, as_json: bool, **option_values: Any
+) -> None:
     """Replay a recorded job's step on these GPUs: the same calls, on the same groups, after the same pauses.
 
     JOB is a file of 'collbench record' or 'collbench import'. One process for each GPU runs torch's NCCL. The page has
@@ -76,9 +78,11 @@ def replay(job: Path, *, compute: str, registration: str, without: str | None, a
       collbench replay job.json --without p2p
     """
     lacking = () if without is None else (without,)
-    asked = ReplayOptions(pauses=Pauses(compute), registration=Registration(registration), without=lacking, **given)
-    request = replaying.request_of(job_file.load(job), job.name, asked, ("replay", *sys.argv[2:]), NOTICES)
+    replay_options = ReplayOptions(
+        pauses=Pauses(compute), registration=Registration(registration), without=lacking, **option_values
+    )
+    request = replaying.request_of(job_file.load(job), job.name, replay_options, ("replay", *sys.argv[2:]), NOTICES)
     showing = Showing("json" if as_json else "table")
     advice = ", or name a file with --output FILE"
-    path = asked.output or saved_runs.new_run("replay", request.backend, say, advice=advice)
+    path = replay_options.output or saved_runs.new_run("replay", request.backend, say, advice=advice)
     measured_by_workers(Replaying(request, path, showing), showing, "replay")

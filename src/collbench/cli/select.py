@@ -123,7 +123,7 @@ def select(
     max_age: str,
     layout: str,
     as_json: bool,
-    **asked_for: Any,
+    **option_values: Any,
 ) -> None:
     """Choose the best K devices of this machine, or of a simulated one, and print the reason.
 
@@ -150,36 +150,36 @@ def select(
     if job is not None:
         if "--size" in options.typed_besides([name for name in click.get_current_context().params if name != "size"]):
             raise UsageError("--for replays the job's own sizes, --size is of all-reduces: use only one")
-        asked_for |= {"job": job_file.load(job), "job_name": one_line(job.name)}
+        option_values |= {"job": job_file.load(job), "job_name": one_line(job.name)}
     age, size_bytes = freshness.parse_duration(max_age), parse_size(size)
-    asked = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **asked_for)
-    asked.check()
-    _check_layout(asked, layout)
-    selected = select_devices(asked, NOTICES)
-    _print(selected.selection if layout in (_TEXT, _JSON) else _usable(selected, asked, layout), layout)
+    request = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **option_values)
+    request.check()
+    _check_layout(request, layout)
+    selected = select_devices(request, NOTICES)
+    _print(selected.selection if layout in (_TEXT, _JSON) else _usable(selected, request, layout), layout)
     leave(selected.status)
 
 
-def _check_layout(asked: SelectRequest, layout: str) -> None:
+def _check_layout(request: SelectRequest, layout: str) -> None:
     """Raise UsageError for an answer that could not be acted on, before anything is measured."""
-    backend = BACKENDS.get(asked.backend)  # None for "auto", which takes only GPUs
+    backend = BACKENDS.get(request.backend)  # None for "auto", which takes only GPUs
     if backend is not None and not backend.visible and layout in formats.ACTING:
         what = "CPU cores" if backend.cores else "simulated GPUs"
         raise UsageError(
-            f"--format {layout} is for GPUs, and --backend {asked.backend} chooses {what}: write --format list"
+            f"--format {layout} is for GPUs, and --backend {request.backend} chooses {what}: write --format list"
         )
-    if asked.topology is not None and layout in formats.ACTING and "CUDA_VISIBLE_DEVICES" in os.environ:
+    if request.topology is not None and layout in formats.ACTING and "CUDA_VISIBLE_DEVICES" in os.environ:
         raise UsageError(
             f"--topology has all GPUs, and CUDA_VISIBLE_DEVICES may hide some: unset it for --format {layout}"
         )
 
 
-def _usable(selected: Selected, asked: SelectRequest, layout: str) -> Selection:
+def _usable(selected: Selected, request: SelectRequest, layout: str) -> Selection:
     """Return the selection for a program that acts on it and sees nothing else. Raises UsageError, NotTrusted."""
     backend = selected.selection.origin.backend
-    if asked.elsewhere and not selected.selection.origin.acts and layout in formats.ACTING:
+    if request.elsewhere and not selected.selection.origin.acts and layout in formats.ACTING:
         raise UsageError(
-            f"{asked.run} was measured on the {backend} backend, which has no GPUs to use: "
+            f"{request.run} was measured on the {backend} backend, which has no GPUs to use: "
             "write --format text, list or json"
         )
     return selected.check()

@@ -128,7 +128,7 @@ def show(
     else:
         if as_json and any(one is not None for one in (operation, size, section)):
             raise UsageError("--json prints the whole run: leave out --operation, --size and --section")
-        _show_run(file, operation, size, section, Showing.asked(MeasureOptions(), layout, as_json=as_json))
+        _show_run(file, operation, size, section, Showing.of(MeasureOptions(), layout, as_json=as_json))
 
 
 def _show_run(
@@ -205,7 +205,7 @@ def rank(file: Path | None, operation: str | None, size: str | None, as_json: bo
     run = runfile_run_file.load(run_file)
     summary = rank_summary(run, wanted, size_bytes)
     if not any(ranked.rankings for ranked in summary.works):
-        raise UsageError(f"{run_file} has nothing to rank{_asked(wanted, size_bytes)}: {_present(run)}")
+        raise UsageError(f"{run_file} has nothing to rank{_of_operation_at_size(wanted, size_bytes)}: {_present(run)}")
     if as_json:
         echo(json.dumps(ranking.as_json(run, summary), indent=1))
     else:
@@ -222,7 +222,7 @@ def parse_operation(text: str) -> Operation:
     raise UsageError(f"--operation '{text}' is unknown: choose from {', '.join(Operation)}")
 
 
-def _asked(operation: Operation | None, size_bytes: int | None) -> str:
+def _of_operation_at_size(operation: Operation | None, size_bytes: int | None) -> str:
     of = f" of {operation}" if operation else ""
     return of if size_bytes is None else f"{of} at {format_size(size_bytes)}"
 

@@ -81,7 +81,7 @@ class _Live:
 
 
 class _Train(click.Command):
-    """A command whose words are split by launch.arguments, because a script's own options must stay untouched."""
+    """A command whose arguments are split by launch.arguments, because a script's own options must stay untouched."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         arguments = split(args)

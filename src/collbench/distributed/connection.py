@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
-from collbench.distributed.messages import BadMessage, Order, Word, decode_order, decode_word, encode
+from collbench.distributed.messages import BadMessage, Order, RankMessage, decode_order, decode_rank_message, encode
 
 # How a rank connects to rank 0: first both prove that they know this launch's key.
 
@@ -72,7 +72,7 @@ class Listener:
                     self._welcome()
                 elif chosen.fileobj in self._guests:
                     self._hear(chosen.fileobj)
-            for guest in [one for one, state in self._guests.items() if state.deadline < time.monotonic()]:
+            for guest in [guest for guest, state in self._guests.items() if state.deadline < time.monotonic()]:
                 self._refuse(guest)
         return missing
 
@@ -94,7 +94,7 @@ class Listener:
     def _patience(self) -> float:
         """Return the seconds until the first client's deadline."""
         now = time.monotonic()
-        return max(0.0, min((one.deadline - now for one in self._guests.values()), default=_GREETING_S))
+        return max(0.0, min((state.deadline - now for state in self._guests.values()), default=_GREETING_S))
 
     def _welcome(self) -> None:
         if len(self._guests) >= self._world_size + _MOST_STRANGERS:
@@ -177,16 +177,16 @@ def connect(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> soc
 def _introduce(peer: socket.socket, key: bytes, rank: int) -> None:
     """Prove knowledge of the key, and check the other side's proof. Raises OSError."""
     peer.settimeout(_GREETING_S)
-    asked = _exactly(peer, _NONCE_BYTES)
+    nonce = _exactly(peer, _NONCE_BYTES)
     head = rank.to_bytes(_RANK_BYTES, "big") + secrets.token_bytes(_NONCE_BYTES)
-    peer.sendall(head + _proof(key, b"rank", asked, head))
-    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES), _proof(key, b"rank 0", asked, head)):
+    peer.sendall(head + _proof(key, b"rank", nonce, head))
+    if not hmac.compare_digest(_exactly(peer, _PROOF_BYTES), _proof(key, b"rank 0", nonce, head)):
         raise PermissionError("the process that listens there does not have the key of this launch")
 
 
-def _proof(key: bytes, who: bytes, asked: bytes, head: bytes) -> bytes:
+def _proof(key: bytes, who: bytes, nonce: bytes, head: bytes) -> bytes:
     """Return an HMAC over the speaker, both sides' random numbers and the rank; it requires the key."""
-    return hmac.digest(key, b"collbench %s\0%s%s" % (who, asked, head), "sha256")
+    return hmac.digest(key, b"collbench %s\0%s%s" % (who, nonce, head), "sha256")
 
 
 def _exactly(peer: socket.socket, count: int) -> bytes:
@@ -228,8 +228,8 @@ _LENGTH_BYTES = 4
 # If a frame is not read for so long, the process is stopped: it gets no other frame.
 _SEND_S = 30.0
 
-_Sent = TypeVar("_Sent", bound="Order | Word")
-_Received = TypeVar("_Received", bound="Order | Word")
+_Sent = TypeVar("_Sent", bound="Order | RankMessage")
+_Received = TypeVar("_Received", bound="Order | RankMessage")
 
 
 class HasFile(Protocol):
@@ -245,8 +245,8 @@ _Ready = TypeVar("_Ready", bound=HasFile)
 def ready(heard: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]:
     """Return those of which there is something to read, waiting so long for the first; None: for ever."""
     with selectors.PollSelector() as selector:  # a thousand sockets cost it one call of the system
-        for one in heard:
-            selector.register(one, selectors.EVENT_READ, one)
+        for file in heard:
+            selector.register(file, selectors.EVENT_READ, file)
         return [key.data for key, _ in selector.select(seconds)]
 
 
@@ -264,10 +264,10 @@ class Hearing:
     def __exit__(self, *_error: object) -> None:
         self._selector.close()
 
-    def add(self, name: int, one: HasFile) -> None:
+    def add(self, name: int, file: HasFile) -> None:
         """Hear one more, by this name."""
-        self._files[name] = one.fileno()
-        self._selector.register(one, selectors.EVENT_READ, name)
+        self._files[name] = file.fileno()
+        self._selector.register(file, selectors.EVENT_READ, name)
 
     def drop(self, name: int) -> None:
         """Hear it no more."""
@@ -355,11 +355,11 @@ class Connection(Generic[_Sent, _Received]):
 
 
 # Rank 0's end, and the other ranks'.
-Line: TypeAlias = Connection[Order, Word]
-FarEnd: TypeAlias = Connection[Word, Order]
+Line: TypeAlias = Connection[Order, RankMessage]
+FarEnd: TypeAlias = Connection[RankMessage, Order]
 
 
-def framed(message: Order | Word) -> bytes:
+def framed(message: Order | RankMessage) -> bytes:
     """Return a message as bytes to send. Raises ValueError if it cannot be encoded."""
     data = encode(message)
     if len(data) > MOST_BYTES:
@@ -369,7 +369,7 @@ def framed(message: Order | Word) -> bytes:
 
 def line(peer: socket.socket) -> Line:
     """Return rank 0's end of an admitted socket."""
-    return Connection(_kept_alive(peer), decode_word)
+    return Connection(_kept_alive(peer), decode_rank_message)
 
 
 def far_end(peer: socket.socket) -> FarEnd:
@@ -380,7 +380,7 @@ def far_end(peer: socket.socket) -> FarEnd:
 def pair() -> tuple[Line, FarEnd]:
     """Return both ends of a connection within this process, for rank 0's own device."""
     ours, theirs = socket.socketpair()
-    return Connection(ours, decode_word), Connection(theirs, decode_order)
+    return Connection(ours, decode_rank_message), Connection(theirs, decode_order)
 
 
 def own_address(peer: str, port: int) -> str:

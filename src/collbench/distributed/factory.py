@@ -103,9 +103,9 @@ class World:
             self._store = Store(launch, timeout_s, say)
             rank_worker = _open_rank_worker(launch, request, self._store)
             ours, theirs = connection.pair()
-            own = threading.Thread(target=serve, args=(theirs, rank_worker), name="rank 0", daemon=True)
-            own.start()
-            stack.callback(own.join)
+            rank_0_thread = threading.Thread(target=serve, args=(theirs, rank_worker), name="rank 0", daemon=True)
+            rank_0_thread.start()
+            stack.callback(rank_0_thread.join)
             stack.callback(ours.close)
             came = self._admit(timeout_s, say, goes_on=goes_on, since=None if waits or not goes_on else begin)
             self._ends = {rank: _ends(peer) for rank, peer in came.items()}
@@ -163,29 +163,36 @@ class World:
         numbers = {rank: number for number, rank in enumerate(kept)}
         # As they came: the first failure is the cause of those after it.
         present = {numbers[rank]: reply for rank, reply in replies.items() if rank in numbers}
-        known = ranks.values(present, Introduction)
+        introductions = ranks.values(present, Introduction)
         ends = {number: self._ends[rank] for number, rank in enumerate(kept) if rank in self._ends}
-        ranks.rename({rank: f"rank {rank} on {host}" for rank, host in enumerate(distributed_ranks.host_names(known))})
-        distributed_ranks.check(known)
-        for text in distributed_ranks.shared_gpus(known):
+        ranks.rename(
+            {rank: f"rank {rank} on {host}" for rank, host in enumerate(distributed_ranks.host_names(introductions))}
+        )
+        distributed_ranks.check(introductions)
+        for text in distributed_ranks.shared_gpus(introductions):
             self._say(text)
-        devices = distributed_ranks.devices_of(known)
-        backend = Coordinator(known[0].backend, ranks, self._store, devices, distributed_ranks.addresses(known, ends))
+        devices = distributed_ranks.devices_of(introductions)
+        backend = Coordinator(
+            introductions[0].backend, ranks, self._store, devices, distributed_ranks.addresses(introductions, ends)
+        )
         self._coordinator = backend
         backend.open()
-        left = [rank for rank in range(len(known)) if rank not in backend.lost]
-        distributed_ranks.check_libraries([known[rank] for rank in left], backend.facts)
-        guides = distributed_ranks.guides(known)
-        asked = {first: FindPaths(tuple(known[rank].device for rank in members)) for first, members in guides.items()}
-        answers = ranks.ask(asked)
+        left = [rank for rank in range(len(introductions)) if rank not in backend.lost]
+        distributed_ranks.check_libraries([introductions[rank] for rank in left], backend.facts)
+        leaders = distributed_ranks.host_leaders(introductions)
+        requests = {
+            first: FindPaths(tuple(introductions[rank].device for rank in host_ranks))
+            for first, host_ranks in leaders.items()
+        }
+        answers = ranks.ask(requests)
         paths = {
-            members: () if isinstance(answers[first], RankLost) else checked(answers[first], FoundPaths).paths
-            for first, members in guides.items()
+            host_ranks: () if isinstance(answers[first], RankLost) else checked(answers[first], FoundPaths).paths
+            for first, host_ranks in leaders.items()
         }
         return Opened(
             backend,
-            _with_facts(known[0].machine, backend.facts),
-            distributed_ranks.all_paths(len(known), paths, between_hosts=len(known) <= _MOST_LISTED),
+            _with_facts(introductions[0].machine, backend.facts),
+            distributed_ranks.all_paths(len(introductions), paths, between_hosts=len(introductions) <= _MOST_LISTED),
             health=backend.health,
             ports=backend.ports,
             close=self.close,
@@ -268,8 +275,8 @@ def _own_address(launch: LaunchEnvironment) -> str:
     Returns "" (all addresses) if the host's name means loopback on the host itself, as on Debian, while other hosts
     resolve it differently.
     """
-    own = connection.own_address(launch.master_addr, launch.master_port)
-    return "" if connection.is_loopback(own) and launch.local_size < launch.world_size else own
+    address = connection.own_address(launch.master_addr, launch.master_port)
+    return "" if connection.is_loopback(address) and launch.local_size < launch.world_size else address
 
 
 @dataclass(frozen=True, slots=True)

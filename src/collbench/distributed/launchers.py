@@ -24,17 +24,17 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_on_node(tasks: str, node: int) -> int | None:
-    """Return the number of tasks of the node at `place` in a list: 1 of "2(x3),1" for 3; None if unknown."""
+    """Return the number of tasks of the `node`-th node in a list: 1 of "2(x3),1" for 3; None if unknown."""
     counts: list[int] = []
-    for word in filter(None, tasks.split(",")):
-        match = _TASKS.fullmatch(word.strip())
+    for entry in filter(None, tasks.split(",")):
+        match = _TASKS.fullmatch(entry.strip())
         if match is None:
             return None
         counts += [int(match[1])] * int(match[2] or 1)
     return counts[node] if node < len(counts) else None
 
 
-# From the variables that launchers set to this process's place among the others. Pure.
+# From the variables that launchers set to this process's rank among the others. Pure.
 
 
 # torchrun's own default, so that what is open in a firewall for it is open for us.
@@ -80,8 +80,8 @@ def find_launch(environment: Mapping[str, str]) -> LaunchEnvironment | None:
     Slurm.
     """
     for launched in (_by_torchrun, _by_open_mpi, _by_slurm):
-        found, launch = launched(environment)
-        if found:
+        recognized, launch = launched(environment)
+        if recognized:
             return _checked(launch) if launch is not None else None
     return None
 

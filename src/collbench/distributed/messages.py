@@ -69,7 +69,7 @@ class UniqueId:
 class OpenRank:
     """Opens the rank's device for a world of some `devices`; the answer is RankFacts. Steps name devices by position.
 
-    `members` are the world's positions, all unless ranks were lost, and this rank is the `place`-th of them.
+    `positions` are those of the world, all unless ranks were lost, and this rank's is the one at `index`.
 
     `key` names what the ranks share in the store. `address` is the rank's own address for the other ranks, empty if all
     ranks can use loopback.
@@ -78,8 +78,8 @@ class OpenRank:
     devices: tuple[Device, ...]
     key: str
     address: str
-    members: tuple[int, ...]
-    place: int
+    positions: tuple[int, ...]
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ Request: TypeAlias = Introduce | MakeId | OpenRank | Reserve | Prepare | Step | 
 Order: TypeAlias = Request | Abandon | Leave
 # A failure travels as its class and text.
 Reply: TypeAlias = Done | CollbenchError
-Word: TypeAlias = Reply | Alive
+RankMessage: TypeAlias = Reply | Alive
 
 
 # Messages between ranks as JSON. Nothing that arrives is executed: it is data of the types below, or an error.
@@ -195,7 +195,7 @@ class BadMessage(BackendError):
     """The received data is not a message of this version of collbench."""
 
 
-def encode(message: Order | Word) -> bytes:
+def encode(message: Order | RankMessage) -> bytes:
     """Return a message as JSON: its type's name, and its fields. Raises ValueError for a number that JSON lacks."""
     match message:
         case Done(value, flags):
@@ -232,14 +232,14 @@ def decode_order(data: bytes) -> Order:
         raise _refused(error) from None
 
 
-def decode_word(data: bytes) -> Word:
+def decode_rank_message(data: bytes) -> RankMessage:
     """Parse a message of a rank. Raises BadMessage."""
     try:
         match _parsed(data):
             case ["Alive", {}]:
                 return Alive()
             case ["Failed", str(kind), str(text), fact] if kind in _FAILURES:
-                return cast("Word", _failure(_FAILURES[kind], text, fact))
+                return cast("RankMessage", _failure(_FAILURES[kind], text, fact))
             case ["Done", value, flags]:
                 built = None if value is None else cast("Value", _built(_VALUES, value))
                 return Done(built, build(tuple[Flag, ...], flags, "flags"))
@@ -273,7 +273,7 @@ def _built(kinds: Mapping[str, type], data: object) -> object:
     """Return the dataclass that `data` names, with these fields and no others. Raises ValueError."""
     match data:
         case [str(name), {**fields}] if name in kinds:
-            unknown = [field for field in fields if field not in _names(kinds[name])]
+            unknown = [key for key in fields if key not in _names(kinds[name])]
             if unknown:
                 raise ValueError(f"{name} has no '{unknown[0]}'")
             return build(kinds[name], fields, name)
@@ -297,7 +297,7 @@ def _refused(error: ValueError) -> BadMessage:
 
 @functools.cache
 def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+    return tuple(dataclass_field.name for dataclass_field in dataclasses.fields(kind))
 
 
 def _fields(value: Any) -> dict[str, object]:

@@ -87,7 +87,7 @@ class RankWorker(Protocol):
         """Time the step; groups without this rank have no seconds."""
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
-        """Return the paths between devices of this host, by their places here; none if it is not reported."""
+        """Return the paths between devices of this host, by their indices here; none if it is not reported."""
 
     def health(self) -> tuple[Health, ...]:
         """Return the device's state now; none if it is not reported."""
@@ -145,13 +145,13 @@ class CudaRankWorker:
 
     def open(self, opening: OpenRank) -> RankFacts:
         """Open the GPU and join NCCL's world, whose id is in the store under the opening's key."""
-        devices = tuple(opening.devices[member] for member in opening.members)
+        devices = tuple(opening.devices[position] for position in opening.positions)
         if self._watch is None:
-            self._start_watch(devices[opening.place])
+            self._start_watch(devices[opening.index])
         self._need_unused_worker()
         self._used = True
         unique_id = bytes.fromhex(self._store.read(opening.key))
-        world = World(opening.place, len(devices), unique_id)
+        world = World(opening.index, len(devices), unique_id)
         self._backend.open(devices, self._nccl_path, collectives=True, world=world, options=self._options)
         facts = self._backend.facts
         return RankFacts(
@@ -253,7 +253,7 @@ class HostRankWorker:
         self._worker: TorchProcess | None = None
         self._folder: pathlib.Path | None = None
         self._devices: tuple[Device, ...] = ()
-        self._place = launch.rank
+        self._index = launch.rank
 
     def introduce(self) -> Introduction:
         """Return this host and the rank's core."""
@@ -266,11 +266,11 @@ class HostRankWorker:
     def open(self, opening: OpenRank) -> RankFacts:
         """Start the worker and wait until it has met all others."""
         self._end()
-        self._devices = tuple(opening.devices[member] for member in opening.members)
-        self._place = opening.place
+        self._devices = tuple(opening.devices[position] for position in opening.positions)
+        self._index = opening.index
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="collbench-gloo-"))
         self._worker = spawn(
-            self._place,
+            self._index,
             [self._core] * len(self._devices),
             self._folder,
             (self._launch.master_addr, str(self._launch.master_port), f"{prefix(self._launch)}/{opening.key}"),
@@ -295,11 +295,11 @@ class HostRankWorker:
             self._worker.pipe.send(task)
         reply = self._receive(self._worker, self._patience_s + expected_seconds(step))
         if reply["wrong"] is not None:
-            raise corruption(step, self._place, reply["wrong"])
+            raise corruption(step, self._index, reply["wrong"])
         seconds, waits = tuple(reply["seconds"]), (tuple(reply["waits"]),)
         return Timing(
-            tuple(seconds if self._place in group else () for group in step.groups),
-            waits=tuple(waits if self._place in group else () for group in step.groups),
+            tuple(seconds if self._index in group else () for group in step.groups),
+            waits=tuple(waits if self._index in group else () for group in step.groups),
         )
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
@@ -372,7 +372,7 @@ def serve(line: FarEnd, rank_worker: RankWorker, alive_every_s: float = ALIVE_EV
 class _Server:
     def __init__(self, line: FarEnd, rank_worker: RankWorker, worker: ThreadPoolExecutor, alive_every_s: float) -> None:
         self._line, self._rank_worker, self._worker, self._alive_every_s = line, rank_worker, worker, alive_every_s
-        self._members: tuple[int, ...] = ()  # the present world's positions, by place
+        self._positions: tuple[int, ...] = ()  # the present world's positions, by index
         self._next: Order | None = None  # it arrived during another request
         self._hung_up = False
 
@@ -394,12 +394,12 @@ class _Server:
         ended, ends = socket.socketpair()
         with ended, ends:
             if isinstance(request, OpenRank):
-                self._members = request.members
-            answer = self._worker.submit(_answer, self._rank_worker, placed(request, self._members))
+                self._positions = request.positions
+            answer = self._worker.submit(_answer, self._rank_worker, with_indices(request, self._positions))
             answer.add_done_callback(lambda _answer: ends.send(b"."))
             self._accompany(ended)
             ended.recv(1)
-        self._say(positioned(answer.result(), self._members))
+        self._say(with_positions(answer.result(), self._positions))
 
     def _accompany(self, ended: socket.socket) -> None:
         """Return when the request is answered; any request that arrives earlier ends it."""
@@ -416,40 +416,42 @@ class _Server:
             if self._line in heard:
                 self._say(Alive())
 
-    def _say(self, word: Reply | Alive) -> None:
+    def _say(self, message: Reply | Alive) -> None:
         with suppress(OSError):  # rank 0 is gone, as the next order will tell
             try:
-                self._line.send(word)
+                self._line.send(message)
             except ValueError as error:  # NaN, for example: rank 0 would wait forever
                 self._line.send(BackendError(f"an answer that cannot be sent: {error}"))
 
 
-def placed(request: Request, members: Sequence[int]) -> Request:
-    """Return a request whose groups are converted from positions to indices in a world of `members`."""
-    places = {position: place for place, position in enumerate(members)}
-    if isinstance(request, Step | Prepare) and any(place != position for position, place in places.items()):
-        return replace(request, groups=tuple(tuple(places[member] for member in group) for group in request.groups))
+def with_indices(request: Request, positions: Sequence[int]) -> Request:
+    """Return a request whose groups are converted from positions to indices in a world of `positions`."""
+    indices = {position: index for index, position in enumerate(positions)}
+    if isinstance(request, Step | Prepare) and any(index != position for position, index in indices.items()):
+        return replace(
+            request, groups=tuple(tuple(indices[position] for position in group) for group in request.groups)
+        )
     return request
 
 
-def positioned(reply: Reply, members: Sequence[int]) -> Reply:
-    """Return an answer whose failure names devices by position instead of by index in `members`."""
-    if list(members) == list(range(len(members))):
+def with_positions(reply: Reply, positions: Sequence[int]) -> Reply:
+    """Return an answer whose failure names devices by position instead of by index in `positions`."""
+    if list(positions) == list(range(len(positions))):
         return reply
     if isinstance(reply, DataCorruption) and reply.wrong is not None:
-        wrong = tuple(members[place] for place in reply.wrong.members)
+        wrong = tuple(positions[index] for index in reply.wrong.members)
         return DataCorruption(str(reply), replace(reply.wrong, members=wrong))
     if isinstance(reply, BackendError):
-        return type(reply)(str(reply), failure=_positioned(reply.failure, members))
+        return type(reply)(str(reply), failure=_failure_with_positions(reply.failure, positions))
     return reply
 
 
-def _positioned(failure: Failure, members: Sequence[int]) -> Failure:
+def _failure_with_positions(failure: Failure, positions: Sequence[int]) -> Failure:
     return replace(
         failure,
-        devices=tuple(members[place] for place in failure.devices),
-        groups=tuple(tuple(members[place] for place in group) for group in failure.groups),
-        because=_positioned(failure.because, members) if failure.because else None,
+        devices=tuple(positions[index] for index in failure.devices),
+        groups=tuple(tuple(positions[index] for index in group) for group in failure.groups),
+        because=_failure_with_positions(failure.because, positions) if failure.because else None,
     )
 
 

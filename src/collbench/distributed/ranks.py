@@ -93,9 +93,9 @@ def check(ranks: Sequence[Introduction]) -> None:
                 f"rank {rank} on {hosts[rank]} runs collbench {facts.version} and rank 0 on {hosts[0]} "
                 f"{ranks[0].version}: install the same version on all hosts"
             )
-    for members in _grouped(facts.host_key for facts in ranks).values():
-        first = members[0]
-        for rank in members[1:]:
+    for host_ranks in _grouped(facts.host_key for facts in ranks).values():
+        first = host_ranks[0]
+        for rank in host_ranks[1:]:
             if ranks[rank].boot and ranks[first].boot and ranks[rank].boot != ranks[first].boot:
                 raise UsageError(
                     f"ranks {first} and {rank} have the same NCCL_HOSTID on two machines, which NCCL takes for one "
@@ -135,9 +135,9 @@ def check_libraries(ranks: Sequence[Introduction], facts: Sequence[RankFacts]) -
             )
 
 
-def guides(ranks: Sequence[Introduction]) -> dict[int, tuple[int, ...]]:
+def host_leaders(ranks: Sequence[Introduction]) -> dict[int, tuple[int, ...]]:
     """Return each host's first rank, which knows the paths there, and all ranks of that host."""
-    return {members[0]: members for members in _grouped(facts.host_key for facts in ranks).values()}
+    return {host_ranks[0]: host_ranks for host_ranks in _grouped(facts.host_key for facts in ranks).values()}
 
 
 def all_paths(
@@ -147,16 +147,16 @@ def all_paths(
 
     Paths `between_hosts` are all alike; 1,024 ranks have half a million of them.
     """
-    known: dict[tuple[int, int], Path] = {}
-    for members, paths in paths_of.items():
+    paths_by_pair: dict[tuple[int, int], Path] = {}
+    for host_ranks, paths in paths_of.items():
         for path in paths:
-            first, second = sorted(members[index] for index in path.devices)
-            known[first, second] = replace(path, devices=(first, second))
+            first, second = sorted(host_ranks[index] for index in path.devices)
+            paths_by_pair[first, second] = replace(path, devices=(first, second))
     if between_hosts:
-        host_of = {rank: members[0] for members in paths_of for rank in members}
+        host_of = {rank: host_ranks[0] for host_ranks in paths_of for rank in host_ranks}
         pairs = ((a, b) for a in range(world_size) for b in range(a + 1, world_size))
-        known.update({pair: Path(pair, NETWORK) for pair in pairs if host_of[pair[0]] != host_of[pair[1]]})
-    return tuple(known[pair] for pair in sorted(known))
+        paths_by_pair.update({pair: Path(pair, NETWORK) for pair in pairs if host_of[pair[0]] != host_of[pair[1]]})
+    return tuple(paths_by_pair[pair] for pair in sorted(paths_by_pair))
 
 
 def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]) -> tuple[str, ...]:
@@ -168,8 +168,8 @@ def addresses(ranks: Sequence[Introduction], ends: Mapping[int, tuple[str, str]]
     abroad = [rank for rank, facts in enumerate(ranks) if facts.network_key != home]
     if not abroad:
         return ("",) * len(ranks)
-    own = next((ends[rank][1] for rank in abroad if not is_loopback(ends[rank][1])), "")
-    return tuple(ends[rank][0] if rank in abroad else own for rank in range(len(ranks)))
+    host_0_address = next((ends[rank][1] for rank in abroad if not is_loopback(ends[rank][1])), "")
+    return tuple(ends[rank][0] if rank in abroad else host_0_address for rank in range(len(ranks)))
 
 
 def _grouped(keys: Iterable[_Key]) -> dict[_Key, tuple[int, ...]]:
@@ -177,7 +177,7 @@ def _grouped(keys: Iterable[_Key]) -> dict[_Key, tuple[int, ...]]:
     groups: dict[_Key, list[int]] = {}
     for rank, key in enumerate(keys):
         groups.setdefault(key, []).append(rank)
-    return {key: tuple(members) for key, members in groups.items()}
+    return {key: tuple(ranks) for key, ranks in groups.items()}
 
 
 # Rank 0's connections to all ranks, including its own: one request at a time to each, and one answer from each.
@@ -271,12 +271,13 @@ class Ranks:
         self.settle()
         self._abandoned.clear()
         self._apart = all(isinstance(request, _APART) for request in requests.values())
-        asked, frame = None, b""
+        framed_request, frame = None, b""
         for rank, request in requests.items():
             if rank in self._gone:
                 continue
-            if request is not asked:  # a thousand ranks are asked the same; and where not, one frame is enough to hold
-                asked, frame = request, framed(request)
+            # A thousand ranks are asked the same; and where not, one frame is enough to hold.
+            if request is not framed_request:
+                framed_request, frame = request, framed(request)
             self._owing.add(rank)
             with suppress(OSError):  # one that is gone shows when it should answer
                 self._lines[rank].send_frame(frame)
@@ -325,20 +326,20 @@ class Ranks:
                 hearing.add(rank, self._lines[rank])
             while self._owing:
                 begin = time.monotonic()
-                words = {rank: self._word(rank) for rank in sorted(hearing.ready(_SLICE_S))}
+                messages = {rank: self._message(rank) for rank in sorted(hearing.ready(_SLICE_S))}
                 passed = min(_SLICE_S, time.monotonic() - begin)
                 clock += passed
-                heard_at.update(dict.fromkeys(words, clock))
+                heard_at.update(dict.fromkeys(messages, clock))
                 if clock - looked >= _SLICE_S:
                     looked = clock
                     silent = [rank for rank in sorted(self._owing) if clock - heard_at[rank] > self._silence_s]
-                    words.update({rank: self._silence(rank) for rank in silent})
-                for rank, word in words.items():
-                    if word is not None and not isinstance(word, Alive):
+                    messages.update({rank: self._silence(rank) for rank in silent})
+                for rank, message in messages.items():
+                    if message is not None and not isinstance(message, Alive):
                         hearing.drop(rank)
                         self._owing.discard(rank)
-                        replies[rank] = word
-                        failures.update({} if isinstance(word, Done) else {rank: word})
+                        replies[rank] = message
+                        failures.update({} if isinstance(message, Done) else {rank: message})
                 waited += passed if any(isinstance(reply, PeerLost) for reply in failures.values()) else 0.0
                 self._abandon_after(failures, late=waited > self._cause_s)
         return replies
@@ -357,7 +358,7 @@ class Ranks:
             self._abandoned |= self._owing
         self._abandoning = failed and bool(self._owing)
 
-    def _word(self, rank: int) -> Reply | Alive | None:
+    def _message(self, rank: int) -> Reply | Alive | None:
         """Return a rank's message, None while it is incomplete."""
         try:
             return self._lines[rank].receive()
@@ -415,7 +416,7 @@ class Coordinator:
         self.name = name
         self._ranks, self._store = ranks, store
         self._devices, self._addresses = devices, addresses
-        self._members = tuple(ranks.everyone)  # of the present world
+        self._world_ranks = tuple(ranks.everyone)  # of the present world
         self._worlds = 0  # how many were opened
         self._broken = False
         self._setup: list[Request] = []
@@ -453,13 +454,13 @@ class Coordinator:
         self._broken = True  # until all is done
         (unique_id,) = self._ranks.values(self._ranks.ask({0: MakeId()}), UniqueId)
         self._store.publish(key, unique_id.digits)
-        self._members = self._ranks.present
+        self._world_ranks = self._ranks.present
         try:
-            asked = {
-                rank: OpenRank(self._devices, key, self._addresses[rank], self._members, place)
-                for place, rank in enumerate(self._members)
+            requests = {
+                rank: OpenRank(self._devices, key, self._addresses[rank], self._world_ranks, index)
+                for index, rank in enumerate(self._world_ranks)
             }
-            self._facts = self._ranks.values(self._ranks.ask(asked), RankFacts)
+            self._facts = self._ranks.values(self._ranks.ask(requests), RankFacts)
             for request in self._setup:
                 self._set_up(request)
         finally:
@@ -512,10 +513,10 @@ class Coordinator:
         """Time the step on all ranks. Raises StepFailed, DataCorruption, RankLost, UsageError."""
         if self._ranks.settle():
             self._broken = True
-        if self._broken or self._members != self._ranks.present:
+        if self._broken or self._world_ranks != self._ranks.present:
             self._reopen(step)
         self._need(step)
-        replies = self._ranks.ask(dict.fromkeys(self._members, step))
+        replies = self._ranks.ask(dict.fromkeys(self._world_ranks, step))
         failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, CollbenchError)}
         if failed:
             self._broken = True
@@ -543,7 +544,7 @@ class Coordinator:
         replies = self._ranks.ask(dict.fromkeys(self._ranks.everyone, TakeHealth()))
         kept = {rank: reply for rank, reply in replies.items() if not isinstance(reply, RankLost)}
         healths = dict(zip(sorted(kept), self._ranks.values(kept, FoundHealth), strict=True))
-        if not any(one.states for one in healths.values()):
+        if not any(answer.states for answer in healths.values()):
             return ()
         unknown = FoundHealth((Health(),))
         return tuple(health for rank in self._ranks.everyone for health in healths.get(rank, unknown).states)
@@ -563,7 +564,7 @@ class Coordinator:
         kept = {rank: reply for rank, reply in replies.items() if not isinstance(reply, RankLost)}
         ports = dict(zip(sorted(kept), self._ranks.values(kept, FoundPorts), strict=True))
         hosts = {rank: host for host, rank in readers.items()}
-        return tuple(replace(port, host=hosts[rank]) for rank, one in ports.items() for port in one.ports)
+        return tuple(replace(port, host=hosts[rank]) for rank, answer in ports.items() for port in answer.ports)
 
     def close(self) -> None:
         """Let all ranks go."""
@@ -580,8 +581,8 @@ class Coordinator:
 
     def _set_up(self, request: Request) -> None:
         if isinstance(request, Prepare):
-            request = Prepare(tuple(group for group in request.groups if set(group) <= set(self._members)))
-        self._ranks.values(self._ranks.ask(dict.fromkeys(self._members, request)), type(None))
+            request = Prepare(tuple(group for group in request.groups if set(group) <= set(self._world_ranks)))
+        self._ranks.values(self._ranks.ask(dict.fromkeys(self._world_ranks, request)), type(None))
 
     def _need(self, step: Step) -> None:
         """Raise StepFailed where a rank of the step was lost before."""
@@ -611,9 +612,9 @@ class Coordinator:
             if isinstance(reply, DataCorruption):
                 return self._ranks.named(rank, reply)
         failed = {rank: reply for rank, reply in failed.items() if isinstance(reply, RankLost)} or failed
-        own = self._ranks.by_itself(failed) or failed
-        causes = {rank: reply for rank, reply in own.items() if not isinstance(reply, PeerLost)}
-        rank, first = next(iter((causes or own).items()))
+        first_failures = self._ranks.by_itself(failed) or failed
+        causes = {rank: reply for rank, reply in first_failures.items() if not isinstance(reply, PeerLost)}
+        rank, first = next(iter((causes or first_failures).items()))
         named = self._ranks.named(rank, first)
         if not isinstance(first, BackendError):
             return named

@@ -223,22 +223,22 @@ _NEVER = frozenset({"NCCL_NVLS_ENABLE"})
 class Change:
     """What the second arm changes: named switches and given variables; `environment` has both."""
 
-    words: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def without(self) -> tuple[str, ...]:
         """What the second arm lacks, where that is all that it changes."""
-        return () if self.given else self.words
+        return () if self.given else self.switches
 
     @property
     def names(self) -> tuple[str, str]:
         """What the two arms are called."""
         if not self.given:
-            what = " and ".join(self.words)
+            what = " and ".join(self.switches)
             return f"with {what}", f"without {what}"
-        without = [f"without {word}" for word in self.words]
+        without = [f"without {switch}" for switch in self.switches]
         return "as is", " and ".join([*without, *(f"with {one}" for one in self.given)])
 
 
@@ -247,28 +247,28 @@ def parse_change(texts: Sequence[str]) -> Change:
 
     A value may hold commas, as NCCL_PROTO=LL,LL128 does: it reaches to the end of its --without. Raises UsageError.
     """
-    words: dict[str, None] = {}
+    switches: dict[str, None] = {}
     given: dict[str, str] = {}
     for text in texts:
         listed, variable = _divided(text)
-        words |= dict.fromkeys(listed)
+        switches |= dict.fromkeys(listed)
         given |= [variable] if variable else []
-    environment = {name: value for word in words for name, value in SWITCHES[word].items()}
+    environment = {name: value for switch in switches for name, value in SWITCHES[switch].items()}
     for name, value in given.items():
         if environment.get(name, value) != value:
             raise UsageError(f"--without sets {name} twice, to {environment[name]} and to {value}: use only one")
-    return Change(tuple(words), tuple(f"{name}={value}" for name, value in given.items()), environment | given)
+    return Change(tuple(switches), tuple(f"{name}={value}" for name, value in given.items()), environment | given)
 
 
 def _divided(text: str) -> tuple[list[str], tuple[str, str] | None]:
     """Return the names in one --without, and its variable with the value."""
     start = re.search(r"(?:^|,)\s*(?=NCCL_)", text)
     listed = text[: start.start()] if start else text
-    words = [word.strip().lower() for word in listed.split(",")] if listed or not start else []
-    for word in words:
-        if word not in SWITCHES:
-            raise _unknown(word)
-    return words, _variable(text[start.end() :]) if start else None
+    switches = [switch.strip().lower() for switch in listed.split(",")] if listed or not start else []
+    for switch in switches:
+        if switch not in SWITCHES:
+            raise _unknown(switch)
+    return switches, _variable(text[start.end() :]) if start else None
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -286,10 +286,10 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _unknown(word: str) -> UsageError:
-    near = difflib.get_close_matches(word, SWITCHES, n=1, cutoff=0.5)
+def _unknown(name: str) -> UsageError:
+    near = difflib.get_close_matches(name, SWITCHES, n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else ""
-    return UsageError(f"--without '{word}' is not one of {', '.join(SWITCHES)}, nor a variable NCCL_NAME=VALUE{meant}")
+    return UsageError(f"--without '{name}' is not one of {', '.join(SWITCHES)}, nor a variable NCCL_NAME=VALUE{meant}")
 
 
 def refuse_alike(change: Change, inherited: Mapping[str, str]) -> None:
@@ -416,9 +416,9 @@ class Reader:
         seconds = step_seconds(line, self._pattern)
         if seconds is not None:
             self.steps.append(seconds)
-        own = gpu_seconds(line)
-        if own is not None:
-            self.gpu.append(own)
+        gpu_time = gpu_seconds(line)
+        if gpu_time is not None:
+            self.gpu.append(gpu_time)
         runtime = train_runtime(line)
         if runtime is not None:
             self.train_runtime = runtime  # the last: a script that trains twice prints the whole time last
@@ -428,7 +428,7 @@ class Reader:
 _LAST_LINES = 60
 
 
-def last_words(tail: Iterable[str]) -> list[str]:
+def last_lines(tail: Iterable[str]) -> list[str]:
     """Return the lines that explain why a script ended: the tail from its first traceback on, else the last lines.
 
     Torchrun's report follows the script's traceback, and would push it out of the last lines.
@@ -476,7 +476,7 @@ def measure_of(runs: Sequence[TrainingRun], skip: int | None) -> Measure:
     return Measure.PROCESS
 
 
-def value(run: TrainingRun, measure: Measure, skip: int | None) -> float:
+def run_value(run: TrainingRun, measure: Measure, skip: int | None) -> float:
     """Return what a run took, in seconds; the measure is one that it gives."""
     if measure is Measure.STEP:
         return step_value(run, skip) or math.nan
@@ -496,7 +496,7 @@ def judge(ablation: Ablation) -> Result | None:
     if len(runs) < max(2, least):
         return None
     measure, skip = ablation.measure, ablation.skip
-    first, second = ([math.log(value(pair[arm], measure, skip)) for pair in runs] for arm in (0, 1))
+    first, second = ([math.log(run_value(pair[arm], measure, skip)) for pair in runs] for arm in (0, 1))
     differences = [after - before for before, after in zip(first, second, strict=True)]
     level = _level(ablation)
     ratio = _ratio(differences, level)
@@ -524,27 +524,27 @@ def _gpu_result(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablat
     """Return the result by the GPU's own times; None unless every run has them in addition to its steps."""
     if ablation.measure is not Measure.STEP:
         return None
-    own: list[list[float]] = [[], []]
+    gpu_logs: list[list[float]] = [[], []]
     shares: list[list[float]] = [[], []]
     for pair in runs:
         for arm, run in enumerate(pair):
             worked, step = gpu_value(run, ablation.skip), step_value(run, ablation.skip)
             if worked is None or step is None:
                 return None
-            own[arm].append(math.log(worked))
+            gpu_logs[arm].append(math.log(worked))
             shares[arm].append(math.log(worked / step))
     level = _level(ablation)
-    ratio = _ratio([after - before for before, after in zip(*own, strict=True)], level)
+    ratio = _ratio([after - before for before, after in zip(*gpu_logs, strict=True)], level)
     first, second = (_ratio(share, level) for share in shares)
-    return GpuResult((_arm(own[0]), _arm(own[1])), ratio, (first, second))
+    return GpuResult((_arm(gpu_logs[0]), _arm(gpu_logs[1])), ratio, (first, second))
 
 
 def _within(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablation) -> float | None:
     """Return the standard error of a run's median by its own steps, as a share, typical of the runs."""
     if ablation.measure is not Measure.STEP:
         return None
-    made = (one for pair in runs for one in pair)
-    errors = [_median_error(run.step_seconds[warm_up(len(run.step_seconds), ablation.skip) :]) for run in made]
+    all_runs = (training_run for pair in runs for training_run in pair)
+    errors = [_median_error(run.step_seconds[warm_up(len(run.step_seconds), ablation.skip) :]) for run in all_runs]
     known = [error for error in errors if error is not None]
     return median(known) if known else None
 
@@ -604,15 +604,15 @@ LEAST_REPEATS = 3
 
 def stop_of(ablation: Ablation, spent_seconds: float) -> Stop | None:
     """Return why to stop after the repeats made so far, of which the last took its share of the time; None to go on."""
-    made = len(_whole_repeats(ablation))
+    repeats_done = len(_whole_repeats(ablation))
     if ablation.budget_seconds is None:
-        return Stop.REPEATS if made >= ablation.repeats else None
+        return Stop.REPEATS if repeats_done >= ablation.repeats else None
     result = ablation.result
-    if made < LEAST_REPEATS or result is None:
+    if repeats_done < LEAST_REPEATS or result is None:
         return None
     if precise(result.ratio, ablation.precision):
         return Stop.PRECISE
     # The wall's time of a step is then the host's: its noise is no figure of the links, however often it is measured.
     if result.gpu is not None and all(result.gpu.host_bound) and precise(result.gpu.ratio, ablation.precision):
         return Stop.HOST
-    return Stop.BUDGET if spent_seconds * (made + 1) / made > ablation.budget_seconds else None
+    return Stop.BUDGET if spent_seconds * (repeats_done + 1) / repeats_done > ablation.budget_seconds else None

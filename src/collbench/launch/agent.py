@@ -28,18 +28,18 @@ _ABOUT_LOGS = ("--log-dir", "--log_dir", "--redirects", "-r", "--tee", "-t", "--
 _GRACE_S = 30.0
 
 
-def wants_logs(words: Sequence[str], environment: Mapping[str, str]) -> bool:
+def wants_logs(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether torchrun's arguments, or its variables, request files of its ranks' output."""
-    options = words[: words.index("--")] if "--" in words else words
-    named = {word.split("=")[0] for word in options}
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    named = {option.split("=")[0] for option in options}
     variables = {f"PET_{name.lstrip('-').replace('-', '_').upper()}" for name in _ABOUT_LOGS if len(name) > 2}
     return bool(named & set(_ABOUT_LOGS) or variables & environment.keys())
 
 
-def main(words: Sequence[str]) -> NoReturn:
+def main(arguments: Sequence[str]) -> NoReturn:
     """Run torchrun to its end, and end as it does; by a signal with 128 + its number."""
-    folder = "" if wants_logs(words, os.environ) else tempfile.mkdtemp(prefix="collbench-torchrun-")
-    sys.argv = ["torchrun", *(["--log-dir", folder] if folder else []), *words]
+    folder = "" if wants_logs(arguments, os.environ) else tempfile.mkdtemp(prefix="collbench-torchrun-")
+    sys.argv = ["torchrun", *(["--log-dir", folder] if folder else []), *arguments]
     status = _run()
     named = status == 1 and any(files for _, _, files in os.walk(folder))  # in its report of a failure
     if folder and not named:

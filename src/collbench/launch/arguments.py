@@ -75,27 +75,27 @@ TRAIN = Known(OWN_VALUES | TORCHRUN_VALUES, OWN_FLAGS | TORCHRUN_FLAGS, SHORT)
 ABLATE = Known(TRAIN.values | VALUES, TRAIN.flags | FLAGS, {**SHORT, "-o": "--output"})
 
 
-def read(words: Sequence[str], known: Known = TRAIN) -> Option:
-    """Parse the option at the start of `words`. Raises UsageError if it is unknown or its value is wrong."""
-    name, attached = _name_and_attached(words[0], known.short)
+def read(arguments: Sequence[str], known: Known = TRAIN) -> Option:
+    """Parse the option at the start of `arguments`. Raises UsageError if it is unknown or its value is wrong."""
+    name, attached = _name_and_attached(arguments[0], known.short)
     if name in known.flags:
         if attached is not None:
-            raise UsageError(f"option '{words[0]}' takes no value: write {words[0].partition('=')[0]}")
-        return Option(name, None, (words[0],))
+            raise UsageError(f"option '{arguments[0]}' takes no value: write {arguments[0].partition('=')[0]}")
+        return Option(name, None, (arguments[0],))
     if name not in known.values:
-        raise _unknown(words[0], known)
+        raise _unknown(arguments[0], known)
     if attached is not None:
-        return Option(name, attached, (words[0],))
-    if len(words) < 2 or words[1] == "--" or not (name in VALUES or _is_value(words[1])):
-        raise UsageError(f"option '{words[0]}' needs a value: write {name} VALUE, before the script")
-    return Option(name, words[1], (words[0], words[1]))
+        return Option(name, attached, (arguments[0],))
+    if len(arguments) < 2 or arguments[1] == "--" or not (name in VALUES or _is_value(arguments[1])):
+        raise UsageError(f"option '{arguments[0]}' needs a value: write {name} VALUE, before the script")
+    return Option(name, arguments[1], (arguments[0], arguments[1]))
 
 
-def _name_and_attached(word: str, short: Mapping[str, str]) -> tuple[str, str | None]:
+def _name_and_attached(argument: str, short: Mapping[str, str]) -> tuple[str, str | None]:
     """Return the long name and what is glued to it: "--tee=3", "-t=3" and "-t3" are all ("--tee", "3")."""
-    if not word.startswith("--") and word[:2] in short:
-        return short[word[:2]], word[2:].removeprefix("=") if len(word) > 2 else None
-    name, equals, value = word.partition("=")
+    if not argument.startswith("--") and argument[:2] in short:
+        return short[argument[:2]], argument[2:].removeprefix("=") if len(argument) > 2 else None
+    name, equals, value = argument.partition("=")
     return _dashed(name), value if equals else None
 
 
@@ -106,12 +106,12 @@ def _dashed(name: str) -> str:
     return dashed if is_torchrun and "-" not in name[2:] else name
 
 
-def _is_value(word: str) -> bool:
-    return not word.startswith("-") or word == "-" or _NEGATIVE_NUMBER.fullmatch(word) is not None
+def _is_value(argument: str) -> bool:
+    return not argument.startswith("-") or argument == "-" or _NEGATIVE_NUMBER.fullmatch(argument) is not None
 
 
-def _unknown(word: str, known: Known) -> UsageError:
-    name, names = word.partition("=")[0], sorted(known.flags | known.values)
+def _unknown(argument: str, known: Known) -> UsageError:
+    name, names = argument.partition("=")[0], sorted(known.flags | known.values)
     near = [option for option in names if option.startswith(name)]
     near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.8)  # at 0.6, --lr would be --run
     meant = f"write {' or '.join(near)} in full, or " if near else ""
@@ -167,36 +167,38 @@ def split(argv: Sequence[str]) -> TrainArguments:
 
     Parsing stops at the script (or `--`). `--help` stops it too.
     """
-    own: dict[str, str] = {}
-    torchrun: list[Option] = []
+    own_options: dict[str, str] = {}
+    torchrun_options: list[Option] = []
     rest = tuple(argv)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         option = read(rest)
         if option.name == "--help":
             return TrainArguments(help=True)
         if option.name in OWN_VALUES or option.name in OWN_FLAGS:
-            own[option.name] = option.value or ""
+            own_options[option.name] = option.value or ""
         else:
-            torchrun.append(option)
+            torchrun_options.append(option)
         rest = rest[len(option.tokens) :]
-    return _checked(_own(own, tuple(torchrun), rest[1:] if rest[:1] == ("--",) else rest))
+    return _checked(_train_arguments(own_options, tuple(torchrun_options), rest[1:] if rest[:1] == ("--",) else rest))
 
 
-def _own(own: dict[str, str], torchrun: tuple[Option, ...], program: tuple[str, ...]) -> TrainArguments:
+def _train_arguments(
+    own_options: dict[str, str], torchrun_options: tuple[Option, ...], program: tuple[str, ...]
+) -> TrainArguments:
     return TrainArguments(
-        auto_select=_count(own["--auto-select"]) if "--auto-select" in own else None,
-        devices=own.get("--devices"),
-        exclude=own.get("--exclude"),
-        allow_busy="--allow-busy" in own,
-        run=own.get("--run"),
-        max_age=own.get("--max-age", DEFAULT_MAX_AGE),
-        fresh="--fresh" in own,
-        backend=own.get("--backend", "auto"),
-        dry_run="--dry-run" in own,
-        nccl=own.get("--nccl"),
-        container=own.get("--container"),
-        job=own.get("--for"),
-        torchrun_options=torchrun,
+        auto_select=_count(own_options["--auto-select"]) if "--auto-select" in own_options else None,
+        devices=own_options.get("--devices"),
+        exclude=own_options.get("--exclude"),
+        allow_busy="--allow-busy" in own_options,
+        run=own_options.get("--run"),
+        max_age=own_options.get("--max-age", DEFAULT_MAX_AGE),
+        fresh="--fresh" in own_options,
+        backend=own_options.get("--backend", "auto"),
+        dry_run="--dry-run" in own_options,
+        nccl=own_options.get("--nccl"),
+        container=own_options.get("--container"),
+        job=own_options.get("--for"),
+        torchrun_options=torchrun_options,
         program=program,
     )
 
@@ -265,8 +267,8 @@ DEFAULT_BUDGET_S = 180.0
 class AblateArguments:
     """What `collbench ablate` was asked.
 
-    `train` are the words as `collbench train` reads them, `passed` those among them, before the script, that reach it
-    as they are; `choosing` the others among them; `without` and `against` raw text. `repeats` None: until the ratio is
+    `train` are the arguments as `collbench train` reads them, `passed` those of them, before the script, that reach it
+    as they are; `choosing` the others of them; `without` and `against` raw text. `repeats` None: until the ratio is
     known to ± `precision`, a share, or `budget_seconds` are spent. `job` is the file of a recorded job that is replayed
     instead of a script: of `train` then only `devices` and `backend` count; `compute` and `fabric` are as in replay.
     """
@@ -298,9 +300,9 @@ def split_ablation(argv: Sequence[str]) -> AblateArguments:
     Reading stops at the script (or `--`), and at `--help`, whose answer is then all that counts. A first word that ends
     in .json is no script but a recorded job, whose options may follow it.
     """
-    own: dict[str, str] = {}
+    own_options: dict[str, str] = {}
     without: list[str] = []
-    theirs: list[Option] = []
+    train_options: list[Option] = []
     job: str | None = None
     rest = tuple(argv)
     while rest and ((rest[0].startswith("-") and rest[0] not in ("-", "--")) or (job is None and _is_job(rest[0]))):
@@ -313,50 +315,54 @@ def split_ablation(argv: Sequence[str]) -> AblateArguments:
         if option.name == "--without":
             without.append(option.value or "")
         elif option.name in VALUES | FLAGS:
-            own[option.name] = option.value or ""
+            own_options[option.name] = option.value or ""
         else:
-            theirs.append(option)
+            train_options.append(option)
         rest = rest[len(option.tokens) :]
     program = rest[1:] if rest[:1] == ("--",) else rest
     if job is not None:
-        return _checked_job(job, own, tuple(without), theirs, program)
-    return _checked_ablation(own, tuple(without), theirs, program)
+        return _checked_job(job, own_options, tuple(without), train_options, program)
+    return _checked_ablation(own_options, tuple(without), train_options, program)
 
 
-def _is_job(word: str) -> bool:
-    return word.endswith(".json")
+def _is_job(argument: str) -> bool:
+    return argument.endswith(".json")
 
 
 def _checked_job(
-    job: str, own: Mapping[str, str], without: tuple[str, ...], theirs: Sequence[Option], program: Sequence[str]
+    job: str,
+    own_options: Mapping[str, str],
+    without: tuple[str, ...],
+    train_options: Sequence[Option],
+    program: Sequence[str],
 ) -> AblateArguments:
     if program:
         raise UsageError(f"{job} is a recorded job, and {program[0]} is a training script: use only one")
-    strange = [name for name in own if name not in OF_A_JOB]
-    strange += [option.name for option in theirs if option.name not in ("--devices", "--backend")]
+    strange = [name for name in own_options if name not in OF_A_JOB]
+    strange += [option.name for option in train_options if option.name not in ("--devices", "--backend")]
     if strange:
         raise UsageError(f"{job} is replayed, and nothing is trained: leave out {', '.join(dict.fromkeys(strange))}")
-    if without and "--against" in own:
+    if without and "--against" in own_options:
         raise _two_changes()
-    if own.get("--compute", "none") not in ("none", "recorded"):
-        raise UsageError(f"--compute '{own['--compute']}' is not one of none, recorded")
-    chosen = {option.name: option.value for option in theirs}
+    if own_options.get("--compute", "none") not in ("none", "recorded"):
+        raise UsageError(f"--compute '{own_options['--compute']}' is not one of none, recorded")
+    chosen = {option.name: option.value for option in train_options}
     backend = chosen.get("--backend") or "auto"
     if backend not in ("auto", *capabilities.BACKENDS):
         raise UsageError(f"backend '{backend}' does not exist: write one of auto, {', '.join(capabilities.BACKENDS)}")
     return AblateArguments(
         TrainArguments(devices=chosen.get("--devices"), backend=backend),
-        without=without or (() if "--against" in own else ("p2p",)),
-        against=own.get("--against"),
-        repeats=_whole(own, "--repeats", None, least=2, why="one trial of each arm gives no interval"),
-        seed=_whole(own, "--seed", None),
-        output=own.get("--output"),
-        json="--json" in own,
-        verbose="--verbose" in own,
-        force="--force" in own,
+        without=without or (() if "--against" in own_options else ("p2p",)),
+        against=own_options.get("--against"),
+        repeats=_whole(own_options, "--repeats", None, least=2, why="one trial of each arm gives no interval"),
+        seed=_whole(own_options, "--seed", None),
+        output=own_options.get("--output"),
+        json="--json" in own_options,
+        verbose="--verbose" in own_options,
+        force="--force" in own_options,
         job=job,
-        compute=own.get("--compute", "none"),
-        fabric=own.get("--fabric"),
+        compute=own_options.get("--compute", "none"),
+        fabric=own_options.get("--fabric"),
     )
 
 
@@ -365,43 +371,43 @@ def _two_changes() -> UsageError:
 
 
 def _checked_ablation(
-    own: Mapping[str, str], without: tuple[str, ...], theirs: Sequence[Option], program: Sequence[str]
+    own_options: Mapping[str, str], without: tuple[str, ...], train_options: Sequence[Option], program: Sequence[str]
 ) -> AblateArguments:
     example = "collbench ablate --auto-select 2 --without p2p -- train.py"
     if not program:
         raise UsageError(f"no script to train: write {example}")
-    if not without and "--against" not in own:
+    if not without and "--against" not in own_options:
         raise UsageError(f"nothing to compare with: write --without p2p, or --against 2,3, as in {example}")
-    if "--repeats" in own and own.keys() & {"--precision", "--budget"}:
+    if "--repeats" in own_options and own_options.keys() & {"--precision", "--budget"}:
         raise UsageError("--repeats says how often to train, --precision and --budget when to stop: use only one")
-    if without and "--against" in own:
+    if without and "--against" in own_options:
         raise _two_changes()
-    if replayed := sorted(own.keys() & JOB_ONLY):
+    if replayed := sorted(own_options.keys() & JOB_ONLY):
         raise UsageError(f"{replayed[0]} is for a recorded job: write collbench ablate job.json {replayed[0]} VALUE")
-    words = [token for option in theirs for token in option.tokens]
+    train_tokens = [token for option in train_options for token in option.tokens]
     return AblateArguments(
-        split([*words, "--", *program]),
-        passed=tuple(token for option in theirs if option.name not in CHOOSING for token in option.tokens),
-        choosing=tuple((option.name, option.value) for option in theirs if option.name in CHOOSING),
+        split([*train_tokens, "--", *program]),
+        passed=tuple(token for option in train_options if option.name not in CHOOSING for token in option.tokens),
+        choosing=tuple((option.name, option.value) for option in train_options if option.name in CHOOSING),
         without=without,
-        against=own.get("--against"),
-        repeats=_whole(own, "--repeats", None, least=2, why="one run of each arm gives no interval"),
-        precision=parse_precision(own["--precision"]) if "--precision" in own else PRECISION,
-        budget_seconds=parse_budget(own["--budget"]) if "--budget" in own else DEFAULT_BUDGET_S,
-        skip=_whole(own, "--skip", None),
-        step_pattern=own.get("--step-pattern"),
-        seed=_whole(own, "--seed", None),
-        output=own.get("--output"),
-        allreduce="--no-allreduce" not in own,
-        json="--json" in own,
-        verbose="--verbose" in own,
-        force="--force" in own,
+        against=own_options.get("--against"),
+        repeats=_whole(own_options, "--repeats", None, least=2, why="one run of each arm gives no interval"),
+        precision=parse_precision(own_options["--precision"]) if "--precision" in own_options else PRECISION,
+        budget_seconds=parse_budget(own_options["--budget"]) if "--budget" in own_options else DEFAULT_BUDGET_S,
+        skip=_whole(own_options, "--skip", None),
+        step_pattern=own_options.get("--step-pattern"),
+        seed=_whole(own_options, "--seed", None),
+        output=own_options.get("--output"),
+        allreduce="--no-allreduce" not in own_options,
+        json="--json" in own_options,
+        verbose="--verbose" in own_options,
+        force="--force" in own_options,
     )
 
 
-def _whole(own: Mapping[str, str], name: str, default: int | None, least: int = 0, why: str = "") -> int | None:
+def _whole(own_options: Mapping[str, str], name: str, default: int | None, least: int = 0, why: str = "") -> int | None:
     """Return a whole number from `least` on; at most six digits, for more are a slip of the hand."""
-    text = own.get(name)
+    text = own_options.get(name)
     if text is None:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) <= 6):

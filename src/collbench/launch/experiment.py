@@ -29,11 +29,11 @@ from collbench.launch.ablation import (
     format_seconds,
     in_turn,
     judge,
-    last_words,
+    last_lines,
     measure_of,
+    run_value,
     step_value,
     stop_of,
-    value,
     warm_up,
 )
 from collbench.machine import lifeline
@@ -48,22 +48,22 @@ from collbench.runfile.versions import Kind
 
 
 _KIND = Kind("collbench-ablation", 1, "ablation", again="train again")
-_WORDS = ("save the ablation as", "--output")
+_REFUSAL = ("save the ablation as", "--output")
 
 
 def save(ablation: Ablation, path: Path) -> None:
     """Write the ablation atomically: after a crash the file is old or complete. Raises RunFileError, Taken."""
-    atomic_write.write(dumps(ablation), path, *_WORDS)
+    atomic_write.write(dumps(ablation), path, *_REFUSAL)
 
 
-def own(path: Path, warn: Callable[[str], None], *, force: bool = False) -> atomic_write.OwnFile:
+def own_file(path: Path, warn: Callable[[str], None], *, force: bool = False) -> atomic_write.OwnFile:
     """Return a file to write an ablation to again and again."""
-    return atomic_write.OwnFile(path, _WORDS, warn, force=force)
+    return atomic_write.OwnFile(path, _REFUSAL, warn, force=force)
 
 
 def check_writable(path: Path, *, force: bool = False) -> None:
     """Raise RunFileError if an ablation could not be saved at `path`, or if a file exists there."""
-    atomic_write.check(path, *_WORDS, force=force)
+    atomic_write.check(path, *_REFUSAL, force=force)
 
 
 def load(path: Path) -> Ablation:
@@ -92,8 +92,8 @@ def _build(fields: dict[str, Any]) -> Ablation:
 
 def _variable_named(name: str) -> tuple[str, ...]:
     """Return what an arm lacks, as files before `without` say it: in its name alone."""
-    words = name.removeprefix("without ").split(" and ")
-    return tuple(words) if name.startswith("without ") and set(words) <= set(SWITCHES) else ()
+    switches = name.removeprefix("without ").split(" and ")
+    return tuple(switches) if name.startswith("without ") and set(switches) <= set(SWITCHES) else ()
 
 
 def _check_meaning(ablation: Ablation) -> None:
@@ -233,9 +233,9 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def collbench(*words: str) -> list[str]:
+def collbench(*arguments: str) -> list[str]:
     """Return the command that starts this very collbench as a child. -P: a script's folder may hold a collbench.py."""
-    return [sys.executable, "-P", "-m", "collbench", *words]
+    return [sys.executable, "-P", "-m", "collbench", *arguments]
 
 
 # From a scalar over DDP's first bucket of 1 MiB to its usual ones together.
@@ -263,12 +263,12 @@ class Reporter:
 class Plan:
     """What every run of an experiment shares.
 
-    `words` are what follows `collbench train --devices …`, `logs` the folder for the children's output, `inherited` the
-    environment that both arms start from, `nccl` the library to time all-reduces with. `force`: an older file at `path`
-    gives way.
+    `arguments` are what follows `collbench train --devices …`, `logs` the folder for the children's output, `inherited`
+    the environment that both arms start from, `nccl` the library to time all-reduces with. `force`: an older file at
+    `path` gives way.
     """
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     path: Path
     logs: Path
     inherited: Mapping[str, str]
@@ -284,7 +284,7 @@ class Experiment:
         self, ablation: Ablation, plan: Plan, reporter: Reporter, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.ablation, self._plan, self._reporter, self._clock = ablation, plan, reporter, clock
-        self._file = own(plan.path, reporter.say, force=plan.force)
+        self._file = own_file(plan.path, reporter.say, force=plan.force)
 
     def measure_allreduces(self) -> None:
         """Time the all-reduce of both arms, each in its own environment. Raises BackendError."""
@@ -292,12 +292,12 @@ class Experiment:
         for number, arm in enumerate(self.ablation.arms):
             saved = self._plan.logs / f"allreduce-{number}.json"
             sizes = ",".join(map(str, sizes_on(self.ablation.backend)))
-            words = ["allreduce", *self._devices(arm), "--sizes", sizes, "--quick", "--output", str(saved)]
-            words += ["--nccl", self._plan.nccl] if self._plan.nccl else []
+            arguments = ["allreduce", *self._devices(arm), "--sizes", sizes, "--quick", "--output", str(saved)]
+            arguments += ["--nccl", self._plan.nccl] if self._plan.nccl else []
             reader = Reader()
-            ended = run_child(collbench(*words), self._environment(arm), saved.with_suffix(".log"), reader)
+            ended = run_child(collbench(*arguments), self._environment(arm), saved.with_suffix(".log"), reader)
             if ended.status != 0:
-                self._reporter.show(last_words(reader.tail))
+                self._reporter.show(last_lines(reader.tail))
                 raise BackendError(
                     f"cannot measure the all-reduce {arm.name} ({_status(ended.status)}, see above): nothing was "
                     "trained; --no-allreduce goes on without it"
@@ -322,19 +322,19 @@ class Experiment:
         """How many runs there will be; None if that depends on how they come out."""
         return 2 * self.ablation.repeats if self.ablation.budget_seconds is None else None
 
-    def train_words(self, arm: Arm) -> list[str]:
+    def train_arguments(self, arm: Arm) -> list[str]:
         """Return the arguments with which collbench trains an arm, without its environment."""
-        return ["train", *self._devices(arm), *self._plan.words]
+        return ["train", *self._devices(arm), *self._plan.arguments]
 
-    def _with_folder(self, words: list[str], folder: Path) -> list[str]:
+    def _with_folder(self, command: list[str], folder: Path) -> list[str]:
         """Return the command with a folder for what torchrun leaves in TMPDIR else, unless the user gave it one.
 
         An image sees only its own folders.
         """
-        options = words[: words.index("--")]
+        options = command[: command.index("--")]
         if any(option.partition("=")[0] in ("--log-dir", "--log_dir", "--container") for option in options):
-            return words
-        return [*options, "--log-dir", str(folder), *words[len(options) :]]
+            return command
+        return [*options, "--log-dir", str(folder), *command[len(options) :]]
 
     def _train(self, order: int, repeat: int, arm: Arm) -> None:
         reader = Reader(self._plan.pattern)
@@ -348,9 +348,9 @@ class Experiment:
                 self._reporter.step(f"{which}: step {len(reader.steps)}, {format_seconds(reader.steps[-1])}")
 
         left = log.with_suffix(".torchrun")
-        words = self._with_folder(collbench(*self.train_words(arm)), left)
+        command = self._with_folder(collbench(*self.train_arguments(arm)), left)
         try:
-            ended = run_child(words, self._environment(arm), log, reader, watch)
+            ended = run_child(command, self._environment(arm), log, reader, watch)
         finally:
             shutil.rmtree(left, ignore_errors=True)
         run = TrainingRun(
@@ -366,15 +366,15 @@ class Experiment:
         before, self.ablation.measure = self.ablation.measure, measure_of(self.ablation.made, self.ablation.skip)
         self._file.write(dumps(self.ablation))
         if ended.status != 0:
-            self._reporter.show(last_words(reader.tail))
+            self._reporter.show(last_lines(reader.tail))
             raise BackendError(
                 f"{which}: the script failed ({_status(ended.status)}, see above); its output is {log}{self._saved()}"
             )
         self._check_steps(run, which, log)
         if self.ablation.measure is not before or not order:
             self._note_measure()
-        own = measure_of([run], self.ablation.skip)
-        self._reporter.say(f"{which}: {format_seconds(value(run, own, self.ablation.skip))}{_UNITS[own]}")
+        measure = measure_of([run], self.ablation.skip)
+        self._reporter.say(f"{which}: {format_seconds(run_value(run, measure, self.ablation.skip))}{_UNITS[measure]}")
 
     def _note_measure(self) -> None:
         """Say by what all runs so far are compared, where it is not by their steps."""

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Mapping, Sequence
 
 
-def core_and_program(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
+def core_and_program(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
     """Return this rank's core number and the program's arguments. Raises SystemExit with one line."""
-    own = dict(word.partition("=")[::2] for word in words[: words.index("--")]) if "--" in words else {}
+    own = dict(option.partition("=")[::2] for option in arguments[: arguments.index("--")]) if "--" in arguments else {}
     program = [own["--program"]] if "--program" in own else []
-    program += words[len(own) + 1 :]
+    program += arguments[len(own) + 1 :]
     if "--cores" not in own or not program:
         raise SystemExit("collbench: cannot pin a rank: usage: pin --cores=2,3 -- PROGRAM ARGUMENT…")
     cores, rank = own["--cores"].split(","), environment.get("LOCAL_RANK", "")
@@ -28,9 +28,9 @@ def core_and_program(words: Sequence[str], environment: Mapping[str, str]) -> tu
     return int(cores[int(rank)]), program
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Pin this process and exec the program. A missing core or program raises SystemExit with one line."""
-    core, program = core_and_program(words, os.environ)
+    core, program = core_and_program(arguments, os.environ)
     try:
         os.sched_setaffinity(0, {core})
     except OSError as error:

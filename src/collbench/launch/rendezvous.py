@@ -55,7 +55,7 @@ def variables(arguments: TrainArguments, environment: Mapping[str, str]) -> dict
     return {_OWN_STORE: "1"}
 
 
-def gives_way(arguments: TrainArguments, environment: Mapping[str, str], count: int) -> str:
+def override_note(arguments: TrainArguments, environment: Mapping[str, str], count: int) -> str:
     """Return a clause on a PET_NPROC_PER_NODE that is not `count`, the number of ranks here; "" if none is."""
     per_node = environment.get("PET_NPROC_PER_NODE", "")
     if not per_node.isdecimal() or int(per_node) == count or arguments.has("--nproc-per-node"):
@@ -77,10 +77,10 @@ def _in_a_step(step: Step, arguments: TrainArguments) -> list[str]:
     given = arguments.value("--nnodes")
     if given is not None and given.rpartition(":")[2] != str(step.nodes):
         raise UsageError(f"--nnodes {given} contradicts srun, which starts {step.nodes} nodes: leave it out")
-    words = [] if given is not None else ["--nnodes", str(step.nodes)]
-    words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{step.host}:{step.port}"]
-    words += [] if arguments.has("--rdzv-id") else ["--rdzv-id", step.name]
-    return words + ([] if arguments.has("--rdzv-conf") else ["--rdzv-conf", f"is_host={int(step.node == 0)}"])
+    added = [] if given is not None else ["--nnodes", str(step.nodes)]
+    added += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{step.host}:{step.port}"]
+    added += [] if arguments.has("--rdzv-id") else ["--rdzv-id", step.name]
+    return added + ([] if arguments.has("--rdzv-conf") else ["--rdzv-conf", f"is_host={int(step.node == 0)}"])
 
 
 def _refuse_others(environment: Mapping[str, str]) -> None:
@@ -101,7 +101,7 @@ def _nowhere_to_meet(arguments: TrainArguments) -> UsageError:
 
 
 def _lacks_backend(arguments: TrainArguments, environment: Mapping[str, str]) -> bool:
-    """Torchrun's default, static, needs a number for every node, which the same words on each node do not give."""
+    """Torchrun's default, static, needs a number for every node, which the same arguments on each node do not give."""
     static = ("--rdzv-backend", "--node-rank", "--master-addr")
     endpoint = _given(arguments, environment, "--rdzv-endpoint")
     return endpoint is not None and not any(_given(arguments, environment, name) for name in static)

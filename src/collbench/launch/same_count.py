@@ -26,10 +26,10 @@ def complaint(environment: Mapping[str, str]) -> str:
     By torchrun's variables [torch 2.13, elastic/agent/server/local_elastic_agent.py]. LOCAL_RANK is not asked:
     --virtual-local-rank makes it 0 everywhere.
     """
-    words = [environment.get(name, "") for name in _NAMES]
-    if not all(word.isdecimal() for word in words):
+    values = [environment.get(name, "") for name in _NAMES]
+    if not all(value.isdecimal() for value in values):
         return f"collbench: cannot compare the nodes: torchrun sets {', '.join(_NAMES)}, but some are not numbers here"
-    rank, world, local, node, nodes = map(int, words)
+    rank, world, local, node, nodes = map(int, values)
     if local * nodes == world and rank // local == node:
         return ""
     return (
@@ -38,11 +38,11 @@ def complaint(environment: Mapping[str, str]) -> str:
     )
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Check and exec; returns never. A disagreement raises SystemExit, after one line a node."""
-    before = list(words[: words.index("--")]) if "--" in words else []
-    program = [word.removeprefix("--program=") for word in before] + list(words[len(before) + 1 :])
-    if "--" not in words or not program:
+    before = list(arguments[: arguments.index("--")]) if "--" in arguments else []
+    program = [option.removeprefix("--program=") for option in before] + list(arguments[len(before) + 1 :])
+    if "--" not in arguments or not program:
         raise SystemExit("collbench: cannot compare the nodes: usage: same_count -- PROGRAM ARGUMENT…")
     line = complaint(os.environ)
     if line and os.environ.get("LOCAL_RANK") != "0":

@@ -54,10 +54,10 @@ def wrap(
     """
     inside = {name: environment[name] for name in sorted(environment) if name.startswith(_MUST_REACH)}
     inside[_VISIBLE] = environment.get(_VISIBLE, "")
-    words = [apptainer, "exec", "--nv"]
+    exec_command = [apptainer, "exec", "--nv"]
     for name, value in inside.items():
-        words += ["--env", f"{name}={value}"]
-    return [*words, *(["--bind", f"{shims}:{SHIMS}:ro"] if shims else []), image, *command]
+        exec_command += ["--env", f"{name}={value}"]
+    return [*exec_command, *(["--bind", f"{shims}:{SHIMS}:ro"] if shims else []), image, *command]
 
 
 # How `collbench train` reports its choice: one line on stderr, and the command that --dry-run prints.
@@ -121,12 +121,12 @@ def here() -> Inside:
     return Inside(sys.executable, ("-P",), _FOLDER)
 
 
-def image() -> Inside:
+def inside_image() -> Inside:
     """Return an image's own Python, which may be older than 3.11 and not know -P."""
     return Inside("python3", (), SHIMS)
 
 
-def command(
+def start_command(
     arguments: TrainArguments,
     devices: Sequence[Device],
     inherited: Mapping[str, str],
@@ -142,20 +142,20 @@ def command(
     Slurm's variables. `bind` lets torchrun bind each rank to the CPUs of its GPU's NUMA node.
     """
     _check_process_count(arguments, len(devices))
-    words = [inside.python, *inside.options, "-m", "torch.distributed.run", *rendezvous.options(arguments, inherited)]
+    start = [inside.python, *inside.options, "-m", "torch.distributed.run", *rendezvous.options(arguments, inherited)]
     if not arguments.has("--nproc-per-node"):
-        words += ["--nproc-per-node", str(len(devices))]
+        start += ["--nproc-per-node", str(len(devices))]
     if bind:
-        words += ["--numa-binding", "node"]
+        start += ["--numa-binding", "node"]
     shims = _shims(arguments, devices, inherited, backend)
     if not shims:
-        return [*words, *_options(arguments), "--", *_escaped(arguments.program, arguments.has("--no-python"))]
+        return [*start, *_options(arguments), "--", *_escaped(arguments.program, arguments.has("--no-python"))]
     program = _program(arguments, inherited.get("PYTHON_EXEC", inside.python))
     named = not arguments.has("--no-python")
     for shim in reversed(shims):
         program, named = _behind(shim, program, inside, named=named), True
     rest = _options(arguments, without=("--module", "--no-python"))
-    return [*words, *rest, "--no-python", "--", *_escaped(program, is_executable=True)]
+    return [*start, *rest, "--no-python", "--", *_escaped(program, is_executable=True)]
 
 
 def with_agent(command: Sequence[str], inside: Inside) -> list[str]:
@@ -178,13 +178,13 @@ def _options(arguments: TrainArguments, without: tuple[str, ...] = ()) -> list[s
 
 
 def _escaped(program: Sequence[str], is_executable: bool) -> list[str]:
-    """Return the program's words as torchrun hands them on unchanged.
+    """Return the program's arguments as torchrun hands them on unchanged.
 
-    It expands ${local_rank} and $$ in every word but the executable [torch 2.13, elastic/utils/api.py, macros].
+    It expands ${local_rank} and $$ in every argument but the executable [torch 2.13, elastic/utils/api.py, macros].
     With `--` before them its argparse keeps the script's `--` and does not call `--r` an ambiguous abbreviation.
     """
     first = program[:1] if is_executable else ()
-    return [*first, *(word.replace("$", "$$") for word in program[len(first) :])]
+    return [*first, *(argument.replace("$", "$$") for argument in program[len(first) :])]
 
 
 def _shims(
@@ -206,7 +206,7 @@ def _shims(
 def _behind(shim: Sequence[str], program: Sequence[str], inside: Inside, *, named: bool) -> list[str]:
     """Return the command that runs a program behind a shim, isolated (-I, -S), so that it starts in 10 ms.
 
-    torchrun's report of a failure names the first word that begins with no dash [torch 2.13,
+    torchrun's report of a failure names the first argument that begins with no dash [torch 2.13,
     distributed/launcher/api.py, _get_entrypoint_name]. `named`: of the program that is not its first, an interpreter.
     """
     name, *options = shim
@@ -232,7 +232,7 @@ def in_container(
     arguments: TrainArguments, command: Sequence[str], environment: Mapping[str, str], apptainer: str
 ) -> list[str]:
     """Return the command as it runs in the image of --container, on the devices of this whole `environment`."""
-    shims = _FOLDER if any(SHIMS in word for word in command) else ""
+    shims = _FOLDER if any(SHIMS in argument for argument in command) else ""
     return wrap(command, arguments.container or "", environment, apptainer=apptainer, shims=shims)
 
 

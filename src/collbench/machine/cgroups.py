@@ -36,15 +36,15 @@ def cpu_quota(root: pathlib.Path = _ROOT) -> float | None:
     quotas = []
     for unified, folder in _folders(root, "cpu"):
         files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        words = read(folder / "cpu.max").split() if unified else [read(folder / file).strip() for file in files]
-        quotas.append(_quota(words))
+        texts = read(folder / "cpu.max").split() if unified else [read(folder / file).strip() for file in files]
+        quotas.append(_quota(texts))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _quota(words: Collection[str]) -> float | None:
+def _quota(texts: Collection[str]) -> float | None:
     """Return quota / period of two numbers in µs; None for "max", -1 and what is no number."""
     try:
-        quota, period = (int(word) for word in words)
+        quota, period = (int(text) for text in texts)
     except ValueError:
         return None
     return quota / period if quota > 0 and period > 0 else None

@@ -75,9 +75,9 @@ def _signal_at_parents_end(number: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Become the program; returns never. What cannot be started raises SystemExit with one line."""
-    parent, program = int(words[0]), list(words[2:])
+    parent, program = int(arguments[0]), list(arguments[2:])
     _signal_at_parents_end(signal.SIGTERM)
     if os.getppid() != parent:  # it ended before that call
         raise SystemExit(128 + signal.SIGTERM)

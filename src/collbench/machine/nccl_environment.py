@@ -58,12 +58,12 @@ def host_identity(environment: Mapping[str, str], root: pathlib.Path = pathlib.P
     NCCL_HOSTID where it is set, even to nothing, in the environment or in nccl.conf; else host name and boot id.
     """
     named, boot = socket.gethostname(), (read(root / "proc/sys/kernel/random/boot_id").split() or [""])[0]
-    asked = environment.get("NCCL_HOSTID")
-    if asked is None:
-        asked = next((value for _, name, value in configured(root, environment) if name == "NCCL_HOSTID"), None)
-    key = os.fsencode(f"{named}{boot}" if asked is None else asked)[:_MOST_BYTES]
+    host_id = environment.get("NCCL_HOSTID")
+    if host_id is None:
+        host_id = next((value for _, name, value in configured(root, environment) if name == "NCCL_HOSTID"), None)
+    key = os.fsencode(f"{named}{boot}" if host_id is None else host_id)[:_MOST_BYTES]
     return HostIdentity(
-        name=asked if asked is not None and _NAME.fullmatch(asked) else named,
+        name=host_id if host_id is not None and _NAME.fullmatch(host_id) else named,
         key=os.fsdecode(key),
         network=f"{boot}/{_network_namespace(root)}",
         boot=boot,

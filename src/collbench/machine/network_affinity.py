@@ -70,20 +70,22 @@ def read_affinity(
 
     `reported` are nvidia-smi's words by GPU index and card.
     """
-    known = {
+    reported_near = {
         gpu: {card: how for card, how in (reported or {}).get(gpu, {}).items() if card in cards and how in NEARNESS}
         for gpu in bus_ids
     }
-    places = {card: _resolved(root / "sys/class/infiniband" / card / "device") for card in cards}
+    folders = {card: _resolved(root / "sys/class/infiniband" / card / "device") for card in cards}
     near: dict[int, dict[str, str]] = {}
     for gpu, bus_id in bus_ids.items():
-        own = _pci_device(root, bus_id)
+        gpu_folder = _pci_device(root, bus_id)
         distances = {
-            card: nearness(own, place) for card, place in places.items() if own is not None and place is not None
+            card: nearness(gpu_folder, folder)
+            for card, folder in folders.items()
+            if gpu_folder is not None and folder is not None
         }
-        near[gpu] = {**known[gpu], **{card: how for card, how in distances.items() if how}}
+        near[gpu] = {**reported_near[gpu], **{card: how for card, how in distances.items() if how}}
     topology, graphs = (_text(environment.get(variable, "")) for variable in (TOPOLOGY_VARIABLE, GRAPH_VARIABLE))
-    return NetworkAffinity(near, nccl_choice(topology, graphs, bus_ids) if topology and graphs else {}, known)
+    return NetworkAffinity(near, nccl_choice(topology, graphs, bus_ids) if topology and graphs else {}, reported_near)
 
 
 def _pci_device(root: pathlib.Path, bus_id: str) -> pathlib.Path | None:
@@ -100,24 +102,24 @@ def _resolved(path: pathlib.Path) -> pathlib.Path | None:
         return None
 
 
-def nearness(one: pathlib.Path, other: pathlib.Path) -> str:
+def nearness(first: pathlib.Path, second: pathlib.Path) -> str:
     """Return how near two PCI devices are by their resolved folders in sysfs, in nvidia-smi's words; "" if unknown."""
-    ways = [[part for part in path.parts if _BUS_ID.fullmatch(part)] for path in (one, other)]
+    bus_paths = [[part for part in path.parts if _BUS_ID.fullmatch(part)] for path in (first, second)]
     shared = 0
-    for mine, theirs in zip(*ways, strict=False):
+    for mine, theirs in zip(*bus_paths, strict=False):
         if mine != theirs:
             break
         shared += 1
-    if shared and shared < min(map(len, ways)):
+    if shared and shared < min(map(len, bus_paths)):
         # Bridges between each device and the bridge that both are under: one level is the same switch.
-        return "PIX" if max(len(way) - shared - 1 for way in ways) <= 1 else "PXB"
+        return "PIX" if max(len(bus_path) - shared - 1 for bus_path in bus_paths) <= 1 else "PXB"
     bridges = [
         next((part for part in path.parts if re.fullmatch(r"pci[0-9a-f]{4,}:[0-9a-f]{2}", part)), "")
-        for path in (one, other)
+        for path in (first, second)
     ]
     if bridges[0] and bridges[0] == bridges[1]:
         return "PHB"
-    nodes = [read(path / "numa_node").strip() for path in (one, other)]
+    nodes = [read(path / "numa_node").strip() for path in (first, second)]
     if not all(re.fullmatch("[0-9]+", node, re.ASCII) for node in nodes):
         return ""  # -1: firmware does not say
     return "NODE" if nodes[0] == nodes[1] else "SYS"

@@ -77,8 +77,8 @@ def _port(card: pathlib.Path, number: int) -> NetworkPort:
     return NetworkPort(
         card=card.name,
         number=number,
-        state=_word(read(folder / "state")),
-        physical_state=_word(read(folder / "phys_state")),
+        state=_state_name(read(folder / "state")),
+        physical_state=_state_name(read(folder / "phys_state")),
         rate_gbits=float(rate[1]) if rate and float(rate[1]) > 0 else None,
         link_layer=read(folder / "link_layer").strip(),
         model=read(card / "hca_type").strip(),
@@ -90,14 +90,14 @@ def _counters(folder: pathlib.Path) -> dict[str, int]:
     """Return the counters that can be read; a card has some of them, and RoCE and InfiniBand differ."""
     counters = {}
     for name in (*ERRORS, *CONGESTION):
-        texts = (read(folder / place / name).strip() for place in _COUNTERS)
+        texts = (read(folder / subfolder / name).strip() for subfolder in _COUNTERS)
         for text in texts:
             if re.fullmatch("[0-9]{1,20}", text, re.ASCII):
                 counters[name] = int(text)
     return counters
 
 
-def _word(text: str) -> str:
+def _state_name(text: str) -> str:
     match = _NUMBERED.match(text)
     return match[1] if match else ""
 
@@ -120,12 +120,16 @@ def slower(ports: tuple[NetworkPort, ...]) -> tuple[tuple[NetworkPort, float], .
     Siblings have the same model and link layer: a card for storage or management is no measure for the others.
     """
     best: dict[tuple[str, str], float] = {}
-    known = [(port, port.rate_gbits) for port in ports if port.state == ACTIVE and port.model and port.rate_gbits]
-    for port, rate in known:
+    active_ports = [
+        (port, port.rate_gbits) for port in ports if port.state == ACTIVE and port.model and port.rate_gbits
+    ]
+    for port, rate in active_ports:
         kind = (port.model, port.link_layer)
         best[kind] = max(rate, best.get(kind, 0.0))
     return tuple(
-        (port, best[port.model, port.link_layer]) for port, rate in known if rate < best[port.model, port.link_layer]
+        (port, best[port.model, port.link_layer])
+        for port, rate in active_ports
+        if rate < best[port.model, port.link_layer]
     )
 
 

@@ -130,13 +130,13 @@ def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | N
         chosen = {_physical_cores(root, cores)[0]: format_cpus(cores) for cores in nodes.values()}
     else:
         chosen = {core: str(core) for core in _physical_or_all(root, reach)}
-    node_of = {core: node for node, cores in nodes.items() for core in cores}
+    nodes_by_core = {core: node for node, cores in nodes.items() for core in cores}
     return tuple(
         Device(
             index=core,
             uuid=_uuid(root, core),
             name=name,
-            numa_node=node_of.get(core),
+            numa_node=nodes_by_core.get(core),
             cpu_affinity=chosen[core],
         )
         for core in _spread(sorted(chosen))
@@ -160,7 +160,7 @@ def paths(chosen: Collection[Device]) -> tuple[Path, ...]:
 
     The words are nvidia-smi's. Cores of a kernel that knows no NUMA nodes all count as one node.
     """
-    nodes = [device.numa_node for device in chosen]
+    nodes = [core.numa_node for core in chosen]
     pairs = combinations(range(len(nodes)), 2)
     return tuple(Path(devices=(i, j), label="NODE" if nodes[i] == nodes[j] else "SYS") for i, j in pairs)
 

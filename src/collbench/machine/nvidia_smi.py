@@ -295,7 +295,7 @@ class LiveTools:
         """Start them and return at once."""
         self._deadline = time.monotonic() + limit_s
         path = shutil.which(program)
-        self._processes = [] if path is None else [_start((path, *words)) for words in (_TOPOLOGY, _PEERS)]
+        self._processes = [] if path is None else [_start((path, *arguments)) for arguments in (_TOPOLOGY, _PEERS)]
 
     def __enter__(self) -> Self:
         return self
@@ -314,7 +314,7 @@ class LiveTools:
             topology = parse_topology(texts[0])
         with suppress(UsageError):
             peers = parse_p2p(texts[1])
-        return with_words(devices, paths, topology, peers)
+        return with_reported(devices, paths, topology, peers)
 
     def close(self) -> None:
         """End what still runs, without waiting for it long."""
@@ -337,7 +337,7 @@ class LiveTools:
         return out[:_MOST_BYTES].decode("utf-8", errors="replace") if process.returncode == 0 else ""
 
 
-def with_words(
+def with_reported(
     devices: Sequence[Device], paths: Sequence[Path], topology: Topology | None, peers: PeerAccess | None
 ) -> tuple[Path, ...]:
     """Return the paths with what `topo -m` and `-p2p r` say; None and () if a text is missing or lacks the GPU.
@@ -346,12 +346,12 @@ def with_words(
     """
     labels = {} if topology is None else _by_gpus(topology.gpus, topology.labels)
     states = {} if peers is None else _by_gpus(peers.gpus, peers.states)
-    found = []
+    reported_paths = []
     for path in paths:
         a, b = (f"GPU{devices[position].index}" for position in path.devices)
-        reported = tuple(PeerStatus(word) for word in (states.get((a, b)), states.get((b, a))) if word is not None)
-        found.append(replace(path, tool_label=labels.get((a, b)), tool_peer_access=reported))
-    return tuple(found)
+        reported = tuple(PeerStatus(code) for code in (states.get((a, b)), states.get((b, a))) if code is not None)
+        reported_paths.append(replace(path, tool_label=labels.get((a, b)), tool_peer_access=reported))
+    return tuple(reported_paths)
 
 
 def _by_gpus(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Mapping[tuple[str, str], str]:

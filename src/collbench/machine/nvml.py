@@ -86,8 +86,8 @@ class Query:
 
 
 def _integer(value: Any) -> int | None:
-    member = _UNION_MEMBER.get(value.valueType) if value.nvmlReturn == 0 else None
-    return None if member is None else int(getattr(value.value, member))
+    union_field = _UNION_MEMBER.get(value.valueType) if value.nvmlReturn == 0 else None
+    return None if union_field is None else int(getattr(value.value, union_field))
 
 
 # Where a GPU's NVLinks end, how many join two GPUs, how fast one is, and what went wrong on them.
@@ -146,8 +146,8 @@ def joining(first: Ends, first_id: str, second: Ends, second_id: str) -> tuple[i
 def line_rate(query: Query, handle: object, links: Sequence[int]) -> int | None:
     """Return the slowest of the given links' line rate in MB/s as NVML reports it; None if it does not."""
     rates = query.fields(handle, [(_FIELD_LINE_RATE, link) for link in links])
-    known = [rate for rate in rates if rate]
-    return min(known) if known else query.field(handle, _FIELD_LINE_RATE_COMMON) or None
+    known_rates = [rate for rate in rates if rate]
+    return min(known_rates) if known_rates else query.field(handle, _FIELD_LINE_RATE_COMMON) or None
 
 
 def bus_id(pci_info: object | None) -> str:
@@ -171,11 +171,11 @@ def _sum_counters(
 ) -> int | None:
     """Sum over links by field (Hopper and newer), else by the older call, which newer drivers drop."""
     by_field = query.fields(handle, [(field, link) for link in links for field in fields])
-    known = [count for count in by_field if count is not None]
-    if not known:
+    known_counts = [count for count in by_field if count is not None]
+    if not known_counts:
         older = (query.integer("nvmlDeviceGetNvLinkErrorCounter", handle, link, c) for link in links for c in counters)
-        known = [count for count in older if count is not None]
-    return sum(known) if known else None
+        known_counts = [count for count in older if count is not None]
+    return sum(known_counts) if known_counts else None
 
 
 # The path between two GPUs, as NVML reports it: NVLinks, PCIe ancestor, peer access, and the limit they set.
@@ -325,7 +325,7 @@ def _throttle(query: Query, handle: object) -> tuple[str, ...]:
     bits = query.integer("nvmlDeviceGetCurrentClocksEventReasons", handle)
     if bits is None:  # the name before r535
         bits = query.integer("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
-    return tuple(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
+    return tuple(reason for bit, reason in THROTTLE_REASONS.items() if bits & bit)
 
 
 def memory_used(query: Query, handle: object) -> int | None:
@@ -492,7 +492,7 @@ def _import_binding() -> Any:
 def _set_bits(mask: Sequence[int] | None) -> tuple[int, ...]:
     """Return the numbers of the set bits in NVML's mask of 64-bit words; empty if it gave none."""
     words = enumerate(mask or ())
-    return tuple(word * _BITS + bit for word, value in words for bit in range(_BITS) if value >> bit & 1)
+    return tuple(index * _BITS + bit for index, value in words for bit in range(_BITS) if value >> bit & 1)
 
 
 def _sysfs_numa_node(sysfs: pathlib.Path, pci_id: str) -> int | None:

@@ -38,7 +38,7 @@ class NodeSwitches:
         if node in self.switches_of:
             return self.switches_of[node]
         short = node.partition(".")[0]
-        same = {own for name, own in self.switches_of.items() if name.partition(".")[0] == short}
+        same = {switches for name, switches in self.switches_of.items() if name.partition(".")[0] == short}
         return same.pop() if len(same) == 1 else None
 
 
@@ -106,29 +106,29 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _table_nodes(lines: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]:
     """Return the switches of lines such as "node[0-15] leaf0 pod0"."""
-    by_switch: dict[str, tuple[str, ...]] = {}
+    switches_of: dict[str, tuple[str, ...]] = {}
     for number, line in lines:
         nodes, *switches = line.split()
         if not switches:
             raise UsageError(f"line {number}: write a node, its leaf switch, and the switches above: node0 leaf0 pod0")
-        _put(by_switch, nodes, tuple(switches), number)
+        _put(switches_of, nodes, tuple(switches), number)
     above: dict[tuple[int, str], tuple[str, ...]] = {}
-    for node, own in by_switch.items():
-        for level, switch in enumerate(own):
-            if above.setdefault((level, switch), own[level + 1 :]) != own[level + 1 :]:
+    for node, chain in switches_of.items():
+        for level, switch in enumerate(chain):
+            if above.setdefault((level, switch), chain[level + 1 :]) != chain[level + 1 :]:
                 raise UsageError(f"line of {node}: '{switch}' is under different switches: give each its own name")
-    depths = {len(own) for own in by_switch.values()}
+    depths = {len(chain) for chain in switches_of.values()}
     if len(depths) > 1:
         raise UsageError(
             f"all lines: all nodes need the same number of switches, some have {min(depths)}, some {max(depths)}"
         )
-    return by_switch
+    return switches_of
 
 
-def _put(by_switch: dict[str, tuple[str, ...]], nodes: str, switches: tuple[str, ...], number: int) -> None:
+def _put(switches_of: dict[str, tuple[str, ...]], nodes: str, switches: tuple[str, ...], number: int) -> None:
     for node in _expanded(nodes, number):
-        if by_switch.setdefault(node.lower(), switches) != switches:
-            raise UsageError(f"line {number}: {node} is under '{switches[0]}' and '{by_switch[node.lower()][0]}'")
+        if switches_of.setdefault(node.lower(), switches) != switches:
+            raise UsageError(f"line {number}: {node} is under '{switches[0]}' and '{switches_of[node.lower()][0]}'")
 
 
 def _expanded(names: str, number: int) -> tuple[str, ...]:
@@ -154,17 +154,17 @@ def _slurm_nodes(lines: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]
                 raise UsageError(f"line {number}: '{child}' is under both '{name}' and '{above[child]}'")
         if not below and values.get("nodes") and name != _UNKNOWN:
             leaves[name] = values["nodes"], number
-    by_switch: dict[str, tuple[str, ...]] = {}
+    switches_of: dict[str, tuple[str, ...]] = {}
     for leaf, (nodes, number) in leaves.items():
         chain = [leaf]
         while chain[-1] in above:
             chain.append(above[chain[-1]])
             if chain[-1] in chain[:-1]:
                 raise UsageError(f"line {number}: '{chain[-1]}' is above itself")
-        _put(by_switch, nodes, tuple(chain), number)
+        _put(switches_of, nodes, tuple(chain), number)
     # A node whose leaf hangs higher than others' has its top switch for every level above.
-    deepest = max(map(len, by_switch.values()), default=0)
-    return {node: own + own[-1:] * (deepest - len(own)) for node, own in by_switch.items()}
+    deepest = max(map(len, switches_of.values()), default=0)
+    return {node: chain + chain[-1:] * (deepest - len(chain)) for node, chain in switches_of.items()}
 
 
 def levels(reported: NodeSwitches, names: Sequence[str]) -> tuple[dict[str, tuple[int, ...]], ...]:
@@ -173,12 +173,12 @@ def levels(reported: NodeSwitches, names: Sequence[str]) -> tuple[dict[str, tupl
     Levels at which all of these nodes are under one switch are left out, and one that parts them as the level below.
     Raises UsageError for a node that was not reported.
     """
-    own = [reported.of(name) for name in names]
-    missing = [name for name, switches in zip(names, own, strict=True) if switches is None]
+    chains = [reported.of(name) for name in names]
+    missing = [name for name, switches in zip(names, chains, strict=True) if switches is None]
     if missing:
         raise UsageError(f"{reported.source} does not say which switch {missing[0]} is under: add it")
     all_levels: list[dict[str, tuple[int, ...]]] = []
-    for level in zip(*(switches for switches in own if switches), strict=True):
+    for level in zip(*(switches for switches in chains if switches), strict=True):
         # A switch has one name, wherever it stands: a chain that ended lower keeps its own.
         groups = {switch: tuple(n for n, at in enumerate(level) if at == switch) for switch in dict.fromkeys(level)}
         if len(groups) > 1 and (not all_levels or list(all_levels[-1].values()) != list(groups.values())):

@@ -26,7 +26,7 @@ class Seen:
     """The GPUs that a list selects, in its order, and what is wrong with the list ("" if nothing is).
 
     `certain` is False if the guide does not say, so that only CUDA knows: then `devices` are nvidia-smi's reading of
-    the words before that.
+    the entries before that.
     """
 
     devices: tuple[Device, ...]
@@ -39,7 +39,7 @@ def visible(devices: Sequence[Device], setting: str | None, order: str | None) -
 
     Arguments as `read`'s. Raises UsageError for MIG devices.
     """
-    mig = next((word for word in _words(setting or "") if word.startswith("MIG-")), None)
+    mig = next((entry for entry in _entries(setting or "") if entry.startswith("MIG-")), None)
     if mig is not None:
         raise UsageError(
             f"{NAME} names the MIG device {mig}: MIG devices cannot talk P2P, and collbench chooses whole GPUs: "
@@ -53,50 +53,50 @@ def read(devices: Sequence[Device], setting: str | None, order: str | None) -> S
     """Return what the variable leaves of all `devices`, which are in nvidia-smi's order.
 
     `setting` and `order` are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None if unset. What the guide does not say
-    is not certain: indices among unlike GPUs, which CUDA numbers by its own guess of their speed, and words that mix
+    is not certain: indices among unlike GPUs, which CUDA numbers by its own guess of their speed, and entries that mix
     forms.
     """
     if setting is None:
         return Seen(tuple(devices))
-    words = _words(setting)
-    if words in ([""], ["-1"]):
+    entries = _entries(setting)
+    if entries in ([""], ["-1"]):
         return Seen(())
-    by_uuid = words[0].startswith("GPU-")
+    by_uuid = entries[0].startswith("GPU-")
     alike = by_uuid or order == _BY_BUS or len({device.name for device in devices}) < 2
-    return _read(devices, words, by_uuid=by_uuid, alike=alike)
+    return _read(devices, entries, by_uuid=by_uuid, alike=alike)
 
 
-def _read(devices: Sequence[Device], words: Sequence[str], *, by_uuid: bool, alike: bool) -> Seen:
-    found: list[Device] = []
-    for word in words:
-        if word.startswith("MIG-"):
-            return Seen(tuple(found), f"'{word}' is a part of a GPU (MIG), and collbench measures whole GPUs")
-        if not (_UUID if by_uuid else _INDEX).fullmatch(word) and (by_uuid or _may_mean_one(word)):
-            return Seen(tuple(found), f"'{word}' is {'not a UUID' if by_uuid else 'not an index'}", certain=False)
-        named = _named(devices, word)
+def _read(devices: Sequence[Device], entries: Sequence[str], *, by_uuid: bool, alike: bool) -> Seen:
+    selected: list[Device] = []
+    for entry in entries:
+        if entry.startswith("MIG-"):
+            return Seen(tuple(selected), f"'{entry}' is a part of a GPU (MIG), and collbench measures whole GPUs")
+        if not (_UUID if by_uuid else _INDEX).fullmatch(entry) and (by_uuid or _may_mean_one(entry)):
+            return Seen(tuple(selected), f"'{entry}' is {'not a UUID' if by_uuid else 'not an index'}", certain=False)
+        named = _named(devices, entry)
         if len(named) != 1:
-            why = f"'{word}' {'fits several GPUs' if named else 'names no GPU here'}, and CUDA ignores the rest"
-            return Seen(tuple(found), why, certain=alike or not found)
-        if named[0] in found:  # torch.cuda counts so, too
-            return Seen((), f"'{word}' names {named[0].tag} again, and CUDA then shows no GPU at all")
-        found += named
-    return Seen(tuple(found), certain=alike)
+            why = f"'{entry}' {'fits several GPUs' if named else 'names no GPU here'}, and CUDA ignores the rest"
+            return Seen(tuple(selected), why, certain=alike or not selected)
+        if named[0] in selected:  # torch.cuda counts so, too
+            return Seen((), f"'{entry}' names {named[0].tag} again, and CUDA then shows no GPU at all")
+        selected += named
+    return Seen(tuple(selected), certain=alike)
 
 
-def _words(setting: str) -> list[str]:
-    return [word.strip() for word in setting.split(",")]
+def _entries(setting: str) -> list[str]:
+    return [entry.strip() for entry in setting.split(",")]
 
 
-def _may_mean_one(word: str) -> bool:
+def _may_mean_one(entry: str) -> bool:
     """True for what may be an index after all, or a UUID behind one; "", "-1" and "NoDevFiles" end the list."""
-    return word[:1].isdigit() or word.startswith("GPU-")
+    return entry[:1].isdigit() or entry.startswith("GPU-")
 
 
-def _named(devices: Sequence[Device], word: str) -> list[Device]:
+def _named(devices: Sequence[Device], entry: str) -> list[Device]:
     """Return the devices that an index means, or a UUID or its beginning."""
-    if _INDEX.fullmatch(word):
-        return list(devices[int(word) : int(word) + 1])
-    return [device for device in devices if _UUID.fullmatch(word) and device.uuid.startswith(word)]
+    if _INDEX.fullmatch(entry):
+        return list(devices[int(entry) : int(entry) + 1])
+    return [device for device in devices if _UUID.fullmatch(entry) and device.uuid.startswith(entry)]
 
 
 # Which of the machine's devices the user means by --devices.
@@ -109,13 +109,13 @@ def select(devices: Sequence[Device], text: str | None) -> tuple[Device, ...]:
     """
     if text is None:
         return tuple(devices)
-    words = [word.strip() for word in text.split(",")]
-    if not all(words):
-        where = f"'{text}' has an empty entry next to a comma" if any(words) else f"'{text}' names no device"
-        raise UsageError(f"{where}: write {_ways_to_name(devices)}, as in 0,2")
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(entries):
+        where = f"'{text}' has an empty entry next to a comma" if any(entries) else f"'{text}' names no device"
+        raise UsageError(f"{where}: write {_accepted_names(devices)}, as in 0,2")
     chosen: list[Device] = []
-    for word in words:
-        device = _find(devices, word)
+    for entry in entries:
+        device = _find(devices, entry)
         if device in chosen:
             raise UsageError(f"'{text}' names {device.tag} twice: name each device once")
         chosen.append(device)
@@ -132,17 +132,17 @@ def at_least_two(devices: Sequence[Device]) -> None:
         )
 
 
-def _find(devices: Sequence[Device], word: str) -> Device:
-    if word.isdecimal():
-        matches = [device for device in devices if str(device.index) == (word.lstrip("0") or "0")]
+def _find(devices: Sequence[Device], entry: str) -> Device:
+    if entry.isdecimal():
+        matches = [device for device in devices if str(device.index) == (entry.lstrip("0") or "0")]
         if not matches:
-            raise UsageError(f"device {word} is not available: this process may use {_indices(devices)}")
+            raise UsageError(f"device {entry} is not available: this process may use {_indices(devices)}")
         return matches[0]
-    whole = [device for device in devices if device.uuid.lower() == word.lower()]
-    matches = whole or [device for device in devices if device.uuid.lower().startswith(word.lower())]
+    whole = [device for device in devices if device.uuid.lower() == entry.lower()]
+    matches = whole or [device for device in devices if device.uuid.lower().startswith(entry.lower())]
     if len(matches) != 1:
         why = "is neither a device index nor the UUID of a device" if not matches else "fits more than one UUID"
-        raise UsageError(f"device '{word}' {why}: write {_ways_to_name(devices)}")
+        raise UsageError(f"device '{entry}' {why}: write {_accepted_names(devices)}")
     return matches[0]
 
 
@@ -150,7 +150,7 @@ def _indices(devices: Sequence[Device]) -> str:
     return ", ".join(str(device.index) for device in devices) or "none"
 
 
-def _ways_to_name(devices: Sequence[Device]) -> str:
+def _accepted_names(devices: Sequence[Device]) -> str:
     if devices and devices[0].is_core:
         return f"core numbers ({_indices(devices)})"
     return f"indices ({_indices(devices)}) or UUIDs from 'nvidia-smi -L'"

@@ -73,13 +73,14 @@ class OwnFile:
     """A file that one process writes again and again. What another one has put in its place meanwhile is not replaced.
 
     Then, and where the first write finds a file that was not there before, the content goes beside it: `path` says
-    where, and `warn` says so. `force` replaces an older file; `stood` is what the file was where we continue with it.
+    where, and `warn` says so. `refusal` are `doing` and `option` of `write`. `force` replaces an older file; `stood` is
+    what the file was where we continue with it.
     """
 
     def __init__(
         self,
         path: Path,
-        words: tuple[str, str],
+        refusal: tuple[str, str],
         warn: Callable[[str], None],
         *,
         force: bool = False,
@@ -87,16 +88,16 @@ class OwnFile:
         mode: int = 0o666,
     ) -> None:
         self.path = path
-        self._words, self._warn, self._force, self._written, self._mode = words, warn, force, stood, mode
+        self._refusal, self._warn, self._force, self._written, self._mode = refusal, warn, force, stood, mode
 
     def write(self, content: str) -> None:
         """Write it whole. Raises RunFileError as the function `write`."""
         ours = self._force or (self._written is not None and identity(self.path) == self._written)
         try:
-            self._written = write(content, self.path, *self._words, force=ours, mode=self._mode)
+            self._written = write(content, self.path, *self._refusal, force=ours, mode=self._mode)
         except Taken:
             aside = another(self.path)
-            self._written = write(content, aside, *self._words, mode=self._mode)
+            self._written = write(content, aside, *self._refusal, mode=self._mode)
             self._warn(f"another process has written {self.path} in the meantime: this run is saved as {aside}")
             self.path = aside
         self._force = False

@@ -35,14 +35,14 @@ def _fields(kind: Any) -> tuple[str, ...] | None:
 
 
 class _Wrong(Exception):
-    """What is wrong with a value (`what`), and the way to it from where reading began (`place`)."""
+    """What is wrong with a value (`what`), and the way to it from where reading began (`path`)."""
 
-    def __init__(self, what: str, place: str = "") -> None:
-        self.what, self.place = what, place
+    def __init__(self, what: str, path: str = "") -> None:
+        self.what, self.path = what, path
 
     def under(self, step: str) -> _Wrong:
         """Return it as seen from one step further out."""
-        return _Wrong(self.what, step + self.place)
+        return _Wrong(self.what, step + self.path)
 
 
 def build(kind: Any, data: Any, where: str) -> Any:
@@ -50,7 +50,7 @@ def build(kind: Any, data: Any, where: str) -> Any:
     try:
         return _reader(kind)(data)
     except _Wrong as wrong:
-        raise ValueError(f"{where}{wrong.place} {wrong.what}") from None
+        raise ValueError(f"{where}{wrong.path} {wrong.what}") from None
     except RecursionError:
         raise ValueError(f"{where} is nested too deep") from None
 
@@ -120,13 +120,13 @@ def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
 
 def _dict_reader(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def read(data: Any) -> Any:
-        made = {}
+        decoded = {}
         for key, value in _expect(data, dict).items():
             try:
-                made[key] = reader(value)
+                decoded[key] = reader(value)
             except _Wrong as wrong:
                 raise wrong.under(f".{key}") from None
-        return made
+        return decoded
 
     return read
 
@@ -146,13 +146,13 @@ def _sequence_reader(kind: Any) -> Callable[[Any], Any]:
             return items if origin is list else tuple(items)
         if not many and len(items) != len(readers):
             raise _Wrong(f"has {len(items)} items instead of {len(readers)}")
-        made: list[Any] = []
+        decoded: list[Any] = []
         try:
             for reader, item in zip(itertools.repeat(readers[0]) if many else readers, items, strict=False):
-                made.append(() if sparse and item == [] else reader(item))
+                decoded.append(() if sparse and item == [] else reader(item))
         except _Wrong as wrong:
-            raise wrong.under(f"[{len(made)}]") from None
-        return made if origin is list else tuple(made)
+            raise wrong.under(f"[{len(decoded)}]") from None
+        return decoded if origin is list else tuple(decoded)
 
     return read
 

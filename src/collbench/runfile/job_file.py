@@ -94,9 +94,9 @@ def _check_call(call: Call, groups: tuple[Group, ...], where: str) -> None:
         raise ValueError(f"{where}.operation is '{call.operation}', which is not a collective") from None
     if not 0 <= call.group < len(groups) or call.size_bytes < 0:
         raise ValueError(f"{where} is of group {call.group} and {call.size_bytes} bytes")
-    for what, number in (("root", call.root), ("peer", call.peer)):
+    for end, number in (("root", call.root), ("peer", call.peer)):
         if number is not None and not 0 <= number < groups[call.group].size:
-            raise ValueError(f"{where}.{what} is {number}, of {groups[call.group].size} ranks")
+            raise ValueError(f"{where}.{end} is {number}, of {groups[call.group].size} ranks")
 
 
 def _check_order(rank: JobRank) -> None:
@@ -117,9 +117,9 @@ def _check_phase(phase: Phase, calls: int, where: str) -> None:
     if any(not 0 <= position.call < calls for position in phase.positions):
         raise ValueError(f"{where} sends a call that the job's table lacks")
     for sample in phase.samples:
-        times = (sample.starts, *(some for some in (sample.gpu, sample.gpu_starts) if some))
+        times = (sample.starts, *(sample_times for sample_times in (sample.gpu, sample.gpu_starts) if sample_times))
         if (
-            {len(some) for some in times} != {len(phase.positions)}
+            {len(sample_times) for sample_times in times} != {len(phase.positions)}
             or len(sample.gpu_before) not in {0, 2}
             or not 0 <= sample.repetition < phase.repetitions
         ):

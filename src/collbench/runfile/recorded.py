@@ -70,12 +70,12 @@ def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:
     numbers, world_size = _numbered(kept, sizes)
     tables = _Tables(sizes)
     for stream, number in zip(kept, numbers, strict=True):
-        for one in stream.communicators:
-            tables.members[one.key][one.rank] = number
-    order = sorted(range(len(kept)), key=lambda place: numbers[place])
+        for communicator in stream.communicators:
+            tables.members[communicator.key][communicator.rank] = number
+    order = sorted(range(len(kept)), key=lambda index: numbers[index])
     clocks = _clocks(kept)
     started = min(stream.realtime_ns for stream in kept)
-    ranks = tuple(_rank(kept[place], numbers[place], tables, clocks[kept[place].host] - started) for place in order)
+    ranks = tuple(_rank(kept[index], numbers[index], tables, clocks[kept[index].host] - started) for index in order)
     first = kept[order[0]]
     groups = tables.grouped()
     job = Job(
@@ -123,18 +123,18 @@ def _one_job(streams: Sequence[Stream]) -> list[Stream]:
     """Return the streams of the job that sent most, where one command ran several: a restart, or one after another."""
     leader = list(range(len(streams)))
 
-    def find(place: int) -> int:
-        while leader[place] != place:
-            place = leader[place]
-        return place
+    def find(index: int) -> int:
+        while leader[index] != index:
+            index = leader[index]
+        return index
 
     seen: dict[int, int] = {}
-    for place, stream in enumerate(streams):
-        for one in stream.communicators:
-            leader[find(place)] = find(seen.setdefault(one.hash, place))
+    for index, stream in enumerate(streams):
+        for communicator in stream.communicators:
+            leader[find(index)] = find(seen.setdefault(communicator.hash, index))
     parts: dict[int, list[Stream]] = defaultdict(list)
-    for place, stream in enumerate(streams):
-        parts[find(place)].append(stream)
+    for index, stream in enumerate(streams):
+        parts[find(index)].append(stream)
     if len(parts) == 1 or _distinct_hints(streams):
         return list(streams)
     return max(parts.values(), key=lambda part: sum(map(_sent, part)))
@@ -160,29 +160,29 @@ def _sizes(streams: Sequence[Stream]) -> dict[CommunicatorKey, int]:
     """Return how many ranks each communicator has; of those of old ABIs, which do not say, as many as were seen."""
     sizes: dict[CommunicatorKey, int] = {}
     for stream in streams:
-        for one in stream.communicators:
-            sizes[one.key] = max(sizes.get(one.key, 0), one.ranks, one.rank + 1)
+        for communicator in stream.communicators:
+            sizes[communicator.key] = max(sizes.get(communicator.key, 0), communicator.ranks, communicator.rank + 1)
     return sizes
 
 
 def _numbered(streams: Sequence[Stream], sizes: Mapping[CommunicatorKey, int]) -> tuple[list[int], int]:
     """Return each stream's rank in the job, and the job's size."""
     inside: dict[CommunicatorKey, dict[int, int]] = defaultdict(dict)
-    for place, stream in enumerate(streams):
-        for one in stream.communicators:
-            inside[one.key][place] = one.rank
+    for index, stream in enumerate(streams):
+        for communicator in stream.communicators:
+            inside[communicator.key][index] = communicator.rank
     widest = max(sizes, key=lambda key: (len(inside[key]), sizes[key]))
     known = inside[widest]
     if len(known) == len(streams) and len(set(known.values())) == len(known):
-        return [known[place] for place in range(len(streams))], max(sizes.values())
+        return [known[index] for index in range(len(streams))], max(sizes.values())
     if _distinct_hints(streams):
         world = streams[0].env_world or 0
         return [stream.env_rank or 0 for stream in streams], max(world, *sizes.values())
     # No communicator has them all, and no launcher numbered them: by host, process and stream number.
-    order = sorted(range(len(streams)), key=lambda place: _who(streams[place]))
+    order = sorted(range(len(streams)), key=lambda index: _who(streams[index]))
     numbers = [0] * len(streams)
-    for number, place in enumerate(order):
-        numbers[place] = number
+    for number, index in enumerate(order):
+        numbers[index] = number
     return numbers, max(len(streams), *sizes.values())
 
 
@@ -209,14 +209,14 @@ class _Tables:
     members: dict[CommunicatorKey, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     groups: dict[CommunicatorKey, int] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
-    places: dict[Call, int] = field(default_factory=dict)
+    call_numbers: dict[Call, int] = field(default_factory=dict)
 
-    def place(self, call: Call) -> int:
-        """Return a call's place in the job's table."""
-        if call not in self.places:
-            self.places[call] = len(self.calls)
+    def call_number(self, call: Call) -> int:
+        """Return a call's number in the job's table."""
+        if call not in self.call_numbers:
+            self.call_numbers[call] = len(self.calls)
             self.calls.append(call)
-        return self.places[call]
+        return self.call_numbers[call]
 
     def grouped(self) -> tuple[Group, ...]:
         """Return the groups that were used. One whose ranks are not all known has none of them."""
@@ -260,23 +260,26 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
     folded = _Folded()
     _add_runs(folded, stream)
     _add_tail(folded, stream)
-    translated = {place: tables.translate(stream, call) for place, call in enumerate(stream.calls)}
-    made = [
-        _phase(symbols, one, _positions(symbols, translated, tables), clock) for symbols, one in folded.phases.items()
+    translated = {index: tables.translate(stream, call) for index, call in enumerate(stream.calls)}
+    all_phases = [
+        _phase(symbols, partial, _positions(symbols, translated, tables), clock)
+        for symbols, partial in folded.phases.items()
     ]
     unknown = sum(
-        one.repetitions
-        for symbols, one in folded.phases.items()
+        partial.repetitions
+        for symbols, partial in folded.phases.items()
         for symbol in symbols
         if translated[symbol // 2] is None
     )
     # A phase of nothing but calls that this collbench does not know is left out, and counted.
-    renumbered = {old: new for new, old in enumerate(place for place, phase in enumerate(made) if phase.positions)}
-    order = tuple((renumbered[place], times) for place, times in folded.order if place in renumbered)
+    renumbered = {
+        old: new for new, old in enumerate(index for index, phase in enumerate(all_phases) if phase.positions)
+    }
+    order = tuple((renumbered[index], times) for index, times in folded.order if index in renumbered)
     once = len(order) == len(renumbered)
     return JobRank(
         rank=number,
-        phases=tuple(phase for phase in made if phase.positions),
+        phases=tuple(phase for phase in all_phases if phase.positions),
         host=stream.host,
         device=stream.device,
         ending=Ending.COMPLETE if stream.complete else Ending.CUT_OFF,
@@ -291,19 +294,19 @@ def _add_runs(folded: _Folded, stream: Stream) -> None:
         folded.add(tuple(stream.phases[phase].symbols.tolist()), repetitions)
     for phase in {phase for phase, _ in stream.runs}:
         repeated = stream.phases[phase]
-        one = folded.phases[tuple(repeated.symbols.tolist())]
+        partial = folded.phases[tuple(repeated.symbols.tolist())]
         length = len(repeated.symbols)
         gpus = repeated.gpu_samples or itertools.repeat(np.zeros(length, np.int64))
         begins = repeated.gpu_begins or itertools.repeat(np.zeros(2 + length, np.int64))
-        one.samples += [
+        partial.samples += [
             _Whole(*sample, gpu, begin)
             for sample, gpu, begin in zip(repeated.samples, gpus, begins, strict=False)
-            if sample[0] < one.repetitions
+            if sample[0] < partial.repetitions
         ]
         if repeated.times is not None:
-            one.pauses = [_summed(times) for times in repeated.times]
+            partial.pauses = [_summed(times) for times in repeated.times]
         if repeated.gpu_times is not None:
-            one.gpu = [_summed(times) for times in repeated.gpu_times]
+            partial.gpu = [_summed(times) for times in repeated.gpu_times]
 
 
 def _add_tail(folded: _Folded, stream: Stream) -> None:
@@ -313,16 +316,21 @@ def _add_tail(folded: _Folded, stream: Stream) -> None:
     for start, period, repetitions in fold(stream.tail):
         symbols = tuple(stream.tail[start : start + period].tolist())
         before = folded.add(symbols, repetitions)
-        one, size = folded.phases[symbols], period * repetitions
+        partial, size = folded.phases[symbols], period * repetitions
         starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
         gpu = tail_gpu[start : start + size].reshape(repetitions, period)
         stride = math.ceil(repetitions / _SAMPLES)
-        one.samples += [
-            _Whole(before + place, starts[place], gpu[place], _begins(stream, start + place * period, period))
-            for place in range(0, repetitions, stride)
-        ][: max(0, _SAMPLES - len(one.samples))]
-        one.tails.append(pauses[start : start + size].reshape(repetitions, period))
-        one.gpu_tails.append(_micro(gpu))
+        partial.samples += [
+            _Whole(
+                before + repetition,
+                starts[repetition],
+                gpu[repetition],
+                _begins(stream, start + repetition * period, period),
+            )
+            for repetition in range(0, repetitions, stride)
+        ][: max(0, _SAMPLES - len(partial.samples))]
+        partial.tails.append(pauses[start : start + size].reshape(repetitions, period))
+        partial.gpu_tails.append(_micro(gpu))
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +358,7 @@ def _begins(stream: Stream, start: int, period: int) -> Numbers:
 
 
 @dataclass
-class _Found:
+class _PartialPhase:
     """One phase while it is put together."""
 
     repetitions: int = 0
@@ -365,25 +373,25 @@ class _Folded:
     """Phases by their symbols, in the order in which they were first met, and the order in which they came."""
 
     def __init__(self) -> None:
-        self.phases: dict[tuple[int, ...], _Found] = {}
+        self.phases: dict[tuple[int, ...], _PartialPhase] = {}
         self.order: list[tuple[int, int]] = []
-        self._places: dict[tuple[int, ...], int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
 
     def add(self, symbols: tuple[int, ...], repetitions: int) -> int:
         """Note that a phase came; return how often it had come before."""
-        place = self._places.setdefault(symbols, len(self._places))
-        one = self.phases.setdefault(symbols, _Found())
-        before = one.repetitions
-        one.repetitions += repetitions
-        if self.order and self.order[-1][0] == place:
-            self.order[-1] = (place, self.order[-1][1] + repetitions)
+        number = self._numbers.setdefault(symbols, len(self._numbers))
+        partial = self.phases.setdefault(symbols, _PartialPhase())
+        before = partial.repetitions
+        partial.repetitions += repetitions
+        if self.order and self.order[-1][0] == number:
+            self.order[-1] = (number, self.order[-1][1] + repetitions)
         else:
-            self.order.append((place, repetitions))
+            self.order.append((number, repetitions))
         return before
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PhasePosition:
     """One position: where its calls stand in the sequence, which call of the job's table, grouped with the last one."""
 
     at: slice
@@ -391,23 +399,23 @@ class _Place:
     together: bool
 
 
-def _positions(symbols: Sequence[int], translated: dict[int, Call | None], tables: _Tables) -> list[_Place]:
+def _positions(symbols: Sequence[int], translated: dict[int, Call | None], tables: _Tables) -> list[_PhasePosition]:
     """Return a phase's positions.
 
     What this collbench does not know is left out. A group of one send to and one receive from every rank, all of one
     size, is what NCCL makes of an all-to-all, and becomes one again.
     """
-    starts = [place for place, symbol in enumerate(symbols) if symbol % 2 == 0 or place == 0]
-    positions: list[_Place] = []
+    starts = [index for index, symbol in enumerate(symbols) if symbol % 2 == 0 or index == 0]
+    positions: list[_PhasePosition] = []
     for start, end in itertools.pairwise([*starts, len(symbols)]):
         calls = [translated[symbol // 2] for symbol in symbols[start:end]]
         exchange = None if symbols[start] % 2 else _exchange(calls, tables)
         if exchange is not None:
-            positions.append(_Place(slice(start, end), tables.place(exchange), False))
+            positions.append(_PhasePosition(slice(start, end), tables.call_number(exchange), False))
             continue
         positions += [
-            _Place(slice(place, place + 1), tables.place(call), symbols[place] % 2 == 1)
-            for place, call in enumerate(calls, start)
+            _PhasePosition(slice(index, index + 1), tables.call_number(call), symbols[index] % 2 == 1)
+            for index, call in enumerate(calls, start)
             if call is not None
         ]
     return positions
@@ -421,39 +429,46 @@ def _exchange(calls: Sequence[Call | None], tables: _Tables) -> Call | None:
     size = tables.sizes[list(tables.groups)[first.group]]
     ends = {(call.operation, call.peer) for call in calls if call is not None}
     alike = {replace(call, operation="", peer=None) for call in calls if call is not None}
-    wanted = {(one.value, peer) for one in PointToPoint for peer in range(size)} if len(calls) == 2 * size else None
+    wanted = (
+        {(direction.value, peer) for direction in PointToPoint for peer in range(size)}
+        if len(calls) == 2 * size
+        else None
+    )
     if ends != wanted or len(alike) != 1:
         return None
     return replace(first, operation=Operation.ALLTOALL.value, size_bytes=first.size_bytes * size, peer=None)
 
 
-def _phase(symbols: Sequence[int], one: _Found, positions: Sequence[_Place], clock: int) -> Phase:
+def _phase(symbols: Sequence[int], partial: _PartialPhase, positions: Sequence[_PhasePosition], clock: int) -> Phase:
     length = len(symbols)
-    whole = sorted(one.samples, key=lambda sample: sample.repetition)
+    whole = sorted(partial.samples, key=lambda sample: sample.repetition)
     none = np.empty((0, length))  # where no repetition is here
     since_last = [np.diff(sample.starts, prepend=np.nan)[None, :].clip(min=0.0) / 1e3 for sample in whole]
-    pauses = one.pauses or spreads(np.concatenate([none, *(one.tails or since_last)]))
-    took = one.gpu_tails or [_micro(sample.gpu)[None, :] for sample in whole]
-    gpu = one.gpu or spreads(np.concatenate([none, *took]))
+    pauses = partial.pauses or spreads(np.concatenate([none, *(partial.tails or since_last)]))
+    took = partial.gpu_tails or [_micro(sample.gpu)[None, :] for sample in whole]
+    gpu = partial.gpu or spreads(np.concatenate([none, *took]))
     return Phase(
-        tuple(Position(one.call, one.together, pauses[one.at.start], _longest(gpu[one.at])) for one in positions),
-        one.repetitions,
+        tuple(
+            Position(position.call, position.together, pauses[position.at.start], _longest(gpu[position.at]))
+            for position in positions
+        ),
+        partial.repetitions,
         tuple(_sample(sample, positions, clock) for sample in whole) if positions else (),
     )
 
 
-def _sample(whole: _Whole, positions: Sequence[_Place], clock: int) -> Sample:
+def _sample(whole: _Whole, positions: Sequence[_PhasePosition], clock: int) -> Sample:
     # Parts of an all-to-all share a kernel, which begins with the first and ends with the last of them.
-    took = [int(whole.gpu[one.at].max()) if whole.gpu[one.at].all() else 0 for one in positions]
+    took = [int(whole.gpu[position.at].max()) if whole.gpu[position.at].all() else 0 for position in positions]
     (before, before_took), begins = whole.begins[:2].tolist(), whole.begins[2:]
-    began = [int(begins[one.at].min()) for one in positions]
+    began = [int(begins[position.at].min()) for position in positions]
 
     def micro(times: Iterable[int]) -> tuple[float, ...]:
         return tuple(round((time + clock) / 1e3, 3) for time in times)
 
     return Sample(
         whole.repetition,
-        micro(int(whole.starts[one.at.start]) for one in positions),
+        micro(int(whole.starts[position.at.start]) for position in positions),
         tuple(round(time / 1e3, 3) for time in took) if any(took) else (),
         micro(began) if all(began) else (),
         (*micro([before]), round(before_took / 1e3, 3)) if before and before_took else (),

@@ -19,7 +19,7 @@ from collbench.runfile.codec import build, plain
 from collbench.runfile.journal import Journal
 from collbench.runfile.versions import Kind
 
-_WORDS = ("save the run as", "--output")
+_REFUSAL = ("save the run as", "--output")
 # What others can write, `train` does not believe; they may read it where the user's umask says so.
 _MODE = 0o644
 
@@ -31,13 +31,13 @@ def save(run: Run, path: Path, *, replace: bool = False) -> str:
     a full disk; the old file is then untouched.
     """
     text = dumps(run)
-    atomic_write.write(text, path, *_WORDS, force=replace, mode=_MODE)
+    atomic_write.write(text, path, *_REFUSAL, force=replace, mode=_MODE)
     return text
 
 
 def cannot_save(path: Path, error: OSError) -> RunFileError:
     """Return the error that explains why a run cannot be saved at `path`."""
-    return atomic_write.refused(path, error, *_WORDS)
+    return atomic_write.refused(path, error, *_REFUSAL)
 
 
 def check_writable(path: Path, *, replace: bool = False) -> None:
@@ -45,7 +45,7 @@ def check_writable(path: Path, *, replace: bool = False) -> None:
 
     So is a file that has the name of the run's journal, and the journal of a run that is measured right now.
     """
-    atomic_write.check(path, *_WORDS, force=replace)
+    atomic_write.check(path, *_REFUSAL, force=replace)
     try:
         journal.check(path)
     except OSError as error:
@@ -242,7 +242,9 @@ class RunWriter:
     ) -> None:
         self._run, self._warn, self._journal = run, warn, journal
         self._file = (
-            None if path is None else atomic_write.OwnFile(path, _WORDS, warn, force=replace, stood=resumed, mode=_MODE)
+            None
+            if path is None
+            else atomic_write.OwnFile(path, _REFUSAL, warn, force=replace, stood=resumed, mode=_MODE)
         )
         self._begun = False
         self._streams = path is None or atomic_write.is_stream(path)

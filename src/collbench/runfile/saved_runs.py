@@ -26,10 +26,10 @@ def state_folder(name: str) -> Path:
         raise UsageError("there is no home folder", "set XDG_STATE_HOME to a folder") from error
 
 
-def new_name(*words: str) -> str:
+def new_name(*parts: str) -> str:
     """Return a file's stem that sorts by time and that no other process takes, whatever its host and its clock."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return "-".join((stamp, *words, secrets.token_hex(4)))
+    return "-".join((stamp, *parts, secrets.token_hex(4)))
 
 
 def new_run(what: str, backend: str, say: Callable[[str], None], folder: str = RUNS, advice: str = "") -> Path | None:
@@ -50,8 +50,8 @@ def new_run(what: str, backend: str, say: Callable[[str], None], folder: str = R
 
 def command_of(path: Path) -> str:
     """Return the command that saved a run, from its file name: "pairs"; "" for a name that is not ours."""
-    words = path.stem.split("-")  # the time, the backend, the command, a random word
-    return "-".join(words[2:-1])
+    parts = path.stem.split("-")  # the time, the backend, the command, a random word
+    return "-".join(parts[2:-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,19 +258,22 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     communicators = file.area(header, "communicators", _COMMUNICATOR)
     calls = file.area(header, "calls", _CALL)
     phases = tuple(_phase(file, phase) for phase in file.area(header, "phases", _PHASE))
-    word, before, runs = _settled(file, header)
-    tail = _ring(file.at(int(header["tail_at"]), _TAIL, int(header["tail_max"])), word >> 32, word & 0xFFFFFFFF)
+    packed_tail, before, runs = _settled(file, header)
+    tail = _ring(
+        file.at(int(header["tail_at"]), _TAIL, int(header["tail_max"])), packed_tail >> 32, packed_tail & 0xFFFFFFFF
+    )
     late_calls, late_symbols, late_starts, late_gpu, late_begins = _waiting(file, header, len(calls))
-    known = [*(_call(one) for one in calls), *late_calls]
+    known = [*(_call(record) for record in calls), *late_calls]
     symbols = np.concatenate([tail["symbol"].astype(np.int64), np.array(late_symbols, np.int64)])
     begins = np.concatenate([_begins(tail), np.array(late_begins, np.int64).reshape(-1, 2)])
     _check_clock(tail["start"], late_starts, begins)
     starts = np.concatenate([tail["start"].astype(np.int64), np.array(late_starts, np.int64)])
     gpu = np.concatenate([tail["gpu"].astype(np.int64), np.array(late_gpu, np.int64)]) * _GPU_UNIT
-    made = tuple(
-        Communicator(int(one["hash"]), int(one["rank"]), int(one["ranks"]), _text(one["name"])) for one in communicators
+    communicator_list = tuple(
+        Communicator(int(record["hash"]), int(record["rank"]), int(record["ranks"]), _text(record["name"]))
+        for record in communicators
     )
-    _check_tables(made, known, phases, runs, symbols)
+    _check_tables(communicator_list, known, phases, runs, symbols)
     sent = sum(len(phases[phase].symbols) * repetitions for phase, repetitions in runs) + len(tail)
     # A kill between two stores may leave a call counted that is not in the tail.
     if int(header["kept"]) - sent not in {0, 1}:
@@ -286,10 +289,10 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         env_world=_or_none(header["env_world"]),
         monotonic_ns=int(header["monotonic_ns"]),
         realtime_ns=int(header["realtime_ns"]),
-        complete=bool(header["exited"]) or (not int(header["open"]) and bool(made)),
+        complete=bool(header["exited"]) or (not int(header["open"]) and bool(communicator_list)),
         dropped=int(header["dropped"]),
         environment=_environment(header["environment"]),
-        communicators=made,
+        communicators=communicator_list,
         calls=tuple(known),
         phases=phases,
         runs=runs,
@@ -359,22 +362,25 @@ def _begins(entries: Numbers) -> Numbers:
 
 
 def _check_clock(*times: Any) -> None:
-    if any(int(np.max(own, initial=0)) > _LATEST or int(np.min(own, initial=0)) < -_LATEST for own in times):
+    if any(
+        int(np.max(clock_times, initial=0)) > _LATEST or int(np.min(clock_times, initial=0)) < -_LATEST
+        for clock_times in times
+    ):
         raise StreamError("a call was made later than any clock says")
 
 
 def _settled(file: _File, header: Any) -> tuple[int, int, tuple[tuple[int, int], ...]]:
     """Return the tail's place and count, the start before it, and the runs: as before a move that was not finished."""
-    word, before = int(header["tail"]), int(header["before_tail"])
+    packed_tail, before = int(header["tail"]), int(header["before_tail"])
     runs = [(int(run["phase"]), int(run["repetitions"])) for run in file.area(header, "runs", _RUN)]
-    if int(header["moving"]) and int(header["moving_tail"]) == word:
+    if int(header["moving"]) and int(header["moving_tail"]) == packed_tail:
         runs = runs[: int(header["moving_runs"])]
         before = int(header["moving_before_tail"])
         if runs:
             runs[-1] = (runs[-1][0], int(header["moving_repetitions"]))
-    if (word & 0xFFFFFFFF) > int(header["tail_max"]) or (word >> 32) >= max(1, int(header["tail_max"])):
+    if (packed_tail & 0xFFFFFFFF) > int(header["tail_max"]) or (packed_tail >> 32) >= max(1, int(header["tail_max"])):
         raise StreamError("its tail is longer than it can be")
-    return word, before, tuple(runs)
+    return packed_tail, before, tuple(runs)
 
 
 def _ring(values: Numbers, first: int, count: int) -> Numbers:
@@ -438,26 +444,26 @@ def _waiting(file: _File, header: Any, known: int) -> tuple[list[NcclCall], list
     )
 
 
-def _call(one: Any) -> NcclCall:
+def _call(record: Any) -> NcclCall:
     return NcclCall(
-        int(one["count"]),
-        int(one["root"]),
-        int(one["peer"]),
-        int(one["communicator"]),
-        int(one["function"]),
-        int(one["datatype"]),
-        bool(one["captured"]),
-        int(one["reduction"]),
+        int(record["count"]),
+        int(record["root"]),
+        int(record["peer"]),
+        int(record["communicator"]),
+        int(record["function"]),
+        int(record["datatype"]),
+        bool(record["captured"]),
+        int(record["reduction"]),
     )
 
 
-def _text(field: Any) -> str:
-    return bytes(field).split(b"\0", 1)[0].decode("utf-8", "replace")
+def _text(data: Any) -> str:
+    return bytes(data).split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
-def _environment(field: Any) -> dict[str, str]:
+def _environment(data: Any) -> dict[str, str]:
     variables = (
-        entry.decode("utf-8", "replace").partition("=") for entry in bytes(field).split(b"\0\0", 1)[0].split(b"\0")
+        entry.decode("utf-8", "replace").partition("=") for entry in bytes(data).split(b"\0\0", 1)[0].split(b"\0")
     )
     return {name: value for name, _, value in variables if name}
 
@@ -476,6 +482,6 @@ def bucket_median(times: Any) -> float:
     sums = np.cumsum(counts)
     bucket = int(np.searchsorted(sums, total / 2))
     inside = (total / 2 - (sums[bucket] - counts[bucket])) / counts[bucket]
-    edge: Callable[[int], float] = lambda place: 2.0 ** (8 + place // 8) * (1 + place % 8 / 8)  # noqa: E731
+    edge: Callable[[int], float] = lambda index: 2.0 ** (8 + index // 8) * (1 + index % 8 / 8)  # noqa: E731
     low = 0.0 if bucket == 0 else edge(bucket)
     return float(min(max(low + inside * (edge(bucket + 1) - low), least), most))

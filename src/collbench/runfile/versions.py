@@ -21,7 +21,7 @@ from collbench.model.units import parse_size, parse_sizes
 # They may be a stranger's: what a terminal would obey in their texts is made readable here, where they come in.
 
 
-_Found = TypeVar("_Found")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Kind:
         except UnicodeDecodeError as error:
             raise RunFileError(f"{path} is not {self._what}: it is not text") from error
 
-    def loads(self, text: str, name: str, build: Callable[[dict[str, Any]], _Found]) -> _Found:
+    def loads(self, text: str, name: str, build: Callable[[dict[str, Any]], _T]) -> _T:
         """Return what `build` makes of the fields in JSON text; `name` is the file's, for errors. Raises RunFileError.
 
         Of what `build` raises, TypeError, ValueError and KeyError say that the file is damaged.
@@ -152,9 +152,9 @@ def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
         _type_peer_access(path)
     settings = fields.get("settings")
     if isinstance(settings, dict):
-        words, sizes = _all_of(settings.get("command"), str), _all_of(settings.get("sizes"), int)
-        if words is not None and sizes is not None:
-            settings.update(_asked(words, sizes, fields))
+        command, sizes = _all_of(settings.get("command"), str), _all_of(settings.get("sizes"), int)
+        if command is not None and sizes is not None:
+            settings.update(_settings_of(command, sizes, fields))
 
 
 def _rename(fields: Any, names: Mapping[str, str]) -> None:
@@ -162,59 +162,59 @@ def _rename(fields: Any, names: Mapping[str, str]) -> None:
         fields[names[old]] = fields.pop(old)
 
 
-def _all_of(items: Any, kind: type[_Found]) -> list[_Found] | None:
+def _all_of(items: Any, kind: type[_T]) -> list[_T] | None:
     """Return a list whose items are all of the kind, None for anything else."""
     return items if isinstance(items, list) and all(type(item) is kind for item in items) else None
 
 
 def _type_peer_access(path: dict[str, Any]) -> None:
     """Replace the words on a path's peer access: "CNS", "read TNS, write OK" of NVML's, "OK, GNS" of nvidia-smi's."""
-    words = path.get("peer_access")
-    if isinstance(words, str):
-        read, _, write = words.removeprefix("read ").partition(", write ")
+    text = path.get("peer_access")
+    if isinstance(text, str):
+        read, _, write = text.removeprefix("read ").partition(", write ")
         path["peer_access"] = {"read": _status(read), "write": _status(write or read)}
-    words = path.get("tool_peer_access")
-    if isinstance(words, str):
-        there, _, back = words.partition(", ")
+    text = path.get("tool_peer_access")
+    if isinstance(text, str):
+        there, _, back = text.partition(", ")
         path["tool_peer_access"] = [_status(there), _status(back or there)]
-    elif words is None:
+    elif text is None:
         path["tool_peer_access"] = []
 
 
-def _status(word: str) -> PeerStatus:
-    return next((status for status in PeerStatus if status.value == word), PeerStatus.UNKNOWN)
+def _status(text: str) -> PeerStatus:
+    return next((status for status in PeerStatus if status.value == text), PeerStatus.UNKNOWN)
 
 
-def _asked(words: list[str], sizes: list[int], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of(command: list[str], sizes: list[int], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that version 1 did not have, from its command line; `sizes` are those of the plan."""
-    name, given = (words[0] if words else ""), _options(words[1:])
+    name, options = (command[0] if command else ""), _options(command[1:])
     kind = CommandKind.of(name)
-    quick = "--quick" in given
+    quick = "--quick" in options
     return {
         "kind": kind,
-        "devices": _devices(given, fields),
-        "requested_sizes": _requested_sizes(kind, given, sizes),
+        "devices": _devices(options, fields),
+        "requested_sizes": _requested_sizes(kind, options, sizes),
         "quick": quick,
-        "fabric": given.get("--fabric", ""),
-        **_of_the_command(kind, name, given, quick=quick, on_host=fields.get("backend") == "host"),
+        "fabric": options.get("--fabric", ""),
+        **_of_the_command(kind, name, options, quick=quick, on_host=fields.get("backend") == "host"),
     }
 
 
 def _of_the_command(
-    kind: CommandKind, name: str, given: Mapping[str, str], *, quick: bool, on_host: bool
+    kind: CommandKind, name: str, options: Mapping[str, str], *, quick: bool, on_host: bool
 ) -> dict[str, Any]:
     """Return the settings of one command alone."""
     if kind is CommandKind.COLLECTIVE:
-        return _of_a_collective(name, given, on_host=on_host)
+        return _of_a_collective(name, options, on_host=on_host)
     operations, copies = _FIXED.get((kind, quick), _FIXED.get((kind, False), ((), ())))
     if kind is CommandKind.PAIRS:
-        named = _list(given.get("--operations", "copy,allreduce,broadcast"))
+        named = _list(options.get("--operations", "copy,allreduce,broadcast"))
         operations = tuple(one for one in COLLECTIVES if one in named)
         copies = (Variant.PLAIN,) if "copy" in named else ()
-    elif kind is CommandKind.COPIES and "--patterns" in given:
-        patterns = [Variant.PLAIN if one == "one-way" else one for one in _list(given["--patterns"])]
+    elif kind is CommandKind.COPIES and "--patterns" in options:
+        patterns = [Variant.PLAIN if one == "one-way" else one for one in _list(options["--patterns"])]
         copies = tuple(one for one in copies if one in patterns)
-    elif kind is CommandKind.NODES and "--one-way" in given:
+    elif kind is CommandKind.NODES and "--one-way" in options:
         operations = (Operation.BROADCAST,)
     return {
         "copies": [*copies],
@@ -226,34 +226,34 @@ def _of_the_command(
     }
 
 
-def _of_a_collective(name: str, given: Mapping[str, str], *, on_host: bool) -> dict[str, Any]:
-    as_nccl_tests = given.get("--format") == "nccl-tests" or "-J" in given
-    both = "--in-place" in given or (as_nccl_tests and not on_host)
-    split = _number(given, "--split") or 1
+def _of_a_collective(name: str, options: Mapping[str, str], *, on_host: bool) -> dict[str, Any]:
+    as_nccl_tests = options.get("--format") == "nccl-tests" or "-J" in options
+    both = "--in-place" in options or (as_nccl_tests and not on_host)
+    split = _number(options, "--split") or 1
     return {
         "collectives": [_work(name, variant) for variant in (Variant.PLAIN, Variant.IN_PLACE)[: 2 if both else 1]],
-        "layout": Layout.PAIRS if "--pairs" in given else Layout.SPLIT if split > 1 else Layout.ALL,
+        "layout": Layout.PAIRS if "--pairs" in options else Layout.SPLIT if split > 1 else Layout.ALL,
         "split": split,
         "launches": True,
-        "iterations": _number(given, "-n") or None,
-        "warmup": _number(given, "-w"),
-        "verify": _number(given, "-c") != 0,
-        "algorithms": "--algorithms" in given,
-        "graph": _number(given, "-G") or 0,
+        "iterations": _number(options, "-n") or None,
+        "warmup": _number(options, "-w"),
+        "verify": _number(options, "-c") != 0,
+        "algorithms": "--algorithms" in options,
+        "graph": _number(options, "-G") or 0,
     }
 
 
-def _options(words: Sequence[str]) -> dict[str, str]:
+def _options(arguments: Sequence[str]) -> dict[str, str]:
     """Return the options with their values: of "--sizes 8 -n20 --quick" {"--sizes": "8", "-n": "20", "--quick": ""}."""
-    options, rest = {}, iter(words)
-    for word in rest:
-        name, equals, value = word.partition("=")
-        if word in _SWITCHES:
-            options[word] = ""
-        elif word.startswith("--"):
+    options, rest = {}, iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if argument in _SWITCHES:
+            options[argument] = ""
+        elif argument.startswith("--"):
             options[_LETTERS.get(name, name)] = value if equals else next(rest, "")
-        elif word.startswith("-"):
-            options[word[:2]] = word[2:] or next(rest, "")
+        elif argument.startswith("-"):
+            options[argument[:2]] = argument[2:] or next(rest, "")
     return options
 
 
@@ -261,32 +261,32 @@ def _work(operation: str, variant: Variant = Variant.PLAIN) -> dict[str, Any]:
     return {"operation": operation, "variant": variant, "numa_node": None}
 
 
-def _devices(given: Mapping[str, str], fields: Mapping[str, Any]) -> list[str]:
-    if "--devices" in given:
-        return _list(given["--devices"])
+def _devices(options: Mapping[str, str], fields: Mapping[str, Any]) -> list[str]:
+    if "--devices" in options:
+        return _list(options["--devices"])
     # -g N takes the first N devices; of several processes it counts those of each.
-    counted = ("-g" in given or "-t" in given) and fields["settings"].get("processes", 1) == 1
+    counted = ("-g" in options or "-t" in options) and fields["settings"].get("processes", 1) == 1
     devices = _all_of(fields.get("devices"), dict) if counted else None
     return [str(device.get("index")) for device in devices or ()]
 
 
-def _requested_sizes(kind: CommandKind, given: Mapping[str, str], planned: list[int]) -> list[int] | None:
-    if "--sizes" in given:
+def _requested_sizes(kind: CommandKind, options: Mapping[str, str], planned: list[int]) -> list[int] | None:
+    if "--sizes" in options:
         try:
-            return [*parse_sizes(given["--sizes"])]
+            return [*parse_sizes(options["--sizes"])]
         except UsageError:
             return planned or None
     if kind in (CommandKind.PAIRS, CommandKind.COLLECTIVE):
-        return planned if planned and given.keys() & {*_SIZE_OPTIONS} else None
+        return planned if planned and options.keys() & {*_SIZE_OPTIONS} else None
     return planned[-1:] or None  # these commands have one size of their own; host copies may add a smaller one
 
 
 def _list(text: str) -> list[str]:
-    return [*dict.fromkeys(word.strip() for word in text.split(","))]
+    return [*dict.fromkeys(entry.strip() for entry in text.split(","))]
 
 
-def _number(given: Mapping[str, str], name: str) -> int | None:
-    text = given.get(name, "")
+def _number(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name, "")
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
@@ -315,14 +315,14 @@ def replace(measurements: Any, tags: Sequence[str]) -> None:
                 sample["flags"] = [_typed(flag, tags) if isinstance(flag, str) else flag for flag in flags]
 
 
-def _typed(words: str, tags: Sequence[str]) -> dict[str, Any]:
+def _typed(sentence: str, tags: Sequence[str]) -> dict[str, Any]:
     for kind, pattern in _PATTERNS.items():
-        match = pattern.fullmatch(words)
+        match = pattern.fullmatch(sentence)
         if match and match["tag"] in tags:
             said = {"figure": None, "reason": "", **match.groupdict()}
             figure = None if said["figure"] is None else int(said["figure"])
             return {"kind": kind, "devices": [tags.index(said["tag"])], "figure": figure, "reason": said["reason"]}
-    return {"kind": FlagKind.OTHER, "devices": [], "figure": None, "reason": words}
+    return {"kind": FlagKind.OTHER, "devices": [], "figure": None, "reason": sentence}
 
 
 _NO_ANSWER = re.compile(
@@ -335,14 +335,14 @@ _DIED = re.compile(
 )
 
 
-def _typed_failure(words: str, kind: Any) -> dict[str, Any]:
+def _typed_failure(sentence: str, kind: Any) -> dict[str, Any]:
     """Return what a failure's sentence says; one that is not known is kept as its detail."""
-    if match := _NO_ANSWER.fullmatch(words):
+    if match := _NO_ANSWER.fullmatch(sentence):
         return {"kind": kind, "cause": Cause.NO_ANSWER, "seconds": float(match["seconds"])}
-    if match := _DIED.fullmatch(words):
+    if match := _DIED.fullmatch(sentence):
         ended, signal = (None if number is None else int(number) for number in (match["exit"], match["signal"]))
         return {"kind": kind, "cause": Cause.DIED, "exit_status": ended, "signal": signal, "detail": match["said"]}
-    return {"kind": kind, "cause": Cause.REPORTED, "detail": words}
+    return {"kind": kind, "cause": Cause.REPORTED, "detail": sentence}
 
 
 # Sentences of version 1 on why something was skipped, and their kinds today.
@@ -374,27 +374,27 @@ _FREE = re.compile(r"\S+ (\d{1,9}(?:\.\d{1,9})? [KMGT]?i?B)(?:, |$)")
 
 def _typed_skip(left: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
     """Return what the sentences of something skipped say; those that are not known are kept as its detail."""
-    what, reason, place = left.get("what"), left.get("reason"), _place(left, tags)
+    what, reason, location = left.get("what"), left.get("reason"), _location(left, tags)
     if not isinstance(what, str) or not isinstance(reason, str):
         return left
     quoted = _QUOTED.get(what) or {"numa": SkipKind.NUMA}.get(str(left.get("kind")))
     if quoted:
-        return {**place, "kind": quoted, "detail": reason}
+        return {**location, "kind": quoted, "detail": reason}
     for kind, pattern in _SKIPS:
         match = pattern.fullmatch(reason)
         figures = _figures(kind, match.groupdict(), what) if match else None
-        if figures is not None and (figures.get("sizes") or place["members"]):
-            return {**place, "kind": kind, **figures}
-    return {**place, "kind": SkipKind.OTHER, "detail": f"{what}: {reason}"}
+        if figures is not None and (figures.get("sizes") or location["members"]):
+            return {**location, "kind": kind, **figures}
+    return {**location, "kind": SkipKind.OTHER, "detail": f"{what}: {reason}"}
 
 
-def _place(left: Mapping[str, Any], tags: Sequence[str]) -> dict[str, Any]:
+def _location(left: Mapping[str, Any], tags: Sequence[str]) -> dict[str, Any]:
     """Return the work and the positions of "sm-write GPU0 → GPU1", of which the first version had only the words."""
-    place = {"work": left.get("work"), "members": left.get("members", [])}
+    location = {"work": left.get("work"), "members": left.get("members", [])}
     first, *others = str(left.get("what")).split(" → ")
     work, _, tag = first.rpartition(" ")
-    if place["work"] is not None or work not in _WORKS or not {tag, *others} <= {*tags}:
-        return place
+    if location["work"] is not None or work not in _WORKS or not {tag, *others} <= {*tags}:
+        return location
     known = _WORKS[work]
     return {"work": _work(known.operation, known.variant), "members": [tags.index(one) for one in (tag, *others)]}
 

@@ -290,10 +290,10 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
     )
 
 
-def limit(which: int) -> int | None:
+def limit(resource_number: int) -> int | None:
     """Return a soft limit of this process, -1 for none."""
     try:
-        soft, _ = resource.getrlimit(which)
+        soft, _ = resource.getrlimit(resource_number)
     except (OSError, ValueError):
         return None
     return -1 if soft == resource.RLIM_INFINITY else soft
@@ -325,8 +325,8 @@ def container(root: pathlib.Path, environment: Mapping[str, str]) -> str:
         if (root / mark).exists():
             return kind
     groups = read(root / "proc/1/cgroup") + read(root / "proc/self/cgroup")
-    kind_found = next((kind for word, kind in _CGROUPS.items() if word in groups), "")
-    return kind_found or environment.get("container", "")  # systemd's and podman's own variable
+    by_cgroup = next((kind for marker, kind in _CGROUPS.items() if marker in groups), "")
+    return by_cgroup or environment.get("container", "")  # systemd's and podman's own variable
 
 
 def hypervisor(root: pathlib.Path) -> str:
@@ -336,8 +336,8 @@ def hypervisor(root: pathlib.Path) -> str:
     flags = next((line for line in read(root / "proc/cpuinfo").splitlines() if line.startswith("flags")), "")
     if "hypervisor" not in flags.split():
         return ""
-    words = [read(root / f"sys/class/dmi/id/{name}").strip() for name in ("sys_vendor", "product_name")]
-    return " ".join(filter(None, words)) or "unknown hypervisor"
+    names = [read(root / f"sys/class/dmi/id/{name}").strip() for name in ("sys_vendor", "product_name")]
+    return " ".join(filter(None, names)) or "unknown hypervisor"
 
 
 def _names(folder: pathlib.Path) -> list[str]:

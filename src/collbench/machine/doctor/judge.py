@@ -81,7 +81,7 @@ def indices(gpus: Collection[Gpu]) -> str:
 OLDEST_DRIVER = 520
 # nvmlComputeMode_t and nvmlGpuFabricState_t [nvml.h, r580]
 _PROHIBITED = 2  # 0 is the default, 1 and 3 let one process in
-_FABRIC_WORDS = {1: "not started", 2: "in progress"}
+_FABRIC_STATES = {1: "not started", 2: "in progress"}
 _GPUS_FOR_CONTAINERS = {
     "docker": "start the container with its GPUs: docker run --gpus all …",
     "podman": "start the container with its GPUs: podman run --device nvidia.com/gpu=all …",
@@ -93,28 +93,28 @@ _INSTALL = "install the NVIDIA driver"
 _WITHOUT = "or use no GPU: collbench doctor --backend host"
 
 
-def driver(facts: Facts) -> list[Finding]:
+def judge_driver(facts: Facts) -> list[Finding]:
     """Judge the driver, its version, and how many GPUs it shows."""
-    facts_of_driver = facts.driver
-    if facts_of_driver.error:
+    driver = facts.driver
+    if driver.error:
         instead = f"{_GPUS_FOR_CONTAINERS.get(facts.host.container, _INSTALL)}; {_WITHOUT}"
         return [
             Finding(
                 Group.GPUS,
                 "driver",
                 Level.FAIL,
-                facts_of_driver.error,
-                instead if facts_of_driver.missing else facts_of_driver.advice,
+                driver.error,
+                instead if driver.missing else driver.advice,
             )
         ]
-    return [_version(facts_of_driver), *_tool(facts_of_driver), _count(facts)]
+    return [_version(driver), *_tool(driver), _count(facts)]
 
 
-def visibility(facts: Facts) -> list[Finding]:
+def judge_visibility(facts: Facts) -> list[Finding]:
     """Judge what CUDA_VISIBLE_DEVICES leaves; no finding where it is not set and there are GPUs enough."""
     devices = [gpu.device for gpu in facts.driver.gpus]
-    given = facts.environment.get(NAME)
-    seen = read(devices, given, facts.environment.get(ORDER))
+    setting = facts.environment.get(NAME)
+    seen = read(devices, setting, facts.environment.get(ORDER))
     name, unset = NAME, f"unset {NAME}, or write indices or UUIDs of nvidia-smi -L"
     left = ", ".join(device.tag for device in seen.devices) or "no GPU"
     why = f": {seen.problem}" if seen.problem else ""
@@ -126,44 +126,44 @@ def visibility(facts: Facts) -> list[Finding]:
     elif seen.problem:
         findings.append(Finding(Group.GPUS, name, Level.WARN, f"leaves {left}{why}", unset))
     elif len(seen.devices) < 2:
-        text = f"leaves only {left}: no pair to measure" if given is not None else "one GPU: no pair to measure"
+        text = f"leaves only {left}: no pair to measure" if setting is not None else "one GPU: no pair to measure"
         findings.append(
-            Finding(Group.GPUS, name if given is not None else "pairs", Level.WARN, text, "use two or more")
+            Finding(Group.GPUS, name if setting is not None else "pairs", Level.WARN, text, "use two or more")
         )
-    elif given is not None:
+    elif setting is not None:
         findings.append(Finding(Group.GPUS, name, Level.OK, f"leaves {left}, {len(seen.devices)} of {len(devices)}"))
     return [*findings, *_order(facts)]
 
 
-def health(gpus: Sequence[Gpu]) -> list[Finding]:
+def judge_health(gpus: Sequence[Gpu]) -> list[Finding]:
     """Judge the modes and the state of the visible GPUs, one line for each kind of problem."""
     return [*_modes(gpus), *_gpu_memory(gpus), *_fabric(gpus), *_now(gpus)]
 
 
-def _version(facts_of_driver: Driver) -> Finding:
-    text = f"{facts_of_driver.version}, CUDA {facts_of_driver.cuda or 'unknown'}"
-    branch = facts_of_driver.version.partition(".")[0]
+def _version(driver: Driver) -> Finding:
+    text = f"{driver.version}, CUDA {driver.cuda or 'unknown'}"
+    branch = driver.version.partition(".")[0]
     if not branch.isdigit():
-        return Finding(Group.GPUS, "driver", Level.UNKNOWN, f"version '{facts_of_driver.version}' cannot be read")
+        return Finding(Group.GPUS, "driver", Level.UNKNOWN, f"version '{driver.version}' cannot be read")
     if int(branch) < OLDEST_DRIVER:
         fix = f"install driver r{OLDEST_DRIVER} or newer"
         return Finding(Group.GPUS, "driver", Level.FAIL, f"{text}: older than r{OLDEST_DRIVER}", fix)
     return Finding(Group.GPUS, "driver", Level.OK, text)
 
 
-def _tool(facts_of_driver: Driver) -> list[Finding]:
-    if facts_of_driver.nvidia_smi:
+def _tool(driver: Driver) -> list[Finding]:
+    if driver.nvidia_smi:
         return []
     text = "not on PATH: its labels cannot be compared with those of NVML; NVML reports everything else"
     return [Finding(Group.GPUS, "nvidia-smi", Level.OK, text)]
 
 
 def _count(facts: Facts) -> Finding:
-    facts_of_driver = facts.driver
-    kinds = Counter(gpu.device.name for gpu in facts_of_driver.gpus)
+    driver = facts.driver
+    kinds = Counter(gpu.device.name for gpu in driver.gpus)
     text = ", ".join(f"{count} × {name}" for name, count in kinds.items()) or "none"
-    hidden = (facts_of_driver.on_the_bus or 0) - len(facts_of_driver.gpus)
-    if not facts_of_driver.gpus:
+    hidden = (driver.on_the_bus or 0) - len(driver.gpus)
+    if not driver.gpus:
         fix = _GPUS_FOR_CONTAINERS.get(facts.host.container, "check nvidia-smi -L and the permissions of /dev/nvidia*")
         return Finding(Group.GPUS, "GPUs", Level.FAIL, "the driver shows no GPU to this process", fix)
     if hidden <= 0:
@@ -176,10 +176,10 @@ def _count(facts: Facts) -> Finding:
 
 def _order(facts: Facts) -> list[Finding]:
     """Warn where indices mean other GPUs to CUDA than to nvidia-smi: it puts the fastest first unless asked."""
-    given = facts.environment.get(NAME, "")
+    setting = facts.environment.get(NAME, "")
     by_bus = facts.environment.get(ORDER) == "PCI_BUS_ID"
     names = {gpu.device.name for gpu in facts.driver.gpus}
-    if by_bus or len(names) < 2 or not any(word.strip().isdigit() for word in given.split(",")):
+    if by_bus or len(names) < 2 or not any(index.strip().isdigit() for index in setting.split(",")):
         return []
     text = "unset, and the GPUs differ: CUDA's indices may differ from those of nvidia-smi"
     return [Finding(Group.GPUS, ORDER, Level.WARN, text, f"export {ORDER}=PCI_BUS_ID")]
@@ -224,10 +224,10 @@ def _gpu_memory(gpus: Sequence[Gpu]) -> Iterable[Finding]:
 
 
 def _fabric(gpus: Sequence[Gpu]) -> Iterable[Finding]:
-    waiting = [gpu for gpu in gpus if gpu.fabric_state in _FABRIC_WORDS]
+    waiting = [gpu for gpu in gpus if gpu.fabric_state in _FABRIC_STATES]
     if waiting:
-        words = _FABRIC_WORDS[waiting[0].fabric_state or 1]
-        text = f"NVSwitch fabric {words} on {tags(waiting, gpus)}: CUDA cannot start (error 802)"
+        state = _FABRIC_STATES[waiting[0].fabric_state or 1]
+        text = f"NVSwitch fabric {state} on {tags(waiting, gpus)}: CUDA cannot start (error 802)"
         fix = "sudo systemctl start nvidia-fabricmanager (same version as the driver)"
         yield Finding(Group.GPUS, "fabric", Level.FAIL, text, fix, numbers(waiting))
     elif any(gpu.fabric_state for gpu in gpus):
@@ -318,22 +318,22 @@ _TRANSLATED = ("DMA", "DMA-FQ")  # an IOMMU group's type in the kernel's words; 
 def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
     """Judge the host around the process; `gpus` are those in sight, none on the host backend."""
     host = facts.host
-    findings = [_place(facts), _shm(facts, len(gpus)), *_limits(host), *_cores(facts, gpus), *_memory(facts)]
+    findings = [_system(facts), _shm(facts, len(gpus)), *_limits(host), *_cores(facts, gpus), *_memory(facts)]
     if gpus:
         findings += [*_near(host, gpus), *_peer_traffic(facts, gpus), *_network(host), *_ports(host.network_ports)]
         findings += _affinity(host.network_affinity)
     return [*findings, _runs(facts.runs)]
 
 
-def _place(facts: Facts) -> Finding:
+def _system(facts: Facts) -> Finding:
     host = facts.host
-    passed = facts.driver.virtualization
-    virtual = host.hypervisor or passed not in ("", "none")
+    gpu_virtualization = facts.driver.virtualization
+    virtual = host.hypervisor or gpu_virtualization not in ("", "none")
     maker = f" ({host.hypervisor})" if host.hypervisor else ""
-    words = [host.system, f"{host.container} container" if host.container else ""]
-    words.append(f"virtual machine{maker}" if virtual else "")
-    words.append(f"GPU {passed}" if passed not in ("", "none") else "")
-    return Finding(Group.HOST, "system", Level.OK, ", ".join(filter(None, words)))
+    parts = [host.system, f"{host.container} container" if host.container else ""]
+    parts.append(f"virtual machine{maker}" if virtual else "")
+    parts.append(f"GPU {gpu_virtualization}" if gpu_virtualization not in ("", "none") else "")
+    return Finding(Group.HOST, "system", Level.OK, ", ".join(filter(None, parts)))
 
 
 def _shm(facts: Facts, gpus: int) -> Finding:
@@ -414,8 +414,8 @@ def _memory(facts: Facts) -> Iterable[Finding]:
 
 def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     """Judge whether this process may use the CPUs and the memory near its GPUs."""
-    known = [gpu for gpu in gpus if gpu.device.cpu_affinity]
-    far = [gpu for gpu in known if not set(parse_cpus(gpu.device.cpu_affinity)) & set(host.cpus)]
+    with_affinity = [gpu for gpu in gpus if gpu.device.cpu_affinity]
+    far = [gpu for gpu in with_affinity if not set(parse_cpus(gpu.device.cpu_affinity)) & set(host.cpus)]
     nodes = [gpu for gpu in gpus if gpu.device.numa_node is not None]
     without = [gpu for gpu in nodes if host.memory_nodes and gpu.device.numa_node not in host.memory_nodes]
     if far:
@@ -425,7 +425,7 @@ def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     elif without:
         text = f"no memory is available on the NUMA node of {tags(without, gpus)}"
         yield Finding(Group.HOST, "NUMA", Level.WARN, text, "widen the cgroup's cpuset.mems", numbers(without))
-    elif known:
+    elif with_affinity:
         text = "CPUs near every GPU are available"
         yield Finding(Group.HOST, "NUMA", Level.OK, text)
     else:
@@ -435,24 +435,24 @@ def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
 def _peer_traffic(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
     """Judge what may turn peer copies over PCIe: translation by the IOMMU, and bridges that redirect (ACS)."""
     slots = {gpu.device.index: facts.host.slots.get(gpu.device.index) for gpu in gpus}
-    known = {index: slot for index, slot in slots.items() if slot is not None}
+    known_slots = {index: slot for index, slot in slots.items() if slot is not None}
     over_pcie = any(labels.is_pcie(path.label) for path in facts.driver.paths)
     level = Level.WARN if over_pcie or facts.host.network_cards else Level.OK
     whom = "" if level is Level.WARN else "; no pair uses PCIe, and there is no network card that could"
-    translated = [gpu for gpu in gpus if (slot := known.get(gpu.device.index)) and slot.iommu_type in _TRANSLATED]
+    translated = [gpu for gpu in gpus if (slot := known_slots.get(gpu.device.index)) and slot.iommu_type in _TRANSLATED]
     if translated:
         text = f"translates addresses of {tags(translated, gpus)}: peer copies over PCIe may go through the CPU{whom}"
         fix = "boot with iommu=pt, or turn VT-d or AMD-Vi off in the firmware" if level is Level.WARN else ""
         yield Finding(Group.HOST, "IOMMU", level, text, fix, numbers(translated))
     else:
-        words = {None: "not seen", False: "off", True: "on, and passes the GPUs' addresses through"}
-        yield Finding(Group.HOST, "IOMMU", Level.OK, words[facts.host.iommu])
-    turning = sorted({bridge for slot in known.values() for bridge in slot.redirecting})
+        texts = {None: "not seen", False: "off", True: "on, and passes the GPUs' addresses through"}
+        yield Finding(Group.HOST, "IOMMU", Level.OK, texts[facts.host.iommu])
+    turning = sorted({bridge for slot in known_slots.values() for bridge in slot.redirecting})
     if turning:
         text = f"bridges send peer traffic up to the CPU: {', '.join(turning)}{whom}"
         fix = f"sudo setpci -s {turning[0]} ECAP_ACS+0x6.w=0000, for each, on bare metal; or off in the firmware"
         yield Finding(Group.HOST, "ACS", level, text, fix if level is Level.WARN else "")
-    elif any(slot.unreadable for slot in known.values()):
+    elif any(slot.unreadable for slot in known_slots.values()):
         yield Finding(Group.HOST, "ACS", Level.UNKNOWN, "only root may read it", "sudo $(which collbench) doctor")
     else:
         yield Finding(Group.HOST, "ACS", Level.OK, "no bridge above the GPUs redirects peer traffic")
@@ -464,8 +464,8 @@ def _network(host: Host) -> Iterable[Finding]:
         return
     cards = ", ".join(host.network_cards)
     if host.peermem or host.open_modules:
-        way = "nvidia_peermem" if host.peermem else "dma-buf of the open kernel modules"
-        yield Finding(Group.HOST, "GPU direct", Level.OK, f"{cards} by {way}")
+        route = "nvidia_peermem" if host.peermem else "dma-buf of the open kernel modules"
+        yield Finding(Group.HOST, "GPU direct", Level.OK, f"{cards} by {route}")
     else:
         text = f"{cards} cannot reach GPU memory: neither nvidia_peermem nor the driver's open modules are loaded"
         yield Finding(Group.HOST, "GPU direct", Level.WARN, text, "sudo modprobe nvidia-peermem")
@@ -493,8 +493,8 @@ def _ports(ports: tuple[NetworkPort, ...]) -> Iterable[Finding]:
 def _affinity(network_affinity: NetworkAffinity) -> Iterable[Finding]:
     """Judge which cards are near the GPUs, and whether NCCL took those; nothing if no nearness is known."""
     nearest = {gpu: network_affinity.nearest(gpu) for gpu in sorted(network_affinity.near)}
-    known = {gpu: near for gpu, near in nearest.items() if near[1]}
-    if not known:
+    nearest_cards = {gpu: near for gpu, near in nearest.items() if near[1]}
+    if not nearest_cards:
         return
     name = "network affinity"
     wrong = [
@@ -511,15 +511,15 @@ def _affinity(network_affinity: NetworkAffinity) -> Iterable[Finding]:
     ]:
         yield Finding(Group.HOST, name, Level.WARN, "; ".join(disputed), "see 'nvidia-smi topo -m' and 'lspci -t'")
         return
-    far = [gpu for gpu, (_, how) in known.items() if how == "SYS"]
-    if far and len(far) < len(known):
+    far = [gpu for gpu, (_, how) in nearest_cards.items() if how == "SYS"]
+    if far and len(far) < len(nearest_cards):
         gpus = ", ".join(f"GPU{gpu}" for gpu in far)
         text = f"{gpus} reach cards only across sockets (SYS), other GPUs have a nearer card"
         yield Finding(Group.HOST, name, Level.WARN, text, "see 'nvidia-smi topo -m' and the slots of the cards")
         return
-    words = [f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in known.items()]
+    routes = [f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in nearest_cards.items()]
     checked = "; NCCL uses these" if network_affinity.chosen else ""
-    yield Finding(Group.HOST, name, Level.OK, f"nearest cards: {', '.join(words)}{checked}")
+    yield Finding(Group.HOST, name, Level.OK, f"nearest cards: {', '.join(routes)}{checked}")
 
 
 def _state(port: NetworkPort) -> str:
@@ -554,7 +554,7 @@ def judge_libraries(facts: Facts) -> list[Finding]:
     return [*_libcuda(facts), *_nccl(software), *_same_nccl(software), *_preload(facts), _torch(facts)]
 
 
-def torch_for_cores(software: Software) -> list[Finding]:
+def judge_torch_for_cores(software: Software) -> list[Finding]:
     """Judge what the host backend needs: torch, for gloo."""
     if not software.torch:
         return [Finding(Group.LIBRARIES, "torch", Level.FAIL, "not installed: it includes gloo's collectives", _TORCH)]
@@ -658,13 +658,13 @@ def _peers(paths: Sequence[Path], devices: Sequence[Device]) -> Finding:
         more = f" and {len(refused) - 4} more" if len(refused) > 4 else ""
         first = refused[0].peer_access
         same = len(first.statuses) == 1
-        meaning = labels.PEER_STATES[first.statuses[0]] if same else "the directions differ"
-        text = f"refused ({first}: {meaning}) for {pairs}{more}: data goes through host memory"
+        explanation = labels.PEER_STATES[first.statuses[0]] if same else "the directions differ"
+        text = f"refused ({first}: {explanation}) for {pairs}{more}: data goes through host memory"
         fix = "nvidia-smi topo -p2p r; needs NVLink, or GPUs, driver and chipset that allow it"
         ends = sorted({devices[end].index for path in refused for end in path.devices})
         return Finding(Group.LINKS, "peer access", Level.WARN, text, fix, tuple(ends))
     answers = [path.peer_access for path in paths]
-    if any(one is None or PeerStatus.UNKNOWN in one.statuses for one in answers):
+    if any(answer is None or PeerStatus.UNKNOWN in answer.statuses for answer in answers):
         return Finding(
             Group.LINKS, "peer access", Level.UNKNOWN, "NVML does not report it; collbench pairs measures it"
         )
@@ -707,18 +707,18 @@ def judge_variables(facts: Facts) -> list[Finding]:
 
 
 def _nccl_variable(name: str, value: str, source: str = "") -> Finding:
-    given = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
-    known = meaning(name, value)
-    shown = f"{given or '(empty)'}{source}"
-    if not known.does:
+    shown_value = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+    effect = meaning(name, value)
+    shown = f"{shown_value or '(empty)'}{source}"
+    if not effect.does:
         text = f"{shown}: no NCCL from 2.18 to 2.30 reads this name"
-        if known.near:
-            return Finding(Group.VARIABLES, name, Level.WARN, text, f"did you mean {known.near}?")
+        if effect.near:
+            return Finding(Group.VARIABLES, name, Level.WARN, text, f"did you mean {effect.near}?")
         return Finding(Group.VARIABLES, name, Level.UNKNOWN, f"{text}; a plugin may")
-    if known.cost:
+    if effect.cost:
         fix = f"unset {name} unless it is intended" if not source else "remove it from that file unless it is intended"
-        return Finding(Group.VARIABLES, name, Level.WARN, f"{shown}: {known.does}; {known.cost}", fix)
-    return Finding(Group.VARIABLES, name, Level.OK, f"{shown}: {known.does}")
+        return Finding(Group.VARIABLES, name, Level.WARN, f"{shown}: {effect.does}; {effect.cost}", fix)
+    return Finding(Group.VARIABLES, name, Level.OK, f"{shown}: {effect.does}")
 
 
 def _cuda(facts: Facts) -> Iterable[Finding]:
@@ -740,15 +740,15 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     if capabilities(facts.backend).nvml:
         gpus = visible_gpus(facts)
-        findings += driver(facts)
+        findings += judge_driver(facts)
         if facts.driver.gpus:
-            findings += visibility(facts)
-            findings += health(gpus)
+            findings += judge_visibility(facts)
+            findings += judge_health(gpus)
             findings += judge_links(facts, gpus)
         findings += judge_libraries(facts)
     else:
         gpus = ()
-        findings += torch_for_cores(facts.software)
+        findings += judge_torch_for_cores(facts.software)
     findings += judge_host(facts, gpus)
     findings += judge_variables(facts)
     return tuple(findings)

@@ -60,7 +60,7 @@ def holds(content: Content) -> bool:
         return (
             bool(second)
             and about.keys() <= {1, 2}
-            and all(isinstance(value, bytes) for found in about.values() for value in found)
+            and all(isinstance(value, bytes) for field_values in about.values() for value in field_values)
             and protobuf.fields(second[0]).keys() <= set(range(1, 11))
         )
     except (protobuf.Malformed, ValueError):
@@ -93,37 +93,42 @@ def _add(trace: Trace, node: protobuf.Fields, content: Content) -> None:
         add_groups(trace, listed[0] if listed else "")
     if kind not in (_SEND, _RECV, _COLLECTIVE):
         return
-    words = _attributes(node)
-    which = words.get("comm_type")
-    on_host = words.get("is_cpu_op")
-    if kind == _COLLECTIVE and (which == _BARRIER or (which is None and on_host)):
+    attributes = _attributes(node)
+    collective_type = attributes.get("comm_type")
+    on_host = attributes.get("is_cpu_op")
+    if kind == _COLLECTIVE and (collective_type == _BARRIER or (collective_type is None and on_host)):
         return  # the row of the host about a kernel that has its own
-    group = values.text(words.get("pg_name"))
+    group = values.text(attributes.get("pg_name"))
     if group == _EVERYONE and group not in trace.members:
         _add_everyone(trace, content)
     ranks = trace.size(group)
-    given = values.elements(words.get("comm_size", words.get("tensor_size")))
-    dims = words.get("involved_dim", ())
-    if given < 0 or not ranks or not isinstance(dims, list | tuple) or not all(dims):
+    size_bytes = values.elements(attributes.get("comm_size", attributes.get("tensor_size")))
+    dims = attributes.get("involved_dim", ())
+    if size_bytes < 0 or not ranks or not isinstance(dims, list | tuple) or not all(dims):
         trace.skipped += 1
         return
     lasted = values.number(_number(node, 7)) if on_host is False else 0.0
     gpu = lasted or math.nan
-    dtype = _dtype(_text(_message(node, 8), 3), given)
+    dtype = _dtype(_text(_message(node, 8), 3), size_bytes)
     if kind == _COLLECTIVE:
-        if not values.natural(which) or which >= len(_OPERATIONS):
+        if not values.natural(collective_type) or collective_type >= len(_OPERATIONS):
             trace.skipped += 1
             return
-        operation = _OPERATIONS[which]
-        size = given * ranks if operation in _OF_BLOCKS else given
+        operation = _OPERATIONS[collective_type]
+        size = size_bytes * ranks if operation in _OF_BLOCKS else size_bytes
         trace.add(TracedCall(operation.value, size, group, dtype, gpu=gpu))
         return
-    end = values.rank(words.get("comm_dst" if kind == _SEND else "comm_src"))
+    end = values.rank(attributes.get("comm_dst" if kind == _SEND else "comm_src"))
     members = trace.members[group]
     peer = members.index(end) if end in members else None
     trace.add(
         TracedCall(
-            (PointToPoint.SEND if kind == _SEND else PointToPoint.RECV).value, given, group, dtype, peer=peer, gpu=gpu
+            (PointToPoint.SEND if kind == _SEND else PointToPoint.RECV).value,
+            size_bytes,
+            group,
+            dtype,
+            peer=peer,
+            gpu=gpu,
         )
     )
 
@@ -140,8 +145,10 @@ def _add_everyone(trace: Trace, content: Content) -> None:
 def _attributes(node: protobuf.Fields) -> dict[str, Any]:
     attributes = {}
     for attribute in node.get(10, ()):
-        one = protobuf.fields(attribute) if isinstance(attribute, bytes) else {}
-        attributes[_text(one, 1)] = next((_value(number, held[-1]) for number, held in one.items() if number > 2), None)
+        fields = protobuf.fields(attribute) if isinstance(attribute, bytes) else {}
+        attributes[_text(fields, 1)] = next(
+            (_value(number, held[-1]) for number, held in fields.items() if number > 2), None
+        )
     return attributes
 
 
@@ -161,7 +168,7 @@ def _value(number: int, held: int | bytes) -> Any:
 
 def _dtype(types: str, size_bytes: int) -> str:
     """Return the type of all tensors that go in; "" if it is not clear."""
-    dtypes = {_DTYPES.get(one, "") for one in re.findall(r"Tensor\(([^()]*)\)", types)}
+    dtypes = {_DTYPES.get(type_name, "") for type_name in re.findall(r"Tensor\(([^()]*)\)", types)}
     dtype = dtypes.pop() if len(dtypes) == 1 else ""
     return dtype if dtype and size_bytes % DTYPE_BYTES[dtype] == 0 else ""
 

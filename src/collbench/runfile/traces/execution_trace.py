@@ -32,21 +32,25 @@ def traces(content: Content) -> list[Trace]:
     for node in sorted(
         calls, key=lambda node: number if not math.isnan(number := values.number(node.get("id"))) else 0
     ):
-        attributes = map(values.fields, values.items(node.get("attrs")))
-        words = {one.get("name"): one.get("value") for one in attributes if isinstance(one.get("name"), str)}
-        group, name = values.text(words.get("pg_name")), values.text(words.get("collective_name"))
+        listed = map(values.fields, values.items(node.get("attrs")))
+        attributes = {
+            attribute.get("name"): attribute.get("value")
+            for attribute in listed
+            if isinstance(attribute.get("name"), str)
+        }
+        group, name = values.text(attributes.get("pg_name")), values.text(attributes.get("collective_name"))
         if group not in trace.members:
-            size = values.size(words.get("pg_size"))
-            members = _strided(words.get("global_rank_start"), words.get("global_rank_stride"), size)
-            trace.add_group(group, values.text(words.get("pg_desc")), members, size)
-        splits = (*values.naturals(words.get("in_split_size")), *values.naturals(words.get("out_split_size")))
-        given, got = (values.elements(words.get(key)) for key in ("in_msg_nelems", "out_msg_nelems"))
+            size = values.size(attributes.get("pg_size"))
+            members = _strided(attributes.get("global_rank_start"), attributes.get("global_rank_stride"), size)
+            trace.add_group(group, values.text(attributes.get("pg_desc")), members, size)
+        splits = (*values.naturals(attributes.get("in_split_size")), *values.naturals(attributes.get("out_split_size")))
+        sent, received = (values.elements(attributes.get(key)) for key in ("in_msg_nelems", "out_msg_nelems"))
         Row(
             name,
             group,
-            DTYPES.get(values.text(words.get("dtype")), ""),
-            [given],
-            [got],
+            DTYPES.get(values.text(attributes.get("dtype")), ""),
+            [sent],
+            [received],
             _before(_inputs(node), name),
             uneven=len(set(splits)) > 1,
             summed=True,
@@ -60,11 +64,11 @@ def add_groups(trace: Trace, listed: str) -> None:
         groups = json.loads(listed)
     except (ValueError, RecursionError):
         return
-    for made in map(values.fields, values.items(groups)):
-        size = values.size(made.get("group_size"))
-        everyone = made.get("ranks") == [] and size <= _MOST_LISTED
-        ranks = range(size) if everyone else made.get("ranks")
-        trace.add_group(values.text(made.get("pg_name")), values.text(made.get("pg_desc")), list(ranks or ()), size)
+    for group in map(values.fields, values.items(groups)):
+        size = values.size(group.get("group_size"))
+        everyone = group.get("ranks") == [] and size <= _MOST_LISTED
+        ranks = range(size) if everyone else group.get("ranks")
+        trace.add_group(values.text(group.get("pg_name")), values.text(group.get("pg_desc")), list(ranks or ()), size)
 
 
 def _inputs(node: dict[str, Any]) -> list[Any]:
@@ -81,4 +85,4 @@ def _strided(start: Any, stride: Any, size: int) -> list[int]:
     """Return the ranks of a group that torch describes by its first one and their distance; [] of any other."""
     if values.rank(start) is None or values.rank(stride) is None or size > _MOST_LISTED or (size > 1 and not stride):
         return []
-    return [start + stride * place for place in range(size)]
+    return [start + stride * index for index in range(size)]

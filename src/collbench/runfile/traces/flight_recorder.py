@@ -22,8 +22,10 @@ def traces(content: Content) -> list[Trace]:
     fields = content.fields
     trace = Trace(Source.FLIGHT_RECORDER, content.rank)
     trace.nccl = values.text(fields.get("comm_lib_version") or fields.get("nccl_version"))
-    for made in map(values.fields, values.fields(fields.get("pg_config")).values()):
-        trace.add_group(values.text(made.get("name")), values.text(made.get("desc")), made.get("ranks"))
+    for group_fields in map(values.fields, values.fields(fields.get("pg_config")).values()):
+        trace.add_group(
+            values.text(group_fields.get("name")), values.text(group_fields.get("desc")), group_fields.get("ranks")
+        )
     entries = [values.fields(entry) for entry in fields["entries"]]
     first: Any = entries[0].get("record_id") if entries else None
     trace.lost = first if values.natural(first) else 0

@@ -27,42 +27,42 @@ def job_of(traces: Sequence[Trace]) -> Job:
     if len(sources) > 1:
         raise UsageError(f"traces are of several kinds: {', '.join(sorted(sources))}; import one kind at a time")
     numbers = _numbered(traces)
-    order = sorted(range(len(traces)), key=lambda place: numbers[place])
-    ranked = [(numbers[place], traces[place]) for place in order]
+    order = sorted(range(len(traces)), key=lambda index: numbers[index])
+    ranked = [(numbers[index], traces[index]) for index in order]
     _find_members(ranked)
     members = [rank for trace in traces for group in trace.members.values() for rank in group]
     world = max([*(trace.world_size for trace in traces), *(rank + 1 for rank in members), ranked[-1][0] + 1])
     groups: dict[tuple[str, tuple[int, ...], int], int] = {}
-    made: list[Group] = []
+    job_groups: list[Group] = []
     calls: dict[Call, int] = {}
 
     def group_of(trace: Trace, key: str) -> int:
-        who = key, trace.members[key], trace.size(key)
-        if who not in groups:
-            groups[who] = len(made)
-            made.append(Group(who[1], who[2], trace.names[key]))
-        return groups[who]
+        group_key = key, trace.members[key], trace.size(key)
+        if group_key not in groups:
+            groups[group_key] = len(job_groups)
+            job_groups.append(Group(group_key[1], group_key[2], trace.names[key]))
+        return groups[group_key]
 
-    def place_of(trace: Trace, call: TracedCall) -> int:
-        asked = Call(
+    def number_of(trace: Trace, call: TracedCall) -> int:
+        job_call = Call(
             call.operation, call.size_bytes, group_of(trace, call.group), call.dtype, root=call.root, peer=call.peer
         )
-        return calls.setdefault(asked, len(calls))
+        return calls.setdefault(job_call, len(calls))
 
     starts = [call.start for trace in traces for call in trace.calls if not math.isnan(call.start)]
     began = min(starts, default=0.0)
     ranks = tuple(
-        _rank(number, trace, [place_of(trace, call) for call in trace.calls], began) for number, trace in ranked
+        _rank(number, trace, [number_of(trace, call) for call in trace.calls], began) for number, trace in ranked
     )
     return Job(
         source=sources.pop(),
         started=datetime.fromtimestamp(began / 1e6, UTC).isoformat(timespec="seconds") if 0 < began < 2**52 else "",
         world_size=world,
-        groups=tuple(made),
+        groups=tuple(job_groups),
         calls=tuple(calls),
         ranks=ranks,
         nccl=next((trace.nccl for trace in traces if trace.nccl), ""),
-        unknown=tuple(_unknown(traces, made, calls)),
+        unknown=tuple(_unknown(traces, job_groups, calls)),
     )
 
 
@@ -79,10 +79,10 @@ def _numbered(traces: Sequence[Trace]) -> list[int]:
 def own_numbers(traces: Sequence[Trace]) -> list[int] | None:
     """Return each trace's rank on the communicator of all ranks, which numbers them; None if there is none."""
     largest = max(size for trace in traces for size in trace.sizes.values())
-    world = next((key for key in traces[0].own if all(trace.own_size(key) == largest for trace in traces)), None)
-    if world is None:
+    world_group = next((key for key in traces[0].own if all(trace.own_size(key) == largest for trace in traces)), None)
+    if world_group is None:
         return None
-    numbers = [trace.own[world] for trace in traces]
+    numbers = [trace.own[world_group] for trace in traces]
     if len(set(numbers)) < len(numbers):
         raise UsageError("two traces are of the same rank: name each process's file once, of one job")
     return numbers
@@ -92,22 +92,22 @@ def _find_members(ranked: Sequence[tuple[int, Trace]]) -> None:
     """Find the members of groups whose traces name only their own rank, if all of these traces are here."""
     ranks_by_index: dict[tuple[str, int], dict[int, int]] = {}
     for number, trace in ranked:
-        for key, own in trace.own.items():
-            ranks_by_index.setdefault((key, trace.sizes[key]), {})[own] = number
+        for key, own_rank in trace.own.items():
+            ranks_by_index.setdefault((key, trace.sizes[key]), {})[own_rank] = number
             trace.world_size = max(trace.world_size, trace.sizes[key])
     for _, trace in ranked:
         for key in trace.own:
             size = trace.sizes[key]
             members = ranks_by_index[key, size]
             if len(members) == size and len(set(members.values())) == size:
-                trace.members[key] = tuple(members[own] for own in range(size))
+                trace.members[key] = tuple(members[own_rank] for own_rank in range(size))
 
 
 def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Mapping[Call, int]) -> Iterator[Unknown]:
     """Yield what these traces do not say; torch's own kernels' names call every reduction a sum."""
     all_calls = [call for trace in traces for call in trace.calls]
     operations = {call.collective for call in calls}
-    yield from [Unknown.REDUCTION] * any(one is not None and one.reduces for one in operations)
+    yield from [Unknown.REDUCTION] * any(operation is not None and operation.reduces for operation in operations)
     rooted = [call for call in calls if call.collective is not None and call.collective.rooted]
     yield from [Unknown.ROOT] * any(call.root is None for call in rooted)
     yield from [Unknown.PEER] * any(call.collective is None and call.peer is None for call in calls)
@@ -119,7 +119,7 @@ def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Mapping[Ca
     yield Unknown.OVERLAP
 
 
-def _rank(number: int, trace: Trace, places: Sequence[int], began: float) -> JobRank:
+def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) -> JobRank:
     """Return one rank's calls folded, with all that is known of their times."""
     starts = np.array([call.start for call in trace.calls]) - began
     pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
@@ -129,11 +129,11 @@ def _rank(number: int, trace: Trace, places: Sequence[int], began: float) -> Job
     order: list[tuple[int, int]] = []
     folded = (
         (first + start, period, repetitions)
-        for first in range(0, len(places), _FOLDED_AT_ONCE)
-        for start, period, repetitions in fold(np.array(places[first : first + _FOLDED_AT_ONCE]))
+        for first in range(0, len(call_numbers), _FOLDED_AT_ONCE)
+        for start, period, repetitions in fold(np.array(call_numbers[first : first + _FOLDED_AT_ONCE]))
     )
     for start, period, repetitions in folded:
-        symbols = tuple(places[start : start + period])
+        symbols = tuple(call_numbers[start : start + period])
         begins = by_pattern.setdefault(symbols, [])
         begins += range(start, start + period * repetitions, period)
         order.append(([*by_pattern].index(symbols), repetitions))
@@ -152,15 +152,15 @@ def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: A
     )
     samples = []
     for repetition in range(0, len(begins), math.ceil(len(begins) / _SAMPLES)):
-        own = rows[repetition]
-        if not np.isnan(starts[own]).any():
-            before = own[0] - 1
+        calls = rows[repetition]
+        if not np.isnan(starts[calls]).any():
+            before = calls[0] - 1
             samples.append(
                 Sample(
                     repetition,
-                    _rounded(starts[own]),
-                    _rounded(gpu[own]),
-                    _rounded(gpu_starts[own]),
+                    _rounded(starts[calls]),
+                    _rounded(gpu[calls]),
+                    _rounded(gpu_starts[calls]),
                     _rounded([gpu_starts[before], gpu[before]]) if before >= 0 else (),
                 )
             )

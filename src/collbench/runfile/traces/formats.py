@@ -77,8 +77,8 @@ def parse(data: bytes, name: str, forced: Source | None = None, files: int = 1) 
         except (OSError, EOFError, zlib.error) as error:
             raise Unreadable(f"it cannot be decompressed: {error}") from error
     content = Content(data, _rank_in(name), files)
-    asked = FORMATS if forced is None else {forced: FORMATS[forced]}
-    for format_ in asked.values():
+    candidates = FORMATS if forced is None else {forced: FORMATS[forced]}
+    for format_ in candidates.values():
         if format_.holds(content):
             return format_.traces(content)
     if forced is not None:

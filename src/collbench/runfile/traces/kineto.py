@@ -22,13 +22,17 @@ def traces(content: Content) -> list[Trace]:
     """Return the trace of one rank."""
     fields = content.fields
     distributed = values.fields(fields.get("distributedInfo"))
-    own = values.rank(distributed.get("rank"))
-    trace = Trace(Source.KINETO, content.rank if own is None else own, replays=False)
+    own_rank = values.rank(distributed.get("rank"))
+    trace = Trace(Source.KINETO, content.rank if own_rank is None else own_rank, replays=False)
     trace.world_size = values.size(distributed.get("world_size"))
     trace.nccl = values.text(distributed.get("nccl_version"))
     trace.host = values.text(fields.get("host_name"))
-    for made in map(values.fields, values.items(distributed.get("pg_config"))):
-        trace.add_group(values.text(made.get("pg_name")), values.text(made.get("pg_desc")), made.get("ranks"))
+    for group_fields in map(values.fields, values.items(distributed.get("pg_config"))):
+        trace.add_group(
+            values.text(group_fields.get("pg_name")),
+            values.text(group_fields.get("pg_desc")),
+            group_fields.get("ranks"),
+        )
     base: Any = fields.get("baseTimeNanoseconds")
     origin = base / 1e3 if values.natural(base) else 0.0
     events = [event for event in map(values.fields, fields["traceEvents"]) if event.get("ph") == "X"]
@@ -44,23 +48,23 @@ def traces(content: Content) -> list[Trace]:
                 kernels[number] = min(began, origin + values.number(event.get("ts"))), before + lasted
     rows = [event for event in events if event.get("name") == "record_param_comms"]
     for event in sorted(rows, key=lambda event: values.number(event.get("ts"))):
-        words = values.fields(event.get("args"))
-        group = values.text(words.get("Process Group Name"))
+        arguments = values.fields(event.get("args"))
+        group = values.text(arguments.get("Process Group Name"))
         if group not in trace.members:
-            ranks = values.ranks(words.get("Process Group Ranks"))
-            description = values.text(words.get("Process Group Description"))
-            trace.add_group(group, description, ranks, values.size(words.get("Group size")))
-        name = values.text(words.get("Collective name"))
-        splits = (*values.naturals(words.get("In split size")), *values.naturals(words.get("Out split size")))
-        peer = words.get("Dst Rank") if name.startswith("send") else words.get("Src Rank")
-        given, got = (values.elements(words.get(key)) for key in _NELEMS)
-        began, lasted = kernels.get(values.hashable(words.get("External id")), (math.nan, math.nan))
+            ranks = values.ranks(arguments.get("Process Group Ranks"))
+            description = values.text(arguments.get("Process Group Description"))
+            trace.add_group(group, description, ranks, values.size(arguments.get("Group size")))
+        name = values.text(arguments.get("Collective name"))
+        splits = (*values.naturals(arguments.get("In split size")), *values.naturals(arguments.get("Out split size")))
+        peer = arguments.get("Dst Rank") if name.startswith("send") else arguments.get("Src Rank")
+        sent, received = (values.elements(arguments.get(key)) for key in _NELEMS)
+        began, lasted = kernels.get(values.hashable(arguments.get("External id")), (math.nan, math.nan))
         Row(
             name,
             group,
-            DTYPES.get(values.text(words.get("dtype")), ""),
-            [given],
-            [got],
+            DTYPES.get(values.text(arguments.get("dtype")), ""),
+            [sent],
+            [received],
             values.rank(peer) if name.startswith(("send", "recv")) else None,
             start=origin + values.number(event.get("ts")),
             gpu=lasted,

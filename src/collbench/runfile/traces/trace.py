@@ -135,7 +135,7 @@ class Row:
         name = self.name.partition(" ")[0].replace("_", "").lower()
         if _NO_CALL.fullmatch(name):
             return
-        operation = next((_OPERATIONS[one] for one in _LONGEST_FIRST if name.startswith(one)), None)
+        operation = next((_OPERATIONS[prefix] for prefix in _LONGEST_FIRST if name.startswith(prefix)), None)
         ranks = trace.size(self.group)
         if operation is None or not self.dtype or ranks < 1 or min((*self.given, *self.got), default=0) < 0:
             trace.skipped += 1
