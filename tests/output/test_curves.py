@@ -7,7 +7,7 @@ import pytest
 
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Path, Run, Sample
-from collbench.output.text.curves import curves_of, limits_of, lines_of, place_name, sizes_of, works_of
+from collbench.output.text.curves import abridged_device_names, curves_of, limits_of, lines_of, sizes_of, works_of
 from tests.builders import GIB, gpus, measured, run_of
 
 MIB = 2**20
@@ -120,8 +120,8 @@ def test_works_are_named_once_in_the_models_order() -> None:
     ],
 )
 def test_many_ranks_have_a_short_name(members: tuple[int, ...], name: str) -> None:
-    assert place_name(run_of(gpus(16), []), SUM, members) == name
+    assert abridged_device_names(run_of(gpus(16), []), SUM, members) == name
 
 
 def test_a_link_is_named_by_its_direction() -> None:
-    assert place_name(run_of(gpus(2), []), WRITE, (1, 0)) == "GPU1 → GPU0"
+    assert abridged_device_names(run_of(gpus(2), []), WRITE, (1, 0)) == "GPU1 → GPU0"

@@ -4,7 +4,7 @@ import pytest
 
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Health, InterferenceCheck, Measurement, Run, SkipKind, Skipped, StopReason
-from collbench.output.text.frame import notes, place
+from collbench.output.text.frame import device_names, notes
 from tests.builders import gpus, in_words, left_out, measured, run_of, throttled
 
 MIB = 2**20
@@ -156,4 +156,4 @@ def test_flags_of_trials_are_reported() -> None:
     ],
 )
 def test_places_are_named_as_the_work_uses_them(work: Work, members: tuple[int, ...], words: str) -> None:
-    assert place(gpus(3), work, members) == words
+    assert device_names(gpus(3), work, members) == words
