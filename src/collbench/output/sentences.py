@@ -320,7 +320,7 @@ def what(verdict: Verdict, run: Run) -> str:
     return said
 
 
-_WAYS = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
+_BRIDGES = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
 
 
 def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence for each kind of evidence
@@ -336,7 +336,7 @@ def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence 
             pairs = f"{label} pairs of {_tags(verdict.members, run.devices)} reach {share:.0%} less than {worse} pairs"
             return f"{pairs}, though the label is better ({_names(works)})."
         case TreeLabels(labels, ancestors):
-            bridges = f" ({_WAYS[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _WAYS else ""
+            bridges = f" ({_BRIDGES[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _BRIDGES else ""
             tree = f"the PCIe tree (topo -p) has {', '.join(ancestors)}{bridges}"
             return f"topo -m reports {', '.join(labels)}; {tree}. Both are right."
         case FlatLabels(label):

@@ -79,11 +79,11 @@ def families(run: Run) -> list[Family]:
     made = []
     for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
         devices = next(iter(points))[1]
-        many_places = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS
-        kind = "device" if many_places else kind_of(work)
+        with_others = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS
+        kind = "device" if with_others else kind_of(work)
         kind = "group" if many > 2 else kind
         wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
-        ranked = kind != "group" and len(devices) == wanted and not many_places
+        ranked = kind != "group" and len(devices) == wanted and not with_others
         made.append(Family(run, work, kind, points, ranked))
     return made
 
@@ -141,7 +141,7 @@ def _figure(  # what the page's script reads, a field each
 
 
 def _shades(row: Sequence[float | None], *, least: bool) -> str:
-    """Return a letter for each place, Y for the best shade to A for the worst, "-" where there is no figure."""
+    """Return a letter for each figure: Y for the best shade to A for the worst, "-" where there is no figure."""
     known = [value for value in row if value]
     best = min(known, default=0.0) if least else max(known, default=0.0)
     shares = ((best / value if least else value / best) if value else None for value in row)
@@ -177,7 +177,7 @@ def _scaled(bounds: Bounds, scale: float) -> Bounds:
 
 
 def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
-    """Return α, β and n½ of each place, which hold over all sizes; nothing if none has them."""
+    """Return α, β and n½ of each set of devices, which hold over all sizes; nothing if none has them."""
     known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
     if not known or family.work.operation is Operation.CHASE:
         return []
@@ -268,7 +268,7 @@ def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
-    """Return [tier, relation to the best] of each place at one size; nothing if there are no tiers."""
+    """Return [tier, relation to the best] of each set of devices at one size; nothing if there are no tiers."""
     if ranking is None:
         return []
     standings = {standing.members: standing for standing in ranking.standings}
@@ -476,7 +476,7 @@ def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def as_a_whole(comparison: Comparison) -> list[str]:
-    """Return a line for each place and each work that is significantly faster or slower over all its data points."""
+    """Return a line for each set of devices and each work that is significantly faster or slower as a whole."""
     groups = [group for group in comparison.groups if group.verdict in _SIGNS]
     return [
         f"{group_name(comparison, group)}: {_VERDICT_TEXTS[group.verdict]}, × {group.ratio:.3f} "

@@ -76,7 +76,7 @@ def draw(shown: Sequence[Shown]) -> Picture:
 
 
 def _strokes(shown_curves: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> Iterator[Stroke]:
-    """Yield a line for each place where a reader can follow them all, else for each tier or number of ranks."""
+    """Yield a line for each device set where a reader can follow them all, else for each tier or number of ranks."""
     for group, (named, work, curves) in enumerate(shown_curves):
         front = _front(shown_curves, named, work)
         yield from _sets(named, work, curves, front, group) if single else _tiers(named, work, curves, front, group)

@@ -120,7 +120,7 @@ def _scale(sizes: Sequence[int], top: float) -> _Scale:
     return _Scale(first, tick, math.ceil(span / tick), -rows, step)
 
 
-# Bandwidth over message size, as figures: what every place of a work reached, and few lines that stand for many.
+# Bandwidth over message size, as figures: what every set of devices reached, and few lines that stand for many.
 
 # A reader tells so many lines apart in a terminal without color; the other tiers are in the table of tiers.
 _MOST_LINES = 4
@@ -157,7 +157,7 @@ def works_of(run: Run) -> list[Work]:
 
 
 def curves_of(run: Run, work: Work) -> Curves:
-    """Return each place's figures by size in bytes, both ascending. A place is the devices of a data point."""
+    """Return the figures of each set of devices by size in bytes, both ascending."""
     curves: Curves = defaultdict(dict)
     for measurement in run.measured(work.variant):
         if measurement.point.work == work:
@@ -183,7 +183,7 @@ def abridged_device_names(run: Run, work: Work, devices: Members) -> str:
 
 
 def limits_of(run: Run, work: Work, sets: Iterable[Members]) -> dict[Members, float]:
-    """Return the theory of each place in GB/s, none for what takes another way than the path, or many.
+    """Return the theory of each set of devices in GB/s, none for what takes another way than the path, or many.
 
     Of a copy both ways at once it is twice the path's, of a local one half of what the memory reads and writes. Between
     more than two GPUs it depends on rings and switches.

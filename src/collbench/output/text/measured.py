@@ -121,7 +121,7 @@ def _copies_summary(run: Run) -> Iterator[Block]:
 
 
 def _shares(run: Run) -> Iterator[RenderableType]:
-    """Yield concurrent host copies, one table for each place of the memory: GB/s and the share of isolated ones."""
+    """Yield concurrent host copies, one table for each NUMA node of the memory: GB/s and the share of isolated ones."""
     shares = host_shares(run)
     for node in dict.fromkeys(one.work.numa_node for one in shares):
         here = [one for one in shares if one.work.numa_node == node]
@@ -155,7 +155,7 @@ def _cell(one: HostShare | None) -> str:
 
 
 def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[RenderableType]:
-    """Yield what all devices at once keep of isolated host copies, by copy engine: a line for each place."""
+    """Yield what all devices at once keep of isolated host copies, by copy engine: a line for each NUMA node."""
     for node in dict.fromkeys(one.work.numa_node for one in shares if one.work.variant.at_once):
         parts: list[str] = []
         for variant in (Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS):

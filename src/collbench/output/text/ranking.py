@@ -249,7 +249,7 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
     groups: dict[tuple[int, str], list[Missing]] = defaultdict(list)
     for lack in ranked.missing:
         if (lack.size_bytes, lack.members) in failed:
-            continue  # the page has a line for each place where something failed
+            continue  # the page has a line for each set where something failed
         groups[lack.size_bytes, sentences.absence(lack.absence, run)].append(lack)
     for (size, reason), lacks in groups.items():
         names = ", ".join(name(run, ranked.work, lack.members) for lack in lacks[:_MOST_NAMES])
