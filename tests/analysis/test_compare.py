@@ -15,7 +15,7 @@ from collbench.model.errors import ExitStatus
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, FlagKind, Layout, Measurement, Path, Run
-from collbench.output.differences import words_of
+from collbench.output.differences import described
 from collbench.output.text.comparison import matched
 from tests.analysis.runs import FAIL, copies, recorded, reported, scaled
 from tests.builders import gpus, in_words, measured, noisy, paths, run_of, throttled
@@ -293,7 +293,7 @@ def test_p2p_disabled_slows_nccl_and_no_copy_and_is_named_as_what_differs() -> N
 
 
 def differences_in_words(found: Sequence[Difference], base: Run) -> dict[str, tuple[str, str]]:
-    return {what: (old, now) for what, old, now in (words_of(one, base.devices) for one in found)}
+    return {what: (old, now) for what, old, now in (described(one, base.devices) for one in found)}
 
 
 def test_every_subject_has_words_for_what_a_run_holds() -> None:

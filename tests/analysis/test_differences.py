@@ -10,7 +10,7 @@ import pytest
 from collbench.analysis.compare import differences
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.output.differences import words_of
+from collbench.output.differences import described
 from tests.builders import gpus, in_words, measured, paths, run_of, shared, throttled
 
 SAME = {index: index for index in range(4)}
@@ -23,7 +23,7 @@ def plain(operation: Operation = Operation.ALLREDUCE, n: int = 4) -> Run:
 
 def reported(base: Run, new: Run, positions: dict[int, int] | None = None) -> list[tuple[str, str, str]]:
     found = differences(base, new, SAME if positions is None else positions)
-    return [words_of(one, base.devices) for one in found]
+    return [described(one, base.devices) for one in found]
 
 
 def test_equal_runs_differ_in_nothing() -> None:

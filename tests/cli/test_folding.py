@@ -59,7 +59,7 @@ def test_without_left_aligned_columns_the_first_names_the_rows() -> None:
 
 
 def test_the_columns_that_a_table_calls_its_keys_come_again_however_they_are_aligned() -> None:
-    made = layout.table("GPUs", "strategy", "on best, ms", "on worst, ms", words=("strategy",), keys=2)
+    made = layout.table("GPUs", "strategy", "on best, ms", "on worst, ms", left=("strategy",), keys=2)
     made.add_row("2", "ddp", "2.29", "35.3")
     assert [headers(part) for part in fold(made, 30)] == [
         ["GPUs", "strategy", "on best, ms"],
@@ -68,7 +68,7 @@ def test_the_columns_that_a_table_calls_its_keys_come_again_however_they_are_ali
 
 
 def test_further_lines_of_a_cell_leave_no_empty_rows_in_other_parts() -> None:
-    made = layout.table("tier", "GB/s", "pairs", words=("tier", "pairs"))
+    made = layout.table("tier", "GB/s", "pairs", left=("tier", "pairs"))
     made.add_row("1", "44.3", "GPU0-GPU1")
     made.add_row("", "", "GPU0-GPU2")
     assert [part.row_count for part in fold(made, 16)] == [1, 2]

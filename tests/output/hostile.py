@@ -32,7 +32,7 @@ def hostile_run() -> Run:
     )
     uneven = measured(Operation.ALLTOALLV, (0, 2), 300.0, size=2**20)
     uneven.point = replace(uneven.point, skew=Skew(SkewKind.MATRIX, matrix=((0, 2**20), (16, 0))))
-    found = [
+    measurements = [
         measured(Operation.CE_WRITE, (0, 1), [390.1, 1 / 3, 401.7]),
         both,
         host,
@@ -42,7 +42,7 @@ def hostile_run() -> Run:
         uneven,
         hang,
     ]
-    run = run_of(devices, found, [Path((0, 1), "NV18", theory_gbs=478.125)])
+    run = run_of(devices, measurements, [Path((0, 1), "NV18", theory_gbs=478.125)])
     run.settings.environment.update({"NCCL_DEBUG_FILE": "a b'c\"d"})
     run.machine = replace(run.machine, hostname=NAME, multicast=True)
     return run

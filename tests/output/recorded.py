@@ -148,13 +148,13 @@ def _measurement(recording: Recording, row: Row, variant: Variant, time: str, sh
 
 
 def _device(line: str) -> Device:
-    found = re.fullmatch(r"#  Rank +\d+ Group +\d+ Pid +\d+ on +(\S+) device +(\d+) \[(\S+)\] (.+)", line)
-    assert found, line
-    index = int(found[2])
-    return Device(index, f"GPU-{index}", found[4], pci_bus_id=f"0000{found[3].upper()}.0")
+    match = re.fullmatch(r"#  Rank +\d+ Group +\d+ Pid +\d+ on +(\S+) device +(\d+) \[(\S+)\] (.+)", line)
+    assert match, line
+    index = int(match[2])
+    return Device(index, f"GPU-{index}", match[4], pci_bus_id=f"0000{match[3].upper()}.0")
 
 
 def without_in_place(run: Run) -> Run:
     """Return the run as if nothing had been measured in place."""
-    kept = [found for found in run.measurements if found.point.variant is Variant.PLAIN]
+    kept = [measurement for measurement in run.measurements if measurement.point.variant is Variant.PLAIN]
     return replace(run, measurements=kept)

@@ -34,7 +34,7 @@ EVERY: list[LikelyCause] = [
 
 
 def test_every_cause_has_words_of_its_own() -> None:
-    said = [causes.cause(found, RUN) for found in EVERY]
+    said = [causes.cause(cause, RUN) for cause in EVERY]
     assert len(set(said)) == len(said)
     assert not any(clause.endswith(".") for clause in said)
 

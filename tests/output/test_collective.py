@@ -99,9 +99,9 @@ def test_the_count_is_in_elements(dtype: str, count: str) -> None:
     assert f": {dtype}, max\n" in shown
 
 
-def in_place(found: Measurement) -> Measurement:
-    found.point = replace(found.point, variant=Variant.IN_PLACE)
-    return found
+def in_place(measurement: Measurement) -> Measurement:
+    measurement.point = replace(measurement.point, variant=Variant.IN_PLACE)
+    return measurement
 
 
 def test_in_place_has_rows_of_its_own_below_out_of_place() -> None:
@@ -124,9 +124,9 @@ def test_what_cannot_be_verified_in_place_is_not_called_right(operation: Operati
 
 
 def test_unverified_data_is_not_called_right() -> None:
-    found = at(MIB, 19.06)
-    found.wrong = None
-    assert rows(after_header(run_of(gpus(4), [found], command=("allreduce",))))[1][-1] == "-"
+    measurement = at(MIB, 19.06)
+    measurement.wrong = None
+    assert rows(after_header(run_of(gpus(4), [measurement], command=("allreduce",))))[1][-1] == "-"
 
 
 def test_what_nccl_chose_stands_beside_its_size() -> None:
@@ -152,19 +152,19 @@ def test_a_failed_point_is_a_row_and_says_why_below() -> None:
 
 
 def test_a_flagged_point_shows_its_flags_shortly() -> None:
-    found = at(MIB, 19.06)
+    measurement = at(MIB, 19.06)
     flags = (throttled(1, "SW thermal slowdown"), shared(0))
-    found.samples[2] = replace(found.samples[2], flags=flags)
-    table = rows(after_header(run_of(gpus(4), [at(8, 8.94), found], command=("allreduce",))))
+    measurement.samples[2] = replace(measurement.samples[2], flags=flags)
+    table = rows(after_header(run_of(gpus(4), [at(8, 8.94), measurement], command=("allreduce",))))
     assert table[0][-1] == "flags"
     assert table[1][-1] == "0"
     assert table[2][-2:] == ["throttled,", "shared"]
 
 
 def test_sets_that_run_at_once_say_so() -> None:
-    points = [measured(Operation.ALLREDUCE, members, 300.0, MIB) for members in ((0, 1), (2, 3))]
-    for found in points:
-        found.samples = [replace(sample, concurrent=True) for sample in found.samples]
+    points = [measured(Operation.ALLREDUCE, devices, 300.0, MIB) for devices in ((0, 1), (2, 3))]
+    for measurement in points:
+        measurement.samples = [replace(sample, concurrent=True) for sample in measurement.samples]
     shown = after_header(run_of(gpus(4), points, command=("allreduce", "--split", "2")))
     assert "allreduce over GPU0, GPU1 (2 ranks): float32, sum, other sets busy at the same time\n" in shown
     assert "allreduce over GPU2, GPU3 (2 ranks): float32, sum, other sets busy at the same time\n" in shown

@@ -13,9 +13,9 @@ MIB = 2**20
 LARGE = 512 * MIB
 
 
-def how(variant: Variant, found: Measurement) -> Measurement:
-    found.point = replace(found.point, variant=variant)
-    return found
+def how(variant: Variant, measurement: Measurement) -> Measurement:
+    measurement.point = replace(measurement.point, variant=variant)
+    return measurement
 
 
 def patterns(count: int) -> Run:
@@ -25,8 +25,8 @@ def patterns(count: int) -> Run:
              for size in (MIB, LARGE)]  # fmt: skip
     points += [how(Variant.BOTH_WAYS, measured(op, pair, 380.0, LARGE)) for op in each for pair in combinations(one, 2)]
     for variant in (Variant.ONE_TO_ALL, Variant.ALL_TO_ONE):
-        places = [(a, *(b for b in one if b != a)) for a in one]
-        points += [how(variant, measured(Operation.CE_WRITE, members, 130.0, LARGE)) for members in places]
+        sets = [(a, *(b for b in one if b != a)) for a in one]
+        points += [how(variant, measured(Operation.CE_WRITE, devices, 130.0, LARGE)) for devices in sets]
     points += [how(Variant.HOST, measured(op, (a,), 55.0, LARGE)) for op in (Operation.H2D_CE, Operation.D2H_CE)
               for a in one]  # fmt: skip
     points += [how(Variant.STAGED, measured(Operation.CE_WRITE, link, 38.0, LARGE)) for link in permutations(one, 2)]
@@ -110,8 +110,8 @@ def test_small_rates_keep_their_digits() -> None:
 
 
 def test_a_device_without_a_figure_shows_a_dash() -> None:
-    found = how(Variant.HOST, measured(Operation.H2D_CE, (1,), 55.0, MIB, trials=2))
-    shown = after_header(run_of(gpus(2), [found], command=("copies",)))
+    measurement = how(Variant.HOST, measured(Operation.H2D_CE, (1,), 55.0, MIB, trials=2))
+    shown = after_header(run_of(gpus(2), [measurement], command=("copies",)))
     assert "device  h2d-ce\nGPU0         -\nGPU1      55.0\n" in shown
 
 
@@ -166,7 +166,7 @@ def test_host_copies_concurrent_with_others_stand_beside_isolated_ones() -> None
     points += [how(Variant.HOST, measured(Operation.D2H_CE, (a,), 50.0, LARGE)) for a in (0, 1)]
     points += [how(Variant.HOST_BOTH_WAYS, measured(Operation.H2D_CE, (0,), 45.0, LARGE))]
     for operation, gbs in ((Operation.H2D_CE, 30.0), (Operation.D2H_CE, 25.0)):
-        points += [how(Variant.HOST_ALL, measured(operation, members, gbs, LARGE)) for members in ((0, 1), (1, 0))]
+        points += [how(Variant.HOST_ALL, measured(operation, devices, gbs, LARGE)) for devices in ((0, 1), (1, 0))]
     whole = text(page(run_of(gpus(2), points, command=("copies",))))
     assert (
         "host at 512M, concurrently: GB/s one way, % of isolated\n"

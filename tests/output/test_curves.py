@@ -7,7 +7,7 @@ import pytest
 
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Path, Run, Sample
-from collbench.output.text.curves import curves_of, limits_of, lines_of, place_name, sizes_of, works_of
+from collbench.output.text.curves import abridged_device_names, curves_of, limits_of, lines_of, sizes_of, works_of
 from tests.builders import GIB, gpus, measured, run_of
 
 MIB = 2**20
@@ -69,11 +69,11 @@ def test_without_pairs_the_sizes_are_those_of_larger_sets() -> None:
     assert sizes_of(SUM, curves_of(run, SUM)) == [8, MIB]
 
 
-def copies(variant: Variant, members: tuple[tuple[int, ...], ...]) -> Run:
+def copies(variant: Variant, sets: tuple[tuple[int, ...], ...]) -> Run:
     sample = Sample((0.01, 0.01), 1, concurrent=False)
-    found = [Measurement(DataPoint(Operation.CE_WRITE, some, GIB, variant), [sample]) for some in members]
+    measurements = [Measurement(DataPoint(Operation.CE_WRITE, some, GIB, variant), [sample]) for some in sets]
     links = [Path((0, 1), "NV18", theory_gbs=450.0), Path((0, 2), "NV4", theory_gbs=100.0), Path((1, 2), "SYS")]
-    return run_of(gpus(3), found, links)
+    return run_of(gpus(3), measurements, links)
 
 
 LINKS = tuple(permutations(range(3), 2))
@@ -99,9 +99,9 @@ def test_theory(title: str, run: Run, limits: dict[tuple[int, int], float]) -> N
 
 def test_host_memory_is_behind_the_devices_slot() -> None:
     sample = Sample((0.01, 0.01), 1, concurrent=False)
-    found = Measurement(DataPoint(Operation.H2D_CE, (0,), GIB, Variant.HOST), [sample])
+    measurement = Measurement(DataPoint(Operation.H2D_CE, (0,), GIB, Variant.HOST), [sample])
     devices = (replace(gpus(1)[0], pcie_generation=5, pcie_width=16), gpus(2)[1])
-    run = run_of(devices, [found])
+    run = run_of(devices, [measurement])
     (work,) = works_of(run)
     assert limits_of(run, work, [(0,), (1,)]) == {(0,): 63.0}  # 32 GT/s × 16 × 128/130 / 8 [docs/method.md 9.2]
 
@@ -120,8 +120,8 @@ def test_works_are_named_once_in_the_models_order() -> None:
     ],
 )
 def test_many_ranks_have_a_short_name(members: tuple[int, ...], name: str) -> None:
-    assert place_name(run_of(gpus(16), []), SUM, members) == name
+    assert abridged_device_names(run_of(gpus(16), []), SUM, members) == name
 
 
 def test_a_link_is_named_by_its_direction() -> None:
-    assert place_name(run_of(gpus(2), []), WRITE, (1, 0)) == "GPU1 → GPU0"
+    assert abridged_device_names(run_of(gpus(2), []), WRITE, (1, 0)) == "GPU1 → GPU0"

@@ -15,9 +15,9 @@ RATES = {(0, 1): 400.0, (0, 2): 384.0, (0, 3): 364.0, (1, 2): 320.0, (1, 3): 240
 
 
 def ranked(run: Run) -> Ranking:
-    found = rank_pairs(run, Operation.ALLREDUCE, GIB)
-    assert found is not None
-    return found
+    ranking = rank_pairs(run, Operation.ALLREDUCE, GIB)
+    assert ranking is not None
+    return ranking
 
 
 def shown(run: Run, *, terminal: bool = False, no_color: bool = False) -> str:
@@ -47,18 +47,18 @@ def test_in_a_terminal_the_background_darkens_with_the_share_of_the_best() -> No
 def test_of_times_the_least_is_the_brightest() -> None:
     points = [measured(Operation.CE_WRITE, link, 0.001 * (1 + sum(link)), size=8) for link in permutations(range(3), 2)]
     run = run_of(gpus(3), points)
-    found = rank_links(run, Work(Operation.CE_WRITE), 8)
-    assert found is not None
-    lines = text([heat_map(run, found, unit="µs")], terminal=True).split("\n")
+    ranking = rank_links(run, Work(Operation.CE_WRITE), 8)
+    assert ranking is not None
+    lines = text([heat_map(run, ranking, unit="µs")], terminal=True).split("\n")
     assert "48;5;227m   2.00" in lines[2]  # from GPU1 to GPU2 8 B at 0.004 GB/s take 2 µs, the best
     assert "48;5;31m   4.00" in lines[1]  # and from GPU0 to GPU1 at 0.002 GB/s twice that
 
 
 def test_a_direction_that_was_not_measured_is_a_dash() -> None:
     run = run_of(gpus(2), [measured(Operation.CE_WRITE, (1, 0), 390.0)])
-    found = rank_links(run, Work(Operation.CE_WRITE), GIB)
-    assert found is not None
-    assert text([heat_map(run, found)]) == "       GPU0   GPU1\nGPU0      -      -\nGPU1  390.0      -\n"
+    ranking = rank_links(run, Work(Operation.CE_WRITE), GIB)
+    assert ranking is not None
+    assert text([heat_map(run, ranking)]) == "       GPU0   GPU1\nGPU0      -      -\nGPU1  390.0      -\n"
 
 
 @pytest.mark.parametrize("count", [2, 8, 9, 10, 16])

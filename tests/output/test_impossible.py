@@ -35,8 +35,10 @@ def run_with(gbs: float, launch: float | None = None) -> Run:
     An older collbench marked none, so nothing but the run file may rest on marks.
     """
     link = Path((0, 1), "NV18", "SYS", 18, 450.0)
-    found = [measured(operation, (0, 1), gbs, launch=launch) for operation in (Operation.CE_WRITE, Operation.ALLREDUCE)]
-    return run_of(gpus(2), found, [link], command=("allreduce",))
+    measurements = [
+        measured(operation, (0, 1), gbs, launch=launch) for operation in (Operation.CE_WRITE, Operation.ALLREDUCE)
+    ]
+    return run_of(gpus(2), measurements, [link], command=("allreduce",))
 
 
 WRONG, RIGHT = run_with(500.0), run_with(400.0)
@@ -65,11 +67,11 @@ def marks(run: Run) -> dict[str, bool]:
 
 
 def test_each_format_bears_the_mark() -> None:
-    assert [name for name, found in marks(WRONG).items() if not found] == []
+    assert [name for name, has_mark in marks(WRONG).items() if not has_mark] == []
 
 
 def test_no_format_bears_it_where_all_is_possible() -> None:
-    assert [name for name, found in marks(RIGHT).items() if found] == []
+    assert [name for name, has_mark in marks(RIGHT).items() if has_mark] == []
 
 
 def test_rows_have_the_limit_and_how_many_batches_beat_it() -> None:
@@ -95,11 +97,11 @@ def test_an_unknown_limit_is_empty_and_not_zero() -> None:
 
 
 def test_rank_does_not_say_failed_of_a_rate_above_a_limit() -> None:
-    found = rank_pairs(WRONG, Operation.ALLREDUCE, GIB)
-    assert found is not None
-    assert [one.relation for one in found.standings] == [Relation.IMPOSSIBLE]
-    assert found.failed == found.impossible == ((0, 1),)
-    assert not found.all_tied
+    pair_ranking = rank_pairs(WRONG, Operation.ALLREDUCE, GIB)
+    assert pair_ranking is not None
+    assert [one.relation for one in pair_ranking.standings] == [Relation.IMPOSSIBLE]
+    assert pair_ranking.failed == pair_ranking.impossible == ((0, 1),)
+    assert not pair_ranking.all_tied
     console = Console(file=io.StringIO(), width=200)
     for block in shown(ranking.page(WRONG, rank_summary(WRONG)), verbose=False):
         console.print(block)

@@ -11,11 +11,11 @@ from tests.output.pages import text
 
 
 def taking(
-    operation: Operation, members: tuple[int, ...], microseconds: float, variant: Variant = Variant.PLAIN
+    operation: Operation, devices: tuple[int, ...], microseconds: float, variant: Variant = Variant.PLAIN
 ) -> Measurement:
     """Return a data point of 8 bytes that takes this long in five trials."""
     samples = [Sample((microseconds * 1e-6,) * 2, 20, concurrent=False)] * 5
-    return Measurement(DataPoint(operation, members, 8, variant), samples, StopReason.PRECISION)
+    return Measurement(DataPoint(operation, devices, 8, variant), samples, StopReason.PRECISION)
 
 
 def latencies(count: int) -> Run:
@@ -24,9 +24,9 @@ def latencies(count: int) -> Run:
     points += [taking(Operation.CHASE, (one,), 1.4, Variant.HOST) for one in range(count)]
     points += [taking(Operation.CE_WRITE, link, 2.25) for link in links]
     for pair in combinations(range(count), 2):
-        found = taking(Operation.ALLREDUCE, pair, 5.5)
-        found.samples = [replace(sample, launch_seconds=8.2e-6) for sample in found.samples]
-        points.append(found)
+        measurement = taking(Operation.ALLREDUCE, pair, 5.5)
+        measurement.samples = [replace(sample, launch_seconds=8.2e-6) for sample in measurement.samples]
+        points.append(measurement)
     return run_of(gpus(count), points, command=("latency",))
 
 

@@ -17,8 +17,8 @@ def test_a_copys_matrix_is_row_source_column_destination() -> None:
 
 
 def test_a_collectives_matrix_is_symmetric() -> None:
-    found = bandwidth_matrix(pair_run(3, lambda a, b: 100.0 * a + b), Operation.ALLREDUCE, GIB)
-    np.testing.assert_allclose(found, [[np.nan, 1, 2], [1, np.nan, 102], [2, 102, np.nan]])
+    matrix = bandwidth_matrix(pair_run(3, lambda a, b: 100.0 * a + b), Operation.ALLREDUCE, GIB)
+    np.testing.assert_allclose(matrix, [[np.nan, 1, 2], [1, np.nan, 102], [2, 102, np.nan]])
 
 
 def test_other_sizes_operations_and_larger_groups_are_left_out() -> None:

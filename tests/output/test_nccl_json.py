@@ -37,22 +37,25 @@ def four_ranks() -> Run:
 
 
 def test_keys_and_nesting_are_theirs() -> None:
-    found = document(four_ranks())
-    assert list(found) == TOP
-    assert list(found["config"]) == CONFIG
-    assert [list(device) for device in found["config"]["devices"]] == [DEVICE] * 4
-    assert [list(result) for result in found["results"]] == [RESULT] * 30
-    assert list(found["results"][0]["out_of_place"]) == list(found["results"][0]["in_place"]) == HALF
-    assert list(found["out_of_bounds"]) == ["count", "okay"]
-    assert list(found["average_bus_bandwidth"]) == ["bandwidth", "okay"]
+    json_document = document(four_ranks())
+    assert list(json_document) == TOP
+    assert list(json_document["config"]) == CONFIG
+    assert [list(device) for device in json_document["config"]["devices"]] == [DEVICE] * 4
+    assert [list(result) for result in json_document["results"]] == [RESULT] * 30
+    assert list(json_document["results"][0]["out_of_place"]) == list(json_document["results"][0]["in_place"]) == HALF
+    assert list(json_document["out_of_bounds"]) == ["count", "okay"]
+    assert list(json_document["average_bus_bandwidth"]) == ["bandwidth", "okay"]
 
 
 def test_values_are_of_their_types() -> None:
-    found = document(four_ranks())
-    assert (found["version"], found["nccl_version"]) == (3, 22809)  # as the recorded header says of NCCL 2.28.9
-    assert (found["start_time"], found["end_time"]) == ("2026-01-02 03:04:05", "2026-01-02 03:05:06")
-    assert found["args"] == ["collbench", "all_reduce_perf", "-w", "5", "-n", "20"]
-    assert found["config"] | {"devices": []} == {
+    json_document = document(four_ranks())
+    assert (json_document["version"], json_document["nccl_version"]) == (
+        3,
+        22809,
+    )  # as the recorded header says of NCCL 2.28.9
+    assert (json_document["start_time"], json_document["end_time"]) == ("2026-01-02 03:04:05", "2026-01-02 03:05:06")
+    assert json_document["args"] == ["collbench", "all_reduce_perf", "-w", "5", "-n", "20"]
+    assert json_document["config"] | {"devices": []} == {
         "nthreads": 4,
         "ngpus": 1,
         "minimum_bytes": 8,
@@ -69,7 +72,7 @@ def test_values_are_of_their_types() -> None:
         "parallel_init": "false",
         "devices": [],
     }
-    assert found["config"]["devices"][2] == {
+    assert json_document["config"]["devices"][2] == {
         "rank": 2,
         "group": 0,
         "pid": 0,
@@ -78,9 +81,12 @@ def test_values_are_of_their_types() -> None:
         "device_hex": "0000:00:08",
         "device_info": "NVIDIA H200",
     }
-    assert found["out_of_bounds"] == {"count": 0, "okay": "true"}
-    assert found["average_bus_bandwidth"] == {"bandwidth": pytest.approx(119.917, abs=0.005), "okay": "unchecked"}
-    assert found["errors"] == []
+    assert json_document["out_of_bounds"] == {"count": 0, "okay": "true"}
+    assert json_document["average_bus_bandwidth"] == {
+        "bandwidth": pytest.approx(119.917, abs=0.005),
+        "okay": "unchecked",
+    }
+    assert json_document["errors"] == []
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -110,26 +116,28 @@ def test_faults_are_errors_and_not_okay() -> None:
     good = measured(Operation.ALLREDUCE, (0, 1), 100.0, MIB)
     hung = replace(good, point=replace(good.point, variant=Variant.IN_PLACE), samples=[], stop=StopReason.FAILED)
     hung.failure = in_words("no answer within 2 s")
-    found = document(built(gpus(2), [good, hung]))
-    assert found["out_of_bounds"] == {"count": 0, "okay": "false"}
-    assert found["errors"] == ["1048576 in place: no answer within 2 s"]
-    assert found["results"][0]["in_place"] is None
+    json_document = document(built(gpus(2), [good, hung]))
+    assert json_document["out_of_bounds"] == {"count": 0, "okay": "false"}
+    assert json_document["errors"] == ["1048576 in place: no answer within 2 s"]
+    assert json_document["results"][0]["in_place"] is None
 
 
 def test_wrong_values_are_counted() -> None:
     wrong = replace(measured(Operation.ALLREDUCE, (0, 1), 100.0, MIB), wrong=7)
-    found = document(built(gpus(2), [wrong]))
-    assert found["out_of_bounds"] == {"count": 1, "okay": "false"}
-    assert found["results"][0]["out_of_place"]["nwrong"] == 7.0
+    json_document = document(built(gpus(2), [wrong]))
+    assert json_document["out_of_bounds"] == {"count": 1, "okay": "false"}
+    assert json_document["results"][0]["out_of_place"]["nwrong"] == 7.0
 
 
 def test_rows_of_several_communicators_say_whose_they_are() -> None:
-    found = document(built(gpus(3), [measured(Operation.ALLREDUCE, pair, 100.0, MIB) for pair in ((0, 1), (0, 2))]))
-    assert [row["experiment_name"] for row in found["results"]] == [
+    json_document = document(
+        built(gpus(3), [measured(Operation.ALLREDUCE, pair, 100.0, MIB) for pair in ((0, 1), (0, 2))])
+    )
+    assert [row["experiment_name"] for row in json_document["results"]] == [
         "all_reduce_perf GPU0 GPU1",
         "all_reduce_perf GPU0 GPU2",
     ]
-    assert [(one["group"], one["rank"], one["device"]) for one in found["config"]["devices"]] == [
+    assert [(one["group"], one["rank"], one["device"]) for one in json_document["config"]["devices"]] == [
         (0, 0, 0),
         (0, 1, 1),
         (1, 0, 0),

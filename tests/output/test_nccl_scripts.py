@@ -22,9 +22,9 @@ def awk_last(text: str) -> float:
 def reframe(text: str) -> float:
     """eth-cscs/cscs-reframe-tests, checks/containers/container_engine/xccl_tests.py: sanity, then performance."""
     assert re.search(r"Out of bounds values\s*:\s*0\s*OK", text)
-    found = re.search(r"Avg bus bandwidth\s*:\s*(?P<gbs>\S+)", text)
-    assert found
-    return float(found["gbs"])
+    match = re.search(r"Avg bus bandwidth\s*:\s*(?P<gbs>\S+)", text)
+    assert match
+    return float(match["gbs"])
 
 
 def azure(text: str) -> float:
@@ -41,13 +41,13 @@ def superbench(text: str, *, in_place: bool = False) -> dict[int, tuple[float, .
     last = max(index for index, line in enumerate(printed) if "Out of bounds values" in line)
     inside = printed[first + 1 : last]
     heads = next(line for line in inside if "time" in line and "busbw" in line)[1:].split()
-    found = {}
+    figures = {}
     for columns in (line.split() for line in inside):
         if re.match(r"\d+", columns[0]):
             seek = heads[::-1].index if in_place else lambda name: len(heads) - 1 - heads.index(name)
-            places = [-1 - seek(name) for name in ("time", "algbw", "busbw")]
-            found[int(columns[heads.index("size")])] = tuple(float(columns[index]) for index in places)
-    return found
+            positions = [-1 - seek(name) for name in ("time", "algbw", "busbw")]
+            figures[int(columns[heads.index("size")])] = tuple(float(columns[index]) for index in positions)
+    return figures
 
 
 ROWS = {8: (8.94, 0.0, 0.0), MIB: (19.06, 55.01, 82.52)}  # of tests/data/h200x4/all_reduce_perf-4-ranks.txt

@@ -72,8 +72,8 @@ def test_these_recordings_are_there() -> None:
 def looped(loops: tuple[float | None, ...], **settings: Any) -> Run:
     """Return an all-reduce whose batches took 10 µs each, and whose launch loops took these seconds, trial by trial."""
     samples = [Sample((1e-5, 1e-5), 20, concurrent=False, launch_seconds=seconds) for seconds in loops]
-    found = Measurement(DataPoint(Operation.ALLREDUCE, FOUR, MIB), samples, wrong=0)
-    run = built(gpus(4), [found], command=("allreduce",))
+    measurement = Measurement(DataPoint(Operation.ALLREDUCE, FOUR, MIB), samples, wrong=0)
+    run = built(gpus(4), [measurement], command=("allreduce",))
     run.settings = replace(run.settings, **settings)
     return run
 
@@ -113,9 +113,9 @@ def test_the_step_between_sizes(sizes: tuple[int, ...], step: str) -> None:
 
 
 def point(operation: Operation, variant: Variant, **of: object) -> Measurement:
-    found = measured(operation, FOUR, 100.0, MIB)
-    found.point = replace(found.point, variant=variant)
-    return replace(found, **of)  # type: ignore[arg-type]
+    measurement = measured(operation, FOUR, 100.0, MIB)
+    measurement.point = replace(measurement.point, variant=variant)
+    return replace(measurement, **of)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,9 @@ def test_scripts_take_ok_for_passed(
 
 def test_what_a_reader_must_know_follows_the_figures() -> None:
     flags = (throttled(1, "low bandwidth"),)
-    found = measured(Operation.ALLREDUCE, FOUR, 100.0, MIB)
-    found.samples[0] = replace(found.samples[0], flags=flags)
-    run = built(gpus(4), [found, measured(Operation.ALLREDUCE, FOUR, 1.0, 8)])
+    measurement = measured(Operation.ALLREDUCE, FOUR, 100.0, MIB)
+    measurement.samples[0] = replace(measurement.samples[0], flags=flags)
+    run = built(gpus(4), [measurement, measured(Operation.ALLREDUCE, FOUR, 1.0, 8)])
     run.skipped = [left_out("sizes 4G: no room")]
     printed = lines(run)
     index = next(index for index, line in enumerate(printed) if "Avg" in line)
@@ -213,7 +213,7 @@ def test_each_communicator_has_a_report_of_its_own() -> None:
     run = built(gpus(3), [measured(Operation.ALLREDUCE, pair, 100.0, MIB) for pair in pairs], command=("allreduce",))
     printed = lines(run)
     seen = re.findall(r"#  Rank +(\d) Group +(\d) .* device +(\d)", "\n".join(printed))
-    assert ["".join(place) for place in seen] == ["000", "101", "010", "112", "021", "122"]
+    assert ["".join(columns) for columns in seen] == ["000", "101", "010", "112", "021", "122"]
     assert sum("Avg bus bandwidth" in line for line in printed) == 3
 
 

@@ -26,8 +26,8 @@ SIM = Origin("sim", "made: 16 nodes", tuple(f"node{n}" for n in range(16)), ("at
 
 
 def test_every_figure_of_a_simulation_says_so() -> None:
-    found = judged(16, slow(3), LEAVES)
-    text = page(SIM, found, choose_nodes(found, 8, LEAVES), Truth(100.0, 100.0))
+    judgement = judged(16, slow(3), LEAVES)
+    text = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), Truth(100.0, 100.0))
     lines = text.splitlines()
     assert "backend   sim: nothing is measured" in lines
     for line in lines:
@@ -35,8 +35,8 @@ def test_every_figure_of_a_simulation_says_so() -> None:
 
 
 def test_the_page_names_who_is_slow_who_was_taken_and_why() -> None:
-    found = judged(16, slow(3), LEAVES)
-    text = page(SIM, found, choose_nodes(found, 8, LEAVES), Truth(100.0, 100.0))
+    judgement = judged(16, slow(3), LEAVES)
+    text = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), Truth(100.0, 100.0))
     assert "\nslow      node3: " in text
     assert text.startswith("chosen    node[4-11] (sim)\n")
     assert "rounds    9 (8 at random, 1 x): 72 measurements; there are 120 pairs; 20 s estimated" in text
@@ -45,10 +45,10 @@ def test_the_page_names_who_is_slow_who_was_taken_and_why() -> None:
 
 
 def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -> None:
-    found = judged(16, slow(3), LEAVES)
-    narrow = page(SIM, found, choose_nodes(found, 8, LEAVES), width=50)
+    judgement = judged(16, slow(3), LEAVES)
+    narrow = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), width=50)
     assert max(map(len, narrow.splitlines())) <= 50
-    wide = page(SIM, found, choose_nodes(found, 8, LEAVES), width=1000)
+    wide = page(SIM, judgement, choose_nodes(judgement, 8, LEAVES), width=1000)
     assert " ".join(narrow.split()) == " ".join(wide.split())
     assert {line[:10] for line in narrow.splitlines()} == {line[:10] for line in wide.splitlines()} | {" " * 10}
     names = ",".join(f"host-{n}-a" for n in range(16))  # for Slurm's --nodelist
@@ -81,29 +81,29 @@ def test_real_figures_do_not_say_sim() -> None:
 
 
 def test_the_whole_page_says_what_a_round_took_beside_the_plan() -> None:
-    found = judged(16, slow())
+    judgement = judged(16, slow())
     origin = Origin("cuda", "2 hosts", SIM.names, SIM.rounds, 72, 20.4, 7, round_seconds=(0.5, 3.0, 0.75))
-    assert "cost      0.75 s per round (0.50 to 3.00)\n" in page(origin, found, None) + "\n"
+    assert "cost      0.75 s per round (0.50 to 3.00)\n" in page(origin, judgement, None) + "\n"
     planned = replace(origin, planned_seconds=1.52)
     assert "cost      0.75 s per round (0.50 to 3.00); --plan predicts 1.52 s at that rate" in page(
-        planned, found, None
+        planned, judgement, None
     )
-    assert "cost" not in page(planned, found, None, verbose=False)
-    assert "cost" not in page(SIM, found, None)
+    assert "cost" not in page(planned, judgement, None, verbose=False)
+    assert "cost" not in page(SIM, judgement, None)
 
 
 def test_gpus_are_reported_once_where_all_nodes_take_the_same() -> None:
-    found = judged(16, slow())
-    chosen = choose_nodes(found, 3)
+    judgement = judged(16, slow())
+    chosen = choose_nodes(judgement, 3)
     same = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1),) * 3)
-    assert "gpus      0, 1 on each node" in page(same, found, chosen)
+    assert "gpus      0, 1 on each node" in page(same, judgement, chosen)
     other = Origin("cuda", "", SIM.names, SIM.rounds, 72, 20.4, 7, gpus=((0, 1), (2, 3), (0, 1)))
-    assert "gpus      0, 1 on node[0,2]\ngpus      2, 3 on node1" in page(other, found, chosen)
+    assert "gpus      0, 1 on node[0,2]\ngpus      2, 3 on node1" in page(other, judgement, chosen)
 
 
 def test_json_says_sim_first_and_names_the_nodes() -> None:
-    found = judged(16, slow(3), LEAVES)
-    answer = json.loads(json.dumps(as_plain(SIM, found, choose_nodes(found, 8, LEAVES), None)))
+    judgement = judged(16, slow(3), LEAVES)
+    answer = json.loads(json.dumps(as_plain(SIM, judgement, choose_nodes(judgement, 8, LEAVES), None)))
     assert next(iter(answer.items())) == ("backend", "sim")
     assert answer["choice"]["nodes"] == [f"node{node}" for node in range(4, 12)]
     assert answer["judgement"]["nodes"][3]["sends"]["state"] == "slow"
@@ -122,7 +122,7 @@ def test_the_page_says_who_reported_how_many_switches() -> None:
 def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
     healthy = NodeEffect(0, *(Effect(0.0, (-0.01, 0.01), State.HEALTHY),) * 2)
     slow = NodeEffect(1, *(Effect(-0.3, (-0.32, -0.28), State.SLOW),) * 2)
-    found = Judgement((healthy, replace(healthy, node=1)), (), 50.0, (), 0.01, None)
+    judgement = Judgement((healthy, replace(healthy, node=1)), (), 50.0, (), 0.01, None)
     origin = Origin(
         "host",
         "2 hosts",
@@ -135,7 +135,7 @@ def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
         rails=(Rail(0, 12.5, 0.0, False, (slow,)), Rail(1, 6.25, -0.5, True, ())),
         network=("symbol_error grew by 3 on mlx5_0:1 of b",),
     )
-    text = page(origin, found, None, width=200)
+    text = page(origin, judgement, None, width=200)
     for line in (
         "late      b arrives at batches 2.5 ms after its partners (median; 95 % 2.4 to 2.6), in 23 of 24 trials",
         "slow      rail 1 (GPU 1 of every node): 50.0% below the other rails",
@@ -144,5 +144,5 @@ def test_late_nodes_and_rails_are_findings_of_their_own() -> None:
         "network   symbol_error grew by 3 on mlx5_0:1 of b",
     ):
         assert line in text.splitlines()
-    data = as_plain(origin, found, None)
+    data = as_plain(origin, judgement, None)
     assert json.loads(json.dumps(data))["late"][0]["seconds"] == 2.5e-3

@@ -4,38 +4,40 @@ import pytest
 
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Health, InterferenceCheck, Measurement, Run, SkipKind, Skipped, StopReason
-from collbench.output.text.frame import notes, place
+from collbench.output.text.frame import device_names, notes
 from tests.builders import gpus, in_words, left_out, measured, run_of, throttled
 
 MIB = 2**20
 
 
-def run_with(*found: Measurement) -> Run:
-    return run_of(gpus(3), found)
+def run_with(*measurements: Measurement) -> Run:
+    return run_of(gpus(3), measurements)
 
 
 def stopped(reason: StopReason, count: int) -> list[Measurement]:
-    found = [measured(Operation.CE_WRITE, (0, 1), 300.0, MIB + i) for i in range(count)]
-    for one in found:
+    measurements = [measured(Operation.CE_WRITE, (0, 1), 300.0, MIB + i) for i in range(count)]
+    for one in measurements:
         one.stop = reason
-    return found
+    return measurements
 
 
-def failed(members: tuple[int, ...], size: int, reason: str = "crash: signal 11") -> Measurement:
-    return Measurement(DataPoint(Operation.CE_WRITE, members, size), [], StopReason.FAILED, failure=in_words(reason))
+def failed(devices: tuple[int, ...], size: int, reason: str = "crash: signal 11") -> Measurement:
+    return Measurement(DataPoint(Operation.CE_WRITE, devices, size), [], StopReason.FAILED, failure=in_words(reason))
 
 
 def test_the_reasons_to_stop_are_counted_in_one_line() -> None:
-    found = [*stopped(StopReason.BUDGET, 1), *stopped(StopReason.PRECISION, 25), *stopped(StopReason.NOISE, 2)]
-    assert notes(run_with(*found)) == [
+    measurements = [*stopped(StopReason.BUDGET, 1), *stopped(StopReason.PRECISION, 25), *stopped(StopReason.NOISE, 2)]
+    assert notes(run_with(*measurements)) == [
         "points    28 data points: 25 converged, 2 noise floor reached, 1 time budget reached"
     ]
 
 
 def verified(operation: Operation, size: int, *counts: tuple[int | None, int | None]) -> Measurement:
-    found = measured(operation, (0, 1), 300.0, size)
-    found.samples = [replace(found.samples[0], verified_bytes=part, moved_bytes=whole) for part, whole in counts]
-    return found
+    measurement = measured(operation, (0, 1), 300.0, size)
+    measurement.samples = [
+        replace(measurement.samples[0], verified_bytes=part, moved_bytes=whole) for part, whole in counts
+    ]
+    return measurement
 
 
 @pytest.mark.parametrize(
@@ -57,8 +59,8 @@ def verified(operation: Operation, size: int, *counts: tuple[int | None, int | N
 def test_the_share_of_the_bytes_that_was_verified_is_said(
     counts: list[list[tuple[int | None, int | None]]], line: list[str]
 ) -> None:
-    found = [verified(Operation.CE_WRITE, MIB * (1 + i), *each) for i, each in enumerate(counts)]
-    assert [said for said in notes(run_with(*found)) if said.startswith("verified")] == line
+    measurements = [verified(Operation.CE_WRITE, MIB * (1 + i), *each) for i, each in enumerate(counts)]
+    assert [said for said in notes(run_with(*measurements)) if said.startswith("verified")] == line
 
 
 def test_where_the_time_went() -> None:
@@ -136,9 +138,9 @@ def test_what_agrees_does_not_name_pairs_that_do_not() -> None:
 
 
 def test_flags_of_trials_are_reported() -> None:
-    found = measured(Operation.CE_WRITE, (0, 1), 300.0, MIB)
-    found.samples[0] = replace(found.samples[0], flags=(throttled(1, "SW thermal slowdown"),))
-    run = run_with(found)
+    measurement = measured(Operation.CE_WRITE, (0, 1), 300.0, MIB)
+    measurement.samples[0] = replace(measurement.samples[0], flags=(throttled(1, "SW thermal slowdown"),))
+    run = run_with(measurement)
     run.health_before = (Health(),) * 3
     assert any("throttled: SW thermal slowdown on GPU1" in line for line in notes(run))
 
@@ -156,4 +158,4 @@ def test_flags_of_trials_are_reported() -> None:
     ],
 )
 def test_places_are_named_as_the_work_uses_them(work: Work, members: tuple[int, ...], words: str) -> None:
-    assert place(gpus(3), work, members) == words
+    assert device_names(gpus(3), work, members) == words

@@ -31,13 +31,13 @@ def rows(shown: str, title: str) -> list[list[str]]:
     return [line.replace(" B ", "B ").split() for line in lines[start + 1 :]]
 
 
-def raw_seconds(operation: str, members: list[int], size: int) -> float:
+def raw_seconds(operation: str, devices: list[int], size: int) -> float:
     """Return a data point's time as docs/run-file.md says to read it: the median of the trials' medians."""
-    for found in json.loads(RECORDED.read_text(encoding="utf-8"))["measurements"]:
-        point = found["cell"]
-        if (point["operation"], point["members"], point["size_bytes"]) == (operation, members, size):
-            return float(statistics.median(statistics.median(sample["seconds"]) for sample in found["samples"]))
-    raise AssertionError(f"{operation} {members} {size} is not in the file")
+    for measurement in json.loads(RECORDED.read_text(encoding="utf-8"))["measurements"]:
+        point = measurement["cell"]
+        if (point["operation"], point["members"], point["size_bytes"]) == (operation, devices, size):
+            return float(statistics.median(statistics.median(sample["seconds"]) for sample in measurement["samples"]))
+    raise AssertionError(f"{operation} {devices} {size} is not in the file")
 
 
 @pytest.mark.parametrize(
@@ -52,17 +52,17 @@ def raw_seconds(operation: str, members: list[int], size: int) -> float:
 def test_every_point_of_the_map_is_the_run_files(operation: Operation, size: int, unit: str) -> None:
     drawn = shown(run_file.load(RECORDED), Work(operation), size)
     assert f", {unit}\n" in drawn
-    table = {words[0]: words[1:] for words in rows(drawn, "       GPU0   GPU1")[:4]}
+    table = {cells[0]: cells[1:] for cells in rows(drawn, "       GPU0   GPU1")[:4]}
     for src, dst in permutations(range(4), 2):
-        members = sorted((src, dst)) if operation.is_collective else [src, dst]
-        seconds = raw_seconds(operation.value, members, size)
+        devices = sorted((src, dst)) if operation.is_collective else [src, dst]
+        seconds = raw_seconds(operation.value, devices, size)
         wanted = seconds * 1e6 if unit == "µs" else size / seconds / 1e9  # a pair's busbw is its algbw
         assert float(table[f"GPU{src}"][dst]) == pytest.approx(wanted, abs=0.051)
 
 
 def test_the_figures_of_the_curve_are_the_run_files() -> None:
     drawn = shown(run_file.load(RECORDED), Work(Operation.CE_WRITE))
-    figures = {words[0]: words[1:] for words in rows(drawn, " size ")[:14]}
+    figures = {cells[0]: cells[1:] for cells in rows(drawn, " size ")[:14]}
     links = [list(link) for link in permutations(range(4), 2)]
     for name, size in (("8B", 8), ("64K", 2**16), ("64M", 64 * MIB), ("1G", GIB)):
         rates = [size / raw_seconds("ce-write", link, size) / 1e9 for link in links]
@@ -158,7 +158,7 @@ def host_copies() -> Run:
 
 def test_host_copies_are_a_table_of_devices() -> None:
     drawn = shown(host_copies(), Work(Operation.H2D_CE, Variant.HOST))
-    rates = {words[0]: words[1:3] for words in rows(drawn, "devices")[:2]}
+    rates = {cells[0]: cells[1:3] for cells in rows(drawn, "devices")[:2]}
     assert rates == {name: ["20000.0", "53.7"] for name in ("GPU0", "GPU1")}  # 2^30 B in 20 ms
 
 

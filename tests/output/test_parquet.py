@@ -15,8 +15,8 @@ TYPES = {Type.TEXT: "string", Type.WHOLE: "int64", Type.REAL: "double", Type.YES
 def test_pandas_reads_every_value() -> None:
     import pandas as pd  # type: ignore[import-untyped]
 
-    found = rows(hostile_run())
-    same(pd.read_parquet(io.BytesIO(as_parquet(found)), dtype_backend="numpy_nullable"), found)
+    table_rows = rows(hostile_run())
+    same(pd.read_parquet(io.BytesIO(as_parquet(table_rows)), dtype_backend="numpy_nullable"), table_rows)
 
 
 def test_a_column_has_its_type_even_where_it_is_empty() -> None:

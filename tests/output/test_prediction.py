@@ -112,9 +112,9 @@ def test_behind_nvswitches_no_worst_set_is_made_up() -> None:
 
 def test_devices_left_out_are_named() -> None:
     run = pairs({}, 4)
-    for found in run.measurements:
-        if 2 in found.point.members:
-            found.wrong = 1
+    for measurement in run.measurements:
+        if 2 in measurement.point.members:
+            measurement.wrong = 1
     said = shown(question(), run)
     assert "\nleft out  GPU2: faulty: only its pairs failed" in said
 

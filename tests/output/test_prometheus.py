@@ -59,11 +59,11 @@ def test_each_operation_has_its_slowest_median_and_fastest_link_at_its_largest_s
 
 
 def test_times_are_of_the_smallest_size() -> None:
-    found = families(run_of(gpus(3), SWEEP))
-    times = values(found["collbench_time_seconds"], "operation", "statistic", "size_bytes")
+    metrics = families(run_of(gpus(3), SWEEP))
+    times = values(metrics["collbench_time_seconds"], "operation", "statistic", "size_bytes")
     slowest = 8 / (100e9 * 8 / 99)  # bytes over bytes a second
     assert times["ce-write", "max", "8"] == pytest.approx(slowest, rel=5e-4)
-    launches = values(found["collbench_launch_time_seconds"], "operation", "size_bytes")
+    launches = values(metrics["collbench_launch_time_seconds"], "operation", "size_bytes")
     assert launches == {("allreduce", "8"): 1e-5}
 
 
@@ -83,15 +83,15 @@ def test_per_link_adds_each_link_with_its_ends() -> None:
 def test_series_are_few_whatever_was_measured(devices: int, per_link: bool, most: int) -> None:
     """Four copies on every link of eight GPUs at 14 sizes are 3,136 data points."""
     copies = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
-    found = [
+    measurements = [
         measured(operation, link, 300.0 - link[0] - link[1], 8 << step)
         for operation in copies
         for link in permutations(range(devices), 2)
         for step in range(0, 28, 2 if devices == 8 else 14)
     ]
-    read = families(run_of(gpus(devices), found), per_link=per_link)
+    read = families(run_of(gpus(devices), measurements), per_link=per_link)
     assert sum(len(family.samples) for family in read.values()) < most
-    assert sum(sample.value for sample in read["collbench_data_points"].samples) == len(found)
+    assert sum(sample.value for sample in read["collbench_data_points"].samples) == len(measurements)
 
 
 def test_no_number_has_more_than_four_significant_digits() -> None:
@@ -108,15 +108,17 @@ def test_no_number_has_more_than_four_significant_digits() -> None:
 
 
 def test_what_went_wrong_is_counted_for_each_operation_and_found_for_each_link() -> None:
-    found = [measured(Operation.ALLREDUCE, some, 200.0, size) for some in ((0, 1), (0, 2)) for size in (8, 64, 4096)]
-    found[1].wrong, found[5].wrong = 2, 5
-    found += [
+    measurements = [
+        measured(Operation.ALLREDUCE, some, 200.0, size) for some in ((0, 1), (0, 2)) for size in (8, 64, 4096)
+    ]
+    measurements[1].wrong, measurements[5].wrong = 2, 5
+    measurements += [
         Measurement(
             DataPoint(Operation.CE_WRITE, (0, 1), 8 << step), [], StopReason.FAILED, failure=in_words(f"hang {step}")
         )
         for step in range(20)
     ]
-    run = run_of(gpus(3), found)
+    run = run_of(gpus(3), measurements)
     read = families(run, per_link=True)
     assert values(read["collbench_failed"], "operation") == {("allreduce",): 0, ("ce-write",): 20}
     assert values(read["collbench_wrong_elements"], "operation") == {("allreduce",): 7, ("ce-write",): 0}

@@ -30,8 +30,8 @@ def points(size: int, times: tuple[float, ...]) -> list[Measurement]:
     for kind, microseconds in zip(Registration, times, strict=True):
         noise = random.Random(f"{size} {kind}")
         rates = [size / microseconds / 1e3 * noise.lognormvariate(0, 0.01) for _ in range(7)]
-        found = measured(Operation.ALLREDUCE, (0, 1), rates, size, launch=microseconds * 1e-6)
-        made.append(replace(found, point=replace(found.point, registration=kind)))
+        measurement = measured(Operation.ALLREDUCE, (0, 1), rates, size, launch=microseconds * 1e-6)
+        made.append(replace(measurement, point=replace(measurement.point, registration=kind)))
     return made
 
 
@@ -58,8 +58,8 @@ def test_the_page_says_which_memory_wins_where() -> None:
 
 
 def test_rows_and_nccl_tests_keep_kinds_apart() -> None:
-    found = [(row["size_bytes"], row["registration"]) for row in rows(RUN)]
-    assert len(found) == len({*found}) == 15
+    kinds = [(row["size_bytes"], row["registration"]) for row in rows(RUN)]
+    assert len(kinds) == len({*kinds}) == 15
     (table,) = nccl_tests.tables(RUN)
     assert [row.size_bytes for row in table.rows] == [*_TIMES]
     assert [round(row.halves[0].microseconds, 1) for row in table.rows][:2] == [12.1, 29.8]

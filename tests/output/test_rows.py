@@ -40,8 +40,8 @@ def test_no_column_is_always_empty() -> None:
     simulated.machine = replace(simulated.machine, fabric="dgx-1v")
     early, late = RankLaunches((0,) * 400, (60_000,) * 400), RankLaunches((50_000,) * 400, (60_000,) * 400)
     simulated.latencies.append(Latency(simulated.measurements[0].point, (early, late)))
-    found = [*rows(hostile_run()), *rows(simulated)]
-    empty = {column.name for column in COLUMNS if all(row[column.name] is None for row in found)}
+    table_rows = [*rows(hostile_run()), *rows(simulated)]
+    empty = {column.name for column in COLUMNS if all(row[column.name] is None for row in table_rows)}
     assert empty == set()
 
 
@@ -50,11 +50,11 @@ def test_the_recorded_run_has_the_figures_of_its_page() -> None:
 
     Its page was printed when intervals rested on batches: 325.4-328.8.
     """
-    found = rows(run_file.load(RECORDED))
-    assert len(found) == 840
-    (copy,) = (row for row in found if (row["operation"], row["source"], row["destination"], row["size_bytes"])
+    table_rows = rows(run_file.load(RECORDED))
+    assert len(table_rows) == 840
+    (copy,) = (row for row in table_rows if (row["operation"], row["source"], row["destination"], row["size_bytes"])
                == ("ce-write", "GPU0", "GPU3", 2**30))  # fmt: skip
-    (pair,) = (row for row in found if (row["operation"], row["members"], row["size_bytes"])
+    (pair,) = (row for row in table_rows if (row["operation"], row["members"], row["size_bytes"])
                == ("allreduce", "GPU0,GPU1", 2**30))  # fmt: skip
     assert copy["busbw_gbs"] == pytest.approx(396.1, abs=0.05)
     assert (copy["label"], copy["backend"], copy["nccl"], copy["nvls"]) == ("NV18", "cuda", "2.28.9", "off")

@@ -77,8 +77,8 @@ def test_the_html_page_draws_every_launch() -> None:
 def test_a_short_page_shows_a_few_communicators_and_counts_the_rest() -> None:
     run = run_with(0)
     first = run.latencies.pop()
-    for operation, members in itertools.product(_OPERATIONS, ((0, 1), (1, 0))):
-        point = dataclasses.replace(first.point, operation=operation, members=members)
+    for operation, devices in itertools.product(_OPERATIONS, ((0, 1), (1, 0))):
+        point = dataclasses.replace(first.point, operation=operation, members=devices)
         run.latencies.append(dataclasses.replace(first, point=point))
 
     assert "and 2 more communicators" in text(page(run), verbose=False)

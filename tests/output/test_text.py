@@ -26,12 +26,12 @@ def known(value: Any) -> Any:
     return None if pd.isna(value) else value
 
 
-def same(frame: Any, found: list[Row]) -> None:
+def same(frame: Any, table_rows: list[Row]) -> None:
     """Assert that a frame has the rows' columns and values, exactly."""
     assert list(frame.columns) == [column.name for column in COLUMNS]
     for column in COLUMNS:
         read = [known(value) for value in frame[column.name]]
-        assert read == [row[column.name] for row in found], column.name
+        assert read == [row[column.name] for row in table_rows], column.name
 
 
 def test_pandas_reads_the_csv() -> None:
@@ -58,15 +58,15 @@ def test_texts_are_quoted_and_numbers_are_not() -> None:
 
 def tables(markdown: str) -> list[list[list[str]]]:
     """Return every table of a Markdown text: rows of cells, as text, the head first."""
-    found: list[list[list[str]]] = []
+    all_tables: list[list[list[str]]] = []
     for token in MarkdownIt("commonmark").enable("table").parse(markdown):
         if token.type == "table_open":
-            found.append([])
+            all_tables.append([])
         elif token.type == "tr_open":
-            found[-1].append([])
-        elif token.type == "inline" and found and token.level > 3:
-            found[-1][-1].append(plain(token.children or []))
-    return found
+            all_tables[-1].append([])
+        elif token.type == "inline" and all_tables and token.level > 3:
+            all_tables[-1][-1].append(plain(token.children or []))
+    return all_tables
 
 
 def plain(children: list[Any]) -> str:
@@ -98,8 +98,8 @@ def test_a_markdown_parser_reads_the_table() -> None:
 
 
 def test_a_reader_of_markdown_gets_no_digits_that_are_noise() -> None:
-    found = measured(Operation.CE_WRITE, (0, 1), [1000 / 3, 2000 / 7, 2500 / 6], size=2**20)
-    markdown = formats.as_markdown(run_of(gpus(2), [found]), rows(run_of(gpus(2), [found])))
+    measurement = measured(Operation.CE_WRITE, (0, 1), [1000 / 3, 2000 / 7, 2500 / 6], size=2**20)
+    markdown = formats.as_markdown(run_of(gpus(2), [measurement]), rows(run_of(gpus(2), [measurement])))
     figures = [cell for name, cell in heads(markdown + "\n\n").items() if name.endswith(("_gbs", "seconds"))]
     assert len(figures) == 5
     assert all(len(re.sub(r"^0\.0*|e.*|\.", "", cell)) <= 3 for cell in figures), figures  # ±20 %

@@ -56,24 +56,24 @@ def assumptions(assumeds: Sequence[Assumed], devices: Sequence[Device]) -> Itera
         where = ""
         if one.operations:
             operations = " and ".join(operation.collective.title for operation in one.operations)
-            sets = abridged([_tags(members, devices) for members in one.sets], _MOST_SETS, "; ")
+            sets = abridged([_tags(positions, devices) for positions in one.sets], _MOST_SETS, "; ")
             where = f"{operations} on {sets}: "
-        yield from (f"{where}{text}" for text in _words(one.what, devices))
+        yield from (f"{where}{text}" for text in _texts(one.what, devices))
 
 
-def of_times(found: Sequence[OfTime], devices: Sequence[Device]) -> str:
+def of_times(assumed: Sequence[OfTime], devices: Sequence[Device]) -> str:
     """Return the assumptions about one time as text, "" for none."""
-    return ", ".join(text for one in found for text in _words(one, devices))
+    return ", ".join(text for one in assumed for text in _texts(one, devices))
 
 
-def _words(what: OfTime | OfStep, devices: Sequence[Device]) -> Iterator[str]:
+def _texts(what: OfTime | OfStep, devices: Sequence[Device]) -> Iterator[str]:
     match what:
         case LikeOperation(operation, share):
             times = {0.5: "half the bytes", 1.0: "the same bytes", 2.0: "twice the bytes"}[share]
             yield f"as long as the measured {operation.collective.title} of {times}"
-        case LikeSet(members, further):
-            also = "".join(f", {text}" for text in _words(further, devices)) if further else ""
-            yield f"as on {_tags(members, devices)}, which are predicted alike{also}"
+        case LikeSet(positions, further):
+            also = "".join(f", {text}" for text in _texts(further, devices)) if further else ""
+            yield f"as on {_tags(positions, devices)}, which are predicted alike{also}"
         case LikePair(rates, operation, pair):
             shape = f"the {operation.collective.title} of {_tags(pair, devices)}"
             yield f"a ring at {band(rates)} ({band_basis(rates)}), shaped as {shape}"
@@ -92,5 +92,5 @@ def _words(what: OfTime | OfStep, devices: Sequence[Device]) -> Iterator[str]:
             yield _GENERAL[what]
 
 
-def _tags(members: Sequence[int], devices: Sequence[Device]) -> str:
-    return ", ".join(devices[member].tag for member in members)
+def _tags(positions: Sequence[int], devices: Sequence[Device]) -> str:
+    return ", ".join(devices[position].tag for position in positions)

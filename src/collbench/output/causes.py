@@ -215,7 +215,7 @@ _BUS_ID = re.compile(r"([0-9A-Fa-f]+):([0-9A-Fa-f]+:[0-9A-Fa-f]+\.[0-9A-Fa-f])")
 
 def _slots(devices: Sequence[Device]) -> str:
     ids = (_BUS_ID.fullmatch(device.pci_bus_id) for device in devices)
-    known = [f"{int(found[1], 16):04x}:{found[2].lower()}" for found in ids if found]
+    known = [f"{int(match[1], 16):04x}:{match[2].lower()}" for match in ids if match]
     if not known:
         return "sudo lspci -vvv | grep -e NVIDIA -e LnkSta"
-    return "; ".join(f"sudo lspci -vvv -s {place} | grep LnkSta:" for place in known)
+    return "; ".join(f"sudo lspci -vvv -s {address} | grep LnkSta:" for address in known)

@@ -26,19 +26,19 @@ _TITLES = {
 }
 
 
-def _listed(words: Iterable[object]) -> str:
-    return ", ".join(map(str, words)) or "none"
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values)) or "none"
 
 
-def _default(words: Callable[[Any], str]) -> Callable[[Any], str]:
-    return lambda value: "default" if value is None else words(value)
+def _default(text_of: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: "default" if value is None else text_of(value)
 
 
 def _yes(value: bool | None) -> str:
     return "unknown" if value is None else "yes" if value else "no"
 
 
-_WORDS: dict[Subject, Callable[[Any], str]] = {
+_TEXTS: dict[Subject, Callable[[Any], str]] = {
     Subject.MULTICAST: _yes,
     Subject.QUICK: _yes,
     Subject.VERIFY: _yes,
@@ -59,10 +59,10 @@ _WORDS: dict[Subject, Callable[[Any], str]] = {
 }
 
 
-def words_of(difference: Difference, devices: Sequence[Device]) -> tuple[str, str, str]:
+def described(difference: Difference, devices: Sequence[Device]) -> tuple[str, str, str]:
     """Return what differs and its value in the base and in the new run, "" for none; `devices` are the base's."""
     title = difference.name or _TITLES.get(difference.subject, str(difference.subject))
     if difference.subject is Subject.LABEL:
         title = f"label of {'-'.join(devices[device].tag for device in difference.devices)}"
-    words = _WORDS.get(difference.subject, str)
-    return title, words(difference.base), words(difference.new)
+    text_of = _TEXTS.get(difference.subject, str)
+    return title, text_of(difference.base), text_of(difference.new)

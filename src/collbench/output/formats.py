@@ -84,7 +84,7 @@ def _shown(value: Value, digits: int) -> str:
 
 def _escaped(text: str) -> str:
     """Return text that Markdown renders unchanged: on one line, with all markup escaped."""
-    marked = _LINES.sub(lambda found: f"&#{ord(found[0])};", _MARKS.sub(r"\\\1", text))
+    marked = _LINES.sub(lambda match: f"&#{ord(match[0])};", _MARKS.sub(r"\\\1", text))
     # A cell loses blanks at its ends.
     return re.sub(r"^ | $", "&#32;", marked)
 

@@ -104,16 +104,16 @@ def tables(run: Run) -> tuple[Table, ...]:
 
     Where the run's command has -G they are those of the graph replay. Raises UsageError for a run without collectives.
     """
-    run, found = ordinary(run), dict[tuple[Operation, tuple[int, ...]], list[Measurement]]()
+    run, by_communicator = ordinary(run), dict[tuple[Operation, tuple[int, ...]], list[Measurement]]()
     for measurement in run.measurements:
         if measurement.point.operation.is_collective:
-            found.setdefault((measurement.point.operation, measurement.point.members), []).append(measurement)
-    if not found:
+            by_communicator.setdefault((measurement.point.operation, measurement.point.members), []).append(measurement)
+    if not by_communicator:
         raise UsageError(
             "the nccl-tests format has rows for collectives, and this run holds none: show it without --format"
         )
     beaten = by_point(run)
-    return tuple(_table(run, group, found[key], beaten) for group, key in enumerate(found))
+    return tuple(_table(run, group, by_communicator[key], beaten) for group, key in enumerate(by_communicator))
 
 
 def config(run: Run, table: Table) -> Json:
@@ -141,14 +141,14 @@ def config(run: Run, table: Table) -> Json:
     }
 
 
-def healthy(run: Run, found: tuple[Table, ...]) -> bool:
+def healthy(run: Run, communicators: tuple[Table, ...]) -> bool:
     """Return whether every value is right, no data point failed or is impossible, and no row is missing."""
-    return run.complete and not any(table.errors or table.failures or table.impossible for table in found)
+    return run.complete and not any(table.errors or table.failures or table.impossible for table in communicators)
 
 
-def average_busbw(found: tuple[Table, ...]) -> float:
+def average_busbw(communicators: tuple[Table, ...]) -> float:
     """Return the mean busbw over all sizes and both halves, GB/s, 0 without any: the figure that parsers look for."""
-    rates = [half.busbw for table in found for row in table.rows for half in row.halves]
+    rates = [half.busbw for table in communicators for row in table.rows for half in row.halves]
     return sum(rates) / len(rates) if rates else 0.0
 
 
@@ -170,7 +170,7 @@ def _table(run: Run, group: int, measurements: list[Measurement], beaten: Mappin
         sizes.setdefault(measurement.point.size_bytes, {})[measurement.point.variant] = measurement
     for measurement in measurements:
         for flag in (flag for sample in measurement.samples for flag in sample.flags):
-            flags.setdefault(sentences.flag(flag, run.devices), {})[_place(measurement)] = None
+            flags.setdefault(sentences.flag(flag, run.devices), {})[_size_and_placement(measurement)] = None
     return Table(
         operation=measurements[0].point.operation,
         members=measurements[0].point.members,
@@ -178,7 +178,9 @@ def _table(run: Run, group: int, measurements: list[Measurement], beaten: Mappin
         group=group,
         rows=tuple(_row(run, list(halves.values())) for halves in sizes.values()),
         failures=tuple(
-            f"{_place(m)}: {_one_line(sentences.failure(m.failure, run.devices))}" for m in measurements if m.failure
+            f"{_size_and_placement(m)}: {_one_line(sentences.failure(m.failure, run.devices))}"
+            for m in measurements
+            if m.failure
         ),
         flags=tuple(f"{flag}: {', '.join(points)}" for flag, points in flags.items()),
         impossible=tuple(_beyond(m, beaten[m.point]) for m in measurements if m.point in beaten),
@@ -225,10 +227,10 @@ def _one_line(text: str) -> str:
 
 def _beyond(measurement: Measurement, one: Impossible) -> str:
     rate = f"{one.rate_gbs:.2f} GB/s, the limit of the {one.capacity.part} is {one.capacity.gbs:.2f}"
-    return f"{_place(measurement)}: {rate}, {one.batches} of {one.of} times"
+    return f"{_size_and_placement(measurement)}: {rate}, {one.batches} of {one.of} times"
 
 
-def _place(measurement: Measurement) -> str:
+def _size_and_placement(measurement: Measurement) -> str:
     return f"{measurement.point.size_bytes} {'in' if measurement.point.variant is Variant.IN_PLACE else 'out of'} place"
 
 
@@ -268,8 +270,8 @@ def lines(run: Run) -> list[str]:
 def _report(run: Run, table: Table) -> Iterator[str]:
     yield from _origin(run, table)
     yield "# Using devices"
-    for rank, member in enumerate(table.members):
-        device = run.devices[member]
+    for rank, index in enumerate(table.members):
+        device = run.devices[index]
         yield (
             f"#  Rank {rank:2d} Group {table.group:2d} Pid {0:6d} on {hostname(run, device):>10} "
             f"device {device.index:2d} [{pci_address(device)}] {device.name}"
@@ -369,14 +371,15 @@ def dumps(run: Run) -> str:
 
     `experiment_name` then says whose a row is. Raises UsageError without collectives.
     """
-    found = tables(run)
+    communicators = tables(run)
     started = datetime.fromisoformat(run.started)
     document = {
         "version": _VERSION,
         "start_time": _clock(started),
         "args": ["collbench", *run.settings.command],
         "nccl_version": _version_code(run.machine.nccl),
-        "config": config(run, found[0]) | {"devices": [device for table in found for device in _devices(run, table)]},
+        "config": config(run, communicators[0])
+        | {"devices": [device for table in communicators for device in _devices(run, table)]},
         "results": [
             {
                 "size": row.size_bytes,
@@ -387,21 +390,21 @@ def dumps(run: Run) -> str:
                 "out_of_place": _half_json(row.out_of_place),
                 "in_place": _half_json(row.in_place),
                 "actual_iterations": row.iterations,
-                "experiment_name": " ".join([table.program, *(run.devices[member].tag for member in table.members)])
-                if len(found) > 1
+                "experiment_name": " ".join([table.program, *(run.devices[index].tag for index in table.members)])
+                if len(communicators) > 1
                 else "",
             }
-            for table in found
+            for table in communicators
             for row in table.rows
         ],
         "out_of_bounds": {
-            "count": sum(table.errors for table in found),
-            "okay": "true" if healthy(run, found) else "false",
+            "count": sum(table.errors for table in communicators),
+            "okay": "true" if healthy(run, communicators) else "false",
         },
-        "average_bus_bandwidth": {"bandwidth": round(average_busbw(found), 6), "okay": "unchecked"},
+        "average_bus_bandwidth": {"bandwidth": round(average_busbw(communicators), 6), "okay": "unchecked"},
         "errors": [
-            *(failure for table in found for failure in table.failures),
-            *(f"IMPOSSIBLE: {beaten}" for table in found for beaten in table.impossible),
+            *(failure for table in communicators for failure in table.failures),
+            *(f"IMPOSSIBLE: {beaten}" for table in communicators for beaten in table.impossible),
         ],
         "end_time": _clock(started + timedelta(seconds=run.seconds)),
     }
@@ -409,7 +412,7 @@ def dumps(run: Run) -> str:
 
 
 def _devices(run: Run, table: Table) -> Iterator[Json]:
-    for rank, device in enumerate(run.devices[member] for member in table.members):
+    for rank, device in enumerate(run.devices[index] for index in table.members):
         yield {
             "rank": rank,
             "group": table.group,

@@ -75,9 +75,9 @@ def _about(run: Run) -> Iterator[Metric]:
     yield _gauge("device_info", "The devices of the run.", devices)
 
 
-def _metrics(found: Sequence[Row], *, per_link: bool) -> Iterator[Metric]:
+def _metrics(run_rows: Sequence[Row], *, per_link: bool) -> Iterator[Metric]:
     groups: dict[tuple[Value, ...], list[Row]] = defaultdict(list)
-    for row in found:
+    for row in run_rows:
         groups[tuple(row[name] for name in _OPERATION)].append(row)
     for name, meaning, column, factor, end in _MEASURED:
         summaries, links = [], []
@@ -86,7 +86,9 @@ def _metrics(found: Sequence[Row], *, per_link: bool) -> Iterator[Metric]:
             if ends:
                 labels = _labels(ends[0], (*_OPERATION, "size_bytes"))
                 values = [factor * float(row[column] or 0) for row in ends]
-                summaries += [(labels | {"statistic": word}, _rounded(of(values))) for word, of in _STATISTICS]
+                summaries += [
+                    (labels | {"statistic": statistic}, _rounded(of(values))) for statistic, of in _STATISTICS
+                ]
                 names = (*_OPERATION, "size_bytes", *_LINK)
                 links += [(_labels(row, names), _rounded(value)) for row, value in zip(ends, values, strict=True)]
         if summaries:
@@ -96,14 +98,14 @@ def _metrics(found: Sequence[Row], *, per_link: bool) -> Iterator[Metric]:
     for name, meaning, amount in _COUNTED:
         sums = [(_labels(group[0], _OPERATION), sum(map(amount, group))) for group in groups.values()]
         yield _gauge(name, meaning, sums)
-        links = _of_links(found, amount) if per_link and name != "data_points" else []
+        links = _of_links(run_rows, amount) if per_link and name != "data_points" else []
         if links:
             yield _gauge(f"link_{name}", f"{meaning} Each link, pair or set that has some.", links)
 
 
-def _of_links(found: Sequence[Row], amount: Callable[[Row], float]) -> list[tuple[dict[str, str], float]]:
+def _of_links(run_rows: Sequence[Row], amount: Callable[[Row], float]) -> list[tuple[dict[str, str], float]]:
     sums: dict[tuple[tuple[str, str], ...], float] = defaultdict(float)
-    for row in found:
+    for row in run_rows:
         if amount(row):
             sums[tuple(_labels(row, (*_OPERATION, *_LINK)).items())] += amount(row)
     return [(dict(labels), value) for labels, value in sums.items()]

@@ -222,12 +222,12 @@ def replay_rows(run: Run) -> list[Row]:
     """Return a row for each kind of call of each arm of `collbench replay`, with REPLAY_COLUMNS."""
     origin = _origin(run)
     made = []
-    for found in run.replays:
-        arm = {**origin, **_replayed(run, found)}
-        summary = replay.summarize(found) if found.trials else None
-        for number, call in enumerate(found.calls):
+    for arm in run.replays:
+        shared = {**origin, **_replayed(run, arm)}
+        summary = replay.summarize(arm) if arm.trials else None
+        for number, call in enumerate(arm.calls):
             row: Row = {
-                **arm,
+                **shared,
                 "operation": call.operation,
                 "size_bytes": call.size_bytes,
                 "ranks": call.ranks,
@@ -239,26 +239,26 @@ def replay_rows(run: Run) -> list[Row]:
     return made
 
 
-def _replayed(run: Run, found: Replay) -> Row:
-    flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in found.trials for flag in trial.flags)
+def _replayed(run: Run, arm: Replay) -> Row:
+    flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in arm.trials for flag in trial.flags)
     row: Row = {
-        "job": found.job,
-        "phase": found.phase + 1,
-        "world_size": len(found.members),
-        "recorded_ranks": found.recorded_ranks,
-        "members": ",".join(run.devices[member].tag for member in found.members),
-        "compute": found.pauses.value,
-        "registration": found.registration.value,
-        "without": ",".join(found.without) or None,
-        "trials": len(found.trials),
-        "recorded_communication_seconds": found.recorded_seconds,
+        "job": arm.job,
+        "phase": arm.phase + 1,
+        "world_size": len(arm.members),
+        "recorded_ranks": arm.recorded_ranks,
+        "members": ",".join(run.devices[position].tag for position in arm.members),
+        "compute": arm.pauses.value,
+        "registration": arm.registration.value,
+        "without": ",".join(arm.without) or None,
+        "trials": len(arm.trials),
+        "recorded_communication_seconds": arm.recorded_seconds,
         "flags": "; ".join(flags) or None,
-        "failure": sentences.failure(found.failure, run.devices) if found.failure else None,
-        "wrong": found.wrong,
+        "failure": sentences.failure(arm.failure, run.devices) if arm.failure else None,
+        "wrong": arm.wrong,
     }
-    if not found.trials:
+    if not arm.trials:
         return row
-    summary = replay.summarize(found)
+    summary = replay.summarize(arm)
     for name, figure in (
         ("step", summary.step),
         ("pauses", summary.pauses),
@@ -275,35 +275,35 @@ def overlap_rows(run: Run) -> list[Row]:
     """Return a row for each data point of `collbench overlap`, with OVERLAP_COLUMNS."""
     origin = _origin(run)
     made = []
-    for found in run.overlaps:
-        row = {**origin, **_overlapped(run, found)}
+    for point in run.overlaps:
+        row = {**origin, **_overlapped(run, point)}
         made.append({column.name: row.get(column.name) for column in OVERLAP_COLUMNS})
     return made
 
 
-def _overlapped(run: Run, found: Overlap) -> Row:
-    devices = [run.devices[member] for member in found.members]
-    flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in found.trials for flag in trial.flags)
+def _overlapped(run: Run, point: Overlap) -> Row:
+    devices = [run.devices[position] for position in point.members]
+    flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in point.trials for flag in trial.flags)
     row: Row = {
-        "operation": found.work.operation.value,
+        "operation": point.work.operation.value,
         "world_size": len(devices),
         "members": ",".join(device.tag for device in devices),
         "gpu_names": ",".join(dict.fromkeys(device.name for device in devices)),
         "gpu_uuids": ",".join(device.uuid for device in devices),
         "dtype": run.settings.dtype,
-        "size_bytes": found.size_bytes,
-        "compute": str(found.compute),
-        "priority": found.priority.value,
-        "ctas": found.ctas,
-        "trials": len(found.trials),
+        "size_bytes": point.size_bytes,
+        "compute": str(point.compute),
+        "priority": point.priority.value,
+        "ctas": point.ctas,
+        "trials": len(point.trials),
         "flags": "; ".join(flags) or None,
-        "failure": sentences.failure(found.failure, run.devices) if found.failure else None,
-        "wrong": found.wrong,
-        "wrong_compute": found.wrong_compute,
+        "failure": sentences.failure(point.failure, run.devices) if point.failure else None,
+        "wrong": point.wrong,
+        "wrong_compute": point.wrong_compute,
     }
-    if not found.trials:
+    if not point.trials:
         return row
-    summary = overlap.summarize(found)
+    summary = overlap.summarize(point)
     row |= {
         "collective_alone_seconds": summary.collective_alone.value,
         "collective_beside_seconds": summary.collective_beside.value,
@@ -346,7 +346,7 @@ def _origin(run: Run) -> Row:
 
 
 def _point(run: Run, point: DataPoint) -> Row:
-    devices = [run.devices[member] for member in point.members]
+    devices = [run.devices[position] for position in point.members]
     collective = point.operation.is_collective
     source, destination = _ends(point, devices)
     return {
@@ -399,19 +399,19 @@ def _figures(measurement: Measurement) -> Row:
     return dict(zip(names, values, strict=True))
 
 
-def _launches(run: Run, found: Tails | None) -> Row:
+def _launches(run: Run, spread: Tails | None) -> Row:
     """Return the columns of single launches, none if there are none."""
-    if found is None:
+    if spread is None:
         return {column.name: None for column in COLUMNS[_FIRST_OF_LAUNCHES:]}
-    moved, waited = found.transfer, found.waited
+    moved, waited = spread.transfer, spread.waited
     return {
-        "launches": found.count,
+        "launches": spread.count,
         **{f"transfer_p{percent}_seconds": _to_ps(moved.at(percent)) if moved else None for percent in PERCENTILES},
         "transfer_max_seconds": _to_ps(moved.maximum) if moved else None,
         "waited_p50_seconds": _to_ps(waited.at(50)),
         "waited_p99_seconds": _to_ps(waited.at(99)),
         "waited_max_seconds": _to_ps(waited.maximum),
-        "late": ",".join(run.devices[rank.member].tag for rank in found.late) or None,
+        "late": ",".join(run.devices[rank.member].tag for rank in spread.late) or None,
     }
 
 

@@ -68,32 +68,32 @@ from collbench.output import causes
 _MOST_NAMES = 4
 
 
-def flag(found: Flag, devices: Sequence[Device]) -> str:
+def flag(flagged: Flag, devices: Sequence[Device]) -> str:
     """Return "throttled: SW thermal slowdown on GPU1", "hot: GPU1 at 86 °C", "shared: 1 other process on GPU0"."""
-    tags = _tags(found.devices, devices)
-    match found.kind:
+    tags = _tags(flagged.devices, devices)
+    match flagged.kind:
         case FlagKind.THROTTLED:
-            return f"throttled: {found.reason} on {tags}"
+            return f"throttled: {flagged.reason} on {tags}"
         case FlagKind.HOT:
-            return f"hot: {tags} at {found.figure} °C"
+            return f"hot: {tags} at {flagged.figure} °C"
         case FlagKind.SHARED:
-            return f"shared: {found.figure} other process{'' if found.figure == 1 else 'es'} on {tags}"
+            return f"shared: {flagged.figure} other process{'' if flagged.figure == 1 else 'es'} on {tags}"
         case FlagKind.OTHER:
-            return found.reason
+            return flagged.reason
 
 
 # Failures and wrong data.
 
 
-def failure(found: Failure, devices: Sequence[Device]) -> str:
+def failure(failed: Failure, devices: Sequence[Device]) -> str:
     """Return why a step failed: "allreduce of 1M on GPU0-GPU1 failed on GPU1: unhandled cuda error"."""
-    text = _failed(found, devices)
-    if found.kind is FailureKind.UNTRIED and found.cause is Cause.IN_A_ROW:
+    text = _failed(failed, devices)
+    if failed.kind is FailureKind.UNTRIED and failed.cause is Cause.IN_A_ROW:
         text = f"not tried, as {text}"
-    if found.rank is None:
+    if failed.rank is None:
         return text
-    host = devices[found.rank].host if found.rank < len(devices) else ""
-    return f"rank {found.rank}{f' on {host}' if host else ''}: {text}"
+    host = devices[failed.rank].host if failed.rank < len(devices) else ""
+    return f"rank {failed.rank}{f' on {host}' if host else ''}: {text}"
 
 
 _FAILED = {
@@ -128,56 +128,56 @@ _SIGNALS = {
 }
 
 
-def _failed(found: Failure, devices: Sequence[Device]) -> str:
-    silent = "it wrote nothing to stderr" if found.cause is Cause.DIED else ""
-    said = found.detail or silent
-    return _FAILED[found.cause].format(
-        step=_step(found, devices),
-        at=f" on {_tags(found.devices, devices)}" if found.devices else "",
-        detail=found.detail,
+def _failed(failed: Failure, devices: Sequence[Device]) -> str:
+    silent = "it wrote nothing to stderr" if failed.cause is Cause.DIED else ""
+    said = failed.detail or silent
+    return _FAILED[failed.cause].format(
+        step=_step(failed, devices),
+        at=f" on {_tags(failed.devices, devices)}" if failed.devices else "",
+        detail=failed.detail,
         said=f": {said}" if said else "",
-        seconds=fixed(found.seconds or 0.0, 3),
-        ending=_ending(found),
-        count=found.count,
-        because=failure(found.because, devices) if found.because else "",
+        seconds=fixed(failed.seconds or 0.0, 3),
+        ending=_ending(failed),
+        count=failed.count,
+        because=failure(failed.because, devices) if failed.because else "",
     )
 
 
-def _ending(found: Failure) -> str:
-    if found.signal is None:
-        return f"exit status {found.exit_status}"
-    return ", ".join(filter(None, (f"signal {found.signal}", _SIGNALS.get(found.signal))))
+def _ending(failed: Failure) -> str:
+    if failed.signal is None:
+        return f"exit status {failed.exit_status}"
+    return ", ".join(filter(None, (f"signal {failed.signal}", _SIGNALS.get(failed.signal))))
 
 
-def _step(found: Failure, devices: Sequence[Device]) -> str:
-    size = "" if found.size_bytes is None else f" of {format_size(found.size_bytes)}"
-    groups = ", ".join("-".join(devices[member].tag for member in group) for group in found.groups)
-    return f"{found.work}{size}{f' on {groups}' if groups else ''}"
+def _step(failed: Failure, devices: Sequence[Device]) -> str:
+    size = "" if failed.size_bytes is None else f" of {format_size(failed.size_bytes)}"
+    groups = ", ".join("-".join(devices[position].tag for position in group) for group in failed.groups)
+    return f"{failed.work}{size}{f' on {groups}' if groups else ''}"
 
 
-def wrong_data(found: WrongData, devices: Sequence[Device]) -> str:
+def wrong_data(wrong: WrongData, devices: Sequence[Device]) -> str:
     """Return which data was wrong, where, and what to do."""
-    names = [devices[member].tag for member in found.members]
+    names = [devices[position].tag for position in wrong.members]
     if not names:
         where = "location unknown"
-    elif found.work.operation.is_collective:
-        where = f"{names[0]} among {', '.join(devices[member].tag for member in sorted(found.members))}"
-    elif found.work.variant.host_memory:
+    elif wrong.work.operation.is_collective:
+        where = f"{names[0]} among {', '.join(devices[position].tag for position in sorted(wrong.members))}"
+    elif wrong.work.variant.host_memory:
         where = f"link between {names[0]} and host memory"
-    elif found.work.variant is Variant.LOCAL:
+    elif wrong.work.variant is Variant.LOCAL:
         where = f"memory of {names[0]}"
     else:
         where = f"link {names[0]} → {', '.join(names[1:])}"
-    count = [] if found.count is None else [f"{found.count} wrong"]
-    first = [] if found.offset is None else [f"the first at byte {found.offset}"]
+    count = [] if wrong.count is None else [f"{wrong.count} wrong"]
+    first = [] if wrong.offset is None else [f"the first at byte {wrong.offset}"]
     values = ""
-    if found.expected is not None and found.found is not None:
-        values = f": expected {fixed(found.expected, 6)}, found {fixed(found.found, 6)}"
+    if wrong.expected is not None and wrong.found is not None:
+        values = f": expected {fixed(wrong.expected, 6)}, found {fixed(wrong.found, 6)}"
     advice = "Do not train over this link; IOMMU or ACS settings are the usual cause"
     if devices and devices[0].is_core:
         advice = "Do not trust this machine; test its memory (memtest86+)"
     reported = f"{', '.join([*count, *first])}{values}"
-    return f"wrong data: {found.work} of {format_size(found.size_bytes)}, {where}: {reported}. {advice}"
+    return f"wrong data: {wrong.work} of {format_size(wrong.size_bytes)}, {where}: {reported}. {advice}"
 
 
 # What was not measured.
@@ -220,7 +220,7 @@ def skipped_what(left: Skipped, run: Run) -> str:
         return _SKIPPED_WHAT[left.kind].format(sizes=sizes)
     if left.work is None:
         return "host copies by NUMA node" if left.kind is SkipKind.NUMA else ""
-    return f"{left.work} {' → '.join(run.devices[member].tag for member in left.members) or f'of {sizes}'}"
+    return f"{left.work} {' → '.join(run.devices[position].tag for position in left.members) or f'of {sizes}'}"
 
 
 def skipped_reason(left: Skipped, run: Run) -> str:
@@ -266,17 +266,17 @@ _ABSENT = {
 }
 
 
-def absence(found: Absence, run: Run) -> str:
+def absence(absent: Absence, run: Run) -> str:
     """Return why there is no figure, as a clause."""
-    if found.failure is not None:
-        return failure(found.failure, run.devices)
-    if found.skipped is not None:
-        return skipped_reason(found.skipped, run)
-    if found.kind is not AbsenceKind.FEW_TRIALS:
-        return _ABSENT[found.kind]
-    if found.needed is not None:
-        return f"{found.trials} of the {found.needed} trials needed to estimate noise"
-    return f"{found.trials} trial{'s' if found.trials > 1 else ''} only"
+    if absent.failure is not None:
+        return failure(absent.failure, run.devices)
+    if absent.skipped is not None:
+        return skipped_reason(absent.skipped, run)
+    if absent.kind is not AbsenceKind.FEW_TRIALS:
+        return _ABSENT[absent.kind]
+    if absent.needed is not None:
+        return f"{absent.trials} of the {absent.needed} trials needed to estimate noise"
+    return f"{absent.trials} trial{'s' if absent.trials > 1 else ''} only"
 
 
 # What was not judged, and what a verdict rests on.
@@ -320,7 +320,7 @@ def what(verdict: Verdict, run: Run) -> str:
     return said
 
 
-_WAYS = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
+_BRIDGES = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
 
 
 def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence for each kind of evidence
@@ -336,8 +336,8 @@ def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence 
             pairs = f"{label} pairs of {_tags(verdict.members, run.devices)} reach {share:.0%} less than {worse} pairs"
             return f"{pairs}, though the label is better ({_names(works)})."
         case TreeLabels(labels, ancestors):
-            way = f" ({_WAYS[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _WAYS else ""
-            tree = f"the PCIe tree (topo -p) has {', '.join(ancestors)}{way}"
+            bridges = f" ({_BRIDGES[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _BRIDGES else ""
+            tree = f"the PCIe tree (topo -p) has {', '.join(ancestors)}{bridges}"
             return f"topo -m reports {', '.join(labels)}; {tree}. Both are right."
         case FlatLabels(label):
             return f"All pairs have the label {label} and no GPU has a NUMA node: the labels carry no information."
@@ -383,14 +383,14 @@ def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911, PLR0912 
             raise TypeError(f"no sentence for {verdict.evidence}")
 
 
-def where(found: Where, devices: Sequence[Device]) -> str:
+def where(location: Where, devices: Sequence[Device]) -> str:
     """Return "GPU0 → GPU1", "all links from GPU2", "all 6 NV18 pairs (one direction each)"."""
-    one_way = " (one direction each)" if found.one_way else ""
-    return _WHERE[found.extent].format(
-        commas=_tags(found.devices, devices),
-        dash="-".join(devices[position].tag for position in found.devices),
-        arrow=" → ".join(devices[position].tag for position in found.devices),
-        pairs=f"{found.pairs} {' and '.join(found.labels)} pairs{one_way}",
+    one_way = " (one direction each)" if location.one_way else ""
+    return _WHERE[location.extent].format(
+        commas=_tags(location.devices, devices),
+        dash="-".join(devices[position].tag for position in location.devices),
+        arrow=" → ".join(devices[position].tag for position in location.devices),
+        pairs=f"{location.pairs} {' and '.join(location.labels)} pairs{one_way}",
     )
 
 
@@ -504,18 +504,18 @@ def wrong_sets(ranking: Ranking, of: str = "") -> list[str]:
     """Return how many sets failed: "1 failed"; and of how many all that is wrong is a rate above a limit."""
     beaten = len(ranking.impossible)
     counts = ((len(ranking.failed) - beaten, "failed"), (beaten, "with a rate above the limit"))
-    return [f"{count}{of} {word}" for count, word in counts if count]
+    return [f"{count}{of} {outcome}" for count, outcome in counts if count]
 
 
-def grounds(found: Grounds) -> str:
+def grounds(basis: Grounds) -> str:
     """Return in half a sentence whether pairs differ."""
-    match found:
+    match basis:
         case SameLabels(labels):
             return f"all pairs have the label {labels[0]}" if len(labels) == 1 else f"{len(labels)} different labels"
         case RatesSpread(spread, tied):
             return f"all pairs are within {spread:.1%}" if tied else f"pairs differ by up to {spread:.0%}"
         case _:
-            return tiers(found)
+            return tiers(basis)
 
 
 def reason(choice: Choice, devices: Sequence[Device]) -> str:
@@ -548,8 +548,8 @@ def _reason(why: AllLeft | OneDevice | Undecided | BestPair | Predicted | Measur
             return f"all {count} devices" if count == of else f"the {count} of {of} devices that are left"
         case OneDevice():
             return "one device: there is no pair to compare"
-        case Undecided(found):
-            return grounds(found)
+        case Undecided(basis):
+            return grounds(basis)
         case BestPair(gbs, worst, all_measured):
             pair = "worst pair" if all_measured else "worst measured pair"
             return f"{fixed(gbs, 3)} GB/s; the machine's {pair} reaches {fixed(worst, 3)} GB/s"
@@ -628,7 +628,7 @@ def tie_breaks(used: Sequence[TieBreak]) -> str:
 def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str:
     """Name sets of devices: "GPU2-GPU3", "GPU4", "GPU0, GPU1, GPU2"; "an unknown device" for none."""
     joints = {2: "-"}
-    tags = (joints.get(len(some), ", ").join(devices[member].tag for member in some) for some in sets)
+    tags = (joints.get(len(some), ", ").join(devices[position].tag for position in some) for some in sets)
     return "; ".join(tag or "an unknown device" for tag in tags)
 
 

@@ -24,9 +24,9 @@ from collbench.model.run import Device
 from collbench.model.units import fixed
 
 
-def unfit(found: Unfit, run: str = "it", its: str = "its") -> str:
+def unfit(reason: Unfit, run: str = "it", its: str = "its") -> str:
     """Return "it is 9d old, …", "the newest's driver was …"; callers name the `run` and `its` parts."""
-    match found:
+    match reason:
         case OtherVersion(what, then, now):
             return f"{its} {what} was {then or 'absent'} and is {now or 'absent'} now"
         case NoDate(started, future):
@@ -34,11 +34,11 @@ def unfit(found: Unfit, run: str = "it", its: str = "its") -> str:
         case OtherOrder():
             return f"{its} devices are in a different order"
         case _:
-            return f"{run} {_did(found)}"
+            return f"{run} {_did(reason)}"
 
 
-def _did(found: Unfit) -> str:  # noqa: PLR0911 - a clause for each kind
-    match found:
+def _did(reason: Unfit) -> str:  # noqa: PLR0911 - a clause for each kind
+    match reason:
         case OtherBackend(measured, asked):
             return f"was measured on the {measured} backend, not {asked}"
         case DevicesGone(devices):
@@ -60,7 +60,7 @@ def _did(found: Unfit) -> str:  # noqa: PLR0911 - a clause for each kind
 
             return f"was disturbed: {device.tag} was {sentences.left_out(left)}"
         case _:
-            raise TypeError(f"no clause for {found}")
+            raise TypeError(f"no clause for {reason}")
 
 
 def _names(devices: Sequence[Device]) -> str:

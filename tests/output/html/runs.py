@@ -60,12 +60,12 @@ def recorded_content() -> dict[str, Any]:
     return content([("pairs.json", recorded())], "0.1.0")
 
 
-def recorded_gbs(operation: str, members: list[int], size: int) -> float:
+def recorded_gbs(operation: str, devices: list[int], size: int) -> float:
     """Return GB/s of a link or pair of two, by hand from the file's text: the median trial's median batch."""
     points = json.loads(RECORDED.read_text(encoding="utf-8"))["measurements"]
-    wanted = {"operation": operation, "members": members, "size_bytes": size}
-    found = next(one for one in points if {key: one["cell"][key] for key in wanted} == wanted)
-    seconds: float = median(median(sample["seconds"]) for sample in found["samples"])
+    wanted = {"operation": operation, "members": devices, "size_bytes": size}
+    point = next(one for one in points if {key: one["cell"][key] for key in wanted} == wanted)
+    seconds: float = median(median(sample["seconds"]) for sample in point["samples"])
     return size / seconds / 1e9
 
 
@@ -116,13 +116,13 @@ def hostile() -> Run:
 
 def series(reported: dict[str, Any], name: str) -> dict[str, Any]:
     """Return one series of the first run."""
-    found: dict[str, Any] = next(one for one in reported["runs"][0]["data"]["series"] if one["name"] == name)
-    return found
+    one_series: dict[str, Any] = next(one for one in reported["runs"][0]["data"]["series"] if one["name"] == name)
+    return one_series
 
 
-def figures(found: dict[str, Any], size: int, members: list[int], title: str) -> tuple[Any, Any, Any]:
+def figures(one_series: dict[str, Any], size: int, devices: list[int], title: str) -> tuple[Any, Any, Any]:
     """Return (low, value, high) of a figure of one data point."""
-    figure = next(one for one in found["figures"] if one["title"] == title)
-    row = found["sizes"].index(size) if figure["by_size"] else 0
-    low, value, high = (figure[end][row][found["sets"].index(members)] for end in ("low", "value", "high"))
+    figure = next(one for one in one_series["figures"] if one["title"] == title)
+    row = one_series["sizes"].index(size) if figure["by_size"] else 0
+    low, value, high = (figure[end][row][one_series["sets"].index(devices)] for end in ("low", "value", "high"))
     return low, value, high

@@ -62,8 +62,8 @@ def cell(tab: Page, row: str, column: str) -> Locator:
     """Return the map's cell in the row and column of these heads."""
     grid = tab.locator("article:visible [role=grid]")
     heads = grid.locator("thead th").all_inner_texts()
-    found = grid.locator("tbody tr", has=tab.locator(f"th:text-is('{row}')"))
-    return found.locator("td").nth(heads.index(column))
+    table_row = grid.locator("tbody tr", has=tab.locator(f"th:text-is('{row}')"))
+    return table_row.locator("td").nth(heads.index(column))
 
 
 def readout(tab: Page) -> str:
@@ -87,7 +87,7 @@ def test_cells_and_curves_hold_what_the_run_file_holds(opened: Open, recorded_pa
         assert cell(tab, f"GPU{row}", f"GPU{column}").inner_text() == expected, operation
         joint = " → " if "-" in operation else ", "
         reported = readout(tab)
-        assert f"{joint.join(f'GPU{place}' for place in pair)}\n" in reported, operation
+        assert f"{joint.join(f'GPU{index}' for index in pair)}\n" in reported, operation
         assert f"{expected} GB/s" in reported, operation
         for name, text in (("label", "NV18"), ("size", size), ("theory", "450.0 GB/s one way")):
             assert f"{name}\n{text}" in reported, operation
@@ -232,8 +232,8 @@ def test_every_section_and_picture_of_a_simulated_run_says_sim_once(opened: Open
 def unlike_links() -> Run:
     """A run of four GPUs whose links are of one and of two NVLinks; GPU1 → GPU3 hangs, GPU0 → GPU3 was left out."""
     links = {(0, 1): 24.0, (0, 2): 24.1, (1, 2): 47.9, (2, 3): 48.3}
-    found = [measured(Operation.CE_WRITE, link, gbs, size) for link, gbs in links.items() for size in (MIB, GIB)]
-    found += [
+    measurements = [measured(Operation.CE_WRITE, link, gbs, size) for link, gbs in links.items() for size in (MIB, GIB)]
+    measurements += [
         Measurement(
             DataPoint(Operation.CE_WRITE, (1, 3), size),
             [],
@@ -246,7 +246,9 @@ def unlike_links() -> Run:
         Path(link, label, theory_gbs=gbs)
         for link, label, gbs in (((0, 1), "NV1", 25.0), ((0, 2), "NV1", 25.0), ((1, 2), "NV2", 50.0))
     ]
-    return run_of(gpus(4), found, [*paths, Path((2, 3), "NV2", theory_gbs=50.0), Path((1, 3), "NV2", theory_gbs=50.0)])
+    return run_of(
+        gpus(4), measurements, [*paths, Path((2, 3), "NV2", theory_gbs=50.0), Path((1, 3), "NV2", theory_gbs=50.0)]
+    )
 
 
 def test_every_limit_has_its_line_so_that_no_curve_passes_the_only_one(opened: Open) -> None:
@@ -368,8 +370,8 @@ def test_without_script_the_tables_can_be_read(opened: Open, recorded_page: str)
     table = tab.locator("table", has=tab.locator("caption:has-text('ce-write at 1G, GB/s')"))
     assert table.locator("tbody tr").first.locator("td").all_inner_texts() == ["", "396.3", "396.2", "396.1"]
     assert table.is_visible()
-    for words in ("any of them", "What select would choose", "NCCL_NVLS_ENABLE=0", "31–37 °C"):
-        assert tab.get_by_text(words).first.is_visible()
+    for text in ("any of them", "What select would choose", "NCCL_NVLS_ENABLE=0", "31–37 °C"):
+        assert tab.get_by_text(text).first.is_visible()
 
 
 @pytest.mark.parametrize("run", [simulated, hostile], ids=["8 GPUs", "hostile names"])

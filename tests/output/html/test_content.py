@@ -42,14 +42,14 @@ def test_a_recorded_runs_figures_are_those_of_its_file(
 def test_a_recorded_runs_rate_and_tier_are_those_that_its_page_printed() -> None:
     # benchmarks/results/2026-11-21-4xh200-peers/pairs.txt: "1 GPU0-GPU1 NV18 … 327.2 … 325.4-328.8 tied"; that interval
     # rested on batches, not on trials.
-    found = series(recorded_content(), "allreduce")
-    low, value, high = figures(found, GIB, [0, 1], BUSBW)
+    allreduce = series(recorded_content(), "allreduce")
+    low, value, high = figures(allreduce, GIB, [0, 1], BUSBW)
     assert (round(low, 1), round(value, 1), round(high, 1)) == (322.1, 327.2, 328.7)
-    at = found["sets"].index([0, 1])
-    assert found["tiers"][-1][at] == [1, "t"]
-    assert found["labels"][at] == "NV18"
-    assert found["theory"][at] == 450
-    assert found["verdicts"][-1] == "all pairs tie within 0.6%: the choice does not affect bandwidth"
+    at = allreduce["sets"].index([0, 1])
+    assert allreduce["tiers"][-1][at] == [1, "t"]
+    assert allreduce["labels"][at] == "NV18"
+    assert allreduce["theory"][at] == 450
+    assert allreduce["verdicts"][-1] == "all pairs tie within 0.6%: the choice does not affect bandwidth"
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def test_latency_and_bandwidth_are_fitted_over_sizes() -> None:
     # 10 µs and 100 GB/s: time = 10e-6 + size / 100e9, so a message of 1e6 B takes as long as it waits
     sizes = [8, 2**10, 2**16, 2**20, 2**26]
     points = [measured(Operation.CE_WRITE, (0, 1), s / (10e-6 + s / 100e9) / 1e9, s) for s in sizes]
-    found = series(reported(run_of(gpus(2), points)), "ce-write")
+    writes = series(reported(run_of(gpus(2), points)), "ce-write")
     for title, value in (("α: latency", 10), ("β: bandwidth", 100), ("n½: size that reaches half of β", 1e6)):
-        whole = next(figure["title"] for figure in found["figures"] if figure["title"].startswith(title))
-        assert figures(found, 8, [0, 1], whole)[1] == pytest.approx(value, rel=1e-3)
+        whole = next(figure["title"] for figure in writes["figures"] if figure["title"].startswith(title))
+        assert figures(writes, 8, [0, 1], whole)[1] == pytest.approx(value, rel=1e-3)
 
 
 def test_what_is_wrong_with_a_point_is_said_with_it() -> None:
@@ -101,15 +101,17 @@ def test_what_is_wrong_with_a_point_is_said_with_it() -> None:
     points[0].samples.append(flagged)
     points[0].stop = StopReason.BUDGET
     points.append(replace(measured(Operation.CE_WRITE, (0, 2), 1.0), samples=[], failure=in_words("it hung"), wrong=3))
-    found = series(reported(run_of(gpus(3), points)), "ce-write")
-    words = {tuple(place): found["words"][at] for place, at in zip(found["sets"], found["notes"][0], strict=True)}
-    assert words == {
+    writes = series(reported(run_of(gpus(3), points)), "ce-write")
+    notes = {
+        tuple(devices): writes["words"][at] for devices, at in zip(writes["sets"], writes["notes"][0], strict=True)
+    }
+    assert notes == {
         (0, 1): "time budget reached before it converged; measured concurrently with others; "
         "shared: 1 other process on GPU0",
         (1, 0): "",
         (0, 2): "failed: it hung; 3 wrong elements",
     }
-    assert figures(found, GIB, [0, 2], BANDWIDTH) == (None, None, None)
+    assert figures(writes, GIB, [0, 2], BANDWIDTH) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +141,8 @@ def test_what_is_wrong_with_a_point_is_said_with_it() -> None:
     ],
 )
 def test_every_kind_of_place_has_its_map(what: str, run: Run, name: str, kind: str, sets: list[list[int]]) -> None:
-    found = series(reported(run), name)
-    assert (found["kind"], found["sets"]) == (kind, sets), what
+    shown = series(reported(run), name)
+    assert (shown["kind"], shown["sets"]) == (kind, sets), what
 
 
 def test_what_nccl_chose_stands_beside_its_message() -> None:
@@ -185,8 +187,12 @@ def short_answers(run: Run) -> dict[str, tuple[str, str]]:
 def test_the_first_screen_answers_three_questions(
     what: str, run: Run, which: str, fast: str, wrong: tuple[str, str]
 ) -> None:
-    found = short_answers(run)
-    assert (found["Which devices"][0], found["How fast"][0], found["Is anything wrong"]) == (which, fast, wrong), what
+    answers = short_answers(run)
+    assert (answers["Which devices"][0], answers["How fast"][0], answers["Is anything wrong"]) == (
+        which,
+        fast,
+        wrong,
+    ), what
 
 
 def test_where_no_fit_devices_share_a_pair_nothing_is_chosen() -> None:
@@ -226,20 +232,20 @@ def test_a_simulated_mesh_is_chosen_from_as_the_method_has_it() -> None:
 
 def test_verdicts_have_their_cause_and_command() -> None:
     run = run_of(gpus(4), by_hand(slow=100.0).measurements, by_hand().paths)
-    found = [one for one in reported(run)["runs"][0]["verdicts"]["found"] if one["state"] == "warn"]
-    assert [one["kind"] for one in found] == ["NV_DEGRADED"]
-    assert found[0]["devices"] == ["GPU0", "GPU1"]
-    assert ("theory", "450 GB/s") in found[0]["lines"]
-    assert "nvidia-smi nvlink" in found[0]["command"]
+    verdicts = [one for one in reported(run)["runs"][0]["verdicts"]["found"] if one["state"] == "warn"]
+    assert [one["kind"] for one in verdicts] == ["NV_DEGRADED"]
+    assert verdicts[0]["devices"] == ["GPU0", "GPU1"]
+    assert ("theory", "450 GB/s") in verdicts[0]["lines"]
+    assert "nvidia-smi nvlink" in verdicts[0]["command"]
 
 
 def test_all_that_the_header_says_is_in_the_environment() -> None:
-    found = dict(recorded_content()["runs"][0]["environment"])
-    assert found["machine"] == "vm: 4 × NVIDIA H200; Linux 6.18.44-fc-v657-gpu x86_64"
-    assert found["driver"] == "580.159.04, CUDA 13.0, kernels from fatbin"
-    assert found["NVLS"] == "off (NCCL_NVLS_ENABLE=0)"
-    assert found["settings"] == "NCCL_NVLS_ENABLE=0"
-    assert found["seed"] == "978211"
+    environment = dict(recorded_content()["runs"][0]["environment"])
+    assert environment["machine"] == "vm: 4 × NVIDIA H200; Linux 6.18.44-fc-v657-gpu x86_64"
+    assert environment["driver"] == "580.159.04, CUDA 13.0, kernels from fatbin"
+    assert environment["NVLS"] == "off (NCCL_NVLS_ENABLE=0)"
+    assert environment["settings"] == "NCCL_NVLS_ENABLE=0"
+    assert environment["seed"] == "978211"
 
 
 @pytest.mark.parametrize(
@@ -247,9 +253,9 @@ def test_all_that_the_header_says_is_in_the_environment() -> None:
     [(360.0, 0.9, "b"), (200.0, 0.5, "a"), (396.0, 0.99, "e"), (408.4, 1.021, "f"), (500.0, 1.25, "i")],
 )
 def test_a_second_run_is_compared_point_by_point(gbs: float, ratio: float, shade: str) -> None:
-    found = reported(by_hand(), by_hand(slow=gbs))["comparisons"]
-    assert len(found) == 1
-    copies = next(one for one in found[0]["data"]["series"] if one["name"] == "ce-write")
+    comparisons = reported(by_hand(), by_hand(slow=gbs))["comparisons"]
+    assert len(comparisons) == 1
+    copies = next(one for one in comparisons[0]["data"]["series"] if one["name"] == "ce-write")
     at = copies["sets"].index([0, 1])
     assert copies["figures"][0]["value"][1][at] == ratio
     assert copies["figures"][0]["shades"][1][at] == shade
@@ -263,21 +269,21 @@ def test_a_second_run_is_compared_point_by_point(gbs: float, ratio: float, shade
 def test_overlapping_intervals_are_no_difference() -> None:
     wide = [noisy(rate, 0.1, seed, trials=7) for rate, seed in ((400.0, 1), (380.0, 2))]
     runs = [run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), rates, trials=7)]) for rates in wide]
-    found = reported(*runs)["comparisons"][0]["data"]["series"][0]
-    low, high = found["figures"][0]["low"][0][0], found["figures"][0]["high"][0][0]
+    ratios = reported(*runs)["comparisons"][0]["data"]["series"][0]
+    low, high = ratios["figures"][0]["low"][0][0], ratios["figures"][0]["high"][0][0]
     assert low < 1 < high
-    assert found["figures"][0]["shades"] == ["e"]
+    assert ratios["figures"][0]["shades"] == ["e"]
 
 
 def test_devices_are_matched_by_uuid_wherever_they_stand() -> None:
     base = by_hand(slow=100.0)
     turned = replace(base, devices=tuple(reversed(base.devices)))  # position 3 is now the base's 0
-    found = reported(base, turned)["comparisons"][0]
-    copies = next(one for one in found["data"]["series"] if one["name"] == "ce-write")
+    comparison = reported(base, turned)["comparisons"][0]
+    copies = next(one for one in comparison["data"]["series"] if one["name"] == "ce-write")
     value = dict(zip(map(tuple, copies["sets"]), copies["figures"][0]["value"][1], strict=True))
     assert value[0, 1] == 4.0  # other's 3 → 2 over base's 0 → 1
     assert value[3, 2] == 0.25
-    assert found["how"] == "matched by UUID"
+    assert comparison["how"] == "matched by UUID"
 
 
 def test_other_devices_are_matched_by_their_order_and_the_page_says_so() -> None:
@@ -287,9 +293,9 @@ def test_other_devices_are_matched_by_their_order_and_the_page_says_so() -> None
 
 
 def test_runs_of_different_backends_are_not_compared() -> None:
-    found = reported(by_hand(), replace(by_hand(), backend="host"))["comparisons"][0]
-    assert found["how"] == "not compared: cuda and host backend"
-    assert (found["overview"], found["data"]["series"], found["differences"]) == ([], [], [])
+    comparison = reported(by_hand(), replace(by_hand(), backend="host"))["comparisons"][0]
+    assert comparison["how"] == "not compared: cuda and host backend"
+    assert (comparison["overview"], comparison["data"]["series"], comparison["differences"]) == ([], [], [])
 
 
 def test_what_else_differs_stands_beside_the_ratios_and_what_is_slower_as_a_whole() -> None:
@@ -297,23 +303,25 @@ def test_what_else_differs_stands_beside_the_ratios_and_what_is_slower_as_a_whol
     newer = replace(base.machine, driver="590.1", nccl="2.30.0")
     slower = [measured(m.point.operation, m.point.members, 150.0, m.point.size_bytes) for m in base.measurements[-6:]]
     other = replace(base, machine=newer, measurements=[*base.measurements[:-6], *slower])
-    found = reported(base, other)["comparisons"][0]
-    assert [what for what, _, _ in found["differences"]] == ["driver", "NCCL"]
-    assert found["differences"][1] == ("NCCL", base.machine.nccl or "none", "2.30.0")
-    assert "allreduce at 1G: everywhere: significantly slower, × 0.500 (0.500–0.500, 6 data points)" in found["whole"]
+    comparison = reported(base, other)["comparisons"][0]
+    assert [what for what, _, _ in comparison["differences"]] == ["driver", "NCCL"]
+    assert comparison["differences"][1] == ("NCCL", base.machine.nccl or "none", "2.30.0")
+    assert (
+        "allreduce at 1G: everywhere: significantly slower, × 0.500 (0.500–0.500, 6 data points)" in comparison["whole"]
+    )
 
 
 def test_latencies_are_compared_as_speeds() -> None:
     # an access of 500 ns against one of 1000 ns is twice as fast
     runs = [run_of(gpus(2), [measured(Operation.CHASE, (0, 1), 8 / ns, size=8)]) for ns in (1000.0, 500.0)]
-    found = reported(*runs)["comparisons"][0]["data"]["series"][0]
-    assert [found["figures"][0][end] for end in ("low", "value", "high")] == [[[2.0]]] * 3
+    ratios = reported(*runs)["comparisons"][0]["data"]["series"][0]
+    assert [ratios["figures"][0][end] for end in ("low", "value", "high")] == [[[2.0]]] * 3
 
 
 def test_runs_with_nothing_in_common_are_distinguished() -> None:
     other = run_of(gpus(3), [measured(Operation.ALLREDUCE, pair, 1.0, size=8) for pair in combinations(range(3), 2)])
-    found = reported(by_hand(), other)["comparisons"][0]
-    assert (found["overview"], found["data"]["series"]) == ([], [])
+    comparison = reported(by_hand(), other)["comparisons"][0]
+    assert (comparison["overview"], comparison["data"]["series"]) == ([], [])
 
 
 def test_the_same_runs_give_the_same_json() -> None:

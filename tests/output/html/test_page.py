@@ -144,8 +144,8 @@ def test_without_script_a_link_that_failed_is_no_diagonal() -> None:
     lost = Measurement(
         DataPoint(Operation.CE_WRITE, (0, 1), GIB), [], StopReason.FAILED, failure=in_words("hang: no answer")
     )
-    found = [lost, measured(Operation.CE_WRITE, (1, 0), 400.0), measured(Operation.CE_WRITE, (0, 2), 400.0)]
-    row = re.search(r'<th scope="row">GPU0</th>(.*?)</tr>', page(run_of(gpus(3), found)), re.DOTALL)
+    measurements = [lost, measured(Operation.CE_WRITE, (1, 0), 400.0), measured(Operation.CE_WRITE, (0, 2), 400.0)]
+    row = re.search(r'<th scope="row">GPU0</th>(.*?)</tr>', page(run_of(gpus(3), measurements)), re.DOTALL)
     assert row is not None
     assert re.findall(r">([^<]*)</td>", row[1]) == ["", "✕", "400.0"]
 

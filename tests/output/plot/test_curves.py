@@ -76,8 +76,8 @@ def test_theory_is_a_line_of_its_own() -> None:
 
 
 def test_between_more_than_two_gpus_no_theory_is_drawn() -> None:
-    found = svg_of(curve_picture([(named(sums((0, 1, 2, 3))), SUM)]))
-    assert [text for text in found.texts if "theory" in text] == []
+    picture = svg_of(curve_picture([(named(sums((0, 1, 2, 3))), SUM)]))
+    assert [text for text in picture.texts if "theory" in text] == []
 
 
 def test_several_runs_are_overlaid_by_name() -> None:

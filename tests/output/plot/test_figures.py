@@ -47,14 +47,14 @@ def test_a_committed_figure_is_what_its_run_gives(made: Path, name: str) -> None
 def test_another_process_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever order its sets have."""
     suffixes = ("svg", "png", "pdf")
-    words = [
+    arguments = [
         ["collbench", "plot", str(RUN), "--kind", "heatmap", "-o", str(tmp_path / f"there.{suffix}")]
         for suffix in suffixes
     ]
-    code = f"import sys\nfrom collbench.cli import main\nfor sys.argv in {words!r}:\n    assert main() == 0"
+    code = f"import sys\nfrom collbench.cli import main\nfor sys.argv in {arguments!r}:\n    assert main() == 0"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": "1"}) as other:
-        for suffix, one in zip(suffixes, words, strict=True):
+        for suffix, one in zip(suffixes, arguments, strict=True):
             monkeypatch.setattr(sys, "argv", [*one[:-1], str(tmp_path / f"here.{suffix}")])
             assert main() == 0
     assert other.returncode == 0

@@ -32,12 +32,12 @@ def links(count: int) -> Run:
 
 @pytest.mark.parametrize("count", [2, 4, 9])
 def test_every_link_is_a_cell_with_its_figure(count: int) -> None:
-    found = svg_of(drawn(links(count), Work(Operation.CE_WRITE)))
-    cells = {name for name in found.ids if name.startswith("square-")}
+    svg = svg_of(drawn(links(count), Work(Operation.CE_WRITE)))
+    cells = {name for name in svg.ids if name.startswith("square-")}
     assert cells == {f"square-{a}-{b}" for a, b in permutations(range(count), 2)}
     for a, b in permutations(range(count), 2):
-        assert f"{100.0 + 10 * a + b:.1f}" in found.texts
-        assert found.tips[f"square-{a}-{b}"].startswith(f"GPU{a}→GPU{b}: {100.0 + 10 * a + b:.2f} GB/s (95 %: ")
+        assert f"{100.0 + 10 * a + b:.1f}" in svg.texts
+        assert svg.tips[f"square-{a}-{b}"].startswith(f"GPU{a}→GPU{b}: {100.0 + 10 * a + b:.2f} GB/s (95 %: ")
 
 
 def test_row_sends_to_column() -> None:
@@ -58,9 +58,9 @@ def test_row_sends_to_column() -> None:
 
 
 def test_sixteen_gpus_have_240_cells_of_whole_numbers() -> None:
-    found = svg_of(drawn(pair_run(16, lambda a, b: 395.2), Work(Operation.ALLREDUCE)))
-    assert len([name for name in found.ids if name.startswith("square-")]) == 240
-    assert found.texts.count("395") == 240
+    svg = svg_of(drawn(pair_run(16, lambda a, b: 395.2), Work(Operation.ALLREDUCE)))
+    assert len([name for name in svg.ids if name.startswith("square-")]) == 240
+    assert svg.texts.count("395") == 240
 
 
 def test_a_pair_has_its_figure_on_both_sides() -> None:
@@ -79,9 +79,9 @@ def test_tiers_are_written_where_there_are_several() -> None:
 def test_what_was_not_measured_is_a_dash() -> None:
     run = links(3)
     del run.measurements[0]
-    found = svg_of(drawn(run, Work(Operation.CE_WRITE)))
-    assert found.texts.count("–") == 1
-    assert "square-0-1" not in found.tips
+    svg = svg_of(drawn(run, Work(Operation.CE_WRITE)))
+    assert svg.texts.count("–") == 1
+    assert "square-0-1" not in svg.tips
 
 
 def test_links_that_tie_look_alike_and_the_scale_begins_at_nothing() -> None:
@@ -108,8 +108,10 @@ def test_of_times_the_least_is_the_brightest() -> None:
 
 def test_a_pointer_chase_is_in_ns() -> None:
     sample = Sample((0.61e-6,), 1000, concurrent=False)
-    found = [Measurement(DataPoint(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(2), 2)]
-    picture = drawn(run_of(gpus(2), found), Work(Operation.CHASE), 8)
+    measurements = [
+        Measurement(DataPoint(Operation.CHASE, link, 8), [sample] * 3) for link in permutations(range(2), 2)
+    ]
+    picture = drawn(run_of(gpus(2), measurements), Work(Operation.CHASE), 8)
     assert picture.title == "chase at 8 B, ns"
     assert svg_of(picture).texts.count("610.0") == 2
 
@@ -122,11 +124,11 @@ def test_what_came_from_the_machine_stays_text() -> None:
         machine=replace(run.machine, hostname=HOSTILE),
         paths=tuple(replace(path, label=HOSTILE) for path in run.paths),
     )
-    found = svg_of(drawn(hostile, Work(Operation.ALLREDUCE)))
-    assert f"{SVG}script" not in found.elements
-    assert '<script>alert("x")</script> $x^{2$ & \ufffd' in found.tips["square-0-1"]
-    assert "<script>" in found.description
-    assert any("<script>" in text for text in found.texts)
+    svg = svg_of(drawn(hostile, Work(Operation.ALLREDUCE)))
+    assert f"{SVG}script" not in svg.elements
+    assert '<script>alert("x")</script> $x^{2$ & \ufffd' in svg.tips["square-0-1"]
+    assert "<script>" in svg.description
+    assert any("<script>" in text for text in svg.texts)
 
 
 @pytest.mark.parametrize("suffix", ["png", "pdf"])
@@ -141,19 +143,19 @@ def test_a_hostile_name_breaks_no_other_format(suffix: str) -> None:
 
 def test_the_origin_stands_below() -> None:
     reported = " ".join(svg_of(drawn(links(2), Work(Operation.CE_WRITE))).texts)
-    for word in ("box", "2 × NVIDIA H200", "driver 580.159.04", "NCCL 2.28.9", "collbench 0.1.0", "2026-01-02"):
-        assert word in reported
+    for text in ("box", "2 × NVIDIA H200", "driver 580.159.04", "NCCL 2.28.9", "collbench 0.1.0", "2026-01-02"):
+        assert text in reported
 
 
 def test_a_simulated_machine_is_named_so_in_title_text_and_tips() -> None:
     run = pair_run(2, lambda a, b: 300.0)
-    found = svg_of(
+    svg = svg_of(
         drawn(replace(run, backend="sim", machine=replace(run.machine, fabric="hgx-h200")), Work(Operation.ALLREDUCE))
     )
-    assert found.title == "sim allreduce at 1G, busbw, GB/s"
-    assert found.title in found.texts
-    assert any(text.startswith("SIMULATED machine 'hgx-h200'") for text in found.texts)
-    assert found.tips["square-0-1"].startswith("sim GPU0-GPU1")
+    assert svg.title == "sim allreduce at 1G, busbw, GB/s"
+    assert svg.title in svg.texts
+    assert any(text.startswith("SIMULATED machine 'hgx-h200'") for text in svg.texts)
+    assert svg.tips["square-0-1"].startswith("sim GPU0-GPU1")
 
 
 LONG = "rack-17-node-003-of-the-first-cluster-"
@@ -185,7 +187,7 @@ def test_failed_not_measured_and_diagonal_differ() -> None:
     del run.measurements[1]  # 0 → 2
     picture = drawn(run, Work(Operation.CE_WRITE))
     (axes, _) = picture.figure.axes
-    words = {(int(text.get_position()[1]), int(text.get_position()[0])): text.get_text() for text in axes.texts}
+    texts = {(int(text.get_position()[1]), int(text.get_position()[0])): text.get_text() for text in axes.texts}
     looks = {patch.get_gid(): (patch.get_facecolor(), patch.get_hatch()) for patch in axes.patches}
-    assert (words[0, 1], words[0, 2], words.get((0, 0))) == ("failed", "–", None)
+    assert (texts[0, 1], texts[0, 2], texts.get((0, 0))) == ("failed", "–", None)
     assert len({looks["square-0-1"], looks["square-0-2"], looks.get("square-0-0")}) == 3

@@ -25,7 +25,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Measurement, Run
 from collbench.model.units import TELLING_BYTES, abridged, counted, figure, fixed, format_approximate_size, format_size
 from collbench.output import sentences
-from collbench.output.differences import words_of
+from collbench.output.differences import described
 from collbench.output.html import tails
 from collbench.output.html.series import as_a_whole, broken, families, overlap_series, overview, ratio_series, series
 from collbench.output.text import overlap as overlap_text
@@ -177,7 +177,7 @@ def _beside(run: Run) -> dict[str, Any]:
 
 def _replayed(run: Run) -> dict[str, Any]:
     """Return the answer of a run of `collbench replay`."""
-    first = next((found for found in run.replays if found.trials), None)
+    first = next((arm for arm in run.replays if arm.trials), None)
     if first is None:
         return _answer("Communication of a step", "nothing measured", [])
     milliseconds = replay.summarize(first).communication.value * 1e3
@@ -214,15 +214,15 @@ def _how_fast(run: Run, ranking: Ranking | None) -> dict[str, Any]:
 
 def _fastest_of_the_rest(run: Run) -> dict[str, Any]:
     """Return the answer for a run without pairs: its first work at its largest size."""
-    family = next((f for f in families(run) if any(found.samples for found in f.points.values())), None)
+    family = next((f for f in families(run) if any(measurement.samples for measurement in f.points.values())), None)
     if family is None:
         return _answer("How fast", "nothing measured", [])
-    size = max(size for (size, _), found in family.points.items() if found.samples)
-    found = [summarize(one) for (at, _), one in family.points.items() if at == size and one.samples]
+    size = max(size for (size, _), measurement in family.points.items() if measurement.samples)
+    summaries = [summarize(one) for (at, _), one in family.points.items() if at == size and one.samples]
     if family.work.operation is Operation.CHASE:
-        rates = f"{figures_span([one.seconds * 1e9 for one in found], '–')} ns"
+        rates = f"{figures_span([one.seconds * 1e9 for one in summaries], '–')} ns"
     else:
-        rates = f"{figures_span([one.busbw for one in found], '–')} GB/s"
+        rates = f"{figures_span([one.busbw for one in summaries], '–')} GB/s"
     return _answer("How fast", rates, [f"{family.name} at {format_size(size)}"])
 
 
@@ -252,7 +252,7 @@ def _answer(question: str, short: str, lines: Sequence[str], state: str = "") ->
 def shown_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     """Return the verdicts as `collbench check` prints them, and what could not be judged."""
     data = verdicts.as_json(run, judged)
-    found = []
+    shown = []
     for verdict, one in zip(judged, data["verdicts"], strict=True):
         lines = []
         if verdict.theory_gbs is not None:
@@ -264,9 +264,9 @@ def shown_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
         lines.append(("cause", one["cause"]))
         lines += [("explains", ", ".join(verdict.explains))] if verdict.explains else []
         keys = {key: one[key] for key in ("kind", "what", "command", "label", "devices")}
-        found.append({**keys, "state": _SEVERITIES[verdict.severity], "lines": lines})
+        shown.append({**keys, "state": _SEVERITIES[verdict.severity], "lines": lines})
     conclusion = verdicts.conclusion(coverage(run), judged)
-    return {"found": found, "not_judged": data["not_judged"], "conclusion": conclusion}
+    return {"found": shown, "not_judged": data["not_judged"], "conclusion": conclusion}
 
 
 def choice(run: Run, k: int) -> dict[str, Any]:
@@ -348,8 +348,8 @@ def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink]) -> str:
     return abridged([name(run, ranking.work, standing.members) for standing in standings], _MOST_NAMES)
 
 
-def _tags(run: Run, members: Sequence[int]) -> str:
-    return ", ".join(run.devices[member].tag for member in members)
+def _tags(run: Run, positions: Sequence[int]) -> str:
+    return ", ".join(run.devices[position].tag for position in positions)
 
 
 # The whole page: each run, and each but the first against the first.
@@ -405,7 +405,7 @@ def _works(run: Run) -> list[RankedWork]:
     for measurement in run.measurements:
         points[measurement.point.work].append(measurement)
     ended = outcome(run)
-    parts = (replace(run, measurements=[*found, *broken(run, found)]) for found in points.values())
+    parts = (replace(run, measurements=[*measurements, *broken(run, measurements)]) for measurements in points.values())
     pages = (rank_summary(part, ended=ended).works for part in parts)
     order = [family.work for family in families(run)]
     return sorted((one for works in pages for one in works), key=lambda ranked: order.index(ranked.work))
@@ -418,16 +418,16 @@ def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run:
     if base.backend != run.backend:  # `compare` refuses these runs: their backends differ
         how = f"not compared: {base.backend} and {run.backend} backend"
         return {**shape, "how": how, "differences": [], "whole": [], "overview": []}
-    found = compare(base, run, 0.0)
-    data["series"] = ratio_series(found, base_page["data"]["series"])
+    comparison = compare(base, run, 0.0)
+    data["series"] = ratio_series(comparison, base_page["data"]["series"])
     return {
         **shape,
-        "how": matched(found),
+        "how": matched(comparison),
         "differences": [
             (what, old or "none", now or "none")
-            for what, old, now in (words_of(one, found.base.devices) for one in found.differences)
+            for what, old, now in (described(one, comparison.base.devices) for one in comparison.differences)
         ],
-        "whole": as_a_whole(found),
+        "whole": as_a_whole(comparison),
         "overview": overview(data["series"]),
     }
 

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from collbench.analysis.job import Bar, Report, Timeline, timeline
 from collbench.model.job import Job
-from collbench.output.text.job import call_table, group_words, headline, milli, origin, rank_table, said, size
+from collbench.output.text.job import call_table, group_text, headline, milli, origin, rank_table, said, size
 
 # Of more ranks, or calls, the page shows the first: a browser draws some ten thousand bars at once.
 _MOST_RANKS, _MOST_BARS, _MOST_ROWS = 32, 16_000, 500
@@ -90,6 +90,6 @@ def _bar(job: Job, bar: Bar, scale: float, fills: dict[str, str]) -> dict[str, A
         "x": round(_LEFT + bar.start * scale, 2),
         "width": round(max(1.0, (bar.seconds or 0.0) * scale), 2),
         "fill": fills[call.operation],
-        "title": f"{call.operation} {size(call.size_bytes)} {call.dtype} of {group_words(job, call)}: called at "
+        "title": f"{call.operation} {size(call.size_bytes)} {call.dtype} of {group_text(job, call)}: called at "
         f"{milli(bar.start)}, {took}",
     }

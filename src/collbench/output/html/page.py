@@ -95,8 +95,8 @@ def _as_data(value: Any) -> Markup:
 
 def _written_maps(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return each series at its largest size as rows of (text, shade), for a table that needs no script."""
-    found = data["series"] if len(data["tags"]) <= _MOST_DEVICES else data["series"][:1]
-    return [_written(data["tags"], series) for series in found]
+    shown = data["series"] if len(data["tags"]) <= _MOST_DEVICES else data["series"][:1]
+    return [_written(data["tags"], series) for series in shown]
 
 
 def _written(tags: Sequence[str], series: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,9 +107,9 @@ def _written(tags: Sequence[str], series: Mapping[str, Any]) -> dict[str, Any]:
         sizes = range(len(series["sizes"]))
         rows = [(name, [_cell(series, row, at) for row in sizes]) for at, name in enumerate(series["names"])]
         return {"title": title, "heads": series["size_names"], "rows": rows}
-    sets = {tuple(members): at for at, members in enumerate(series["sets"])}
+    sets = {tuple(devices): at for at, devices in enumerate(series["sets"])}
     if series["kind"] == "pair":
-        sets |= {members[::-1]: at for members, at in sets.items()}
+        sets |= {devices[::-1]: at for devices, at in sets.items()}
     n = len(tags)
     cells = [
         [("", "1") if source == target else _cell(series, -1, sets.get((source, target))) for target in range(n)]

@@ -24,7 +24,7 @@ from collbench.model.units import format_size
 from collbench.output import sentences
 from collbench.output.text.comparison import group_name
 from collbench.output.text.curves import limits_of
-from collbench.output.text.frame import place
+from collbench.output.text.frame import device_names
 from collbench.output.text.overlap import condition_name
 
 # The data points of a run, sorted for the page: a family for each operation and kind of device set.
@@ -55,7 +55,7 @@ class Family:
     @property
     def sets(self) -> list[Members]:
         """The devices of each link, pair or set, ascending."""
-        return sorted({members for _, members in self.points})
+        return sorted({devices for _, devices in self.points})
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Family:
     def rows(self, bounds: Callable[[Measurement], Bounds]) -> list[list[Bounds]]:
         """Return the bounds of each data point, by size and device set; NOTHING where nothing was measured."""
         sets = self.sets
-        rows = [[self.points.get((size, members)) for members in sets] for size in self.sizes]
+        rows = [[self.points.get((size, devices)) for devices in sets] for size in self.sizes]
         return [[bounds(one) if one is not None and one.samples else NOTHING for one in row] for row in rows]
 
 
@@ -78,12 +78,12 @@ def families(run: Run) -> list[Family]:
         groups[measurement.point.work, many][measurement.point.size_bytes, measurement.point.members] = measurement
     made = []
     for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
-        members = next(iter(points))[1]
-        many_places = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS
-        kind = "device" if many_places else kind_of(work)
+        devices = next(iter(points))[1]
+        with_others = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS
+        kind = "device" if with_others else kind_of(work)
         kind = "group" if many > 2 else kind
         wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
-        ranked = kind != "group" and len(members) == wanted and not many_places
+        ranked = kind != "group" and len(devices) == wanted and not with_others
         made.append(Family(run, work, kind, points, ranked))
     return made
 
@@ -108,15 +108,17 @@ _COVERS = "95 % interval"  # of the median
 def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, Any]]:
     """Return bandwidth, time, share of theory and launch time, as far as the work has them; `limits` in GB/s."""
     if family.work.operation is Operation.CHASE:
-        return [_figure("time", "ns an access", family.rows(lambda found: _times(found, 1e9)), least=True)]
+        return [_figure("time", "ns an access", family.rows(lambda measurement: _times(measurement, 1e9)), least=True)]
     quantity = "bus bandwidth (busbw)" if family.work.operation.is_collective else "bandwidth"
     figures = [
         _figure(quantity, "GB/s", family.rows(_rates)),
-        _figure("time", "µs", family.rows(lambda found: _times(found, 1e6)), least=True),
+        _figure("time", "µs", family.rows(lambda measurement: _times(measurement, 1e6)), least=True),
     ]
     if family.work.operation.is_copy and limits:
-        figures.append(_figure("share of theory", "%", family.rows(lambda found: _share(limits, found))))
-    if any(sample.launch_seconds is not None for found in family.points.values() for sample in found.samples):
+        figures.append(_figure("share of theory", "%", family.rows(lambda measurement: _share(limits, measurement))))
+    if any(
+        sample.launch_seconds is not None for measurement in family.points.values() for sample in measurement.samples
+    ):
         figures.append(_figure("time of an ungraphed launch", "µs", family.rows(_launch), least=True))
     return figures
 
@@ -139,7 +141,7 @@ def _figure(  # what the page's script reads, a field each
 
 
 def _shades(row: Sequence[float | None], *, least: bool) -> str:
-    """Return a letter for each place, Y for the best shade to A for the worst, "-" where there is no figure."""
+    """Return a letter for each figure: Y for the best shade to A for the worst, "-" where there is no figure."""
     known = [value for value in row if value]
     best = min(known, default=0.0) if least else max(known, default=0.0)
     shares = ((best / value if least else value / best) if value else None for value in row)
@@ -175,14 +177,14 @@ def _scaled(bounds: Bounds, scale: float) -> Bounds:
 
 
 def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
-    """Return α, β and n½ of each place, which hold over all sizes; nothing if none has them."""
+    """Return α, β and n½ of each set of devices, which hold over all sizes; nothing if none has them."""
     known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
     if not known or family.work.operation is Operation.CHASE:
         return []
-    found = [known.get(members) for members in family.sets]
-    alphas = [fit.latency_us if fit else NOTHING for fit in found]
-    betas = [fit.gbs if fit else NOTHING for fit in found]
-    halves = [fit.half_bytes if fit else NOTHING for fit in found]
+    family_fits = [known.get(devices) for devices in family.sets]
+    alphas = [fit.latency_us if fit else NOTHING for fit in family_fits]
+    betas = [fit.gbs if fit else NOTHING for fit in family_fits]
+    halves = [fit.half_bytes if fit else NOTHING for fit in family_fits]
     return [
         _figure("α: latency, fitted over all sizes", "µs", [alphas], least=True, by_size=False),
         _figure("β: bandwidth, fitted over all sizes", "GB/s", [betas], by_size=False),
@@ -208,7 +210,7 @@ _STOPS = {
 def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
     """Return the run's series as JSON's own types, with the fits that `rank` has of them."""
     fits, ended = {ranked.work: ranked.fits for ranked in works}, outcome(run)
-    there = (family for family in families(run) if any(found.samples for found in family.points.values()))
+    there = (family for family in families(run) if any(measurement.samples for measurement in family.points.values()))
     return [_series(family, ended, fits.get(family.work, ()) if family.ranked else ()) for family in there]
 
 
@@ -217,8 +219,8 @@ def _series(family: Family, ended: Outcome, fits: Sequence[Fit | Unfitted]) -> d
     limits = limits_of(family.run, family.work, family.sets)
     rankings = [_ranking(family, ended, size) for size in family.sizes]
     beaten = by_point(family.run)
-    notes = [[_note(family, beaten, size, members) for members in family.sets] for size in family.sizes]
-    words = list(dict.fromkeys(["", *(note for row in notes for note in row)]))  # many data points share them
+    notes = [[_note(family, beaten, size, devices) for devices in family.sets] for size in family.sizes]
+    texts = list(dict.fromkeys(["", *(note for row in notes for note in row)]))  # many data points share them
     return {
         "name": family.name,
         "kind": family.kind,
@@ -226,21 +228,23 @@ def _series(family: Family, ended: Outcome, fits: Sequence[Fit | Unfitted]) -> d
         "collective": family.work.operation.is_collective,
         "sizes": family.sizes,
         "size_names": [format_size(size) for size in family.sizes],
-        "sets": [list(members) for members in family.sets],
-        "names": [place(family.run.devices, family.work, members) for members in family.sets],
-        "labels": [labels.get(members, "") for members in family.sets],
-        "theory": [short(limits.get(members)) for members in family.sets],
+        "sets": [list(devices) for devices in family.sets],
+        "names": [device_names(family.run.devices, family.work, devices) for devices in family.sets],
+        "labels": [labels.get(devices, "") for devices in family.sets],
+        "theory": [short(limits.get(devices)) for devices in family.sets],
         "ways": "both ways together" if family.work.variant is Variant.BOTH_WAYS else "one way",
         "figures": [*figures(family, limits), *fitted(family, fits)],
         "tiers": [_tiers(family, ranking) for ranking in rankings],
         "verdicts": ["" if ranking is None else sentences.tiers(ranking) for ranking in rankings],
-        "notes": [[words.index(note) for note in row] for row in notes],
-        "words": words,
+        "notes": [[texts.index(note) for note in row] for row in notes],
+        "words": texts,
         "failed": [
             [
                 at
-                for at, members in enumerate(family.sets)
-                if (found := family.points.get((size, members))) and found.failure and not found.samples
+                for at, devices in enumerate(family.sets)
+                if (measurement := family.points.get((size, devices)))
+                and measurement.failure
+                and not measurement.samples
             ]
             for size in family.sizes
         ],
@@ -252,34 +256,34 @@ def _ranking(family: Family, ended: Outcome, size: int) -> Ranking | None:
     """Return the tiers of a family at one size; `rank_links` gets these data points only, as it looks at all."""
     if not family.ranked:
         return None
-    points = [found for (at, _), found in family.points.items() if at == size]
+    points = [measurement for (at, _), measurement in family.points.items() if at == size]
     return rank_links(replace(family.run, measurements=points), family.work, size, ended)
 
 
 def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
     """Return the other data points that failed or had wrong data, without their samples: rankings must know of them."""
     bad = [measurement for measurement in run.measurements if measurement.failure or measurement.wrong]
-    known = {found.point for found in besides} if bad else set()
-    return [replace(found, samples=[]) for found in bad if found.point not in known]
+    known = {measurement.point for measurement in besides} if bad else set()
+    return [replace(measurement, samples=[]) for measurement in bad if measurement.point not in known]
 
 
 def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
-    """Return [tier, relation to the best] of each place at one size; nothing if there are no tiers."""
+    """Return [tier, relation to the best] of each set of devices at one size; nothing if there are no tiers."""
     if ranking is None:
         return []
     standings = {standing.members: standing for standing in ranking.standings}
-    found = (standings.get(members) for members in family.sets)
-    return [[one.tier, one.relation.value[0]] if one else [] for one in found]
+    ordered = (standings.get(devices) for devices in family.sets)
+    return [[one.tier, one.relation.value[0]] if one else [] for one in ordered]
 
 
-def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, members: Members) -> str:
+def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, devices: Members) -> str:
     """Return a note on one data point for the reader; `beaten` are the impossible ones."""
-    found = family.points.get((size, members))
-    if found is None:
+    measurement = family.points.get((size, devices))
+    if measurement is None:
         return ""
-    one = beaten.get(found.point)
+    one = beaten.get(measurement.point)
     sentence = f"impossible: {one.rate_gbs:.1f} GB/s, the limit is {one.capacity.gbs:.1f} GB/s" if one else ""
-    return "; ".join(dict.fromkeys([sentence] * bool(sentence) + list(_remarks(found, family.run.devices))))
+    return "; ".join(dict.fromkeys([sentence] * bool(sentence) + list(_remarks(measurement, family.run.devices))))
 
 
 def _remarks(measurement: Measurement, devices: Sequence[Device]) -> Iterable[str]:
@@ -300,7 +304,7 @@ def _chosen(family: Family, size: int) -> str:
         return ""
     wanted = (family.work.operation, len(family.sets[0]), size)
     choices = (choice for choice in family.run.chosen if (choice.operation, choice.ranks, choice.size_bytes) == wanted)
-    return "; ".join(f"{found.algorithm}/{found.protocol}, {found.channels} channels" for found in choices)
+    return "; ".join(f"{choice.algorithm}/{choice.protocol}, {choice.channels} channels" for choice in choices)
 
 
 # Overlaps: for each operation a series of sizes × conditions (compute, priority, CTAs), in the shape of the others.
@@ -313,27 +317,27 @@ def overlap_series(run: Run) -> list[dict[str, Any]]:
     conditions = overlap.by_condition(run.overlaps)
     operations = dict.fromkeys(condition.operation for condition in conditions)
     return [
-        _overlaps(run, {key: found for key, found in conditions.items() if key.operation is operation})
+        _overlaps(run, {key: overlaps for key, overlaps in conditions.items() if key.operation is operation})
         for operation in operations
-        if any(one.trials for key, found in conditions.items() if key.operation is operation for one in found)
+        if any(one.trials for key, overlaps in conditions.items() if key.operation is operation for one in overlaps)
     ]
 
 
 def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]]) -> dict[str, Any]:
-    points = {(one.size_bytes, key): one for key, found in conditions.items() for one in found}
-    sizes, places = sorted({size for size, _ in points}), list(conditions)
-    operation = places[0].operation
+    points = {(one.size_bytes, key): one for key, overlaps in conditions.items() for one in overlaps}
+    sizes, keys = sorted({size for size, _ in points}), list(conditions)
+    operation = keys[0].operation
     summaries = {at: overlap.summarize(one) for at, one in points.items() if one.trials}
 
     def bounds(pick: Callable[[overlap.OverlapSummary], overlap.Figure], scale: float = 1.0) -> list[list[Bounds]]:
         return [
-            [_ends(pick(summaries[size, key]), scale) if (size, key) in summaries else NOTHING for key in places]
+            [_ends(pick(summaries[size, key]), scale) if (size, key) in summaries else NOTHING for key in keys]
             for size in sizes
         ]
 
-    notes = [[_given_up(points.get((size, key)), run.devices) for key in places] for size in sizes]
-    words = list(dict.fromkeys(["", *(note for row in notes for note in row)]))
-    nothing = [None for _ in places]
+    notes = [[_given_up(points.get((size, key)), run.devices) for key in keys] for size in sizes]
+    texts = list(dict.fromkeys(["", *(note for row in notes for note in row)]))
+    nothing = [None for _ in keys]
     return {
         "name": f"{operation} overlapping compute",
         "kind": "group",
@@ -341,9 +345,9 @@ def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]
         "collective": True,
         "sizes": sizes,
         "size_names": [format_size(size) for size in sizes],
-        "places": [list(points[next(at for at in points if at[1] == key)].members) for key in places],
-        "names": [condition_name(key) for key in places],
-        "labels": ["" for _ in places],
+        "places": [list(points[next(at for at in points if at[1] == key)].members) for key in keys],
+        "names": [condition_name(key) for key in keys],
+        "labels": ["" for _ in keys],
         "theory": nothing,
         "ways": "one way",
         "figures": [
@@ -356,10 +360,10 @@ def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]
         ],
         "tiers": [[] for _ in sizes],
         "verdicts": ["" for _ in sizes],
-        "notes": [[words.index(note) for note in row] for row in notes],
-        "words": words,
+        "notes": [[texts.index(note) for note in row] for row in notes],
+        "words": texts,
         "failed": [
-            [at for at, key in enumerate(places) if (one := points.get((size, key))) and one.failure and not one.trials]
+            [at for at, key in enumerate(keys) if (one := points.get((size, key))) and one.failure and not one.trials]
             for size in sizes
         ],
         "chosen": ["" for _ in sizes],
@@ -371,8 +375,8 @@ def _ends(figure: overlap.Figure, scale: float) -> Bounds:
     return _scaled((low, figure.value, high), scale)
 
 
-def _given_up(found: Overlap | None, devices: Sequence[Device]) -> str:
-    return f"failed: {sentences.failure(found.failure, devices)}" if found and found.failure else ""
+def _given_up(point: Overlap | None, devices: Sequence[Device]) -> str:
+    return f"failed: {sentences.failure(point.failure, devices)}" if point and point.failure else ""
 
 
 # One run against another, data point by data point, for the page's ratio maps: the verdicts are those of `compare`.
@@ -382,29 +386,29 @@ _STEPS = (0.02, 0.05, 0.10, 0.25)
 _LETTERS = dict(zip(range(-len(_STEPS), len(_STEPS) + 1), "abcdefghi", strict=True))
 _SIGNS = {Verdict.WORSE: -1, Verdict.BETTER: 1}
 # The text of each comparison of data points; the first is for a point that only one run has.
-_WORDS = {
+_VERDICT_TEXTS = {
     Verdict.SAME: "the same",
     Verdict.BETTER: "significantly faster",
     Verdict.WORSE: "significantly slower",
     Verdict.UNDECIDED: "undecided",
 }
-_NOTES = ["", *_WORDS]
+_NOTES = ["", *_VERDICT_TEXTS]
 
 Points = Mapping[tuple[int, int], Change]  # by indices in the lists of sizes and of sets
 
 
 def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a series of ratios for each of the base's series that shares a data point with the new run."""
-    found = {(change.key.work, change.key.members, change.key.size_bytes): change for change in comparison.changes}
+    changes = {(change.key.work, change.key.members, change.key.size_bytes): change for change in comparison.changes}
     by_name = {one["name"]: one for one in base}
     made = []
     for family in families(comparison.base):
         keys = [(str(family.work), unordered(family.work, one)) for one in family.sets]
         points = {
-            (row, column): found[work, members, size]
+            (row, column): changes[work, devices, size]
             for row, size in enumerate(family.sizes)
-            for column, (work, members) in enumerate(keys)
-            if (work, members, size) in found
+            for column, (work, devices) in enumerate(keys)
+            if (work, devices, size) in changes
         }
         made += [_ratios(by_name[family.name], points)] if points else []
     return made
@@ -432,7 +436,7 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
         "tiers": [[] for _ in rows],
         "verdicts": ["" for _ in rows],
         "notes": [[0 if change is None else _NOTES.index(change.verdict) for change in row] for row in changes],
-        "words": ["", *_WORDS.values()],
+        "words": ["", *_VERDICT_TEXTS.values()],
         "failed": [[] for _ in rows],
         "chosen": ["" for _ in rows],
     }
@@ -456,13 +460,13 @@ def _letter(change: Change | None) -> str:
 def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each series at its largest size the median and the ends of its ratios, and the counts of verdicts."""
     made = []
-    for found in series:
-        known = [value for value in found["figures"][0]["value"][-1] if value is not None]
-        counts = Counter(_NOTES[note] for row in found["notes"] for note in row if note)
+    for one in series:
+        known = [value for value in one["figures"][0]["value"][-1] if value is not None]
+        counts = Counter(_NOTES[note] for row in one["notes"] for note in row if note)
         made.append(
             {
-                "name": found["name"],
-                "size": found["size_names"][-1],
+                "name": one["name"],
+                "size": one["size_names"][-1],
                 "middle": f"{median(known):.3f}" if known else "–",
                 "range": f"{min(known):.3f}–{max(known):.3f}" if known else "–",
                 "counts": [counts[verdict] for verdict in Verdict],
@@ -472,10 +476,10 @@ def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def as_a_whole(comparison: Comparison) -> list[str]:
-    """Return a line for each place and each work that is significantly faster or slower over all its data points."""
+    """Return a line for each set of devices and each work that is significantly faster or slower as a whole."""
     groups = [group for group in comparison.groups if group.verdict in _SIGNS]
     return [
-        f"{group_name(comparison, group)}: {_WORDS[group.verdict]}, × {group.ratio:.3f} "
+        f"{group_name(comparison, group)}: {_VERDICT_TEXTS[group.verdict]}, × {group.ratio:.3f} "
         f"({group.interval[0]:.3f}–{group.interval[1]:.3f}, {group.points} data points)"
         for group in sorted(groups, key=lambda group: -abs(group.ratio - 1))
     ]

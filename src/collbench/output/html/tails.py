@@ -25,14 +25,14 @@ def content(run: Run) -> Iterator[dict[str, Any]]:
     groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
     for one in tails(run):
         groups[one.point.work, one.point.members].append(one)
-    for found in list(groups.values())[:_MOST_GROUPS]:
-        found.sort(key=lambda one: one.point.size_bytes)
+    for by_size in list(groups.values())[:_MOST_GROUPS]:
+        by_size.sort(key=lambda one: one.point.size_bytes)
         yield {
-            "title": f"{sim(run)}{title(run, found)}",
-            "lines": [line[NAME_WIDE:] for line in lines(run, found)],
+            "title": f"{sim(run)}{title(run, by_size)}",
+            "lines": [line[NAME_WIDE:] for line in lines(run, by_size)],
             "heads": HEADS,
-            "rows": list(figures(found)),
-            "histograms": [_picture(one, sim(run)) for one in reversed(found)],
+            "rows": list(figures(by_size)),
+            "histograms": [_picture(one, sim(run)) for one in reversed(by_size)],
         }
 
 

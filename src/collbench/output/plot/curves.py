@@ -24,7 +24,7 @@ from collbench.output.plot.figure import (
     quantity,
     subject,
 )
-from collbench.output.text.curves import Curves, curves_of, limits_of, lines_of, place_name
+from collbench.output.text.curves import Curves, abridged_device_names, curves_of, limits_of, lines_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,16 +51,16 @@ Shown = tuple[Named, Work]
 
 def draw(shown: Sequence[Shown]) -> Picture:
     """Return the picture of one or several works of one or several runs, overlaid."""
-    found = [(named, work, curves_of(named.run, work)) for named, work in shown]
-    single = sum(len(curves) for _, _, curves in found) <= _MOST_LINES
-    strokes = list(_strokes(found, single=single))
+    shown_curves = [(named, work, curves_of(named.run, work)) for named, work in shown]
+    single = sum(len(curves) for _, _, curves in shown_curves) <= _MOST_LINES
+    strokes = list(_strokes(shown_curves, single=single))
     works, runs = [work for _, work in shown], list(dict.fromkeys(named.name for named, _ in shown))
     names = [next(named for named, _ in shown if named.name == name) for name in runs]
     title = f"{subject(works, names)} over message size"
     figure, axes = figure_of((_WIDTH, _HEIGHT), title, names)
     for number, line in enumerate(strokes):
         stroke(axes, line, number)
-    limits = _limits(found)
+    limits = _limits(shown_curves)
     for gbs, name in limits.items():
         axes.axhline(gbs, color=THEORY, linestyle=(0, (4, 3)), linewidth=1.0, gid=f"theory-{fixed(gbs, 6)}")
         axes.annotate(
@@ -75,28 +75,28 @@ def draw(shown: Sequence[Shown]) -> Picture:
     return Picture(figure, title, " ".join([*map(_about, strokes), *theory, origins(names)]))
 
 
-def _strokes(found: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> Iterator[Stroke]:
-    """Yield a line for each place where a reader can follow them all, else for each tier or number of ranks."""
-    for group, (named, work, curves) in enumerate(found):
-        front = _front(found, named, work)
+def _strokes(shown_curves: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> Iterator[Stroke]:
+    """Yield a line for each device set where a reader can follow them all, else for each tier or number of ranks."""
+    for group, (named, work, curves) in enumerate(shown_curves):
+        front = _front(shown_curves, named, work)
         yield from _sets(named, work, curves, front, group) if single else _tiers(named, work, curves, front, group)
 
 
-def _front(found: Sequence[tuple[Named, Work, Curves]], named: Named, work: Work) -> str:
+def _front(shown_curves: Sequence[tuple[Named, Work, Curves]], named: Named, work: Work) -> str:
     """Return the start of a legend entry, which distinguishes its run and work from the others."""
-    several_runs = len({one.name for one, _, _ in found}) > 1
-    several_works = len({one for _, one, _ in found}) > 1
+    several_runs = len({one.name for one, _, _ in shown_curves}) > 1
+    several_works = len({one for _, one, _ in shown_curves}) > 1
     sim = "sim " if capabilities(named.run.backend).simulated else ""
-    words = [f"{sim}{clean(named.name, 30)}"] * several_runs + [str(work)] * several_works
-    return f"{': '.join(words)}: " if words else ""
+    parts = [f"{sim}{clean(named.name, 30)}"] * several_runs + [str(work)] * several_works
+    return f"{': '.join(parts)}: " if parts else ""
 
 
 def _sets(named: Named, work: Work, curves: Curves, front: str, group: int) -> Iterator[Stroke]:
     labels = labels_of(named.run, curves)
-    for members, curve in curves.items():
-        label = f" ({clean(labels[members], 20)})" if len(members) == 2 and labels[members] != "?" else ""
+    for devices, curve in curves.items():
+        label = f" ({clean(labels[devices], 20)})" if len(devices) == 2 and labels[devices] != "?" else ""
         yield Stroke(
-            f"{front}{clean(place_name(named.run, work, members), 60)}{label}",
+            f"{front}{clean(abridged_device_names(named.run, work, devices), 60)}{label}",
             {size: summary.busbw for size, summary in curve.items()},
             {size: summary.interval for size, summary in curve.items() if summary.interval is not None},
             group,
@@ -128,14 +128,14 @@ def stroke(axes: Axes, line: Stroke, number: int) -> None:
         axes.fill_between([*line.band], low, high, color=colour, alpha=0.2, linewidth=0, gid=f"band-{number}")
 
 
-def _limits(found: Iterable[tuple[Named, Work, Curves]]) -> dict[float, str]:
+def _limits(shown_curves: Iterable[tuple[Named, Work, Curves]]) -> dict[float, str]:
     """Return the highest theories in GB/s, each with the labels of the paths that have it."""
     names: dict[float, dict[str, None]] = {}
-    for named, work, curves in found:
+    for named, work, curves in shown_curves:
         limits = limits_of(named.run, work, curves)
         labels = labels_of(named.run, limits)
-        for members, gbs in limits.items():
-            names.setdefault(gbs, {})[clean(labels[members], 20)] = None
+        for devices, gbs in limits.items():
+            names.setdefault(gbs, {})[clean(labels[devices], 20)] = None
     return {gbs: "/".join(names[gbs]) for gbs in sorted(names, reverse=True)[:_MOST_LIMITS]}
 
 

@@ -176,14 +176,14 @@ def _accessible(svg: str, picture: Picture) -> str:
     svg = svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
     head = f'<title id="title">{_text(picture.title)}</title>\n <desc id="desc">{_text(picture.description)}</desc>'
     opened = re.compile(r"<svg\b([^>]*)>").sub(
-        lambda found: f'<svg{found[1]} role="img" aria-labelledby="title desc">\n {head}', svg, count=1
+        lambda match: f'<svg{match[1]} role="img" aria-labelledby="title desc">\n {head}', svg, count=1
     )
     parts = re.compile(r'<g id="([\w-]+)">')
     tips = picture.tips
     return parts.sub(
-        lambda found: f"{found[0]}\n<title>{_text(tips[found[1]])}</title>" if found[1] in tips else found[0], opened
+        lambda match: f"{match[0]}\n<title>{_text(tips[match[1]])}</title>" if match[1] in tips else match[0], opened
     )
 
 
-def _text(words: str) -> str:
-    return html.escape(clean(words, most=10_000), quote=False)
+def _text(text: str) -> str:
+    return html.escape(clean(text, most=10_000), quote=False)

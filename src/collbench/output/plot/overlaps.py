@@ -29,8 +29,8 @@ def curves(runs: Sequence[Named]) -> Picture:
     strokes = []
     for number, (name, ones) in enumerate(lines):
         factors = {size: one.collective_factor for size, one in ones.items()}
-        band = {size: found.interval for size, found in factors.items() if found.interval is not None}
-        strokes.append(Stroke(name, {size: found.value for size, found in factors.items()}, band, 0))
+        band = {size: factor.interval for size, factor in factors.items() if factor.interval is not None}
+        strokes.append(Stroke(name, {size: factor.value for size, factor in factors.items()}, band, 0))
         stroke(axes, strokes[-1], number)
     ends = [end for line in strokes for ends in line.band.values() for end in ends]
     top = max([*ends, *(value for line in strokes for value in line.rates.values())])
@@ -84,11 +84,11 @@ def heatmap(named: Named) -> Picture:
 
 def _measured(run: Run) -> list[tuple[Condition, Summaries]]:
     """Return the measured data points of each condition that has any."""
-    found = [
+    summaries = [
         (condition, {one.size_bytes: summarize(one) for one in ones if one.trials})
         for condition, ones in by_condition(run.overlaps).items()
     ]
-    return [(condition, ones) for condition, ones in found if ones]
+    return [(condition, ones) for condition, ones in summaries if ones]
 
 
 def _called(named: Named, condition: Condition, runs: Sequence[Named]) -> str:

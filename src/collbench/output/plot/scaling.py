@@ -79,8 +79,8 @@ def _common_size(shown: Iterable[Shown]) -> int:
     """Return the largest size in bytes that each number of GPUs of each work was measured at."""
     sizes: dict[tuple[Work, int], set[int]] = defaultdict(set)
     for named, work in shown:
-        for members, curve in curves_of(named.run, work).items():
-            sizes[work, len(members)] |= curve.keys()
+        for devices, curve in curves_of(named.run, work).items():
+            sizes[work, len(devices)] |= curve.keys()
     common = set.intersection(*sizes.values())
     if not common:
         raise UsageError("no size was measured on every number of GPUs: choose one with --size")
@@ -91,9 +91,9 @@ def _lines(shown: Iterable[Shown], size: int) -> list[_Line]:
     """Return a line for each machine, NCCL and work: runs of the same are one line."""
     groups: dict[tuple[str, Work], Sets] = defaultdict(lambda: defaultdict(list))
     for named, work in shown:
-        for members, curve in curves_of(named.run, work).items():
+        for devices, curve in curves_of(named.run, work).items():
             if size in curve:
-                groups[_machine(named), work][len(members)].append(curve[size])
+                groups[_machine(named), work][len(devices)].append(curve[size])
     several = len({machine for machine, _ in groups}) > 1
     return [
         _Line(f"{work}, {machine}" if several else str(work), {n: _bounds(sets[n]) for n in sorted(sets)})
@@ -111,7 +111,7 @@ def _machine(named: Named) -> str:
 
 def _bounds(sets: Sequence[Summary]) -> tuple[float, float, float]:
     """Return lowest, median, highest GB/s of several sets; of a single one its interval's ends around the median."""
-    rates = [found.busbw for found in sets]
+    rates = [summary.busbw for summary in sets]
     if len(sets) == 1:
         low, high = sets[0].interval or (rates[0], rates[0])
         return min(low, rates[0]), rates[0], max(high, rates[0])

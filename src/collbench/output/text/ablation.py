@@ -204,7 +204,7 @@ def _table(ablation: Ablation) -> Table:
 
 
 def _allreduce(arm: Arm, size: int) -> str:
-    found = next((one for one in arm.allreduce if one.size_bytes == size), None)
-    if found is None:
+    result = next((one for one in arm.allreduce if one.size_bytes == size), None)
+    if result is None:
         return "-"
-    return format_seconds(found.seconds) if size < TELLING_BYTES else figure(found.busbw_gbs)
+    return format_seconds(result.seconds) if size < TELLING_BYTES else figure(result.busbw_gbs)

@@ -20,7 +20,7 @@ from collbench.model.operations import Work
 from collbench.model.run import Run
 from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
 from collbench.output import sentences
-from collbench.output.differences import words_of
+from collbench.output.differences import described
 from collbench.output.text.frame import alarm, header, not_judged, origin, sim
 from collbench.output.text.layout import Block, Lines, both, filled, short, table, whole
 from collbench.runfile.codec import plain
@@ -62,11 +62,11 @@ def _backend(run: Run) -> str:
 
 
 def _trend_table(trend: Trend, line: Line) -> RenderableType:
-    words = ("run", "date", "where", "worse than run 1")
-    rows = table("run", "date", "median", "change", "worst", *words[2:], words=words)
+    left = ("run", "date", "where", "worse than run 1")
+    rows = table("run", "date", "median", "change", "worst", *left[2:], left=left)
     devices = trend.runs[0].devices
     for point in line.points:
-        where = "-".join(devices[member].tag for member in point.worst if member >= 0)
+        where = "-".join(devices[position].tag for position in point.worst if position >= 0)
         worse = f"{point.worse} of {point.compared}" if point.worse else ("no" if point.run else "-")
         change = f"{point.change:+.1%}" if point.run else "-"
         date = trend.runs[point.run].started[:16].replace("T", " ")
@@ -186,7 +186,7 @@ def _measured(answers: Answers, answer: Answer) -> str:
     least, most = answer.sets[0], answer.sets[-1]
     if len(answer.sets) == 1:
         return f"{figure(least.gbs)} GB/s"
-    where = "-".join(answers.run.devices[member].tag for member in least.members)
+    where = "-".join(answers.run.devices[position].tag for position in least.members)
     below = sum(one.standing is ReferenceVerdict.BELOW for one in answer.sets)
     many = f", {below} of {len(answer.sets)} below" if 0 < below < len(answer.sets) else ""
     return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, least on {where}{many}"
@@ -284,7 +284,7 @@ def _comparison(comparison: Comparison) -> _Json:
 
 
 def _differences(differences: Sequence[Difference], base: Run) -> list[_Json]:
-    return [dict(zip(("what", "base", "new"), words_of(one, base.devices), strict=True)) for one in differences]
+    return [dict(zip(("what", "base", "new"), described(one, base.devices), strict=True)) for one in differences]
 
 
 def _run(run: Run) -> _Json:
@@ -331,8 +331,8 @@ def _impossible_json(answer: Answer) -> _Json | None:
     if beaten is None:
         return None
     point, limit = beaten.point, beaten.capacity
-    place = {"work": str(point.work), "members": list(point.members), "size_bytes": point.size_bytes}
-    return place | {"gbs": beaten.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}
+    data_point = {"work": str(point.work), "members": list(point.members), "size_bytes": point.size_bytes}
+    return data_point | {"gbs": beaten.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}
 
 
 # The page of `collbench compare`: other differences, what became worse or better, counts, a verdict.
@@ -390,9 +390,9 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
     """Yield the lines that say which runs these are, and what differs between them: the candidate causes."""
     base, new = comparison.base, comparison.new
     yield _backend(base)
-    for word, run, name in (("base", base, names[0]), ("new", new, names[1])):
+    for side, run, name in (("base", base, names[0]), ("new", new, names[1])):
         where = run.machine.fabric or run.machine.hostname
-        yield f"{word:<9} {name}: {where}, {run.started}"
+        yield f"{side:<9} {name}: {where}, {run.started}"
     yield f"devices   {matched(comparison)}"
     for difference in comparison.differences:
         yield f"differs   {_differs(difference, base)}"
@@ -414,7 +414,7 @@ def matched(comparison: Comparison) -> str:
 
 
 def _differs(difference: Difference, base: Run) -> str:
-    what, old, now = words_of(difference, base.devices)
+    what, old, now = described(difference, base.devices)
     return f"{what}: {old or 'none'} → {now or 'none'}"
 
 
@@ -435,29 +435,29 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[RenderableType]:
-    found = [group for group in comparison.groups if group.verdict is verdict]
-    if not found:
+    groups = [group for group in comparison.groups if group.verdict is verdict]
+    if not groups:
         return
     yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value} as a whole", style=_STYLES[verdict])
     rows = table("what", "points", "bandwidth", "interval")
-    for group in sorted(found, key=lambda group: -abs(1 - group.ratio))[:most]:
+    for group in sorted(groups, key=lambda group: -abs(1 - group.ratio))[:most]:
         rows.add_row(group_name(comparison, group), str(group.points), *_ratio(group.ratio, group.interval))
     yield rows
-    yield from _more(len(found) - most)
+    yield from _more(len(groups) - most)
 
 
 def group_name(comparison: Comparison, group: Group) -> str:
     """Name what a group's data points share: the devices, or the work and its size."""
     if group.kind is Kind.DEVICES:
-        return f"{_place(comparison.base, group.members)}: all measurements on it"
+        return f"{_device_names(comparison.base, group.members)}: all measurements on it"
     return f"{group.work} at {format_size(group.size_bytes)}: everywhere"
 
 
 def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[RenderableType]:
-    found = [change for change in comparison.changes if change.verdict is verdict]
-    if not found:
+    changes = [change for change in comparison.changes if change.verdict is verdict]
+    if not changes:
         return
-    groups = _rows(comparison, found)
+    groups = _rows(comparison, changes)
     yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value}", style=_STYLES[verdict])
     rows = table("where", "points", "size", "base", "new", "bandwidth", "interval", keys=3)
     for name, ours in groups[:most]:
@@ -481,16 +481,16 @@ def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, 
     for change in changes:
         by_devices[change.key.work, change.key.members].append(change)
     rows: dict[str, list[Change]] = defaultdict(list)
-    for (work, members), ours in by_devices.items():
-        every = works[work, len(members)]
+    for (work, devices), ours in by_devices.items():
+        every = works[work, len(devices)]
         whole = len(every) > 2 and all((work, other) in by_devices for other in every)
-        name = f"{work} on all {len(every)}" if whole else f"{work} {_place(comparison.base, members, work)}"
+        name = f"{work} on all {len(every)}" if whole else f"{work} {_device_names(comparison.base, devices, work)}"
         rows[name] += ours
     return sorted(rows.items(), key=lambda row: -max(abs(1 - change.ratio) for change in row[1]))
 
 
-def _place(run: Run, members: Sequence[int], work: str = "") -> str:
-    tags = [run.devices[member].tag for member in members]
+def _device_names(run: Run, positions: Sequence[int], work: str = "") -> str:
+    tags = [run.devices[position].tag for position in positions]
     if len(tags) > _MOST_NAMES:
         return f"{tags[0]} … {tags[-1]} ({len(tags)} devices)"
     return ("→" if "-write" in work or "-read" in work else "-").join(tags)
@@ -507,14 +507,14 @@ def _counts(comparison: Comparison) -> Iterator[str]:
     few = sum(change.interval is None for change in comparison.changes)
     if few:
         yield f"few       {few} data points have fewer than three trials in a run, too few to estimate noise: undecided"
-    for word, run, keys in (
+    for side, run, keys in (
         ("base", comparison.base, comparison.only_base),
         ("new", comparison.new, comparison.only_new),
     ):
         if keys:
             works = ", ".join(sorted({key.work for key in keys}))
             sizes = size_span([key.size_bytes for key in keys])
-            yield f"missing   {len(keys)} data points only in the {word} run ({run.started}): {works}; {sizes}"
+            yield f"missing   {len(keys)} data points only in the {side} run ({run.started}): {works}; {sizes}"
 
 
 def _more(count: int) -> Iterator[RenderableType]:

@@ -19,7 +19,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.operations import Endpoints, Operation, Variant, Work
 from collbench.model.run import Run
 from collbench.model.units import fixed, format_size
-from collbench.output.text.frame import place
+from collbench.output.text.frame import device_names
 
 # The drawing, in characters by plotille: 80 columns at most, legible without color.
 
@@ -102,8 +102,8 @@ def legend(lines: Sequence[Line], limits: Mapping[str, float]) -> str:
     """Return what the marks stand for; `limits` are GB/s by what reaches them, "NV18"."""
     entries = [f"{line.mark} {line.name}{f', median of {line.sets}' if line.sets > 1 else ''}" for line in lines]
     if limits:
-        words = ", ".join(f"{fixed(gbs, 6)} GB/s {name}".rstrip() for name, gbs in limits.items())
-        entries.append(f"{_THEORY} theory: {words}")
+        theories = ", ".join(f"{fixed(gbs, 6)} GB/s {name}".rstrip() for name, gbs in limits.items())
+        entries.append(f"{_THEORY} theory: {theories}")
     return "\n".join(f"  {line}" for line in entries)
 
 
@@ -120,7 +120,7 @@ def _scale(sizes: Sequence[int], top: float) -> _Scale:
     return _Scale(first, tick, math.ceil(span / tick), -rows, step)
 
 
-# Bandwidth over message size, as figures: what every place of a work reached, and few lines that stand for many.
+# Bandwidth over message size, as figures: what every set of devices reached, and few lines that stand for many.
 
 # A reader tells so many lines apart in a terminal without color; the other tiers are in the table of tiers.
 _MOST_LINES = 4
@@ -157,12 +157,12 @@ def works_of(run: Run) -> list[Work]:
 
 
 def curves_of(run: Run, work: Work) -> Curves:
-    """Return each place's figures by size in bytes, both ascending. A place is the members of a data point."""
+    """Return the figures of each set of devices by size in bytes, both ascending."""
     curves: Curves = defaultdict(dict)
     for measurement in run.measured(work.variant):
         if measurement.point.work == work:
             curves[measurement.point.members][measurement.point.size_bytes] = summarize(measurement)
-    return {members: dict(sorted(curves[members].items())) for members in sorted(curves)}
+    return {devices: dict(sorted(curves[devices].items())) for devices in sorted(curves)}
 
 
 def sizes_of(work: Work, curves: Curves) -> list[int]:
@@ -174,16 +174,16 @@ def sizes_of(work: Work, curves: Curves) -> list[int]:
     return sorted(size for size, count in counts.items() if count == max(counts.values()))
 
 
-def place_name(run: Run, work: Work, members: Members) -> str:
-    """Name a place as `notes.place` does; of a larger communicator the first ranks, the last, and how many."""
-    if len(members) <= _MOST_NAMES or not work.operation.is_collective:
-        return place(run.devices, work, members)
-    tags = [run.devices[member].tag for member in members]
+def abridged_device_names(run: Run, work: Work, devices: Members) -> str:
+    """Name devices as `frame.device_names` does; of a larger communicator the first ranks, the last, and how many."""
+    if len(devices) <= _MOST_NAMES or not work.operation.is_collective:
+        return device_names(run.devices, work, devices)
+    tags = [run.devices[position].tag for position in devices]
     return f"{', '.join(tags[: _MOST_NAMES - 3])}, … {tags[-1]} ({len(tags)} ranks)"
 
 
 def limits_of(run: Run, work: Work, sets: Iterable[Members]) -> dict[Members, float]:
-    """Return the theory of each place in GB/s, none for what takes another way than the path, or many.
+    """Return the theory of each set of devices in GB/s, none for what takes another way than the path, or many.
 
     Of a copy both ways at once it is twice the path's, of a local one half of what the memory reads and writes. Between
     more than two GPUs it depends on rings and switches.
@@ -191,31 +191,31 @@ def limits_of(run: Run, work: Work, sets: Iterable[Members]) -> dict[Members, fl
     elsewhere = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS or work.variant is Variant.STAGED
     if work.operation is Operation.CHASE or elsewhere:
         return {}
-    facts, found = Facts(run), dict[Members, float | None]()
-    for members in sets:
+    facts, limits = Facts(run), dict[Members, float | None]()
+    for devices in sets:
         if work.variant is Variant.LOCAL:
-            memory = memory_gbs(run.devices[members[0]].name)
-            found[members] = None if memory is None else memory / 2
-        elif len(members) == 1 and not capabilities(run.backend).cores:
-            theory = slot(run.devices[members[0]])
-            found[members] = None if theory is None else theory.gbs
-        elif len(members) == 2:
-            found[members] = path_limit(facts, (members[0], members[1]))
-    ways = 2 if work.variant is Variant.BOTH_WAYS else 1
-    return {members: ways * limit for members, limit in found.items() if limit is not None}
+            memory = memory_gbs(run.devices[devices[0]].name)
+            limits[devices] = None if memory is None else memory / 2
+        elif len(devices) == 1 and not capabilities(run.backend).cores:
+            theory = slot(run.devices[devices[0]])
+            limits[devices] = None if theory is None else theory.gbs
+        elif len(devices) == 2:
+            limits[devices] = path_limit(facts, (devices[0], devices[1]))
+    directions = 2 if work.variant is Variant.BOTH_WAYS else 1
+    return {devices: directions * limit for devices, limit in limits.items() if limit is not None}
 
 
 def spreads(curves: Iterable[Mapping[int, Summary]]) -> dict[int, Spread]:
     """Return what these sets reached together, by size in bytes, ascending."""
-    by_size: dict[int, list[Summary]] = defaultdict(list)
+    summaries_at: dict[int, list[Summary]] = defaultdict(list)
     for curve in curves:
         for size, summary in curve.items():
-            by_size[size].append(summary)
-    found = {}
-    for size, summaries in sorted(by_size.items()):
+            summaries_at[size].append(summary)
+    made = {}
+    for size, summaries in sorted(summaries_at.items()):
         rates = [summary.busbw for summary in summaries]
-        found[size] = Spread(median(one.seconds for one in summaries), min(rates), median(rates), max(rates))
-    return found
+        made[size] = Spread(median(one.seconds for one in summaries), min(rates), median(rates), max(rates))
+    return made
 
 
 def lines_of(run: Run, work: Work, curves: Curves) -> list[Line]:
@@ -226,8 +226,8 @@ def lines_of(run: Run, work: Work, curves: Curves) -> list[Line]:
     alone = _alone(work, curves)
     lines = _tier_lines(run, work, alone) if alone else []
     groups: dict[int, list[Members]] = defaultdict(list)
-    for members in curves.keys() - alone.keys():
-        groups[len(members)].append(members)
+    for devices in curves.keys() - alone.keys():
+        groups[len(devices)].append(devices)
     for count, sets in sorted(groups.items()):
         name = f"{count} ranks" if work.operation.is_collective else str(work.variant)
         lines.append(_line(name, "abcdefghij"[len(lines) % 10], sets, curves))
@@ -238,14 +238,14 @@ def _tier_lines(run: Run, work: Work, alone: Curves) -> list[Line]:
     ranking = rank_links(run, work, sizes_of(work, alone)[-1])
     standings = {} if ranking is None else {standing.members: standing.tier for standing in ranking.standings}
     tiers: dict[int, list[Members]] = defaultdict(list)
-    for members in alone.keys() & standings.keys():
-        tiers[standings[members]].append(members)
+    for devices in alone.keys() & standings.keys():
+        tiers[standings[devices]].append(devices)
     kind = f"all {kind_of(work)}s" if len(tiers) == 1 else ""
     return [_line(kind or f"tier {tier}", str(tier % 10), tiers[tier], alone) for tier in sorted(tiers)]
 
 
 def _line(name: str, mark: str, sets: Sequence[Members], curves: Curves) -> Line:
-    return Line(name, mark, len(sets), spreads(curves[members] for members in sets))
+    return Line(name, mark, len(sets), spreads(curves[devices] for devices in sets))
 
 
 def _alone(work: Work, curves: Curves) -> Curves:

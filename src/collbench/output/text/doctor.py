@@ -21,8 +21,8 @@ _WIDEST_NAME = 21
 
 def page(findings: Sequence[Finding], width: int) -> Iterator[Text]:
     """Yield the findings by group, a line each, its fix below it; then how many of each level there are."""
-    for group, members in groupby(findings, key=lambda finding: finding.group):
-        lines = list(members)
+    for group, grouped in groupby(findings, key=lambda finding: finding.group):
+        lines = list(grouped)
         column = max((len(finding.name) for finding in lines if len(finding.name) <= _WIDEST_NAME), default=0)
         yield Text(f"{group}", style="bold")
         yield from (_line(finding, column, width) for finding in lines)
@@ -35,8 +35,8 @@ def summary(findings: Sequence[Finding]) -> str:
     counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     if counts[Level.OK] == len(findings):
         return f"All {len(findings)} are ok."
-    words = [f"{counts[level]} {level}" for level in (Level.FAIL, Level.WARN, Level.UNKNOWN) if counts[level]]
-    return f"{', '.join(words)}, {counts[Level.OK]} ok."
+    parts = [f"{counts[level]} {level}" for level in (Level.FAIL, Level.WARN, Level.UNKNOWN) if counts[level]]
+    return f"{', '.join(parts)}, {counts[Level.OK]} ok."
 
 
 def dumps(findings: Sequence[Finding], head: Mapping[str, str], exit_status: int) -> str:

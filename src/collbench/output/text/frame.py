@@ -34,9 +34,9 @@ from collbench.output import sentences
 from collbench.output.text.layout import Block, Lines, short, whole
 
 
-def sim(run: Run, word: str = "sim ") -> str:
-    """Return the word that no simulated figure goes without; "" for a run that was measured."""
-    return word if capabilities(run.backend).simulated else ""
+def sim(run: Run, mark: str = "sim ") -> str:
+    """Return the mark that no simulated figure goes without; "" for a run that was measured."""
+    return mark if capabilities(run.backend).simulated else ""
 
 
 # Whether NCCL may let the NVSwitch reduce (NVLS), as text: it decides what an all-reduce can achieve.
@@ -177,10 +177,10 @@ def unhealthy_lines(run: Run) -> list[str]:
 
 def network_lines(run: Run) -> list[str]:
     """Return what changed on ports of network cards: state and rate, errors, then congestion by counter."""
-    found = list(_port_changes(run))
-    lines = [_port_line(one) for one in found if not one.congestion]
+    port_changes = list(_port_changes(run))
+    lines = [_port_line(one) for one in port_changes if not one.congestion]
     counters: dict[str, list[PortChange]] = defaultdict(list)
-    for one in found:
+    for one in port_changes:
         if one.congestion:
             counters[one.what].append(one)
     for grown in counters.values():
@@ -295,9 +295,9 @@ def troubled(run: Run) -> Iterator[str]:
         yield f"health    and {len(unhealthy) - _FEW_LINES} more"
 
 
-def place(devices: tuple[Device, ...], work: Work, members: tuple[int, ...]) -> str:
+def device_names(devices: tuple[Device, ...], work: Work, positions: tuple[int, ...]) -> str:
     """Name the devices of a data point: "GPU0 → GPU1", "GPU0 → all others", "GPU0, GPU1"."""
-    tags = [devices[member].tag for member in members]
+    tags = [devices[position].tag for position in positions]
     if work.variant is Variant.ONE_TO_ALL:
         return f"{tags[0]} → all others"
     if work.variant is Variant.ALL_TO_ONE:
@@ -311,7 +311,7 @@ def place(devices: tuple[Device, ...], work: Work, members: tuple[int, ...]) -> 
 
 def _stopped(run: Run) -> Iterator[str]:
     counts = Counter(measurement.stop for measurement in run.measurements)
-    parts = [f"{counts[reason]} {word}" for reason, word in _STOPS.items() if counts[reason]]
+    parts = [f"{counts[reason]} {label}" for reason, label in _STOPS.items() if counts[reason]]
     if parts:
         yield f"points    {len(run.measurements)} data points: {', '.join(parts)}"
 
@@ -357,17 +357,17 @@ def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
     for measurement in run.measurements:
         if measurement.failure:
             failed[tuple(sorted(measurement.point.members)), measurement.failure.kind].append(measurement)
-    for (members, _), points in list(failed.items())[:most]:
+    for (devices, _), points in list(failed.items())[:most]:
         why = sentences.failure(points[0].failure, run.devices) if points[0].failure else ""
-        yield f"failed    {sentences.device_sets([members], run.devices)}: {_points(points)}: {why}"
+        yield f"failed    {sentences.device_sets([devices], run.devices)}: {_points(points)}: {why}"
     if len(failed) > most:
         yield f"failed    and {len(failed) - most} more: the run file lists them"
 
 
 def _points(points: Sequence[Measurement]) -> str:
     """Say which data points these are: "ce-write at 8 B", "6 data points (ce-read, ce-write; 8 B to 1G)"."""
-    works = ", ".join(sorted({str(found.point.work) for found in points}))
-    sizes = sorted({found.point.size_bytes for found in points})
+    works = ", ".join(sorted({str(measurement.point.work) for measurement in points}))
+    sizes = sorted({measurement.point.size_bytes for measurement in points})
     span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
     return f"{works} at {span}" if len(points) == 1 else f"{len(points)} data points ({works}; {span}), the first"
 
@@ -378,11 +378,11 @@ def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[s
     for left in run.skipped:
         if kinds is None or left.kind in kinds:
             reasons.setdefault(sentences.reason_alone(left), []).append(left)
-    for found in reasons.values():
-        what = list(dict.fromkeys(filter(None, (sentences.skipped_what(left, run) for left in found))))
+    for group in reasons.values():
+        what = list(dict.fromkeys(filter(None, (sentences.skipped_what(left, run) for left in group))))
         more = f" and {len(what) - _MOST_NAMES} more" if len(what) > _MOST_NAMES else ""
         joint = ": " if what else ""
-        reason = sentences.skipped_reason(found[0], run)
+        reason = sentences.skipped_reason(group[0], run)
         yield f"skipped   {', '.join(what[:_MOST_NAMES])}{more}{joint}{reason}"
 
 
@@ -396,15 +396,15 @@ def _interference(run: Run) -> Iterator[str]:
     if trusted:
         yield (
             f"checked   interference: {_which(trusted, {label for label, _ in apart})} timed concurrently and isolated "
-            f"agree within {max(abs(1 - found.ratio) for found in trusted):.1%} "
+            f"agree within {max(abs(1 - check.ratio) for check in trusted):.1%} "
             f"({amount(len(trusted), 'comparison')})"
         )
     for (label, work), checks in apart.items():
-        sizes = sorted({found.size_bytes for found in checks if found.size_bytes is not None})
+        sizes = sorted({check.size_bytes for check in checks if check.size_bytes is not None})
         at = f" at {', '.join(map(format_size, sizes))}" if sizes else ""
-        ratios = [found.ratio for found in checks]
+        ratios = [check.ratio for check in checks]
         share = span(f"{min(ratios):.2f}", f"{max(ratios):.2f}")
-        allowed = f"±{max(found.delta for found in checks):.1%} was allowed"
+        allowed = f"±{max(check.delta for check in checks):.1%} was allowed"
         yield (
             f"isolated  {work} on {label} pairs{at}: concurrently they reach {share} of their isolated rate ({allowed})"
         )
@@ -417,8 +417,8 @@ def _which(trusted: Sequence[InterferenceCheck], others: AbstractSet[str]) -> st
     if not others:
         return "pairs"
     works: dict[str, dict[str, None]] = defaultdict(dict)
-    for found in trusted:
-        works[found.label][str(Work(found.operation, found.variant))] = None
+    for check in trusted:
+        works[check.label][str(Work(check.operation, check.variant))] = None
     labels = [f"{', '.join(sorted(set(works) - set(others)))} pairs"] if set(works) - set(others) else []
     return " and ".join([*labels, *(f"{', '.join(works[one])} on some {one} pairs" for one in works if one in others)])
 

@@ -92,29 +92,29 @@ def headline(report: Report) -> str:
     """Return the answer in a sentence: the share of communication, the dominant call, the late rank."""
     mine = report.mine
     what = "a step" if report.repeats else "the recorded calls"
-    words = []
+    clauses = []
     if mine.kernels is not None and mine.step is not None:
         share = mine.kernels / mine.step
         over = " (kernels overlap each other)" if share > 1 else ""
-        words.append(f"communication is {share:.0%} of {what}{over}: {milli(mine.kernels)} of {milli(mine.step)}")
+        clauses.append(f"communication is {share:.0%} of {what}{over}: {milli(mine.kernels)} of {milli(mine.step)}")
         if mine.waiting is not None:
-            words[-1] += f", {milli(mine.waiting)} of it waiting"
+            clauses[-1] += f", {milli(mine.waiting)} of it waiting"
     elif mine.kernels is not None:
-        words.append(f"the kernels of {what} take {milli(mine.kernels)}; the step time is unknown")
+        clauses.append(f"the kernels of {what} take {milli(mine.kernels)}; the step time is unknown")
     else:
         sent = sum(_bytes(report, row) for row in report.distinct)
         took = f" in {milli(mine.step)}" if mine.step is not None else ""
         lack = "not all kernel times are known" if any(row.own for row in report.rows) else "kernel times are unknown"
         verb = "sends" if report.repeats else "send"
-        words.append(f"{what} {verb} {amount(mine.calls, 'call')} of {size(sent)}{took}; {lack}")
+        clauses.append(f"{what} {verb} {amount(mine.calls, 'call')} of {size(sent)}{took}; {lack}")
     top = dominant(report)
     if top is not None:
-        words.append(top)
+        clauses.append(top)
     if report.late:
         worst = report.late[0]
         each = " a step" if report.repeats else ""
-        words.append(f"the other ranks wait {_waited(worst)}{each} for rank {worst.rank}")
-    return "; ".join(words)
+        clauses.append(f"the other ranks wait {_waited(worst)}{each} for rank {worst.rank}")
+    return "; ".join(clauses)
 
 
 def dominant(report: Report) -> str | None:
@@ -236,8 +236,8 @@ def size(size_bytes: int) -> str:
     return exact
 
 
-def group_words(job: Job, call: Call) -> str:
-    """Return the members as text: "all 8", "ranks 0-3", else the group's name and size."""
+def group_text(job: Job, call: Call) -> str:
+    """Return the ranks of a group as text: "all 8", "ranks 0-3", else the group's name and size."""
     group = job.groups[call.group]
     if group.size == job.world_size:
         return f"all {group.size}"
@@ -279,14 +279,14 @@ def _call_table(report: Report, rows: Sequence[Row], mark: str) -> Table:
     isolated = any(row.alone is not None for row in report.distinct)
     heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
     heads += [f"{mark}alone"] * isolated + [f"{mark}overlap"] * concurrently
-    made = table(*heads, words=("call", "dtype", "group"), keys=2)
+    made = table(*heads, left=("call", "dtype", "group"), keys=2)
     for row in rows:
         call = job.calls[row.call]
         cells = [
             call.operation + ("*" if call.captured else ""),
             size(call.size_bytes),
             one_line(call.dtype)[:_LONGEST] or "?",
-            group_words(job, call),
+            group_text(job, call),
             f"×{row.count}",
             micro(row.own),
             ("≤" if row.bounded and row.transfer is not None else "") + micro(row.transfer),
@@ -375,7 +375,7 @@ def said(report: Report) -> Iterator[str]:
     """Yield who is late, and the limits of the figures: lines of a name and a sentence."""
     job = report.job
     for one in report.late[:_FEW_LATE]:
-        yield f"{'late':<10}{late_words(job, one)}"
+        yield f"{'late':<10}{late_text(job, one)}"
     if len(report.late) > _FEW_LATE:
         yield f"{'late':<10}and {len(report.late) - _FEW_LATE} more: --json has all"
     if not report.late:
@@ -405,7 +405,7 @@ def _incomplete(report: Report) -> Iterator[str]:
         yield f"{'dropped':<10}{amount(dropped, 'call')} {were} dropped: the recorder's memory was full"
 
 
-def late_words(job: Job, one: LateRank) -> str:
+def late_text(job: Job, one: LateRank) -> str:
     """Return which rank is late to whom, by how much and how often."""
     group = job.groups[one.group]
     among = "all ranks" if group.size == job.world_size else f"the {group.size} ranks of its group"

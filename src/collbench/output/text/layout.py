@@ -103,15 +103,15 @@ class Keyed(Table):
         self.keys = keys
 
 
-def table(*heads: str, words: Collection[str] | None = None, keys: int | None = None) -> Table:
-    """Return an empty table: columns of `words` (None: the first one) are aligned left, those of figures right.
+def table(*heads: str, left: Collection[str] | None = None, keys: int | None = None) -> Table:
+    """Return an empty table: columns `left` (None: the first one) are aligned left, the others right.
 
     The first `keys` columns name its rows; None: those aligned left at the start, or the first.
     """
     made = Table(box=None, pad_edge=False, header_style="") if keys is None else Keyed(keys)
     for index, head in enumerate(heads):
-        left = index == 0 if words is None else head in words
-        made.add_column(head, justify="left" if left else "right")
+        is_left = index == 0 if left is None else head in left
+        made.add_column(head, justify="left" if is_left else "right")
     return made
 
 
@@ -133,10 +133,10 @@ def _folded(line: Text, width: int) -> Iterator[Text]:
         return
     end = 0
     for piece in named(line.plain, width).split("\n"):
-        words = piece.strip() if end else piece
-        start = line.plain.index(words, end)
-        end = start + len(words)
-        yield Text(piece[: len(piece) - len(words)]).append_text(line[start:end])
+        text = piece.strip() if end else piece
+        start = line.plain.index(text, end)
+        end = start + len(text)
+        yield Text(piece[: len(piece) - len(text)]).append_text(line[start:end])
 
 
 def trim(table: Summary, width: int) -> list[RenderableType]:
@@ -232,14 +232,14 @@ def styles(shares: NDArray[np.float64]) -> NDArray[np.object_]:
 
     From the best down, all that lie within 2 % of the first of their group have its shade.
     """
-    found = np.full(shares.shape, "", dtype=object)
+    shades = np.full(shares.shape, "", dtype=object)
     left = np.isfinite(shares)
     while left.any():
         top = shares[left].max()
         group = left & (shares >= top * (1 - _ALIKE))
-        found[group] = next(style for least, style in _RAMP if top >= least)
+        shades[group] = next(style for least, style in _RAMP if top >= least)
         left &= ~group
-    return found
+    return shades
 
 
 def legend(before: str = "") -> Legend:

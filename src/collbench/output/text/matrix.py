@@ -35,26 +35,26 @@ def pair_matrix(run: Run, work: Work, size_bytes: int, figure: Callable[[Measure
 
     What is symmetric, a collective on a pair or a copy both ways, fills both halves.
     """
-    found: dict[Members, float] = {
+    figures: dict[Members, float] = {
         one.point.members: figure(one)
         for one in run.measured(work.variant)
         if one.point.work == work and one.point.size_bytes == size_bytes and len(one.point.members) == 2
     }
-    return _filled(run, found, symmetric=work.operation.is_collective or work.variant is Variant.BOTH_WAYS)
+    return _filled(run, figures, symmetric=work.operation.is_collective or work.variant is Variant.BOTH_WAYS)
 
 
 def _filled(run: Run, figures: Mapping[Members, float], *, symmetric: bool) -> Matrix:
     matrix = np.full((len(run.devices),) * 2, np.nan)
-    for (src, dst), found in figures.items():
-        matrix[src, dst] = found
+    for (src, dst), entry in figures.items():
+        matrix[src, dst] = entry
         if symmetric:
-            matrix[dst, src] = found
+            matrix[dst, src] = entry
     return matrix
 
 
 def bandwidth_matrix(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Matrix:
     """Return busbw in GB/s, shape (devices, devices), row = src, column = dst; NaN where nothing was measured."""
-    return pair_matrix(run, Work(operation, variant), size_bytes, lambda found: summarize(found).busbw)
+    return pair_matrix(run, Work(operation, variant), size_bytes, lambda measurement: summarize(measurement).busbw)
 
 
 def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Text:

@@ -121,18 +121,20 @@ def _copies_summary(run: Run) -> Iterator[Block]:
 
 
 def _shares(run: Run) -> Iterator[RenderableType]:
-    """Yield concurrent host copies, one table for each place of the memory: GB/s and the share of isolated ones."""
+    """Yield concurrent host copies, one table for each NUMA node of the memory: GB/s and the share of isolated ones."""
     shares = host_shares(run)
     for node in dict.fromkeys(one.work.numa_node for one in shares):
         here = [one for one in shares if one.work.numa_node == node]
         variants = [variant for variant in _SHARES if any(one.work.variant is variant for one in here)]
         size = format_size(max(one.size_bytes for one in here))
         yield Text(f"\nhost at {size}, concurrently{_host_memory(run, node)}: GB/s one way, % of isolated")
-        rows = table("device", "copy", "isolated", *map(_SHARES.__getitem__, variants), words=("device", "copy"))
+        rows = table("device", "copy", "isolated", *map(_SHARES.__getitem__, variants), left=("device", "copy"))
         for device, operation in dict.fromkeys((one.device, one.work.operation) for one in here):
-            found = {one.work.variant: one for one in here if (one.device, one.work.operation) == (device, operation)}
-            isolated = next(iter(found.values())).isolated_gbs
-            cells = [_cell(found.get(variant)) for variant in variants]
+            by_variant = {
+                one.work.variant: one for one in here if (one.device, one.work.operation) == (device, operation)
+            }
+            isolated = next(iter(by_variant.values())).isolated_gbs
+            cells = [_cell(by_variant.get(variant)) for variant in variants]
             rows.add_row(run.devices[device].tag, operation, "-" if isolated is None else figure(isolated), *cells)
         yield rows
     yield from _host_lines(run, shares)
@@ -153,7 +155,7 @@ def _cell(one: HostShare | None) -> str:
 
 
 def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[RenderableType]:
-    """Yield what all devices at once keep of isolated host copies, by copy engine: a line for each place."""
+    """Yield what all devices at once keep of isolated host copies, by copy engine: a line for each NUMA node."""
     for node in dict.fromkeys(one.work.numa_node for one in shares if one.work.variant.at_once):
         parts: list[str] = []
         for variant in (Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS):
@@ -200,7 +202,7 @@ def _nodes(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> I
         {measurement.point.numa_node for measurement in measurements}, key=lambda node: -1 if node is None else node
     )
     heads = ("anywhere" if node is None else f"node {node}" for node in nodes)
-    rows, operations = table("device", "copy", *heads, words=("device", "copy")), _operations(measurements)
+    rows, operations = table("device", "copy", *heads, left=("device", "copy")), _operations(measurements)
     printed = _with_interval if len(nodes) <= _NODES_WITH_INTERVALS else _rate
     figures = {
         (m.point.members[0], m.point.work): printed(m) for op in operations for m in _at_largest(measurements, op)
@@ -269,7 +271,7 @@ def _latency_summary(run: Run) -> Iterator[RenderableType]:
 
 
 def _chase(run: Run) -> Iterator[RenderableType]:
-    matrix = pair_matrix(run, Work(Operation.CHASE), 8, lambda found: summarize(found).seconds * 1e9)
+    matrix = pair_matrix(run, Work(Operation.CHASE), 8, lambda measurement: summarize(measurement).seconds * 1e9)
     host = np.full((len(run.devices), 1), np.nan)
     for measurement in run.measured(Variant.HOST):
         if measurement.point.operation is Operation.CHASE:
@@ -283,7 +285,9 @@ def _copies(run: Run) -> Iterator[RenderableType]:
     for operation in Operation:
         sizes = [m.point.size_bytes for m in run.measured() if m.point.operation is operation]
         if operation.is_copy and sizes:
-            matrix = pair_matrix(run, Work(operation), min(sizes), lambda found: summarize(found).seconds * 1e6)
+            matrix = pair_matrix(
+                run, Work(operation), min(sizes), lambda measurement: summarize(measurement).seconds * 1e6
+            )
             text = Text(f"\n{operation} of {format_size(min(sizes))}, µs (row sends to column)\n")
             yield text.append_text(render_matrix(run, matrix, best_is_least=True))
 
@@ -297,7 +301,7 @@ def _allreduce(run: Run) -> Iterator[RenderableType]:
     heads = ("time µs", "launch µs") if launches else ("time µs",)
     rows = table("pair", *heads)
     for measurement in sorted(measurements, key=lambda m: m.point.members):
-        name = "-".join(run.devices[member].tag for member in measurement.point.members)
+        name = "-".join(run.devices[position].tag for position in measurement.point.members)
         rows.add_row(name, *map(_figures(measurement).__getitem__, heads))
     yield rows
     yield Text(f"{_TIME_LEGEND}{_LAUNCH_LEGEND if launches else ''}")
@@ -319,10 +323,10 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
         yield from both("notes", *_normal(run))
     if not few:
         yield from short(*_communicators(ordinary(run)))
-    for operation, members in groups:
-        measurements = [m for m in run.measurements if (m.point.operation, m.point.members) == (operation, members)]
-        head = Lines(f"\n{_title(run, operation, members, measurements, kinds)}")
-        compared = _by_memory(run, operation, members) if len(kinds) > 1 else []
+    for operation, devices in groups:
+        measurements = [m for m in run.measurements if (m.point.operation, m.point.members) == (operation, devices)]
+        head = Lines(f"\n{_title(run, operation, devices, measurements, kinds)}")
+        compared = _by_memory(run, operation, devices) if len(kinds) > 1 else []
         if compared:
             yield from both("tables", head, *compared)
             yield from whole("tables", Text(), _table(run, measurements, beaten))
@@ -343,12 +347,12 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     yield from ending(run)
 
 
-def _by_memory(run: Run, operation: Operation, members: tuple[int, ...]) -> list[RenderableType]:
+def _by_memory(run: Run, operation: Operation, devices: tuple[int, ...]) -> list[RenderableType]:
     """Return the comparison of kinds of memory, out of place and in place; nothing if there is only one kind."""
     drawn: list[RenderableType] = []
     for variant in (Variant.PLAIN, Variant.IN_PLACE):
-        found = list(comparison(run, operation, members, variant, sim(run, " (sim)")))
-        drawn += [Text(f"\n{operation} {variant}")] * bool(drawn and found) + found
+        parts = list(comparison(run, operation, devices, variant, sim(run, " (sim)")))
+        drawn += [Text(f"\n{operation} {variant}")] * bool(drawn and parts) + parts
     return drawn
 
 
@@ -371,7 +375,7 @@ def _sets(run: Run, operation: Operation, measurements: Sequence[Measurement]) -
     rows = table("devices", "time µs", "busbw GB/s", "95 % interval")
     for measurement in largest[:_FEW_ROWS]:
         figures = _figures(measurement)
-        name = ", ".join(run.devices[member].tag for member in measurement.point.members)
+        name = ", ".join(run.devices[position].tag for position in measurement.point.members)
         rows.add_row(name, figures["time µs"], figures["busbw"], figures["interval"])
     yield rows
     if len(largest) > _FEW_ROWS:
@@ -381,7 +385,7 @@ def _sets(run: Run, operation: Operation, measurements: Sequence[Measurement]) -
 def _title(
     run: Run,
     operation: Operation,
-    members: tuple[int, ...],
+    devices: tuple[int, ...],
     measurements: Sequence[Measurement],
     kinds: Sequence[Registration],
 ) -> str:
@@ -391,11 +395,11 @@ def _title(
         _sizes_of_blocks(max((one.point for one in measurements), key=lambda one: one.size_bytes))
     ] * operation.irregular
     settings += [f"memory registered as {kind}" for kind in kinds if (kind,) == kinds != (Registration.NONE,)]
-    settings += [f"root {run.settings.root} ({run.devices[members[run.settings.root]].tag})"] * operation.rooted
+    settings += [f"root {run.settings.root} ({run.devices[devices[run.settings.root]].tag})"] * operation.rooted
     if any(sample.concurrent for measurement in measurements for sample in measurement.samples):
         settings.append("other sets busy at the same time")
-    tags = ", ".join(run.devices[member].tag for member in members)
-    return f"{operation} over {tags} ({len(members)} ranks): {', '.join(settings)}"
+    tags = ", ".join(run.devices[position].tag for position in devices)
+    return f"{operation} over {tags} ({len(devices)} ranks): {', '.join(settings)}"
 
 
 def _sizes_of_blocks(point: DataPoint) -> str:
@@ -434,13 +438,13 @@ def _table(
         measurements,
         key=lambda m: (m.point.size_bytes, m.point.variant is Variant.IN_PLACE, memory.index(m.point.registration)),
     )
-    several = kinds_of(run) if len({found.point.registration for found in ordered}) > 1 else ()
-    rows = [_columns(run, found, several, impossible=found.point in beaten) for found in ordered]
+    several = kinds_of(run) if len({measurement.point.registration for measurement in ordered}) > 1 else ()
+    rows = [_columns(run, measurement, several, impossible=measurement.point in beaten) for measurement in ordered]
     filled = {head for row in rows for head, text in row.items() if text not in ("", "-")} | {"size", "wrong"}
     heads = [head for head in rows[0] if head in filled and head not in without]
     keys = sum(head in ("size", "in place", "memory") for head in heads)
     shown = ("busbw GB/s" if head == "busbw" else head for head in heads)
-    made = table(*shown, words=("in place", "memory", "flags"), keys=keys)
+    made = table(*shown, left=("in place", "memory", "flags"), keys=keys)
     for row in rows:
         made.add_row(*(row[head] for head in heads))
     return made
@@ -517,9 +521,9 @@ def pairs_page(run: Run) -> Iterator[RenderableType | Block]:
 def _memory(run: Run) -> Iterator[RenderableType]:
     """Yield for each collective and pair which memory is fastest."""
     measurements = [measurement for measurement in run.measured() if measurement.point.operation.is_collective]
-    for operation, members in dict.fromkeys((one.point.operation, one.point.members) for one in measurements):
-        where = f"{operation} on {'-'.join(run.devices[member].tag for member in members)}"
-        same = ranges(winners(run, operation, members, Variant.PLAIN))
+    for operation, devices in dict.fromkeys((one.point.operation, one.point.members) for one in measurements):
+        where = f"{operation} on {'-'.join(run.devices[position].tag for position in devices)}"
+        same = ranges(winners(run, operation, devices, Variant.PLAIN))
         yield Lines("\n".join(f"memory    {where}: {memory_sentence(one)}{sim(run, ' (sim)')}" for one in same))
 
 
@@ -564,7 +568,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
         made.add_column(head, justify="right")
     made.add_column("vs best")
     rankings = (rank_pairs(run, operation, _largest(run, operation)) for operation in operations)
-    rates = [{one.pair: one.gbs for one in found.standings} if found else {} for found in rankings]
+    rates = [{one.pair: one.gbs for one in each.standings} if each else {} for each in rankings]
     most, best, worst = rows
     gap = len(ranking.standings) > most
     for index, standing in enumerate(ranking.standings):
@@ -572,7 +576,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
             made.add_row("…", "more")
         if gap and best <= index < len(ranking.standings) - worst:
             continue
-        names = "-".join(run.devices[member].tag for member in standing.pair)
+        names = "-".join(run.devices[position].tag for position in standing.pair)
         figures = [f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in rates]
         interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
         made.add_row(str(standing.tier), names, standing.label, *figures, interval, standing.relation.value)
@@ -583,7 +587,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
 def _recommendations(run: Run) -> Iterator[str]:
     """Yield a line for 2, 4, 8, … devices, each with the reason, and one for each device that is in no set."""
     for chosen in choose_each(run):
-        tags = ", ".join(run.devices[member].tag for member in chosen.members)
+        tags = ", ".join(run.devices[position].tag for position in chosen.members)
         yield f"best {len(chosen.members):<3} {tags}: {sentences.reason(chosen, run.devices)}{sim(run, ' (sim)')}"
     for left in left_out(run):
         yield f"left out {run.devices[left.member].tag}: {sentences.left_out(left)}"
@@ -640,8 +644,8 @@ def section(run: Run, wanted: str) -> Iterator[RenderableType]:
         "verdicts": lambda: verdicts.page(run, judge(run)),
         "labels": lambda: [Block("labels", Text(render_topology(run.devices, run.paths).rstrip("\n")))],
     }
-    found = list(only(pages.get(wanted, lambda: page(run))(), wanted))
+    parts = list(only(pages.get(wanted, lambda: page(run))(), wanted))
     yield from alarm(run)
     if wanted != "header" and capabilities(run.backend).simulated:
         yield Text(f"sim: SIMULATED machine '{run.machine.fabric}', nothing here was measured on a GPU")
-    yield from found or [Text(f"this run has no {wanted}")]
+    yield from parts or [Text(f"this run has no {wanted}")]

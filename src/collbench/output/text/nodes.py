@@ -168,7 +168,7 @@ def _plain(origin: Origin, choice: NodeChoice) -> dict[str, object]:
         **plain(choice),
         "reason": reason(choice.reason),
         "left_out": [[node, left_out(why)] for node, why in choice.left_out],
-        "nodes": [origin.names[member] for member in choice.members],
+        "nodes": [origin.names[node] for node in choice.members],
     }
 
 
@@ -268,8 +268,8 @@ def described(one: NodeEffect) -> str:
         return f"uncertain: {1 + low:.0%} to {1 + high:.0%} of the median node"
     certain = "" if one.state is State.SLOW else "perhaps "
     both = one.sends == one.receives or {one.sends.state, one.receives.state} == {one.state}
-    way = "" if both else "sending " if one.worse is one.sends else "receiving "
-    return f"{certain}{way}{-one.worse.ratio:.1%} below the median node ({-high:.1%} to {-low:.1%})"
+    direction = "" if both else "sending " if one.worse is one.sends else "receiving "
+    return f"{certain}{direction}{-one.worse.ratio:.1%} below the median node ({-high:.1%} to {-low:.1%})"
 
 
 def left_out(why: NodeEffect | Uplink) -> str:
@@ -280,30 +280,30 @@ def left_out(why: NodeEffect | Uplink) -> str:
     return f"the uplinks of {why.name} are {slow}" if why.name else f"its leaf's uplinks are {slow}"
 
 
-def reason(found: AllNodes | BestNodes) -> str:
+def reason(grounds: AllNodes | BestNodes) -> str:
     """Return why nodes were chosen."""
-    if isinstance(found, AllNodes):
-        return f"all {found.count} nodes"
-    few = found.slowest <= 1 - DELTA
-    slowest = f"the slowest reaches {found.slowest:.0%} of the typical rate" if few else "none of them is slow"
-    if not found.under:
+    if isinstance(grounds, AllNodes):
+        return f"all {grounds.count} nodes"
+    few = grounds.slowest <= 1 - DELTA
+    slowest = f"the slowest reaches {grounds.slowest:.0%} of the typical rate" if few else "none of them is slow"
+    if not grounds.under:
         return f"{slowest}; switches are unknown, so these are the first"
-    kinds = ((count, name.rstrip("0123456789") or "switch") for count, name in found.under)
+    kinds = ((count, name.rstrip("0123456789") or "switch") for count, name in grounds.under)
     under = " of ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in kinds)
     return f"{slowest}; under {under.replace('leafs', 'leaves')}, the fewest that hold them"
 
 
 def _uplink(one: Uplink, names: Sequence[str]) -> str:
-    members = compressed([names[member] for member in one.members])
+    nodes = compressed([names[node] for node in one.members])
     low, high = one.effect.interval
     how = f"{-one.effect.ratio:.1%} below the others ({-high:.1%} to {-low:.1%})"
     if one.name:
-        return f"{one.name}'s uplinks: {how}; under it {members}"
-    return f"an uplink that {members} share: {how}; among themselves they are fast"
+        return f"{one.name}'s uplinks: {how}; under it {nodes}"
+    return f"an uplink that {nodes} share: {how}; among themselves they are fast"
 
 
 def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
-    names = compressed([origin.names[member] for member in choice.members])
+    names = compressed([origin.names[node] for node in choice.members])
     yield f"chosen    {names}{origin.mark}"
     sets = dict.fromkeys(origin.gpus)
     for some in sets:  # a line for all nodes where they take the same GPUs, else one for each set

@@ -17,8 +17,17 @@ from collbench.model.run import Run
 from collbench.model.units import figure, format_size
 from collbench.output import sentences
 from collbench.output.text import curves as text_curves
-from collbench.output.text.curves import Curves, Line, curves_of, limits_of, lines_of, place_name, sizes_of, spreads
-from collbench.output.text.frame import alarm, header, origin, place, sim
+from collbench.output.text.curves import (
+    Curves,
+    Line,
+    abridged_device_names,
+    curves_of,
+    limits_of,
+    lines_of,
+    sizes_of,
+    spreads,
+)
+from collbench.output.text.frame import alarm, device_names, header, origin, sim
 from collbench.output.text.layout import Block, Lines, both, legend, short, table, whole
 from collbench.output.text.matrix import tier_map, unit_of, value
 from collbench.output.text.ranking import section
@@ -83,14 +92,14 @@ def _unmapped(run: Run, work: Work, size: int, ranking: Ranking | None) -> Itera
         figures.append("-" if summary.interval is None else " to ".join(map(figure, summary.interval)))
         if unit == "ns":
             figures = [figure(value(summary.seconds, summary.busbw, unit))]
-        rows.add_row(place_name(run, work, measurement.point.members), *figures)
+        rows.add_row(abridged_device_names(run, work, measurement.point.members), *figures)
     yield rows
 
 
 def _failures(run: Run, work: Work, size: int) -> Iterator[Text]:
     failed = [m for m in run.measurements if m.failure and m.point.work == work and m.point.size_bytes == size]
     for measurement in failed[:_MOST_FAILURES]:
-        where = place(run.devices, work, measurement.point.members)
+        where = device_names(run.devices, work, measurement.point.members)
         why = sentences.failure(measurement.failure, run.devices) if measurement.failure else ""
         yield Lines(f"failed    {work} at {format_size(size)} on {where}: {why}")
     if len(failed) > _MOST_FAILURES:
@@ -118,7 +127,7 @@ def _over_sizes(run: Run, work: Work, curves: Curves) -> Iterator[RenderableType
 def _table(lines: Sequence[Line], curves: Curves, limits: dict[Members, float]) -> Table:
     together = spreads(curves.values())
     heads = ["size", "µs", *(line.name for line in lines), "lowest", "highest", *["of theory"] * bool(limits)]
-    rows = table(*heads, words=())
+    rows = table(*heads, left=())
     for size, all_of_them in together.items():
         row = [format_size(size), figure(all_of_them.seconds * 1e6)]
         row += [figure(line.points[size].middle) if size in line.points else "-" for line in lines]

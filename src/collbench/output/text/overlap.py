@@ -61,10 +61,10 @@ def condition_name(condition: Condition) -> str:
 def failures(run: Run) -> Iterator[str]:
     """Yield a line for each data point that was given up, the first ones."""
     failed = [overlap for overlap in run.overlaps if overlap.failure is not None]
-    for found in failed[:_FEW_FAILURES]:
-        assert found.failure is not None  # noqa: S101  # chosen so
-        what = f"{found.work.operation} of {format_size(found.size_bytes)} overlapping {found.compute}"
-        yield f"failed    {what}: {sentences.failure(found.failure, run.devices)}"
+    for overlap in failed[:_FEW_FAILURES]:
+        assert overlap.failure is not None  # noqa: S101  # chosen so
+        what = f"{overlap.work.operation} of {format_size(overlap.size_bytes)} overlapping {overlap.compute}"
+        yield f"failed    {what}: {sentences.failure(overlap.failure, run.devices)}"
     if len(failed) > _FEW_FAILURES:
         yield f"failed    and {len(failed) - _FEW_FAILURES} more"
 
@@ -76,18 +76,18 @@ _ONLY_WHOLE = ("alone ", "overlap ", "of sum")
 def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
     """Yield of each compute a title, the table with a row for each size and lever, and the short page's table."""
     measured = [overlap for overlap in run.overlaps if overlap.trials]
-    levers = len({(found.priority, found.ctas) for found in measured}) > 1
-    for compute in dict.fromkeys(found.compute for found in measured):
-        found = [one for one in measured if one.compute == compute]
-        operation = found[0].work.operation
+    levers = len({(overlap.priority, overlap.ctas) for overlap in measured}) > 1
+    for compute in dict.fromkeys(overlap.compute for overlap in measured):
+        points = [one for one in measured if one.compute == compute]
+        operation = points[0].work.operation
         heads = ["size", *(["priority", "CTAs"] if levers else []), "alone", "overlap", "×"]
         keys = len(heads) - 3
         heads += ["alone ", "overlap ", "× ", "of max", "of sum"]
         rows, brief = (
-            table(*(head for head in heads if head not in left_out), words=("size", "priority"), keys=keys)
+            table(*(head for head in heads if head not in left_out), left=("size", "priority"), keys=keys)
             for left_out in ((), _ONLY_WHOLE if levers else ())
         )
-        for one in _ordered(found):
+        for one in _ordered(points):
             summary = summarize(one)
             lever = [str(one.priority), "-" if one.ctas is None else str(one.ctas)] if levers else []
             cells = (
@@ -102,7 +102,7 @@ def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
             brief.add_row(
                 *(cell for head, cell in zip(heads, cells, strict=True) if not levers or head not in _ONLY_WHOLE)
             )
-        ranks = len(found[0].members)
+        ranks = len(points[0].members)
         yield f"{operation} over {ranks} ranks (left) overlapping {compute}, one unit (right), ms", rows, brief
 
 
@@ -133,7 +133,7 @@ def _levers(priority: Priority, ctas: int | None) -> str:
 def _raw(run: Run) -> Iterator[RenderableType]:
     """Yield how much each data point rests on."""
     rows = table(
-        "data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", words=("data point",)
+        "data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", left=("data point",)
     )
     for overlap in run.overlaps:
         if overlap.trials:

@@ -14,7 +14,7 @@ from collbench.model.run import Run
 from collbench.model.units import amount, figure
 from collbench.output.assumptions import of_times
 from collbench.output.text.frame import sim
-from collbench.output.text.job import group_words, micro, milli, size
+from collbench.output.text.job import group_text, micro, milli, size
 from collbench.output.text.layout import Block, Lines, both, filled, named, short, table, whole
 
 _PAGE, _FEW = 80, 12
@@ -23,7 +23,7 @@ _PAGE, _FEW = 80, 12
 def page(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[Block]:
     """Yield the page: the answer, the bounds, and each call's time there."""
     yield from both("header", Text(filled(headline(run, predicted_job), _PAGE) + "\n"))
-    made = table("ms", "recorded", "at least", "as scheduled", "at most", words=("ms",))
+    made = table("ms", "recorded", "at least", "as scheduled", "at most", left=("ms",))
     limits, step = predicted_job.bounds, predicted_job.bounds.step
     made.add_row("step", milliseconds(limits.recorded), *map(milliseconds, step))
     made.add_row("change", "", *(milliseconds(one - limits.recorded) for one in step))
@@ -33,11 +33,11 @@ def page(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[Block]:
     if prices:
         yield from both("tables", Text(f"\n{sim(run)}µs of one call on the new links, isolated"))
         shown = ("waited",) * bool(predicted_job.waited)
-        rows = table("call", "bytes", "group", "least", "middle", "most", *shown, words=("call", "group"))
+        rows = table("call", "bytes", "group", "least", "middle", "most", *shown, left=("call", "group"))
         for number, price in prices[:_FEW]:
             call = job.calls[number]
-            words = call.operation, size(call.size_bytes), group_words(job, call), *map(micro, price.seconds)
-            rows.add_row(*words, *(_share(predicted_job.waited.get(number)) for _ in shown))
+            cells = call.operation, size(call.size_bytes), group_text(job, call), *map(micro, price.seconds)
+            rows.add_row(*cells, *(_share(predicted_job.waited.get(number)) for _ in shown))
         yield from both("tables", rows)
         if len(prices) > _FEW:
             yield from short(Text(f"and {len(prices) - _FEW} more calls: --json has all"))

@@ -98,7 +98,7 @@ def _overview(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> T
     """Return the short page's table: a row for each number of GPUs and strategy, on the best and the worst set."""
     what = "exposed" if timed else "raw"
     heads = ["GPUs", "strategy", f"{what} on best, {scale.unit}", f"on worst, {scale.unit}"]
-    rows = table(*heads, *["lost of a step"] * timed, words=("strategy",), keys=2)
+    rows = table(*heads, *["lost of a step"] * timed, left=("strategy",), keys=2)
     for case in cases:
         costs = [case.best, *([case.worst] if case.worst else [])]
         spans = [(cost.exposed if timed else cost.raw) or cost.raw for cost in costs]
@@ -146,10 +146,10 @@ def _use_json(run: Run, use: OverlapUse) -> dict[str, Any]:
     curve = use.curve
     return {
         "operation": use.operation.value,
-        "devices": [run.devices[member].tag for member in use.members],
+        "devices": [run.devices[position].tag for position in use.members],
         "source": curve.source,
         "measured_operation": curve.operation.value,
-        "measured_devices": [run.devices[member].tag for member in curve.members],
+        "measured_devices": [run.devices[position].tag for position in curve.members],
         "measured_sizes": list(curve.sizes),
         "nccl": curve.nccl,
         "compute": str(curve.compute),
@@ -181,7 +181,7 @@ def _case_json(run: Run, case: PredictedSet, note: str) -> dict[str, Any]:
 
 def _cost_json(run: Run, cost: Cost) -> dict[str, Any]:
     return {
-        "devices": [run.devices[member].tag for member in cost.members],
+        "devices": [run.devices[position].tag for position in cost.members],
         "raw_seconds": _span_json(cost.raw),
         "exposed_seconds": _span_json(cost.exposed),
         "step_seconds": _span_json(cost.step),
@@ -244,7 +244,7 @@ def _doubts(run: Run, uses: Sequence[OverlapUse], registration: Registration) ->
     if uses[0].borrowed:
         yield f"taken from {curve.operation.collective.title}"
     if any(use.elsewhere for use in uses):
-        yield f"measured on {', '.join(run.devices[member].tag for member in curve.members)}"
+        yield f"measured on {', '.join(run.devices[position].tag for position in curve.members)}"
     if any(use.beyond for use in uses):
         yield f"sizes beyond {size_span(curve.sizes)}: as at the nearest measured size"
     if curve.unused:
@@ -264,7 +264,7 @@ def _range(spans: Sequence[tuple[float, float]]) -> str:
 def _title(run: Run, prediction: Prediction, gpus: int) -> str:
     sets = prediction.sets[gpus]
     best, worst = (
-        ", ".join(run.devices[member].tag for member in members or ()) for members in (sets.best, sets.worst)
+        ", ".join(run.devices[position].tag for position in devices or ()) for devices in (sets.best, sets.worst)
     )
     title = f"{gpus} GPUs: best {best}" + (f"; worst {worst}" if worst else "")
     return title + (f" ({compared(sets)})" if sets.by is not Compared.ALL else "")
@@ -274,7 +274,7 @@ def _table(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> Tabl
     unit, size = ("GB", 1e9) if max(case.bus_bytes for case in cases) >= _MANY_BYTES else ("MB", 1e6)
     heads = ["strategy", "set", f"{unit} sent", f"raw {scale.unit}"]
     heads += ["share", f"exposed {scale.unit}", "band", "share", f"step {scale.unit}"] if timed else []
-    rows = table(*heads, words=("strategy", "set"))
+    rows = table(*heads, left=("strategy", "set"))
     for case in cases:
         rows.add_row(case.strategy, "best", f"{case.bus_bytes / size:,.0f}", *_figures(case.best, scale))
         if case.worst:
@@ -342,8 +342,8 @@ def _lost(case: PredictedSet) -> str:
     return f"{_printed(abs(lost[1]))}, {_percent(abs(share))} of a step" if lost and share else ""
 
 
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def _listed(items: Sequence[str]) -> str:
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
 def _percent(share: float | None) -> str:

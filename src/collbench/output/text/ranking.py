@@ -74,7 +74,7 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
 def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]:
     """Yield a row for each ranking, then tiers and heat map of the first collective's, else of the first."""
     what, answer = f"{sim(run)}operation", "does it matter"
-    rows = table(what, "size", "best", "worst", "tiers", answer, words=(what, answer), keys=2)
+    rows = table(what, "size", "best", "worst", "tiers", answer, left=(what, answer), keys=2)
     for ranking in rankings[:_MOST_RANKINGS]:
         unit = unit_of(run, ranking.work, ranking.size_bytes)
         figures = [value(one.seconds, one.gbs, unit) for one in ranking.standings]
@@ -163,7 +163,7 @@ def title(run: Run, work: Work) -> str:
 
 def _tiers(run: Run, ranking: Ranking, unit: str, most: int | None) -> Table:
     names, relation = f"{ranking.kind}s", "vs best"
-    rows, tiers = table("tier", unit, names, relation, words=("tier", names, relation)), by_tier(ranking)
+    rows, tiers = table("tier", unit, names, relation, left=("tier", names, relation)), by_tier(ranking)
     for tier, standings in tiers.items():
         if most is not None and most <= tier < len(tiers):
             if tier == most:
@@ -195,7 +195,7 @@ def relations(standings: Sequence[RankedLink]) -> str:
     counts = Counter(standing.relation for standing in standings)
     if len(counts) == 1:
         return standings[0].relation.value
-    return ", ".join(f"{counts[word]} {word}" for word in Relation if counts[word])
+    return ", ".join(f"{counts[relation]} {relation}" for relation in Relation if counts[relation])
 
 
 def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: int) -> list[str]:
@@ -207,9 +207,9 @@ def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: in
     return textwrap.wrap(", ".join(names), _NAMES_WIDE, break_on_hyphens=False) + ([f"and {more} more"] * (more > 0))
 
 
-def name(run: Run, work: Work, members: Sequence[int]) -> str:
+def name(run: Run, work: Work, positions: Sequence[int]) -> str:
     """Return what a link, pair or device is called: "GPU0→GPU1", "GPU0-GPU1", "GPU0"."""
-    return _JOINTS[kind_of(work)].join(run.devices[member].tag for member in members)
+    return _JOINTS[kind_of(work)].join(run.devices[position].tag for position in positions)
 
 
 def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
@@ -219,7 +219,7 @@ def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
     sizes = span(str(min(fit.sizes for fit in fits)), str(max(fit.sizes for fit in fits)))
     yield Text(f"\n{title(run, ranked.work)}: latency and bandwidth over {sizes} sizes")
     kind = kind_of(ranked.work)
-    rows = table(kind, "label", "latency µs", "bandwidth GB/s", "n½", "misfit", words=(kind, "label"))
+    rows = table(kind, "label", "latency µs", "bandwidth GB/s", "n½", "misfit", left=(kind, "label"))
     for fit in fits[:_MOST_FITS]:
         rows.add_row(name(run, ranked.work, fit.members), fit.label, *fitted(fit))
     yield rows
@@ -249,7 +249,7 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
     groups: dict[tuple[int, str], list[Missing]] = defaultdict(list)
     for lack in ranked.missing:
         if (lack.size_bytes, lack.members) in failed:
-            continue  # the page has a line for each place where something failed
+            continue  # the page has a line for each set where something failed
         groups[lack.size_bytes, sentences.absence(lack.absence, run)].append(lack)
     for (size, reason), lacks in groups.items():
         names = ", ".join(name(run, ranked.work, lack.members) for lack in lacks[:_MOST_NAMES])

@@ -16,20 +16,20 @@ from collbench.output.text.layout import Lines, table
 
 
 def comparison(
-    run: Run, operation: Operation, members: tuple[int, ...], variant: Variant, mark: str = ""
+    run: Run, operation: Operation, devices: tuple[int, ...], variant: Variant, mark: str = ""
 ) -> Iterator[RenderableType]:
     """Yield which memory is fastest where, and a table of sizes by kind; nothing if there is one kind alone.
 
     `mark` ends each line: what says that nothing was measured, of a simulated machine.
     """
-    found = winners(run, operation, members, variant)
-    if not found:
+    by_size = winners(run, operation, devices, variant)
+    if not by_size:
         return
-    yield Lines("\n".join(f"memory    {line}{mark}" for line in map(sentence, ranges(found))))
-    sizes = side_by_side(run, operation, members, variant)
+    yield Lines("\n".join(f"memory    {line}{mark}" for line in map(sentence, ranges(by_size))))
+    sizes = side_by_side(run, operation, devices, variant)
     kinds = [kind for kind in Registration if any(kind in held for held in sizes.values())]
     made = table("size", *(f"{kind} µs" for kind in kinds), *(f"{kind} GB/s" for kind in kinds), "fastest")
-    fastest = {one.size_bytes: one.fastest for one in found}
+    fastest = {one.size_bytes: one.fastest for one in by_size}
     for size, held in sizes.items():
         summaries = [summarize(held[kind]) if kind in held else None for kind in kinds]
         times = ["-" if one is None else f"{one.seconds * 1e6:.2f}" for one in summaries]

@@ -58,10 +58,10 @@ def answer(run: Run) -> str:
     text = f"{_what(first)} communicates for {_ms(summary.communication)} ms"
     text += f"{_arm(first, names)} and takes {_ms(summary.exposed)} ms longer than its pauses alone"
     for other in others:
-        found = ratio(first, other)
-        if found is not None:
+        change = ratio(first, other)
+        if change is not None:
             where = _arm(other, names).strip()
-            text += f"; {where} its communication takes {found.communication.value:.2f}x as long"
+            text += f"; {where} its communication takes {change.communication.value:.2f}x as long"
     return text
 
 
@@ -70,16 +70,16 @@ def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
     if len(measured) != len(run.replays) or len(measured) != 2:
         return
     first, other = measured
-    found, names = ratio(first, other), _names(run)
+    change, names = ratio(first, other), _names(run)
     arms = f"on {names[first.members]}" if names else _with(other), _arm(other, names).strip()
-    parts = [("the communication of a step", None if found is None else found.communication)]
+    parts = [("the communication of a step", None if change is None else change.communication)]
     if first.pauses is Pauses.RECORDED:
-        parts.append(("a whole step", None if found is None else found.step))
+        parts.append(("a whole step", None if change is None else change.step))
     for what, times in parts:
         if times is None or times.interval is None:
             yield f"{len(other.trials)} trials are too few to say what {arms[1]} changes in {what}"
         else:
-            yield worth(Ratio(times.value, *times.interval), what, arms, [_lacking(word) for word in other.without])
+            yield worth(Ratio(times.value, *times.interval), what, arms, [_lacking(denied) for denied in other.without])
 
 
 def _with(replay: Replay) -> str:
@@ -94,7 +94,7 @@ def _names(run: Run) -> _Names:
     sets = dict.fromkeys(replay.members for replay in run.replays)
     if len(sets) < 2:
         return {}
-    return {some: ", ".join(run.devices[member].tag for member in some) for some in sets}
+    return {some: ", ".join(run.devices[position].tag for position in some) for some in sets}
 
 
 def _what(replay: Replay) -> str:
@@ -112,8 +112,8 @@ def _without(replay: Replay) -> str:
     return "without " + " and ".join(map(_lacking, replay.without))
 
 
-def _lacking(word: str) -> str:
-    return "NVLink" if word == "nvlink" else word.upper()
+def _lacking(denied: str) -> str:
+    return "NVLink" if denied == "nvlink" else denied.upper()
 
 
 def _title(replay: Replay) -> str:
@@ -125,23 +125,23 @@ def _title(replay: Replay) -> str:
 def _of_sets(run: Run, measured: list[Replay]) -> RenderableType:
     """Return a row for each set of devices, in the order of the run, with its time over the first one's."""
     names = _names(run)
-    made = table("devices", "communication", "ratio", "step", "exposed", words=("devices",))
-    for found in measured:
-        summary, over = summarize(found), ratio(measured[0], found)
+    made = table("devices", "communication", "ratio", "step", "exposed", left=("devices",))
+    for replay in measured:
+        summary, over = summarize(replay), ratio(measured[0], replay)
         times = ""
-        if over is not None and found is not measured[0]:
+        if over is not None and replay is not measured[0]:
             times = f"{over.communication.value:.2f}{_half(over.communication)}"
         cells = _with_half(summary.communication), times, _with_half(summary.step), _range(summary.exposed)
-        made.add_row(names[found.members], *cells)
+        made.add_row(names[replay.members], *cells)
     return made
 
 
 def _figures(measured: list[Replay]) -> RenderableType:
     """Return a row for each figure, and a column for each arm; of two arms their ratio, too."""
-    names = [_without(found) if found.without else "as it is" for found in measured]
-    summaries = [summarize(found) for found in measured]
-    ratios = [ratio(measured[0], found) for found in measured[1:]]
-    made = table("", *names, *(["ratio"] if ratios else []), words=("",))
+    names = [_without(replay) if replay.without else "as it is" for replay in measured]
+    summaries = [summarize(replay) for replay in measured]
+    ratios = [ratio(measured[0], replay) for replay in measured[1:]]
+    made = table("", *names, *(["ratio"] if ratios else []), left=("",))
 
     def row(name: str, cells: list[str], times: Figure | None = None) -> None:
         made.add_row(name, *cells, *([f"{times.value:.2f}{_half(times)}" if times else ""] if ratios else []))
@@ -163,10 +163,10 @@ def _figures(measured: list[Replay]) -> RenderableType:
 def _kinds(measured: list[Replay], most: int | None) -> RenderableType:
     """Return a row for each kind of call, those that take most of a step first."""
     first = measured[0]
-    summaries: list[ReplaySummary] = [summarize(found) for found in measured]
+    summaries: list[ReplaySummary] = [summarize(replay) for replay in measured]
     recorded = any(call.recorded_seconds is not None for call in first.calls)
-    heads = ["ms", *(_without(found) for found in measured[1:]), *(["in the job"] if recorded else [])]
-    made = table("call", "size", "ranks", "a step", *heads, "busbw GB/s", words=("call",), keys=3)
+    heads = ["ms", *(_without(replay) for replay in measured[1:]), *(["in the job"] if recorded else [])]
+    made = table("call", "size", "ranks", "a step", *heads, "busbw GB/s", left=("call",), keys=3)
     order = sorted(range(len(first.calls)), key=lambda at: -first.calls[at].count * summaries[0].by_kind[at].value)
     for at in order[:most]:
         call = first.calls[at]

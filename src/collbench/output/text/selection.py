@@ -18,23 +18,23 @@ from collbench.output.text.layout import named
 # Where the processes of chosen GPUs belong: one line for the page of `collbench select`.
 
 
-def line(run: Run, members: Sequence[int]) -> str:
+def line(run: Run, devices: Sequence[int]) -> str:
     """Return on which NUMA nodes these positions belong, by host copies; "" if the run does not compare nodes."""
-    found, mark = [one for one in bindings(run) if one.member in members], sim(run, " (sim)")
-    if not found:
+    numa_bindings, mark = [one for one in bindings(run) if one.member in devices], sim(run, " (sim)")
+    if not numa_bindings:
         return ""
-    if all(one.tied for one in found):
+    if all(one.tied for one in numa_bindings):
         return f"NUMA nodes tie: no binding is needed{mark}"
-    wrong = [one for one in found if one.agrees is False]
+    wrong = [one for one in numa_bindings if one.agrees is False]
     if wrong:
         return "; ".join(f"{node_of(one, run)}: {numactl(one)}" for one in wrong) + mark
-    if all(one.agrees for one in found):
+    if all(one.agrees for one in numa_bindings):
         tags: dict[int, list[str]] = defaultdict(list)
-        for one in found:
+        for one in numa_bindings:
             tags[one.best[0]].append(run.devices[one.member].tag)
         nodes = "; ".join(f"{', '.join(names)} on node {node}" for node, names in sorted(tags.items()))
         return f"{nodes}, as NVML reports: torchrun --numa-binding=node{mark}"
-    return "; ".join(node_of(one, run) for one in found if not one.tied) + mark
+    return "; ".join(node_of(one, run) for one in numa_bindings if not one.tied) + mark
 
 
 def node_of(binding: Binding, run: Run) -> str:
@@ -173,15 +173,15 @@ def _no_other(job: ForJob) -> str:
     return "it failed" if failed else "it is the same set"
 
 
-def _joined(words: Sequence[str]) -> str:
-    return ", ".join(filter(None, words))
+def _joined(clauses: Sequence[str]) -> str:
+    return ", ".join(filter(None, clauses))
 
 
-def _figure(found: tuple[float, float, float] | None, scale: float = 1.0) -> str:
+def _figure(interval: tuple[float, float, float] | None, scale: float = 1.0) -> str:
     """Return "1.775 (1.770–1.780)", the middle alone where there is no interval."""
-    if found is None:
+    if interval is None:
         return "-"
-    low, middle, high = (f"{value * scale:.3f}" for value in found)
+    low, middle, high = (f"{value * scale:.3f}" for value in interval)
     return middle if low == middle == high else f"{middle} ({low}–{high})"
 
 
@@ -215,8 +215,8 @@ def _table(finalists: tuple[Finalist, ...]) -> Iterator[str]:
     yield from (f"  {line}" for line in columns(rows))
 
 
-def _range(found: tuple[float, float]) -> str:
-    low, high = map(fixed, found)
-    if found[0] == 0 < found[1]:
+def _range(interval: tuple[float, float]) -> str:
+    low, high = map(fixed, interval)
+    if interval[0] == 0 < interval[1]:
         return f"at most {high}"
     return span(low, high, "–")

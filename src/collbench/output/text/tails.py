@@ -29,44 +29,44 @@ def blocks(run: Run) -> Iterator[Block]:
     groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
     for one in tails(run):
         groups[one.point.work, one.point.members].append(one)
-    for index, found in enumerate(groups.values()):
-        found.sort(key=lambda one: one.point.size_bytes)
-        head, end = Text(f"\n{sim(run)}{title(run, found)}"), Lines("\n" + "\n".join(lines(run, found)))
+    for index, by_size in enumerate(groups.values()):
+        by_size.sort(key=lambda one: one.point.size_bytes)
+        head, end = Text(f"\n{sim(run)}{title(run, by_size)}"), Lines("\n" + "\n".join(lines(run, by_size)))
         if index >= _FEW_GROUPS:
-            yield from whole("tails", head, percentiles(found), end)
+            yield from whole("tails", head, percentiles(by_size), end)
             continue
         yield from both("tails", head)
-        kept = found[:: -ceil(len(found) / _FEW_ROWS)][::-1]
+        kept = by_size[:: -ceil(len(by_size) / _FEW_ROWS)][::-1]
         yield from short(percentiles(kept))
-        yield from whole("tails", percentiles(found))
+        yield from whole("tails", percentiles(by_size))
         if len(groups) == 1:
-            yield from both("tails", Text(), *drawn(found[-1]))
-            if len(found) > 1:
-                yield from whole("tails", Text(), *drawn(found[0]))
-            yield from whole("tails", Text(), *_ranks(run, found[-1]))
+            yield from both("tails", Text(), *drawn(by_size[-1]))
+            if len(by_size) > 1:
+                yield from whole("tails", Text(), *drawn(by_size[0]))
+            yield from whole("tails", Text(), *_ranks(run, by_size[-1]))
         yield from both("tails", end)
     if len(groups) > _FEW_GROUPS:
         yield from short(Text(f"\nand {len(groups) - _FEW_GROUPS} more communicators: --section tails shows them"))
 
 
-def title(run: Run, found: Sequence[Tails]) -> str:
+def title(run: Run, by_size: Sequence[Tails]) -> str:
     """Return what was timed: "allreduce over GPU0, GPU1: 2000 single launches of each size, µs"."""
-    tags = ", ".join(run.devices[member].tag for member in found[0].point.members)
-    counts = dict.fromkeys(str(one.count) for one in found)
-    return f"{found[0].point.work} over {tags}: {' or '.join(counts)} single launches of each size, µs"
+    tags = ", ".join(run.devices[position].tag for position in by_size[0].point.members)
+    counts = dict.fromkeys(str(one.count) for one in by_size)
+    return f"{by_size[0].point.work} over {tags}: {' or '.join(counts)} single launches of each size, µs"
 
 
-def percentiles(found: Sequence[Tails]) -> Table:
+def percentiles(by_size: Sequence[Tails]) -> Table:
     """Return a row for each size: percentiles of the time in which the data moves, and of what ranks wait."""
     made = table(*HEADS)
-    for row in figures(found):
+    for row in figures(by_size):
         made.add_row(*row)
     return made
 
 
-def figures(found: Sequence[Tails]) -> Iterator[tuple[str, ...]]:
+def figures(by_size: Sequence[Tails]) -> Iterator[tuple[str, ...]]:
     """Yield the texts of `percentiles`' rows, times in µs."""
-    for one in found:
+    for one in by_size:
         moved, waited = one.transfer or one.waited, one.waited
         interval = moved.percentiles[0].interval
         yield (
@@ -99,60 +99,60 @@ def drawn(one: Tails) -> Iterator[RenderableType]:
     yield rows
 
 
-def lines(run: Run, found: Sequence[Tails]) -> list[str]:
+def lines(run: Run, by_size: Sequence[Tails]) -> list[str]:
     """Return who comes late, and what the figures do not say: lines of a name and a sentence."""
-    said = [f"late      {line}" for line in _late(run, found)]
-    most = min(one.count for one in found)
+    said = [f"late      {line}" for line in _late(run, by_size)]
+    most = min(one.count for one in by_size)
     few = [(percent, fewest_launches(percent)) for percent in PERCENTILES if most < fewest_launches(percent)]
     if few:
         said.append(f"too few   {', '.join(f'p{percent} needs {least} launches' for percent, least in few)}")
     return said
 
 
-def _late(run: Run, found: Sequence[Tails]) -> Iterator[str]:
-    if any(one.transfer is None for one in found):
+def _late(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
+    if any(one.transfer is None for one in by_size):
         yield "not judged: hosts have no common clock; a launch's time is the longest of its ranks' own times"
         return
-    if found[0].point.operation.rooted:
-        yield f"not judged: the ranks of {found[0].point.operation} finish at different times by design"
+    if by_size[0].point.operation.rooted:
+        yield f"not judged: the ranks of {by_size[0].point.operation} finish at different times by design"
         return
-    by_member: dict[int, list[tuple[Tails, RankTails]]] = defaultdict(list)
-    for one in found:
+    by_device: dict[int, list[tuple[Tails, RankTails]]] = defaultdict(list)
+    for one in by_size:
         for rank in one.late:
-            by_member[rank.member].append((one, rank))
-    for member, late in by_member.items():
-        yield _described(run, member, late, len(found))
-    if not by_member:
-        apart = max(rank.arrives.resolved for one in found for rank in one.ranks if rank.arrives is not None)
+            by_device[rank.member].append((one, rank))
+    for device, late in by_device.items():
+        yield _described(run, device, late, len(by_size))
+    if not by_device:
+        apart = max(rank.arrives.resolved for one in by_size for rank in one.ranks if rank.arrives is not None)
         yield f"no rank arrives significantly later than the others; clock resolution {micro(apart)} µs"
 
 
-def _described(run: Run, member: int, late: Sequence[tuple[Tails, RankTails]], sizes: int) -> str:
+def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], sizes: int) -> str:
     """Return which rank is late, by how much, and the evidence for the reason, without guesses."""
     medians = [rank.arrives.median for _, rank in late if rank.arrives is not None]
     low, high = micro(min(medians)), micro(max(medians))
     by = f"{low} µs" if low == high else f"{low} to {high} µs"
     last = max(rank.last or 0.0 for _, rank in late)
     at = "" if sizes == 1 else f" at {len(late)} of {sizes} sizes"
-    words = [
-        f"{run.devices[member].tag} arrives {by} later than the others{at}, last in up to {last:.0%} of the launches"
+    clauses = [
+        f"{run.devices[device].tag} arrives {by} later than the others{at}, last in up to {last:.0%} of the launches"
     ]
     leaves = [rank.leaves for _, rank in late if rank.leaves is not None and rank.leaves.significant]
     if leaves:
-        words.append(
+        clauses.append(
             f"it finishes {micro(max(one.median for one in leaves))} µs later, too: the cause is its links or its speed"
         )
     else:
-        words.append("it finishes with the others: the delay is on its GPU before the call, not on its links")
+        clauses.append("it finishes with the others: the delay is on its GPU before the call, not on its links")
     points = {one.point for one, _ in late}
     flags = dict.fromkeys(
         sentences.flag(flag, run.devices)
         for latency in run.latencies
         if latency.point in points
         for flag in latency.flags
-        if member in flag.devices
+        if device in flag.devices
     )
-    return "; ".join([*words, *(f"during these launches {flag}" for flag in flags)])
+    return "; ".join([*clauses, *(f"during these launches {flag}" for flag in flags)])
 
 
 def _ranks(run: Run, one: Tails) -> Iterator[RenderableType]:

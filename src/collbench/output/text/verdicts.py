@@ -52,9 +52,9 @@ _FAMILY = {True: "collectives", False: "copies"}
 
 def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
     """Return the exit status: the worst of findings and failures; a run without judgments does not pass."""
-    found = max((_STATUS[verdict.severity] for verdict in verdicts), default=ExitStatus.DONE)
+    worst = max((_STATUS[verdict.severity] for verdict in verdicts), default=ExitStatus.DONE)
     judged = ExitStatus.DONE if coverage(run).judged else ExitStatus.FAILED
-    return max(found, judged, outcome(run).status)
+    return max(worst, judged, outcome(run).status)
 
 
 def page(
@@ -136,7 +136,7 @@ def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
     data["cause"], data["command"] = causes.cause(verdict.cause, run), causes.command(verdict.checks, run)
     measured = data.pop("measured")
     data["measured_gbs"] = None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True))
-    data["devices"] = [run.devices[member].tag for member in verdict.members]
+    data["devices"] = [run.devices[position].tag for position in verdict.members]
     return data
 
 
@@ -144,11 +144,11 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
     """Return one verdict: its kind and devices, then a field a line."""
     head = Text(filled(f"{verdict.kind}  {_where(run, verdict)}", width, rest="  "))
     head.stylize(_STYLES[verdict.severity], 0, len(verdict.kind))
-    members, fields = set(verdict.members), [("what", sentences.what(verdict, run))]
+    devices, fields = set(verdict.members), [("what", sentences.what(verdict, run))]
     if verdict.theory_gbs is not None:
         limit = _LIMITS.get(verdict.kind, "theory")
-        path = next((p for p in run.paths if set(p.devices) <= members and p.label == verdict.label), None)
-        source = path.theory_source if path and limit == "theory" and len(members) > 1 else ""
+        path = next((p for p in run.paths if set(p.devices) <= devices and p.label == verdict.label), None)
+        source = path.theory_source if path and limit == "theory" and len(devices) > 1 else ""
         gbs = f"{fixed(verdict.theory_gbs)} GB/s{sim(run, ' sim')}"
         fields.append((limit, f"{gbs}: {source}" if source else gbs))
     if verdict.measured is not None:
@@ -164,17 +164,17 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
 
 
 def _where(run: Run, verdict: Verdict) -> str:
-    tags = ", ".join(run.devices[member].tag for member in verdict.members)
+    tags = ", ".join(run.devices[position].tag for position in verdict.members)
     return f"{tags} ({verdict.label})" if verdict.label else tags
 
 
 def conclusion(covered: Coverage, verdicts: Sequence[Verdict]) -> str:
     """Return in a sentence or two what was found, and on how many pairs."""
-    found = counts(verdicts)
+    findings = counts(verdicts)
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
-    if found:
+    if findings:
         some = "" if len(covered.judged) == covered.pairs else f" {share}."
-        return f"{' and '.join(found).capitalize()}.{some}"
+        return f"{' and '.join(findings).capitalize()}.{some}"
     if not covered.judged:
         return "No pair was judged."
     if covered.missed:
@@ -186,7 +186,7 @@ def counts(verdicts: Sequence[Verdict]) -> list[str]:
     """Return how many failures and how many contradictions there are: ["1 failure", "2 contradictions"]."""
     hard = sum(verdict.severity in (Severity.HARD, Severity.FAILURE) for verdict in verdicts)
     soft = sum(verdict.severity is Severity.CONTRADICTION for verdict in verdicts)
-    return [amount(count, word) for count, word in ((hard, "failure"), (soft, "contradiction")) if count]
+    return [amount(count, kind) for count, kind in ((hard, "failure"), (soft, "contradiction")) if count]
 
 
 def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
