@@ -422,9 +422,9 @@ def _to_ps(seconds: float | None) -> float | None:
 
 def _judged(check: Check, measurement: Measurement) -> Row:
     """Return what the figures are limited by, and how many batches are beyond it."""
-    beaten = check.beaten(measurement)
-    limit = beaten.capacity if beaten else check.limit(measurement.point, 0.0)
-    return {"limit_gbs": limit.gbs if limit else None, "impossible": beaten.batches if beaten else 0}
+    impossible = check.beaten(measurement)
+    limit = impossible.capacity if impossible else check.limit(measurement.point, 0.0)
+    return {"limit_gbs": limit.gbs if limit else None, "impossible": impossible.batches if impossible else 0}
 
 
 def _ending(run: Run, measurement: Measurement) -> Row:

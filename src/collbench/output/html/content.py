@@ -404,9 +404,9 @@ def _works(run: Run) -> list[RankedWork]:
     points: dict[Work, list[Measurement]] = defaultdict(list)
     for measurement in run.measurements:
         points[measurement.point.work].append(measurement)
-    ended = outcome(run)
+    run_outcome = outcome(run)
     parts = (replace(run, measurements=[*measurements, *broken(run, measurements)]) for measurements in points.values())
-    pages = (rank_summary(part, ended=ended).works for part in parts)
+    pages = (rank_summary(part, ended=run_outcome).works for part in parts)
     order = [family.work for family in families(run)]
     return sorted((one for works in pages for one in works), key=lambda ranked: order.index(ranked.work))
 

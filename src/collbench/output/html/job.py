@@ -36,8 +36,8 @@ def content(report: Report, name: str, version: str, against: str = "") -> dict[
 
 def _table(title: str, drawn: Table) -> dict[str, Any]:
     rows = list(zip(*(column.cells for column in drawn.columns), strict=True))
-    left = len(rows) - _MOST_ROWS
-    more = f"and {left} more rows: collbench show --json has all" if left > 0 else ""
+    remaining = len(rows) - _MOST_ROWS
+    more = f"and {remaining} more rows: collbench show --json has all" if remaining > 0 else ""
     heads = [str(column.header) for column in drawn.columns]
     return {"title": title, "heads": heads, "rows": rows[:_MOST_ROWS], "more": more}
 

@@ -209,17 +209,21 @@ _STOPS = {
 
 def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
     """Return the run's series as JSON's own types, with the fits that `rank` has of them."""
-    fits, ended = {ranked.work: ranked.fits for ranked in works}, outcome(run)
-    there = (family for family in families(run) if any(measurement.samples for measurement in family.points.values()))
-    return [_series(family, ended, fits.get(family.work, ()) if family.ranked else ()) for family in there]
+    fits, run_outcome = {ranked.work: ranked.fits for ranked in works}, outcome(run)
+    measured_families = (
+        family for family in families(run) if any(measurement.samples for measurement in family.points.values())
+    )
+    return [
+        _series(family, run_outcome, fits.get(family.work, ()) if family.ranked else ()) for family in measured_families
+    ]
 
 
-def _series(family: Family, ended: Outcome, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
+def _series(family: Family, run_outcome: Outcome, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
     labels = labels_of(family.run, family.sets) if family.kind in ("link", "pair") else {}
     limits = limits_of(family.run, family.work, family.sets)
-    rankings = [_ranking(family, ended, size) for size in family.sizes]
-    beaten = by_point(family.run)
-    notes = [[_note(family, beaten, size, devices) for devices in family.sets] for size in family.sizes]
+    rankings = [_ranking(family, run_outcome, size) for size in family.sizes]
+    impossible_points = by_point(family.run)
+    notes = [[_note(family, impossible_points, size, devices) for devices in family.sets] for size in family.sizes]
     texts = list(dict.fromkeys(["", *(note for row in notes for note in row)]))  # many data points share them
     return {
         "name": family.name,
@@ -252,18 +256,18 @@ def _series(family: Family, ended: Outcome, fits: Sequence[Fit | Unfitted]) -> d
     }
 
 
-def _ranking(family: Family, ended: Outcome, size: int) -> Ranking | None:
+def _ranking(family: Family, run_outcome: Outcome, size: int) -> Ranking | None:
     """Return the tiers of a family at one size; `rank_links` gets these data points only, as it looks at all."""
     if not family.ranked:
         return None
     points = [measurement for (at, _), measurement in family.points.items() if at == size]
-    return rank_links(replace(family.run, measurements=points), family.work, size, ended)
+    return rank_links(replace(family.run, measurements=points), family.work, size, run_outcome)
 
 
-def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
+def broken(run: Run, present: Sequence[Measurement]) -> list[Measurement]:
     """Return the other data points that failed or had wrong data, without their samples: rankings must know of them."""
     bad = [measurement for measurement in run.measurements if measurement.failure or measurement.wrong]
-    known = {measurement.point for measurement in besides} if bad else set()
+    known = {measurement.point for measurement in present} if bad else set()
     return [replace(measurement, samples=[]) for measurement in bad if measurement.point not in known]
 
 
@@ -276,13 +280,17 @@ def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
     return [[one.tier, one.relation.value[0]] if one else [] for one in ordered]
 
 
-def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, devices: Members) -> str:
-    """Return a note on one data point for the reader; `beaten` are the impossible ones."""
+def _note(family: Family, impossible_points: Mapping[DataPoint, Impossible], size: int, devices: Members) -> str:
+    """Return a note on one data point for the reader."""
     measurement = family.points.get((size, devices))
     if measurement is None:
         return ""
-    one = beaten.get(measurement.point)
-    sentence = f"impossible: {one.rate_gbs:.1f} GB/s, the limit is {one.capacity.gbs:.1f} GB/s" if one else ""
+    impossible = impossible_points.get(measurement.point)
+    sentence = (
+        f"impossible: {impossible.rate_gbs:.1f} GB/s, the limit is {impossible.capacity.gbs:.1f} GB/s"
+        if impossible
+        else ""
+    )
     return "; ".join(dict.fromkeys([sentence] * bool(sentence) + list(_remarks(measurement, family.run.devices))))
 
 
@@ -453,8 +461,8 @@ def _letter(change: Change | None) -> str:
     """Return the shade: the middle one where nothing is significant, else by how far the ratio is from 1."""
     if change is None:
         return "-"
-    far = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10 % away
-    return _LETTERS[_SIGNS.get(change.verdict, 0) * max(1, sum(far >= least for least in _STEPS))]
+    distance = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10 % away
+    return _LETTERS[_SIGNS.get(change.verdict, 0) * max(1, sum(distance >= least for least in _STEPS))]
 
 
 def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -75,9 +75,9 @@ def small_print(runs: Sequence[Named], inches: float) -> str:
 
 def _origin(run: Run) -> str:
     devices = counted(clean(device.name, 40) for device in run.devices)
-    machine, beaten = run.machine, impossible(run)
+    machine, impossible_points = run.machine, impossible(run)
     made = f"collbench {clean(run.version, 20)}, {clean(run.started[:10], 10)}{'' if run.complete else ', interrupted'}"
-    made += f"; IMPOSSIBLE rates in {len(beaten)} data points" if beaten else ""
+    made += f"; IMPOSSIBLE rates in {len(impossible_points)} data points" if impossible_points else ""
     if capabilities(run.backend).simulated:
         return f"SIMULATED machine '{clean(machine.fabric, 40)}', {devices}; {made}"
     backend = ", CPU cores (host backend)" if capabilities(run.backend).cores else ""

@@ -253,4 +253,4 @@ def _alone(work: Work, curves: Curves) -> Curves:
     if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
         return {}
     wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
-    return {some: curve for some, curve in curves.items() if len(some) == wanted}
+    return {devices: curve for devices, curve in curves.items() if len(devices) == wanted}

@@ -64,8 +64,8 @@ def page(report: Report, against: str = "") -> Iterator[Block]:
         len(report.rows) > _FEW_ROWS,
     )
     if len(report.rows) > _FEW_ROWS:
-        left = len(report.distinct) - len(few)
-        more = f", and {left} more" if left > 0 else ""
+        remaining = len(report.distinct) - len(few)
+        more = f", and {remaining} more" if remaining > 0 else ""
         yield from short(Text(f"equal calls are grouped{more}: --verbose shows all in order"))
     if len(report.rows) > _MOST_ROWS:
         yield from whole("tables", Text(f"and {len(report.rows) - _MOST_ROWS} more rows: --json has all"))

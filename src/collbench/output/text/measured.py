@@ -318,7 +318,7 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, one table for each communicator; of many the short page compares the largest size."""
     yield from whole("header", Lines(header(run)))
     groups = sorted(dict.fromkeys((m.point.operation, m.point.members) for m in run.measurements))
-    few, beaten, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
+    few, impossible_points, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
     if any(measurement.samples for measurement in run.measurements):
         yield from both("notes", *_normal(run))
     if not few:
@@ -329,15 +329,15 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
         compared = _by_memory(run, operation, devices) if len(kinds) > 1 else []
         if compared:
             yield from both("tables", head, *compared)
-            yield from whole("tables", Text(), _table(run, measurements, beaten))
+            yield from whole("tables", Text(), _table(run, measurements, impossible_points))
             continue
-        yield from whole("tables", head, _table(run, measurements, beaten))
+        yield from whole("tables", head, _table(run, measurements, impossible_points))
         if few:
             # The largest size, and below it as many as fit at even steps.
             sizes = sorted({measurement.point.size_bytes for measurement in measurements}, reverse=True)
             kept = sizes[:: ceil(len(measurements) / _FEW_ROWS)]
             spaced = [measurement for measurement in measurements if measurement.point.size_bytes in kept]
-            yield from short(head, _table(run, spaced, beaten, without=_ONLY_WHOLE))
+            yield from short(head, _table(run, spaced, impossible_points, without=_ONLY_WHOLE))
     for operation in dict.fromkeys(operation for operation, _ in groups):
         yield from whole("tables", Text(_legend(run, operation)))
     if run.latencies:
@@ -429,7 +429,7 @@ def _legend(run: Run, operation: Operation) -> str:
 def _table(
     run: Run,
     measurements: Sequence[Measurement],
-    beaten: Mapping[DataPoint, Impossible],
+    impossible_points: Mapping[DataPoint, Impossible],
     without: Sequence[str] = (),
 ) -> Table:
     """Return the table of one communicator, but for columns without a single figure."""
@@ -439,7 +439,10 @@ def _table(
         key=lambda m: (m.point.size_bytes, m.point.variant is Variant.IN_PLACE, memory.index(m.point.registration)),
     )
     several = kinds_of(run) if len({measurement.point.registration for measurement in ordered}) > 1 else ()
-    rows = [_columns(run, measurement, several, impossible=measurement.point in beaten) for measurement in ordered]
+    rows = [
+        _columns(run, measurement, several, impossible=measurement.point in impossible_points)
+        for measurement in ordered
+    ]
     filled = {head for row in rows for head, text in row.items() if text not in ("", "-")} | {"size", "wrong"}
     heads = [head for head in rows[0] if head in filled and head not in without]
     keys = sum(head in ("size", "in place", "memory") for head in heads)
@@ -589,8 +592,8 @@ def _recommendations(run: Run) -> Iterator[str]:
     for chosen in choose_each(run):
         tags = ", ".join(run.devices[position].tag for position in chosen.members)
         yield f"best {len(chosen.members):<3} {tags}: {sentences.reason(chosen, run.devices)}{sim(run, ' (sim)')}"
-    for left in left_out(run):
-        yield f"left out {run.devices[left.member].tag}: {sentences.left_out(left)}"
+    for excluded in left_out(run):
+        yield f"left out {run.devices[excluded.member].tag}: {sentences.left_out(excluded)}"
 
 
 # The page that belongs to a run: the one that the command which measured it printed.

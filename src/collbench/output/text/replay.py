@@ -94,7 +94,7 @@ def _names(run: Run) -> _Names:
     sets = dict.fromkeys(replay.members for replay in run.replays)
     if len(sets) < 2:
         return {}
-    return {some: ", ".join(run.devices[position].tag for position in some) for some in sets}
+    return {devices: ", ".join(run.devices[position].tag for position in devices) for devices in sets}
 
 
 def _what(replay: Replay) -> str:
