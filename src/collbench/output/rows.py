@@ -205,7 +205,7 @@ def rows(run: Run) -> list[Row]:
             **_point(run, measurement.point),
             **between,
             **_figures(measurement),
-            **_judged(check, measurement),
+            **_limit_fields(check, measurement),
             **_ending(run, measurement),
             **_launches(run, spreads.get(measurement.point)),
         }
@@ -223,7 +223,7 @@ def replay_rows(run: Run) -> list[Row]:
     origin = _origin(run)
     made = []
     for arm in run.replays:
-        shared = {**origin, **_replayed(run, arm)}
+        shared = {**origin, **_replay_fields(run, arm)}
         summary = replay.summarize(arm) if arm.trials else None
         for number, call in enumerate(arm.calls):
             row: Row = {
@@ -239,7 +239,7 @@ def replay_rows(run: Run) -> list[Row]:
     return made
 
 
-def _replayed(run: Run, arm: Replay) -> Row:
+def _replay_fields(run: Run, arm: Replay) -> Row:
     flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in arm.trials for flag in trial.flags)
     row: Row = {
         "job": arm.job,
@@ -276,12 +276,12 @@ def overlap_rows(run: Run) -> list[Row]:
     origin = _origin(run)
     made = []
     for point in run.overlaps:
-        row = {**origin, **_overlapped(run, point)}
+        row = {**origin, **_overlap_fields(run, point)}
         made.append({column.name: row.get(column.name) for column in OVERLAP_COLUMNS})
     return made
 
 
-def _overlapped(run: Run, point: Overlap) -> Row:
+def _overlap_fields(run: Run, point: Overlap) -> Row:
     devices = [run.devices[position] for position in point.members]
     flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in point.trials for flag in trial.flags)
     row: Row = {
@@ -420,7 +420,7 @@ def _to_ps(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 12)
 
 
-def _judged(check: Check, measurement: Measurement) -> Row:
+def _limit_fields(check: Check, measurement: Measurement) -> Row:
     """Return what the figures are limited by, and how many batches are beyond it."""
     impossible = check.beaten(measurement)
     limit = impossible.capacity if impossible else check.limit(measurement.point, 0.0)
