@@ -249,7 +249,7 @@ def _line(name: str, mark: str, sets: Sequence[Members], curves: Curves) -> Line
 
 
 def _alone(work: Work, curves: Curves) -> Curves:
-    """Return the sets that `affinity` ranks: links, pairs, or of host copies devices."""
+    """Return the sets that `rank` puts in tiers: links, pairs, or of host copies devices."""
     if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
         return {}
     wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
