@@ -195,7 +195,7 @@ def rows(run: Run) -> list[Row]:
         return replay_rows(run)
     origin = _origin(run)
     paths = {frozenset(path.devices): path for path in run.paths}
-    check, made = Check(run), []
+    check, every_row = Check(run), []
     spreads = {one.point: one for one in tails(run)}
     for measurement in run.measurements:
         path = None if measurement.point.variant.host_memory else paths.get(frozenset(measurement.point.members))
@@ -209,8 +209,8 @@ def rows(run: Run) -> list[Row]:
             **_ending(run, measurement),
             **_launches(run, spreads.get(measurement.point)),
         }
-        made.append({column.name: row[column.name] for column in COLUMNS})
-    return made
+        every_row.append({column.name: row[column.name] for column in COLUMNS})
+    return every_row
 
 
 def columns_of(run: Run) -> tuple[Column, ...]:
@@ -221,7 +221,7 @@ def columns_of(run: Run) -> tuple[Column, ...]:
 def replay_rows(run: Run) -> list[Row]:
     """Return a row for each kind of call of each arm of `collbench replay`, with REPLAY_COLUMNS."""
     origin = _origin(run)
-    made = []
+    every_row = []
     for arm in run.replays:
         shared = {**origin, **_replay_fields(run, arm)}
         summary = replay.summarize(arm) if arm.trials else None
@@ -235,8 +235,8 @@ def replay_rows(run: Run) -> list[Row]:
                 "call_seconds": summary.by_kind[number].value if summary else None,
                 "recorded_call_seconds": call.recorded_seconds,
             }
-            made.append({column.name: row.get(column.name) for column in REPLAY_COLUMNS})
-    return made
+            every_row.append({column.name: row.get(column.name) for column in REPLAY_COLUMNS})
+    return every_row
 
 
 def _replay_fields(run: Run, arm: Replay) -> Row:
@@ -274,11 +274,11 @@ def _replay_fields(run: Run, arm: Replay) -> Row:
 def overlap_rows(run: Run) -> list[Row]:
     """Return a row for each data point of `collbench overlap`, with OVERLAP_COLUMNS."""
     origin = _origin(run)
-    made = []
+    every_row = []
     for point in run.overlaps:
         row = {**origin, **_overlap_fields(run, point)}
-        made.append({column.name: row.get(column.name) for column in OVERLAP_COLUMNS})
-    return made
+        every_row.append({column.name: row.get(column.name) for column in OVERLAP_COLUMNS})
+    return every_row
 
 
 def _overlap_fields(run: Run, point: Overlap) -> Row:

@@ -76,7 +76,7 @@ def families(run: Run) -> list[Family]:
     for measurement in run.measurements:
         many = len(measurement.point.members) if measurement.point.work.operation.is_collective else 0
         groups[measurement.point.work, many][measurement.point.size_bytes, measurement.point.members] = measurement
-    made = []
+    every_family = []
     for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
         devices = next(iter(points))[1]
         with_others = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS
@@ -84,8 +84,8 @@ def families(run: Run) -> list[Family]:
         kind = "group" if many > 2 else kind
         wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
         ranked = kind != "group" and len(devices) == wanted and not with_others
-        made.append(Family(run, work, kind, points, ranked))
-    return made
+        every_family.append(Family(run, work, kind, points, ranked))
+    return every_family
 
 
 def short(value: float | None) -> float | None:
@@ -409,7 +409,7 @@ def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> l
     """Return a series of ratios for each of the base's series that shares a data point with the new run."""
     changes = {(change.key.work, change.key.members, change.key.size_bytes): change for change in comparison.changes}
     by_name = {one["name"]: one for one in base}
-    made = []
+    every_series = []
     for family in families(comparison.base):
         keys = [(str(family.work), unordered(family.work, one)) for one in family.sets]
         points = {
@@ -418,8 +418,8 @@ def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> l
             for column, (work, devices) in enumerate(keys)
             if (work, devices, size) in changes
         }
-        made += [_ratios(by_name[family.name], points)] if points else []
-    return made
+        every_series += [_ratios(by_name[family.name], points)] if points else []
+    return every_series
 
 
 def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
@@ -467,11 +467,11 @@ def _letter(change: Change | None) -> str:
 
 def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each series at its largest size the median and the ends of its ratios, and the counts of verdicts."""
-    made = []
+    summaries = []
     for one in series:
         known = [value for value in one["figures"][0]["value"][-1] if value is not None]
         counts = Counter(_NOTES[note] for row in one["notes"] for note in row if note)
-        made.append(
+        summaries.append(
             {
                 "name": one["name"],
                 "size": one["size_names"][-1],
@@ -480,7 +480,7 @@ def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "counts": [counts[verdict] for verdict in Verdict],
             }
         )
-    return made
+    return summaries
 
 
 def as_a_whole(comparison: Comparison) -> list[str]:

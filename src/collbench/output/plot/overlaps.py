@@ -27,7 +27,7 @@ def curves(runs: Sequence[Named]) -> Picture:
         (_called(named, condition, runs), summaries) for named in runs for condition, summaries in _measured(named.run)
     ]
     title = f"{_sim(runs)}overlap with compute over message size"
-    drawn, axes = figure_of((_WIDTH, _HEIGHT), title, runs)
+    figure, axes = figure_of((_WIDTH, _HEIGHT), title, runs)
     strokes = []
     for number, (name, summaries) in enumerate(lines):
         factors = {size: one.collective_factor for size, one in summaries.items()}
@@ -39,7 +39,7 @@ def curves(runs: Sequence[Named]) -> Picture:
     frame(axes, sorted({size for line in strokes for size in line.rates}), _HEADROOM * top, f"{_QUANTITY}, ×")
     axes.set_xlabel("message size, bytes (bands: 95 % interval)")
     about = [f"{line.name}: {_factors(line)}." for line in strokes]
-    return Picture(drawn, title, " ".join([*about, origins(runs)]))
+    return Picture(figure, title, " ".join([*about, origins(runs)]))
 
 
 def heatmap(named: Named) -> Picture:
@@ -54,7 +54,7 @@ def heatmap(named: Named) -> Picture:
     names = [clean(condition_name(condition), 60) for condition, _ in rows]
     title = f"{_sim([named])}overlap, {_QUANTITY}"
     inches = (_COLUMN * len(sizes) + 1.6 + _LETTER * max(map(len, names)), _ROW * len(rows) + 1.4)
-    drawn, axes = figure_of(inches, title, [named])
+    figure, axes = figure_of(inches, title, [named])
     top = max(one.collective_factor.value for _, summaries in rows for one in summaries.values())
     colours, tips = colormaps["viridis_r"], {}
     for row, (condition, summaries) in enumerate(rows):
@@ -80,8 +80,8 @@ def heatmap(named: Named) -> Picture:
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    drawn.colorbar(ScalarMappable(Normalize(0, top), colours), ax=axes, label="×", shrink=0.8)
-    return Picture(drawn, title, f"{'. '.join(tips.values())}. {origins([named])}", tips)
+    figure.colorbar(ScalarMappable(Normalize(0, top), colours), ax=axes, label="×", shrink=0.8)
+    return Picture(figure, title, f"{'. '.join(tips.values())}. {origins([named])}", tips)
 
 
 def _measured(run: Run) -> list[tuple[Condition, Summaries]]:

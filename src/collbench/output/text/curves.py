@@ -211,11 +211,11 @@ def spreads(curves: Iterable[Mapping[int, Summary]]) -> dict[int, Spread]:
     for curve in curves:
         for size, summary in curve.items():
             summaries_at[size].append(summary)
-    made = {}
+    spread_by_size = {}
     for size, summaries in sorted(summaries_at.items()):
         rates = [summary.busbw for summary in summaries]
-        made[size] = Spread(median(one.seconds for one in summaries), min(rates), median(rates), max(rates))
-    return made
+        spread_by_size[size] = Spread(median(one.seconds for one in summaries), min(rates), median(rates), max(rates))
+    return spread_by_size
 
 
 def lines_of(run: Run, work: Work, curves: Curves) -> list[Line]:

@@ -349,11 +349,11 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def _by_memory(run: Run, operation: Operation, devices: tuple[int, ...]) -> list[RenderableType]:
     """Return the comparison of kinds of memory, out of place and in place; nothing if there is only one kind."""
-    drawn: list[RenderableType] = []
+    comparisons: list[RenderableType] = []
     for variant in (Variant.PLAIN, Variant.IN_PLACE):
         parts = list(comparison(run, operation, devices, variant, sim(run, " (sim)")))
-        drawn += [Text(f"\n{operation} {variant}")] * bool(drawn and parts) + parts
-    return drawn
+        comparisons += [Text(f"\n{operation} {variant}")] * bool(comparisons and parts) + parts
+    return comparisons
 
 
 def _communicators(run: Run) -> Iterator[RenderableType]:
@@ -447,10 +447,10 @@ def _table(
     heads = [head for head in rows[0] if head in filled and head not in without]
     keys = sum(head in ("size", "in place", "memory") for head in heads)
     shown = ("busbw GB/s" if head == "busbw" else head for head in heads)
-    made = table(*shown, left=("in place", "memory", "flags"), keys=keys)
+    points_table = table(*shown, left=("in place", "memory", "flags"), keys=keys)
     for row in rows:
-        made.add_row(*(row[head] for head in heads))
-    return made
+        points_table.add_row(*(row[head] for head in heads))
+    return points_table
 
 
 def _columns(run: Run, measurement: Measurement, kinds: Sequence[Registration], *, impossible: bool) -> dict[str, str]:
@@ -564,26 +564,26 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
     yield Text(f"{sim(run)}pairs by {title}")
     operations = _on_pairs(run)
     spare = [operation.value for operation in reversed(operations) if operation not in _shown(run)]
-    made = Summary(spare, "widen the terminal, or run collbench show RUN.JSON --operation OP")
+    pairs_table = Summary(spare, "widen the terminal, or run collbench show RUN.JSON --operation OP")
     for head in ("tier", "pair", "label"):
-        made.add_column(head)
+        pairs_table.add_column(head)
     for head in (*operations, "interval"):
-        made.add_column(head, justify="right")
-    made.add_column("vs best")
+        pairs_table.add_column(head, justify="right")
+    pairs_table.add_column("vs best")
     rankings = (rank_pairs(run, operation, _largest(run, operation)) for operation in operations)
     rates = [{one.pair: one.gbs for one in each.standings} if each else {} for each in rankings]
     most, best, worst = rows
     gap = len(ranking.standings) > most
     for index, standing in enumerate(ranking.standings):
         if gap and index == best:
-            made.add_row("…", "more")
+            pairs_table.add_row("…", "more")
         if gap and best <= index < len(ranking.standings) - worst:
             continue
         names = "-".join(run.devices[position].tag for position in standing.pair)
         figures = [f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in rates]
         interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
-        made.add_row(str(standing.tier), names, standing.label, *figures, interval, standing.relation.value)
-    yield made
+        pairs_table.add_row(str(standing.tier), names, standing.label, *figures, interval, standing.relation.value)
+    yield pairs_table
     yield Text(sentence(sentences.tiers(ranking)))
 
 
@@ -624,12 +624,12 @@ _PAGES: dict[CommandKind, Callable[[Run], Page]] = {
 def page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
     yield from alarm(run)
-    drawn = _PAGES.get(run.settings.kind, collectives_page)
-    if drawn is collectives_page and not all(
+    page_of_kind = _PAGES.get(run.settings.kind, collectives_page)
+    if page_of_kind is collectives_page and not all(
         measurement.point.operation.is_collective for measurement in run.measurements
     ):
-        drawn = pairs_page  # no command measures that, but a file may hold it
-    yield from drawn(run)
+        page_of_kind = pairs_page  # no command measures that, but a file may hold it
+    yield from page_of_kind(run)
 
 
 # What --section shows of any run, whichever command measured it.

@@ -113,11 +113,11 @@ def _over_sizes(run: Run, work: Work, curves: Curves) -> Iterator[RenderableType
     highest = sorted(set(limits.values()), reverse=True)[:_MOST_LIMITS]
     yield Text(f"\n{sim(run)}{work}: {what} over message size")
     try:
-        drawn = text_curves.draw(lines, highest[::-1])
+        picture = text_curves.draw(lines, highest[::-1])
     except ImportError:
-        drawn = Text("no curves drawn: the package plotille is missing; pip install plotille")
-    if drawn is not None:
-        yield drawn
+        picture = Text("no curves drawn: the package plotille is missing; pip install plotille")
+    if picture is not None:
+        yield picture
     labels = labels_of(run, limits)
     named = {
         "/".join(sorted({labels[devices] for devices in limits if limits[devices] == gbs})): gbs for gbs in highest

@@ -28,15 +28,15 @@ def comparison(
     yield Lines("\n".join(f"memory    {line}{mark}" for line in map(sentence, ranges(by_size))))
     sizes = side_by_side(run, operation, devices, variant)
     kinds = [kind for kind in Registration if any(kind in by_kind for by_kind in sizes.values())]
-    made = table("size", *(f"{kind} µs" for kind in kinds), *(f"{kind} GB/s" for kind in kinds), "fastest")
+    times_table = table("size", *(f"{kind} µs" for kind in kinds), *(f"{kind} GB/s" for kind in kinds), "fastest")
     fastest = {one.size_bytes: one.fastest for one in by_size}
     for size, by_kind in sizes.items():
         summaries = [summarize(by_kind[kind]) if kind in by_kind else None for kind in kinds]
         times = ["-" if one is None else f"{one.seconds * 1e6:.2f}" for one in summaries]
         rates = ["-" if one is None else f"{one.busbw:.2f}" for one in summaries]
-        made.add_row(format_size(size), *times, *rates, _names(fastest.get(size, ()), len(kinds)))
+        times_table.add_row(format_size(size), *times, *rates, _names(fastest.get(size, ()), len(kinds)))
     yield Text()
-    yield made
+    yield times_table
 
 
 def sentence(same: Sequence[Winner]) -> str:

@@ -58,10 +58,10 @@ def title(run: Run, by_size: Sequence[Tails]) -> str:
 
 def percentiles(by_size: Sequence[Tails]) -> Table:
     """Return a row for each size: percentiles of the time in which the data moves, and of what ranks wait."""
-    made = table(*HEADS)
+    percentile_table = table(*HEADS)
     for row in figures(by_size):
-        made.add_row(*row)
-    return made
+        percentile_table.add_row(*row)
+    return percentile_table
 
 
 def figures(by_size: Sequence[Tails]) -> Iterator[tuple[str, ...]]:
