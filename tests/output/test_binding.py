@@ -22,7 +22,7 @@ def alike(_operation: Operation, _member: int, _node: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("title", "labels", "rate", "members", "expected"),
+    ("title", "labels", "rate", "devices", "expected"),
     [
         ("all as labelled", [0, 0, 1, 1], near, (0, 2, 3),
          "GPU0 on node 0; GPU2, GPU3 on node 1, as NVML reports: torchrun --numa-binding=node"),
@@ -42,10 +42,10 @@ def test_the_line(
     title: str,
     labels: Sequence[int | None],
     rate: Callable[[Operation, int, int], float],
-    members: tuple[int, ...],
+    devices: tuple[int, ...],
     expected: str,
 ) -> None:
-    assert line(run_with(labels, rate), members) == expected, title
+    assert line(run_with(labels, rate), devices) == expected, title
 
 
 def test_a_run_on_one_node_has_no_line() -> None:

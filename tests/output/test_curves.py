@@ -112,15 +112,15 @@ def test_works_are_named_once_in_the_models_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "name"),
+    ("devices", "name"),
     [
         ((0, 1), "GPU0, GPU1"),
         (tuple(range(6)), "GPU0, GPU1, GPU2, GPU3, GPU4, GPU5"),
         (tuple(range(16)), "GPU0, GPU1, GPU2, … GPU15 (16 ranks)"),
     ],
 )
-def test_many_ranks_have_a_short_name(members: tuple[int, ...], name: str) -> None:
-    assert abridged_device_names(run_of(gpus(16), []), SUM, members) == name
+def test_many_ranks_have_a_short_name(devices: tuple[int, ...], name: str) -> None:
+    assert abridged_device_names(run_of(gpus(16), []), SUM, devices) == name
 
 
 def test_a_link_is_named_by_its_direction() -> None:

@@ -42,7 +42,7 @@ def test_the_words_of_each_operation(operation: str, count: str, redop: str, roo
 
 
 @pytest.mark.parametrize(
-    ("dtype", "count", "word"),
+    ("dtype", "count", "name"),
     [  # test_typenames in src/common.cu
         ("int8", "1048576", "int8"),
         ("uint8", "1048576", "uint8"),
@@ -58,10 +58,10 @@ def test_the_words_of_each_operation(operation: str, count: str, redop: str, roo
         ("float8_e5m2", "1048576", "f8e5m2"),
     ],
 )
-def test_types_have_its_names(dtype: str, count: str, word: str) -> None:
+def test_types_have_its_names(dtype: str, count: str, name: str) -> None:
     run = run_of(gpus(4), [measured(Operation.ALLREDUCE, FOUR, 100.0, MIB)])
     run.settings = replace(run.settings, dtype=dtype)
-    assert one_row(run)[:3] == ["1048576", count, word]
+    assert one_row(run)[:3] == ["1048576", count, name]
 
 
 @pytest.mark.parametrize(

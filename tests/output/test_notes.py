@@ -146,7 +146,7 @@ def test_flags_of_trials_are_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "members", "words"),
+    ("work", "devices", "name"),
     [
         (Work(Operation.CE_READ), (1, 0), "GPU1 → GPU0"),
         (Work(Operation.CE_READ, Variant.STAGED), (1, 0), "GPU1 → GPU0"),
@@ -157,5 +157,5 @@ def test_flags_of_trials_are_reported() -> None:
         (Work(Operation.GATHER), (0, 1, 2), "GPU0, GPU1, GPU2"),
     ],
 )
-def test_places_are_named_as_the_work_uses_them(work: Work, members: tuple[int, ...], words: str) -> None:
-    assert device_names(gpus(3), work, members) == words
+def test_places_are_named_as_the_work_uses_them(work: Work, devices: tuple[int, ...], name: str) -> None:
+    assert device_names(gpus(3), work, devices) == name

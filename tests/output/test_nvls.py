@@ -17,7 +17,7 @@ def choices(*algorithms: str) -> list[Chosen]:
 
 
 @pytest.mark.parametrize(
-    ("title", "nccl", "setting", "multicast", "chosen", "words"),
+    ("title", "nccl", "setting", "multicast", "chosen", "state"),
     [
         ("without NCCL", "", "0", True, [], ""),
         ("nothing known", "2.28.9", None, None, [], ""),
@@ -38,10 +38,10 @@ def choices(*algorithms: str) -> list[Chosen]:
     ],
 )
 def test_the_words(
-    title: str, nccl: str, setting: str | None, multicast: bool | None, chosen: list[Chosen], words: str
+    title: str, nccl: str, setting: str | None, multicast: bool | None, chosen: list[Chosen], state: str
 ) -> None:
     run = run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 100.0)])
     run.machine = replace(run.machine, nccl=nccl, multicast=multicast)
     run.settings = replace(run.settings, environment={} if setting is None else {"NCCL_NVLS_ENABLE": setting})
     run.chosen = chosen
-    assert nvls(run) == words, title
+    assert nvls(run) == state, title

@@ -75,11 +75,11 @@ ENDS: list[tuple[int, Value, Value, Value, Value, Value]] = [
 ]
 
 
-@pytest.mark.parametrize(("place", "source", "destination", "ranks", "root", "redop"), ENDS)
+@pytest.mark.parametrize(("row_index", "source", "destination", "ranks", "root", "redop"), ENDS)
 def test_where_bytes_go_is_reported_where_they_go_one_way(
-    place: int, source: Value, destination: Value, ranks: Value, root: Value, redop: Value
+    row_index: int, source: Value, destination: Value, ranks: Value, root: Value, redop: Value
 ) -> None:
-    row = rows(hostile_run())[place]
+    row = rows(hostile_run())[row_index]
     reported = [row[name] for name in ("source", "destination", "world_size", "root", "redop")]
     assert reported == [source, destination, ranks, root, redop]
 

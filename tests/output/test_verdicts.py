@@ -69,16 +69,16 @@ def test_what_is_missing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "run", "status", "words"),
+    ("case", "run", "status", "conclusion"),
     [
         ("all agree", h200(), 0, "Labels, tools and measurement agree."),
         ("a contradiction", BROKEN, 3, "1 contradiction."),
         ("a hang", failed(BROKEN, Operation.CE_READ, (2, 3), "hang: no answer within 5 s"), 4, "1 failure and 1 contr"),
     ],
 )
-def test_exit_statuses(case: str, run: Run, status: int, words: str) -> None:
+def test_exit_statuses(case: str, run: Run, status: int, conclusion: str) -> None:
     assert verdicts.status(run, judge(run)) == status, case
-    assert words in page(run), case
+    assert conclusion in page(run), case
 
 
 def test_json_says_the_same() -> None:

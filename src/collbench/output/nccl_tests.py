@@ -112,8 +112,10 @@ def tables(run: Run) -> tuple[Table, ...]:
         raise UsageError(
             "the nccl-tests format has rows for collectives, and this run holds none: show it without --format"
         )
-    beaten = by_point(run)
-    return tuple(_table(run, group, by_communicator[key], beaten) for group, key in enumerate(by_communicator))
+    impossible_points = by_point(run)
+    return tuple(
+        _table(run, group, by_communicator[key], impossible_points) for group, key in enumerate(by_communicator)
+    )
 
 
 def config(run: Run, table: Table) -> Json:
@@ -163,7 +165,9 @@ def pci_address(device: Device) -> str:
     return f"{match[1]}:{match[2]}:{match[3]}" if match else "none"
 
 
-def _table(run: Run, group: int, measurements: list[Measurement], beaten: Mapping[DataPoint, Impossible]) -> Table:
+def _table(
+    run: Run, group: int, measurements: list[Measurement], impossible_points: Mapping[DataPoint, Impossible]
+) -> Table:
     sizes: dict[int, dict[Variant, Measurement]] = {}
     flags: dict[str, dict[str, None]] = {}  # each problem of the machine during the run, and where
     for measurement in sorted(measurements, key=lambda m: m.point.size_bytes):
@@ -183,7 +187,7 @@ def _table(run: Run, group: int, measurements: list[Measurement], beaten: Mappin
             if m.failure
         ),
         flags=tuple(f"{flag}: {', '.join(points)}" for flag, points in flags.items()),
-        impossible=tuple(_beyond(m, beaten[m.point]) for m in measurements if m.point in beaten),
+        impossible=tuple(_beyond(m, impossible_points[m.point]) for m in measurements if m.point in impossible_points),
     )
 
 
@@ -350,10 +354,10 @@ def _footer(run: Run, table: Table) -> Iterator[str]:
 def _notes(run: Run, table: Table) -> Iterator[str]:
     """Yield what a reader must know of the rows: what failed, was impossible, disturbed, skipped or interrupted."""
     yield from (f"# failed: {failure}" for failure in table.failures)
-    yield from (f"# IMPOSSIBLE: {beaten}" for beaten in table.impossible)
+    yield from (f"# IMPOSSIBLE: {line}" for line in table.impossible)
     yield from (f"# flagged: {flag}" for flag in table.flags)
     if table.group == 0:  # what was skipped is skipped in all of them
-        yield from (f"# skipped: {_one_line(sentences.skipped(left, run))}" for left in run.skipped)
+        yield from (f"# skipped: {_one_line(sentences.skipped(skip, run))}" for skip in run.skipped)
     if not run.complete:
         yield "# interrupted: rows are missing"
 
@@ -404,7 +408,7 @@ def dumps(run: Run) -> str:
         "average_bus_bandwidth": {"bandwidth": round(average_busbw(communicators), 6), "okay": "unchecked"},
         "errors": [
             *(failure for table in communicators for failure in table.failures),
-            *(f"IMPOSSIBLE: {beaten}" for table in communicators for beaten in table.impossible),
+            *(f"IMPOSSIBLE: {line}" for table in communicators for line in table.impossible),
         ],
         "end_time": _clock(started + timedelta(seconds=run.seconds)),
     }

@@ -195,7 +195,7 @@ def rows(run: Run) -> list[Row]:
         return replay_rows(run)
     origin = _origin(run)
     paths = {frozenset(path.devices): path for path in run.paths}
-    check, made = Check(run), []
+    check, every_row = Check(run), []
     spreads = {one.point: one for one in tails(run)}
     for measurement in run.measurements:
         path = None if measurement.point.variant.host_memory else paths.get(frozenset(measurement.point.members))
@@ -205,12 +205,12 @@ def rows(run: Run) -> list[Row]:
             **_point(run, measurement.point),
             **between,
             **_figures(measurement),
-            **_judged(check, measurement),
+            **_limit_fields(check, measurement),
             **_ending(run, measurement),
             **_launches(run, spreads.get(measurement.point)),
         }
-        made.append({column.name: row[column.name] for column in COLUMNS})
-    return made
+        every_row.append({column.name: row[column.name] for column in COLUMNS})
+    return every_row
 
 
 def columns_of(run: Run) -> tuple[Column, ...]:
@@ -221,9 +221,9 @@ def columns_of(run: Run) -> tuple[Column, ...]:
 def replay_rows(run: Run) -> list[Row]:
     """Return a row for each kind of call of each arm of `collbench replay`, with REPLAY_COLUMNS."""
     origin = _origin(run)
-    made = []
+    every_row = []
     for arm in run.replays:
-        shared = {**origin, **_replayed(run, arm)}
+        shared = {**origin, **_replay_fields(run, arm)}
         summary = replay.summarize(arm) if arm.trials else None
         for number, call in enumerate(arm.calls):
             row: Row = {
@@ -235,11 +235,11 @@ def replay_rows(run: Run) -> list[Row]:
                 "call_seconds": summary.by_kind[number].value if summary else None,
                 "recorded_call_seconds": call.recorded_seconds,
             }
-            made.append({column.name: row.get(column.name) for column in REPLAY_COLUMNS})
-    return made
+            every_row.append({column.name: row.get(column.name) for column in REPLAY_COLUMNS})
+    return every_row
 
 
-def _replayed(run: Run, arm: Replay) -> Row:
+def _replay_fields(run: Run, arm: Replay) -> Row:
     flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in arm.trials for flag in trial.flags)
     row: Row = {
         "job": arm.job,
@@ -274,14 +274,14 @@ def _replayed(run: Run, arm: Replay) -> Row:
 def overlap_rows(run: Run) -> list[Row]:
     """Return a row for each data point of `collbench overlap`, with OVERLAP_COLUMNS."""
     origin = _origin(run)
-    made = []
+    every_row = []
     for point in run.overlaps:
-        row = {**origin, **_overlapped(run, point)}
-        made.append({column.name: row.get(column.name) for column in OVERLAP_COLUMNS})
-    return made
+        row = {**origin, **_overlap_fields(run, point)}
+        every_row.append({column.name: row.get(column.name) for column in OVERLAP_COLUMNS})
+    return every_row
 
 
-def _overlapped(run: Run, point: Overlap) -> Row:
+def _overlap_fields(run: Run, point: Overlap) -> Row:
     devices = [run.devices[position] for position in point.members]
     flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in point.trials for flag in trial.flags)
     row: Row = {
@@ -420,11 +420,11 @@ def _to_ps(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 12)
 
 
-def _judged(check: Check, measurement: Measurement) -> Row:
+def _limit_fields(check: Check, measurement: Measurement) -> Row:
     """Return what the figures are limited by, and how many batches are beyond it."""
-    beaten = check.beaten(measurement)
-    limit = beaten.capacity if beaten else check.limit(measurement.point, 0.0)
-    return {"limit_gbs": limit.gbs if limit else None, "impossible": beaten.batches if beaten else 0}
+    impossible = check.beaten(measurement)
+    limit = impossible.capacity if impossible else check.limit(measurement.point, 0.0)
+    return {"limit_gbs": limit.gbs if limit else None, "impossible": impossible.batches if impossible else 0}
 
 
 def _ending(run: Run, measurement: Measurement) -> Row:

@@ -183,9 +183,9 @@ def wrong_data(wrong: WrongData, devices: Sequence[Device]) -> str:
 # What was not measured.
 
 
-def skipped(left: Skipped, run: Run) -> str:
+def skipped(skip: Skipped, run: Run) -> str:
     """Return what was skipped and why: "sm-write GPU0 → GPU1: no peer access, …"."""
-    what, why = skipped_what(left, run), skipped_reason(left, run)
+    what, why = skipped_what(skip, run), skipped_reason(skip, run)
     return f"{what}: {why}" if what else why
 
 
@@ -213,47 +213,47 @@ _SKIPPED_WHY = {
 }
 
 
-def skipped_what(left: Skipped, run: Run) -> str:
+def skipped_what(skip: Skipped, run: Run) -> str:
     """Return what was skipped: "sm-write GPU0 → GPU1", "sizes 8G"; "" if the reason says it."""
-    sizes = ", ".join(map(format_size, left.sizes))
-    if left.kind in _SKIPPED_WHAT:
-        return _SKIPPED_WHAT[left.kind].format(sizes=sizes)
-    if left.work is None:
-        return "host copies by NUMA node" if left.kind is SkipKind.NUMA else ""
-    return f"{left.work} {' → '.join(run.devices[position].tag for position in left.members) or f'of {sizes}'}"
+    sizes = ", ".join(map(format_size, skip.sizes))
+    if skip.kind in _SKIPPED_WHAT:
+        return _SKIPPED_WHAT[skip.kind].format(sizes=sizes)
+    if skip.work is None:
+        return "host copies by NUMA node" if skip.kind is SkipKind.NUMA else ""
+    return f"{skip.work} {' → '.join(run.devices[position].tag for position in skip.members) or f'of {sizes}'}"
 
 
-def skipped_reason(left: Skipped, run: Run) -> str:
+def skipped_reason(skip: Skipped, run: Run) -> str:
     """Return why it was skipped."""
-    if left.wrong is not None:
-        return wrong_data(left.wrong, run.devices)
+    if skip.wrong is not None:
+        return wrong_data(skip.wrong, run.devices)
     dtype = run.settings.dtype
-    silent = "nothing here reports these operations" if left.kind is SkipKind.ALGORITHMS else ""
-    return _SKIPPED_WHY[left.kind].format(
-        count=left.count,
+    silent = "nothing here reports these operations" if skip.kind is SkipKind.ALGORITHMS else ""
+    return _SKIPPED_WHY[skip.kind].format(
+        count=skip.count,
         dtype=dtype,
         width=DTYPE_BYTES.get(dtype),
-        size=format_size(left.limit_bytes or 0),
-        limit=format_approximate_size(left.limit_bytes or 0),
-        free=_free(left, run),
-        detail=left.detail or silent,
+        size=format_size(skip.limit_bytes or 0),
+        limit=format_approximate_size(skip.limit_bytes or 0),
+        free=_free(skip, run),
+        detail=skip.detail or silent,
     )
 
 
-def _free(left: Skipped, run: Run) -> str:
-    if not left.free_bytes:
+def _free(skip: Skipped, run: Run) -> str:
+    if not skip.free_bytes:
         return "half of the free memory is shared among source, target and gloo's buffers"
     names = (device.tag for device in run.devices)
-    free = zip(names, left.free_bytes, strict=False)
+    free = zip(names, skip.free_bytes, strict=False)
     amounts = ", ".join(f"{tag} {format_approximate_size(amount)}" for tag, amount in free)
     kinds = {work.registration for work in run.settings.collectives} - {Registration.NONE}
     buffers = ("three", "five", "seven")[len(kinds)]  # source, send, target; send and target of each kind
     return f"free now: {amounts}, shared by {buffers} buffers plus those of NCCL"
 
 
-def reason_alone(left: Skipped) -> Skipped:
+def reason_alone(skip: Skipped) -> Skipped:
     """Return what is equal for all that was skipped for the same reason."""
-    return replace(left, work=None, members=(), sizes=())
+    return replace(skip, work=None, members=(), sizes=())
 
 
 _ABSENT = {
@@ -298,12 +298,12 @@ _NOT_DONE = {
 
 def not_done(check: NotDone, run: Run) -> str:
     """Return which check could not be made, and what would make it possible."""
-    left = len(check.links) - _MOST_NAMES
+    others = len(check.links) - _MOST_NAMES
     names = ", ".join(" → ".join(run.devices[end].tag for end in link) for link in check.links[:_MOST_NAMES])
     return _NOT_DONE[check.kind].format(
         work=check.work,
         size=format_size(check.size_bytes),
-        links=f"{names}{f' and {left} more' if left > 0 else ''}",
+        links=f"{names}{f' and {others} more' if others > 0 else ''}",
         why=absence(check.absence, run) if check.absence else "",
         labels=", ".join(check.labels),
         sources=", ".join("CUDA's peer access" if one is Source.CUDA else one for one in check.sources),
@@ -312,12 +312,12 @@ def not_done(check: NotDone, run: Run) -> str:
 
 def what(verdict: Verdict, run: Run) -> str:
     """Return what a verdict says, with the failure or the wrong data that it rests on."""
-    said = _evidence(verdict, run)
+    text = _evidence(verdict, run)
     if verdict.failure is not None:
-        return f"{said} {failure(verdict.failure, run.devices).rstrip('.')}."
+        return f"{text} {failure(verdict.failure, run.devices).rstrip('.')}."
     if verdict.skipped is not None:
-        return f"{said} {skipped_reason(verdict.skipped, run).rstrip('.')}."
-    return said
+        return f"{text} {skipped_reason(verdict.skipped, run).rstrip('.')}."
+    return text
 
 
 _BRIDGES = {"PIX": "one PCIe bridge", "PXB": "PCIe bridges", "PHB": "a PCIe host bridge", "NODE": "the host bridges"}
@@ -352,10 +352,10 @@ def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911, PLR0912 
         case LinkCount(source, label, nvlinks):
             return f"{source} reports {label}, NVML counts {nvlinks} active NVLinks"
         case PeerAnswers(label, answers, agree):
-            said = ", ".join(f"{source} {answer}" for source, answer in answers)
+            reports = ", ".join(f"{source} {answer}" for source, answer in answers)
             if agree:
-                return f"the label {label} implies peer access, but no source allows it: {said}"
-            return f"the sources disagree on peer access: {said}"
+                return f"the label {label} implies peer access, but no source allows it: {reports}"
+            return f"the sources disagree on peer access: {reports}"
         case UnusedNvlinks(label, works):
             slow = "NCCL is no faster than PCIe" if works else "copies are no faster than PCIe allows"
             return f"{slow}, though the label is {label}" + (f" ({_names(works)})" if works else "")
@@ -458,23 +458,24 @@ def unfit(why: Why) -> str:
     )
 
 
-def left_out(left: LeftOut) -> str:
+def left_out(excluded: LeftOut) -> str:
     """Return why a device was not considered."""
-    return "; ".join(map(unfit, left.why))
+    return "; ".join(map(unfit, excluded.why))
 
 
 def refusal(error: UsageError) -> str:
     """Return why devices cannot be chosen, with the reasons against those that were not considered."""
     if not isinstance(error, TooFewLeft):
         return str(error)
-    left = len(error.devices) - len(error.out)
+    usable = len(error.devices) - len(error.out)
     named = [f"{error.devices[one.member].tag} ({left_out(one)})" for one in error.out]
     if error.predicting:
         names = "; ".join(f"without {name}" for name in named)
-        return f"cannot predict for {error.asked} of {left} devices{' ' + names if names else ''}: choose 2 to {left}"
+        without = f" {names}" if names else ""
+        return f"cannot predict for {error.asked} of {usable} devices{without}: choose 2 to {usable}"
     advice = "choose fewer, or add --allow-busy" if error.forgivable else "choose fewer"
     return (
-        f"cannot choose {error.asked} of {len(error.devices)} devices: {left} are left without {'; '.join(named)}; "
+        f"cannot choose {error.asked} of {len(error.devices)} devices: {usable} are left without {'; '.join(named)}; "
         f"{advice}"
     )
 
@@ -487,8 +488,8 @@ def tiers(ranking: Ranking) -> str:
     if ranking.all_tied:
         what = "bandwidth" if ranking.size_bytes >= TELLING_BYTES else "latency"
         noise = ", which is noise" if ranking.spread > ranking.delta else ""
-        some = f"{len(ranking.standings)} measured {kind}s of {ranking.sets}" if ranking.excused else f"{kind}s"
-        return f"all {some} tie within {ranking.spread:.1%}{noise}: the choice does not affect {what}"
+        subject = f"{len(ranking.standings)} measured {kind}s of {ranking.sets}" if ranking.excused else f"{kind}s"
+        return f"all {subject} tie within {ranking.spread:.1%}{noise}: the choice does not affect {what}"
     if ranking.failed:
         doubts = "".join(f"{count}; " for count in wrong_sets(ranking, f" of {ranking.sets} {kind}s"))
     else:
@@ -502,8 +503,8 @@ def tiers(ranking: Ranking) -> str:
 
 def wrong_sets(ranking: Ranking, of: str = "") -> list[str]:
     """Return how many sets failed: "1 failed"; and of how many all that is wrong is a rate above a limit."""
-    beaten = len(ranking.impossible)
-    counts = ((len(ranking.failed) - beaten, "failed"), (beaten, "with a rate above the limit"))
+    above_limit = len(ranking.impossible)
+    counts = ((len(ranking.failed) - above_limit, "failed"), (above_limit, "with a rate above the limit"))
     return [f"{count}{of} {outcome}" for count, outcome in counts if count]
 
 
@@ -535,10 +536,10 @@ def reason(choice: Choice, devices: Sequence[Device]) -> str:
     if choice.forgiven:
         taken = ", ".join(f"{devices[one.member].tag} ({left_out(one)})" for one in choice.forgiven)
         text += f"; with {taken}, because every set without them includes a failure"
-    if broken := [some for some in choice.failed if some not in choice.impossible]:
+    if broken := [failed_set for failed_set in choice.failed if failed_set not in choice.impossible]:
         text += f"; includes failed {device_sets(broken, devices)}"
-    if beaten := [some for some in choice.failed if some in choice.impossible]:
-        text += f"; includes {device_sets(beaten, devices)} with a rate above the limit"
+    if above_limit := [failed_set for failed_set in choice.failed if failed_set in choice.impossible]:
+        text += f"; includes {device_sets(above_limit, devices)} with a rate above the limit"
     return text
 
 
@@ -628,7 +629,9 @@ def tie_breaks(used: Sequence[TieBreak]) -> str:
 def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str:
     """Name sets of devices: "GPU2-GPU3", "GPU4", "GPU0, GPU1, GPU2"; "an unknown device" for none."""
     joints = {2: "-"}
-    tags = (joints.get(len(some), ", ").join(devices[position].tag for position in some) for some in sets)
+    tags = (
+        joints.get(len(device_set), ", ").join(devices[position].tag for position in device_set) for device_set in sets
+    )
     return "; ".join(tag or "an unknown device" for tag in tags)
 
 

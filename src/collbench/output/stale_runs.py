@@ -34,10 +34,10 @@ def unfit(reason: Unfit, run: str = "it", its: str = "its") -> str:
         case OtherOrder():
             return f"{its} devices are in a different order"
         case _:
-            return f"{run} {_did(reason)}"
+            return f"{run} {_clause(reason)}"
 
 
-def _did(reason: Unfit) -> str:  # noqa: PLR0911 - a clause for each kind
+def _clause(reason: Unfit) -> str:  # noqa: PLR0911 - a clause for each kind
     match reason:
         case OtherBackend(measured, asked):
             return f"was measured on the {measured} backend, not {asked}"

@@ -72,7 +72,7 @@ def test_an_old_page_is_replaced_whole(saved: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "words", "line"),
+    ("what", "arguments", "line"),
     [
         (
             "a page named as a run",
@@ -97,11 +97,11 @@ def test_an_old_page_is_replaced_whole(saved: Program) -> None:
         ("one of two is no run", "run.json run.html.json", "run.html.json is JSON but not a collbench run"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(saved: Program, what: str, words: str, line: str) -> None:
+def test_bad_input_is_one_line_and_writes_nothing(saved: Program, what: str, arguments: str, line: str) -> None:
     Path("folder.html").mkdir()
     Path("run.html.json").write_text("{}", encoding="utf-8")
     before = sorted(Path().rglob("*"))
-    said = saved("report", *words.split())
+    said = saved("report", *arguments.split())
     assert (said.status, said.out) == (2, ""), what
     assert line in said.line
     assert sorted(Path().rglob("*")) == before

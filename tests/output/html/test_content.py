@@ -23,7 +23,7 @@ def reported(*runs: Run) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("operation", "members", "size", "title"),
+    ("operation", "devices", "size", "title"),
     [
         ("ce-write", [0, 1], GIB, BANDWIDTH),
         ("ce-write", [3, 0], 64, BANDWIDTH),
@@ -33,10 +33,10 @@ def reported(*runs: Run) -> dict[str, Any]:
     ],
 )
 def test_a_recorded_runs_figures_are_those_of_its_file(
-    operation: str, members: list[int], size: int, title: str
+    operation: str, devices: list[int], size: int, title: str
 ) -> None:
-    value = figures(series(recorded_content(), operation), size, members, title)[1]
-    assert value == pytest.approx(recorded_gbs(operation, members, size), rel=1e-4)
+    value = figures(series(recorded_content(), operation), size, devices, title)[1]
+    assert value == pytest.approx(recorded_gbs(operation, devices, size), rel=1e-4)
 
 
 def test_a_recorded_runs_rate_and_tier_are_those_that_its_page_printed() -> None:

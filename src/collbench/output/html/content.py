@@ -155,14 +155,14 @@ _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "capacity of the links", Kind.CONTENTI
 def answers(run: Run, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Return the first screen: which devices, how fast, any problems. Each has a short answer and some lines."""
     if run.overlaps:
-        return [_beside(run), _is_anything_wrong(run, judged)]
+        return [_overlap_answer(run), _is_anything_wrong(run, judged)]
     if run.replays:
-        return [_replayed(run), _is_anything_wrong(run, judged)]
+        return [_replay_answer(run), _is_anything_wrong(run, judged)]
     ranking = evidence(run)
-    return [_which(run, ranking), _how_fast(run, ranking), _is_anything_wrong(run, judged)]
+    return [_which_devices(run, ranking), _how_fast(run, ranking), _is_anything_wrong(run, judged)]
 
 
-def _beside(run: Run) -> dict[str, Any]:
+def _overlap_answer(run: Run) -> dict[str, Any]:
     """Return the answer of a run of `collbench overlap`: the data point whose collective slows down most."""
     worst = overlap.strongest(run.overlaps)
     if worst is None:
@@ -175,7 +175,7 @@ def _beside(run: Run) -> dict[str, Any]:
     return _answer("Cost of overlap", f"{fixed(summary.collective_factor.value, 2)} × as long", lines)
 
 
-def _replayed(run: Run) -> dict[str, Any]:
+def _replay_answer(run: Run) -> dict[str, Any]:
     """Return the answer of a run of `collbench replay`."""
     first = next((arm for arm in run.replays if arm.trials), None)
     if first is None:
@@ -184,7 +184,7 @@ def _replayed(run: Run) -> dict[str, Any]:
     return _answer("Communication of a step", f"{fixed(milliseconds, 2)} ms a step", [replay_text.answer(run)])
 
 
-def _which(run: Run, ranking: Ranking | None) -> dict[str, Any]:
+def _which_devices(run: Run, ranking: Ranking | None) -> dict[str, Any]:
     out = [f"left out {line}" for line in left(run)]
     chosen = [] if ranking is None else [*choose_each(run)]
     if not chosen:
@@ -404,9 +404,9 @@ def _works(run: Run) -> list[RankedWork]:
     points: dict[Work, list[Measurement]] = defaultdict(list)
     for measurement in run.measurements:
         points[measurement.point.work].append(measurement)
-    ended = outcome(run)
+    run_outcome = outcome(run)
     parts = (replace(run, measurements=[*measurements, *broken(run, measurements)]) for measurements in points.values())
-    pages = (rank_summary(part, ended=ended).works for part in parts)
+    pages = (rank_summary(part, ended=run_outcome).works for part in parts)
     order = [family.work for family in families(run)]
     return sorted((one for works in pages for one in works), key=lambda ranked: order.index(ranked.work))
 

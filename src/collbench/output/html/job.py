@@ -19,7 +19,7 @@ _FILLS = ("#2f78c4", "#d9822b", "#3a9b5c", "#a3529e", "#c2403d", "#7a8b99", "#b8
 def content(report: Report, name: str, version: str, against: str = "") -> dict[str, Any]:
     """Return what the page says; `name` is the job's file, `against` as in text.job.page."""
     mark = "sim " if against.startswith("sim ") else ""
-    drawn = timeline(report.job)
+    job_timeline = timeline(report.job)
     tables = [
         _table(f"The step of rank {report.rank}, in order: µs of one call, GB/s of busbw", call_table(report, mark)),
         _table("Per step, ms", rank_table(report.ranks)),
@@ -29,24 +29,24 @@ def content(report: Report, name: str, version: str, against: str = "") -> dict[
         "version": version,
         "answer": headline(report),
         "lines": [" ".join(line.split()) for line in (*origin(report, against), *said(report))],
-        "timeline": None if drawn is None else _picture(report.job, drawn),
+        "timeline": None if job_timeline is None else _picture(report.job, job_timeline),
         "tables": tables,
     }
 
 
-def _table(title: str, drawn: Table) -> dict[str, Any]:
-    rows = list(zip(*(column.cells for column in drawn.columns), strict=True))
-    left = len(rows) - _MOST_ROWS
-    more = f"and {left} more rows: collbench show --json has all" if left > 0 else ""
-    heads = [str(column.header) for column in drawn.columns]
+def _table(title: str, text_table: Table) -> dict[str, Any]:
+    rows = list(zip(*(column.cells for column in text_table.columns), strict=True))
+    remaining = len(rows) - _MOST_ROWS
+    more = f"and {remaining} more rows: collbench show --json has all" if remaining > 0 else ""
+    heads = [str(column.header) for column in text_table.columns]
     return {"title": title, "heads": heads, "rows": rows[:_MOST_ROWS], "more": more}
 
 
-def _picture(job: Job, drawn: Timeline) -> dict[str, Any]:
-    names = dict.fromkeys(job.calls[bar.call].operation for _, bars in drawn.lanes for bar in bars)
+def _picture(job: Job, job_timeline: Timeline) -> dict[str, Any]:
+    names = dict.fromkeys(job.calls[bar.call].operation for _, bars in job_timeline.lanes for bar in bars)
     fills = {name: _FILLS[at % len(_FILLS)] for at, name in enumerate(names)}
-    scale = _WIDE / drawn.seconds if drawn.seconds > 0 else 0.0
-    shown = drawn.lanes[:_MOST_RANKS]
+    scale = _WIDE / job_timeline.seconds if job_timeline.seconds > 0 else 0.0
+    shown = job_timeline.lanes[:_MOST_RANKS]
     each = _MOST_BARS // len(shown)
     lanes = [
         {
@@ -57,18 +57,18 @@ def _picture(job: Job, drawn: Timeline) -> dict[str, Any]:
         }
         for at, (rank, bars) in enumerate(shown)
     ]
-    about = [f"repetition {drawn.repetition}, {milli(drawn.seconds)} from the first call"]
-    if not drawn.common_clock:
+    about = [f"repetition {job_timeline.repetition}, {milli(job_timeline.seconds)} from the first call"]
+    if not job_timeline.common_clock:
         about.append("hosts have no common clock: each rank starts at its own first call")
-    if len(drawn.lanes) > len(shown):
-        about.append(f"the first {len(shown)} of {len(drawn.lanes)} ranks")
+    if len(job_timeline.lanes) > len(shown):
+        about.append(f"the first {len(shown)} of {len(job_timeline.lanes)} ranks")
     if any(len(bars) > each for _, bars in shown):
         about.append(f"the first {each} calls of each rank")
     ticks = [
         {
             "x": _LEFT + _WIDE * at // _TICKS,
             "anchor": "start" if at == 0 else "end" if at == _TICKS else "middle",
-            "text": milli(drawn.seconds * at / _TICKS),
+            "text": milli(job_timeline.seconds * at / _TICKS),
         }
         for at in range(_TICKS + 1)
     ]

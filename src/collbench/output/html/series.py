@@ -76,7 +76,7 @@ def families(run: Run) -> list[Family]:
     for measurement in run.measurements:
         many = len(measurement.point.members) if measurement.point.work.operation.is_collective else 0
         groups[measurement.point.work, many][measurement.point.size_bytes, measurement.point.members] = measurement
-    made = []
+    every_family = []
     for (work, many), points in sorted(groups.items(), key=lambda item: (work_order(item[0][0]), item[0][1])):
         devices = next(iter(points))[1]
         with_others = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS
@@ -84,8 +84,8 @@ def families(run: Run) -> list[Family]:
         kind = "group" if many > 2 else kind
         wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
         ranked = kind != "group" and len(devices) == wanted and not with_others
-        made.append(Family(run, work, kind, points, ranked))
-    return made
+        every_family.append(Family(run, work, kind, points, ranked))
+    return every_family
 
 
 def short(value: float | None) -> float | None:
@@ -209,17 +209,21 @@ _STOPS = {
 
 def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
     """Return the run's series as JSON's own types, with the fits that `rank` has of them."""
-    fits, ended = {ranked.work: ranked.fits for ranked in works}, outcome(run)
-    there = (family for family in families(run) if any(measurement.samples for measurement in family.points.values()))
-    return [_series(family, ended, fits.get(family.work, ()) if family.ranked else ()) for family in there]
+    fits, run_outcome = {ranked.work: ranked.fits for ranked in works}, outcome(run)
+    measured_families = (
+        family for family in families(run) if any(measurement.samples for measurement in family.points.values())
+    )
+    return [
+        _series(family, run_outcome, fits.get(family.work, ()) if family.ranked else ()) for family in measured_families
+    ]
 
 
-def _series(family: Family, ended: Outcome, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
+def _series(family: Family, run_outcome: Outcome, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
     labels = labels_of(family.run, family.sets) if family.kind in ("link", "pair") else {}
     limits = limits_of(family.run, family.work, family.sets)
-    rankings = [_ranking(family, ended, size) for size in family.sizes]
-    beaten = by_point(family.run)
-    notes = [[_note(family, beaten, size, devices) for devices in family.sets] for size in family.sizes]
+    rankings = [_ranking(family, run_outcome, size) for size in family.sizes]
+    impossible_points = by_point(family.run)
+    notes = [[_note(family, impossible_points, size, devices) for devices in family.sets] for size in family.sizes]
     texts = list(dict.fromkeys(["", *(note for row in notes for note in row)]))  # many data points share them
     return {
         "name": family.name,
@@ -252,18 +256,18 @@ def _series(family: Family, ended: Outcome, fits: Sequence[Fit | Unfitted]) -> d
     }
 
 
-def _ranking(family: Family, ended: Outcome, size: int) -> Ranking | None:
+def _ranking(family: Family, run_outcome: Outcome, size: int) -> Ranking | None:
     """Return the tiers of a family at one size; `rank_links` gets these data points only, as it looks at all."""
     if not family.ranked:
         return None
     points = [measurement for (at, _), measurement in family.points.items() if at == size]
-    return rank_links(replace(family.run, measurements=points), family.work, size, ended)
+    return rank_links(replace(family.run, measurements=points), family.work, size, run_outcome)
 
 
-def broken(run: Run, besides: Sequence[Measurement]) -> list[Measurement]:
+def broken(run: Run, present: Sequence[Measurement]) -> list[Measurement]:
     """Return the other data points that failed or had wrong data, without their samples: rankings must know of them."""
     bad = [measurement for measurement in run.measurements if measurement.failure or measurement.wrong]
-    known = {measurement.point for measurement in besides} if bad else set()
+    known = {measurement.point for measurement in present} if bad else set()
     return [replace(measurement, samples=[]) for measurement in bad if measurement.point not in known]
 
 
@@ -276,13 +280,17 @@ def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
     return [[one.tier, one.relation.value[0]] if one else [] for one in ordered]
 
 
-def _note(family: Family, beaten: Mapping[DataPoint, Impossible], size: int, devices: Members) -> str:
-    """Return a note on one data point for the reader; `beaten` are the impossible ones."""
+def _note(family: Family, impossible_points: Mapping[DataPoint, Impossible], size: int, devices: Members) -> str:
+    """Return a note on one data point for the reader."""
     measurement = family.points.get((size, devices))
     if measurement is None:
         return ""
-    one = beaten.get(measurement.point)
-    sentence = f"impossible: {one.rate_gbs:.1f} GB/s, the limit is {one.capacity.gbs:.1f} GB/s" if one else ""
+    impossible = impossible_points.get(measurement.point)
+    sentence = (
+        f"impossible: {impossible.rate_gbs:.1f} GB/s, the limit is {impossible.capacity.gbs:.1f} GB/s"
+        if impossible
+        else ""
+    )
     return "; ".join(dict.fromkeys([sentence] * bool(sentence) + list(_remarks(measurement, family.run.devices))))
 
 
@@ -401,7 +409,7 @@ def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> l
     """Return a series of ratios for each of the base's series that shares a data point with the new run."""
     changes = {(change.key.work, change.key.members, change.key.size_bytes): change for change in comparison.changes}
     by_name = {one["name"]: one for one in base}
-    made = []
+    every_series = []
     for family in families(comparison.base):
         keys = [(str(family.work), unordered(family.work, one)) for one in family.sets]
         points = {
@@ -410,8 +418,8 @@ def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> l
             for column, (work, devices) in enumerate(keys)
             if (work, devices, size) in changes
         }
-        made += [_ratios(by_name[family.name], points)] if points else []
-    return made
+        every_series += [_ratios(by_name[family.name], points)] if points else []
+    return every_series
 
 
 def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
@@ -453,17 +461,17 @@ def _letter(change: Change | None) -> str:
     """Return the shade: the middle one where nothing is significant, else by how far the ratio is from 1."""
     if change is None:
         return "-"
-    far = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10 % away
-    return _LETTERS[_SIGNS.get(change.verdict, 0) * max(1, sum(far >= least for least in _STEPS))]
+    distance = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10 % away
+    return _LETTERS[_SIGNS.get(change.verdict, 0) * max(1, sum(distance >= least for least in _STEPS))]
 
 
 def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each series at its largest size the median and the ends of its ratios, and the counts of verdicts."""
-    made = []
+    summaries = []
     for one in series:
         known = [value for value in one["figures"][0]["value"][-1] if value is not None]
         counts = Counter(_NOTES[note] for row in one["notes"] for note in row if note)
-        made.append(
+        summaries.append(
             {
                 "name": one["name"],
                 "size": one["size_names"][-1],
@@ -472,7 +480,7 @@ def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "counts": [counts[verdict] for verdict in Verdict],
             }
         )
-    return made
+    return summaries
 
 
 def as_a_whole(comparison: Comparison) -> list[str]:

@@ -75,15 +75,17 @@ def small_print(runs: Sequence[Named], inches: float) -> str:
 
 def _origin(run: Run) -> str:
     devices = counted(clean(device.name, 40) for device in run.devices)
-    machine, beaten = run.machine, impossible(run)
-    made = f"collbench {clean(run.version, 20)}, {clean(run.started[:10], 10)}{'' if run.complete else ', interrupted'}"
-    made += f"; IMPOSSIBLE rates in {len(beaten)} data points" if beaten else ""
+    machine, impossible_points = run.machine, impossible(run)
+    stamp = (
+        f"collbench {clean(run.version, 20)}, {clean(run.started[:10], 10)}{'' if run.complete else ', interrupted'}"
+    )
+    stamp += f"; IMPOSSIBLE rates in {len(impossible_points)} data points" if impossible_points else ""
     if capabilities(run.backend).simulated:
-        return f"SIMULATED machine '{clean(machine.fabric, 40)}', {devices}; {made}"
+        return f"SIMULATED machine '{clean(machine.fabric, 40)}', {devices}; {stamp}"
     backend = ", CPU cores (host backend)" if capabilities(run.backend).cores else ""
     versions = [f"driver {machine.driver}"] * bool(machine.driver) + [f"NCCL {machine.nccl}"] * bool(machine.nccl)
     parts = [f"{clean(machine.hostname, 40)}, {devices}{backend}", *versions, *([nvls(run)] if nvls(run) else [])]
-    return f"{clean('; '.join(parts), 200)}; {made}"
+    return f"{clean('; '.join(parts), 200)}; {stamp}"
 
 
 # A matplotlib figure that is the same bytes everywhere: settings, colors, the three file formats, accessible SVG.

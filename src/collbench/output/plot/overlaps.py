@@ -23,12 +23,14 @@ Summaries = dict[int, OverlapSummary]  # by size in bytes
 
 def curves(runs: Sequence[Named]) -> Picture:
     """Return the picture of the collectives' factors over size, a line with 95 % intervals for each condition."""
-    lines = [(_called(named, condition, runs), ones) for named in runs for condition, ones in _measured(named.run)]
+    lines = [
+        (_called(named, condition, runs), summaries) for named in runs for condition, summaries in _measured(named.run)
+    ]
     title = f"{_sim(runs)}overlap with compute over message size"
-    drawn, axes = figure_of((_WIDTH, _HEIGHT), title, runs)
+    figure, axes = figure_of((_WIDTH, _HEIGHT), title, runs)
     strokes = []
-    for number, (name, ones) in enumerate(lines):
-        factors = {size: one.collective_factor for size, one in ones.items()}
+    for number, (name, summaries) in enumerate(lines):
+        factors = {size: one.collective_factor for size, one in summaries.items()}
         band = {size: factor.interval for size, factor in factors.items() if factor.interval is not None}
         strokes.append(Stroke(name, {size: factor.value for size, factor in factors.items()}, band, 0))
         stroke(axes, strokes[-1], number)
@@ -37,7 +39,7 @@ def curves(runs: Sequence[Named]) -> Picture:
     frame(axes, sorted({size for line in strokes for size in line.rates}), _HEADROOM * top, f"{_QUANTITY}, ×")
     axes.set_xlabel("message size, bytes (bands: 95 % interval)")
     about = [f"{line.name}: {_factors(line)}." for line in strokes]
-    return Picture(drawn, title, " ".join([*about, origins(runs)]))
+    return Picture(figure, title, " ".join([*about, origins(runs)]))
 
 
 def heatmap(named: Named) -> Picture:
@@ -48,16 +50,16 @@ def heatmap(named: Named) -> Picture:
     from matplotlib.patches import Rectangle
 
     rows = _measured(named.run)
-    sizes = sorted({size for _, ones in rows for size in ones})
+    sizes = sorted({size for _, summaries in rows for size in summaries})
     names = [clean(condition_name(condition), 60) for condition, _ in rows]
     title = f"{_sim([named])}overlap, {_QUANTITY}"
     inches = (_COLUMN * len(sizes) + 1.6 + _LETTER * max(map(len, names)), _ROW * len(rows) + 1.4)
-    drawn, axes = figure_of(inches, title, [named])
-    top = max(one.collective_factor.value for _, ones in rows for one in ones.values())
+    figure, axes = figure_of(inches, title, [named])
+    top = max(one.collective_factor.value for _, summaries in rows for one in summaries.values())
     colours, tips = colormaps["viridis_r"], {}
-    for row, (condition, ones) in enumerate(rows):
+    for row, (condition, summaries) in enumerate(rows):
         for column, size in enumerate(sizes):
-            one = ones.get(size)
+            one = summaries.get(size)
             share = one.collective_factor.value / top if one else 0.0
             look = colours(share) if one else "#E0E0E0"
             square = Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=look, edgecolor="white")
@@ -78,17 +80,17 @@ def heatmap(named: Named) -> Picture:
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    drawn.colorbar(ScalarMappable(Normalize(0, top), colours), ax=axes, label="×", shrink=0.8)
-    return Picture(drawn, title, f"{'. '.join(tips.values())}. {origins([named])}", tips)
+    figure.colorbar(ScalarMappable(Normalize(0, top), colours), ax=axes, label="×", shrink=0.8)
+    return Picture(figure, title, f"{'. '.join(tips.values())}. {origins([named])}", tips)
 
 
 def _measured(run: Run) -> list[tuple[Condition, Summaries]]:
     """Return the measured data points of each condition that has any."""
-    summaries = [
-        (condition, {one.size_bytes: summarize(one) for one in ones if one.trials})
-        for condition, ones in by_condition(run.overlaps).items()
+    measured = [
+        (condition, {one.size_bytes: summarize(one) for one in points if one.trials})
+        for condition, points in by_condition(run.overlaps).items()
     ]
-    return [(condition, ones) for condition, ones in summaries if ones]
+    return [(condition, summaries) for condition, summaries in measured if summaries]
 
 
 def _called(named: Named, condition: Condition, runs: Sequence[Named]) -> str:

@@ -62,7 +62,7 @@ def draw(shown: Sequence[Shown], size_bytes: int | None) -> Picture:
     works = [work for _, work in shown]
     runs = list({named.name: named for named, _ in shown}.values())
     title = f"{subject(works, runs)} at {format_size(size)} over the number of GPUs"
-    drawn, axes = figure_of((_WIDTH, _HEIGHT), title, runs)
+    plotted, axes = figure_of((_WIDTH, _HEIGHT), title, runs)
     for number, line in enumerate(lines):
         _draw(axes, line, number)
     top = max(high for line in lines for _, _, high in line.points.values())
@@ -72,7 +72,7 @@ def draw(shown: Sequence[Shown], size_bytes: int | None) -> Picture:
     axes.margins(x=0.08)
     axes.set_xlabel("GPUs in the communicator (bars: slowest to fastest set; 95 % interval of a single set)")
     lines_frame(axes, _HEADROOM * top, quantity(works))
-    return Picture(drawn, title, " ".join([*map(_about, lines), origins(runs)]))
+    return Picture(plotted, title, " ".join([*map(_about, lines), origins(runs)]))
 
 
 def _common_size(shown: Iterable[Shown]) -> int:

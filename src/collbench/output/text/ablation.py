@@ -100,8 +100,8 @@ def _remarks(ablation: Ablation) -> Iterator[str]:
         yield from _on_gpu(ablation, result.gpu)
     elif result.needed is not None and ablation.measure is Measure.STEP:
         yield "unknown whether the host bounds a step: the script prints no gpu_time (docs/ablate.md)"
-    made = len(ablation.arms[0].runs)
-    if result.needed is not None and result.needed > made:
+    run_count = len(ablation.arms[0].runs)
+    if result.needed is not None and result.needed > run_count:
         runs = [run.wall_seconds for run in ablation.made if run.status == 0]
         spent = 2 * result.needed * fmean(runs)
         yield (
@@ -193,14 +193,14 @@ def _table(ablation: Ablation) -> Table:
     heads = (f"all-reduce {format_size(size)}" for size in sizes)
     gpu = None if ablation.result is None else ablation.result.gpu
     own = ("GPU's own",) if gpu is not None else ()
-    made = table("arm", "runs", _WHAT[ablation.measure], "95 %", *own, *heads)
+    arm_table = table("arm", "runs", _WHAT[ablation.measure], "95 %", *own, *heads)
     results: tuple[ArmResult | None, ...] = (None, None) if ablation.result is None else ablation.result.arms
     for number, (arm, result) in enumerate(zip(ablation.arms, results, strict=True)):
         good = sum(run.status == 0 for run in arm.runs)
         took = ("-", "-") if result is None else (format_seconds(result.seconds), format_range(*result.interval))
         worked = (format_seconds(gpu.arms[number].seconds),) if gpu is not None else ()
-        made.add_row(arm.name, str(good), *took, *worked, *(_allreduce(arm, size) for size in sizes))
-    return made
+        arm_table.add_row(arm.name, str(good), *took, *worked, *(_allreduce(arm, size) for size in sizes))
+    return arm_table
 
 
 def _allreduce(arm: Arm, size: int) -> str:

@@ -166,14 +166,13 @@ def _answer_lines(answers: Answers, answer: Answer, width: int) -> tuple[Text, T
 
 def _beaten(answers: Answers, answer: Answer) -> str:
     """Return what is impossible, for which the figure is not judged."""
-    beaten = answer.impossible
-    if answer.standing is not ReferenceVerdict.NOT_JUDGED or beaten is None:
+    impossible = answer.impossible
+    if answer.standing is not ReferenceVerdict.NOT_JUDGED or impossible is None:
         return ""
-    where = sentences.device_sets([beaten.capacity.devices], answers.run.devices)
-    what = f"{beaten.point.work} at {format_size(beaten.point.size_bytes)}"
-    return (
-        f"; {what} reached {figure(beaten.rate_gbs)} GB/s, and the capacity of {where} is {figure(beaten.capacity.gbs)}"
-    )
+    where = sentences.device_sets([impossible.capacity.devices], answers.run.devices)
+    what = f"{impossible.point.work} at {format_size(impossible.point.size_bytes)}"
+    limit = figure(impossible.capacity.gbs)
+    return f"; {what} reached {figure(impossible.rate_gbs)} GB/s, and the capacity of {where} is {limit}"
 
 
 def _on(work: Work, ranks: int, answer: Answer) -> str:
@@ -327,12 +326,12 @@ def _answer_json(answer: Answer) -> _Json:
 
 def _impossible_json(answer: Answer) -> _Json | None:
     """Return the data point of the run that beats its limit, for which an answer is not judged."""
-    beaten = answer.impossible
-    if beaten is None:
+    impossible = answer.impossible
+    if impossible is None:
         return None
-    point, limit = beaten.point, beaten.capacity
+    point, limit = impossible.point, impossible.capacity
     data_point = {"work": str(point.work), "members": list(point.members), "size_bytes": point.size_bytes}
-    return data_point | {"gbs": beaten.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}
+    return data_point | {"gbs": impossible.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}
 
 
 # The page of `collbench compare`: other differences, what became worse or better, counts, a verdict.
@@ -460,14 +459,14 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     groups = _rows(comparison, changes)
     yield Text(f"\n{sim(comparison.base, 'sim: ')}{verdict.value}", style=_STYLES[verdict])
     rows = table("where", "points", "size", "base", "new", "bandwidth", "interval", keys=3)
-    for name, ours in groups[:most]:
-        shown = max(ours, key=lambda change: change.key.size_bytes)
+    for name, row_changes in groups[:most]:
+        shown = max(row_changes, key=lambda change: change.key.size_bytes)
         if shown.key.size_bytes < TELLING_BYTES:  # of small messages the time
             figures = [f"{figure(seconds * 1e6)} µs" for seconds in (shown.base_seconds, shown.new_seconds)]
         else:
             figures = [f"{figure(gbs)} GB/s" for gbs in (shown.base_gbs, shown.new_gbs)]
         size = format_size(shown.key.size_bytes)
-        rows.add_row(name, str(len(ours)), size, *figures, *_ratio(shown.ratio, shown.interval))
+        rows.add_row(name, str(len(row_changes)), size, *figures, *_ratio(shown.ratio, shown.interval))
     yield rows
     yield from _more(len(groups) - most)
 
@@ -481,11 +480,11 @@ def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, 
     for change in changes:
         by_devices[change.key.work, change.key.members].append(change)
     rows: dict[str, list[Change]] = defaultdict(list)
-    for (work, devices), ours in by_devices.items():
+    for (work, devices), device_changes in by_devices.items():
         every = works[work, len(devices)]
         whole = len(every) > 2 and all((work, other) in by_devices for other in every)
         name = f"{work} on all {len(every)}" if whole else f"{work} {_device_names(comparison.base, devices, work)}"
-        rows[name] += ours
+        rows[name] += device_changes
     return sorted(rows.items(), key=lambda row: -max(abs(1 - change.ratio) for change in row[1]))
 
 

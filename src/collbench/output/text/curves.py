@@ -211,11 +211,11 @@ def spreads(curves: Iterable[Mapping[int, Summary]]) -> dict[int, Spread]:
     for curve in curves:
         for size, summary in curve.items():
             summaries_at[size].append(summary)
-    made = {}
+    spread_by_size = {}
     for size, summaries in sorted(summaries_at.items()):
         rates = [summary.busbw for summary in summaries]
-        made[size] = Spread(median(one.seconds for one in summaries), min(rates), median(rates), max(rates))
-    return made
+        spread_by_size[size] = Spread(median(one.seconds for one in summaries), min(rates), median(rates), max(rates))
+    return spread_by_size
 
 
 def lines_of(run: Run, work: Work, curves: Curves) -> list[Line]:
@@ -249,8 +249,8 @@ def _line(name: str, mark: str, sets: Sequence[Members], curves: Curves) -> Line
 
 
 def _alone(work: Work, curves: Curves) -> Curves:
-    """Return the sets that `affinity` ranks: links, pairs, or of host copies devices."""
+    """Return the sets that `rank` puts in tiers: links, pairs, or of host copies devices."""
     if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
         return {}
     wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2
-    return {some: curve for some, curve in curves.items() if len(some) == wanted}
+    return {devices: curve for devices, curve in curves.items() if len(devices) == wanted}

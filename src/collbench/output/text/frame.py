@@ -375,11 +375,11 @@ def _points(points: Sequence[Measurement]) -> str:
 def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[str]:
     """Yield a line for each reason of these kinds (None: of all), with the first of what was skipped for it."""
     reasons: dict[Skipped, list[Skipped]] = {}
-    for left in run.skipped:
-        if kinds is None or left.kind in kinds:
-            reasons.setdefault(sentences.reason_alone(left), []).append(left)
+    for skip in run.skipped:
+        if kinds is None or skip.kind in kinds:
+            reasons.setdefault(sentences.reason_alone(skip), []).append(skip)
     for group in reasons.values():
-        what = list(dict.fromkeys(filter(None, (sentences.skipped_what(left, run) for left in group))))
+        what = list(dict.fromkeys(filter(None, (sentences.skipped_what(skip, run) for skip in group))))
         more = f" and {len(what) - _MOST_NAMES} more" if len(what) > _MOST_NAMES else ""
         joint = ": " if what else ""
         reason = sentences.skipped_reason(group[0], run)
@@ -389,17 +389,18 @@ def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[s
 def _interference(run: Run) -> Iterator[str]:
     """Yield what the interference check found: whether pairs keep their rates while other pairs are busy."""
     trusted = [check for check in run.interference_checks if check.trusted]
-    apart: dict[tuple[str, Work], list[InterferenceCheck]] = defaultdict(list)
+    disagreeing: dict[tuple[str, Work], list[InterferenceCheck]] = defaultdict(list)
     for check in run.interference_checks:
         if not check.trusted:
-            apart[check.label, Work(check.operation, check.variant)].append(check)
+            disagreeing[check.label, Work(check.operation, check.variant)].append(check)
     if trusted:
+        pairs = _which(trusted, {label for label, _ in disagreeing})
         yield (
-            f"checked   interference: {_which(trusted, {label for label, _ in apart})} timed concurrently and isolated "
+            f"checked   interference: {pairs} timed concurrently and isolated "
             f"agree within {max(abs(1 - check.ratio) for check in trusted):.1%} "
             f"({amount(len(trusted), 'comparison')})"
         )
-    for (label, work), checks in apart.items():
+    for (label, work), checks in disagreeing.items():
         sizes = sorted({check.size_bytes for check in checks if check.size_bytes is not None})
         at = f" at {', '.join(map(format_size, sizes))}" if sizes else ""
         ratios = [check.ratio for check in checks]
@@ -408,7 +409,7 @@ def _interference(run: Run) -> Iterator[str]:
         yield (
             f"isolated  {work} on {label} pairs{at}: concurrently they reach {share} of their isolated rate ({allowed})"
         )
-    if any(is_pcie(label) for label, _ in apart):
+    if any(is_pcie(label) for label, _ in disagreeing):
         yield "isolated  all pairs on PCIe: their paths share links"
 
 
@@ -442,8 +443,8 @@ def worst_troubles(run: Run) -> str:
     """Return the headline without its first word, which parsers of nccl-tests' text search for."""
     troubles = outcome(run).troubles
     worst = "; ".join(_described(run, trouble) for trouble in troubles[:_MOST_SETS])
-    left = len(troubles) - _MOST_SETS
-    more = f"; and {left} more" if left > 0 else ""
+    remaining = len(troubles) - _MOST_SETS
+    more = f"; and {remaining} more" if remaining > 0 else ""
     return f"{worst}{more}{' (sim)' if capabilities(run.backend).simulated else ''}"
 
 

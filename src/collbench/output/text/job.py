@@ -64,19 +64,19 @@ def page(report: Report, against: str = "") -> Iterator[Block]:
         len(report.rows) > _FEW_ROWS,
     )
     if len(report.rows) > _FEW_ROWS:
-        left = len(report.distinct) - len(few)
-        more = f", and {left} more" if left > 0 else ""
+        remaining = len(report.distinct) - len(few)
+        more = f", and {remaining} more" if remaining > 0 else ""
         yield from short(Text(f"equal calls are grouped{more}: --verbose shows all in order"))
     if len(report.rows) > _MOST_ROWS:
         yield from whole("tables", Text(f"and {len(report.rows) - _MOST_ROWS} more rows: --json has all"))
     yield from _ranks(report)
     yield from both("tails", Lines("\n" + "\n".join(_folded(said(report)))))
-    drawn = timeline(report.job)
-    if drawn is not None:
+    job_timeline = timeline(report.job)
+    if job_timeline is not None:
         few_lines, lines = (
-            Text("\n" + "\n".join(timeline_lines(report.job, drawn, most))) for most in (_FEW_RANKS, _MOST_RANKS)
+            Text("\n" + "\n".join(timeline_lines(report.job, job_timeline, most))) for most in (_FEW_RANKS, _MOST_RANKS)
         )
-        yield from _lengths(few_lines, lines, len(drawn.lanes) > _FEW_RANKS)
+        yield from _lengths(few_lines, lines, len(job_timeline.lanes) > _FEW_RANKS)
 
 
 def _lengths(few: RenderableType, all_of_it: RenderableType, differ: bool) -> Iterator[Block]:
@@ -200,27 +200,30 @@ def _late_json(one: LateRank) -> dict[str, Any]:
     }
 
 
-def timeline_lines(job: Job, drawn: Timeline, most: int) -> Iterator[str]:
+def timeline_lines(job: Job, job_timeline: Timeline, most: int) -> Iterator[str]:
     """Yield a step as characters: a row a rank, a letter an operation, as long as its kernel ran."""
-    letters = _letters(job, drawn)
-    clock = "" if drawn.common_clock else "; hosts have no common clock: each rank starts at its own first call"
-    yield filled(f"one step (repetition {drawn.repetition}), {milli(drawn.seconds)} from the first call{clock}", _PAGE)
-    wide = max(len(f"rank {rank}") for rank, _ in drawn.lanes[:most])
-    scale = (_COLUMNS - 1) / drawn.seconds if drawn.seconds > 0 else 0.0
-    for rank, bars in drawn.lanes[:most]:
+    letters = _letters(job, job_timeline)
+    clock = "" if job_timeline.common_clock else "; hosts have no common clock: each rank starts at its own first call"
+    yield filled(
+        f"one step (repetition {job_timeline.repetition}), {milli(job_timeline.seconds)} from the first call{clock}",
+        _PAGE,
+    )
+    wide = max(len(f"rank {rank}") for rank, _ in job_timeline.lanes[:most])
+    scale = (_COLUMNS - 1) / job_timeline.seconds if job_timeline.seconds > 0 else 0.0
+    for rank, bars in job_timeline.lanes[:most]:
         row = ["."] * _COLUMNS
         for bar in bars:
             first = int(bar.start * scale)
             last = min(_COLUMNS, max(first + 1, int((bar.start + (bar.seconds or 0.0)) * scale)))
             row[first:last] = letters[job.calls[bar.call].operation] * (last - first)
         yield f"{f'rank {rank}':<{wide}}  {''.join(row)}"
-    more = len(drawn.lanes) - most
+    more = len(job_timeline.lanes) - most
     names = ", ".join(f"{letter} {one_line(operation)}" for operation, letter in letters.items())
     yield filled(names + (f"; and {amount(more, 'rank')} more" if more > 0 else ""), _PAGE)
 
 
-def _letters(job: Job, drawn: Timeline) -> dict[str, str]:
-    used = dict.fromkeys(job.calls[bar.call].operation for _, bars in drawn.lanes for bar in bars)
+def _letters(job: Job, job_timeline: Timeline) -> dict[str, str]:
+    used = dict.fromkeys(job.calls[bar.call].operation for _, bars in job_timeline.lanes for bar in bars)
     free = iter("CEFHIJKLMNOPQTUVWXYZ")
     return {operation: _LETTERS.get(operation) or next(free, "?") for operation in used}
 
@@ -279,7 +282,7 @@ def _call_table(report: Report, rows: Sequence[Row], mark: str) -> Table:
     isolated = any(row.alone is not None for row in report.distinct)
     heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
     heads += [f"{mark}alone"] * isolated + [f"{mark}overlap"] * concurrently
-    made = table(*heads, left=("call", "dtype", "group"), keys=2)
+    calls = table(*heads, left=("call", "dtype", "group"), keys=2)
     for row in rows:
         call = job.calls[row.call]
         cells = [
@@ -296,8 +299,8 @@ def _call_table(report: Report, rows: Sequence[Row], mark: str) -> Table:
             cells.append(_rate(_busbw(job, call, row.alone)))
         if concurrently:
             cells.append(_rate(_busbw(job, call, row.concurrent)))
-        made.add_row(*cells)
-    return made
+        calls.add_row(*cells)
+    return calls
 
 
 def _busbw(job: Job, call: Call, seconds: float | None) -> float | None:
@@ -336,16 +339,16 @@ def _ranks(report: Report) -> Iterator[Block]:
 
 def rank_table(rows: Sequence[RankRow]) -> Table:
     """Return each rank's step: its calls, its length, and its kernels' time as waiting and transfer, ms."""
-    made = table("rank", "calls", "steps", "step", "kernels", "waiting", "transfer")
+    ranks = table("rank", "calls", "steps", "step", "kernels", "waiting", "transfer")
     for row in rows:
         moving = None if row.kernels is None or row.waiting is None else max(0.0, row.kernels - row.waiting)
-        made.add_row(
+        ranks.add_row(
             str(row.rank),
             str(row.calls),
             str(row.repetitions),
             *("-" if one is None else figure(one * _MILLI, 2) for one in (row.step, row.kernels, row.waiting, moving)),
         )
-    return made
+    return ranks
 
 
 def _steps(report: Report) -> str:

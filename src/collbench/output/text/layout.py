@@ -147,12 +147,12 @@ def trim(table: Summary, width: int) -> list[RenderableType]:
     spare = [column for name in table.spare for column in table.columns if column.header == name]
     if table.row_count <= _FEW_ROWS:
         return list(fold(table, width))
-    kept, gone = list(table.columns), list[str]()
+    kept, hidden = list(table.columns), list[str]()
     while spare and _width(kept) > width:
-        gone.append(str(spare[0].header))
+        hidden.append(str(spare[0].header))
         kept.remove(spare.pop(0))
-    pieces = [named(f"hidden    {', '.join(reversed(gone))}: {table.elsewhere}", width)] if gone else []
-    return [*fold(_of(kept) if gone else table, width), *map(Text, pieces)]
+    pieces = [named(f"hidden    {', '.join(reversed(hidden))}: {table.elsewhere}", width)] if hidden else []
+    return [*fold(_of(kept) if hidden else table, width), *map(Text, pieces)]
 
 
 def fold(table: Table, width: int) -> list[Table]:

@@ -318,7 +318,7 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, one table for each communicator; of many the short page compares the largest size."""
     yield from whole("header", Lines(header(run)))
     groups = sorted(dict.fromkeys((m.point.operation, m.point.members) for m in run.measurements))
-    few, beaten, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
+    few, impossible_points, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
     if any(measurement.samples for measurement in run.measurements):
         yield from both("notes", *_normal(run))
     if not few:
@@ -329,15 +329,15 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
         compared = _by_memory(run, operation, devices) if len(kinds) > 1 else []
         if compared:
             yield from both("tables", head, *compared)
-            yield from whole("tables", Text(), _table(run, measurements, beaten))
+            yield from whole("tables", Text(), _table(run, measurements, impossible_points))
             continue
-        yield from whole("tables", head, _table(run, measurements, beaten))
+        yield from whole("tables", head, _table(run, measurements, impossible_points))
         if few:
             # The largest size, and below it as many as fit at even steps.
             sizes = sorted({measurement.point.size_bytes for measurement in measurements}, reverse=True)
             kept = sizes[:: ceil(len(measurements) / _FEW_ROWS)]
             spaced = [measurement for measurement in measurements if measurement.point.size_bytes in kept]
-            yield from short(head, _table(run, spaced, beaten, without=_ONLY_WHOLE))
+            yield from short(head, _table(run, spaced, impossible_points, without=_ONLY_WHOLE))
     for operation in dict.fromkeys(operation for operation, _ in groups):
         yield from whole("tables", Text(_legend(run, operation)))
     if run.latencies:
@@ -349,11 +349,11 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def _by_memory(run: Run, operation: Operation, devices: tuple[int, ...]) -> list[RenderableType]:
     """Return the comparison of kinds of memory, out of place and in place; nothing if there is only one kind."""
-    drawn: list[RenderableType] = []
+    comparisons: list[RenderableType] = []
     for variant in (Variant.PLAIN, Variant.IN_PLACE):
         parts = list(comparison(run, operation, devices, variant, sim(run, " (sim)")))
-        drawn += [Text(f"\n{operation} {variant}")] * bool(drawn and parts) + parts
-    return drawn
+        comparisons += [Text(f"\n{operation} {variant}")] * bool(comparisons and parts) + parts
+    return comparisons
 
 
 def _communicators(run: Run) -> Iterator[RenderableType]:
@@ -429,7 +429,7 @@ def _legend(run: Run, operation: Operation) -> str:
 def _table(
     run: Run,
     measurements: Sequence[Measurement],
-    beaten: Mapping[DataPoint, Impossible],
+    impossible_points: Mapping[DataPoint, Impossible],
     without: Sequence[str] = (),
 ) -> Table:
     """Return the table of one communicator, but for columns without a single figure."""
@@ -439,15 +439,18 @@ def _table(
         key=lambda m: (m.point.size_bytes, m.point.variant is Variant.IN_PLACE, memory.index(m.point.registration)),
     )
     several = kinds_of(run) if len({measurement.point.registration for measurement in ordered}) > 1 else ()
-    rows = [_columns(run, measurement, several, impossible=measurement.point in beaten) for measurement in ordered]
+    rows = [
+        _columns(run, measurement, several, impossible=measurement.point in impossible_points)
+        for measurement in ordered
+    ]
     filled = {head for row in rows for head, text in row.items() if text not in ("", "-")} | {"size", "wrong"}
     heads = [head for head in rows[0] if head in filled and head not in without]
     keys = sum(head in ("size", "in place", "memory") for head in heads)
     shown = ("busbw GB/s" if head == "busbw" else head for head in heads)
-    made = table(*shown, left=("in place", "memory", "flags"), keys=keys)
+    points_table = table(*shown, left=("in place", "memory", "flags"), keys=keys)
     for row in rows:
-        made.add_row(*(row[head] for head in heads))
-    return made
+        points_table.add_row(*(row[head] for head in heads))
+    return points_table
 
 
 def _columns(run: Run, measurement: Measurement, kinds: Sequence[Registration], *, impossible: bool) -> dict[str, str]:
@@ -561,26 +564,26 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
     yield Text(f"{sim(run)}pairs by {title}")
     operations = _on_pairs(run)
     spare = [operation.value for operation in reversed(operations) if operation not in _shown(run)]
-    made = Summary(spare, "widen the terminal, or run collbench show RUN.JSON --operation OP")
+    pairs_table = Summary(spare, "widen the terminal, or run collbench show RUN.JSON --operation OP")
     for head in ("tier", "pair", "label"):
-        made.add_column(head)
+        pairs_table.add_column(head)
     for head in (*operations, "interval"):
-        made.add_column(head, justify="right")
-    made.add_column("vs best")
+        pairs_table.add_column(head, justify="right")
+    pairs_table.add_column("vs best")
     rankings = (rank_pairs(run, operation, _largest(run, operation)) for operation in operations)
     rates = [{one.pair: one.gbs for one in each.standings} if each else {} for each in rankings]
     most, best, worst = rows
     gap = len(ranking.standings) > most
     for index, standing in enumerate(ranking.standings):
         if gap and index == best:
-            made.add_row("…", "more")
+            pairs_table.add_row("…", "more")
         if gap and best <= index < len(ranking.standings) - worst:
             continue
         names = "-".join(run.devices[position].tag for position in standing.pair)
         figures = [f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in rates]
         interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
-        made.add_row(str(standing.tier), names, standing.label, *figures, interval, standing.relation.value)
-    yield made
+        pairs_table.add_row(str(standing.tier), names, standing.label, *figures, interval, standing.relation.value)
+    yield pairs_table
     yield Text(sentence(sentences.tiers(ranking)))
 
 
@@ -589,8 +592,8 @@ def _recommendations(run: Run) -> Iterator[str]:
     for chosen in choose_each(run):
         tags = ", ".join(run.devices[position].tag for position in chosen.members)
         yield f"best {len(chosen.members):<3} {tags}: {sentences.reason(chosen, run.devices)}{sim(run, ' (sim)')}"
-    for left in left_out(run):
-        yield f"left out {run.devices[left.member].tag}: {sentences.left_out(left)}"
+    for excluded in left_out(run):
+        yield f"left out {run.devices[excluded.member].tag}: {sentences.left_out(excluded)}"
 
 
 # The page that belongs to a run: the one that the command which measured it printed.
@@ -621,12 +624,12 @@ _PAGES: dict[CommandKind, Callable[[Run], Page]] = {
 def page(run: Run) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks, top to bottom."""
     yield from alarm(run)
-    drawn = _PAGES.get(run.settings.kind, collectives_page)
-    if drawn is collectives_page and not all(
+    page_of_kind = _PAGES.get(run.settings.kind, collectives_page)
+    if page_of_kind is collectives_page and not all(
         measurement.point.operation.is_collective for measurement in run.measurements
     ):
-        drawn = pairs_page  # no command measures that, but a file may hold it
-    yield from drawn(run)
+        page_of_kind = pairs_page  # no command measures that, but a file may hold it
+    yield from page_of_kind(run)
 
 
 # What --section shows of any run, whichever command measured it.

@@ -306,17 +306,19 @@ def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
     names = compressed([origin.names[node] for node in choice.members])
     yield f"chosen    {names}{origin.mark}"
     sets = dict.fromkeys(origin.gpus)
-    for some in sets:  # a line for all nodes where they take the same GPUs, else one for each set
-        nodes = [origin.names[node] for node, own in zip(choice.members, origin.gpus, strict=True) if own == some]
+    for gpus in sets:  # a line for all nodes where they take the same GPUs, else one for each set
+        nodes = [
+            origin.names[node] for node, node_gpus in zip(choice.members, origin.gpus, strict=True) if node_gpus == gpus
+        ]
         where = "each node" if len(sets) == 1 else compressed(nodes)
-        yield f"gpus      {', '.join(map(str, some))} on {where}{origin.mark}"
+        yield f"gpus      {', '.join(map(str, gpus))} on {where}{origin.mark}"
     yield f"why       {reason(choice.reason)}{origin.mark}"
     if choice.band is not None:
         low, high = choice.band
         yield f"predicted all-reduce busbw {fixed(low)}–{fixed(high)} GB/s{origin.mark}"
     if choice.heuristic:
         yield "search    heuristic: switches are filled greedily"
-    alike: dict[str, list[str]] = defaultdict(list)
+    by_reason: dict[str, list[str]] = defaultdict(list)
     for node, why in choice.left_out:
-        alike[left_out(why)].append(origin.names[node])
-    yield from (f"left out  {compressed(nodes)}: {text}{origin.mark}" for text, nodes in alike.items())
+        by_reason[left_out(why)].append(origin.names[node])
+    yield from (f"left out  {compressed(nodes)}: {text}{origin.mark}" for text, nodes in by_reason.items())

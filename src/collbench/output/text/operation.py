@@ -68,7 +68,7 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
                 # So many sizes as a short page has room for, the largest among them.
                 sizes = sorted({size for curve in curves.values() for size in curve}, reverse=True)
                 kept = sizes[:: ceil(len(sizes) / _FEW_SIZES)]
-                few = {some: {size: at[size] for size in at if size in kept} for some, at in curves.items()}
+                few = {devices: {size: at[size] for size in at if size in kept} for devices, at in curves.items()}
                 yield from short(Text(), _table(lines_of(run, work, curves), few, limits_of(run, work, curves)))
     if mapped:
         yield from whole("tiers", legend("\n"))
@@ -79,14 +79,14 @@ def _unmapped(run: Run, work: Work, size: int, ranking: Ranking | None) -> Itera
     """Yield a table of what no heat map shows: single devices, and sets of more than two."""
     mapped = {standing.members for standing in ranking.standings if ranking.kind != "device"} if ranking else set()
     measurements = [m for m in run.measured(work.variant) if m.point.work == work and m.point.size_bytes == size]
-    left = [measurement for measurement in measurements if measurement.point.members not in mapped]
-    if not left:
+    unmapped = [measurement for measurement in measurements if measurement.point.members not in mapped]
+    if not unmapped:
         return
     title = f"{sim(run)}{work} at {format_size(size)}"
     yield Text("" if ranking else f"\n{title}{', busbw' if work.operation.is_collective else ''}")
     unit = unit_of(run, work, size)
     rows = table("devices", *(("ns",) if unit == "ns" else ("µs", "GB/s", "95 % interval")))
-    for measurement in sorted(left, key=lambda m: (len(m.point.members), m.point.members)):
+    for measurement in sorted(unmapped, key=lambda m: (len(m.point.members), m.point.members)):
         summary = summarize(measurement)
         figures = [figure(summary.seconds * 1e6), figure(summary.busbw)]
         figures.append("-" if summary.interval is None else " to ".join(map(figure, summary.interval)))
@@ -113,13 +113,15 @@ def _over_sizes(run: Run, work: Work, curves: Curves) -> Iterator[RenderableType
     highest = sorted(set(limits.values()), reverse=True)[:_MOST_LIMITS]
     yield Text(f"\n{sim(run)}{work}: {what} over message size")
     try:
-        drawn = text_curves.draw(lines, highest[::-1])
+        picture = text_curves.draw(lines, highest[::-1])
     except ImportError:
-        drawn = Text("no curves drawn: the package plotille is missing; pip install plotille")
-    if drawn is not None:
-        yield drawn
+        picture = Text("no curves drawn: the package plotille is missing; pip install plotille")
+    if picture is not None:
+        yield picture
     labels = labels_of(run, limits)
-    named = {"/".join(sorted({labels[some] for some in limits if limits[some] == gbs})): gbs for gbs in highest}
+    named = {
+        "/".join(sorted({labels[devices] for devices in limits if limits[devices] == gbs})): gbs for gbs in highest
+    }
     yield Text(text_curves.legend(lines, named))
     yield _table(lines, curves, limits)
 
@@ -132,7 +134,7 @@ def _table(lines: Sequence[Line], curves: Curves, limits: dict[Members, float]) 
         row = [format_size(size), figure(all_of_them.seconds * 1e6)]
         row += [figure(line.points[size].middle) if size in line.points else "-" for line in lines]
         row += [figure(all_of_them.low), figure(all_of_them.high)]
-        shares = [curves[some][size].busbw / limit for some, limit in limits.items() if size in curves[some]]
+        shares = [curves[devices][size].busbw / limit for devices, limit in limits.items() if size in curves[devices]]
         row += [f"{median(shares):.1%}" if shares else "-"] * bool(limits)
         rows.add_row(*row)
     return rows

@@ -108,7 +108,7 @@ def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
 
 def _ordered(overlaps: Sequence[Overlap]) -> list[Overlap]:
     """Return data points by size, then by levers, so that a lever's rows stand below each other."""
-    groups = [one for ones in by_condition(overlaps).values() for one in ones]
+    groups = [one for points in by_condition(overlaps).values() for one in points]
     return sorted(groups, key=lambda one: one.size_bytes)
 
 

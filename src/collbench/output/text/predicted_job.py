@@ -23,12 +23,12 @@ _PAGE, _FEW = 80, 12
 def page(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[Block]:
     """Yield the page: the answer, the bounds, and each call's time there."""
     yield from both("header", Text(filled(headline(run, predicted_job), _PAGE) + "\n"))
-    made = table("ms", "recorded", "at least", "as scheduled", "at most", left=("ms",))
+    bounds_table = table("ms", "recorded", "at least", "as scheduled", "at most", left=("ms",))
     limits, step = predicted_job.bounds, predicted_job.bounds.step
-    made.add_row("step", milliseconds(limits.recorded), *map(milliseconds, step))
-    made.add_row("change", "", *(milliseconds(one - limits.recorded) for one in step))
-    made.add_row("transfers", milliseconds(limits.before), "", milliseconds(limits.after), "")
-    yield from both("tables", made)
+    bounds_table.add_row("step", milliseconds(limits.recorded), *map(milliseconds, step))
+    bounds_table.add_row("change", "", *(milliseconds(one - limits.recorded) for one in step))
+    bounds_table.add_row("transfers", milliseconds(limits.before), "", milliseconds(limits.after), "")
+    yield from both("tables", bounds_table)
     prices = list(predicted_job.prices.items())
     if prices:
         yield from both("tables", Text(f"\n{sim(run)}µs of one call on the new links, isolated"))

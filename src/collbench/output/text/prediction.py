@@ -86,8 +86,11 @@ def page(run: Run, prediction: Prediction) -> Iterator[Block]:
         yield from whole("tables", Text(f"\n{title}"), rows)
     legend = (_LOSING_LEGEND if prediction.overlap else _LEGEND) if timed else _RAW_LEGEND
     yield from whole("tables", Text(f"\n{legend}"))
-    lines = [f"left out  {run.devices[left.member].tag}: {sentences.left_out(left)}" for left in prediction.left_out]
-    lines += [named(f"overlap   {said}", _WIDTH) for said in _overlap_lines(run, prediction)]
+    lines = [
+        f"left out  {run.devices[excluded.member].tag}: {sentences.left_out(excluded)}"
+        for excluded in prediction.left_out
+    ]
+    lines += [named(f"overlap   {line}", _WIDTH) for line in _overlap_lines(run, prediction)]
     yield from short(Text("\n".join(["", *lines, origin(run), _question(prediction)])))
     lines += [named(f"assumed   {assumption}", _WIDTH) for assumption in assumptions(prediction.assumed, run.devices)]
     yield from whole("notes", Text("\n" + "\n".join(lines)))
@@ -233,9 +236,9 @@ def _overlap_lines(run: Run, prediction: Prediction) -> Iterator[str]:
         what = (
             f"{slower}, compute {computes} overlapping {curve.compute}{sim(run, ' (sim)')}, {Path(curve.source).name}"
         )
-        said = "; ".join([what, *_doubts(run, uses, prediction.registration)])
-        titles.setdefault(said, []).append(operation.collective.title)
-    yield from (f"{_listed(names)} {said}" for said, names in titles.items())
+        clause = "; ".join([what, *_doubts(run, uses, prediction.registration)])
+        titles.setdefault(clause, []).append(operation.collective.title)
+    yield from (f"{_listed(names)} {clause}" for clause, names in titles.items())
 
 
 def _doubts(run: Run, uses: Sequence[OverlapUse], registration: Registration) -> Iterator[str]:
@@ -307,8 +310,10 @@ def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
         cases = [case for case in prediction.cases if case.gpus == gpus]
         sets = prediction.sets[gpus]
         if sets.worst is None:
-            left = [f"{case.strategy} {_printed(case.best.exposed[1])}" for case in cases if case.best.exposed]
-            yield f"On {gpus} GPUs{sim} {compared(sets)}" + (f". Exposed of a step: {_listed(left)}." if left else ".")
+            exposed = [f"{case.strategy} {_printed(case.best.exposed[1])}" for case in cases if case.best.exposed]
+            yield f"On {gpus} GPUs{sim} {compared(sets)}" + (
+                f". Exposed of a step: {_listed(exposed)}." if exposed else "."
+            )
         elif timed:
             yield f"On {gpus} GPUs{sim} {_matters(cases)}."
         else:

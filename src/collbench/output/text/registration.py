@@ -27,16 +27,16 @@ def comparison(
         return
     yield Lines("\n".join(f"memory    {line}{mark}" for line in map(sentence, ranges(by_size))))
     sizes = side_by_side(run, operation, devices, variant)
-    kinds = [kind for kind in Registration if any(kind in held for held in sizes.values())]
-    made = table("size", *(f"{kind} µs" for kind in kinds), *(f"{kind} GB/s" for kind in kinds), "fastest")
+    kinds = [kind for kind in Registration if any(kind in by_kind for by_kind in sizes.values())]
+    times_table = table("size", *(f"{kind} µs" for kind in kinds), *(f"{kind} GB/s" for kind in kinds), "fastest")
     fastest = {one.size_bytes: one.fastest for one in by_size}
-    for size, held in sizes.items():
-        summaries = [summarize(held[kind]) if kind in held else None for kind in kinds]
+    for size, by_kind in sizes.items():
+        summaries = [summarize(by_kind[kind]) if kind in by_kind else None for kind in kinds]
         times = ["-" if one is None else f"{one.seconds * 1e6:.2f}" for one in summaries]
         rates = ["-" if one is None else f"{one.busbw:.2f}" for one in summaries]
-        made.add_row(format_size(size), *times, *rates, _names(fastest.get(size, ()), len(kinds)))
+        times_table.add_row(format_size(size), *times, *rates, _names(fastest.get(size, ()), len(kinds)))
     yield Text()
-    yield made
+    yield times_table
 
 
 def sentence(same: Sequence[Winner]) -> str:
@@ -46,13 +46,13 @@ def sentence(same: Sequence[Winner]) -> str:
     gains = [(one.size_bytes, one.gain) for one in same]
     most = max(((size, gain) for size, gain in gains if gain), key=lambda pair: pair[1].ratio, default=None)
     names = ", ".join(same[0].fastest)
-    said = f"{names} {'wins' if len(same[0].fastest) == 1 else 'tie'} {where}"
+    text = f"{names} {'wins' if len(same[0].fastest) == 1 else 'tie'} {where}"
     if most is None or most[1].interval is None:
-        return said
+        return text
     size, gain = most
     over = "" if gain.kind is Registration.NONE else f" over {gain.kind}"
     low, high = most[1].interval
-    return f"{said}, {gain.ratio:.2f}x{over} at {format_size(size)} ({low:.2f}-{high:.2f})"
+    return f"{text}, {gain.ratio:.2f}x{over} at {format_size(size)} ({low:.2f}-{high:.2f})"
 
 
 def _names(fastest: Sequence[Registration], kinds: int) -> str:

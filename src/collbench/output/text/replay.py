@@ -94,7 +94,7 @@ def _names(run: Run) -> _Names:
     sets = dict.fromkeys(replay.members for replay in run.replays)
     if len(sets) < 2:
         return {}
-    return {some: ", ".join(run.devices[position].tag for position in some) for some in sets}
+    return {devices: ", ".join(run.devices[position].tag for position in devices) for devices in sets}
 
 
 def _what(replay: Replay) -> str:
@@ -125,15 +125,15 @@ def _title(replay: Replay) -> str:
 def _of_sets(run: Run, measured: list[Replay]) -> RenderableType:
     """Return a row for each set of devices, in the order of the run, with its time over the first one's."""
     names = _names(run)
-    made = table("devices", "communication", "ratio", "step", "exposed", left=("devices",))
+    sets_table = table("devices", "communication", "ratio", "step", "exposed", left=("devices",))
     for replay in measured:
         summary, over = summarize(replay), ratio(measured[0], replay)
         times = ""
         if over is not None and replay is not measured[0]:
             times = f"{over.communication.value:.2f}{_half(over.communication)}"
         cells = _with_half(summary.communication), times, _with_half(summary.step), _range(summary.exposed)
-        made.add_row(names[replay.members], *cells)
-    return made
+        sets_table.add_row(names[replay.members], *cells)
+    return sets_table
 
 
 def _figures(measured: list[Replay]) -> RenderableType:
@@ -141,10 +141,10 @@ def _figures(measured: list[Replay]) -> RenderableType:
     names = [_without(replay) if replay.without else "as it is" for replay in measured]
     summaries = [summarize(replay) for replay in measured]
     ratios = [ratio(measured[0], replay) for replay in measured[1:]]
-    made = table("", *names, *(["ratio"] if ratios else []), left=("",))
+    arms_table = table("", *names, *(["ratio"] if ratios else []), left=("",))
 
     def row(name: str, cells: list[str], times: Figure | None = None) -> None:
-        made.add_row(name, *cells, *([f"{times.value:.2f}{_half(times)}" if times else ""] if ratios else []))
+        arms_table.add_row(name, *cells, *([f"{times.value:.2f}{_half(times)}" if times else ""] if ratios else []))
 
     def figures(pick: str) -> list[str]:
         return [_with_half(getattr(summary, pick)) for summary in summaries]
@@ -157,7 +157,7 @@ def _figures(measured: list[Replay]) -> RenderableType:
     if measured[0].recorded_seconds is not None:
         row("… in the job", [f"{measured[0].recorded_seconds * 1e3:.3f}", *("" for _ in measured[1:])])
     row("back to back", figures("alone"))
-    return made
+    return arms_table
 
 
 def _kinds(measured: list[Replay], most: int | None) -> RenderableType:
@@ -166,14 +166,14 @@ def _kinds(measured: list[Replay], most: int | None) -> RenderableType:
     summaries: list[ReplaySummary] = [summarize(replay) for replay in measured]
     recorded = any(call.recorded_seconds is not None for call in first.calls)
     heads = ["ms", *(_without(replay) for replay in measured[1:]), *(["in the job"] if recorded else [])]
-    made = table("call", "size", "ranks", "a step", *heads, "busbw GB/s", left=("call",), keys=3)
+    calls_table = table("call", "size", "ranks", "a step", *heads, "busbw GB/s", left=("call",), keys=3)
     order = sorted(range(len(first.calls)), key=lambda at: -first.calls[at].count * summaries[0].by_kind[at].value)
     for at in order[:most]:
         call = first.calls[at]
         job = [] if not recorded else ["-" if call.recorded_seconds is None else f"{call.recorded_seconds * 1e3:.3f}"]
         cells = [_ms(summary.by_kind[at]) for summary in summaries]
         rate = busbw_gbs(call, summaries[0].by_kind[at].value)
-        made.add_row(
+        calls_table.add_row(
             call.operation,
             format_size(call.size_bytes),
             str(call.ranks),
@@ -183,8 +183,8 @@ def _kinds(measured: list[Replay], most: int | None) -> RenderableType:
             "-" if rate is None else f"{rate:.1f}",
         )
     if most is not None and len(order) > most:
-        made.add_row(f"and {len(order) - most} more")
-    return made
+        calls_table.add_row(f"and {len(order) - most} more")
+    return calls_table
 
 
 def busbw_gbs(call: ReplayedCall, seconds: float) -> float | None:

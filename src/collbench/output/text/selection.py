@@ -104,7 +104,7 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
     if selection.heuristic:
         yield "search    heuristic: not every set was evaluated"
     left_out = selection.left_out if verbose else selection.left_out[:_FEW_LEFT_OUT]
-    yield from (f"left out  {left.device}: {left.reason}" for left in left_out)
+    yield from (f"left out  {excluded.device}: {excluded.reason}" for excluded in left_out)
     if len(left_out) < len(selection.left_out):
         yield f"left out  {len(selection.left_out) - len(left_out)} more: --verbose shows them"
     if selection.binding:

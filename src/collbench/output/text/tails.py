@@ -58,10 +58,10 @@ def title(run: Run, by_size: Sequence[Tails]) -> str:
 
 def percentiles(by_size: Sequence[Tails]) -> Table:
     """Return a row for each size: percentiles of the time in which the data moves, and of what ranks wait."""
-    made = table(*HEADS)
+    percentile_table = table(*HEADS)
     for row in figures(by_size):
-        made.add_row(*row)
-    return made
+        percentile_table.add_row(*row)
+    return percentile_table
 
 
 def figures(by_size: Sequence[Tails]) -> Iterator[tuple[str, ...]]:
@@ -101,12 +101,12 @@ def drawn(one: Tails) -> Iterator[RenderableType]:
 
 def lines(run: Run, by_size: Sequence[Tails]) -> list[str]:
     """Return who comes late, and what the figures do not say: lines of a name and a sentence."""
-    said = [f"late      {line}" for line in _late(run, by_size)]
+    texts = [f"late      {line}" for line in _late(run, by_size)]
     most = min(one.count for one in by_size)
     few = [(percent, fewest_launches(percent)) for percent in PERCENTILES if most < fewest_launches(percent)]
     if few:
-        said.append(f"too few   {', '.join(f'p{percent} needs {least} launches' for percent, least in few)}")
-    return said
+        texts.append(f"too few   {', '.join(f'p{percent} needs {least} launches' for percent, least in few)}")
+    return texts
 
 
 def _late(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
@@ -123,8 +123,8 @@ def _late(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
     for device, late in by_device.items():
         yield _described(run, device, late, len(by_size))
     if not by_device:
-        apart = max(rank.arrives.resolved for one in by_size for rank in one.ranks if rank.arrives is not None)
-        yield f"no rank arrives significantly later than the others; clock resolution {micro(apart)} µs"
+        resolution = max(rank.arrives.resolved for one in by_size for rank in one.ranks if rank.arrives is not None)
+        yield f"no rank arrives significantly later than the others; clock resolution {micro(resolution)} µs"
 
 
 def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], sizes: int) -> str:

@@ -13,7 +13,7 @@ _COLUMNS = 80
 _AFFINITY_HEADS = ("CPU Affinity", "NUMA Affinity")
 
 # How a PCIe path runs, after "GPU0 and GPU1 meet …" and "the path would run …".
-_WAY = {
+_ROUTES = {
     "PIX": "through a single PCIe bridge",
     "PXB": "through several PCIe bridges, below the host bridge",
     "PHB": "through a PCIe host bridge, typically the CPU",
@@ -53,8 +53,8 @@ def explain_pair(devices: Sequence[Device], path: Path) -> str:
     """Return one sentence on one path: what joins the pair, its one-way theory in GB/s, and its peer access."""
     first, second = (devices[position].tag for position in path.devices)
     clauses = [f"{first} and {second} {_joined(path)}"]
-    if labels.is_nvlink(path.label) and path.ancestor in _WAY:
-        clauses.append(f"without NVLink the path would run {_WAY[path.ancestor]} ({path.ancestor})")
+    if labels.is_nvlink(path.label) and path.ancestor in _ROUTES:
+        clauses.append(f"without NVLink the path would run {_ROUTES[path.ancestor]} ({path.ancestor})")
     return "; ".join([*clauses, _peer_access(path.peer_access)]) + "."
 
 
@@ -92,8 +92,8 @@ def _joined(path: Path) -> str:
         limit = f": {fixed(path.theory_gbs, 6)} GB/s each way in theory ({path.theory_source})"
     if labels.is_nvlink(path.label):
         return f"are connected by {amount(labels.nvlink_count(path.label), 'NVLink')} ({path.label}){limit}"
-    if path.label in _WAY:
-        return f"have no NVLink and connect {_WAY[path.label]} ({path.label}){limit}"
+    if path.label in _ROUTES:
+        return f"have no NVLink and connect {_ROUTES[path.label]} ({path.label}){limit}"
     return f"are connected by a path that the driver does not name ({path.label}){limit}"
 
 

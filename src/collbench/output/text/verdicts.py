@@ -104,12 +104,14 @@ def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
         yield f"{sentences.device_sets(pairs[:_MOST_NAMES], run.devices)}{more}: {reason}"
 
 
-def dumps(run: Run, verdicts: Sequence[Verdict], left: int | None = None, shortfall: str = "") -> str:
-    """Return the verdicts as JSON text (docs/check.md); `left` is the status that the command ends with."""
-    return json.dumps(as_json(run, verdicts, left, shortfall), ensure_ascii=False, indent=1) + "\n"
+def dumps(run: Run, verdicts: Sequence[Verdict], exit_status: int | None = None, shortfall: str = "") -> str:
+    """Return the verdicts as JSON text (docs/check.md); `exit_status` is that of the command."""
+    return json.dumps(as_json(run, verdicts, exit_status, shortfall), ensure_ascii=False, indent=1) + "\n"
 
 
-def as_json(run: Run, verdicts: Sequence[Verdict], left: int | None = None, shortfall: str = "") -> dict[str, Any]:
+def as_json(
+    run: Run, verdicts: Sequence[Verdict], exit_status: int | None = None, shortfall: str = ""
+) -> dict[str, Any]:
     """Return the same in JSON's own types."""
     covered = coverage(run)
     return {
@@ -119,7 +121,7 @@ def as_json(run: Run, verdicts: Sequence[Verdict], left: int | None = None, shor
         "hostname": run.machine.hostname,
         "fabric": run.machine.fabric,
         "started": run.started,
-        "exit_status": int(status(run, verdicts) if left is None else left),
+        "exit_status": int(status(run, verdicts) if exit_status is None else exit_status),
         "pairs": covered.pairs,
         "judged": len(covered.judged),
         "failed": "; ".join(filter(None, (headline(run), f"FAILED: {shortfall}" if shortfall else ""))),
@@ -212,8 +214,8 @@ def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
     if copy is not None:
         return copy
     pair = (min(link), max(link))
-    there = (facts.readings.of(work).get(pair) for work in facts.readings.works(collective=True))
-    return next((reading for reading in there if reading), None)
+    readings = (facts.readings.of(work).get(pair) for work in facts.readings.works(collective=True))
+    return next((reading for reading in readings if reading), None)
 
 
 def _rates(run: Run, label: str, readings: Sequence[Reading]) -> str:

@@ -153,7 +153,7 @@ class View {
 
   #matrix() {
     const { series, data } = this;
-    const sets = new Map(series.sets.map((members, at) => [members.join(), at]));
+    const sets = new Map(series.sets.map((devices, at) => [devices.join(), at]));
     const find = (a, b) => sets.get(`${a},${b}`) ?? (series.kind === "pair" ? sets.get(`${b},${a}`) : undefined);
     return data.tags.map((tag, row) => ({
       head: tag,
@@ -290,8 +290,8 @@ class View {
     const swatches = shades.map(([letter, name]) => make("span", { class: `swatch s${letter}` }, name));
     const shown = new Set(this.grid.rows.flatMap((row) => row.cells.map((cell) => cell.shade)));
     const empty = [[FAILED, "failed"], [MISSING, "not measured"], [SAME, "same device"]].filter(([one]) => shown.has(one.shade));
-    const words = empty.map(([{ text, shade }, word]) => make("span", { class: `swatch s${shade}` }, `${text} ${word}`.trim()));
-    this.legend.replaceChildren(...swatches, ...words);
+    const entries = empty.map(([{ text, shade }, meaning]) => make("span", { class: `swatch s${shade}` }, `${text} ${meaning}`.trim()));
+    this.legend.replaceChildren(...swatches, ...entries);
   }
 }
 
