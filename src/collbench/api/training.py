@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from collbench.analysis import freshness
 from collbench.analysis.outcome import outcome
 from collbench.api import evidence
-from collbench.api.evidence import Evidence, Wanted
+from collbench.api.evidence import Evidence, RunCriteria
 from collbench.api.notices import SILENT, Notices
 from collbench.backends import factory
 from collbench.backends.factory import Present
@@ -86,7 +86,7 @@ _MIG = "in MIG mode, whose instances have no P2P"
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Devices, why, the evidence in words; and where there is some, the run, whose positions `members` are.
+    """Devices, why, the evidence as text; and where there is some, the run, whose positions `members` are.
 
     `note` is what else is to be said, "" for nothing: what was left out, or what is wrong with one taken by hand.
     """
@@ -111,9 +111,9 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
     present = look()
     if arguments.devices is not None:
         return _by_hand(arguments.devices, present)
-    k, left = arguments.auto_select or 0, _left(arguments, present)
+    k, candidates = arguments.auto_select or 0, _candidates(arguments, present)
     settle = _for_job(arguments.job, k, present, notices)
-    chosen_from, run = _evidence(arguments, present, left, notices)
+    chosen_from, run = _evidence(arguments, present, candidates, notices)
     with evidence.refusals():
         choice = choose_of(run, k, allow_busy=arguments.allow_busy)
     choice = settle(choice, run)
@@ -165,19 +165,20 @@ def _by_hand(device_list: str, present: Present) -> Chosen:
     return Chosen(devices, "chosen by hand", "--devices", note=note)
 
 
-def _left(arguments: TrainArguments, present: Present) -> tuple[Device, ...]:
+def _candidates(arguments: TrainArguments, present: Present) -> tuple[Device, ...]:
     """Return the devices to choose from. Raises UsageError if they are fewer than K, and says why."""
     excluded = () if arguments.exclude is None else visible_devices.select(present.every, arguments.exclude)
-    left = tuple(device for device in present.devices if device not in excluded)
+    candidates = tuple(device for device in present.devices if device not in excluded)
     k = arguments.auto_select or 0
-    if k <= len(left):
-        return left
-    tags = ", ".join(device.tag for device in left) or "none"
+    if k <= len(candidates):
+        return candidates
+    tags = ", ".join(device.tag for device in candidates) or "none"
     hidden = f", {present.among}" if present.among else ""
     lost = _lost(present)
     but = f"; not {torchrun.against([*_barred(present, excluded), *lost])}" if excluded or present.mig or lost else ""
     raise UsageError(
-        f"--auto-select {k} is more than the {len(left)} that this process may use ({tags}{hidden}{but}): ask for fewer"
+        f"--auto-select {k} is more than the {len(candidates)} that this process may use ({tags}{hidden}{but}): "
+        "ask for fewer"
     )
 
 
@@ -192,14 +193,14 @@ def _lost(present: Present) -> list[tuple[Device, str]]:
 
 
 def _evidence(
-    arguments: TrainArguments, present: Present, left: tuple[Device, ...], notices: Notices
+    arguments: TrainArguments, present: Present, candidates: tuple[Device, ...], notices: Notices
 ) -> tuple[Evidence, Run]:
     """Return what to choose from, and it as a run with the health of now."""
-    if arguments.auto_select == len(left) and arguments.run is None:
-        whole = evidence.nothing_to_compare(present.backend, left)
+    if arguments.auto_select == len(candidates) and arguments.run is None:
+        whole = evidence.nothing_to_compare(present.backend, candidates)
         return whole, whole.as_now(present.states)
-    barred = tuple(device for device in present.every if device not in left)
-    wanted = Wanted(
+    barred = tuple(device for device in present.every if device not in candidates)
+    criteria = RunCriteria(
         present.backend,
         arguments.run,
         freshness.parse_duration(arguments.max_age),
@@ -207,12 +208,12 @@ def _evidence(
         arguments.nccl,
         "nothing was started",
         besides=present.hidden + barred,
-        only=left if barred else (),
+        only=candidates if barred else (),
         driver=present.driver,
         job_nccl=arguments.container is None,
     )
-    first = evidence.find(wanted, left, notices)
-    return evidence.as_of_now(wanted, first, notices, allow_busy=arguments.allow_busy, states=present.states)
+    first = evidence.find(criteria, candidates, notices)
+    return evidence.as_of_now(criteria, first, notices, allow_busy=arguments.allow_busy, states=present.states)
 
 
 # Whether torchrun binds ranks to NUMA nodes, and the half line that says why.
