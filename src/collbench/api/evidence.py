@@ -211,7 +211,7 @@ def vanished(present: Sequence[Device]) -> tuple[Device, ...]:
     for path in saved_runs.believed().files[:_RECENT]:
         with suppress(OSError, ValueError, KeyError, TypeError):  # not a run
             recorded = json.loads(path.read_text(encoding="utf-8"))["devices"]
-            devices = tuple(Device(int(one["index"]), str(one["uuid"]), "") for one in recorded)
+            devices = tuple(Device(int(fields["index"]), str(fields["uuid"]), "") for fields in recorded)
             if any(device.uuid in present_uuids for device in devices):
                 return tuple(device for device in devices if device.uuid not in present_uuids)
     return ()
@@ -319,7 +319,7 @@ def _unfit(run: Run) -> Unfit | None:
         for measurement in run.measured()
     ):
         return NoPairs()
-    busy = [exclusion for exclusion in left_out(run) if any(one.kind in BUSY for one in exclusion.why)]
+    busy = [exclusion for exclusion in left_out(run) if any(reason.kind in BUSY for reason in exclusion.why)]
     if not busy:
         return None
     return DeviceBusy(run.devices[busy[0].member], busy[0])

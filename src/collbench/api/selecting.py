@@ -169,7 +169,7 @@ def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
         origin = replace(origin, verification=str(settled.path or ""))
         return _answer(run, settled.choice, origin, settled.shown)
     if _worth_measuring(request, choice, criteria.backend):
-        sets = tuple(one.members for one in choice.finalists)
+        sets = tuple(finalist.members for finalist in choice.finalists)
         finalists = FinalistRequest(run.backend, run.devices, sets, request.size_bytes, request.nccl, request.fabric)
         measured, path = measure_finalists(finalists, notices)
         origin = replace(origin, verification=str(path or ""), size_bytes=request.size_bytes)

@@ -124,7 +124,9 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
         raise NotTrusted(f"every set of {k} includes {what}: {advice}", outcome(run).status)
     devices = tuple(run.devices[position] for position in choice.members)
     if run.measurements:
-        out = [(run.devices[one.member], sentences.left_out(one)) for one in choice.left_out] + _barred(present, ())
+        out = [
+            (run.devices[exclusion.member], sentences.left_out(exclusion)) for exclusion in choice.left_out
+        ] + _barred(present, ())
         return Chosen(
             devices, sentences.reason(choice, run.devices), chosen_from.source, run, choice.members, _left_out(out)
         )
@@ -160,7 +162,7 @@ def _by_hand(device_list: str, present: Present) -> Chosen:
     if cut:
         raise UsageError(f"{', '.join(cut)} cannot train with others: {_MIG}: choose others, or turn MIG mode off")
     run = evidence.nothing_to_compare(present.backend, devices).as_now(present.states)
-    wrong = [(devices[one.member], sentences.left_out(one)) for one in left_out(run)]
+    wrong = [(devices[exclusion.member], sentences.left_out(exclusion)) for exclusion in left_out(run)]
     note = f"used anyway: {torchrun.against(wrong)}" if wrong else ""
     return Chosen(devices, "chosen by hand", "--devices", note=note)
 
@@ -238,13 +240,13 @@ def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -
     from collbench.analysis.numa_binding import bindings  # late: numpy
     from collbench.output.text.selection import node_of, numactl
 
-    bound = [one for one in bindings(run) if one.member in members]
-    wrong = [one for one in bound if one.agrees is False]
+    bound = [binding for binding in bindings(run) if binding.member in members]
+    wrong = [binding for binding in bound if binding.agrees is False]
     if wrong:
         return Decision(text=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} fits it")
-    if len(bound) < len(members) or not all(one.agrees for one in bound):
+    if len(bound) < len(members) or not all(binding.agrees for binding in bound):
         return Decision()
-    nodes = {run.devices[one.member].pci_bus_id: one.best[0] for one in bound}
+    nodes = {run.devices[binding.member].pci_bus_id: binding.best[0] for binding in bound}
     image = "the torchrun of an image may be too old for it" if arguments.container is not None else ""
     reason = image or torchrun.cannot_bind() or _forbidden(nodes)
     if reason:

@@ -442,8 +442,8 @@ def environment_of(inherited: Mapping[str, str]) -> dict[str, str]:
 
 def _allreduce(saved: Path) -> tuple[AllReduce, ...]:
     run = run_file.load(saved)
-    measurements = sorted((one for one in run.measured()), key=lambda one: one.point.size_bytes)
-    summaries = [(one.point.size_bytes, summarize(one)) for one in measurements]
+    measurements = sorted(run.measured(), key=lambda measurement: measurement.point.size_bytes)
+    summaries = [(measurement.point.size_bytes, summarize(measurement)) for measurement in measurements]
     return tuple(AllReduce(size, summary.busbw, summary.seconds) for size, summary in summaries)
 
 
