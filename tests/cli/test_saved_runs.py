@@ -70,7 +70,7 @@ def saved(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         save_run(where / name, gpus(4))
     list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(evidence, "here", lambda wanted, present: Here(wanted.backend, present, "580.159.04", "2.28.9"))
-    monkeypatch.setattr(evidence, "probe", lambda _wanted, why, _notices: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(evidence, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
     monkeypatch.setattr(evidence, "health_of", lambda devices: ())
     (tmp_path / "train.py").touch()
     return where

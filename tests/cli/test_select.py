@@ -115,7 +115,7 @@ def test_a_run_that_others_disturbed_is_no_evidence_and_if_named_leaves_nobody_o
     run_file.save(here, saved_in(tmp_path), replace=True)
     named = program("select", "2", "--no-verify", "--from", str(saved_in(tmp_path)), "--format", "list")
     assert (named.out, "left out" in named.err) == ("2,3\n", False)
-    monkeypatch.setattr(evidence, "probe", lambda _wanted, why, _notices: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(evidence, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
     with pytest.raises(pytest.fail.Exception, match="probed: no saved run fits: "):
         program("select", "2", "--no-verify")
 

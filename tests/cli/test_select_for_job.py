@@ -312,7 +312,7 @@ def test_train_starts_on_what_the_job_decides(
     program: Program, here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _wanted: "2.28.9")
+    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _criteria: "2.28.9")
     (folder / "train.py").touch()
     play(monkeypatch, {FIRST: Played(1e-3), FAST: Played(2e-3)})
     words = ("--auto-select", "2", "--backend", "cuda", "--dry-run")

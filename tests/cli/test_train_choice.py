@@ -34,8 +34,8 @@ def saved_in(tmp_path: Path, name: str = "20261121T000000Z-cuda-pairs.json") -> 
 def saved(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """A saved run of four GPUs that are only listed: 2-3 is the fastest pair, 0-1 the slowest; probing fails."""
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(evidence, "probe", lambda _wanted, why, _notices: pytest.fail(f"probed: {why}"))
-    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _wanted: "2.28.9")
+    monkeypatch.setattr(evidence, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _criteria: "2.28.9")
     return save_run(saved_in(tmp_path), gpus(4))
 
 
@@ -286,5 +286,7 @@ def test_of_many_saved_runs_only_those_that_may_fit_are_read(
 
 
 def test_a_container_brings_its_own_nccl_so_that_of_this_host_does_not_count() -> None:
-    wanted = evidence.Wanted("cuda", None, timedelta(days=7), False, None, "", driver="580.159.04", job_nccl=False)
-    assert evidence.here(wanted, gpus(4)) == Here("cuda", gpus(4), "580.159.04", None)
+    criteria = evidence.RunCriteria(
+        "cuda", None, timedelta(days=7), False, None, "", driver="580.159.04", job_nccl=False
+    )
+    assert evidence.here(criteria, gpus(4)) == Here("cuda", gpus(4), "580.159.04", None)

@@ -34,7 +34,7 @@ def machine(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     list_only(monkeypatch, gpus(8))
     save_run(tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", gpus(8))
     monkeypatch.setattr(evidence, "probe", lambda *_: pytest.fail("probed"))
-    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _wanted: "2.28.9")
+    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _criteria: "2.28.9")
     monkeypatch.setattr(torchrun, "find_apptainer", lambda _image: "apptainer")
     (tmp_path / "train.py").touch()
 

@@ -245,27 +245,27 @@ def rank(
     from collbench.model.units import format_size
 
     _check_run(run, "rank")
-    wanted = None if size is None else values.size(size)
+    size_bytes = None if size is None else values.size(size)
     try:
         work = Work(Operation(operation), Variant(variant), numa_node, Registration(registration))
     except ValueError as error:
         raise UsageError(f"cannot rank: {error}; docs/run-file.md lists operations and variants") from None
     if work.operation.irregular:  # a run has one skew, which has no name here
-        held = (
+        run_works = (
             measurement.point.work
             for measurement in run.measured(work.variant)
             if measurement.point.operation is work.operation
         )
-        work = next((one for one in held if one.registration is work.registration), work)
+        work = next((other for other in run_works if other.registration is work.registration), work)
     points = [measurement.point for measurement in run.measured(work.variant) if measurement.point.work == work]
     # A communicator of more than two devices is not a link, nor are all devices concurrently.
     sizes = {point.size_bytes for point in points if len(point.members) <= 2 and not work.variant.at_once}
     if not sizes:
         return None
-    if wanted is not None and wanted not in sizes:
+    if size_bytes is not None and size_bytes not in sizes:
         there = ", ".join(map(format_size, sorted(sizes)))
-        raise UsageError(f"cannot rank {work} at {format_size(wanted)}: the run has {there}")
-    return rank_links(run, work, max(sizes) if wanted is None else wanted)
+        raise UsageError(f"cannot rank {work} at {format_size(size_bytes)}: the run has {there}")
+    return rank_links(run, work, max(sizes) if size_bytes is None else size_bytes)
 
 
 def check(run: Run) -> tuple[Verdict, ...]:

@@ -163,7 +163,7 @@ def _begun(arguments: AblateArguments, change: Change, chosen: _Chosen) -> Ablat
     """Return the ablation before its first run."""
     names = change.names
     if arguments.against is not None:
-        first, second = (", ".join(device.tag for device in one) for one in (chosen.devices, chosen.others))
+        first, second = (", ".join(device.tag for device in devices) for devices in (chosen.devices, chosen.others))
         names = f"on {first}", f"on {second}"
     changes: tuple[dict[str, str], dict[str, str]] = ({}, dict(change.environment))
     without = ((), change.without if arguments.against is None else ())
@@ -171,8 +171,8 @@ def _begun(arguments: AblateArguments, change: Change, chosen: _Chosen) -> Ablat
         Arm(
             name,
             environment,
-            tuple(one.index for one in devices),
-            tuple(one.uuid for one in devices),
+            tuple(device.index for device in devices),
+            tuple(device.uuid for device in devices),
             without=lacking,
         )
         for name, environment, devices, lacking in zip(

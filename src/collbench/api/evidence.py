@@ -40,7 +40,7 @@ _STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RunCriteria:
     """Which run is acceptable: the file `run`, or one saved within `max_age` unless `fresh`, with this `nccl`.
 
     `undone` ends the error after a failed probe: what did not happen then; `advice` ends the error that refuses `run`.
@@ -99,37 +99,37 @@ def _alone(sample: Sample) -> Sample:
     return replace(sample, flags=tuple(flag for flag in sample.flags if flag.kind is not FlagKind.SHARED))
 
 
-def find(wanted: Wanted, present: tuple[Device, ...], notices: Notices) -> Evidence:
+def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -> Evidence:
     """Return the named run, the newest saved run that fits the present devices, or a probe.
 
     If the run has other devices too (`besides`), the result is restricted to the present ones. Raises RunFileError for
     a named run of another machine, and what `probe` raises.
     """
-    if capabilities(wanted.backend).simulated:
-        return measured_now(wanted, "", notices)
-    machine, now = here(wanted, present), datetime.now(UTC)
-    if wanted.run is not None:
-        run = run_file.load(Path(wanted.run))
-        refusal = freshness.refusal(run, machine, now, wanted.max_age)
+    if capabilities(criteria.backend).simulated:
+        return measured_now(criteria, "", notices)
+    machine, now = here(criteria, present), datetime.now(UTC)
+    if criteria.run is not None:
+        run = run_file.load(Path(criteria.run))
+        refusal = freshness.refusal(run, machine, now, criteria.max_age)
         if refusal:
-            raise RunFileError(f"{wanted.run} cannot choose devices here: {unfit(refusal)}; {wanted.advice}")
-        return Evidence(part(run, present), _saved(run, wanted.run))
-    if wanted.fresh:
-        return measured_now(wanted, "", notices)
+            raise RunFileError(f"{criteria.run} cannot choose devices here: {unfit(refusal)}; {criteria.advice}")
+        return Evidence(part(run, present), _saved(run, criteria.run))
+    if criteria.fresh:
+        return measured_now(criteria, "", notices)
     refused, its = "", "the newest's"
-    for path in _candidates(wanted, present, now, notices):
+    for path in _candidates(criteria, present, now, notices):
         try:
             run = run_file.load(path)
         except RunFileError:
             continue  # another user's file, or an older format: a probe takes only seconds
-        refusal = freshness.refusal(run, machine, now, wanted.max_age) or _unfit(run)
+        refusal = freshness.refusal(run, machine, now, criteria.max_age) or _unfit(run)
         if refusal is None:
             return Evidence(part(run, present), _saved(run, str(path)))
         refused = refused or f"{unfit(refusal, 'the newest', its)}: "
-    return measured_now(wanted, f"no saved run fits: {refused}", notices)
+    return measured_now(criteria, f"no saved run fits: {refused}", notices)
 
 
-def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime, notices: Notices) -> Iterator[Path]:
+def _candidates(criteria: RunCriteria, present: tuple[Device, ...], now: datetime, notices: Notices) -> Iterator[Path]:
     """Yield the newest saved run, whose refusal is reported, then others that may fit, newest first.
 
     Reading a run takes 0.1 s, and there may be hundreds. The file name gives the age of most, and a search for the
@@ -142,7 +142,7 @@ def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime, noti
     yield from saved[:1]
     for path in saved[1:]:
         stamp = _STAMP.match(path.name)
-        if stamp and now - datetime.strptime(stamp[1], "%Y%m%dT%H%M%S%z") > wanted.max_age + timedelta(minutes=1):
+        if stamp and now - datetime.strptime(stamp[1], "%Y%m%dT%H%M%S%z") > criteria.max_age + timedelta(minutes=1):
             continue  # a minute from the name to the start of measuring
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -152,11 +152,11 @@ def _candidates(wanted: Wanted, present: tuple[Device, ...], now: datetime, noti
             yield path
 
 
-def measured_now(wanted: Wanted, why: str, notices: Notices) -> Evidence:
+def measured_now(criteria: RunCriteria, why: str, notices: Notices) -> Evidence:
     """Return a probe, regardless of saved runs, for the reason `why`. Raises what `probe` does."""
     from collbench.launch.torchrun import QUICK_PROBE  # late, as every command that measures loads this module
 
-    return Evidence(probe(wanted, why, notices), QUICK_PROBE, probed=True)
+    return Evidence(probe(criteria, why, notices), QUICK_PROBE, probed=True)
 
 
 def _saved(run: Run, path: str) -> str:
@@ -166,7 +166,7 @@ def _saved(run: Run, path: str) -> str:
 
 
 def as_of_now(
-    wanted: Wanted,
+    criteria: RunCriteria,
     evidence: Evidence,
     notices: Notices,
     *,
@@ -179,7 +179,7 @@ def as_of_now(
     """
     run = evidence.as_now(states)
     if allow_busy and run.measurements and not evidence.probed and someone_is_busy(run):
-        evidence = measured_now(wanted, "a saved run does not show what other processes use now: ", notices)
+        evidence = measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
         run = evidence.as_now(states)
     return evidence, run
 
@@ -207,13 +207,13 @@ def vanished(present: Sequence[Device]) -> tuple[Device, ...]:
 
     Reads only the devices from the file: loading the whole run takes 0.1 s.
     """
-    known = {device.uuid for device in present}
+    present_uuids = {device.uuid for device in present}
     for path in saved_runs.believed().files[:_RECENT]:
         with suppress(OSError, ValueError, KeyError, TypeError):  # not a run
             recorded = json.loads(path.read_text(encoding="utf-8"))["devices"]
-            devices = tuple(Device(int(one["index"]), str(one["uuid"]), "") for one in recorded)
-            if any(device.uuid in known for device in devices):
-                return tuple(device for device in devices if device.uuid not in known)
+            devices = tuple(Device(int(fields["index"]), str(fields["uuid"]), "") for fields in recorded)
+            if any(device.uuid in present_uuids for device in devices):
+                return tuple(device for device in devices if device.uuid not in present_uuids)
     return ()
 
 
@@ -224,21 +224,21 @@ def health_of(devices: Sequence[Device]) -> tuple[Health, ...]:
     return tuple(replace(state, others_memory=state.memory_used) for state in states)
 
 
-def here(wanted: Wanted, present: tuple[Device, ...]) -> freshness.Here:
+def here(criteria: RunCriteria, present: tuple[Device, ...]) -> freshness.Here:
     """Return the machine as it is now, to compare saved runs with. Raises MachineError without a driver or NCCL."""
-    if capabilities(wanted.backend).cores:
-        return freshness.Here(wanted.backend, present, besides=wanted.besides)
-    driver = factory.driver_version() if wanted.driver is None else wanted.driver
-    return freshness.Here(wanted.backend, present, driver, _nccl_of_the_job(wanted), wanted.besides)
+    if capabilities(criteria.backend).cores:
+        return freshness.Here(criteria.backend, present, besides=criteria.besides)
+    driver = factory.driver_version() if criteria.driver is None else criteria.driver
+    return freshness.Here(criteria.backend, present, driver, _nccl_of_the_job(criteria), criteria.besides)
 
 
-def _nccl_of_the_job(wanted: Wanted) -> str | None:
-    if not wanted.job_nccl:
+def _nccl_of_the_job(criteria: RunCriteria) -> str | None:
+    if not criteria.job_nccl:
         return None
     from collbench.machine.nccl_library import find_nccl
     from collbench.model.nccl_options import format_version
 
-    return format_version(find_nccl(named_nccl(wanted.nccl)).version)
+    return format_version(find_nccl(named_nccl(criteria.nccl)).version)
 
 
 def named_nccl(path: str | None) -> str | None:
@@ -246,46 +246,46 @@ def named_nccl(path: str | None) -> str | None:
     return path or os.environ.get("COLLBENCH_NCCL")
 
 
-def probe(wanted: Wanted, why: str, notices: Notices) -> Run:
+def probe(criteria: RunCriteria, why: str, notices: Notices) -> Run:
     """Measure all pairs for a few seconds, save the run and return it; a notice reports it, after `why`.
 
     A worker process uses the GPUs and ends afterwards, because this process may become torchrun. Raises what measuring
     raises, with what did not happen then; NotTrusted if a part failed; Interrupted.
     """
     path = None
-    if not capabilities(wanted.backend).simulated:
-        path = saved_runs.new_run("probe", wanted.backend, notices.say)
+    if not capabilities(criteria.backend).simulated:
+        path = saved_runs.new_run("probe", criteria.backend, notices.say)
         notices.say(f"{why}probing for a few seconds")
     try:
-        run = run_file.again(measure(_probe_request(wanted), path, notices, "probing").run)
+        run = run_file.again(measure(_probe_request(criteria), path, notices, "probing").run)
     except KeyboardInterrupt as error:
-        raise Interrupted(f"interrupted in the probe: {wanted.undone}") from error
+        raise Interrupted(f"interrupted in the probe: {criteria.undone}") from error
     except CollbenchError as error:
-        raise error.reworded(f"the probe failed: {error}; {wanted.undone}") from error
+        raise error.reworded(f"the probe failed: {error}; {criteria.undone}") from error
     if status := outcome(run).status:
         from collbench.output.text.frame import headline  # late: numpy
 
-        raise NotTrusted(f"the probe failed: {headline(run)}; {wanted.undone}", status)
+        raise NotTrusted(f"the probe failed: {headline(run)}; {criteria.undone}", status)
     return run
 
 
-def _probe_request(wanted: Wanted) -> Request:
-    on_cores = capabilities(wanted.backend).cores
+def _probe_request(criteria: RunCriteria) -> Request:
+    on_cores = capabilities(criteria.backend).cores
     sizes = _HOST_PROBE if on_cores else _PROBE
     operations, limit = ("copy,allreduce", ()) if on_cores else ("allreduce", ("--budget", f"{_PROBE_SECONDS:.0f}s"))
     options = ("--operations", operations, "--sizes", sizes, *limit)
     return Request(
-        backend=wanted.backend,
-        devices=",".join(device.uuid for device in wanted.only) or None,
+        backend=criteria.backend,
+        devices=",".join(device.uuid for device in criteria.only) or None,
         sizes=parse_sizes(sizes),
         copies=(Variant.PLAIN,) if on_cores else (),
         collectives=(Work(Operation.ALLREDUCE),),
         pairs=True,
-        nccl=named_nccl(wanted.nccl),
+        nccl=named_nccl(criteria.nccl),
         seed=new_seed(),
-        command=("pairs", *options, "--backend", wanted.backend),
+        command=("pairs", *options, "--backend", criteria.backend),
         budget_seconds=None if on_cores else _PROBE_SECONDS,
-        fabric=wanted.fabric,
+        fabric=criteria.fabric,
     )
 
 
@@ -319,7 +319,7 @@ def _unfit(run: Run) -> Unfit | None:
         for measurement in run.measured()
     ):
         return NoPairs()
-    busy = [exclusion for exclusion in left_out(run) if any(one.kind in BUSY for one in exclusion.why)]
+    busy = [exclusion for exclusion in left_out(run) if any(reason.kind in BUSY for reason in exclusion.why)]
     if not busy:
         return None
     return DeviceBusy(run.devices[busy[0].member], busy[0])

@@ -61,12 +61,12 @@ def _in_sight(devices: tuple[Device, ...], notices: Notices) -> tuple[Device, ..
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return devices  # CUDA need not be asked: NVML alone gives the labels
-    left = factory.present_devices(CUDA.name)
-    if not left:
+    visible_gpus = factory.present_devices(CUDA.name)
+    if not visible_gpus:
         raise MachineError(f"CUDA_VISIBLE_DEVICES='{visible}' hides every GPU: unset it to see them")
-    if len(left) < len(devices):
-        notices.say(f"{len(left)} of {len(devices)} GPUs: CUDA_VISIBLE_DEVICES hides the others")
-    return left
+    if len(visible_gpus) < len(devices):
+        notices.say(f"{len(visible_gpus)} of {len(devices)} GPUs: CUDA_VISIBLE_DEVICES hides the others")
+    return visible_gpus
 
 
 def doctor(backend: str = CUDA.name, nccl: str | None = None) -> tuple[Finding, ...]:

@@ -35,9 +35,9 @@ class Measured:
 
 
 def measure(
-    request: Request, path: Path | None, notices: Notices, what: str, launch: LaunchEnvironment | None = None
+    request: Request, path: Path | None, notices: Notices, title: str, launch: LaunchEnvironment | None = None
 ) -> Measured:
-    """Measure the request to its end; the worker has exited when this returns. `what` is the progress bar's title.
+    """Measure the request to its end; the worker has exited when this returns. `title` is the progress bar's title.
 
     With a `launch`, this process is rank 0 of several that measure. The run is saved as `path`, also if this
     raises: KeyboardInterrupt, DataCorruption, BackendError, MachineError, and UsageError.
@@ -61,7 +61,7 @@ def measure(
             raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {advice}") from None
         notices.begun(session)
         try:
-            with notices.progress(what) as progress:
+            with notices.progress(title) as progress:
                 session.measure(progress)
         except DataCorruption as error:
             raise explained(error, session.run) from error

@@ -72,10 +72,10 @@ def parse_ctas(text: str) -> tuple[int, ...]:
 def parse_operation(text: str) -> Operation:
     """Return the collective that "allreduce" or "all-reduce" names. Raises UsageError for what overlap cannot run."""
     plain = text.lower().replace("-", "").replace("_", "")
-    known = next((operation for operation in OPERATIONS if operation == plain), None)
-    if known is None:
+    matched = next((operation for operation in OPERATIONS if operation == plain), None)
+    if matched is None:
         raise UsageError(f"overlap cannot run '{text}': choose from {', '.join(OPERATIONS)}")
-    return known
+    return matched
 
 
 def request_of(options: OverlapOptions, command: Sequence[str], notices: Notices = SILENT) -> OverlapRequest:

@@ -133,8 +133,8 @@ def _newest(evidence: Evidence) -> tuple[OverlapCurve, ...]:
             curves = contention.gather(evidence, [(one_line(str(path)), run_file.load(path))])
         except (RunFileError, UsageError):
             continue  # another machine's, or an older format: the page says where no overlap was known
-        known = {curve.operation for curve in gathered}
-        gathered += [curve for curve in curves if curve.operation not in known]
+        known_operations = {curve.operation for curve in gathered}
+        gathered += [curve for curve in curves if curve.operation not in known_operations]
     return tuple(gathered)
 
 

@@ -79,8 +79,8 @@ def report(job: Job, rank: int | None = None, runs: Named = (), overlaps: Named 
         raise UsageError("--overlap needs a run of the isolated calls: add --run RUN.JSON")
     judgement = judged(job, rank, alone, concurrent)
     if judgement is None:
-        which = "any rank" if rank is None else f"rank {rank}"
-        raise UsageError(f"the job has no recorded collective of {which}: there is nothing to show")
+        rank_text = "any rank" if rank is None else f"rank {rank}"
+        raise UsageError(f"the job has no recorded collective of {rank_text}: there is nothing to show")
     return judgement, "".join(sim(run) for _, run in chosen[:1]) + ", ".join(name for name, _ in chosen)
 
 
@@ -105,8 +105,8 @@ def predict(
     links = Links(evidence, positions_of(job, evidence.run, devices), gathered(evidence, overlaps))
     old: Links | None = None
     if recorded:
-        known = all(rank.device is not None for rank in job.ranks)
-        old = _links(recorded, job, devices=None if known else devices)
+        devices_recorded = all(rank.device is not None for rank in job.ranks)
+        old = _links(recorded, job, devices=None if devices_recorded else devices)
     elif job.environment and _of_links(job.environment) == _of_links(evidence.run.settings.environment):
         old = _own(job, evidence)
     return evidence.run, predict_job(job, links, old)

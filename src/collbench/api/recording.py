@@ -92,19 +92,19 @@ def merge(
     from collbench.runfile import recorded  # late: numpy
     from collbench.runfile.streams import StreamError, parse
 
-    streams = []
+    parsed_streams = []
     for path in sorted(folder.glob("*.stream")):
         try:
-            streams.append(parse(path.read_bytes()))
+            parsed_streams.append(parse(path.read_bytes()))
         except StreamError as error:
             notices.say(f"the stream {one_line(str(path))} is left out: {error}")
         except OSError as error:
             raise RunFileError(f"cannot read {path}: {error.strerror}") from error
     _say_failures(folder, notices)
     try:
-        merged = recorded.merge(streams, command)
+        merged = recorded.merge(parsed_streams, command)
     except ValueError:
-        raise MachineError(_nothing(len(streams))) from None
+        raise MachineError(_nothing(len(parsed_streams))) from None
     for finding in _findings(merged):
         notices.say(finding)
     job_file.save(merged.job, output, force=force)

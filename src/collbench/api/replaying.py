@@ -64,16 +64,16 @@ def request_of(
     if launch is not None:
         raise UsageError(f"replay starts one process per GPU itself: run it without {launch.launcher}")
     check_fabric(options.backend, options.fabric)
-    wanted = options.ranks
+    rank_count = options.ranks
     if options.devices is not None:
-        wanted = len([device for device in options.devices.split(",") if device.strip()])
+        rank_count = len([device for device in options.devices.split(",") if device.strip()])
     phase = None if options.phase is None else options.phase - 1
-    schedule = schedule_of(job, wanted, phase)
+    schedule = schedule_of(job, rank_count, phase)
     backend, reason = factory.resolve(options.backend)
     if reason is not None:
         notices.say(f"measuring CPU cores (host backend): {reason}")
-    known = capabilities(backend)
-    _check_backend(known, options, schedule)
+    backend_capabilities = capabilities(backend)
+    _check_backend(backend_capabilities, options, schedule)
     for assumption in schedule.assumed:
         notices.say(f"replaying {assumption}")
     return ReplayRequest(
@@ -85,7 +85,7 @@ def request_of(
         arms=(ReplayArm(), ReplayArm(options.without, _settings(options.without)))[: 2 if options.without else 1],
         pauses=Pauses.NONE if Assumption.PAUSES in schedule.assumed else options.pauses,
         registration=options.registration,
-        trials=options.trials or (_CORE_TRIALS if known.cores else _GPU_TRIALS),
+        trials=options.trials or (_CORE_TRIALS if backend_capabilities.cores else _GPU_TRIALS),
         seed=new_seed() if options.seed is None else options.seed,
         command=tuple(command),
         devices=options.devices,

@@ -174,8 +174,8 @@ def copies(request: Request, patterns: tuple[Variant, ...] | None = None) -> Req
     elsewhere = [variant for variant in patterns or () if variant is not Variant.PLAIN]
     if row.cores and elsewhere:
         raise UsageError(f"the {row.name} backend copies one-way only: leave out {', '.join(elsewhere)}")
-    wanted = patterns or tuple(PATTERNS.values())
-    return replace(request, copies=wanted, sizes=request.sizes or (row.largest_pattern_bytes,))
+    variants = patterns or tuple(PATTERNS.values())
+    return replace(request, copies=variants, sizes=request.sizes or (row.largest_pattern_bytes,))
 
 
 def latency(request: Request) -> Request:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from collbench.analysis.outcome import outcome
 from collbench.api import evidence, job_finalists
-from collbench.api.evidence import Evidence, Wanted
+from collbench.api.evidence import Evidence, RunCriteria
 from collbench.api.measuring import measure, new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.api.requests import check_fabric
@@ -151,25 +151,25 @@ def _by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
 
 
 def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
-    wanted = _wanted(request)
+    criteria = _run_criteria(request)
     replay = None
     if request.job is not None:  # what cannot be replayed is refused before anything is measured
         replay = job_finalists.request_for(
-            request.job, request.job_name, request.count, wanted.backend, request.fabric, notices
+            request.job, request.job_name, request.count, criteria.backend, request.fabric, notices
         )
-    first = _evidence(request, wanted, notices)
+    first = _evidence(request, criteria, notices)
     from collbench.analysis.select import Origin, choose, settle  # late: numpy
 
-    evidence_now, run = evidence.as_of_now(wanted, first, notices, allow_busy=request.allow_busy)
+    evidence_now, run = evidence.as_of_now(criteria, first, notices, allow_busy=request.allow_busy)
     with evidence.refusals():
         choice = choose(run, request.count, exclude=_excluded(request, run.devices), allow_busy=request.allow_busy)
-    origin = Origin.of(run, wanted.backend, evidence_now.source)
+    origin = Origin.of(run, criteria.backend, evidence_now.source)
     if replay is not None:
         settled = job_finalists.settle(choice, run, replay, notices)
         origin = replace(origin, verification=str(settled.path or ""))
         return _answer(run, settled.choice, origin, settled.shown)
-    if _worth_measuring(request, choice, wanted.backend):
-        sets = tuple(one.members for one in choice.finalists)
+    if _worth_measuring(request, choice, criteria.backend):
+        sets = tuple(finalist.members for finalist in choice.finalists)
         finalists = FinalistRequest(run.backend, run.devices, sets, request.size_bytes, request.nccl, request.fabric)
         measured, path = measure_finalists(finalists, notices)
         origin = replace(origin, verification=str(path or ""), size_bytes=request.size_bytes)
@@ -177,7 +177,7 @@ def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
     return _answer(run, choice, origin)
 
 
-def _wanted(request: SelectRequest) -> Wanted:
+def _run_criteria(request: SelectRequest) -> RunCriteria:
     """Return which evidence will do. Raises MachineError if "auto" finds no GPU."""
     backend, why = factory.resolve(request.backend)
     if why is not None:
@@ -185,7 +185,7 @@ def _wanted(request: SelectRequest) -> Wanted:
             f"no GPU to choose from: {why}; write RUN.JSON --elsewhere or --topology FILE to judge another machine, or "
             "--backend host for CPU cores"
         )
-    return Wanted(
+    return RunCriteria(
         backend,
         request.run,
         request.max_age,
@@ -197,22 +197,22 @@ def _wanted(request: SelectRequest) -> Wanted:
     )
 
 
-def _evidence(request: SelectRequest, wanted: Wanted, notices: Notices) -> Evidence:
+def _evidence(request: SelectRequest, criteria: RunCriteria, notices: Notices) -> Evidence:
     """Return what to choose from. Raises UsageError for more devices than there are, MachineError for none."""
-    if capabilities(wanted.backend).simulated:
-        present, count = factory.simulated_devices(wanted.fabric), request.count
+    if capabilities(criteria.backend).simulated:
+        present, count = factory.simulated_devices(criteria.fabric), request.count
     else:
-        present, count = factory.present_devices(wanted.backend), request.count
+        present, count = factory.present_devices(criteria.backend), request.count
     if not present:
         raise MachineError("no GPU to choose from: CUDA shows none; see nvidia-smi and CUDA_VISIBLE_DEVICES")
     excluded = _excluded(request, present)
-    left = tuple(device for position, device in enumerate(present) if position not in excluded)
-    if count > len(left):
-        tags = ", ".join(device.tag for device in left) or "none"
-        raise UsageError(f"{count} is more than the {len(left)} available here ({tags}): ask for fewer")
+    available = tuple(device for position, device in enumerate(present) if position not in excluded)
+    if count > len(available):
+        tags = ", ".join(device.tag for device in available) or "none"
+        raise UsageError(f"{count} is more than the {len(available)} available here ({tags}): ask for fewer")
     if count == len(present) and request.run is None:
-        return evidence.nothing_to_compare(wanted.backend, present, wanted.fabric)
-    return evidence.find(wanted, present, notices)
+        return evidence.nothing_to_compare(criteria.backend, present, criteria.fabric)
+    return evidence.find(criteria, present, notices)
 
 
 def _excluded(request: SelectRequest, devices: Sequence[Device]) -> tuple[int, ...]:

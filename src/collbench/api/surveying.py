@@ -273,7 +273,7 @@ def _survey(
     from collbench.output.text.nodes import Origin, lost
 
     try:
-        pairs, done, known = _measured(nodes_request, opened, world, run, writer, notices)
+        pairs, done, switch_levels = _measured(nodes_request, opened, world, run, writer, notices)
         with suppress(CollbenchError):  # what was measured counts, whoever is left to say more
             read_ports_after(run, opened)
     finally:
@@ -281,7 +281,7 @@ def _survey(
             writer.end()
     nodes_left = len(pairs.names) - len(pairs.lost())
     choice = (
-        choose_nodes(done.judgement, nodes_request.count, known)
+        choose_nodes(done.judgement, nodes_request.count, switch_levels)
         if nodes_request.count and nodes_request.count <= nodes_left
         else None
     )
@@ -311,7 +311,7 @@ def _survey(
         plain=any(sample.plain for measurement in run.measurements for sample in measurement.samples),
         round_seconds=tuple(pairs.round_seconds),
         planned_seconds=_planned(nodes_request, pairs, done.judgement),
-        switches=tuple(len(level.names) for level in known),
+        switches=tuple(len(level.names) for level in switch_levels),
         switches_from=nodes_request.switches or "",
     )
     hung = any(error.kind is FailureKind.HANG for error in gone)
@@ -344,7 +344,7 @@ def _measured(
     begin, before = time.monotonic(), run.seconds
     pairs = NodePairs(opened.backend, run, nodes_request.size_bytes, world.lost, writer.finished)
     nodes_request.check(len(pairs.names), min(map(len, pairs.ranks)), f" ({', '.join(pairs.names)})")
-    known = (
+    switch_levels = (
         reported_switches(read_switches(nodes_request.switches), pairs.names)
         if nodes_request.switches is not None
         else ()
@@ -358,7 +358,13 @@ def _measured(
 
             seed = run.settings.seed
             done = survey_nodes(
-                len(pairs.names), known, pairs.measure, more, seed, one_way=nodes_request.one_way, lost=pairs.lost
+                len(pairs.names),
+                switch_levels,
+                pairs.measure,
+                more,
+                seed,
+                one_way=nodes_request.one_way,
+                lost=pairs.lost,
             )
         if nodes_request.gpus:
             pairs.measure_inside()
@@ -369,16 +375,16 @@ def _measured(
         raise explained(error, run) from error
     finally:
         run.seconds = round(before + time.monotonic() - begin, 3)
-    return pairs, done, known
+    return pairs, done, switch_levels
 
 
-def _gpus(run: Run, nodes: Sequence[tuple[int, ...]], wanted: int) -> tuple[tuple[int, ...], ...]:
+def _gpus(run: Run, nodes: Sequence[tuple[int, ...]], gpu_count: int) -> tuple[tuple[int, ...], ...]:
     """Return the best devices of each of these nodes, by nvidia-smi's index, from that node's own pairs."""
     from collbench.analysis.restrict import restricted
     from collbench.analysis.select import choose
 
     node_runs = [restricted(run, ranks) for ranks in nodes]
     return tuple(
-        tuple(node_run.devices[position].index for position in choose(node_run, wanted).members)
+        tuple(node_run.devices[position].index for position in choose(node_run, gpu_count).members)
         for node_run in node_runs
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from collbench.analysis import freshness
 from collbench.analysis.outcome import outcome
 from collbench.api import evidence
-from collbench.api.evidence import Evidence, Wanted
+from collbench.api.evidence import Evidence, RunCriteria
 from collbench.api.notices import SILENT, Notices
 from collbench.backends import factory
 from collbench.backends.factory import Present
@@ -86,7 +86,7 @@ _MIG = "in MIG mode, whose instances have no P2P"
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Devices, why, the evidence in words; and where there is some, the run, whose positions `members` are.
+    """Devices, why, the evidence as text; and where there is some, the run, whose positions `members` are.
 
     `note` is what else is to be said, "" for nothing: what was left out, or what is wrong with one taken by hand.
     """
@@ -111,9 +111,9 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
     present = look()
     if arguments.devices is not None:
         return _by_hand(arguments.devices, present)
-    k, left = arguments.auto_select or 0, _left(arguments, present)
+    k, candidates = arguments.auto_select or 0, _candidates(arguments, present)
     settle = _for_job(arguments.job, k, present, notices)
-    chosen_from, run = _evidence(arguments, present, left, notices)
+    chosen_from, run = _evidence(arguments, present, candidates, notices)
     with evidence.refusals():
         choice = choose_of(run, k, allow_busy=arguments.allow_busy)
     choice = settle(choice, run)
@@ -124,7 +124,9 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
         raise NotTrusted(f"every set of {k} includes {what}: {advice}", outcome(run).status)
     devices = tuple(run.devices[position] for position in choice.members)
     if run.measurements:
-        out = [(run.devices[one.member], sentences.left_out(one)) for one in choice.left_out] + _barred(present, ())
+        out = [
+            (run.devices[exclusion.member], sentences.left_out(exclusion)) for exclusion in choice.left_out
+        ] + _barred(present, ())
         return Chosen(
             devices, sentences.reason(choice, run.devices), chosen_from.source, run, choice.members, _left_out(out)
         )
@@ -160,24 +162,25 @@ def _by_hand(device_list: str, present: Present) -> Chosen:
     if cut:
         raise UsageError(f"{', '.join(cut)} cannot train with others: {_MIG}: choose others, or turn MIG mode off")
     run = evidence.nothing_to_compare(present.backend, devices).as_now(present.states)
-    wrong = [(devices[one.member], sentences.left_out(one)) for one in left_out(run)]
+    wrong = [(devices[exclusion.member], sentences.left_out(exclusion)) for exclusion in left_out(run)]
     note = f"used anyway: {torchrun.against(wrong)}" if wrong else ""
     return Chosen(devices, "chosen by hand", "--devices", note=note)
 
 
-def _left(arguments: TrainArguments, present: Present) -> tuple[Device, ...]:
+def _candidates(arguments: TrainArguments, present: Present) -> tuple[Device, ...]:
     """Return the devices to choose from. Raises UsageError if they are fewer than K, and says why."""
     excluded = () if arguments.exclude is None else visible_devices.select(present.every, arguments.exclude)
-    left = tuple(device for device in present.devices if device not in excluded)
+    candidates = tuple(device for device in present.devices if device not in excluded)
     k = arguments.auto_select or 0
-    if k <= len(left):
-        return left
-    tags = ", ".join(device.tag for device in left) or "none"
+    if k <= len(candidates):
+        return candidates
+    tags = ", ".join(device.tag for device in candidates) or "none"
     hidden = f", {present.among}" if present.among else ""
     lost = _lost(present)
     but = f"; not {torchrun.against([*_barred(present, excluded), *lost])}" if excluded or present.mig or lost else ""
     raise UsageError(
-        f"--auto-select {k} is more than the {len(left)} that this process may use ({tags}{hidden}{but}): ask for fewer"
+        f"--auto-select {k} is more than the {len(candidates)} that this process may use ({tags}{hidden}{but}): "
+        "ask for fewer"
     )
 
 
@@ -192,14 +195,14 @@ def _lost(present: Present) -> list[tuple[Device, str]]:
 
 
 def _evidence(
-    arguments: TrainArguments, present: Present, left: tuple[Device, ...], notices: Notices
+    arguments: TrainArguments, present: Present, candidates: tuple[Device, ...], notices: Notices
 ) -> tuple[Evidence, Run]:
     """Return what to choose from, and it as a run with the health of now."""
-    if arguments.auto_select == len(left) and arguments.run is None:
-        whole = evidence.nothing_to_compare(present.backend, left)
+    if arguments.auto_select == len(candidates) and arguments.run is None:
+        whole = evidence.nothing_to_compare(present.backend, candidates)
         return whole, whole.as_now(present.states)
-    barred = tuple(device for device in present.every if device not in left)
-    wanted = Wanted(
+    barred = tuple(device for device in present.every if device not in candidates)
+    criteria = RunCriteria(
         present.backend,
         arguments.run,
         freshness.parse_duration(arguments.max_age),
@@ -207,12 +210,12 @@ def _evidence(
         arguments.nccl,
         "nothing was started",
         besides=present.hidden + barred,
-        only=left if barred else (),
+        only=candidates if barred else (),
         driver=present.driver,
         job_nccl=arguments.container is None,
     )
-    first = evidence.find(wanted, left, notices)
-    return evidence.as_of_now(wanted, first, notices, allow_busy=arguments.allow_busy, states=present.states)
+    first = evidence.find(criteria, candidates, notices)
+    return evidence.as_of_now(criteria, first, notices, allow_busy=arguments.allow_busy, states=present.states)
 
 
 # Whether torchrun binds ranks to NUMA nodes, and the half line that says why.
@@ -237,13 +240,13 @@ def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -
     from collbench.analysis.numa_binding import bindings  # late: numpy
     from collbench.output.text.selection import node_of, numactl
 
-    bound = [one for one in bindings(run) if one.member in members]
-    wrong = [one for one in bound if one.agrees is False]
+    bound = [binding for binding in bindings(run) if binding.member in members]
+    wrong = [binding for binding in bound if binding.agrees is False]
     if wrong:
         return Decision(text=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} fits it")
-    if len(bound) < len(members) or not all(one.agrees for one in bound):
+    if len(bound) < len(members) or not all(binding.agrees for binding in bound):
         return Decision()
-    nodes = {run.devices[one.member].pci_bus_id: one.best[0] for one in bound}
+    nodes = {run.devices[binding.member].pci_bus_id: binding.best[0] for binding in bound}
     image = "the torchrun of an image may be too old for it" if arguments.container is not None else ""
     reason = image or torchrun.cannot_bind() or _forbidden(nodes)
     if reason:

@@ -41,10 +41,10 @@ def number(name: str, value: object, below: float | None = None) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def text(name: str, value: object, known: Collection[str] = ()) -> str:
+def text(name: str, value: object, choices: Collection[str] = ()) -> str:
     """Return a text, one of the known ones where there are any."""
-    if not isinstance(value, str) or (known and value not in known):
-        listing = f"one of {', '.join(known)}" if known else "a word"
+    if not isinstance(value, str) or (choices and value not in choices):
+        listing = f"one of {', '.join(choices)}" if choices else "a word"
         raise UsageError(f"{name}={value!r} is unknown: write {listing}")
     return value
 

@@ -208,8 +208,8 @@ def predict(
     if as_json:
         echo(json.dumps(prediction.as_json(run, answer), indent=1, ensure_ascii=False))
     else:
-        show_page([*(block for _, one in runs for block in alarm(one)), *prediction.page(run, answer)])
-    status = max(outcome(one).status for _, one in runs)
+        show_page([*(block for _, saved_run in runs for block in alarm(saved_run)), *prediction.page(run, answer)])
+    status = max(outcome(saved_run).status for _, saved_run in runs)
     leave(status)
 
 
@@ -233,8 +233,8 @@ def predict_job(
     if as_json:
         echo(json.dumps(pages.as_json(loaded, run, answer), indent=1, ensure_ascii=False))
     else:
-        show_page([*(block for _, one in runs for block in alarm(one)), *pages.page(loaded, run, answer)])
-    leave(max(outcome(one).status for _, one in runs))
+        show_page([*(block for _, saved_run in runs for block in alarm(saved_run)), *pages.page(loaded, run, answer)])
+    leave(max(outcome(saved_run).status for _, saved_run in runs))
 
 
 # Those that have a meaning without a network.

@@ -120,13 +120,13 @@ def show(
       collbench show job.json --run run.json
     """
     if file is not None and job_file.holds_job(file):
-        if layout == NCCL_TESTS or any(one is not None for one in (operation, size, section)):
+        if layout == NCCL_TESTS or any(option is not None for option in (operation, size, section)):
             raise UsageError(f"{file} is a recorded job: it takes only --rank, --run, --overlap, --json and --verbose")
         show_job(file, **of_job, as_json=as_json)
-    elif any(one not in (None, ()) for one in of_job.values()):
+    elif any(option not in (None, ()) for option in of_job.values()):
         raise UsageError("--rank, --run and --overlap are for a recorded job: name its file, as in 'show job.json'")
     else:
-        if as_json and any(one is not None for one in (operation, size, section)):
+        if as_json and any(option is not None for option in (operation, size, section)):
             raise UsageError("--json prints the whole run: leave out --operation, --size and --section")
         _show_run(file, operation, size, section, Showing.of(MeasureOptions(), layout, as_json=as_json))
 

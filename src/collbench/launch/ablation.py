@@ -239,7 +239,7 @@ class Change:
             what = " and ".join(self.switches)
             return f"with {what}", f"without {what}"
         without = [f"without {switch}" for switch in self.switches]
-        return "as is", " and ".join([*without, *(f"with {one}" for one in self.given)])
+        return "as is", " and ".join([*without, *(f"with {variable}" for variable in self.given)])
 
 
 def parse_change(texts: Sequence[str]) -> Change:

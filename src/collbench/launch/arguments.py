@@ -75,15 +75,15 @@ TRAIN = Known(OWN_VALUES | TORCHRUN_VALUES, OWN_FLAGS | TORCHRUN_FLAGS, SHORT)
 ABLATE = Known(TRAIN.values | VALUES, TRAIN.flags | FLAGS, {**SHORT, "-o": "--output"})
 
 
-def read(arguments: Sequence[str], known: Known = TRAIN) -> Option:
+def read(arguments: Sequence[str], known_options: Known = TRAIN) -> Option:
     """Parse the option at the start of `arguments`. Raises UsageError if it is unknown or its value is wrong."""
-    name, attached = _name_and_attached(arguments[0], known.short)
-    if name in known.flags:
+    name, attached = _name_and_attached(arguments[0], known_options.short)
+    if name in known_options.flags:
         if attached is not None:
             raise UsageError(f"option '{arguments[0]}' takes no value: write {arguments[0].partition('=')[0]}")
         return Option(name, None, (arguments[0],))
-    if name not in known.values:
-        raise _unknown(arguments[0], known)
+    if name not in known_options.values:
+        raise _unknown(arguments[0], known_options)
     if attached is not None:
         return Option(name, attached, (arguments[0],))
     if len(arguments) < 2 or arguments[1] == "--" or not (name in VALUES or _is_value(arguments[1])):
@@ -110,8 +110,8 @@ def _is_value(argument: str) -> bool:
     return not argument.startswith("-") or argument == "-" or _NEGATIVE_NUMBER.fullmatch(argument) is not None
 
 
-def _unknown(argument: str, known: Known) -> UsageError:
-    name, names = argument.partition("=")[0], sorted(known.flags | known.values)
+def _unknown(argument: str, known_options: Known) -> UsageError:
+    name, names = argument.partition("=")[0], sorted(known_options.flags | known_options.values)
     near = [option for option in names if option.startswith(name)]
     near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.8)  # at 0.6, --lr would be --run
     meant = f"write {' or '.join(near)} in full, or " if near else ""

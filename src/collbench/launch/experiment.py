@@ -339,20 +339,20 @@ class Experiment:
     def _train(self, order: int, repeat: int, arm: Arm) -> None:
         reader = Reader(self._plan.pattern)
         of = "" if self._total is None else f" of {self._total}"
-        which = f"run {order + 1}{of}, {arm.name}"
+        run_title = f"run {order + 1}{of}, {arm.name}"
         log = self._plan.logs / f"run-{order + 1}.log"
 
         def watch(data: bytes) -> None:
             self._reporter.watch(data)
             if reader.steps:
-                self._reporter.step(f"{which}: step {len(reader.steps)}, {format_seconds(reader.steps[-1])}")
+                self._reporter.step(f"{run_title}: step {len(reader.steps)}, {format_seconds(reader.steps[-1])}")
 
-        left = log.with_suffix(".torchrun")
-        command = self._with_folder(collbench(*self.train_arguments(arm)), left)
+        torchrun_folder = log.with_suffix(".torchrun")
+        command = self._with_folder(collbench(*self.train_arguments(arm)), torchrun_folder)
         try:
             ended = run_child(command, self._environment(arm), log, reader, watch)
         finally:
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(torchrun_folder, ignore_errors=True)
         run = TrainingRun(
             repeat,
             order,
@@ -368,20 +368,23 @@ class Experiment:
         if ended.status != 0:
             self._reporter.show(last_lines(reader.tail))
             raise BackendError(
-                f"{which}: the script failed ({_status(ended.status)}, see above); its output is {log}{self._saved()}"
+                f"{run_title}: the script failed ({_status(ended.status)}, see above); "
+                f"its output is {log}{self._saved()}"
             )
-        self._check_steps(run, which, log)
+        self._check_steps(run, run_title, log)
         if self.ablation.measure is not before or not order:
             self._note_measure()
         measure = measure_of([run], self.ablation.skip)
-        self._reporter.say(f"{which}: {format_seconds(run_value(run, measure, self.ablation.skip))}{_UNITS[measure]}")
+        self._reporter.say(
+            f"{run_title}: {format_seconds(run_value(run, measure, self.ablation.skip))}{_UNITS[measure]}"
+        )
 
     def _note_measure(self) -> None:
         """Say by what all runs so far are compared, where it is not by their steps."""
         if self.ablation.measure is not Measure.STEP:
             self._reporter.say(f"no step times to compare in the script's output: {_INSTEAD[self.ablation.measure]}")
 
-    def _check_steps(self, run: TrainingRun, which: str, log: Path) -> None:
+    def _check_steps(self, run: TrainingRun, run_title: str, log: Path) -> None:
         """Raise UsageError where steps were asked for, or printed, and none is left to count."""
         if step_value(run, self.ablation.skip) is not None:
             return
@@ -389,12 +392,12 @@ class Experiment:
         if printed and run.train_runtime is None:
             dropped = warm_up(printed, self.ablation.skip)
             raise UsageError(
-                f"{which}: the script printed {printed} step times, and the first {dropped} are dropped as warm-up: "
-                f"train more steps, or write --skip {printed - 1} or less{self._saved()}"
+                f"{run_title}: the script printed {printed} step times, and the first {dropped} are dropped as "
+                f"warm-up: train more steps, or write --skip {printed - 1} or less{self._saved()}"
             )
         if self._plan.pattern is not None:
             raise UsageError(
-                f"{which}: no line of the script's output, which is in {log}, matches --step-pattern "
+                f"{run_title}: no line of the script's output, which is in {log}, matches --step-pattern "
                 f"'{self._plan.pattern.pattern}': correct it, or leave it out to time the whole process"
             )
 
@@ -439,8 +442,8 @@ def environment_of(inherited: Mapping[str, str]) -> dict[str, str]:
 
 def _allreduce(saved: Path) -> tuple[AllReduce, ...]:
     run = run_file.load(saved)
-    measurements = sorted((one for one in run.measured()), key=lambda one: one.point.size_bytes)
-    summaries = [(one.point.size_bytes, summarize(one)) for one in measurements]
+    measurements = sorted(run.measured(), key=lambda measurement: measurement.point.size_bytes)
+    summaries = [(measurement.point.size_bytes, summarize(measurement)) for measurement in measurements]
     return tuple(AllReduce(size, summary.busbw, summary.seconds) for size, summary in summaries)
 
 

@@ -14,15 +14,17 @@ from collections.abc import Mapping, Sequence
 
 def core_and_program(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
     """Return this rank's core number and the program's arguments. Raises SystemExit with one line."""
-    own = dict(option.partition("=")[::2] for option in arguments[: arguments.index("--")]) if "--" in arguments else {}
-    program = [own["--program"]] if "--program" in own else []
-    program += arguments[len(own) + 1 :]
-    if "--cores" not in own or not program:
+    options = (
+        dict(option.partition("=")[::2] for option in arguments[: arguments.index("--")]) if "--" in arguments else {}
+    )
+    program = [options["--program"]] if "--program" in options else []
+    program += arguments[len(options) + 1 :]
+    if "--cores" not in options or not program:
         raise SystemExit("collbench: cannot pin a rank: usage: pin --cores=2,3 -- PROGRAM ARGUMENT…")
-    cores, rank = own["--cores"].split(","), environment.get("LOCAL_RANK", "")
+    cores, rank = options["--cores"].split(","), environment.get("LOCAL_RANK", "")
     if not rank.isdecimal() or int(rank) >= len(cores):
         raise SystemExit(
-            f"collbench: cannot pin local rank '{rank}' to one of the cores {own['--cores']}: "
+            f"collbench: cannot pin local rank '{rank}' to one of the cores {options['--cores']}: "
             "torchrun sets LOCAL_RANK, and --nproc-per-node must not exceed the number of cores"
         )
     return int(cores[int(rank)]), program

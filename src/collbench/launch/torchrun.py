@@ -29,8 +29,8 @@ def for_devices(devices: Sequence[Device], inherited: Mapping[str, str], *, back
     hides every GPU, so that training uses gloo; its cores are pinned by `launch.pin`, not by the environment.
     """
     visible = "" if capabilities(backend).cores else ",".join(device.uuid for device in devices)
-    wanted = {"CUDA_VISIBLE_DEVICES": visible}
-    return {name: value for name, value in wanted.items() if inherited.get(name) != value}
+    variables = {"CUDA_VISIBLE_DEVICES": visible}
+    return {name: value for name, value in variables.items() if inherited.get(name) != value}
 
 
 # torchrun inside an Apptainer image: the command around it, and what must be passed into the image.
@@ -83,12 +83,12 @@ def choice(
     `among` is a clause on what limited the choice and `binding` one on NUMA nodes, "" for none.
     """
     if capabilities(backend).cores:
-        which = ", ".join(f"core {device.index}" for device in devices) + " (host backend)"
+        device_text = ", ".join(f"core {device.index}" for device in devices) + " (host backend)"
     else:
         names = ", ".join(f"GPU{device.index}" for device in devices)
-        which = f"{names} ({', '.join(device.uuid for device in devices)})"
+        device_text = f"{names} ({', '.join(device.uuid for device in devices)})"
     clauses = [f"{reason}, {among}" if among else reason, f" ({source})", f"; {binding}" if binding else ""]
-    return f"using {which}: {''.join(clauses)}"
+    return f"using {device_text}: {''.join(clauses)}"
 
 
 def against(used: Sequence[tuple[Device, str]]) -> str:

@@ -161,7 +161,7 @@ def nccl_choice(topology: str, graphs: str, bus_ids: Mapping[int, str]) -> dict[
     }
     chosen: dict[int, set[str]] = {}
     for channel in graph.iter("channel"):
-        ends = [(one.tag, _number(one.get("dev"))) for one in channel if one.tag in {"net", "gpu"}]
+        ends = [(element.tag, _number(element.get("dev"))) for element in channel if element.tag in {"net", "gpu"}]
         for (tag, device), (other, neighbour) in itertools.pairwise(ends):
             pair = {tag: device, other: neighbour}
             number, net = pair.get("gpu"), pair.get("net")
