@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.analysis.compare import Change, Found, Key, Named, Verdict, judge_change
+from collbench.analysis.compare import Change, Key, Named, PointPair, Verdict, judge_change
 from collbench.analysis.tiers import Estimate
 from collbench.model.operations import Operation, Work
 from tests.analysis.runs import change_of
@@ -82,7 +82,7 @@ def made(old: Sequence[float], now: Sequence[float], error: float = 0.0) -> Chan
         Key("ce-write", (0, 1), None, 2**30), Work(Operation.CE_WRITE), measured(Operation.CE_WRITE, (0, 1), 400)
     )
     ends = [Estimate((0,), "", tuple(some), some[len(some) // 2], error, error, 100.0) for some in (old, now)]
-    return judge_change(Found(found, found, ends[0], ends[1]), 0.01, 0.05, on_cores=False)
+    return judge_change(PointPair(found, found, ends[0], ends[1]), 0.01, 0.05, on_cores=False)
 
 
 CALM = [0.0] * 5

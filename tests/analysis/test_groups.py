@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from collbench.analysis import compare
-from collbench.analysis.compare import Bunch, Found, Group, Key, Kind, Named, Verdict, find_bunches, judge_group
+from collbench.analysis.compare import Bunch, Group, Key, Kind, Named, PointPair, Verdict, find_bunches, judge_group
 from collbench.analysis.tiers import Estimate
 from collbench.model.operations import Operation, Work
 from tests.builders import measured
@@ -23,14 +23,14 @@ def point(
     members: tuple[int, ...] = (0, 1),
     size: int = GIB,
     trials: int = 5,
-) -> Found:
+) -> PointPair:
     """Return a point whose log bandwidth changed by so much, with this error in either run and 8 degrees of freedom."""
     named = Named(Key(str(work), members, None, size), Work(work), measured(work, members, 400, size))
     old, now = (Estimate((0,), "", (end,) * trials, end, error, error, 8.0) for end in (0.0, difference))
-    return Found(named, named, old, now)
+    return PointPair(named, named, old, now)
 
 
-def judged(*found: Found, alpha: float = 0.01) -> Group:
+def judged(*found: PointPair, alpha: float = 0.01) -> Group:
     points = [compare.judge_change(one, alpha, 0.05, on_cores=False) for one in found]
     return judge_group(Bunch(Kind.WORK, "ce-write", (), found), points, alpha, 0.05)
 
@@ -58,9 +58,11 @@ READ = Operation.SM_READ
         ),
     ],
 )
-def test_what_belongs_together(title: str, found: list[Found], groups: list[tuple[str, tuple[int, ...], int]]) -> None:
+def test_what_belongs_together(
+    title: str, found: list[PointPair], groups: list[tuple[str, tuple[int, ...], int]]
+) -> None:
     made = find_bunches(found)
-    assert [(bunch.work, bunch.members, len(bunch.found)) for bunch in made] == groups
+    assert [(bunch.work, bunch.members, len(bunch.pairs)) for bunch in made] == groups
     assert [bunch.kind for bunch in made] == [Kind.WORK if work else Kind.DEVICES for work, _, _ in groups]
 
 

@@ -21,7 +21,7 @@ from collbench.analysis.diagnose.verdict import (
     Severity,
     both_ways,
     explained,
-    found,
+    make_finding,
 )
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Run
@@ -141,7 +141,7 @@ def test_nvlinks_and_pcie_of_a_gpu_are_different_wires() -> None:
 
 
 def finding(kind: Kind, links: Collection[Link], *, sure: bool = False) -> Finding:
-    return found(kind, (), links, Message(HiddenLinks(), Known.NVLINKS_DOWN, sure=sure), NO_RATES)
+    return make_finding(kind, (), links, Message(HiddenLinks(), Known.NVLINKS_DOWN, sure=sure), NO_RATES)
 
 
 PAIR = [(0, 1), (1, 0)]

@@ -9,7 +9,7 @@ from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, Known,
 from collbench.analysis.diagnose.evidence import Extent, HiddenLinks
 from collbench.analysis.diagnose.limits import ExcludedLinks, beyond_labels, has_peers, pcie_ceiling
 from collbench.analysis.diagnose.readings import Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Message, Rates, found
+from collbench.analysis.diagnose.verdict import Finding, Message, Rates, make_finding
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
 from tests.analysis.checked import faults, flagged, h200, kinds, pcie, run_on, slow, the, trials, undone, what
@@ -287,7 +287,7 @@ def test_who_has_peer_access(cuda: bool | None, nvml: str | None, peers: bool) -
 
 
 def finding(kind: Kind, label: str) -> Finding:
-    return found(kind, (), [(0, 1)], Message(HiddenLinks(), Known.NVLINKS_DOWN), Rates(label))
+    return make_finding(kind, (), [(0, 1)], Message(HiddenLinks(), Known.NVLINKS_DOWN), Rates(label))
 
 
 @pytest.mark.parametrize(

@@ -68,12 +68,12 @@ class Named:
 
     key: Key
     work: Work
-    found: Measurement
+    measurement: Measurement
 
     @property
     def gbs(self) -> float:
         """The data point's busbw in GB/s."""
-        return summarize(self.found).busbw
+        return summarize(self.measurement).busbw
 
 
 def points_by_key(run: Run, positions: Mapping[int, int] | None = None) -> dict[Key, Named]:
@@ -118,7 +118,7 @@ def estimates(points_by_key: Mapping[Key, Named], paths: Sequence[Path]) -> dict
     Few trials there, as of one communicator over all GPUs, are pooled with those of like sizes.
     """
     labels = {frozenset(path.devices): path.label for path in paths}
-    logs = {key: log_rates(named.found) for key, named in points_by_key.items()}
+    logs = {key: log_rates(named.measurement) for key, named in points_by_key.items()}
     kinds = {
         key: f"{key.work} {labels.get(frozenset(key.members), f'{len(key.members)} devices')}" for key in points_by_key
     }
@@ -182,7 +182,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PointPair:
     """One data point of both runs before it is judged."""
 
     base: Named
@@ -229,16 +229,16 @@ class Change:
     trials: tuple[int, int]
 
 
-def in_both(base: Mapping[Key, Named], new: Mapping[Key, Named], paths: Sequence[Path]) -> list[Found]:
+def in_both(base: Mapping[Key, Named], new: Mapping[Key, Named], paths: Sequence[Path]) -> list[PointPair]:
     """Return the data points that both runs have, with their estimates. `paths` are the base's."""
     old, now = estimates(base, paths), estimates(new, paths)
-    return [Found(base[key], new[key], old[key], now[key]) for key in base if key in new]
+    return [PointPair(base[key], new[key], old[key], now[key]) for key in base if key in new]
 
 
-def judge_change(change: Found, alpha: float, fail_below: float, *, on_cores: bool) -> Change:
+def judge_change(change: PointPair, alpha: float, fail_below: float, *, on_cores: bool) -> Change:
     """Return what became of a point; `alpha` is what this one answer may err, `fail_below` a ratio such as 0.05."""
     old, now = change.old, change.now
-    before, after = summarize(change.base.found), summarize(change.new.found)
+    before, after = summarize(change.base.measurement), summarize(change.new.measurement)
     delta = _delta(change.base, before.seconds, on_cores=on_cores)
     difference = now.middle - old.middle
     far = reach([*change.parts()], alpha) if change.decided else math.inf
@@ -258,7 +258,7 @@ def judge_change(change: Found, alpha: float, fail_below: float, *, on_cores: bo
     )
 
 
-def _verdict(change: Found, far: float, delta: float) -> Verdict:
+def _verdict(change: PointPair, far: float, delta: float) -> Verdict:
     old, now = change.old, change.now
     if _below(old, now, far, delta):
         return Verdict.WORSE
@@ -326,34 +326,34 @@ class Bunch:
     kind: Kind
     work: str
     members: tuple[int, ...]
-    found: tuple[Found, ...]
+    pairs: tuple[PointPair, ...]
 
 
-def find_bunches(candidates: Sequence[Found]) -> list[Bunch]:
+def find_bunches(candidates: Sequence[PointPair]) -> list[Bunch]:
     """Return the groups of two points or more; every point has enough trials and is at its work's largest size."""
     largest: dict[str, int] = defaultdict(int)
     for one in candidates:
         largest[one.key.work] = max(largest[one.key.work], one.key.size_bytes)
-    by_devices: dict[tuple[int, ...], list[Found]] = defaultdict(list)
-    works: dict[tuple[str, int], list[Found]] = defaultdict(list)
+    by_devices: dict[tuple[int, ...], list[PointPair]] = defaultdict(list)
+    works: dict[tuple[str, int], list[PointPair]] = defaultdict(list)
     for one in candidates:
         if one.decided and one.key.size_bytes == largest[one.key.work] >= TELLING_BYTES:
             by_devices[tuple(sorted(one.key.members))].append(one)
             works[one.key.work, len(one.key.members)].append(one)
     bunches = [Bunch(Kind.DEVICES, "", members, tuple(ours)) for members, ours in sorted(by_devices.items())]
     bunches += [Bunch(Kind.WORK, work, (), tuple(ours)) for (work, _), ours in sorted(works.items())]
-    return [bunch for bunch in bunches if len(bunch.found) > 1]
+    return [bunch for bunch in bunches if len(bunch.pairs) > 1]
 
 
 def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_below: float) -> Group:
     """Return what became of a group. `changes` are its data points'; `alpha` is what this one answer may err."""
-    differences = [one.now.middle - one.old.middle for one in bunch.found]
+    differences = [one.now.middle - one.old.middle for one in bunch.pairs]
     # By what each data point's error is; alike where some have none.
-    inverse = [one.old.wary**2 + one.now.wary**2 for one in bunch.found]
+    inverse = [one.old.wary**2 + one.now.wary**2 for one in bunch.pairs]
     inverse = [1 / variance for variance in inverse] if min(inverse) else [1.0] * len(inverse)
     weights = [one / sum(inverse) for one in inverse]
     middle = sum(weight * difference for weight, difference in zip(weights, differences, strict=True))
-    parts = [part for weight, one in zip(weights, bunch.found, strict=True) for part in one.parts(weight)]
+    parts = [part for weight, one in zip(weights, bunch.pairs, strict=True) for part in one.parts(weight)]
     delta = max(change.delta for change in changes)
     far = reach(parts, alpha)
     # One disturbed data point must not decide: most of them have to agree.
@@ -370,8 +370,8 @@ def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_belo
         kind=bunch.kind,
         work=bunch.work,
         members=bunch.members,
-        points=len(bunch.found),
-        size_bytes=max(one.key.size_bytes for one in bunch.found),
+        points=len(bunch.pairs),
+        size_bytes=max(one.key.size_bytes for one in bunch.pairs),
         ratio=math.exp(middle),
         interval=(math.exp(middle - far), math.exp(middle + far)),
         delta=delta,
@@ -444,25 +444,27 @@ _OF_MACHINES: dict[Subject, Callable[[Machine], Fact]] = {
     Subject.FABRIC: lambda machine: machine.fabric,
 }
 _OF_COLLECTIVES: dict[Subject, Callable[[Settings], Fact]] = {
-    Subject.DTYPE: lambda asked: asked.dtype,
-    Subject.REDOP: lambda asked: asked.redop,
+    Subject.DTYPE: lambda settings: settings.dtype,
+    Subject.REDOP: lambda settings: settings.redop,
 }
 # What was asked for. The seed is another one every time, and the devices are compared themselves.
 _OF_REQUESTS: dict[Subject, Callable[[Settings], Fact]] = {
-    Subject.PROCESSES: lambda asked: asked.processes,
-    Subject.COMMAND: lambda asked: asked.command_name,
-    Subject.SIZES: lambda asked: asked.requested_sizes,
-    Subject.COPIES: lambda asked: asked.copies,
-    Subject.COLLECTIVES: lambda asked: asked.collectives,
-    Subject.LAYOUT: lambda asked: (asked.layout, asked.split) if asked.layout is Layout.SPLIT else (asked.layout,),
-    Subject.QUICK: lambda asked: asked.quick,
-    Subject.PRECISION: lambda asked: asked.precision,
-    Subject.BUDGET: lambda asked: asked.budget_seconds,
-    Subject.ITERATIONS: lambda asked: asked.iterations,
-    Subject.WARMUP: lambda asked: asked.warmup,
-    Subject.VERIFY: lambda asked: asked.verify,
-    Subject.ROOT: lambda asked: asked.root,
-    Subject.NCCL_CONFIG: lambda asked: sorted(asked.nccl_config.items()),
+    Subject.PROCESSES: lambda settings: settings.processes,
+    Subject.COMMAND: lambda settings: settings.command_name,
+    Subject.SIZES: lambda settings: settings.requested_sizes,
+    Subject.COPIES: lambda settings: settings.copies,
+    Subject.COLLECTIVES: lambda settings: settings.collectives,
+    Subject.LAYOUT: lambda settings: (
+        (settings.layout, settings.split) if settings.layout is Layout.SPLIT else (settings.layout,)
+    ),
+    Subject.QUICK: lambda settings: settings.quick,
+    Subject.PRECISION: lambda settings: settings.precision,
+    Subject.BUDGET: lambda settings: settings.budget_seconds,
+    Subject.ITERATIONS: lambda settings: settings.iterations,
+    Subject.WARMUP: lambda settings: settings.warmup,
+    Subject.VERIFY: lambda settings: settings.verify,
+    Subject.ROOT: lambda settings: settings.root,
+    Subject.NCCL_CONFIG: lambda settings: sorted(settings.nccl_config.items()),
 }
 
 
@@ -601,7 +603,7 @@ def compare(base: Run, new: Run, fail_below: float, operation: Operation | None 
     bunches = find_bunches(paired)
     alpha = _ALPHA / max(1, sum(one.decided for one in paired) + len(bunches))
     judged = {one.key: judge_change(one, alpha, fail_below, on_cores=on_cores) for one in paired}
-    grouped = [judge_group(b, [judged[one.key] for one in b.found], alpha, fail_below) for b in bunches]
+    grouped = [judge_group(b, [judged[one.key] for one in b.pairs], alpha, fail_below) for b in bunches]
     own = wanted(points_by_key(new))
     renamed = dict(zip(now, own, strict=True))
     return Comparison(

@@ -101,7 +101,7 @@ def _no_line(curve: list[Measurement]) -> tuple[NoLine | None, float]:
         return NoLine.FEW_SIZES, len(curve)
     if largest < LEAST_SPAN * smallest:
         return NoLine.NARROW, largest / smallest
-    if min(len(found.samples) for found in curve) < _FEWEST_TRIALS:
+    if min(len(measurement.samples) for measurement in curve) < _FEWEST_TRIALS:
         return NoLine.ONE_TRIAL, 0.0
     return None, 0.0
 
@@ -112,7 +112,9 @@ def _fits(
     """Fit links of as many devices, with the same sizes and as many trials of each."""
     points = list(zip(*curves.values(), strict=True))  # of all links, by size
     sizes = np.array([links[0].point.moved_bytes for links in points], dtype=float)
-    trials = [np.array([trial_seconds(found) for found in links]) for links in points]  # each (links, trials)
+    trials = [
+        np.array([trial_seconds(measurement) for measurement in links]) for links in points
+    ]  # each (links, trials)
     times = np.hstack([_medians(part) for part in trials])  # (links, sizes)
     alpha, beta, weights = _line(sizes, times, np.ones_like(times), _ROUNDS)
     misfit = np.max(np.abs((alpha[:, None] + beta[:, None] * sizes) / times - 1), axis=1)

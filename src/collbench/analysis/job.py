@@ -153,7 +153,7 @@ def report(
 ) -> Report | None:
     """Return what a rank's step says; of the lowest recorded rank where `rank` is None. None if it sent nothing.
 
-    `alone` and `concurrent` are seconds by place in the job's table of calls.
+    `alone` and `concurrent` are seconds by index in the job's table of calls.
     """
     phases = {one.rank: phase for one in job.ranks if (phase := shown_phase(one)) is not None}
     chosen = min(phases, default=None) if rank is None else rank
@@ -173,9 +173,9 @@ def report(
     least, whole = _leasts(matched_groups, chosen, phase)
     own = np.array([_mean(position.gpu) for position in phase.positions])
 
-    def row(call: int, places: Sequence[int]) -> Row:
-        transfer = _known(np.median, least[list(places)])
-        bounded = not all(whole[index] for index in places)
+    def row(call: int, indices: Sequence[int]) -> Row:
+        transfer = _known(np.median, least[list(indices)])
+        bounded = not all(whole[index] for index in indices)
         fields = job.calls[call]
         size = job.groups[fields.group].size
         collective = fields.collective
@@ -183,8 +183,8 @@ def report(
         rate = fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes else None
         return Row(
             call,
-            len(places),
-            _known(np.mean, own[list(places)]),
+            len(indices),
+            _known(np.mean, own[list(indices)]),
             transfer,
             bounded,
             rate,
@@ -199,8 +199,8 @@ def report(
         rank=chosen,
         phase=phase,
         repeats=phase.repetitions > 1,
-        rows=tuple(row(call, places) for call, places in runs),
-        distinct=tuple(row(call, places) for call, places in by_call.items()),
+        rows=tuple(row(call, indices) for call, indices in runs),
+        distinct=tuple(row(call, indices) for call, indices in by_call.items()),
         ranks=tuple(_rank_row(job, one, phases.get(one.rank), matched_groups) for one in job.ranks),
         late=tuple(late),
         late_known=any(
@@ -240,13 +240,13 @@ def kernels(positions: Sequence[Position], seconds: Sequence[float] | Values) ->
     """Return seconds by position, where calls that NCCL got together share one kernel: the longest, at the first."""
     array = np.array(seconds, dtype=float)
     first = 0
-    for place, position in enumerate(positions):
-        if position.together and place:
-            both = array[[first, place]]
+    for index, position in enumerate(positions):
+        if position.together and index:
+            both = array[[first, index]]
             array[first] = np.nan if np.isnan(both).all() else np.nanmax(both)
-            array[place] = 0.0
+            array[index] = 0.0
         else:
-            first = place
+            first = index
     return array
 
 
@@ -256,26 +256,26 @@ def matched(job: Job) -> list[MatchedGroup]:
     Ranks of a group that sent other calls before or in their step are not matched: nothing is guessed.
     """
     callers: dict[int, list[JobRank]] = defaultdict(list)
-    places: dict[tuple[int, int], list[int]] = {}
+    indices_of: dict[tuple[int, int], list[int]] = {}
     before: dict[tuple[int, int], tuple[int, int]] = {}
     for rank in sorted(job.ranks, key=lambda one: one.rank):
         phase = shown_phase(rank)
         if phase is None:
             continue
         mine: dict[int, list[int]] = defaultdict(list)
-        for place, position in enumerate(phase.positions):
+        for index, position in enumerate(phase.positions):
             call = job.calls[position.call]
             if call.collective is not None:
-                mine[call.group].append(place)
+                mine[call.group].append(index)
         sent = _sent_before(job, rank, phase)
-        for group, found in mine.items():
+        for group, indices in mine.items():
             known = job.groups[group].ranks
             if not known or rank.rank in known:
                 callers[group].append(rank)
-                places[group, rank.rank], before[group, rank.rank] = found, (sent.get(group, 0), len(found))
+                indices_of[group, rank.rank], before[group, rank.rank] = indices, (sent.get(group, 0), len(indices))
     matched_groups = []
     for group, ranks in sorted(callers.items()):
-        matched_group = _matched_group(job, group, ranks, places, before)
+        matched_group = _matched_group(job, group, ranks, indices_of, before)
         if matched_group is not None:
             matched_groups.append(matched_group)
     return matched_groups
@@ -297,36 +297,36 @@ def _matched_group(
     job: Job,
     group: int,
     ranks: Sequence[JobRank],
-    places: Mapping[tuple[int, int], list[int]],
+    indices_of: Mapping[tuple[int, int], list[int]],
     before: Mapping[tuple[int, int], tuple[int, int]],
 ) -> MatchedGroup | None:
     size = job.groups[group].size
     phases = [phase for rank in ranks if (phase := shown_phase(rank)) is not None]
     if not 2 <= len(ranks) <= size or len({before[group, rank.rank] for rank in ranks}) > 1:
         return None
-    index = np.array([places[group, rank.rank] for rank in ranks])
-    calls = [tuple(phase.positions[place].call for place in row) for phase, row in zip(phases, index, strict=True)]
+    indices = np.array([indices_of[group, rank.rank] for rank in ranks])
+    calls = [tuple(phase.positions[index].call for index in row) for phase, row in zip(phases, indices, strict=True)]
     if any(other != calls[0] for other in calls):
         return None
     samples = _common(phases)
-    own, least = _durations(phases, index, samples)
+    own, least = _durations(phases, indices, samples)
     hosts = {rank.host for rank in ranks}
     clock = len(hosts) == 1 and hosts != {""} and samples and Unknown.PAUSES not in job.unknown
     arrived = None
     if clock:
         stamps = np.array(
-            [np.array([one.starts for one in mine])[:, row] for mine, row in zip(samples, index, strict=True)]
+            [np.array([one.starts for one in mine])[:, row] for mine, row in zip(samples, indices, strict=True)]
         )
         arrived = stamps * MICRO if np.isfinite(stamps).all() else None
     return MatchedGroup(
         group,
         tuple(rank.rank for rank in ranks),
         calls[0],
-        index,
+        indices,
         own,
         least,
         arrived,
-        np.array([_judged(job, phases[0].positions[place]) for place in index[0]]),
+        np.array([_judged(job, phases[0].positions[index]) for index in indices[0]]),
         whole=len(ranks) == size,
     )
 
@@ -341,7 +341,7 @@ def _common(phases: Sequence[Phase]) -> list[list[Sample]]:
 
 
 def _durations(
-    phases: Sequence[Phase], index: NDArray[np.intp], samples: Sequence[Sequence[Sample]]
+    phases: Sequence[Phase], indices: NDArray[np.intp], samples: Sequence[Sequence[Sample]]
 ) -> tuple[Values, Values]:
     """Return each rank's mean seconds by call, and the least over the ranks.
 
@@ -349,7 +349,7 @@ def _durations(
     may be left.
     """
     own = np.array(
-        [[_mean(phase.positions[place].gpu) for place in row] for phase, row in zip(phases, index, strict=True)]
+        [[_mean(phase.positions[index].gpu) for index in row] for phase, row in zip(phases, indices, strict=True)]
     )
     least = own.min(axis=0)  # NaN where any rank's is unknown
     if not any(one.gpu for mine in samples for one in mine):
@@ -357,7 +357,7 @@ def _durations(
     times = np.array(
         [
             [np.array(one.gpu)[row] if one.gpu else np.full(len(row), np.nan) for one in mine]
-            for mine, row in zip(samples, index, strict=True)
+            for mine, row in zip(samples, indices, strict=True)
         ]
     )
     times = np.where(np.isfinite(times) & (times > 0), times, np.nan) * MICRO
@@ -472,12 +472,12 @@ def _folded(job: Job, phase: Phase) -> tuple[list[tuple[int, list[int]]], dict[i
     first: dict[Call, int] = {}
     runs: list[tuple[int, list[int]]] = []
     distinct: dict[int, list[int]] = defaultdict(list)
-    for place, position in enumerate(phase.positions):
+    for index, position in enumerate(phase.positions):
         call = first.setdefault(replace(job.calls[position.call], peer=None), position.call)
         if not runs or runs[-1][0] != call:
             runs.append((call, []))
-        runs[-1][1].append(place)
-        distinct[call].append(place)
+        runs[-1][1].append(index)
+        distinct[call].append(index)
     return runs, distinct
 
 

@@ -102,19 +102,19 @@ def contest(run: Run, by_bandwidth: Members, positions: Sequence[int]) -> JobCon
     if not rounds:
         return None
 
-    def place_of(replay: Replay) -> Members:
+    def devices_of(replay: Replay) -> Members:
         return tuple(sorted(positions[member] for member in replay.members))
 
-    seconds = {place_of(replay): _seconds(replay, rounds) for replay in sound}
-    means = {place: _mean([math.log(one) for one in own]) for place, own in seconds.items()}
-    order = sorted(means, key=lambda place: means[place].value)
+    seconds = {devices_of(replay): _seconds(replay, rounds) for replay in sound}
+    means = {devices: _mean([math.log(one) for one in own]) for devices, own in seconds.items()}
+    order = sorted(means, key=lambda devices: means[devices].value)
     best = order[0]
     made = []
-    for place in order:
-        ratio = _ratio(seconds[place], seconds[best], len(order))
-        made.append(JobFinalist(place, _standing(place == best, ratio), means[place], ratio, seconds[place]))
+    for devices in order:
+        ratio = _ratio(seconds[devices], seconds[best], len(order))
+        made.append(JobFinalist(devices, _standing(devices == best, ratio), means[devices], ratio, seconds[devices]))
     tied = {one.members for one in made if one.standing in {Standing.BEST, Standing.TIED}}
-    lost = tuple(JobFinalist(place_of(replay), Standing.FAILED, failure=replay.failure) for replay in failed)
+    lost = tuple(JobFinalist(devices_of(replay), Standing.FAILED, failure=replay.failure) for replay in failed)
     return JobContest((*made, *lost), rounds, by_bandwidth, by_bandwidth if by_bandwidth in tied else best)
 
 

@@ -59,7 +59,7 @@ class Post:
 class Unit:
     """Calls that a rank gives NCCL together, on one group, `pause` seconds after the unit before.
 
-    `group` is a place in Schedule.groups. Units of the same `meeting`, on several ranks, wait for each other.
+    `group` is an index into Schedule.groups. Units of the same `meeting`, on several ranks, wait for each other.
     """
 
     group: int
@@ -77,8 +77,11 @@ class Unit:
         """Bytes: the sum of its collectives, or the most that it sends or receives."""
         if not self.messages:
             return sum(post.size_bytes for post in self.posts)
-        ways = {way: sum(post.size_bytes for post in self.posts if post.operation == way) for way in PointToPoint}
-        return max(ways.values())
+        totals = {
+            direction: sum(post.size_bytes for post in self.posts if post.operation == direction)
+            for direction in PointToPoint
+        }
+        return max(totals.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +127,8 @@ def schedule_of(job: Job, ranks: int | None = None, phase: int | None = None) ->
         raise UsageError("the phase sends nothing between two ranks: there is nothing to replay")
     used = sorted({unit.group for one in made for unit in one.units})
     groups = tuple(_members(job, group, wanted) for group in used)
-    places = {group: place for place, group in enumerate(used)}
-    units = [[replace(unit, group=places[unit.group]) for unit in one.units] for one in made]
+    index_of = {group: index for index, group in enumerate(used)}
+    units = [[replace(unit, group=index_of[unit.group]) for unit in one.units] for one in made]
     meetings = _met(groups, units)
     meeting_of = {pair: number for number, pairs in enumerate(meetings) for pair in pairs}
     scheduled = tuple(
@@ -355,16 +358,16 @@ def _dtype(name: str) -> str:
 
 # Which units wait for each other: a run of the step without time.
 
-_Place = tuple[int, int]  # a rank, and the number of one of its units
+_UnitKey = tuple[int, int]  # a rank, and the number of one of its units
 
 
-def _met(groups: Sequence[Sequence[int]], units: Sequence[Sequence[Unit]]) -> list[tuple[_Place, ...]]:
+def _met(groups: Sequence[Sequence[int]], units: Sequence[Sequence[Unit]]) -> list[tuple[_UnitKey, ...]]:
     """Return the meetings, of each group in the order in which they end.
 
     A rank posts without waiting, but each group does one unit after another, as a stream does. Raises UsageError if
     some units would wait for ever.
     """
-    met: list[tuple[_Place, ...]] = []
+    met: list[tuple[_UnitKey, ...]] = []
     for group, members in enumerate(groups):
         met += _Streams(group, members, units).met()
     return met
@@ -379,36 +382,36 @@ class _Streams:
             rank: deque((rank, number) for number, unit in enumerate(units[rank]) if unit.group == group)
             for rank in members
         }
-        self._partners: dict[_Place, set[_Place]] = {}
-        self._ended: dict[_Place, int] = {}  # in which order
+        self._partners: dict[_UnitKey, set[_UnitKey]] = {}
+        self._ended: dict[_UnitKey, int] = {}  # in which order
         self._open: dict[int, list[Post]] = {}  # of the unit of messages that a rank is in, those without a partner
 
-    def met(self) -> list[tuple[_Place, ...]]:
+    def met(self) -> list[tuple[_UnitKey, ...]]:
         """Run all of it; return the meetings in order. Raises UsageError."""
-        while waiting := [places[0] for places in self._left.values() if places]:
+        while waiting := [queue[0] for queue in self._left.values() if queue]:
             if not (self._collective(waiting) or self._messages(waiting)):
                 raise UsageError(self._stuck(waiting[0]))
-        return sorted(_joined(self._partners), key=lambda places: max(self._ended[place] for place in places))
+        return sorted(_joined(self._partners), key=lambda meeting: max(self._ended[key] for key in meeting))
 
-    def _unit(self, place: _Place) -> Unit:
-        return self._units[place[0]][place[1]]
+    def _unit(self, key: _UnitKey) -> Unit:
+        return self._units[key[0]][key[1]]
 
-    def _collective(self, waiting: Sequence[_Place]) -> bool:
+    def _collective(self, waiting: Sequence[_UnitKey]) -> bool:
         """Perform the collectives that all members have reached; return whether there were any."""
-        if len(waiting) < len(self._members) or any(self._unit(place).messages for place in waiting):
+        if len(waiting) < len(self._members) or any(self._unit(key).messages for key in waiting):
             return False
-        _check_alike([(place[0], self._unit(place)) for place in waiting])
-        for place in waiting:
-            self._partners[place] = set(waiting) if place is waiting[0] else {waiting[0]}
-            self._end(place)
+        _check_alike([(key[0], self._unit(key)) for key in waiting])
+        for key in waiting:
+            self._partners[key] = set(waiting) if key is waiting[0] else {waiting[0]}
+            self._end(key)
         return True
 
-    def _messages(self, waiting: Sequence[_Place]) -> bool:
+    def _messages(self, waiting: Sequence[_UnitKey]) -> bool:
         """Let ranks send what others expect; return whether any got further."""
-        begun = [place for place in waiting if self._unit(place).messages and place not in self._partners]
-        for place in begun:
-            self._partners[place] = {place}
-            self._open[place[0]] = list(self._unit(place).posts)
+        begun = [key for key in waiting if self._unit(key).messages and key not in self._partners]
+        for key in begun:
+            self._partners[key] = {key}
+            self._open[key[0]] = list(self._unit(key).posts)
         matched = [self._matched(rank, peer) for rank in self._open for peer in self._open]
         for rank in [rank for rank, posts in self._open.items() if not posts]:
             del self._open[rank]
@@ -432,23 +435,23 @@ class _Streams:
             self._partners[there].add(here)
         return bool(sends and recvs)
 
-    def _end(self, place: _Place) -> None:
-        self._ended[place] = len(self._ended)
-        self._left[place[0]].popleft()
+    def _end(self, key: _UnitKey) -> None:
+        self._ended[key] = len(self._ended)
+        self._left[key[0]].popleft()
 
-    def _stuck(self, place: _Place) -> str:
+    def _stuck(self, key: _UnitKey) -> str:
         group = ", ".join(map(str, self._members))
         return (
-            f"call {place[1] + 1} of rank {place[0]} ({_name(self._unit(place))}, group {group}) would wait forever: "
+            f"call {key[1] + 1} of rank {key[0]} ({_name(self._unit(key))}, group {group}) would wait forever: "
             "the steps of the ranks do not match"
         )
 
 
-def _joined(partners: Mapping[_Place, set[_Place]]) -> Iterator[tuple[_Place, ...]]:
+def _joined(partners: Mapping[_UnitKey, set[_UnitKey]]) -> Iterator[tuple[_UnitKey, ...]]:
     """Yield the sets of units that wait for each other, directly or by others."""
     left = dict(partners)
     while left:
-        joined, pending = set[_Place](), [next(iter(left))]
+        joined, pending = set[_UnitKey](), [next(iter(left))]
         while pending:
             one = pending.pop()
             if one not in joined:
@@ -477,12 +480,12 @@ def _name(unit: Unit) -> str:
 
 
 def _kinds(
-    meetings: Sequence[Sequence[_Place]], ranks: Sequence[Sequence[Unit]], recorded: Sequence[float | None]
+    meetings: Sequence[Sequence[_UnitKey]], ranks: Sequence[Sequence[Unit]], recorded: Sequence[float | None]
 ) -> tuple[tuple[ReplayedCall, ...], tuple[int, ...]]:
     """Return the kinds, the largest messages first, and the kind of each meeting."""
     keys = []
-    for places in meetings:
-        units = [ranks[rank][number] for rank, number in places]
+    for meeting in meetings:
+        units = [ranks[rank][number] for rank, number in meeting]
         names = {P2P if post.is_message else post.operation for unit in units for post in unit.posts}
         keys.append((names.pop() if len(names) == 1 else MIXED, max(u.size_bytes for u in units), len(units)))
     order = sorted(set(keys), key=lambda key: (-key[1], key))
@@ -496,7 +499,7 @@ def _kinds(
 
 
 def _recorded(
-    meetings: Iterable[Sequence[_Place]], made: Sequence[_Made], phases: Sequence[Phase]
+    meetings: Iterable[Sequence[_UnitKey]], made: Sequence[_Made], phases: Sequence[Phase]
 ) -> list[float | None]:
     """Return the seconds of each meeting in the job, on the rank that waited least; None if GPU times are unknown.
 
@@ -505,13 +508,13 @@ def _recorded(
     kept = [{sample.repetition: sample.gpu for sample in phase.samples if sample.gpu} for phase in phases]
     common = sorted(set.intersection(*map(set, kept))) if kept else []
 
-    def sampled(place: _Place, repetition: int) -> float | None:
-        rank, number = place
+    def sampled(key: _UnitKey, repetition: int) -> float | None:
+        rank, number = key
         times = [kept[rank][repetition][at] for at in made[rank].positions[number]]
         return max(times) if min(times) > 0 else None
 
-    def summed(place: _Place) -> float | None:
-        rank, number = place
+    def summed(key: _UnitKey) -> float | None:
+        rank, number = key
         spreads = [phases[rank].positions[at].gpu for at in made[rank].positions[number]]
         medians = [spread.median for spread in spreads if spread is not None]
         return max(medians) if len(medians) == len(spreads) else None
@@ -521,10 +524,10 @@ def _recorded(
         return None if None in known else min(time for time in known if time is not None)
 
     seconds: list[float | None] = []
-    for places in meetings:
-        each = [least(sampled(place, repetition) for place in places) for repetition in common]
+    for meeting in meetings:
+        each = [least(sampled(key, repetition) for key in meeting) for repetition in common]
         known = [one for one in each if one is not None] or [
-            one for one in [least(map(summed, places))] if one is not None
+            one for one in [least(map(summed, meeting))] if one is not None
         ]
         seconds.append(median(known) * MICRO if known else None)
     return seconds

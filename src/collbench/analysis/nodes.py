@@ -449,7 +449,7 @@ def _belongs(
     node: int, group: Collection[int], among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]
 ) -> bool:
     """True if most pairs of the node with the group are fast: one lucky measurement does not suffice."""
-    ratios = [fmean(found) for pair, found in among.items() if node in pair and set(pair) <= set(group)]
+    ratios = [fmean(logs) for pair, logs in among.items() if node in pair and set(pair) <= set(group)]
     return median(ratios) > low[node] / 2
 
 

@@ -69,16 +69,18 @@ def bindings(run: Run) -> tuple[Binding, ...]:
 
 def _slower(measurements: Mapping[DataPoint, Measurement]) -> dict[DeviceNode, Estimate]:
     """Return the slower direction's estimate for each device and node that has both; σ̂ is pooled within a direction."""
-    ways = [
+    measured = [
         {(c.members[0], c.numa_node or 0): m for c, m in measurements.items() if c.operation is operation}
         for operation in _DIRECTIONS
     ]
-    both = ways[0].keys() & ways[1].keys()
+    both = measured[0].keys() & measured[1].keys()
     made = []
-    for operation, points in zip(_DIRECTIONS, ways, strict=True):
-        logs: dict[DeviceNode, list[float]] = {place: log_rates(points[place]) for place in both}
+    for operation, points in zip(_DIRECTIONS, measured, strict=True):
+        logs: dict[DeviceNode, list[float]] = {key: log_rates(points[key]) for key in both}
         made.append(estimates_of(logs, dict.fromkeys(logs, operation.value)))
-    return {place: min((way[place] for way in made), key=lambda estimate: estimate.middle) for place in sorted(both)}
+    return {
+        key: min((estimated[key] for estimated in made), key=lambda estimate: estimate.middle) for key in sorted(both)
+    }
 
 
 def _binding(device: Device, member: int, by_node: Mapping[int, Estimate], count: int, delta: float) -> Binding:

@@ -54,32 +54,32 @@ class Absences:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._found: dict[tuple[Work, Members, int], Measurement] = {}
+        self._measured: dict[tuple[Work, Members, int], Measurement] = {}
         self._failed: dict[tuple[Work, Members], Measurement] = {}
         for measurement in run.measurements:
             work = measurement.point.work
-            key = work, _place(work, measurement.point.members)
-            self._found[*key, measurement.point.size_bytes] = measurement
+            key = work, _ordered(work, measurement.point.members)
+            self._measured[*key, measurement.point.size_bytes] = measurement
             if measurement.failure:
                 self._failed.setdefault(key, measurement)
         self._skipped = {
-            (left.work, _place(left.work, left.members)): left for left in run.skipped if left.work is not None
+            (left.work, _ordered(left.work, left.members)): left for left in run.skipped if left.work is not None
         }
         self._paths = {frozenset(path.devices): path for path in run.paths}
 
     def of(self, work: Work, members: Members, size_bytes: int | None = None) -> Absence:
         """Return why a work has no figure, or too few trials for one, on its members; at any size for None."""
-        key = work, _place(work, members)
-        found = self._failed.get(key) if size_bytes is None else self._found.get((*key, size_bytes))
-        if found is not None and found.failure:
-            return Absence(AbsenceKind.FAILED, failure=found.failure)
+        key = work, _ordered(work, members)
+        measurement = self._failed.get(key) if size_bytes is None else self._measured.get((*key, size_bytes))
+        if measurement is not None and measurement.failure:
+            return Absence(AbsenceKind.FAILED, failure=measurement.failure)
         left = self._skipped.get(key)
         if left is None and self._refused(work, members):  # in files of older versions `skipped` names no place
             left = Skipped(SkipKind.NO_PEERS, work, members)
         if left is not None:
             return Absence(AbsenceKind.SKIPPED, left.kind.by_design, skipped=left)
-        if found is not None and found.samples:
-            return Absence(AbsenceKind.FEW_TRIALS, trials=len(found.samples))
+        if measurement is not None and measurement.samples:
+            return Absence(AbsenceKind.FEW_TRIALS, trials=len(measurement.samples))
         return Absence(AbsenceKind.NOT_MEASURED if self._run.complete else AbsenceKind.NOT_REACHED)
 
     def _refused(self, work: Work, members: Members) -> bool:
@@ -94,7 +94,7 @@ def _denied(path: Path) -> bool:
     return path.peers_denied
 
 
-def _place(work: Work, members: Members) -> Members:
+def _ordered(work: Work, members: Members) -> Members:
     """Return members so that those of one place are equal."""
     unordered = work.operation.is_collective or work.variant is Variant.BOTH_WAYS
     return tuple(sorted(members)) if unordered else members
@@ -182,8 +182,8 @@ def outcome(run: Run) -> Outcome:
     counts: Counter[tuple[TroubleKind, tuple[int, ...]]] = Counter()
     for left in run.skipped:
         if left.kind is SkipKind.WRONG_DATA:
-            place = left.work.place(left.members) if left.work else tuple(sorted(left.members))
-            counts[TroubleKind.WRONG_DATA, place] += 1
+            affected = left.work.place(left.members) if left.work else tuple(sorted(left.members))
+            counts[TroubleKind.WRONG_DATA, affected] += 1
     for measurement in run.measurements:
         kind = _kind(measurement)
         if kind is not None:

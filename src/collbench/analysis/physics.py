@@ -244,12 +244,12 @@ class Hardware:
         """
         total = 0.0
         for position in inside:
-            ways = [self._reach(position, outside)]
+            limits = [self._reach(position, outside)]
             if len(self._joined(position, outside)) < len(outside):
-                ways.append(self._slot(position))
-            if None in ways:
+                limits.append(self._slot(position))
+            if None in limits:
                 return None
-            total += sum(gbs for gbs in ways if gbs is not None)
+            total += sum(gbs for gbs in limits if gbs is not None)
         return total
 
     def _islands(self, members: Sequence[int]) -> list[tuple[int, ...]]:
@@ -325,10 +325,10 @@ def impossible(run: Run) -> list[Impossible]:
             _recent[index] = known, answer  # of the same objects, which are compared at once: one may be read again
             return list(answer)
     check = Check(run)
-    found = (check.beaten(measurement) for measurement in run.measurements)
+    checked = (check.beaten(measurement) for measurement in run.measurements)
     answer = tuple(
         sorted(
-            (one for one in found if one is not None),
+            (one for one in checked if one is not None),
             key=lambda one: (
                 -one.rate_gbs / one.capacity.gbs,
                 str(one.point.work),

@@ -226,7 +226,7 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
 class _Evidence:
     """What a run shows: its points and their estimates, what failed where, what is impossible; each answer's alpha."""
 
-    found: dict[Key, Named]
+    points: dict[Key, Named]
     errors: dict[Key, Estimate]
     alpha: float
     failures: Sequence[tuple[int, ...]]
@@ -236,11 +236,11 @@ class _Evidence:
 
 def _answer(figure: Figure, keys: Sequence[Key], run: _Evidence, state: Nvls) -> Answer:
     size_bytes = keys[0].size_bytes
-    failed = tuple(dict.fromkeys(place for place in run.failures if _is_of(figure, place, run.labels)))
+    failed = tuple(dict.fromkeys(devices for devices in run.failures if _is_of(figure, devices, run.labels)))
     beaten = _beaten(figure, size_bytes, run)
     sets = []
     for key in keys:
-        gbs = summarize(run.found[key].found).busbw
+        gbs = summarize(run.points[key].measurement).busbw
         standing = _standing(figure, gbs, run.errors[key], run.alpha)
         if beaten is not None and standing is not ReferenceVerdict.BELOW:
             standing = ReferenceVerdict.NOT_JUDGED
@@ -257,13 +257,13 @@ def _beaten(figure: Figure, size_bytes: int, run: _Evidence) -> Impossible | Non
     of_work = (
         one for one in run.beaten if (one.point.operation, one.point.size_bytes) == (figure.operation, size_bytes)
     )
-    of_place = (one for one in run.beaten if _is_of(figure, one.capacity.devices, run.labels))
-    return next(chain(of_work, of_place), None)
+    of_devices = (one for one in run.beaten if _is_of(figure, one.capacity.devices, run.labels))
+    return next(chain(of_work, of_devices), None)
 
 
-def _is_of(figure: Figure, place: tuple[int, ...], labels: dict[frozenset[int], str]) -> bool:
-    """Return whether a place is of the figure's kind."""
-    return len(place) == figure.ranks and _links_are(figure, place, labels)
+def _is_of(figure: Figure, devices: tuple[int, ...], labels: dict[frozenset[int], str]) -> bool:
+    """Return whether a set of devices is of the figure's kind."""
+    return len(devices) == figure.ranks and _links_are(figure, devices, labels)
 
 
 def _links_are(figure: Figure, members: tuple[int, ...], labels: dict[frozenset[int], str]) -> bool:

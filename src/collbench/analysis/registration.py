@@ -87,7 +87,7 @@ def _slower(size_bytes: int, kind: Registration, ours: Sequence[float], best: Se
 def winners(run: Run, operation: Operation, members: tuple[int, ...], variant: Variant) -> tuple[Winner, ...]:
     """Return the fastest memory at each size at which a communicator used several kinds, ascending."""
     return tuple(
-        winner(size, {kind: trial_seconds(found) for kind, found in kinds.items()})
+        winner(size, {kind: trial_seconds(measurement) for kind, measurement in kinds.items()})
         for size, kinds in side_by_side(run, operation, members, variant).items()
         if len(kinds) > 1
     )

@@ -67,7 +67,7 @@ def most_rings(links: Capacities) -> int:
     if bound == 0 or len(links) < 2:
         return 0
     if len(links) > MOST_LISTED:
-        return _found_one_by_one(links, bound)
+        return _count_one_by_one(links, bound)
     arcs = _rings(links)
     if not len(arcs):
         return 0
@@ -131,7 +131,7 @@ def _fractional(arcs: _Arcs, capacities: Capacities) -> float:
     return float(np.sum(np.asarray(solved.x)))
 
 
-def _found_one_by_one(links: Capacities, bound: int) -> int:
+def _count_one_by_one(links: Capacities, bound: int) -> int:
     """Return how many rings a depth-first search finds one after the other, up to the bound."""
     left = [[int(value + _ROUNDING) for value in row] for row in links]
     for rings in range(bound):
@@ -150,21 +150,21 @@ def _one_ring(left: list[list[int]]) -> list[int]:
     """
     k = len(left)
     path, steps = [0], 0
-    ways = [_ways_on(left, path)]
+    choices = [_next_choices(left, path)]
     while path and steps < _STEPS:
         steps += 1
         if len(path) == k and left[path[-1]][0]:
             return path
-        if ways[-1]:
-            path.append(ways[-1].pop())
-            ways.append(_ways_on(left, path))
+        if choices[-1]:
+            path.append(choices[-1].pop())
+            choices.append(_next_choices(left, path))
         else:
             path.pop()
-            ways.pop()
+            choices.pop()
     return []
 
 
-def _ways_on(left: list[list[int]], path: list[int]) -> list[int]:
+def _next_choices(left: list[list[int]], path: list[int]) -> list[int]:
     """Return the members that can come next, the best last."""
     here, rest = path[-1], set(range(len(left))) - set(path)
     onward = {there: sum(left[there][after] > 0 for after in rest) for there in rest if left[here][there]}

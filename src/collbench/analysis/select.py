@@ -82,7 +82,7 @@ def settle(choice: Choice, verification: Run) -> Choice:
         gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
     summaries = {members: summarize(points[members]) for members in ranked}
     simulated = capabilities(verification.backend).simulated
-    failed = tuple(place for place in choice.failed if set(place) <= set(winner)) or outcome(verification).within(
+    failed = tuple(devices for devices in choice.failed if set(devices) <= set(winner)) or outcome(verification).within(
         winner
     )
     decided_by = choice.decided_by if winner == choice.members else (TieBreak.PREDICTED,)

@@ -270,16 +270,16 @@ def student(freedom: float, probability: float) -> float:
     By Newton's method in the logarithms of t and of the chance to exceed it, from the normal quantile on: there the
     curve is concave, so that from the second step on each comes nearer from the same side.
     """
-    beyond, place = math.log(1 - probability), math.log(NormalDist().inv_cdf(probability))
+    beyond, log_t = math.log(1 - probability), math.log(NormalDist().inv_cdf(probability))
     for _ in range(_T_STEPS):
-        t = math.exp(place)
+        t = math.exp(log_t)
         chance = _exceeds(t, freedom)
         density = math.exp(_log_density(t, freedom))
         step = (math.log(chance) - beyond) * chance / (t * density)
-        place += step
+        log_t += step
         if abs(step) < _T_PRECISION:
             break
-    return math.exp(place)
+    return math.exp(log_t)
 
 
 def simultaneous_quantile(freedom: float, count: int) -> float:

@@ -96,13 +96,13 @@ def _measured(run: Run) -> dict[Work, Counter[int]]:
     return {work: +counted for work, counted in counts.items() if +counted}
 
 
-def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], asked: int | None) -> RankedWork:
+def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], requested: int | None) -> RankedWork:
     most = max(counts.values())
     full = [size for size, count in counts.items() if count == most]
     large, small = max(full), min(full)
-    sizes = [asked] if asked is not None else [large] + [small] * (small < large and small <= SMALL_BYTES)
+    sizes = [requested] if requested is not None else [large] + [small] * (small < large and small <= SMALL_BYTES)
     rankings = [rank_links(run, work, size, ended) for size in sizes]
-    passed = [size for size in counts if asked is None and (size > large or (size < small and len(sizes) == 2))]
+    passed = [size for size in counts if requested is None and (size > large or (size < small and len(sizes) == 2))]
     return RankedWork(
         work=work,
         bandwidth=rankings[0],

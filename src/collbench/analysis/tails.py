@@ -136,15 +136,15 @@ def tails_of(latency: Latency) -> Tails:
 def spread(values: Times) -> Spread:
     """Return how times are spread; a percentile is the least value that so many are not above (nearest rank)."""
     ordered = np.sort(values)
-    found = []
+    percentiles = []
     for percent in PERCENTILES:
         between = quantile_ranks(len(ordered), percent)
         if between is None:
-            found.append(Percentile(percent, None, None))
+            percentiles.append(Percentile(percent, None, None))
             continue
         low, high = (float(ordered[rank - 1]) for rank in between)
-        found.append(Percentile(percent, float(ordered[_nearest(len(ordered), percent) - 1]), (low, high)))
-    return Spread(len(ordered), tuple(found), float(ordered[-1]))
+        percentiles.append(Percentile(percent, float(ordered[_nearest(len(ordered), percent) - 1]), (low, high)))
+    return Spread(len(ordered), tuple(percentiles), float(ordered[-1]))
 
 
 @functools.cache
@@ -216,9 +216,9 @@ def after_others(times: Times) -> Times:
     ordered = np.sort(times, axis=0)
     low, high = (len(times) - 2) // 2, (len(times) - 1) // 2  # the middle of the others, once they are one fewer
 
-    def without_own(place: int) -> Times:
-        below = ordered[place]
-        latest: Times = np.where(times > below, below, ordered[place + 1])
+    def without_own(index: int) -> Times:
+        below = ordered[index]
+        latest: Times = np.where(times > below, below, ordered[index + 1])
         return latest
 
     later: Times = times - (without_own(low) + without_own(high)) / 2

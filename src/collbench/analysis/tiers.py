@@ -287,8 +287,8 @@ def rank_pairs(run: Run, operation: Operation, size_bytes: int, among: Collectio
     work = Work(operation)
     points = points_of(run, work, size_bytes)
     estimated = estimates(points, labels_of(run, points))
-    asked = (m for m in run.measurements if m.point.size_bytes == size_bytes and m.point.work == work)
-    untried = {frozenset(measurement.point.members) for measurement in asked if measurement.untried}
+    of_size = (m for m in run.measurements if m.point.size_bytes == size_bytes and m.point.work == work)
+    untried = {frozenset(measurement.point.members) for measurement in of_size if measurement.untried}
     slower: dict[Members, Members] = {}
     for members in estimated:
         pair = (min(members), max(members))
@@ -365,7 +365,7 @@ def _ranking(
     there = {frozenset(members) if kind == "pair" else members for members in estimated}
     absent = [some for some in sets if (frozenset(some) if kind == "pair" else some) not in there]
     absences = Absences(run) if absent else None
-    excused = [place for place in absent if absences and absences.of(work, place, size_bytes).by_design]
+    excused = [link for link in absent if absences and absences.of(work, link, size_bytes).by_design]
     return Ranking(
         work=work,
         size_bytes=size_bytes,
@@ -377,7 +377,7 @@ def _ranking(
         trials=min(len(estimate.trials) for estimate in ordered),
         failed=tuple(some for some in sets if ended.failed(some)),
         impossible=tuple(some for some in sets if ended.impossible(some)),
-        lacking=tuple(place for place in absent if place not in excused),
+        lacking=tuple(link for link in absent if link not in excused),
         excused=len(excused),
     )
 
@@ -403,7 +403,7 @@ def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:
     return [bisect_right(starts, index) for index in range(len(ordered))]
 
 
-def _below_widest_gap(ordered: Sequence[Estimate], top: int, place: int) -> int:
+def _below_widest_gap(ordered: Sequence[Estimate], top: int, last: int) -> int:
     """Return where the widest gap between neighbours ends, from a top to a place below; of equal ones the last."""
-    gaps = {p: round(ordered[p - 1].middle - ordered[p].middle, 9) for p in range(top + 1, place + 1)}
+    gaps = {p: round(ordered[p - 1].middle - ordered[p].middle, 9) for p in range(top + 1, last + 1)}
     return max(gaps, key=lambda p: (gaps[p], p))

@@ -65,7 +65,7 @@ class Trend:
 
 def by_date(runs: Sequence[Run]) -> list[int]:
     """Return the runs' positions, oldest first; those of one second as given."""
-    return sorted(range(len(runs)), key=lambda place: runs[place].started)
+    return sorted(range(len(runs)), key=lambda position: runs[position].started)
 
 
 def trend(runs: Sequence[Run], fail_below: float, operation: Operation | None = None) -> Trend:
@@ -73,7 +73,7 @@ def trend(runs: Sequence[Run], fail_below: float, operation: Operation | None = 
     first, *later = runs
     all_points = [points_by_key(first), *(points_by_key(run, match_devices(first, run).positions) for run in later)]
     compared = [compare(first, run, fail_below, operation) for run in later]
-    common = set.intersection(*(set(found) for found in all_points))
+    common = set.intersection(*(set(points) for points in all_points))
     works = {key.work for key in common if operation in (None, all_points[0][key].work.operation)}
     lines = []
     for work in sorted(works):
@@ -90,11 +90,11 @@ def trend(runs: Sequence[Run], fail_below: float, operation: Operation | None = 
 
 def _line(work: str, keys: list[Key], runs: list[dict[Key, Named]], compared: list[Comparison]) -> Line:
     wanted = set(keys)
-    found_worse = [{change.key for change in one.changes if change.verdict is Verdict.WORSE} for one in compared]
-    worse = [0, *(len(found & wanted) for found in found_worse)]
+    worse_keys = [{change.key for change in one.changes if change.verdict is Verdict.WORSE} for one in compared]
+    worse = [0, *(len(slower & wanted) for slower in worse_keys)]
     points: list[Point] = []
-    for index, found in enumerate(runs):
-        rates = {key: found[key].gbs for key in keys}
+    for index, point_of in enumerate(runs):
+        rates = {key: point_of[key].gbs for key in keys}
         slowest = min(keys, key=lambda key: (rates[key], key))
         middle = median(rates.values())
         start = points[0].median_gbs if points else middle

@@ -353,8 +353,8 @@ def _links(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> Rates:
     # Each device's fastest pair without an NVLink label, and what one NVLink carries: 0 without any.
     best = [0.0] * n
     for pair, path in pairs.items():
-        for place in pair if not nvlinks(path) else ():
-            best[place] = max(best[place], _slower(rates, pair))
+        for device in pair if not nvlinks(path) else ():
+            best[device] = max(best[device], _slower(rates, pair))
     carried = [_slower(rates, pair) / nvlinks(path) for pair, path in pairs.items() if nvlinks(path)]
     each = float(np.median(carried)) if carried else 0.0
     matrix = np.zeros((n, n))
@@ -362,7 +362,7 @@ def _links(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> Rates:
         rate, labelled = _slower(rates, pair), nvlinks(path)
         if labelled:
             # What is no faster than its two devices are over PCIe, and far below its links, does not use them.
-            instead, whole = _NO_FASTER * min(best[place] for place in pair), labelled * each
+            instead, whole = _NO_FASTER * min(best[device] for device in pair), labelled * each
             used = rate > instead or (rate >= DEGRADED * whole and whole > instead)
             matrix[pair] = matrix[pair[::-1]] = labelled if used else 0
         elif rate > HIDDEN * (path.theory_gbs or theory.FASTEST_SLOT_GBS):

@@ -154,10 +154,10 @@ class CudaBackend:
             self._gpus = _native.Gpus(_ordinals(self._ours), shipped_ptx(), peers)
         self._peers = self._gpus.peer_access()
         self._largest_cache = max(self._gpus.cache_bytes)
-        place = (world.rank, world.world_size, world.unique_id) if world else (0, 0, b"")
+        membership = (world.rank, world.world_size, world.unique_id) if world else (0, 0, b"")
         self._options, self._alone = options or NcclOptions(), world is None
         config = self._options.config
-        self._collectives = _native.Collectives(self._gpus, nccl, *place, config) if nccl else None
+        self._collectives = _native.Collectives(self._gpus, nccl, *membership, config) if nccl else None
         self._free = tuple(self._gpus.free_bytes())
 
     @property
@@ -381,7 +381,7 @@ def _singles(times: _native.CollectiveTimes, step: Step) -> tuple[tuple[RankLaun
     if not step.singles:
         return ()
     ranks: list[list[RankLaunches]] = [[] for _ in step.groups]
-    for one in sorted(times.singles, key=lambda found: found.rank):
+    for one in sorted(times.singles, key=lambda launches: launches.rank):
         ranks[one.group].append(RankLaunches(tuple(one.arrived), tuple(one.left), one.cost, one.uncertainty, one.step))
     return tuple(map(tuple, ranks))
 
@@ -417,8 +417,8 @@ def _transfers(work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
     if work.variant.host_memory:
         host = _HOST if work.numa_node is None else _HOST_NODE_0 - work.numa_node
         inward = work.operation in (Operation.H2D_CE, Operation.H2D_SM)
-        ways = [(host, first), (first, host)] if inward else [(first, host), (host, first)]
-        return ways if work.variant.opposed else ways[:1]
+        directions = [(host, first), (first, host)] if inward else [(first, host), (host, first)]
+        return directions if work.variant.opposed else directions[:1]
     if work.variant is Variant.LOCAL:
         return [(first, first)]
     if work.variant is Variant.BOTH_WAYS:

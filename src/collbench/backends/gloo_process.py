@@ -28,10 +28,10 @@ def spawn(
     They meet in `folder`, or at `meeting`: host, port and prefix of a TCPStore. `interface` is the network to use
     where the user has not chosen one.
     """
-    words = (rank, len(cores), cores[rank], folder, *meeting)
+    arguments = (rank, len(cores), cores[rank], folder, *meeting)
     environment = worker_environment(interface)
     return start(
-        "collbench.backends.gloo_worker", words, rank, folder, environment, ("gloo worker", "on core", cores[rank])
+        "collbench.backends.gloo_worker", arguments, rank, folder, environment, ("gloo worker", "on core", cores[rank])
     )
 
 

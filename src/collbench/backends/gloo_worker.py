@@ -192,7 +192,7 @@ def tcp_store(host: str, port: int, prefix: str) -> Store:
 
 def _sorted(blocks: Sequence[Sequence[int]], members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Return blocks that are in the members' order in that of their ranks."""
-    order = sorted(range(len(members)), key=lambda place: members[place])
+    order = sorted(range(len(members)), key=lambda index: members[index])
     return tuple(tuple(blocks[src][dst] for dst in order) for src in order) if blocks else ()
 
 
@@ -205,7 +205,7 @@ def _slots(task: Task) -> int:
 def _collective(task: Task, order: Sequence[int], rank: int, group: dist.ProcessGroup) -> Callable[[Slot], object]:
     """Return the task's collective among the ranks `order`, on the buffers that it is given."""
     ranks, root = len(order), order[task["root"]]
-    after, before = (order[(order.index(rank) + way) % ranks] for way in (1, -1))
+    after, before = (order[(order.index(rank) + offset) % ranks] for offset in (1, -1))
     redop = getattr(dist.ReduceOp, REDOPS.get(task["redop"], "SUM"))
 
     def send_and_receive(slot: Slot) -> None:

@@ -86,10 +86,10 @@ class GlooWorld:
 
 def corruption(step: Step, rank: int, wrong: tuple[int, float, float]) -> DataCorruption:
     """Return the error for a rank's wrong element: its offset in bytes, the expected value and the one found."""
-    offset, expected, found = wrong
+    offset, expected, received = wrong
     members = next(group for group in step.groups if rank in group)
     found_by_first = (rank, *(member for member in members if member != rank))
-    return DataCorruption(wrong=WrongData(step.work, step.size_bytes, found_by_first, None, offset, expected, found))
+    return DataCorruption(wrong=WrongData(step.work, step.size_bytes, found_by_first, None, offset, expected, received))
 
 
 def _timing(step: Step, replies: Sequence[Reply]) -> Timing:

@@ -400,8 +400,8 @@ class IsolatedBackend:
     ) -> None:
         """Open the GPUs, of a `world` this rank's alone, and return at once. Errors come with the first question."""
         self._devices = devices
-        asked = options or NcclOptions()
-        self._worker.open(Open(devices, nccl_path, collectives=collectives, world=world, options=asked))
+        requested = options or NcclOptions()
+        self._worker.open(Open(devices, nccl_path, collectives=collectives, world=world, options=requested))
         self._staging.plan(Open(devices, None, collectives=False, peers=False))
 
     @property

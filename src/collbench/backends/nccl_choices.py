@@ -58,10 +58,10 @@ def questions(steps: Iterable[Step]) -> list[Step]:
 
     The first group with a number of ranks stands for all that have as many.
     """
-    asked: dict[tuple[Operation, int, int], Step] = {}
+    step_of: dict[tuple[Operation, int, int], Step] = {}
     for step in steps:
         if step.operation.is_collective and step.operation.collective.tuned:
-            asked.setdefault((step.operation, len(step.groups[0]), step.size_bytes), step)
+            step_of.setdefault((step.operation, len(step.groups[0]), step.size_bytes), step)
     return [
         replace(
             step,
@@ -73,7 +73,7 @@ def questions(steps: Iterable[Step]) -> list[Step]:
             warmup=0,
             launches=0,
         )
-        for step in asked.values()
+        for step in step_of.values()
     ]
 
 
@@ -137,5 +137,5 @@ def _decision(match: re.Match[str]) -> tuple[str, str, int]:
     return match["algorithm"], match["protocol"], int(match["high"]) - int(match["low"]) + 1
 
 
-def _word(words: Sequence[str], number: str) -> str:
-    return words[int(number)] if int(number) < len(words) else number
+def _word(names: Sequence[str], number: str) -> str:
+    return names[int(number)] if int(number) < len(names) else number

@@ -82,14 +82,14 @@ class Messages:
         An all-reduce in place sums its own result again: n ranks multiply it by n each time, which is exact where n is
         a power of two.
         """
-        found, compared = 0, False
+        count, compared = 0, False
         for slot in self.slots:
             scale = self._scale(slot)
             if scale is not None:
                 compared = True
                 expected = slot.expected if scale == 1 else slot.expected * scale
-                found += int((slot.received != expected).sum())
-        return found if compared else None
+                count += int((slot.received != expected).sum())
+        return count if compared else None
 
     def _scale(self, slot: Slot) -> float | None:
         if slot.uses == 0:

@@ -92,11 +92,11 @@ class SimReplay:
         free: dict[tuple[int, int], float] = {}  # when a rank's stream of a group is free
         last = [0.0] * len(schedule.ranks)
         for meeting in sorted(meetings):  # of each group in order
-            places = meetings[meeting]
-            group = schedule.ranks[places[0][0]][places[0][1]].group
-            starts = {rank: max(comes[rank][n], free.get((rank, group), 0.0)) for rank, n in places}
+            units_met = meetings[meeting]
+            group = schedule.ranks[units_met[0][0]][units_met[0][1]].group
+            starts = {rank: max(comes[rank][n], free.get((rank, group), 0.0)) for rank, n in units_met}
             end = max(starts.values()) + slower * self._call_seconds(schedule, meeting, sorted(starts))
-            for rank, number in places:
+            for rank, number in units_met:
                 took[rank][number] += end - starts[rank]
                 free[rank, group] = end
                 last[rank] = max(last[rank], end)
@@ -131,7 +131,7 @@ def open_simulated(
     every = devices_of(fabric)
     devices = chosen(factory.choose_devices(every, wanted))
     backend = SimBackend(fabric, seed, tuple(every.index(device) for device in devices))
-    made = [SimReplay(fabric, backend, seed, arm.members(len(devices)), place) for place, arm in enumerate(arms)]
+    made = [SimReplay(fabric, backend, seed, arm.members(len(devices)), index) for index, arm in enumerate(arms)]
     return ReplayOpened(
         SIM.name,
         tuple(made),

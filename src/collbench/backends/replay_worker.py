@@ -228,8 +228,8 @@ def exchanged(posts: Sequence[Post], buffers: Sequence[Buffers], group: dist.Pro
         work.wait()
 
 
-def _to_self(post: Post, rank: int, way: PointToPoint) -> bool:
-    return post.peer == rank and post.operation == way
+def _to_self(post: Post, rank: int, direction: PointToPoint) -> bool:
+    return post.peer == rank and post.operation == direction
 
 
 @dataclass(slots=True)
@@ -256,16 +256,16 @@ class Rank:
         """Make groups, and room for one pair of buffers of each kind; the answer says why there is none."""
         accelerator, device = self._accelerator, self._accelerator.device
         groups = [accelerator.group(members) for members in request.groups]
-        mine = [place for place, members in enumerate(request.groups) if self._rank in members]
-        for place in mine:  # starts its communicator, and registered memory needs it
-            dist.all_reduce(self._tiny, group=groups[place])
+        mine = [group for group, members in enumerate(request.groups) if self._rank in members]
+        for group in mine:  # starts its communicator, and registered memory needs it
+            dist.all_reduce(self._tiny, group=groups[group])
         accelerator.finish()
         step = self._step = PreparedStep(request, list(groups))
         try:
             accelerator.use(request.pauses)
-            for place in mine:
-                with accelerator.memory(groups[place], request.registration):
-                    self._allocate(step, place)
+            for group in mine:
+                with accelerator.memory(groups[group], request.registration):
+                    self._allocate(step, group)
             for unit, used in zip(request.units, step.uses, strict=True):
                 step.posts.append(self._post(unit, used, groups[unit.group], device))
             accelerator.finish()
@@ -277,7 +277,9 @@ class Rank:
     def verify(self) -> Verified:
         """Run a step without pauses; compare each buffer after its first use, on the stream that used it."""
         step = self._prepared()
-        count = {place: torch.zeros((), dtype=torch.int64, device=self._accelerator.device) for place in self._places()}
+        count = {
+            group: torch.zeros((), dtype=torch.int64, device=self._accelerator.device) for group in self._groups_used()
+        }
         for one in step.buffers.values():
             one.fill(self._rank)
         self._accelerator.finish()
@@ -310,7 +312,7 @@ class Rank:
             raise RuntimeError("nothing is prepared: the first request must be a step")
         return self._step
 
-    def _places(self) -> set[int]:
+    def _groups_used(self) -> set[int]:
         return {unit.group for unit in self._prepared().request.units}
 
     def _allocate(self, step: PreparedStep, group: int) -> None:

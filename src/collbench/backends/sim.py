@@ -110,8 +110,8 @@ class SimBackend:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the simulated user has set."""
-        words = (fault.words or "NCCL_P2P_DISABLE=1" for fault in self._fabric.faults_of(FaultKind.P2P_DISABLED))
-        return dict(word.split("=", 1) for word in words if "=" in word)
+        assignments = (fault.words or "NCCL_P2P_DISABLE=1" for fault in self._fabric.faults_of(FaultKind.P2P_DISABLED))
+        return dict(assignment.split("=", 1) for assignment in assignments if "=" in assignment)
 
     def operations(self, variant: Variant) -> tuple[Operation, ...]:
         """Return what a GPU can do: the same as on the cuda backend."""

@@ -63,7 +63,7 @@ class Joined:
 
 def start(
     module: str,
-    words: Sequence[object],
+    arguments: Sequence[object],
     rank: int,
     folder: pathlib.Path,
     environment: Mapping[str, str],
@@ -73,7 +73,7 @@ def start(
     stderr = folder / f"rank{rank}.stderr"
     ours, theirs = Pipe()
     # -P: a torch.py in the user's folder must not become ours.
-    command = [sys.executable, "-P", "-m", module, *map(str, (theirs.fileno(), *words))]
+    command = [sys.executable, "-P", "-m", module, *map(str, (theirs.fileno(), *arguments))]
     with theirs, stderr.open("wb") as log:
         process = subprocess.Popen(
             command,

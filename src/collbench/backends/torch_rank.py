@@ -65,14 +65,14 @@ def answer(process: RankProcess, answers: Mapping[type, Callable[[Any], object]]
 
 
 def run(
-    words: list[str],
+    arguments: list[str],
     opened: Callable[[str, int], Accelerator],
     serve: Callable[[RankProcess, Accelerator], None],
 ) -> None:
     """Open the device by its kind and place, join the world, and serve until the parent closes the pipe, or is gone."""
     lifeline.leave_signals_to_parent()
-    descriptor, number, ranks = map(int, words[:3])
-    kind, device, folder = words[3], int(words[4]), pathlib.Path(words[5])
+    descriptor, number, ranks = map(int, arguments[:3])
+    kind, device, folder = arguments[3], int(arguments[4]), pathlib.Path(arguments[5])
 
     def clean_up() -> None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -52,13 +52,13 @@ class TorchWorld:
         self,
         command: str,
         kind: str,
-        places: Sequence[int],
+        devices: Sequence[int],
         visible: Sequence[str] = (),
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """Start `collbench.backends.COMMAND_worker` for each place and return at once.
+        """Start `collbench.backends.COMMAND_worker` for each device and return at once.
 
-        `kind` is cuda or host; `places` are GPUs' numbers among the `visible` UUIDs, or cores. `settings` are the
+        `kind` is cuda or host; `devices` are GPUs' numbers among the `visible` UUIDs, or cores. `settings` are the
         workers' variables beside ours.
         """
         if find_spec("torch") is None:
@@ -73,11 +73,11 @@ class TorchWorld:
         if kind == HOST.name:
             environment["OMP_NUM_THREADS"] = "1"  # more threads would wait for each other on a worker's one core
         try:
-            for rank, place in enumerate(places):
-                words = (rank, len(places), kind, place, self._folder)
+            for rank, device in enumerate(devices):
+                arguments = (rank, len(devices), kind, device, self._folder)
                 name = ("worker", "of rank", rank)
                 module = f"collbench.backends.{command}_worker"
-                self._workers.append(start(module, words, rank, self._folder, environment, name))
+                self._workers.append(start(module, arguments, rank, self._folder, environment, name))
         except BaseException:
             self.close()
             raise
@@ -112,11 +112,11 @@ class TorchWorld:
         self._workers = []
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _asked(self, request: object, timeout_s: float) -> list[Any]:
+    def _ask(self, request: object, timeout_s: float) -> list[Any]:
         """Give every worker the same request, and return their answers by rank."""
-        return self._each_asked([request] * len(self._workers), timeout_s)
+        return self._ask_each([request] * len(self._workers), timeout_s)
 
-    def _each_asked(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
+    def _ask_each(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
         """Give rank r request r, and return their answers by rank."""
         if self._lost is not None:
             raise self._lost
@@ -242,9 +242,9 @@ def _open_gpus(
 
 
 def _started(
-    stack: ExitStack, starter: Starter[World], kind: str, places: Sequence[int], visible: Sequence[str]
+    stack: ExitStack, starter: Starter[World], kind: str, devices: Sequence[int], visible: Sequence[str]
 ) -> World:
-    world = starter(kind, places, visible)
+    world = starter(kind, devices, visible)
     stack.callback(world.close)
     return world
 
@@ -260,24 +260,24 @@ _LOAD_S = 60.0
 class OverlapWorld(TorchWorld):
     """All ranks of overlap. `load_s` is how long a load may take, in seconds."""
 
-    def __init__(self, kind: str, places: Sequence[int], visible: Sequence[str] = (), load_s: float = _LOAD_S) -> None:
+    def __init__(self, kind: str, devices: Sequence[int], visible: Sequence[str] = (), load_s: float = _LOAD_S) -> None:
         """Start the workers and return at once, as TorchWorld does."""
-        super().__init__("overlap", kind, places, visible)
+        super().__init__("overlap", kind, devices, visible)
         self._load_s = load_s
 
     def allocate(self, point: OverlapPoint) -> None:
         """Make room for a data point. Raises MachineError if it does not fit, BackendError."""
-        for rank, reply in enumerate(self._asked(point, _WARM_S)):
+        for rank, reply in enumerate(self._ask(point, _WARM_S)):
             if isinstance(reply, Done) and reply.problem:
                 raise MachineError(f"rank {rank} has no room for {point.operation}: {reply.problem}")
 
     def warm(self) -> None:
         """Run both once, untimed. Raises BackendError."""
-        self._asked(Warm(), _WARM_S)
+        self._ask(Warm(), _WARM_S)
 
     def run(self, load: Load) -> tuple[RankTimes, ...]:
         """Run a load on every rank. Raises BackendError for a worker that died or hangs."""
-        return tuple(reply for reply in self._asked(load, self._load_s) if isinstance(reply, RankTimes))
+        return tuple(reply for reply in self._ask(load, self._load_s) if isinstance(reply, RankTimes))
 
 
 # How long each of the two runs alone in a trial, in seconds: some 17 products of 8192³ on an H200, and as many
@@ -306,13 +306,13 @@ class ReplayWorld(TorchWorld):
     def __init__(
         self,
         kind: str,
-        places: Sequence[int],
+        devices: Sequence[int],
         visible: Sequence[str] = (),
         settings: Mapping[str, str] | None = None,
         members: tuple[int, ...] = (),
     ) -> None:
         """Start the workers and return at once, as TorchWorld does."""
-        super().__init__("replay", kind, places, visible, settings)
+        super().__init__("replay", kind, devices, visible, settings)
         self._members = members
 
     def prepare(self, schedule: Schedule, pauses: Pauses, registration: Registration) -> None:
@@ -321,25 +321,25 @@ class ReplayWorld(TorchWorld):
             Prepare(schedule.groups, units, rest, pauses, registration)
             for units, rest in zip(schedule.ranks, schedule.rests, strict=True)
         ]
-        for rank, reply in enumerate(self._each_asked(requests, _PREPARE_S)):
+        for rank, reply in enumerate(self._ask_each(requests, _PREPARE_S)):
             if isinstance(reply, Prepared) and reply.problem:
                 raise MachineError(f"rank {rank} cannot prepare the step: {reply.problem}")
 
     def verify(self) -> int | None:
         """Run a step, and return how many elements were wrong on all ranks. Raises BackendError."""
-        counts = [reply.wrong for reply in self._asked(Verify(), _VERIFY_S) if isinstance(reply, Verified)]
+        counts = [reply.wrong for reply in self._ask(Verify(), _VERIFY_S) if isinstance(reply, Verified)]
         known = [wrong for wrong in counts if wrong is not None]
         return sum(known) if known else None
 
     def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
         """Run a load on every rank. Raises BackendError for a worker that died or hangs."""
         timeout = _REPLAY_LOAD_S + _REPLAY_MULTIPLE * expected_s
-        return tuple(reply for reply in self._asked(load, timeout) if isinstance(reply, ReplayTimes))
+        return tuple(reply for reply in self._ask(load, timeout) if isinstance(reply, ReplayTimes))
 
-    def _each_asked(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
+    def _ask_each(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
         """Ask as TorchWorld does; failures name devices by their positions in the run, not by ranks."""
         try:
-            return super()._each_asked(requests, timeout_s)
+            return super()._ask_each(requests, timeout_s)
         except BackendError as error:
             if not self._members:
                 raise
@@ -365,8 +365,8 @@ def open_replay(
 
 
 def _starter(arm: ReplayArm) -> Starter[ReplayWorld]:
-    def started(kind: str, places: Sequence[int], visible: Sequence[str]) -> ReplayWorld:
-        own = [places[position] for position in arm.members(len(places))]
+    def started(kind: str, devices: Sequence[int], visible: Sequence[str]) -> ReplayWorld:
+        own = [devices[position] for position in arm.members(len(devices))]
         return ReplayWorld(kind, own, visible, arm.settings, arm.places)
 
     return started

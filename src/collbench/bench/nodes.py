@@ -198,7 +198,7 @@ class NodePairs:
         run: Run,
         size_bytes: int,
         lost: Callable[[], Collection[int]] = tuple,
-        finished: Callable[[Measurement], object] = lambda _found: None,
+        finished: Callable[[Measurement], object] = lambda _measurement: None,
     ) -> None:
         """Make room for the messages. Raises UsageError if they do not fit, or where there is one host only.
 
@@ -211,7 +211,7 @@ class NodePairs:
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
         self._kept = _taken_up(run)
-        self._found = {measurement.point: measurement for measurement in run.measurements}
+        self._measurements = {measurement.point: measurement for measurement in run.measurements}
         self._iterations: dict[bool, int] = {}  # one way or both: as the first round's calls took
         self.round_seconds: list[float] = []  # of each round, or direction of one, that was measured now
         room = backend.capacity_bytes()
@@ -339,10 +339,10 @@ class NodePairs:
         return _busbw(step.size_bytes, step.operation, group, trials)
 
     def _measurement(self, point: DataPoint) -> Measurement:
-        if point not in self._found:
-            self._found[point] = Measurement(point)
-            self._run.measurements.append(self._found[point])
-        return self._found[point]
+        if point not in self._measurements:
+            self._measurements[point] = Measurement(point)
+            self._run.measurements.append(self._measurements[point])
+        return self._measurements[point]
 
 
 def _waits(timing: Timing, index: int) -> tuple[float, ...]:
@@ -537,9 +537,11 @@ def switches(cluster: Cluster) -> tuple[Switches, ...]:
     """Return the levels of switches that a simulated cluster tells, leaves first."""
     levels_of = (("leaf", cluster.leaf_of), ("pod", cluster.pod_of)) if cluster.reported else ()
     known = []
-    for kind, places in levels_of:
-        used = sorted(set(places))
+    for kind, switch_of in levels_of:
+        used = sorted(set(switch_of))
         if len(used) > 1:  # one switch for all tells nothing
-            members = tuple(tuple(node for node in range(cluster.nodes) if places[node] == place) for place in used)
-            known.append(Switches(tuple(f"{kind}{place}" for place in used), members))
+            members = tuple(
+                tuple(node for node in range(cluster.nodes) if switch_of[node] == switch) for switch in used
+            )
+            known.append(Switches(tuple(f"{kind}{switch}" for switch in used), members))
     return tuple(known)

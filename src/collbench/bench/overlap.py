@@ -120,13 +120,13 @@ def covered_units(ranks: Sequence[RankTimes]) -> Covered:
 
     Each lane's first chunk is its run-up: both have run for one before anything counts.
     """
-    found = []
+    covered = []
     for times in ranks:
         begin, end = max(times.collective[0], times.compute[0]), times.collective[-1]
         ends = times.compute
         inside = [k for k in range(1, len(ends)) if ends[k - 1] >= begin and ends[k] <= end]
-        found.append(Covered(inside[0], inside[-1] + 1) if inside else Covered(0, 0))
-    return Covered(max(one.first for one in found), min(one.last for one in found))
+        covered.append(Covered(inside[0], inside[-1] + 1) if inside else Covered(0, 0))
+    return Covered(max(one.first for one in covered), min(one.last for one in covered))
 
 
 def _each(ends: Sequence[float], part: Covered, times: int) -> float:
@@ -274,8 +274,8 @@ _UNQUEUED = (
 def _run(backend: OverlapBackend, load: Load) -> tuple[RankTimes, ...]:
     """Run a load, as many rounds at once as can be queued. Raises _Unmeasured, BackendError."""
     several = len(parts := [*load.parts()]) > 1
-    found = [_run_queued(backend, _delayed(part) if several else part) for part in parts]
-    return tuple(_joined(own) for own in zip(*found, strict=True))
+    times = [_run_queued(backend, _delayed(part) if several else part) for part in parts]
+    return tuple(_joined(own) for own in zip(*times, strict=True))
 
 
 def _joined(parts: Sequence[RankTimes]) -> RankTimes:

@@ -106,9 +106,9 @@ def _own_batch_bytes(work: Work, shared: int) -> int:
     return _LOCAL_BATCH_BYTES if work.variant is Variant.LOCAL else shared
 
 
-def asked_iterations(asked: int) -> int:
+def requested_iterations(count: int) -> int:
     """Return the messages of a batch where the user asked for so many (-n): the launch loop makes them all."""
-    return min(asked, _LONGEST_CHAIN)
+    return min(count, _LONGEST_CHAIN)
 
 
 # How much a batch moves: the longer, the less of it is its start and end; as long as the time allows.
@@ -126,8 +126,8 @@ def batch_bytes(
     length = effort.batch_bytes
     while length * 2 <= effort.longest_batch_bytes:
         seconds = sum(
-            _seconds(work, found, sizes[work], devices, length * 2, effort.rate)
-            for work, found in groups.items()
+            _seconds(work, groups_of_work, sizes[work], devices, length * 2, effort.rate)
+            for work, groups_of_work in groups.items()
             if _own_batch_bytes(work, length) == length
         )
         if seconds * effort.screening * _BATCHES_A_TRIAL > _SHARE * effort.budget_seconds:
@@ -230,7 +230,7 @@ class Plan:
             work.operation,
             tuple(groups),
             size,
-            asked_iterations(self.iterations)
+            requested_iterations(self.iterations)
             if self.iterations
             else iterations(work, len(groups[0]), size, self.batch_bytes),
             BATCHES_A_TRIAL,
@@ -407,9 +407,9 @@ _IN_BOTH = {field.name for field in fields(Request)} & {field.name for field in 
 _IN_BOTH -= {"devices", "sizes", "sets", "fabric"}
 
 
-def device_words(asked: str | None) -> tuple[str, ...]:
+def device_words(wanted: str | None) -> tuple[str, ...]:
     """Return the words of --devices as a run's settings keep them; () if all devices were asked for."""
-    return tuple(word.strip() for word in asked.split(",")) if asked else ()
+    return tuple(word.strip() for word in wanted.split(",")) if wanted else ()
 
 
 def settings_of(

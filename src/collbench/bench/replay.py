@@ -110,16 +110,16 @@ def measure(
     run.replays += arms
     loads: dict[int, tuple[ReplayLoad, float]] = {}  # of the arms that continue
     try:
-        for place, (arm, backend) in enumerate(zip(arms, opened.worlds, strict=True)):
+        for index, (arm, backend) in enumerate(zip(arms, opened.worlds, strict=True)):
             with _failing(arm, alone=not request.independent):
-                loads[place] = _ready(request, arm, backend, opened.span_seconds)
+                loads[index] = _ready(request, arm, backend, opened.span_seconds)
         for number in range(request.trials):
-            for place in order.sample(sorted(loads), len(loads)):
-                arm, load = arms[place], loads.pop(place)
+            for index in order.sample(sorted(loads), len(loads)):
+                arm, load = arms[index], loads.pop(index)
                 with _failing(arm, alone=not request.independent):
-                    trial = _trial(request.schedule, opened.worlds[place], *load, order, traces=opened.traces)
+                    trial = _trial(request.schedule, opened.worlds[index], *load, order, traces=opened.traces)
                     arm.trials.append(replace(trial, flags=opened.flags(arm.members)))
-                    loads[place] = load
+                    loads[index] = load
                 run.seconds = opened.clock() - begin
             if not loads:
                 raise _none_left(arms)

@@ -78,8 +78,8 @@ class Session:
             self._plan, skipped = make_plan(request, self._opened.backend)
             # First: the backend makes its communicators while this process reads the devices' health.
             self._opened.backend.reserve(self._plan.largest_bytes())
-            collective = (found for work, found in self._plan.groups.items() if work.operation.is_collective)
-            self._opened.backend.prepare(tuple(dict.fromkeys(members for found in collective for members in found)))
+            collective = (groups for work, groups in self._plan.groups.items() if work.operation.is_collective)
+            self._opened.backend.prepare(tuple(dict.fromkeys(members for groups in collective for members in groups)))
             if previous is None:
                 self.run = empty_run(request, self._opened, self._plan, skipped)
                 if ranks is not None:

@@ -165,8 +165,8 @@ class Trials:
             first = False
             self._dismiss(late=self._watcher.clock() > deadline)
             self._owe_deciding(deadline)
-        for found in self._results.values():
-            found.stop = found.stop or stop_reason(found, self._effort.precision) or StopReason.BUDGET
+        for measurement in self._results.values():
+            measurement.stop = measurement.stop or stop_reason(measurement, self._effort.precision) or StopReason.BUDGET
 
     def _due(self, steps: list[Step], deadline: float) -> Iterator[Step]:
         """Yield the steps that are owed or that time allows; call it shortly before sending each step."""
@@ -233,7 +233,7 @@ class Trials:
                 self._fail(point, replace(many, kind=FailureKind.UNTRIED))
 
     def _fail(self, point: DataPoint, failure: Failure) -> None:
-        measurement = self._found(point)
+        measurement = self._measurement(point)
         if not measurement.failure:
             measurement.stop, measurement.failure = StopReason.FAILED, failure
             self._watcher.finished(measurement)
@@ -243,7 +243,7 @@ class Trials:
         flags = self._watcher.flags(tuple(member for members in step.groups for member in members))
         self.timed_seconds += timing.region_seconds(step)
         for index, point in enumerate(points_of(step)):
-            measurement = self._found(point)
+            measurement = self._measurement(point)
             coverage = timing.coverage[index] if timing.coverage else None
             measurement.wrong = 0 if step.verify and step.work.verifiable else None
             sample = Sample(
@@ -260,7 +260,7 @@ class Trials:
             self._owed[point] -= 1
             self._watcher.finished(measurement)
 
-    def _found(self, point: DataPoint) -> Measurement:
+    def _measurement(self, point: DataPoint) -> Measurement:
         if point not in self._results:
             self._results[point] = Measurement(point)
             self._run.measurements.append(self._results[point])
@@ -373,8 +373,8 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
         run.complete = True
     finally:
         index = {point: number for number, point in enumerate(plan.points())}
-        run.measurements.sort(key=lambda found: index.get(found.point, len(index)))
-        run.latencies.sort(key=lambda found: index.get(found.point, len(index)))
+        run.measurements.sort(key=lambda entry: index.get(entry.point, len(index)))
+        run.latencies.sort(key=lambda entry: index.get(entry.point, len(index)))
         for measurement in run.measurements:
             measurement.stop = measurement.stop or stop_reason(measurement, effort.precision) or StopReason.INTERRUPTED
         marked(run)

@@ -170,7 +170,7 @@ class JobRank:
 
     def positions(self) -> Iterator[Position]:
         """Yield the position of each call that it sent, in order, repetitions too."""
-        for phase, repetitions in self.order or [(place, phase.repetitions) for place, phase in enumerate(self.phases)]:
+        for phase, repetitions in self.order or [(index, phase.repetitions) for index, phase in enumerate(self.phases)]:
             for _ in range(repetitions):
                 yield from self.phases[phase].positions
 

@@ -48,7 +48,7 @@ def _is_obeyed(written: str) -> bool:
 
 def _cleaned(data: Any) -> Any:
     if isinstance(data, str):
-        return _SUSPECT_IN_LINE.sub(lambda found: found[0] if "\ud800" <= found[0] <= "\udfff" else _shown(found), data)
+        return _SUSPECT_IN_LINE.sub(lambda match: match[0] if "\ud800" <= match[0] <= "\udfff" else _shown(match), data)
     # Numbers are most of a file, and a call for each is most of the time.
     if isinstance(data, list):
         return [_cleaned(item) if isinstance(item, _HOLDING) else item for item in data]

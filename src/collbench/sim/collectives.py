@@ -37,7 +37,7 @@ def best_packing(members: Sequence[int], links: Links) -> float:
 
     `links` are (how many, GB/s of each) by direction. Exact up to 8 members; above, a search that may fall short.
     """
-    inside = {arc: found for arc, found in links.items() if arc[0] in members and arc[1] in members and found[0] > 0}
+    inside = {arc: bundle for arc, bundle in links.items() if arc[0] in members and arc[1] in members and bundle[0] > 0}
     if len(members) == 2:
         a, b = members
         there, back = inside.get((a, b)), inside.get((b, a))
@@ -59,18 +59,18 @@ def hamiltonian_cycles(members: Sequence[int], arcs: Links) -> list[Cycle]:
     onward = {a: [b for b in members if (a, b) in arcs] for a in members}
     first = members[0]
     cycles: list[Cycle] = []
-    way = [first]
+    path = [first]
 
     def extend() -> None:
-        if len(way) == len(members):
-            if (way[-1], first) in arcs:
-                cycles.append(tuple(zip(way, [*way[1:], first], strict=True)))
+        if len(path) == len(members):
+            if (path[-1], first) in arcs:
+                cycles.append(tuple(zip(path, [*path[1:], first], strict=True)))
             return
-        for after in onward[way[-1]]:
-            if after not in way:
-                way.append(after)
+        for after in onward[path[-1]]:
+            if after not in path:
+                path.append(after)
                 extend()
-                way.pop()
+                path.pop()
 
     extend()
     return cycles
@@ -129,24 +129,24 @@ def _roomiest(cycles: list[Cycle], left: Mapping[Arc, int], arcs: Links) -> Cycl
 def _some_cycle(members: Sequence[int], left: Mapping[Arc, int], rng: np.random.Generator) -> Cycle | None:
     """Return a ring found by trying the next members with the most links first, None if the steps run out."""
     first = members[0]
-    way, steps = [first], 0
+    path, steps = [first], 0
 
     def extend() -> bool:
         nonlocal steps
         steps += 1
         if steps > _MOST_STEPS:
             return False
-        if len(way) == len(members):
-            return left.get((way[-1], first), 0) > 0
-        ways = [b for b in members if b not in way and left.get((way[-1], b), 0) > 0]
-        for after in sorted(ways, key=lambda b: (-left[way[-1], b], rng.random())):
-            way.append(after)
+        if len(path) == len(members):
+            return left.get((path[-1], first), 0) > 0
+        choices = [b for b in members if b not in path and left.get((path[-1], b), 0) > 0]
+        for after in sorted(choices, key=lambda b: (-left[path[-1], b], rng.random())):
+            path.append(after)
             if extend():
                 return True
-            way.pop()
+            path.pop()
         return False
 
-    return tuple(zip(way, [*way[1:], first], strict=True)) if extend() else None
+    return tuple(zip(path, [*path[1:], first], strict=True)) if extend() else None
 
 
 def _exact(cycles: list[Cycle], arcs: Links) -> float:
@@ -236,12 +236,12 @@ def _tree_order(network: Network, members: Order) -> Order:
     """Return the members with those of a socket, host bridge, NVLink island and bridge one after another."""
     island = _islands(network, members)
 
-    def place(gpu: int) -> tuple[object, ...]:
+    def branch_key(gpu: int) -> tuple[object, ...]:
         root = network.tree.root(gpu)
         branch = tuple(bridge.name for bridge in reversed(network.tree.above(gpu)))
         return root.numa_node, root.name, branch[:1], island[gpu], branch, gpu
 
-    return tuple(sorted(members, key=place))
+    return tuple(sorted(members, key=branch_key))
 
 
 def _islands(network: Network, members: Order) -> dict[int, int]:
@@ -347,7 +347,7 @@ class Truth:
         self._hops = hops_of(self._network, self._shares)
         self._slow = fabric.faults_of(FaultKind.SLOW_COLLECTIVES)
         self._switched = [frozenset(switch.gpus) for switch in fabric.switches]
-        self._nvlinked, self._own = _ways(self._network)
+        self._nvlinked, self._own = _link_rates(self._network)
         self._alike = _all_alike(self._nvlinked, self._own)
         self._known: dict[Members, Rings] = {}
 
@@ -394,8 +394,8 @@ class Truth:
 
     def _bottlenecks(self, inside: frozenset[int]) -> dict[int, float]:
         """Return the bottlenecks that hops among these GPUs cross, each as often as there are hops."""
-        hops = {place: len(inside & gpus) for place, gpus in self._network.shared}
-        return {place: float(count) for place, count in hops.items() if count > 1}
+        hops = {resource: len(inside & gpus) for resource, gpus in self._network.shared}
+        return {resource: float(count) for resource, count in hops.items() if count > 1}
 
     def _around(self, members: Members) -> Rings:
         """Return the best ring of single hops, with what its hops take of each resource together."""
@@ -405,8 +405,8 @@ class Truth:
         share = self._shares[slowest]
         loads: dict[int, float] = {}
         for route in routes:
-            for place in route.resources:
-                loads[place] = loads.get(place, 0.0) + share / self._shares[route.medium]
+            for resource in route.resources:
+                loads[resource] = loads.get(resource, 0.0) + share / self._shares[route.medium]
         latency = max(route.latency_us for route in routes)
         return Rings(min(rate / share, math.inf), share, latency, loads)
 
@@ -415,16 +415,16 @@ class Truth:
         return Rings(rings.limit * left, rings.share, rings.latency_us, rings.loads) if left != 1 else rings
 
 
-def _ways(network: Network) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+def _link_rates(network: Network) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return for each (src, dst) whether collectives go by NVLink, and what the way carries but for bottlenecks, GB/s.
 
     The diagonals are True and infinite: they limit nothing.
     """
-    count, shared = len(network.fabric.gpus), {place for place, _ in network.shared}
+    count, shared = len(network.fabric.gpus), {resource for resource, _ in network.shared}
     nvlinked, own = np.ones((count, count), dtype=bool), np.full((count, count), np.inf)
     for link, route in network.collective.items():
         nvlinked[link] = route.medium is Medium.NVLINK
-        own[link] = min(network.capacity[place] for place in route.resources if place not in shared)
+        own[link] = min(network.capacity[resource] for resource in route.resources if resource not in shared)
     return nvlinked, own
 
 

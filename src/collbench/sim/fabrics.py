@@ -303,15 +303,15 @@ def check(fabric: Fabric) -> None:
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, object, str, float]]:
     """Yield (place, owner, field, number) of everything in a fabric but positions of GPUs and states of health."""
     for field in dataclasses.fields(value):
-        given, place = getattr(value, field.name), f"{where}.{field.name}"
+        given, path = getattr(value, field.name), f"{where}.{field.name}"
         if isinstance(given, int | float) and not isinstance(given, bool):
-            yield place, value, field.name, given
+            yield path, value, field.name, given
         elif dataclasses.is_dataclass(given) and field.name != "health":
-            yield from _numbers(given, place)
+            yield from _numbers(given, path)
         elif isinstance(given, tuple):
             for number, item in enumerate(given):
                 if dataclasses.is_dataclass(item) and field.name != "labels":
-                    yield from _numbers(item, f"{place}[{number}]")
+                    yield from _numbers(item, f"{path}[{number}]")
 
 
 def _check_gpu_names(fabric: Fabric) -> None:
@@ -338,10 +338,10 @@ def _check_tree(fabric: Fabric) -> None:
     above = [*((f"gpus[{i}].bridge", gpu.bridge) for i, gpu in enumerate(fabric.gpus))]
     above += [(f"bridges[{i}].parent", bridge.parent) for i, bridge in enumerate(fabric.bridges)]
     for where, name in above:
-        steps, place = 0, name
-        while place in parents and steps <= len(parents):
-            place, steps = parents[place], steps + 1
-        if place not in roots:
+        steps, part_above = 0, name
+        while part_above in parents and steps <= len(parents):
+            part_above, steps = parents[part_above], steps + 1
+        if part_above not in roots:
             why = "is above itself" if steps > len(parents) else "leads to no host bridge"
             raise ValueError(f"fabric.{where} is '{name}', which {why}")
 

@@ -78,7 +78,7 @@ def _one_of(members: Sequence[Members], rng: np.random.Generator, why: str) -> M
     return members[int(rng.integers(len(members)))]
 
 
-def _either_way(pair: Members, rng: np.random.Generator) -> Members:
+def _either_direction(pair: Members, rng: np.random.Generator) -> Members:
     return pair if rng.random() < 0.5 else pair[::-1]
 
 
@@ -120,7 +120,7 @@ def _has_fellows(path: Path, network: Network) -> bool:
 
 
 def _data_corrupt(fabric: Fabric, rng: np.random.Generator) -> Made:
-    pair = _either_way(_a_pair(fabric, rng, _reachable, "pair with peer access"), rng)
+    pair = _either_direction(_a_pair(fabric, rng, _reachable, "pair with peer access"), rng)
     offset = int(rng.integers(2**20))
     return _faulty(fabric, Fault(FaultKind.CORRUPT_LINK, pair, one_way=True, offset=offset))
 
@@ -204,7 +204,7 @@ def _slows_its_row(fabric: Fabric, fault: Fault) -> bool:
 
 
 def _asymmetry(fabric: Fabric, rng: np.random.Generator) -> Made:
-    pair = _either_way(_a_pair(fabric, rng, _reachable, "pair with peer access"), rng)
+    pair = _either_direction(_a_pair(fabric, rng, _reachable, "pair with peer access"), rng)
     return _faulty(fabric, Fault(FaultKind.SLOW_LINK, pair, factor=_CLEARLY_LESS, one_way=True))
 
 
@@ -247,7 +247,7 @@ def _contention(fabric: Fabric, rng: np.random.Generator) -> Made:
     if where == 0:
         return _faulty(fabric, Fault(FaultKind.FOREIGN_LOAD, (int(rng.integers(len(fabric.gpus))),), factor=_SHARED))
     if where == 1:
-        pair = _either_way(_a_pair(fabric, rng, _any, "pair"), rng)
+        pair = _either_direction(_a_pair(fabric, rng, _any, "pair"), rng)
         return _faulty(fabric, Fault(FaultKind.FOREIGN_LOAD, pair, factor=_SHARED))
     return _faulty(fabric, Fault(FaultKind.BOTTLENECK, gbs=max(alone) * 1.05))
 

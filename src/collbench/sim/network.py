@@ -241,12 +241,12 @@ class Network:
                 routes[a, b] = self._over(bundle, a, b)
         unused = self.fabric.faults_of(FaultKind.NVLINK_UNUSED)
         used = {link: route for link, route in routes.items() if not any(fault.covers(*link) for fault in unused)}
-        self.bundles = {link: found for link, found in self.bundles.items() if link in used}
+        self.bundles = {link: links_and_rate for link, links_and_rate in self.bundles.items() if link in used}
         return used
 
-    def _port(self, switch: Switch, gpu: int, way: str) -> int:
+    def _port(self, switch: Switch, gpu: int, direction: str) -> int:
         share = links_up(self.fabric, switch, gpu) / switch.links
-        return self._resource(switch.gbs * share * self._scale[gpu], "port", switch.gpus, gpu, way)
+        return self._resource(switch.gbs * share * self._scale[gpu], "port", switch.gpus, gpu, direction)
 
     def _over(self, bundle: Bundle, a: int, b: int) -> Route:
         links = links_up(self.fabric, bundle, *bundle.gpus)
@@ -264,15 +264,15 @@ class Network:
 
     def _climb(self, gpu: int, *, up: bool, to: Bridge | HostBridge | None) -> tuple[list[int], float]:
         """Return the resources between a GPU and what lies above it (None: the root), one way, and their µs."""
-        way = "up" if up else "down"
+        direction = "up" if up else "down"
         placement = self.fabric.gpus[gpu]
         slot = placement.pcie_gbs * self._scale[gpu] * _slot_share(self.fabric, gpu)
-        resources, latency = [self._resource(slot, "slot", gpu, way)], 0.0
+        resources, latency = [self._resource(slot, "slot", gpu, direction)], 0.0
         for bridge in self.tree.above(gpu):
             latency += bridge.latency_us
             if bridge == to:
                 break
-            resources.append(self._resource(bridge.up_gbs if up else bridge.down_gbs, "uplink", bridge.name, way))
+            resources.append(self._resource(bridge.up_gbs if up else bridge.down_gbs, "uplink", bridge.name, direction))
         else:
             latency += self.tree.root(gpu).latency_us
         return resources, latency
@@ -353,10 +353,10 @@ class Network:
                 self.direct[a, b] = Route(route.medium, (*route.resources, resource), route.latency_us)
 
 
-def links_up(fabric: Fabric, place: Bundle | Switch, *gpus: int) -> int:
+def links_up(fabric: Fabric, owner: Bundle | Switch, *gpus: int) -> int:
     """Return how many NVLinks of a bundle, or of a GPU's port, are up."""
     down = sum(fault.links for fault in fabric.faults_of(FaultKind.LINKS_DOWN) if set(fault.devices) == set(gpus))
-    return max(0, place.links - down)
+    return max(0, owner.links - down)
 
 
 def _slowness(fabric: Fabric, gpu: int) -> float:

@@ -110,13 +110,13 @@ def _tree(
         for node in range(sockets)
         for number in range(below)
     )
-    places = [bridge.name for bridge in bridges] or [root.name for root in roots]
+    parents = [bridge.name for bridge in bridges] or [root.name for root in roots]
     gpus = tuple(
         Gpu(
             name=f"NVIDIA {name}",
             memory_bytes=80 * _GIB,
             pci_bus_id=f"00000000:{0x10 + 0x0B * index:02X}:00.0",
-            bridge=places[index * len(places) // count],
+            bridge=parents[index * len(parents) // count],
             pcie_gbs=slot,
             pcie_generation=generation,
             nvlink_line_mbps=line,

@@ -135,12 +135,12 @@ def _rows(slow: frozenset[Link], judged: frozenset[Link]) -> list[Blame]:
     rows = []
     for gpu in sorted({member for link in slow for member in link}):
         both = frozenset(link for link in judged if gpu in link)
-        ways = (
+        candidates = (
             (both, Extent.ALL),
             (frozenset(link for link in both if link[0] == gpu), Extent.SENT),
             (frozenset(link for link in both if link[1] == gpu), Extent.RECEIVED),
         )
-        for links, extent in ways:
+        for links, extent in candidates:
             if len({frozenset(link) for link in links}) > 1 and links <= slow:
                 rows.append(Blame((gpu,), links, Where(extent, (gpu,)), gpu))
                 break
@@ -149,11 +149,11 @@ def _rows(slow: frozenset[Link], judged: frozenset[Link]) -> list[Blame]:
 
 def _singles(slow: frozenset[Link]) -> Iterator[Blame]:
     for low, high in sorted({(min(link), max(link)) for link in slow}):
-        ways = [link for link in ((low, high), (high, low)) if link in slow]
-        if len(ways) == 2:
-            yield Blame((low, high), frozenset(ways), Where(Extent.PAIR, (low, high)))
+        links = [link for link in ((low, high), (high, low)) if link in slow]
+        if len(links) == 2:
+            yield Blame((low, high), frozenset(links), Where(Extent.PAIR, (low, high)))
         else:
-            yield Blame(ways[0], frozenset(ways), Where(Extent.DIRECTION, ways[0]))
+            yield Blame(links[0], frozenset(links), Where(Extent.DIRECTION, links[0]))
 
 
 def _together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blame:

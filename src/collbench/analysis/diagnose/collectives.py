@@ -12,7 +12,7 @@ from collbench.analysis.diagnose.causes import Check, Known, LikelyCause, Look, 
 from collbench.analysis.diagnose.evidence import BelowLinks, Evidence, Extent, UnusedNvlinks, Where
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, make_finding
 from collbench.analysis.physics import DEGRADED
 from collbench.machine.labels import is_nvlink
 from collbench.model.capabilities import capabilities
@@ -140,7 +140,7 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: Un
         evidence = UnusedNvlinks(facts.label(first), works)
     limit = path_limit(facts, first) if unused else worst.allowed
     rates = Rates(facts.label(first), limit, facts.readings.span(ours), confirmed=all(r.alone for r in ours))
-    return found(kind, blame.members, blame.links, Message(evidence, cause, checks, blame.where, sure), rates)
+    return make_finding(kind, blame.members, blame.links, Message(evidence, cause, checks, blame.where, sure), rates)
 
 
 def _cause(

@@ -196,12 +196,12 @@ def _collectives(facts: Facts) -> Iterator[NotDone]:
 
 def _sources(facts: Facts) -> Iterator[NotDone]:
     run = facts.run
-    asked: dict[Source, list[object]] = {
+    answers_of: dict[Source, list[object]] = {
         Source.TOPOLOGY: [path.tool_label for path in run.paths],
         Source.PEERS: [path.tool_peer_access or None for path in run.paths],
         Source.CUDA: [path.cuda_peers for path in run.paths],
     }
-    silent = tuple(source for source, answers in asked.items() if all(answer is None for answer in answers))
+    silent = tuple(source for source, answers in answers_of.items() if all(answer is None for answer in answers))
     if silent and run.paths:
         yield NotDone(CheckKind.LABELS, sources=silent)
     over_pcie = any(not is_nvlink(path.label) for path in run.paths)

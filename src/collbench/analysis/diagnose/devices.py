@@ -10,7 +10,7 @@ from collbench.analysis.diagnose.causes import Check, Known, Look, NvlinksIdle, 
 from collbench.analysis.diagnose.evidence import Disturbed, OtherProcesses, SlotBelowBest, StagedFaster
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
 from collbench.analysis.diagnose.readings import CE, COPY_BYTES, STAGED, Facts
-from collbench.analysis.diagnose.verdict import Finding, Kind, Message, Rates, both_ways, found
+from collbench.analysis.diagnose.verdict import Finding, Kind, Message, Rates, both_ways, make_finding
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import slot
@@ -36,7 +36,7 @@ def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
         # Its traffic also crosses the bridges and uplinks that other GPUs' PCIe paths share with these.
         shared = (path.devices for path in facts.run.paths if not is_nvlink(path.label))
         links = both_ways([*((gpu, other) for gpu in gpus for other in range(n) if other != gpu), *shared])
-        yield found(Kind.CONTENTION, gpus, links, message)
+        yield make_finding(Kind.CONTENTION, gpus, links, message)
 
 
 def disturbing(facts: Facts) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bo
     )
     gbs, off = check.concurrent_gbs, math.exp(_check_noise(facts, check))
     rates = Rates(check.label, check.isolated_gbs, (gbs / off, gbs, gbs * off))
-    return found(Kind.CONTENTION, members, links, message, rates)
+    return make_finding(Kind.CONTENTION, members, links, message, rates)
 
 
 def _shares_nothing(facts: Facts, check: InterferenceCheck) -> bool:
@@ -123,7 +123,7 @@ def slots(facts: Facts) -> Iterator[Finding]:
             (Check(Look.PCIE_LINKS, (position,)),),
         )
         rates = Rates("", ideal.gbs if ideal else None, facts.readings.interval(seen) if seen else None)
-        yield found(Kind.PCIE_DEGRADED, (position,), both_ways(pcie), message, rates)
+        yield make_finding(Kind.PCIE_DEGRADED, (position,), both_ways(pcie), message, rates)
 
 
 def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
@@ -149,4 +149,4 @@ def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
         )
         alone = all(reading.alone for reading in plains)
         rates = Rates(facts.label(first), path_limit(facts, first), facts.readings.span(plains), confirmed=alone)
-        yield found(Kind.P2P_SLOWER_THAN_STAGED, blame.members, blame.links, message, rates)
+        yield make_finding(Kind.P2P_SLOWER_THAN_STAGED, blame.members, blame.links, message, rates)

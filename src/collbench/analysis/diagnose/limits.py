@@ -22,7 +22,16 @@ from collbench.analysis.diagnose.evidence import (
     WrongElements,
 )
 from collbench.analysis.diagnose.readings import COPY_BYTES, STAGED, Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found, ways
+from collbench.analysis.diagnose.verdict import (
+    Finding,
+    Kind,
+    Link,
+    Message,
+    Rates,
+    both_ways,
+    directed_links,
+    make_finding,
+)
 from collbench.analysis.physics import DEGRADED, FASTEST_PCIE_GBS, HIDDEN, Impossible, impossible
 from collbench.machine.labels import is_nvlink, nvlink_count
 from collbench.machine.theory import slot
@@ -58,7 +67,9 @@ def _corruptions(facts: Facts) -> Iterator[Finding]:
         evidence = WrongElements(0, None)
         if isinstance(case, Measurement) and case.failure is None:
             evidence = WrongElements(case.wrong or 0, case.point.work)
-        yield _found(facts, Kind.DATA_CORRUPT, Where(Extent.DEVICES, members), evidence, _set_links(members), case)
+        yield _failure_finding(
+            facts, Kind.DATA_CORRUPT, Where(Extent.DEVICES, members), evidence, _set_links(members), case
+        )
 
 
 def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[Finding]:
@@ -70,11 +81,11 @@ def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[
     tried = {link for m in facts.run.measurements if _on_a_pair(m) for link in _links_of(m)}
     for blame in blames(facts, links, tried):
         ours = [one for link in sorted(blame.links) for one in links[link]]
-        yield _found(facts, kind, blame.where, GivenUp(_works(ours)), blame.links, ours[0])
+        yield _failure_finding(facts, kind, blame.where, GivenUp(_works(ours)), blame.links, ours[0])
     for members in sorted({_about(one.point.work, one.point.members) for one in bad if not _on_a_pair(one)}):
         ours = [one for one in bad if _about(one.point.work, one.point.members) == members]
         where = Where(Extent.DEVICES, members)
-        yield _found(facts, kind, where, GivenUp(_works(ours)), _set_links(members), ours[0])
+        yield _failure_finding(facts, kind, where, GivenUp(_works(ours)), _set_links(members), ours[0])
 
 
 def _works(bad: Sequence[Measurement]) -> tuple[Work, ...]:
@@ -100,7 +111,7 @@ def _set_links(members: tuple[int, ...]) -> frozenset[Link]:
     return both_ways((a, b) for a in members for b in members if a != b)
 
 
-def _found(
+def _failure_finding(
     facts: Facts, kind: Kind, where: Where, evidence: Evidence, links: frozenset[Link], case: Skipped | Measurement
 ) -> Finding:
     """Return a finding that rests on `case`; a hang's own failure says no more than that it hangs."""
@@ -110,7 +121,7 @@ def _found(
     skipped, failure = (case, None) if isinstance(case, Skipped) else (None, case.failure)
     said = None if kind is Kind.HANG else failure
     message = Message(evidence, cause, checks, where, failure=said, skipped=skipped)
-    return found(kind, where.devices, links, message, Rates(label))
+    return make_finding(kind, where.devices, links, message, Rates(label))
 
 
 def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[Known, tuple[Check, ...]]:
@@ -159,7 +170,7 @@ def path_limit(facts: Facts, link: Link) -> float | None:
 def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
     beaten, of_links = impossible(facts.run), defaultdict[Link, list[Impossible]](list)
     for one in beaten:
-        for link in ways(one.point.work, one.point.members):
+        for link in directed_links(one.point.work, one.point.members):
             of_links[link].append(one)
     on_cores = capabilities(facts.run.backend).cores
     over_pcie = {link for link in links if not on_cores and not is_nvlink(facts.label(link))} - of_links.keys()
@@ -171,11 +182,11 @@ def _too_fast(facts: Facts, links: dict[Link, Reading]) -> Iterator[Finding]:
         link
         for measurement in facts.run.measurements
         if measurement.samples
-        for link in ways(measurement.point.work, measurement.point.members)
+        for link in directed_links(measurement.point.work, measurement.point.members)
     }
     for blame in _by_label(facts, set(of_links), judged):
         yield _impossible(facts, blame, [one for link in sorted(blame.links) for one in of_links[link]])
-    of_others = [one for one in beaten if not ways(one.point.work, one.point.members)]
+    of_others = [one for one in beaten if not directed_links(one.point.work, one.point.members)]
     if of_others:
         members = tuple(sorted({device for one in of_others for device in one.capacity.devices}))
         yield _impossible(facts, Blame(members, frozenset(), Where(Extent.DEVICES, members)), of_others)
@@ -200,7 +211,7 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, links: dict[Link, Reading],
         facts.readings.span(readings),
         confirmed=all(reading.alone for reading in readings),
     )
-    return found(kind, blame.members, blame.links, message, rates)
+    return make_finding(kind, blame.members, blame.links, message, rates)
 
 
 def _hidden(facts: Facts, blame: Blame, links: dict[Link, Reading]) -> Finding:
@@ -228,7 +239,9 @@ def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Fin
     rates = sorted(one.rate_gbs for one in beaten)
     label = facts.label(min(blame.links)) if blame.links else ""
     measured = (rates[0], median(rates), rates[-1])
-    return found(Kind.IMPOSSIBLE, blame.members, blame.links, message, Rates(label, worst.capacity.gbs, measured))
+    return make_finding(
+        Kind.IMPOSSIBLE, blame.members, blame.links, message, Rates(label, worst.capacity.gbs, measured)
+    )
 
 
 def _too_slow(facts: Facts, links: dict[Link, Reading], ill: UnhealthyDevices) -> Iterator[Finding]:

@@ -23,7 +23,16 @@ from collbench.analysis.diagnose.causes import (
 from collbench.analysis.diagnose.evidence import BelowBest, Evidence, Inverted, SlowerThanBack
 from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit
 from collbench.analysis.diagnose.readings import Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found, ways
+from collbench.analysis.diagnose.verdict import (
+    Finding,
+    Kind,
+    Link,
+    Message,
+    Rates,
+    both_ways,
+    directed_links,
+    make_finding,
+)
 from collbench.analysis.physics import DEGRADED, chained
 from collbench.analysis.stats import MAD_TO_SIGMA
 from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
@@ -72,7 +81,7 @@ def outliers(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterato
         for work in facts.readings.works(collective=collective):
             for group in by_label(facts, work, odd).values():
                 for gap in _below(facts, group):
-                    for link in ways(gap.reading.work, gap.reading.members):
+                    for link in directed_links(gap.reading.work, gap.reading.members):
                         gaps[link].append(gap)
         slow = {
             link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _OUTLYING))
@@ -160,7 +169,7 @@ def _slow(
     seen = ill.cause((blame.gpu,) if blame.gpu is not None else blame.members)
     checks = check_of(seen, blame.members[:2]) if seen else link_state(facts, first)
     said = Message(message[0], seen or message[1], checks, blame.where)
-    return found(kind, blame.members, blame.links, said, rates_of(facts, first, readings))
+    return make_finding(kind, blame.members, blame.links, said, rates_of(facts, first, readings))
 
 
 def link_state(facts: Facts, link: Link) -> tuple[Check, ...]:
@@ -227,7 +236,7 @@ def inversions(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
 def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Finding:
     worst = max(cases, key=lambda case: case.gap)
     links = both_ways(
-        link for case in cases for reading in case.readings for link in ways(reading.work, reading.members)
+        link for case in cases for reading in case.readings for link in directed_links(reading.work, reading.members)
     )
     better = facts.label(min(links))
     message = Message(
@@ -240,7 +249,7 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Findi
         _inverted_cause(facts, better, links),
         (Check(Look.PEERS), *link_state(facts, min(links))),
     )
-    return found(Kind.ORDER_INVERSION, members, links, message, rates_of(facts, min(links), worst.readings))
+    return make_finding(Kind.ORDER_INVERSION, members, links, message, rates_of(facts, min(links), worst.readings))
 
 
 def _joined(group: Sequence[Reading]) -> dict[Members, list[Reading]]:

@@ -159,8 +159,8 @@ def read(run: Run) -> Readings:
             used = replace(measurement, samples=alone) if len(alone) >= FEWEST_TRIALS else measurement
             if len(used.samples) >= FEWEST_TRIALS:
                 points[used.point] = used
-    words = {frozenset(path.devices): path.label for path in run.paths}
-    labels = {point: _label_of(words, point.members) for point in points}
+    path_labels = {frozenset(path.devices): path.label for path in run.paths}
+    labels = {point: _label_of(path_labels, point.members) for point in points}
     logs = {point: log_rates(measurement) for point, measurement in points.items()}
     noise = _noise({point: (point.work, labels[point]) for point in points}, logs)
     trusted = _trusted(run)

@@ -10,7 +10,7 @@ from collbench.analysis.diagnose.causes import Check, HidesPcie, Known, Look
 from collbench.analysis.diagnose.evidence import FlatLabels, LinkCount, OtherLabel, PeerAnswers, Source, TreeLabels
 from collbench.analysis.diagnose.limits import VIRTUAL
 from collbench.analysis.diagnose.readings import Facts
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, found
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, make_finding
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
 from collbench.model.capabilities import capabilities
 from collbench.model.run import Path, PeerStatus
@@ -40,7 +40,7 @@ def _merged(facts: Facts, kind: Kind, ask: Callable[[Path], Message | None]) -> 
             message = saying._replace(checks=_checks(kind, blame.members), where=blame.where)
             limits = {facts.paths[frozenset(link)].theory_gbs for link in blame.links}
             rates = Rates(facts.label(min(blame.links)), limits.pop() if len(limits) == 1 else None)
-            yield found(kind, blame.members, blame.links, message, rates)
+            yield make_finding(kind, blame.members, blame.links, message, rates)
 
 
 def _checks(kind: Kind, members: tuple[int, ...]) -> tuple[Check, ...]:
@@ -68,11 +68,11 @@ def _peer_access(path: Path) -> Message | None:
     allowed = {Source.NVML: nvml, Source.PEERS: _all_allow(path.tool_peer_access), Source.CUDA: path.cuda_peers}
     answers = {source: answer for source, answer in allowed.items() if answer is not None}
     tool = ", ".join(dict.fromkeys(path.tool_peer_access))
-    words = {Source.NVML: str(path.peer_access), Source.PEERS: tool, Source.CUDA: "yes" if path.cuda_peers else "no"}
+    shown = {Source.NVML: str(path.peer_access), Source.PEERS: tool, Source.CUDA: "yes" if path.cuda_peers else "no"}
     agree = len(set(answers.values())) < 2
     if agree and not (is_nvlink(path.label) and answers and not any(answers.values())):
         return None
-    said = tuple((source, words[source]) for source in answers)
+    said = tuple((source, shown[source]) for source in answers)
     return Message(PeerAnswers(path.label, said, agree), Known.PEERS_TAKEN)
 
 
@@ -106,7 +106,9 @@ def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
         Known.NVLINKS_NOT_IN_TREE,
         (Check(Look.LABELS), Check(Look.PCIE_LABELS, paths[0].devices)),
     )
-    yield found(Kind.LABELS_DIFFER, members, both_ways(path.devices for path in paths), message, Rates(labels[0]))
+    yield make_finding(
+        Kind.LABELS_DIFFER, members, both_ways(path.devices for path in paths), message, Rates(labels[0])
+    )
 
 
 def _flat(facts: Facts) -> Iterator[Finding]:
@@ -114,10 +116,10 @@ def _flat(facts: Facts) -> Iterator[Finding]:
     names = {path.label for path in run.paths}
     flat = len(names) == 1 and not is_nvlink(next(iter(names)))
     if flat and run.machine.virtualization in VIRTUAL and all(device.numa_node is None for device in run.devices):
-        words = Message(
+        message = Message(
             FlatLabels(next(iter(names))),
             HidesPcie(run.machine.virtualization),
             (Check(Look.PCIE_TREE), Check(Look.PCIE_NUMA)),
         )
         links = both_ways(path.devices for path in run.paths)
-        yield found(Kind.VIRTUAL_FLAT, tuple(range(len(run.devices))), links, words, Rates(next(iter(names))))
+        yield make_finding(Kind.VIRTUAL_FLAT, tuple(range(len(run.devices))), links, message, Rates(next(iter(names))))

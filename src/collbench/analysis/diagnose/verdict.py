@@ -121,7 +121,7 @@ class Rates(NamedTuple):
 NO_RATES = Rates()
 
 
-def found(
+def make_finding(
     kind: Kind,
     members: tuple[int, ...],
     links: Iterable[Link],
@@ -147,7 +147,7 @@ def found(
     return Finding(verdict, frozenset(links), message.sure)
 
 
-def ways(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
+def directed_links(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
     """Return the directed links that a work on a pair is about, both of a collective; none for what runs on others."""
     if len(members) != 2 or work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
         return ()

@@ -135,12 +135,12 @@ def _curves(name: str, run: Run, base: Run) -> Iterator[OverlapCurve]:
         for members in dict.fromkeys(one.members for one in ones):
             mine = [one for one in ones if one.members == members]
             sound = tuple(one for one in mine if _is_sound(one))
-            places = tuple(sorted(here[member] for member in members))
-            if sound and (condition.operation, places) not in known:
-                known.add((condition.operation, places))
+            positions = tuple(sorted(here[member] for member in members))
+            if sound and (condition.operation, positions) not in known:
+                known.add((condition.operation, positions))
                 unused = len(mine) - len(sound)
                 nccl = run.machine.nccl
-                yield OverlapCurve(name, condition.operation, places, condition.compute, sound, unused, nccl)
+                yield OverlapCurve(name, condition.operation, positions, condition.compute, sound, unused, nccl)
 
 
 def _is_sound(one: Overlap) -> bool:
@@ -208,7 +208,7 @@ def _uses(
     devices: Callable[[Group], Members],
 ) -> Iterator[OverlapUse]:
     for operation, group in dict.fromkeys((operation, group) for operation, _, group in known):
-        mine = [found for (one, _, its), found in known.items() if (one, its) == (operation, group)]
+        mine = [use for (one, _, its), use in known.items() if (one, its) == (operation, group)]
         sizes = [size for _, size, _ in mine]
         slow = [factors for _, _, factors in mine]
         yield OverlapUse(

@@ -398,10 +398,10 @@ class Predictor:
 
     def _note(self, sizes: dict[tuple[Operation, Group], list[int]], members: Members, question: Question) -> None:
         """Record what was assumed, and for which devices."""
-        for (operation, group), found in sizes.items():
+        for (operation, group), bytes_sent in sizes.items():
             for some in groups(group, members, question.shards):
                 timing = self._timings.of(operation, some)
-                for assumption in assumed_of(timing, found):
+                for assumption in assumed_of(timing, bytes_sent):
                     where = self._assumed.setdefault(assumption, _Where({}, {}))
                     where.operations[operation] = None
                     where.sets[tuple(sorted(some))] = None

@@ -45,11 +45,11 @@ class Priced:
 class Links:
     """What a run's links take for a job's calls, by the devices' positions of its ranks."""
 
-    def __init__(self, evidence: Evidence, places: Mapping[int, int], overlaps: Sequence[OverlapCurve] = ()) -> None:
+    def __init__(self, evidence: Evidence, positions: Mapping[int, int], overlaps: Sequence[OverlapCurve] = ()) -> None:
         """Take a run's evidence, the position of each job rank's device, and factors beside compute."""
         machine = Machine(evidence)
         self._timings = Timings(evidence, machine.band, machine.delta, machine.port)
-        self._places, self._overlaps = places, overlaps
+        self._positions, self._overlaps = positions, overlaps
         self._others = _others(evidence)
 
     def price(self, job: Job, call: Call) -> Priced | None:
@@ -75,9 +75,9 @@ class Links:
     def _members(self, job: Job, call: Call) -> Members | None:
         group = job.groups[call.group]
         ranks = group.ranks or (tuple(range(job.world_size)) if group.size == job.world_size else ())
-        if not ranks or any(rank not in self._places for rank in ranks):
+        if not ranks or any(rank not in self._positions for rank in ranks):
             return None
-        return tuple(sorted(self._places[rank] for rank in ranks))
+        return tuple(sorted(self._positions[rank] for rank in ranks))
 
 
 def _others(evidence: Evidence) -> dict[tuple[Operation, Members], Curve]:
@@ -264,8 +264,8 @@ def predict_job(job: Job, links: Links, recorded: Links | None = None) -> Predic
 def _waited(phase: Phase, answer: Responses) -> dict[int, Share]:
     """Return by call how much of a longer transfer delays the next kernel, the mean over its positions."""
     by_call: dict[int, list[Response]] = defaultdict(list)
-    for place, after in zip(answer.places, (*answer.kernels[1:], answer.kernels[0]), strict=True):
-        by_call[phase.positions[place].call].append(after)
+    for index, after in zip(answer.places, (*answer.kernels[1:], answer.kernels[0]), strict=True):
+        by_call[phase.positions[index].call].append(after)
     return {
         call: Share(*(fmean(ends) for ends in zip(*((one.share, one.low, one.high) for one in own), strict=True)))
         for call, own in by_call.items()
@@ -285,9 +285,9 @@ def _sent(
     """
     shared = kernels(phase.positions, least)
     sent, kept = [], dict[int, None]()
-    for place, (position, pause) in enumerate(zip(phase.positions, pauses_of(phase), strict=True)):
+    for index, (position, pause) in enumerate(zip(phase.positions, pauses_of(phase), strict=True)):
         call, price, old = position.call, prices.get(position.call), olds.get(position.call)
-        before = float(shared[place])
+        before = float(shared[index])
         if np.isnan(before):
             if old is None:
                 one = job.calls[call]

@@ -157,16 +157,16 @@ class _Step:
         samples = [one for one in phase.samples if one.gpu_starts and one.gpu and all(one.gpu)]
         if len(samples) < _SAMPLES:
             return None
-        places = tuple(place for place, position in enumerate(phase.positions) if not (position.together and place))
-        calls = [job.calls[phase.positions[place].call] for place in places]
+        indices = tuple(index for index, position in enumerate(phase.positions) if not (position.together and index))
+        calls = [job.calls[phase.positions[index].call] for index in indices]
         starts = np.array([_units(phase, one.gpu_starts, min) for one in samples]) * MICRO
         took = np.array([_units(phase, one.gpu, max) for one in samples]) * MICRO
-        hosts = np.array([one.starts for one in samples])[:, list(places)] * MICRO
+        hosts = np.array([one.starts for one in samples])[:, list(indices)] * MICRO
         last = np.array([one.gpu_before or (np.nan, np.nan) for one in samples]) * MICRO
         begun_before = np.concatenate([last[:, :1], starts[:, :-1]], axis=1)
         pairs = [(calls[at - 1], calls[at]) for at in range(len(calls))]
         return cls(
-            places,
+            indices,
             tuple(call.group for call in calls),
             tuple(one.repetition for one in samples),
             took,
@@ -246,13 +246,13 @@ def _slopes(steps: Mapping[int, _Step]) -> dict[Where, _Slope]:
     chances = defaultdict[tuple[Likeness, int], list[tuple[int, Values, Values]]](list)
     for rank, at, longer, later in _chances(steps):
         chances[steps[rank].alike[at], at].append((rank, longer, later))
-    for (alike, at), found in chances.items():
-        longer, later = (np.concatenate([values[which] for _, *values in found]) for which in (0, 1))
-        slope = _slope(longer, later, len(found))
+    for (alike, at), pairs in chances.items():
+        longer, later = (np.concatenate([values[which] for _, *values in pairs]) for which in (0, 1))
+        slope = _slope(longer, later, len(pairs))
         if slope is not None:
-            if not all(steps[rank].behind(at).all() for rank, *_ in found):
+            if not all(steps[rank].behind(at).all() for rank, *_ in pairs):
                 pools[alike].append(slope)
-            alone.update({(rank, at): slope for rank, *_ in found})
+            alone.update({(rank, at): slope for rank, *_ in pairs})
     shared = {alike: _shared(pool) for alike, pool in pools.items()}
     slopes = dict[Where, _Slope]()
     for rank, step in steps.items():

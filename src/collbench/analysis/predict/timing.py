@@ -74,16 +74,16 @@ def gather(runs: Sequence[tuple[str, Run]], registration: Registration = Registr
 def _on_registered(runs: Sequence[tuple[str, Run]], kind: Registration) -> Evidence:
     """Return the evidence on registered memory. Pairs of ordinary memory rank devices where no others were timed."""
     registered = [(name, on_memory(run, kind)) for name, run in runs]
-    asked = [(name, run) for name, run in registered if next(_points(run), None)]
-    if not asked:
+    measured = [(name, run) for name, run in registered if next(_points(run), None)]
+    if not measured:
         files = ", ".join(name for name, _ in runs)
         raise UsageError(
             f"{files}: no all-reduce, all-gather or reduce-scatter was measured on {kind} memory: measure with "
             f"--registration {kind}, or leave --registration out"
         )
-    ranking = registered if any(_pairs(run) for _, run in asked) else [(name, ordinary(run)) for name, run in runs]
+    ranking = registered if any(_pairs(run) for _, run in measured) else [(name, ordinary(run)) for name, run in runs]
     name, base = _base(ranking)
-    return Evidence(base, _curves(base, asked), name, kind)
+    return Evidence(base, _curves(base, measured), name, kind)
 
 
 def _base(runs: Sequence[tuple[str, Run]]) -> tuple[str, Run]:
@@ -101,13 +101,13 @@ def _curves(base: Run, runs: Sequence[tuple[str, Run]]) -> dict[Key, Curve]:
         for point, seconds in _points(run):
             members = tuple(sorted(here[member] for member in point.members))
             points[point.operation, members][point.size_bytes].append(seconds)
-    return {key: Curve({size: median(found) for size, found in sizes.items()}) for key, sizes in points.items()}
+    return {key: Curve({size: median(trials) for size, trials in sizes.items()}) for key, sizes in points.items()}
 
 
 def positions_in(base: Run, run: Run) -> tuple[int, ...]:
     """Return the position in `base` of each of a run's devices, all of which it has; the first of equal identities."""
-    places = {device.uuid: position for position, device in reversed([*enumerate(base.devices)])}
-    return tuple(places[device.uuid] for device in run.devices)
+    position_of = {device.uuid: position for position, device in reversed([*enumerate(base.devices)])}
+    return tuple(position_of[device.uuid] for device in run.devices)
 
 
 def _pairs(run: Run) -> int:
@@ -222,8 +222,8 @@ class Timings:
         return self._known[key]
 
     def _find(self, operation: Operation, members: Members) -> Timing:
-        for found in (self._measured, self._alike, self._ring):
-            timing = found(operation, members)
+        for method in (self._measured, self._alike, self._ring):
+            timing = method(operation, members)
             if timing is not None:
                 return replace(timing, floor=self._floor(operation, members, timing))
         names = self._evidence.tags(members)
