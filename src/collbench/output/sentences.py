@@ -485,6 +485,8 @@ def tiers(ranking: Ranking) -> str:
     kind = ranking.kind
     if ranking.sets == 1 and not ranking.failed:
         return f"there is one {kind}, so there is nothing to choose"
+    if len(ranking.standings) == 1 and not ranking.failed:
+        return f"only one of {ranking.sets} {kind}s was measured, so there is nothing to compare"
     if ranking.all_tied:
         what = "bandwidth" if ranking.size_bytes >= TELLING_BYTES else "latency"
         noise = ", which is noise" if ranking.spread > ranking.delta else ""
