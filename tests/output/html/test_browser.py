@@ -58,6 +58,12 @@ def choose(tab: Page, **wanted: str) -> None:
         tab.locator(f"article:visible label:has(span:text-is('{title}')) select").select_option(label=text)
 
 
+def open_run(tab: Page, name: str) -> None:
+    """Click the tab of this name and wait until its page is the shown one: a link to a part of a page acts later."""
+    tab.get_by_role("link", name=name, exact=True).click()
+    tab.locator(f".tabs a[aria-current=page]:text-is('{name}')").wait_for()
+
+
 def cell(tab: Page, row: str, column: str) -> Locator:
     """Return the map's cell in the row and column of these heads."""
     grid = tab.locator("article:visible [role=grid]")
@@ -180,13 +186,14 @@ def test_several_runs_have_a_page_each_and_one_for_their_ratio(opened: Open) -> 
     tab = opened(page(by_hand(), by_hand(slow=360.0)))
     assert tab.locator("article:visible").count() == 1
     tab.evaluate("location.hash = 'run-1-health'")  # a link to a part of another run opens that run
-    tab.wait_for_function("!document.getElementById('run-1').hidden")
+    tab.locator("#run-1").wait_for()
     assert tab.locator("#run-1-health").is_visible()
     tab.evaluate("location.hash = 'run-0'")
-    tab.get_by_role("link", name="b.json", exact=True).click()
+    tab.locator("#run-0").wait_for()
+    open_run(tab, "b.json")
     choose(tab, Operation="ce-write")
     assert cell(tab, "GPU0", "GPU1").inner_text() == "360.0"
-    tab.get_by_role("link", name="b.json over a.json").click()
+    open_run(tab, "b.json over a.json")
     assert tab.locator("article:visible h1").inner_text() == "b.json over a.json"
     choose(tab, Operation="ce-write", Size="1G")
     assert cell(tab, "GPU0", "GPU1").inner_text() == "0.900"
@@ -198,6 +205,7 @@ def test_several_runs_have_a_page_each_and_one_for_their_ratio(opened: Open) -> 
     assert "significantly slower" in reported
     assert tab.locator("[aria-current=page]").inner_text() == "b.json over a.json"
     tab.go_back()
+    tab.locator("#run-1").wait_for()
     assert tab.locator("article:visible").get_attribute("id") == "run-1"
 
 
@@ -349,7 +357,7 @@ def test_a_hostile_machines_words_stay_text(opened: Open) -> None:
 
 def test_a_hostile_machine_beside_another_stays_text(opened: Open) -> None:
     tab = opened(page(by_hand(), hostile()))
-    tab.get_by_role("link", name="b.json over a.json").click()
+    open_run(tab, "b.json over a.json")
     whole = tab.locator("article:visible")
     assert EVIL in whole.get_by_role("region", name="What else differs").inner_text()
     assert tab.evaluate("document.querySelectorAll('img').length") == 0
