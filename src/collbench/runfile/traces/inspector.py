@@ -18,8 +18,8 @@ from typing import Any
 from collbench.model.job import PointToPoint, Source
 from collbench.model.operations import Operation
 from collbench.runfile.traces import values
-from collbench.runfile.traces.content import Content
-from collbench.runfile.traces.trace import Trace, TracedCall, Unreadable
+from collbench.runfile.traces.trace import Trace, TracedCall
+from collbench.runfile.traces.values import Content, Unreadable
 
 _OPERATIONS: dict[str, Operation | PointToPoint] = {
     "AllReduce": Operation.ALLREDUCE,
@@ -35,13 +35,13 @@ _LOOKED_AT = 16  # lines: the first may be damaged
 _LONGEST = 2**20  # bytes of a line: what is longer is another JSON, which shall not be read twice
 
 
-def holds(content: Content) -> bool:
+def is_inspector(content: Content) -> bool:
     """True if one of the first lines is about a call."""
     lines = itertools.islice(io.BytesIO(content.data), _LOOKED_AT)
     return any(len(line) < _LONGEST and _line(line) is not None for line in lines)
 
 
-def traces(content: Content) -> list[Trace]:
+def read_inspector(content: Content) -> list[Trace]:
     """Return the traces of the ranks that a file holds. Raises Unreadable if they cannot be told apart."""
     skipped = 0
     processes: dict[tuple[str, int], list[_Line]] = {}
