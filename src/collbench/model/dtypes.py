@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collbench.model.errors import UsageError
 
+# In the order of ncclDataType_t and ncclRedOp_t [nccl.h]: streams of the recorder have their numbers.
 DTYPE_BYTES = {
     "int8": 1,
     "uint8": 1,

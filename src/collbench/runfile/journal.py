@@ -157,7 +157,7 @@ def mark_interrupted(run: Run) -> None:
 def _trials(lines: list[str], tags: Sequence[str]) -> Iterator[Measurement | Latency]:
     for number, data in enumerate(_objects(lines)):
         kind = Latency if isinstance(data, dict) and "ranks" in data else Measurement
-        versions.replace([data] if kind is Measurement else [], tags)
+        versions.replace_sentences([data] if kind is Measurement else [], tags)
         try:
             trial: Measurement | Latency = build(kind, data, f"trial {number}")
         except ValueError:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from collbench.model.dtypes import DTYPE_BYTES
+from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.job import (
     Call,
     Ending,
@@ -30,9 +30,7 @@ from collbench.model.job import (
 from collbench.model.nccl_options import format_version
 from collbench.model.operations import Operation
 from collbench.runfile.streams import (
-    DATATYPES,
     FUNCTIONS,
-    REDUCTIONS,
     CommunicatorKey,
     NcclCall,
     Numbers,
@@ -44,6 +42,7 @@ from collbench.runfile.streams import (
 _WORTH = 4
 _API_ABI = 5  # from it on NCCL reports calls as they were made; before, launches, whose bytes have lost their type
 _SAMPLES = 32
+_DTYPES = tuple(DTYPE_BYTES)  # by ncclDataType_t
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +229,12 @@ class _Tables:
     def translate(self, stream: Stream, call: NcclCall) -> Call | None:
         """Return what a rank asked for; None for what this collbench does not know and could only guess."""
         operation = FUNCTIONS[call.function] if call.function < len(FUNCTIONS) else ""
-        if not operation or call.datatype >= len(DATATYPES):
+        if not operation or call.datatype >= len(_DTYPES):
             return None
         communicator = stream.communicators[call.communicator]
         key = communicator.key
         size = self.sizes[key]
-        dtype = DATATYPES[call.datatype]
+        dtype = _DTYPES[call.datatype]
         parts = size if operation not in set(PointToPoint) and Operation(operation).shares else 1
         root, peer = (rank if 0 <= rank < size else None for rank in (call.root, call.peer))
         # Launches count these in bytes [NCCL, enqueue.cc, collTaskAppend].
@@ -245,7 +244,7 @@ class _Tables:
             call.count * DTYPE_BYTES[dtype] * parts,
             self.groups.setdefault(key, len(self.groups)),
             dtype="" if bytes_only else dtype,
-            reduction=REDUCTIONS[call.reduction - 1] if 0 < call.reduction <= len(REDUCTIONS) else "",
+            reduction=REDOPS[call.reduction - 1] if 0 < call.reduction <= len(REDOPS) else "",
             root=root,
             peer=peer,
             captured=call.captured,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,18 @@ from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Registration
-from collbench.model.run import DataPoint, Device, Latency, Measurement, Run
+from collbench.model.run import DataPoint, Latency, Measurement, Run
 from collbench.runfile import atomic_write, journal, versions
-from collbench.runfile.codec import build, plain
+from collbench.runfile.codec import FileFormat, build, json_lines, plain
 from collbench.runfile.journal import Journal
-from collbench.runfile.versions import Kind
 
+_FORMAT = FileFormat(
+    "collbench-run",
+    3,
+    "run",
+    again="measure again",
+    earlier={1: versions.from_version_1, 2: versions.from_version_2},
+)
 _REFUSAL = ("save the run as", "--output")
 # What others can write, `train` does not believe; they may read it where the user's umask says so.
 _MODE = 0o644
@@ -57,7 +62,7 @@ def load(path: Path) -> Run:
 
     Data points of an unfinished run that nobody marked are interrupted.
     """
-    text = _KIND.read(path)
+    text = _FORMAT.read(path)
     run = loads(text, str(path))
     journal.merge(run, journal.read(path, text, run.devices))
     if not run.complete:
@@ -75,14 +80,13 @@ def again(run: Run) -> Run:
 
 def dumps(run: Run) -> str:
     """Return the run as JSON text: what it is and its backend in the first line, then a line for each list item."""
-    first = json.dumps({**_KIND.head, "backend": run.backend})[:-1]
-    rest = {key: value for key, value in plain(run).items() if key != "backend"}
-    return f"{first},\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in rest.items()) + "\n}\n"
+    fields = plain(run)
+    return json_lines({**_FORMAT.head, "backend": fields.pop("backend")}, fields)
 
 
 def loads(text: str, name: str) -> Run:
     """Return the run in JSON text; `name` is the file's, for errors. Raises RunFileError."""
-    return _KIND.loads(text, name, _build)
+    return _FORMAT.loads(text, name, _build)
 
 
 def _build(fields: dict[str, Any]) -> Run:
@@ -92,27 +96,6 @@ def _build(fields: dict[str, Any]) -> Run:
     _check_latencies(run)
     _check_skipped(run)
     return run
-
-
-def _from(upgrade: Callable[[dict[str, Any], Sequence[str]], None]) -> Callable[[dict[str, Any]], None]:
-    return lambda fields: upgrade(fields, _tags(fields.get("devices")))
-
-
-_KIND = Kind(
-    "collbench-run",
-    3,
-    "run",
-    again="measure again",
-    earlier={1: _from(versions.from_version_1), 2: _from(versions.from_version_2)},
-)
-
-
-def _tags(devices: Any) -> tuple[str, ...]:
-    """Return the names of the devices by position, none if the file has no devices: the error comes later."""
-    try:
-        return tuple(device.tag for device in build(tuple[Device, ...], devices, "run.devices"))
-    except ValueError:
-        return ()
 
 
 def _check_settings(run: Run) -> None:
@@ -212,12 +195,6 @@ def _check_failure(failure: Failure | None, positions: range, where: str) -> Non
 def _check_members(members: tuple[int, ...], positions: range, where: str, fewest: int = 2) -> None:
     if len(members) < fewest or len(set(members)) < len(members) or not set(members) <= set(positions):
         raise ValueError(f"{where} is {list(members)}, not two or more distinct places in a list of {len(positions)}")
-
-
-def _lines(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
-    return json.dumps(value, ensure_ascii=False)
 
 
 class RunWriter:

@@ -33,23 +33,6 @@ FUNCTIONS = (
     "gather",
     "scatter",
 )
-# ncclDataType_t and ncclRedOp_t, by number [nccl.h].
-DATATYPES = (
-    "int8",
-    "uint8",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-)
-REDUCTIONS = ("sum", "prod", "max", "min", "avg")
-
 _GPU_UNIT = 16  # ns, of a call's time on the GPU
 
 
@@ -183,7 +166,7 @@ class NcclCall:
     function: int
     datatype: int
     captured: bool
-    reduction: int  # its place in REDUCTIONS + 1; 0: unknown
+    reduction: int  # its place in REDOPS + 1; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,93 +1,24 @@
-"""Our files as JSON: kind and version first, and what earlier versions of the run file wrote otherwise."""
+"""What earlier versions of the run file wrote differently, brought to today's version.
+
+In version 1 the request stood in the command line alone. Up to version 2 some fields had other names, and flags,
+failures and skips were sentences.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from collbench.model.errors import RunFileError, UsageError
+from collbench.model.errors import UsageError
 from collbench.model.failures import Cause
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
-from collbench.model.printable import cleaned
-from collbench.model.run import CommandKind, FlagKind, Layout, PeerStatus, SkipKind
+from collbench.model.run import CommandKind, Device, FlagKind, Layout, PeerStatus, SkipKind
 from collbench.model.units import parse_size, parse_sizes
-
-# Our files as JSON: what each says first is its kind and version, and who reads one learns what is wrong with it.
-#
-# They may be a stranger's: what a terminal would obey in their texts is made readable here, where they come in.
-
+from collbench.runfile.codec import build
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of file: its "format", the version that is written, what people call it, how to come by another.
-
-    `earlier` has what brings the fields of each earlier version that is still read to this one.
-    """
-
-    format: str
-    version: int
-    noun: str
-    again: str
-    earlier: Mapping[int, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
-
-    @property
-    def head(self) -> dict[str, Any]:
-        """What such a file begins with."""
-        return {"format": self.format, "format_version": self.version}
-
-    def read(self, path: Path) -> str:
-        """Return a file's text. Raises RunFileError."""
-        try:
-            return path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise RunFileError(f"cannot read {self.noun} file {path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise RunFileError(f"{path} is not {self._what}: it is not text") from error
-
-    def loads(self, text: str, name: str, build: Callable[[dict[str, Any]], _T]) -> _T:
-        """Return what `build` makes of the fields in JSON text; `name` is the file's, for errors. Raises RunFileError.
-
-        Of what `build` raises, TypeError, ValueError and KeyError say that the file is damaged.
-        """
-        try:
-            data = cleaned(json.loads(text), text)
-        except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
-            raise RunFileError(f"{name} is not {self._what}: not JSON, or cut off ({error})") from error
-        if not isinstance(data, dict) or data.get("format") != self.format:
-            raise RunFileError(f'{name} is JSON but not a collbench {self.noun}: it has no "format": "{self.format}"')
-        number = data.get("format_version")
-        if type(number) is not int or number not in (self.version, *self.earlier):
-            read = ", ".join(map(str, (*self.earlier, self.version)))
-            raise RunFileError(
-                f"{name} has {self.noun}-file version {number}, this collbench reads version "
-                f"{read}: use the collbench that wrote it, or {self.again}"
-            )
-        fields = {key: value for key, value in data.items() if key not in self.head}
-        try:
-            if number in self.earlier:
-                self.earlier[number](fields)
-            return build(fields)
-        except (TypeError, ValueError, KeyError) as error:
-            raise RunFileError(f"{name} is a damaged {self.noun} file: {error}") from error
-
-    @property
-    def _what(self) -> str:
-        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun} file"
-
-
-# Version 1 of the run file: what was asked for stood in the command line alone, and flags were sentences at first.
-# Up to version 2 some fields had other names, and failures and skips were sentences. All that is read here and nowhere
-# else.
-
-
-# Its options of one word; each other one has a value.
+# Options of version 1's command lines that stand alone; each other option has a value.
 _SWITCHES = ("--quick", "--force", "--pairs", "--in-place", "--algorithms", "--one-way")
 _LETTERS = {
     "--minbytes": "-b",
@@ -131,23 +62,24 @@ _LAYOUTS = {
 }
 
 
-def from_version_2(fields: dict[str, Any], tags: Sequence[str]) -> None:
-    """Bring the fields of a run file of version 2, as JSON has them, to version 3; `tags` are its devices' names.
+def from_version_2(fields: dict[str, Any]) -> None:
+    """Bring the fields of a run file of version 2, as JSON has them, to version 3.
 
     What is not as a run file has it is left alone: reading it says what is wrong.
     """
+    tags = _tags(fields.get("devices"))
     _rename(fields, {"audits": "interference_checks"})
     _rename(fields.get("settings"), {"visits": "trials"})
     _rename(fields.get("phases"), {"audit": "interference check", "visits": "trials"})
-    replace(fields.get("measurements"), tags)
+    replace_sentences(fields.get("measurements"), tags)
     skipped = fields.get("skipped")
     if isinstance(skipped, list):
         fields["skipped"] = [_typed_skip(left, tags) if isinstance(left, dict) else left for left in skipped]
 
 
-def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
+def from_version_1(fields: dict[str, Any]) -> None:
     """Bring the fields of a run file of version 1 to version 3, as `from_version_2` does."""
-    from_version_2(fields, tags)
+    from_version_2(fields)
     for path in _all_of(fields.get("paths"), dict) or ():
         _type_peer_access(path)
     settings = fields.get("settings")
@@ -155,6 +87,14 @@ def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
         command, sizes = _all_of(settings.get("command"), str), _all_of(settings.get("sizes"), int)
         if command is not None and sizes is not None:
             settings.update(_settings_of(command, sizes, fields))
+
+
+def _tags(devices: Any) -> tuple[str, ...]:
+    """Return the names of the devices by position; none if they cannot be read, which is reported later."""
+    try:
+        return tuple(device.tag for device in build(tuple[Device, ...], devices, "run.devices"))
+    except ValueError:
+        return ()
 
 
 def _rename(fields: Any, names: Mapping[str, str]) -> None:
@@ -296,7 +236,7 @@ _SHARED = re.compile(r"shared: (?P<figure>\d{1,9}) other process(?:es)? on (?P<t
 _PATTERNS = {FlagKind.THROTTLED: _THROTTLED, FlagKind.HOT: _HOT, FlagKind.SHARED: _SHARED}
 
 
-def replace(measurements: Any, tags: Sequence[str]) -> None:
+def replace_sentences(measurements: Any, tags: Sequence[str]) -> None:
     """Replace sentences of measurements, as JSON has them, by what they say: failures, and flags of devices by tag.
 
     What is not as a run file has it is left alone: reading it says what is wrong.

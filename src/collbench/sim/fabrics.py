@@ -20,7 +20,7 @@ from collbench.machine.labels import is_label
 from collbench.model.errors import UsageError
 from collbench.model.printable import cleaned
 from collbench.model.run import Health, PeerStatus
-from collbench.runfile.codec import build, plain
+from collbench.runfile.codec import build, json_lines, plain
 
 # The nouns of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
 #
@@ -455,9 +455,7 @@ def loads(text: str, name: str) -> Fabric:
 
 def dumps(fabric: Fabric) -> str:
     """Return the fabric as JSON text, a line for each item of a list."""
-    head = json.dumps({"format": FORMAT, "format_version": VERSION})[:-1]
-    lines = [f"{json.dumps(key)}: {_lines(value)}" for key, value in plain(fabric).items()]
-    return f"{head},\n" + ",\n".join(lines) + "\n}\n"
+    return json_lines({"format": FORMAT, "format_version": VERSION}, plain(fabric))
 
 
 def _shipped() -> Traversable:
@@ -503,9 +501,3 @@ def _refuse_unknown(kind: Any, data: Any, where: str) -> None:
                 if key not in known:
                     raise ValueError(f"{where} has '{key}', which is not one of {', '.join(known)}")
                 _refuse_unknown(known[key], value, f"{where}.{key}")
-
-
-def _lines(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
-    return json.dumps(value, ensure_ascii=False)
