@@ -105,7 +105,7 @@ class SimBackend:
         return self._health
 
     def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
-        """Return what is wrong on these positions, as machine.watch would see it."""
+        """Return what is wrong on these positions, as machine.health would see it."""
         return tuple(flag for position in sorted(set(members)) for flag in self._flags[position])
 
     def environment(self) -> dict[str, str]:
