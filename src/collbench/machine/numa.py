@@ -13,6 +13,7 @@ from itertools import combinations
 
 from collbench.model.errors import MachineError
 from collbench.model.run import Device, Path
+from collbench.model.units import number_ranges
 
 # The kernel's CPU lists, such as "0-3,8": read and written.
 
@@ -28,13 +29,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 def format_cpus(cpus: Iterable[int]) -> str:
     """Return the shortest kernel list of these CPUs: 0, 1, 2, 8 → "0-2,8"."""
-    runs: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if runs and runs[-1][1] == cpu - 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
+    return number_ranges(sorted(cpus))
 
 
 # The NUMA nodes of this host whose CPUs and memory this process may use.

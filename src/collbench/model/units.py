@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from decimal import Decimal
+from itertools import groupby
 
 from collbench.model.errors import UsageError
 
@@ -134,6 +135,14 @@ def figure(value: float, decimals: int = 1) -> str:
 def span(low: str, high: str, between: str = " to ") -> str:
     """Return "8 B to 1G"; one of the two where both print alike."""
     return low if low == high else f"{low}{between}{high}"
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Return whole numbers in their order, those that follow each other as a range: 0, 1, 2, 8 → "0-2,8"."""
+    # In such a range each number is as far from its place in the list.
+    ranges = groupby(enumerate(numbers), key=lambda placed: placed[1] - placed[0])
+    runs = [[number for _, number in run] for _, run in ranges]
+    return ",".join(span(str(run[0]), str(run[-1]), "-") for run in runs)
 
 
 def size_span(sizes: Collection[int]) -> str:
