@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.job import (
     Call,
     Ending,
@@ -29,6 +28,7 @@ from collbench.model.job import (
 )
 from collbench.model.nccl_options import format_version
 from collbench.model.operations import Operation
+from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.runfile.streams import (
     FUNCTIONS,
     CommunicatorKey,

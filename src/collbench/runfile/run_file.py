@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from collbench.model.capabilities import BACKENDS
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Registration
 from collbench.model.run import DataPoint, Latency, Measurement, Run
+from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.runfile import atomic_write, journal, versions
 from collbench.runfile.codec import FileFormat, build, json_lines, plain
 from collbench.runfile.journal import Journal

@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.job import PointToPoint, Source
 from collbench.model.operations import Operation
+from collbench.model.units import DTYPE_BYTES
 from collbench.runfile.traces import protobuf, values
 from collbench.runfile.traces.torch_traces import add_groups, lists_groups
 from collbench.runfile.traces.trace import Trace, TracedCall

@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.job import PointToPoint, Source
 from collbench.model.operations import Operation
+from collbench.model.units import DTYPE_BYTES
 from collbench.runfile.traces import values
 from collbench.runfile.traces.trace import Trace, TracedCall
 from collbench.runfile.traces.values import Content
