@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.printable import cleaned
-from collbench.runfile.codec import build, plain
+from collbench.runfile.codec import build
 
 Pair = tuple[int, int]
 _Array = NDArray[np.float64]
@@ -129,11 +129,6 @@ def load(text: str, name: str) -> Cluster:
             f"{name} is not a cluster file: {error}; docs/cluster.md describes one, 'collbench nodes --help' names some"
         ) from error
     return cluster
-
-
-def dumps(cluster: Cluster) -> str:
-    """Return the cluster as JSON text."""
-    return json.dumps(plain(cluster), indent=1) + "\n"
 
 
 def named(name: str) -> Cluster:

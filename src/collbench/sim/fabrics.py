@@ -177,7 +177,7 @@ class OverlapFactors:
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class ReportedPath:
     """What the machine's tools say of one pair, where it is not what the structure says; None leaves it.
 
     `cuda_peers` false is more than words: then no peer access is used.
@@ -239,7 +239,7 @@ class Fabric:
     delays: Delays = Delays()
     noise: Noise = Noise()
     overlap: OverlapFactors = OverlapFactors()
-    labels: tuple[Telling, ...] = ()
+    labels: tuple[ReportedPath, ...] = ()
     faults: tuple[Fault, ...] = ()
     virtualization: str = "none"
     numa_hidden: bool = False
@@ -386,18 +386,18 @@ def _check_fault(fault: Fault, count: int, where: str) -> None:
 
 
 def _check_labels(fabric: Fabric) -> None:
-    for number, telling in enumerate(fabric.labels):
+    for number, reported in enumerate(fabric.labels):
         where = f"fabric.labels[{number}]"
-        _check_gpus(telling.gpus, len(fabric.gpus), where)
+        _check_gpus(reported.gpus, len(fabric.gpus), where)
         for name, word in (
-            ("label", telling.label),
-            ("ancestor", telling.ancestor),
-            ("tool_label", telling.tool_label),
+            ("label", reported.label),
+            ("ancestor", reported.ancestor),
+            ("tool_label", reported.tool_label),
         ):
             if word is not None and not is_label(word):
                 raise ValueError(f"{where}.{name} is '{word}', not a label of nvidia-smi")
-        if telling.nvlinks is not None and not 0 <= telling.nvlinks <= _MOST_LINKS:
-            raise ValueError(f"{where}.nvlinks is {telling.nvlinks}, not 0 to {_MOST_LINKS}")
+        if reported.nvlinks is not None and not 0 <= reported.nvlinks <= _MOST_LINKS:
+            raise ValueError(f"{where}.nvlinks is {reported.nvlinks}, not 0 to {_MOST_LINKS}")
 
 
 def _check_gpus(numbers: Sequence[int], count: int, where: str, fewest: int = 2) -> None:
