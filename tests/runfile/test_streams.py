@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from collbench.model.job import Job, Unknown
 from collbench.runfile import job_file
-from collbench.runfile.recorded import fold, merge
+from collbench.runfile.recorded import merge
+from collbench.runfile.repeats import fold
 from collbench.runfile.streams import Communicator, NcclCall, Repeated, Stream, StreamError, bucket_median, parse
 from tests.native.recorded import Made, play
 

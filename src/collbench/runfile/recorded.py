@@ -29,6 +29,7 @@ from collbench.model.job import (
 from collbench.model.nccl_options import format_version
 from collbench.model.operations import Operation
 from collbench.model.units import DTYPE_BYTES, REDOPS
+from collbench.runfile.repeats import SAMPLES, PhaseOrder, fold, spreads
 from collbench.runfile.streams import (
     FUNCTIONS,
     CommunicatorKey,
@@ -38,10 +39,7 @@ from collbench.runfile.streams import (
     bucket_median,
 )
 
-# A tail is folded where a sequence comes at least twice and covers so many calls.
-_WORTH = 4
 _API_ABI = 5  # from it on NCCL reports calls as they were made; before, launches, whose bytes have lost their type
-_SAMPLES = 32
 _DTYPES = tuple(DTYPE_BYTES)  # by ncclDataType_t
 
 
@@ -274,7 +272,7 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
     renumbered = {
         old: new for new, old in enumerate(index for index, phase in enumerate(all_phases) if phase.positions)
     }
-    order = tuple((renumbered[index], times) for index, times in folded.order if index in renumbered)
+    order = tuple((renumbered[index], times) for index, times in folded.sequence.order if index in renumbered)
     once = len(order) == len(renumbered)
     return JobRank(
         rank=number,
@@ -298,7 +296,7 @@ def _add_runs(folded: _Folded, stream: Stream) -> None:
         gpus = repeated.gpu_samples or itertools.repeat(np.zeros(length, np.int64))
         begins = repeated.gpu_begins or itertools.repeat(np.zeros(2 + length, np.int64))
         partial.samples += [
-            _Whole(*sample, gpu, begin)
+            _Repetition(*sample, gpu, begin)
             for sample, gpu, begin in zip(repeated.samples, gpus, begins, strict=False)
             if sample[0] < partial.repetitions
         ]
@@ -318,22 +316,22 @@ def _add_tail(folded: _Folded, stream: Stream) -> None:
         partial, size = folded.phases[symbols], period * repetitions
         starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
         gpu = tail_gpu[start : start + size].reshape(repetitions, period)
-        stride = math.ceil(repetitions / _SAMPLES)
+        stride = math.ceil(repetitions / SAMPLES)
         partial.samples += [
-            _Whole(
+            _Repetition(
                 before + repetition,
                 starts[repetition],
                 gpu[repetition],
                 _begins(stream, start + repetition * period, period),
             )
             for repetition in range(0, repetitions, stride)
-        ][: max(0, _SAMPLES - len(partial.samples))]
+        ][: max(0, SAMPLES - len(partial.samples))]
         partial.tails.append(pauses[start : start + size].reshape(repetitions, period))
         partial.gpu_tails.append(_micro(gpu))
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
+class _Repetition:
     """One repetition: starts, GPU times and begins in ns, 0 if unknown; `begins` as in Repeated.gpu_begins."""
 
     repetition: int
@@ -361,31 +359,26 @@ class _PartialPhase:
     """One phase while it is put together."""
 
     repetitions: int = 0
-    samples: list[_Whole] = field(default_factory=list)
+    samples: list[_Repetition] = field(default_factory=list)
     pauses: list[Spread | None] | None = None  # from the plugin's sums
     gpu: list[Spread | None] | None = None
     tails: list[Numbers] = field(default_factory=list)  # pauses in µs, a row for each repetition
     gpu_tails: list[Numbers] = field(default_factory=list)
 
 
+@dataclass
 class _Folded:
-    """Phases by their symbols, in the order in which they were first met, and the order in which they came."""
+    """A rank's phases while they are put together, and their order."""
 
-    def __init__(self) -> None:
-        self.phases: dict[tuple[int, ...], _PartialPhase] = {}
-        self.order: list[tuple[int, int]] = []
-        self._numbers: dict[tuple[int, ...], int] = {}
+    phases: dict[tuple[int, ...], _PartialPhase] = field(default_factory=dict)
+    sequence: PhaseOrder = field(default_factory=PhaseOrder)
 
     def add(self, symbols: tuple[int, ...], repetitions: int) -> int:
         """Note that a phase came; return how often it had come before."""
-        number = self._numbers.setdefault(symbols, len(self._numbers))
+        self.sequence.add(symbols, repetitions)
         partial = self.phases.setdefault(symbols, _PartialPhase())
         before = partial.repetitions
         partial.repetitions += repetitions
-        if self.order and self.order[-1][0] == number:
-            self.order[-1] = (number, self.order[-1][1] + repetitions)
-        else:
-            self.order.append((number, repetitions))
         return before
 
 
@@ -456,7 +449,7 @@ def _phase(symbols: Sequence[int], partial: _PartialPhase, positions: Sequence[_
     )
 
 
-def _sample(whole: _Whole, positions: Sequence[_PhasePosition], clock: int) -> Sample:
+def _sample(whole: _Repetition, positions: Sequence[_PhasePosition], clock: int) -> Sample:
     # Parts of an all-to-all share a kernel, which begins with the first and ends with the last of them.
     took = [int(whole.gpu[position.at].max()) if whole.gpu[position.at].all() else 0 for position in positions]
     (before, before_took), begins = whole.begins[:2].tolist(), whole.begins[2:]
@@ -484,23 +477,6 @@ def _micro(times: Numbers) -> Numbers:
     return np.where(times > 0, times / 1e3, np.nan)
 
 
-def spreads(times: Numbers) -> list[Spread | None]:
-    """Return the spread of each column of times in µs, a row for each repetition, NaN where unknown; None of none."""
-    repetitions, length = times.shape
-    if not repetitions:
-        return [None] * length
-    ordered = np.sort(times, axis=0)  # NaN last
-    counts, columns = (~np.isnan(ordered)).sum(axis=0), np.arange(length)
-    last = np.maximum(counts - 1, 0)
-    median = (ordered[last // 2, columns] + ordered[counts // 2, columns]) / 2
-    mean = np.nansum(ordered, axis=0) / np.maximum(counts, 1)
-    figures = np.stack([ordered[0], median, mean, ordered[last, columns]], axis=1).tolist()
-    return [
-        Spread(count, *(round(figure, 3) for figure in four)) if count else None
-        for count, four in zip(counts.tolist(), figures, strict=True)
-    ]
-
-
 def _summed(times: Any) -> Spread | None:
     count = int(times["count"])
     if not count or not math.isfinite(float(times["sum"])):
@@ -508,47 +484,6 @@ def _summed(times: Any) -> Spread | None:
     least, most = float(times["least"]), float(times["most"])
     figures = (least, bucket_median(times), float(times["sum"]) / count, most)
     return Spread(count, *(round(figure / 1e3, 3) for figure in figures))
-
-
-def fold(symbols: Numbers) -> Iterable[tuple[int, int, int]]:
-    """Yield (start, period, repetitions) in order: the sequence as what repeats in it, the widest first.
-
-    Time grows with the square of its length; a stream's tail has 32,768 calls at most.
-    """
-    pending = [(0, len(symbols))]
-    pieces: list[tuple[int, int, int]] = []
-    floor = max(_WORTH, len(symbols) // 256)  # else a tail without order would be searched again for each small piece
-    while pending:
-        start, end = pending.pop()
-        run = _widest(symbols[start:end], floor) if end - start >= floor else None
-        if run is None:
-            pieces += [(start, end - start, 1)] if end > start else []
-            continue
-        offset, period, repetitions = run
-        pieces.append((start + offset, period, repetitions))
-        pending += [(start, start + offset), (start + offset + period * repetitions, end)]
-    return sorted(pieces)
-
-
-def _widest(symbols: Numbers, floor: int) -> tuple[int, int, int] | None:
-    """Return where, with which period and how often the sequence repeats that covers most calls; None for none."""
-    best: tuple[int, int, int] | None = None
-    covered = floor - 1
-    length = len(symbols)
-    if len(np.unique(symbols)) == length:  # nothing comes twice
-        return None
-    for period in range(1, length // 2 + 1):
-        if length <= covered:
-            break
-        breaks = np.flatnonzero(symbols[period:] != symbols[:-period])
-        edges = np.concatenate([[-1], breaks, [length - period]])
-        widths = np.diff(edges) - 1  # calls that equal the one a period later, in a row
-        widest = int(np.argmax(widths))
-        width = int(widths[widest]) + period
-        if width >= 2 * period and width // period * period > covered:
-            covered = width // period * period
-            best = (int(edges[widest]) + 1, period, width // period)
-    return best
 
 
 def counted(job: Job) -> Counter[str]:

@@ -6,7 +6,6 @@ together raises StreamError, and nothing is made up.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -245,13 +244,13 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     tail = _ring(
         file.at(int(header["tail_at"]), _TAIL, int(header["tail_max"])), packed_tail >> 32, packed_tail & 0xFFFFFFFF
     )
-    late_calls, late_symbols, late_starts, late_gpu, late_begins = _waiting(file, header, len(calls))
-    known = [*(_call(record) for record in calls), *late_calls]
-    symbols = np.concatenate([tail["symbol"].astype(np.int64), np.array(late_symbols, np.int64)])
-    begins = np.concatenate([_begins(tail), np.array(late_begins, np.int64).reshape(-1, 2)])
-    _check_clock(tail["start"], late_starts, begins)
-    starts = np.concatenate([tail["start"].astype(np.int64), np.array(late_starts, np.int64)])
-    gpu = np.concatenate([tail["gpu"].astype(np.int64), np.array(late_gpu, np.int64)]) * _GPU_UNIT
+    waiting, waiting_symbols = _waiting(file, header, len(calls))
+    known = tuple(_call(record) for record in (*calls, *waiting["call"]))
+    symbols = np.concatenate([tail["symbol"].astype(np.int64), waiting_symbols])
+    starts = np.concatenate([tail["start"], waiting["start"]])
+    begins = np.concatenate([_begins(tail), _begins(waiting)])
+    _check_clock(starts, begins)
+    gpu = np.concatenate([tail["gpu"], waiting["gpu"]]).astype(np.int64) * _GPU_UNIT
     communicator_list = tuple(
         Communicator(int(record["hash"]), int(record["rank"]), int(record["ranks"]), _text(record["name"]))
         for record in communicators
@@ -276,16 +275,16 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         dropped=int(header["dropped"]),
         environment=_environment(header["environment"]),
         communicators=communicator_list,
-        calls=tuple(known),
+        calls=known,
         phases=phases,
         runs=runs,
         tail=symbols,
-        tail_starts=starts,
+        tail_starts=starts.astype(np.int64),
         before_tail=before,
         tail_gpu=gpu,
         tail_begins=begins,
         too_old=int(header["gpu_times"]) == _TOO_OLD,
-        lacks=_lacks(header, [call.captured for call in late_calls], late_gpu),
+        lacks=_lacks(header, waiting),
     )
 
 
@@ -310,13 +309,13 @@ def _check_tables(
         raise StreamError("a run repeats a phase that is not in their table")
 
 
-def _lacks(header: Any, captured: Sequence[bool], gpu: Sequence[int]) -> dict[Lack, int]:
+def _lacks(header: Any, waiting: Numbers) -> dict[Lack, int]:
     """Return how many calls have no GPU time, by the reason: those that wait have not got it yet."""
     if int(header["gpu_times"]) != _RECORDED:
         return {}
     counts = dict(zip(Lack, map(int, header["lacks"]), strict=True))
-    for one, known in zip(captured, gpu, strict=True):
-        counts[Lack.CAPTURED if one else Lack.MISSING] += not known
+    for call in waiting[waiting["gpu"] == 0]["call"]:
+        counts[Lack.CAPTURED if call["captured"] else Lack.MISSING] += 1
     return counts
 
 
@@ -407,24 +406,17 @@ def _plausible(times: Numbers) -> bool:
     return bool(np.all(inside | (times["count"] == 0)))
 
 
-def _waiting(file: _File, header: Any, known: int) -> tuple[list[NcclCall], list[int], list[int], list[int], list[Any]]:
-    """Return the calls that wait for their launch or their end: calls, symbols, starts, GPU times and beginnings."""
+def _waiting(file: _File, header: Any, known: int) -> tuple[Numbers, Numbers]:
+    """Return the calls that wait for their launch or their end, and their symbols after the `known` calls."""
     first, after, most = (int(header[name]) for name in ("pending_first", "pending_next", "pending_max"))
     if after - first > most:
         raise StreamError("more calls wait to be launched than can")
     if after <= first:
-        return [], [], [], [], []
+        return np.zeros(0, _PENDING), np.zeros(0, np.int64)
     entries = _ring(file.at(int(header["pending_at"]), _PENDING, most), first % most, after - first)
-    groups = [int(header["last_group"]), *(int(entry["group"]) for entry in entries)]
-    together = [group != 0 and group == before for before, group in itertools.pairwise(groups)]
-    calls = [_call(entry["call"]) for entry in entries]
-    return (
-        calls,
-        [(known + number) * 2 + grouped for number, grouped in enumerate(together)],
-        [int(entry["start"]) for entry in entries],
-        [int(entry["gpu"]) for entry in entries],
-        [_begins(entry) for entry in entries],
-    )
+    groups = np.append(header["last_group"], entries["group"])
+    grouped = (groups[1:] != 0) & (groups[1:] == groups[:-1])
+    return entries, (known + np.arange(len(entries))) * 2 + grouped
 
 
 def _call(record: Any) -> NcclCall:

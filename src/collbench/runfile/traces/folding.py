@@ -11,10 +11,9 @@ import numpy as np
 
 from collbench.model.errors import UsageError
 from collbench.model.job import Call, Ending, Group, Job, JobRank, Phase, Position, Sample, Unknown
-from collbench.runfile.recorded import fold, spreads
+from collbench.runfile.repeats import SAMPLES, PhaseOrder, fold, spreads
 from collbench.runfile.traces.trace import Trace, TracedCall
 
-_SAMPLES = 32
 _FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the square, and a trace may have a million
 
 
@@ -125,8 +124,8 @@ def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) 
     pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
     gpu = np.array([call.gpu for call in trace.calls])
     gpu_starts = np.array([call.gpu_start for call in trace.calls]) - began
-    by_pattern: dict[tuple[int, ...], list[int]] = {}  # where each repetition of a phase begins
-    order: list[tuple[int, int]] = []
+    begins: dict[tuple[int, ...], list[int]] = {}  # of each phase, where its repetitions begin
+    sequence = PhaseOrder()
     folded = (
         (first + start, period, repetitions)
         for first in range(0, len(call_numbers), _FOLDED_AT_ONCE)
@@ -134,12 +133,11 @@ def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) 
     )
     for start, period, repetitions in folded:
         symbols = tuple(call_numbers[start : start + period])
-        begins = by_pattern.setdefault(symbols, [])
-        begins += range(start, start + period * repetitions, period)
-        order.append(([*by_pattern].index(symbols), repetitions))
-    phases = tuple(_phase(symbols, begins, starts, pauses, gpu, gpu_starts) for symbols, begins in by_pattern.items())
-    once = len(order) == len(phases)
-    return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, () if once else tuple(order))
+        sequence.add(symbols, repetitions)
+        begins.setdefault(symbols, []).extend(range(start, start + period * repetitions, period))
+    phases = tuple(_phase(symbols, first, starts, pauses, gpu, gpu_starts) for symbols, first in begins.items())
+    order = () if len(sequence.order) == len(phases) else tuple(sequence.order)
+    return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, order)
 
 
 def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: Any, gpu: Any, gpu_starts: Any) -> Phase:
@@ -151,7 +149,7 @@ def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: A
         for symbol, pause, took in zip(symbols, spreads(pauses[rows]), spreads(gpu[rows]), strict=True)
     )
     samples = []
-    for repetition in range(0, len(begins), math.ceil(len(begins) / _SAMPLES)):
+    for repetition in range(0, len(begins), math.ceil(len(begins) / SAMPLES)):
         calls = rows[repetition]
         if not np.isnan(starts[calls]).any():
             before = calls[0] - 1
