@@ -141,11 +141,11 @@ class StreamError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """One that the rank was in: NCCL's hash of it, its rank there, how many ranks it has (0: unknown), its name."""
+    """One that the rank was in."""
 
-    hash: int
-    rank: int
-    ranks: int
+    hash: int  # NCCL's
+    rank: int  # its rank there
+    ranks: int  # 0: unknown
     name: str
 
     @property
@@ -156,45 +156,35 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class NcclCall:
-    """One distinct call as NCCL got it: `count` elements; numbers of this module's tables; -1 is no root or peer."""
+    """One distinct call as NCCL got it."""
 
-    count: int
-    root: int
-    peer: int
-    communicator: int
-    function: int
-    datatype: int
+    count: int  # elements
+    root: int  # -1: none
+    peer: int  # -1: none
+    communicator: int  # its place in Stream.communicators
+    function: int  # its place in FUNCTIONS
+    datatype: int  # ncclDataType_t
     captured: bool
     reduction: int  # its place in REDOPS + 1; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A sequence that came several times: symbols (a call × 2, + 1 where grouped with the one before it).
+    """A sequence of calls that came several times."""
 
-    `times` are the pauses before each, None if they were not summed up; `samples` are (repetition, starts in ns).
-    `gpu_times` are how long each ran on the GPU, and `gpu_samples` the same of each sample in ns, 0 if unknown.
-    `gpu_begins` is when each of a sample's began, ns on the clock of the starts, 0 if unknown; before these are the
-    beginning and the time of the call before the first.
-    """
-
-    symbols: Numbers
-    times: Numbers | None
-    samples: tuple[tuple[int, Numbers], ...]
-    gpu_times: Numbers | None = None
-    gpu_samples: tuple[Numbers, ...] = ()
+    symbols: Numbers  # a call × 2, + 1 where grouped with the one before it
+    times: Numbers | None  # the pauses before each call; None if they were not summed up
+    samples: tuple[tuple[int, Numbers], ...]  # (repetition, starts in ns)
+    gpu_times: Numbers | None = None  # how long each call ran on the GPU
+    gpu_samples: tuple[Numbers, ...] = ()  # the same of each sample in ns, 0 if unknown
+    # Of each sample: when the call before its first one began and how long that ran, then when each of its calls began;
+    # ns on the clock of the starts, 0 if unknown.
     gpu_begins: tuple[Numbers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """All that one file says. `tail` are the calls after the last run, whole: symbols and starts, ns.
-
-    `before_tail` is the start of the call before these, 0 if there was none. `tail_gpu` is how long they ran on the
-    GPU, ns, 0 if unknown; `tail_begins`, of shape (calls, 2), when they began on its clock, 0 if unknown, and by
-    what the host's is ahead of that. Where GPU times were wanted, `lacks` counts the calls without one, or they are
-    `too_old`: this NCCL has none.
-    """
+    """All that one file says. The tail are the calls after the last run, one by one."""
 
     host: str
     pid: int
@@ -212,14 +202,15 @@ class Stream:
     communicators: tuple[Communicator, ...]
     calls: tuple[NcclCall, ...]
     phases: tuple[Repeated, ...]
-    runs: tuple[tuple[int, int], ...]
-    tail: Numbers
-    tail_starts: Numbers
-    before_tail: int
-    tail_gpu: Numbers | None = None
+    runs: tuple[tuple[int, int], ...]  # (phase, repetitions)
+    tail: Numbers  # symbols
+    tail_starts: Numbers  # ns
+    before_tail: int  # the start of the call before the tail, ns; 0 if there was none
+    tail_gpu: Numbers | None = None  # how long the calls ran on the GPU, ns; 0 if unknown
+    # Shape (calls, 2), ns: when they began on the GPU's clock, 0 if unknown, and by what the host's clock is ahead.
     tail_begins: Numbers | None = None
-    too_old: bool = False
-    lacks: dict[Lack, int] = field(default_factory=dict)
+    too_old: bool = False  # GPU times were wanted, and this NCCL has none
+    lacks: dict[Lack, int] = field(default_factory=dict)  # calls without a GPU time, where these were recorded
 
 
 _RECORDED, _TOO_OLD = 1, 2  # of a header's gpu_times

@@ -14,30 +14,27 @@ _MOST_BYTES = 2**53  # numbers of a job file are exact in every reader of JSON
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One call as a trace has it. `group` is the trace's own name; `start` UTC µs; `gpu` µs, NaN where unknown.
-
-    `root` and `peer` are ranks of the group, None if unknown.
-    """
+    """One call as a trace has it. Times are NaN where unknown."""
 
     operation: str
     size_bytes: int
-    group: str
+    group: str  # the trace's own name of it
     dtype: str
-    root: int | None = None
-    peer: int | None = None
-    start: float = math.nan
-    gpu: float = math.nan
-    gpu_start: float = math.nan
+    root: int | None = None  # a rank of the group, None if unknown
+    peer: int | None = None  # a rank of the group, None if unknown
+    start: float = math.nan  # UTC, µs
+    gpu: float = math.nan  # how long it ran there, µs
+    gpu_start: float = math.nan  # UTC, µs
 
 
 @dataclass(slots=True)
 class Trace:
-    """One rank's trace. `members` are the job ranks of each group by its name; `skipped` rows could not be read."""
+    """One rank's trace. Groups have the trace's own names as keys."""
 
     source: Source
     rank: int | None
     calls: list[TracedCall] = field(default_factory=list)
-    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)  # each group's ranks of the job
     sizes: dict[str, int] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     own: dict[str, int] = field(default_factory=dict)  # its own rank in each group, where the trace says no members
@@ -45,7 +42,7 @@ class Trace:
     nccl: str = ""
     host: str = ""
     lost: int = 0  # calls that the job made, and the trace has not kept
-    skipped: int = 0
+    skipped: int = 0  # rows that could not be read
     replays: bool = True  # a captured graph's calls are there once, or its kernels without a call
     ordered: bool = True  # False if it does not say the order of calls of different groups
 
