@@ -34,7 +34,6 @@ def format_cpus(cpus: Iterable[int]) -> str:
 
 # The NUMA nodes of this host whose CPUs and memory this process may use.
 
-
 _ROOT = pathlib.Path("/")
 _FOLDER = "sys/devices/system/node"
 _MEMORY = re.compile(r"MemTotal:\s+([0-9]+) kB")
@@ -96,7 +95,6 @@ def _has_memory(root: pathlib.Path, node: int) -> bool:
 
 
 # Which CPU cores stand for devices on the host backend, and what the NUMA layout says of the paths between them.
-
 
 # Pairs grow with the square of the devices: 8 give 28 pairs, as many as a DGX has, within `make pairs`' 30 s.
 MOST_DEVICES = 8

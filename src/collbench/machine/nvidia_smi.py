@@ -24,7 +24,6 @@ from collbench.model.run import Device, Path, PeerStatus
 # network cards, affinity columns that older drivers lack, comments and other output around it. Only the rows of GPUs
 # count.
 
-
 _TOPOLOGY_COMMAND = "nvidia-smi topo -m"
 _PEER_COMMAND = "nvidia-smi topo -p2p r"
 _MOST_BYTES = 2**20  # a matrix of 16 GPUs takes 4 KB; more than this is another file
@@ -271,7 +270,6 @@ def _is_whole(row: _Row) -> bool:
 
 
 # Runs `nvidia-smi topo` in the background, while the driver starts.
-
 
 _PROGRAM = "nvidia-smi"
 _TOPOLOGY, _PEERS = ("topo", "-m"), ("topo", "-p2p", "r")

@@ -92,7 +92,6 @@ def _integer(value: Any) -> int | None:
 
 # Where a GPU's NVLinks end, how many join two GPUs, how fast one is, and what went wrong on them.
 
-
 # nvml.h of r580; the binding's own names differ between releases.
 _MAX_LINKS = 36
 _FIELD_LINK_COUNT = 91
@@ -177,7 +176,6 @@ def _sum_counters(gpu: Query, links: Sequence[int], fields: tuple[int, ...], cou
 
 
 # The path between two GPUs, as NVML reports it: NVLinks, PCIe ancestor, peer access, and the limit they set.
-
 
 # nvmlGpuTopologyLevel_t → label [nvml.h, r580]. INTERNAL (both GPUs on one board) is a single bridge: PIX.
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -264,7 +262,6 @@ def _slowest(limits: Iterable[theory.Theory | None]) -> theory.Theory | None:
 
 # One GPU's state at this moment: clocks, heat, power, throttling, errors, and other processes on it.
 
-
 # nvml.h of r580
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
@@ -348,7 +345,6 @@ def _other_processes(gpu: Query) -> int | None:
 
 
 # The open library: GPUs, and the paths between them.
-
 
 _SYSFS = pathlib.Path("/sys/bus/pci/devices")
 _BITS = 64

@@ -26,7 +26,6 @@ from collbench.runfile.codec import build, json_lines, plain
 #
 # Rates are what is achieved, in GB/s and one direction; delays are in µs. GPUs are referred to by position.
 
-
 _UNKNOWN_HEALTH = Health()
 
 
@@ -255,7 +254,6 @@ class Fabric:
 
 # What must hold in a fabric apart from its fields' types, so that the simulation does not fail.
 
-
 # NVML and the label matrix were seen with 16 GPUs in a node; more is a mistake, or several nodes.
 _MOST_GPUS = 64
 _MOST_LINKS = 36  # nvml.h of r580: NVML_NVLINK_MAX_LINKS
@@ -406,7 +404,6 @@ def _check_gpus(numbers: Sequence[int], count: int, where: str, fewest: int = 2)
 
 
 # Fabric files (docs/fabric-file.md): the named ones that are shipped, and a user's own. JSON ↔ Fabric.
-
 
 FORMAT = "collbench-fabric"
 VERSION = 2

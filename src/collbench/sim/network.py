@@ -149,7 +149,6 @@ def _filled(
 #
 # A resource is one direction of what transfers share: an NVLink bundle, a switch port, a slot, an uplink.
 
-
 Link = tuple[int, int]
 
 # A whole GPU runs slower: its links and its slot with it.

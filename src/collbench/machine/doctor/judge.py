@@ -124,7 +124,6 @@ def _nvidia_smi(gpus: Collection[Gpu], options: str) -> str:
 
 # The driver, which GPUs are visible, their modes and their state.
 
-
 # Reads the shipped PTX, ISA 7.8 [CONTRIBUTING.md, "The PTX"].
 OLDEST_DRIVER = 520
 # nvmlComputeMode_t and nvmlGpuFabricState_t [nvml.h, r580]
@@ -355,7 +354,6 @@ def _peers(paths: Sequence[Path], gpus: Sequence[Gpu]) -> _Line:
 
 # The libraries: NCCL, the driver's CUDA library, torch.
 
-
 _UTILITY_ONLY = (
     "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility when it is started; else install the driver's libraries"
 )
@@ -433,7 +431,6 @@ def _torch_for_cores(software: Software) -> _Lines:
 
 
 # The operating system's limits on processes that share memory, pin it and spin on cores; network cards.
-
 
 _MIB = 2**20
 # What NVIDIA starts containers with [NCCL user guide, troubleshooting, "Shared memory"]; docker's default is 64 MiB.
@@ -667,7 +664,6 @@ def _saved_runs(folder: Folder) -> _Line:
 
 
 # What the variables that are set do here: NCCL's, in the environment and in nccl.conf, and CUDA's.
-
 
 _LONGEST = 60  # characters of a value; longer values are lists or paths, which are cut
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-# The names of all variables that NCCL reads, to distinguish a typo from a rare name. Pure.
+# The names of all variables that NCCL reads, to distinguish a typo from a rare name.
 #
 # [NCCL 2.30.7, src/: NCCL_PARAM, DEFINE_NCCL_PARAM, ncclGetEnv, getenv], with those that older releases since 2.18
 # read.
-
 
 _READ_BY_2_30 = """
 ALGO ALLGATHERV_ENABLE ALLOC_P2P_NET_LL_BUFFERS BUFFSIZE CGA_CLUSTER_SIZE CHECK_MODE CHECK_POINTERS CHUNK_SIZE
@@ -70,10 +69,9 @@ NCCL_NAMES = frozenset(f"NCCL_{name}" for name in f"{_READ_BY_2_30} {_READ_BEFOR
 OTHERS_NAMES = frozenset(f"NCCL_{name}" for name in _READ_BY_OTHERS.split())
 
 
-# What the well-known NCCL_* variables do, one line each, and what a value that is set costs. Pure.
+# What the well-known NCCL_* variables do, one line each, and what a value that is set costs.
 #
 # [NCCL user guide, "Environment Variables", 2.18 to 2.29; where it is silent, the source of NCCL 2.30.7]
-
 
 # Names without "NCCL_". What each does, in words that hold for any value.
 _DOES = """
