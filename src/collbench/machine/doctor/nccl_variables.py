@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 
 # Names are without "NCCL_". [NCCL 2.30.7, src/: NCCL_PARAM, DEFINE_NCCL_PARAM, ncclGetEnv, getenv]
@@ -198,6 +199,7 @@ _COSTS = (
 )
 
 # Read as whole numbers: any other text counts as 0 [src/misc/param.cc, ncclLoadParam: strtoll].
+_NUMBER = re.compile(r"[+-]?(0x[0-9a-f]|[0-9])", re.IGNORECASE | re.ASCII)
 _NUMBERS = (
     *("BUFFSIZE", "CHECK_POINTERS", "COLLNET_ENABLE", "COMM_BLOCKING", "CROSS_NIC", "CUMEM_ENABLE"),
     *("CUMEM_HOST_ENABLE", "DMABUF_ENABLE", "GRAPH_REGISTER", "IB_DISABLE", "IB_GID_INDEX", "IB_TC", "IB_TIMEOUT"),
@@ -242,6 +244,6 @@ def _cost(short: str, value: str) -> str:
 
 def _not_a_number(short: str, value: str) -> str:
     text = value.strip()
-    if short not in _NUMBERS or not text or text.removeprefix("-").removeprefix("0x")[:1].isdigit():
+    if short not in _NUMBERS or not text or _NUMBER.match(text):
         return ""
     return "NCCL expects a whole number here and reads this text as 0"
