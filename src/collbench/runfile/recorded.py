@@ -35,6 +35,7 @@ from collbench.runfile.streams import (
     CommunicatorKey,
     NcclCall,
     Numbers,
+    Repetition,
     Stream,
     bucket_median,
 )
@@ -292,14 +293,7 @@ def _add_runs(folded: _Folded, stream: Stream) -> None:
     for phase in {phase for phase, _ in stream.runs}:
         repeated = stream.phases[phase]
         partial = folded.phases[tuple(repeated.symbols.tolist())]
-        length = len(repeated.symbols)
-        gpus = repeated.gpu_samples or itertools.repeat(np.zeros(length, np.int64))
-        begins = repeated.gpu_begins or itertools.repeat(np.zeros(2 + length, np.int64))
-        partial.samples += [
-            _Repetition(*sample, gpu, begin)
-            for sample, gpu, begin in zip(repeated.samples, gpus, begins, strict=False)
-            if sample[0] < partial.repetitions
-        ]
+        partial.samples += [sample for sample in repeated.samples if sample.repetition < partial.repetitions]
         if repeated.times is not None:
             partial.pauses = [_summed(times) for times in repeated.times]
         if repeated.gpu_times is not None:
@@ -308,17 +302,16 @@ def _add_runs(folded: _Folded, stream: Stream) -> None:
 
 def _add_tail(folded: _Folded, stream: Stream) -> None:
     """Fold the calls that the plugin had not folded yet, and add what repeats in them."""
-    tail_gpu = np.zeros(len(stream.tail), np.int64) if stream.tail_gpu is None else stream.tail_gpu
     pauses = np.diff(stream.tail_starts, prepend=stream.before_tail or np.nan).clip(min=0.0) / 1e3
     for start, period, repetitions in fold(stream.tail):
         symbols = tuple(stream.tail[start : start + period].tolist())
         before = folded.add(symbols, repetitions)
         partial, size = folded.phases[symbols], period * repetitions
         starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
-        gpu = tail_gpu[start : start + size].reshape(repetitions, period)
+        gpu = stream.tail_gpu[start : start + size].reshape(repetitions, period)
         stride = math.ceil(repetitions / SAMPLES)
         partial.samples += [
-            _Repetition(
+            Repetition(
                 before + repetition,
                 starts[repetition],
                 gpu[repetition],
@@ -330,27 +323,16 @@ def _add_tail(folded: _Folded, stream: Stream) -> None:
         partial.gpu_tails.append(_micro(gpu))
 
 
-@dataclass(frozen=True, slots=True)
-class _Repetition:
-    """One repetition: starts, GPU times and begins in ns, 0 if unknown; `begins` as in Repeated.gpu_begins."""
-
-    repetition: int
-    starts: Numbers
-    gpu: Numbers
-    begins: Numbers
-
-
 def _begins(stream: Stream, start: int, period: int) -> Numbers:
-    """Return what Repeated.gpu_begins has, of a repetition in the tail."""
+    """Return Repetition.begins of a repetition in the tail."""
+    begins, ahead = stream.tail_begins[:, 0], int(stream.tail_begins[start + period - 1, 1])
     offsets = np.zeros(2 + period, np.int64)
-    if stream.tail_begins is not None and stream.tail_gpu is not None:
-        begins, ahead = stream.tail_begins[:, 0], int(stream.tail_begins[start + period - 1, 1])
-        if start:
-            offsets[:2] = begins[start - 1], stream.tail_gpu[start - 1]
-        offsets[2:] = begins[start : start + period]
-        known = offsets > 0
-        known[1] = False  # it is a time, and no date
-        offsets[known] += ahead
+    if start:
+        offsets[:2] = begins[start - 1], stream.tail_gpu[start - 1]
+    offsets[2:] = begins[start : start + period]
+    known = offsets > 0
+    known[1] = False  # it is a duration, which needs no clock
+    offsets[known] += ahead
     return offsets
 
 
@@ -359,7 +341,7 @@ class _PartialPhase:
     """One phase while it is put together."""
 
     repetitions: int = 0
-    samples: list[_Repetition] = field(default_factory=list)
+    samples: list[Repetition] = field(default_factory=list)
     pauses: list[Spread | None] | None = None  # from the plugin's sums
     gpu: list[Spread | None] | None = None
     tails: list[Numbers] = field(default_factory=list)  # pauses in µs, a row for each repetition
@@ -449,7 +431,7 @@ def _phase(symbols: Sequence[int], partial: _PartialPhase, positions: Sequence[_
     )
 
 
-def _sample(whole: _Repetition, positions: Sequence[_PhasePosition], clock: int) -> Sample:
+def _sample(whole: Repetition, positions: Sequence[_PhasePosition], clock: int) -> Sample:
     # Parts of an all-to-all share a kernel, which begins with the first and ends with the last of them.
     took = [int(whole.gpu[position.at].max()) if whole.gpu[position.at].all() else 0 for position in positions]
     (before, before_took), begins = whole.begins[:2].tolist(), whole.begins[2:]

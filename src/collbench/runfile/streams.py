@@ -169,17 +169,25 @@ class NcclCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Repetition:
+    """One repetition of a sequence of calls, whole: times in ns, 0 if unknown."""
+
+    repetition: int
+    starts: Numbers  # when the host made each call
+    gpu: Numbers  # how long each call ran on the GPU
+    # When the call before the first one began there and how long it ran, then when each call began; on the clock of the
+    # starts.
+    begins: Numbers
+
+
+@dataclass(frozen=True, slots=True)
 class Repeated:
     """A sequence of calls that came several times."""
 
     symbols: Numbers  # a call × 2, + 1 where grouped with the one before it
-    times: Numbers | None  # the pauses before each call; None if they were not summed up
-    samples: tuple[tuple[int, Numbers], ...]  # (repetition, starts in ns)
-    gpu_times: Numbers | None = None  # how long each call ran on the GPU
-    gpu_samples: tuple[Numbers, ...] = ()  # the same of each sample in ns, 0 if unknown
-    # Of each sample: when the call before its first one began and how long that ran, then when each of its calls began;
-    # ns on the clock of the starts, 0 if unknown.
-    gpu_begins: tuple[Numbers, ...] = ()
+    samples: tuple[Repetition, ...]
+    times: Numbers | None = None  # the pauses before each call; None if they were not summed up
+    gpu_times: Numbers | None = None  # how long each call ran on the GPU; None likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +214,9 @@ class Stream:
     tail: Numbers  # symbols
     tail_starts: Numbers  # ns
     before_tail: int  # the start of the call before the tail, ns; 0 if there was none
-    tail_gpu: Numbers | None = None  # how long the calls ran on the GPU, ns; 0 if unknown
+    tail_gpu: Numbers  # how long the calls ran on the GPU, ns; 0 if unknown
     # Shape (calls, 2), ns: when they began on the GPU's clock, 0 if unknown, and by what the host's clock is ahead.
-    tail_begins: Numbers | None = None
+    tail_begins: Numbers
     too_old: bool = False  # GPU times were wanted, and this NCCL has none
     lacks: dict[Lack, int] = field(default_factory=dict)  # calls without a GPU time, where these were recorded
 
@@ -366,20 +374,19 @@ def _phase(file: _File, phase: Any) -> Repeated:
         raise StreamError("a phase is empty, or has more samples than it can have")
     times, gpu_times = (_times(file, int(phase[name]), length) for name in ("times", "gpu_times"))
     samples = file.at(int(phase["samples"]), "<u8", used * (1 + length)).reshape(used, 1 + length).astype(np.int64)
-    gpu: Numbers = np.zeros((0, length), np.int64)
+    gpu: Numbers = np.zeros((used, length), np.int64)
     if int(phase["gpu_samples"]):
         gpu = file.at(int(phase["gpu_samples"]), "<u4", used * length).reshape(used, length).astype(np.int64)
-    begins: Numbers = np.zeros((0, 2 + length), np.int64)
+    begins: Numbers = np.zeros((used, 2 + length), np.int64)
     if int(phase["gpu_begins"]):
         begins = file.at(int(phase["gpu_begins"]), "<u8", used * (2 + length)).reshape(used, 2 + length)
         _check_clock(begins)
+    sampled = zip(samples, gpu * _GPU_UNIT, begins.astype(np.int64), strict=True)
     return Repeated(
         file.at(int(phase["symbols"]), "<u4", length).astype(np.int64),
+        tuple(Repetition(int(sample[0]), sample[1:], took, began) for sample, took, began in sampled),
         times,
-        tuple((int(sample[0]), sample[1:]) for sample in samples),
         gpu_times,
-        tuple(gpu * _GPU_UNIT),
-        tuple(begins.astype(np.int64)),
     )
 
 
