@@ -32,10 +32,11 @@ from collbench.model.job import Job
 from collbench.model.operations import Registration
 from collbench.model.run import CommandKind, Health, Machine, Pauses, Run
 from collbench.runfile import job_file, run_file
-from collbench.sim import fabrics, random_fabrics
+from collbench.sim import fabrics
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run
 from tests.replay_jobs import data_parallel, job_of, pipeline, without_rank
+from tests.sim import random_fabrics
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
 

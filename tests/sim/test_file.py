@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from collbench.backends.sim import SimBackend
 from collbench.bench.plan import make_plan, unordered_pairs
 from collbench.model.errors import CollbenchError, UsageError
-from collbench.sim import fabrics, random_fabrics
+from collbench.sim import fabrics
 from collbench.sim.fabrics import FaultKind
+from tests.sim import random_fabrics
 from tests.sim.made import request
 
 DGX: dict[str, Any] = json.loads(fabrics.dumps(fabrics.load("dgx-1v")))

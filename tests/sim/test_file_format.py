@@ -13,8 +13,9 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from collbench.model.errors import UsageError
-from collbench.sim import fabrics, faults, random_fabrics
+from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, FaultKind
+from tests.sim import faults, random_fabrics
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 SCHEMA: dict[str, Any] = json.loads((DOCS / "fabric-file.schema.json").read_text(encoding="utf-8"))

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from collbench.sim import fabrics, labels, random_fabrics
+from collbench.sim import fabrics, labels
 from collbench.sim.fabrics import Fabric
+from tests.sim import random_fabrics
 
 MADE = [random_fabrics.make(np.random.default_rng(seed)) for seed in range(200)]
 

@@ -30,7 +30,7 @@ _UNKNOWN_HEALTH = Health()
 
 
 class FaultKind(StrEnum):
-    """What can be wrong with a simulated machine, by its mechanism; `faults` maps verdicts to these."""
+    """What can be wrong with a simulated machine, by its mechanism."""
 
     SLOW_LINK = "slow-link"
     SLOW_GPU = "slow-gpu"
