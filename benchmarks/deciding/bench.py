@@ -17,8 +17,9 @@ from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import CollbenchError, DataCorruption
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, SkipKind, Skipped
-from collbench.sim import fabrics, random_fabrics
+from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, Noise
+from tests.sim import random_fabrics
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")

@@ -26,8 +26,9 @@ from collbench.analysis.diagnose.causes import (
 from collbench.api.checking import confirm
 from collbench.model.errors import DataCorruption, UsageError
 from collbench.model.run import Run
-from collbench.sim import fabrics, faults
+from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
+from tests.sim import faults
 
 from .bench import Asked, Part, Row, drawn_seed, healthy, inspection, measured, noisy, rng_of, share, spread
 from .truth import contradictions, holds, times

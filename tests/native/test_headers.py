@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS
+from collbench.model.units import DTYPE_BYTES, REDOPS
 
 _SOURCE = Path(__file__).parents[2] / "csrc"
 _PACKAGES = Path(sysconfig.get_path("purelib")) / "nvidia"

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.job import Call, Ending, Job, JobRank, Unknown
+from collbench.model.units import DTYPE_BYTES
 from collbench.runfile.recorded import merge
 from tests.native.recorded import ABIS, PLUGIN, Made, host, play, streams
 

@@ -13,19 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from collbench.model.errors import CollbenchError, RunFileError, UsageError
+from collbench.runfile.codec import plain
 from collbench.sim.cluster import (
     Cluster,
     NodeFault,
     UplinkFault,
     allreduce_busbw,
     best_bound,
-    dumps,
     load,
     measured,
     named,
     names,
     pair_rates,
 )
+
+
+def dumps(cluster: Cluster) -> str:
+    """Return the cluster as its file's text."""
+    return json.dumps(plain(cluster))
+
 
 TREE = named("tree-128")
 # Every node of leaf 0 with one of leaf 1.

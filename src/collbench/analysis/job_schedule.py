@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean, median
 
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import UsageError
 from collbench.model.job import MICRO, Call, Job, JobRank, Phase, PointToPoint, Unknown
 from collbench.model.operations import Operation
 from collbench.model.run import ReplayedCall
-from collbench.model.units import format_size
+from collbench.model.units import DTYPE_BYTES, REDOPS, format_size
 
 P2P, MIXED = "p2p", "mixed"
 # What only moves is moved as bytes, as NCCL does it [nccl 2.28 src/collectives.cc: ncclAllGather and ncclBroadcast].

@@ -134,10 +134,9 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     from collbench.api.measuring import measure as measured
     from collbench.api.requests import parse_skew
     from collbench.model.capabilities import BACKENDS
-    from collbench.model.dtypes import REDOPS, parse_dtype
     from collbench.model.nccl_options import checked_config
     from collbench.model.operations import COLLECTIVES, Operation, Registration
-    from collbench.model.units import parse_sizes
+    from collbench.model.units import REDOPS, parse_dtype, parse_sizes
     from collbench.runfile import run_file, saved_runs
 
     _check_alone("measure")

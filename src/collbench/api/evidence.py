@@ -235,7 +235,7 @@ def here(criteria: RunCriteria, present: tuple[Device, ...]) -> freshness.Here:
 def _nccl_of_the_job(criteria: RunCriteria) -> str | None:
     if not criteria.job_nccl:
         return None
-    from collbench.machine.nccl_library import find_nccl
+    from collbench.machine.nccl import find_nccl
     from collbench.model.nccl_options import format_version
 
     return format_version(find_nccl(named_nccl(criteria.nccl)).version)

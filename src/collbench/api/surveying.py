@@ -16,7 +16,7 @@ from collbench.api.notices import SILENT, Notices
 from collbench.backends.factory import Opened
 from collbench.bench.plan import Request, settings_of
 from collbench.distributed.launchers import JOIN_VARIABLE, LaunchEnvironment, join_seconds
-from collbench.machine.switches import read_switches
+from collbench.machine.slurm import format_node_list, read_switches
 from collbench.model.capabilities import SIM
 from collbench.model.errors import (
     CollbenchError,
@@ -27,7 +27,6 @@ from collbench.model.errors import (
     UsageError,
 )
 from collbench.model.failures import FailureKind
-from collbench.model.node_names import compressed
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.model.units import parse_size
@@ -245,7 +244,7 @@ def _same_run(previous: Previous, opened: Opened) -> Run:
     then, now = previous.run.devices, opened.backend.devices()
     anew = "start the same hosts, or measure again, without --resume"
     hosts = [dict.fromkeys(device.host for device in devices) for devices in (then, now)]
-    gone, new = (compressed([host for host in one if host not in other]) for one, other in (hosts, hosts[::-1]))
+    gone, new = (format_node_list([host for host in one if host not in other]) for one, other in (hosts, hosts[::-1]))
     differ = [f"{names} {what}" for names, what in ((gone, "missing"), (new, "new")) if names]
     if differ:
         raise RunFileError(f"{previous.path} was measured on other hosts: {', '.join(differ)}; {anew}")

@@ -13,7 +13,6 @@ from collbench.backends.protocol import Coverage, Step, Timing, time_each
 from collbench.backends.worker_messages import World
 from collbench.machine.numa import usable_nodes
 from collbench.model.capabilities import CUDA
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import (
     BackendError,
     DataCorruption,
@@ -26,7 +25,7 @@ from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Endpoints, Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, RankLaunches, Refusal, SkipKind
-from collbench.model.units import format_size
+from collbench.model.units import DTYPE_BYTES, format_size
 
 # Native exceptions as collbench's, with what was attempted, on what, and what to do next.
 

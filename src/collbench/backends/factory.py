@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 from collbench.backends.protocol import Backend
 from collbench.backends.worker_messages import Facts
 from collbench.machine import numa, visible_devices
+from collbench.machine.health import HealthWatch, Occupants, nothing_to_watch
 from collbench.machine.nvidia_smi import LiveTools
 from collbench.machine.nvml import Nvml
 from collbench.machine.visible_devices import NAME, ORDER, visible
-from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
 from collbench.model.capabilities import BACKENDS, HOST, capabilities
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.nccl_options import NcclOptions

@@ -17,8 +17,8 @@ from collbench.backends.overlap_protocol import DTYPE, LAUNCHES_AHEAD, Done, Loa
 from collbench.backends.overlap_streams import Accelerator, CpuAccelerator, CudaAccelerator, StreamWork
 from collbench.backends.torch_rank import RankProcess, answer, run
 from collbench.model.compute import Compute, ComputeKind
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.operations import Operation
+from collbench.model.units import DTYPE_BYTES
 
 # The collective: its buffers, what they hold, what must arrive.
 

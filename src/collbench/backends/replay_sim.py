@@ -14,9 +14,9 @@ from collbench.backends.replay_protocol import ReplayArm, ReplayLoad, ReplayOpen
 from collbench.backends.sim import SimBackend
 from collbench.backends.torch_world import Choice
 from collbench.model.capabilities import SIM
-from collbench.model.dtypes import whole_blocks
 from collbench.model.operations import Operation, Registration
 from collbench.model.run import Pauses
+from collbench.model.skew import whole_blocks
 from collbench.sim.fabrics import Fabric
 from collbench.sim.labels import devices as devices_of
 

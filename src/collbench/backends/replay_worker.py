@@ -13,9 +13,9 @@ from collbench.analysis.job_schedule import Post, Unit
 from collbench.backends.replay_protocol import Prepare, Prepared, ReplayLoad, ReplayTimes, Verified, Verify
 from collbench.backends.replay_streams import Accelerator, CpuAccelerator, CudaAccelerator
 from collbench.backends.torch_rank import RankProcess, answer, run
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.job import PointToPoint
 from collbench.model.operations import Operation
+from collbench.model.units import DTYPE_BYTES
 
 # What ranks send, and what must arrive.
 

@@ -105,7 +105,7 @@ class SimBackend:
         return self._health
 
     def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
-        """Return what is wrong on these positions, as machine.watch would see it."""
+        """Return what is wrong on these positions, as machine.health would see it."""
         return tuple(flag for position in sorted(set(members)) for flag in self._flags[position])
 
     def environment(self) -> dict[str, str]:
@@ -217,7 +217,7 @@ class SimBackend:
     def _local(self, step: Step, gpu: int) -> tuple[float, float]:
         """Return the same of a copy within a GPU's memory, which reads and writes; as fast as H200's is of its own."""
         name = self._fabric.gpus[gpu].name
-        gbs = (theory.memory_gbs(name) or _MEMORY_GBS) / 2 * _LOCAL_SHARE * self._network.scale(gpu)
+        gbs = (theory.memory_gbs(name) or _MEMORY_GBS) / 2 * _LOCAL_SHARE * self._network.scale[gpu]
         delays = self._fabric.delays
         return (delays.kernel if step.operation in _KERNELS else delays.copy) * _MICRO, 1e-9 / gbs
 

@@ -34,8 +34,8 @@ from collbench.backends.replay_protocol import (
 )
 from collbench.backends.torch_process import EXIT_S, Joined, TorchProcess, collected, start, worker_environment
 from collbench.machine import numa, visible_devices
+from collbench.machine.health import HealthWatch, Occupants
 from collbench.machine.nvml import Nvml
-from collbench.machine.watch import HealthWatch, Occupants
 from collbench.model.capabilities import CUDA, HOST
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.operations import Registration

@@ -19,12 +19,11 @@ from collbench.cli import options
 from collbench.cli.measuring import FORMAT, JSON, NCCL_TESTS, Showing, measure_and_show
 from collbench.cli.nonzero_ranks import processes
 from collbench.model.capabilities import capabilities
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.model.errors import UsageError
 from collbench.model.nccl_options import parse_config
 from collbench.model.operations import COLLECTIVES, Collective, Operation, Registration, Variant, Work
 from collbench.model.skew import Skew
-from collbench.model.units import format_size, parse_size
+from collbench.model.units import DTYPE_BYTES, REDOPS, format_size, parse_dtype, parse_size
 
 # nccl-tests' flags that collbench takes only where they change nothing: else a line says what to use instead.
 

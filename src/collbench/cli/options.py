@@ -16,9 +16,8 @@ from collbench.api.requests import MeasureOptions, request_of
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.cli.terminal import NOTICES, verbose_option
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.model.errors import UsageError
-from collbench.model.units import parse_budget, parse_precision, parse_sizes
+from collbench.model.units import DTYPE_BYTES, REDOPS, parse_budget, parse_dtype, parse_precision, parse_sizes
 
 Value = TypeVar("Value")
 

@@ -50,10 +50,10 @@ from collbench.distributed.messages import (
 )
 from collbench.distributed.store import Store, interface_of, prefix
 from collbench.machine import cgroups, numa
-from collbench.machine.nccl_environment import host_identity
+from collbench.machine.health import HealthWatch, Occupants
+from collbench.machine.nccl import host_identity
 from collbench.machine.network_ports import read_ports
 from collbench.machine.nvml import Nvml
-from collbench.machine.watch import HealthWatch, Occupants
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, UsageError
 from collbench.model.failures import Failure
 from collbench.model.nccl_options import NcclOptions

@@ -41,13 +41,12 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
 from collbench.model.units import amount
 from collbench.runfile import atomic_write, run_file
-from collbench.runfile.codec import build, plain
-from collbench.runfile.versions import Kind
+from collbench.runfile.codec import FileFormat, build, plain
 
 # Ablation ↔ versioned JSON, written whole or not at all. docs/ablate.md describes the format.
 
 
-_KIND = Kind("collbench-ablation", 1, "ablation", again="train again")
+_FORMAT = FileFormat("collbench-ablation", 1, "ablation", again="train again")
 _REFUSAL = ("save the ablation as", "--output")
 
 
@@ -68,18 +67,18 @@ def check_writable(path: Path, *, force: bool = False) -> None:
 
 def load(path: Path) -> Ablation:
     """Read an ablation file. Raises RunFileError: what is wrong, and where."""
-    return loads(_KIND.read(path), str(path))
+    return loads(_FORMAT.read(path), str(path))
 
 
 def dumps(ablation: Ablation) -> str:
     """Return the ablation as JSON text, ending in a line break."""
-    data = {**_KIND.head, **plain(ablation)}
+    data = {**_FORMAT.head, **plain(ablation)}
     return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
 
 
 def loads(text: str, name: str) -> Ablation:
     """Return the ablation in JSON text; `name` is the file's, for errors. Raises RunFileError."""
-    return _KIND.loads(text, name, _build)
+    return _FORMAT.loads(text, name, _build)
 
 
 def _build(fields: dict[str, Any]) -> Ablation:

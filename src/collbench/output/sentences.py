@@ -57,12 +57,11 @@ from collbench.analysis.outcome import Absence, AbsenceKind
 from collbench.analysis.stats import FEWEST_TRIALS
 from collbench.analysis.tiers import Ranking
 from collbench.model.capabilities import capabilities
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import UsageError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant, Work
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped
-from collbench.model.units import TELLING_BYTES, amount, fixed, format_approximate_size, format_size, span
+from collbench.model.units import DTYPE_BYTES, TELLING_BYTES, amount, fixed, format_approximate_size, format_size, span
 from collbench.output import causes
 
 _MOST_NAMES = 4

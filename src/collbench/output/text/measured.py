@@ -18,11 +18,10 @@ from collbench.analysis.stats import half_width, summarize, trial_seconds
 from collbench.analysis.summary import HostShare, host_shares, share_of_all
 from collbench.analysis.tiers import Ranking, rank_pairs
 from collbench.model.capabilities import capabilities
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import CommandKind, DataPoint, Measurement, Run
 from collbench.model.skew import imbalance
-from collbench.model.units import figure, format_size, sentence
+from collbench.model.units import DTYPE_BYTES, figure, format_size, sentence
 from collbench.output import sentences
 from collbench.output.text.frame import alarm, ending, header, sim
 from collbench.output.text.layout import Block, Lines, Page, Summary, both, legend, only, short, table, whole

@@ -23,8 +23,8 @@ from collbench.analysis.nodes import (
     Uplink,
 )
 from collbench.analysis.stats import DELTA
+from collbench.machine.slurm import format_node_list
 from collbench.model.capabilities import capabilities
-from collbench.model.node_names import compressed
 from collbench.model.run import Run
 from collbench.model.units import fixed, format_size
 from collbench.output import sentences
@@ -294,7 +294,7 @@ def reason(grounds: AllNodes | BestNodes) -> str:
 
 
 def _uplink(one: Uplink, names: Sequence[str]) -> str:
-    nodes = compressed([names[node] for node in one.members])
+    nodes = format_node_list([names[node] for node in one.members])
     low, high = one.effect.interval
     how = f"{-one.effect.ratio:.1%} below the others ({-high:.1%} to {-low:.1%})"
     if one.name:
@@ -303,14 +303,14 @@ def _uplink(one: Uplink, names: Sequence[str]) -> str:
 
 
 def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
-    names = compressed([origin.names[node] for node in choice.members])
+    names = format_node_list([origin.names[node] for node in choice.members])
     yield f"chosen    {names}{origin.mark}"
     sets = dict.fromkeys(origin.gpus)
     for gpus in sets:  # a line for all nodes where they take the same GPUs, else one for each set
         nodes = [
             origin.names[node] for node, node_gpus in zip(choice.members, origin.gpus, strict=True) if node_gpus == gpus
         ]
-        where = "each node" if len(sets) == 1 else compressed(nodes)
+        where = "each node" if len(sets) == 1 else format_node_list(nodes)
         yield f"gpus      {', '.join(map(str, gpus))} on {where}{origin.mark}"
     yield f"why       {reason(choice.reason)}{origin.mark}"
     if choice.band is not None:
@@ -321,4 +321,4 @@ def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
     by_reason: dict[str, list[str]] = defaultdict(list)
     for node, why in choice.left_out:
         by_reason[left_out(why)].append(origin.names[node])
-    yield from (f"left out  {compressed(nodes)}: {text}{origin.mark}" for text, nodes in by_reason.items())
+    yield from (f"left out  {format_node_list(nodes)}: {text}{origin.mark}" for text, nodes in by_reason.items())

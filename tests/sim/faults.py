@@ -1,6 +1,6 @@
 """One fault for each kind of verdict (docs/method.md 10), put into a healthy fabric at a random place.
 
-What a fault of a machine is, `model.FaultKind` says; what a person would conclude from it, the kinds here.
+A FaultKind says what is wrong with a machine; the kinds here say what a person would conclude from it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from collbench.machine import theory
 from collbench.model.errors import UsageError
 from collbench.model.run import Path, PeerStatus
-from collbench.sim.fabrics import Fabric, Fault, FaultKind, Telling
-from collbench.sim.labels import paths
+from collbench.sim.fabrics import Fabric, Fault, FaultKind, ReportedPath
+from collbench.sim.labels import paths, slots_limit
 from collbench.sim.network import Medium, Network, network_of
 
 Members = tuple[int, ...]
-Made = tuple[Fabric, Members]
+FaultyFabric = tuple[Fabric, Members]  # with the GPUs by which a verdict should name the fault's place
 
 # docs/method.md 10.2: below 0.70 of the links' rate a link is degraded; at PCIe's rate it may not be in use.
 _DEGRADED, _ABOVE_PCIE = 0.68, 1.1
@@ -50,7 +50,7 @@ def possible(fabric: Fabric) -> tuple[str, ...]:
     return tuple(possible_kinds)
 
 
-def with_fault(fabric: Fabric, kind: str, rng: np.random.Generator) -> Made:
+def with_fault(fabric: Fabric, kind: str, rng: np.random.Generator) -> FaultyFabric:
     """Return the fabric with one fault of this kind, and the GPUs by which a verdict should name its place.
 
     Raises UsageError if the fabric has no place for it, as an NVLink's fault on a machine without.
@@ -61,7 +61,7 @@ def with_fault(fabric: Fabric, kind: str, rng: np.random.Generator) -> Made:
     return _MAKERS[name](fabric, rng)
 
 
-def _faulty(fabric: Fabric, fault: Fault) -> Made:
+def _faulty(fabric: Fabric, fault: Fault) -> FaultyFabric:
     return replace(fabric, faults=(*fabric.faults, fault)), fault.devices or tuple(range(len(fabric.gpus)))
 
 
@@ -107,10 +107,10 @@ def _alone(network: Network, path: Path) -> float:
     return network.alone_gbs(network.direct[path.devices])
 
 
-def _slot(fabric: Fabric, path: Path) -> float:
-    """Return what the slower slot of a pair can carry in theory, GB/s."""
-    ends = (theory.pcie(fabric.gpus[gpu].pcie_generation, fabric.gpus[gpu].pcie_width) for gpu in path.devices)
-    return min((end.gbs for end in ends if end), default=0.0)
+def _slots_gbs(fabric: Fabric, path: Path) -> float:
+    """Return what the slower slot of a pair can do in theory, GB/s; 0 if that is not known."""
+    limit = slots_limit(fabric, *path.devices)
+    return limit.gbs if limit else 0.0
 
 
 def _has_fellows(path: Path, network: Network) -> bool:
@@ -119,33 +119,33 @@ def _has_fellows(path: Path, network: Network) -> bool:
     return len(alike) > 2 and _reachable(path, network)
 
 
-def _data_corrupt(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _data_corrupt(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     pair = _either_direction(_a_pair(fabric, rng, _reachable, "pair with peer access"), rng)
     offset = int(rng.integers(2**20))
     return _faulty(fabric, Fault(FaultKind.CORRUPT_LINK, pair, one_way=True, offset=offset))
 
 
-def _hang(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _hang(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     return _faulty(fabric, Fault(FaultKind.HANGING_LINK, _a_pair(fabric, rng, _reachable, "pair with peer access")))
 
 
-def _nv_degraded(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _nv_degraded(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     """The rate lies between what PCIe could carry and 0.70 of theory."""
 
     def fits(path: Path, _network: Network) -> bool:
-        return path.nvlinks > 0 and _ABOVE_PCIE * _slot(fabric, path) < _DEGRADED * (path.theory_gbs or 0.0)
+        return path.nvlinks > 0 and _ABOVE_PCIE * _slots_gbs(fabric, path) < _DEGRADED * (path.theory_gbs or 0.0)
 
     pair = _a_pair(fabric, rng, fits, "NVLink that is degraded before it is as slow as PCIe")
     path, network = _path(fabric, pair), network_of(fabric)
-    target = max((path.theory_gbs or 0.0) * 0.6, _ABOVE_PCIE * _slot(fabric, path))
+    target = max((path.theory_gbs or 0.0) * 0.6, _ABOVE_PCIE * _slots_gbs(fabric, path))
     return _faulty(fabric, Fault(FaultKind.SLOW_LINK, pair, factor=target / _alone(network, path)))
 
 
-def _nv_not_used(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _nv_not_used(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     return _faulty(fabric, Fault(FaultKind.NVLINK_UNUSED, _a_pair(fabric, rng, _on_nvlink, "NVLink")))
 
 
-def _linkcount_mismatch(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _linkcount_mismatch(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     """One link is down where there are several: a GPU's at a switch, a bundle's between two GPUs."""
     bundles = [bundle.gpus for bundle in fabric.bundles if bundle.links > 1]
     ports = [(gpu,) for switch in fabric.switches if switch.links > 1 for gpu in switch.gpus]
@@ -153,14 +153,14 @@ def _linkcount_mismatch(fabric: Fabric, rng: np.random.Generator) -> Made:
     return _faulty(fabric, Fault(FaultKind.LINKS_DOWN, pair, links=1))
 
 
-def _hidden_nvlink(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _hidden_nvlink(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     def fits(path: Path, network: Network) -> bool:
-        return path.nvlinks > 0 and _alone(network, path) > _FASTER_THAN_PCIE * _slot(fabric, path)
+        return path.nvlinks > 0 and _alone(network, path) > _FASTER_THAN_PCIE * _slots_gbs(fabric, path)
 
     return _faulty(fabric, Fault(FaultKind.HIDDEN_NVLINK, _a_pair(fabric, rng, fits, "NVLink faster than PCIe")))
 
 
-def _impossible(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _impossible(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     """The clock runs wrong on one pair, so far that its figure passes what the path can carry."""
     pair = _a_pair(fabric, rng, _reachable, "pair with peer access")
     path = _path(fabric, pair)
@@ -168,7 +168,7 @@ def _impossible(fabric: Fabric, rng: np.random.Generator) -> Made:
     return _faulty(fabric, Fault(FaultKind.MISTIMED, pair, factor=limit / _alone(network_of(fabric), path)))
 
 
-def _order_inversion(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _order_inversion(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     """Peer traffic that turns round in one PCIe switch is sent up and back: slower than a way with a worse label."""
     network = network_of(fabric)
     candidates = []
@@ -186,7 +186,7 @@ def _order_inversion(fabric: Fabric, rng: np.random.Generator) -> Made:
     return replace(fabric, bridges=tuple(sick if other == bridge else other for other in fabric.bridges)), members
 
 
-def _intra_label_outlier(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _intra_label_outlier(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     """One data point, or one GPU's whole row, is slower than the others of its label."""
     pair = _a_pair(fabric, rng, _has_fellows, "three pairs of one label")
     row = Fault(FaultKind.SLOW_GPU, pair[:1], factor=_CLEARLY_LESS)
@@ -203,28 +203,28 @@ def _slows_its_row(fabric: Fabric, fault: Fault) -> bool:
     return all(slow <= _VISIBLY * fast for fast, slow in rates)
 
 
-def _asymmetry(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _asymmetry(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     pair = _either_direction(_a_pair(fabric, rng, _reachable, "pair with peer access"), rng)
     return _faulty(fabric, Fault(FaultKind.SLOW_LINK, pair, factor=_CLEARLY_LESS, one_way=True))
 
 
-def _p2p_slower_than_staged(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _p2p_slower_than_staged(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     pair = _a_pair(fabric, rng, _over_pcie, "peer access over PCIe")
     return _faulty(fabric, Fault(FaultKind.P2P_SLOW, pair, factor=0.5))
 
 
-def _p2p_cap_mismatch(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _p2p_cap_mismatch(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     """CUDA says no where the tools say yes, or nvidia-smi's matrix says no where CUDA says yes."""
     network = network_of(fabric)
     pair = _a_pair(fabric, rng, _reachable, "pair with peer access")
     a, b = pair
-    telling = Telling((a, b), tool_peer_access=PeerStatus.NS)
+    reported = ReportedPath((a, b), tool_peer_access=PeerStatus.NS)
     if network.direct[a, b].medium is Medium.PCIE and rng.random() < 0.5:
-        telling = Telling((a, b), peer_access=PeerStatus.OK, tool_peer_access=PeerStatus.OK, cuda_peers=False)
-    return replace(fabric, labels=(*fabric.labels, telling)), pair
+        reported = ReportedPath((a, b), peer_access=PeerStatus.OK, tool_peer_access=PeerStatus.OK, cuda_peers=False)
+    return replace(fabric, labels=(*fabric.labels, reported)), pair
 
 
-def _pcie_degraded(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _pcie_degraded(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     gpu = int(rng.integers(len(fabric.gpus)))
     placement = fabric.gpus[gpu]
     narrow = Fault(FaultKind.PCIE_DEGRADED, (gpu,), width=max(1, placement.pcie_width // 2))
@@ -233,7 +233,7 @@ def _pcie_degraded(fabric: Fabric, rng: np.random.Generator) -> Made:
     return _faulty(fabric, slow if known and rng.random() < 0.5 else narrow)
 
 
-def _contention(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _contention(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     """A foreign job on one GPU or between two, or a bottleneck that shows only when pairs run together."""
     network = network_of(fabric)
     routes = network.direct.values()
@@ -252,7 +252,7 @@ def _contention(fabric: Fabric, rng: np.random.Generator) -> Made:
     return _faulty(fabric, Fault(FaultKind.BOTTLENECK, gbs=max(alone) * 1.05))
 
 
-def _collective_contradiction(fabric: Fabric, rng: np.random.Generator) -> Made:
+def _collective_contradiction(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     """NCCL is reported not to use peer access, or is slow for no cause that can be seen."""
     network = network_of(fabric)
     nvlinked = [p.devices for p in paths(fabric) if network.direct[p.devices].medium is Medium.NVLINK]
@@ -261,16 +261,16 @@ def _collective_contradiction(fabric: Fabric, rng: np.random.Generator) -> Made:
     return _faulty(fabric, Fault(FaultKind.SLOW_COLLECTIVES, factor=0.2))
 
 
-def _virtual_flat(fabric: Fabric, _rng: np.random.Generator) -> Made:
+def _virtual_flat(fabric: Fabric, _rng: np.random.Generator) -> FaultyFabric:
     """A virtual machine: one host bridge above all GPUs, no NUMA node reported, and no NVLink shown."""
     every = tuple(range(len(fabric.gpus)))
-    flat = tuple(Telling((a, b), label="PHB", ancestor="PHB", tool_label="PHB") for a, b in combinations(every, 2))
+    flat = tuple(ReportedPath((a, b), label="PHB", ancestor="PHB", tool_label="PHB") for a, b in combinations(every, 2))
     hidden = (Fault(FaultKind.HIDDEN_NVLINK),) if fabric.bundles or fabric.switches else ()
     faults = (*fabric.faults, *hidden)
     return replace(fabric, labels=flat, faults=faults, virtualization="pass-through", numa_hidden=True), every
 
 
-_MAKERS: dict[str, Callable[[Fabric, np.random.Generator], Made]] = {
+_MAKERS: dict[str, Callable[[Fabric, np.random.Generator], FaultyFabric]] = {
     "data-corrupt": _data_corrupt,
     "hang": _hang,
     "nv-degraded": _nv_degraded,

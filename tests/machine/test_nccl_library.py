@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from collbench import _native
-from collbench.machine import nccl_library
-from collbench.machine.nccl_library import find_nccl, wheel_library
+from collbench.machine import nccl
+from collbench.machine.nccl import find_nccl, wheel_library
 from collbench.model.errors import MachineError
 from collbench.model.nccl_options import format_version
 
@@ -35,13 +35,13 @@ def wheel(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
     file = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"")
-    monkeypatch.setattr(nccl_library, "wheel_library", lambda: file)
+    monkeypatch.setattr(nccl, "wheel_library", lambda: file)
     return str(file)
 
 
 @pytest.fixture
 def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_library, "wheel_library", lambda: None)
+    monkeypatch.setattr(nccl, "wheel_library", lambda: None)
 
 
 def test_the_users_path_goes_before_all_others(wheel: str) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collbench.machine.slurm import expand_node_list, format_node_list
 from collbench.model.errors import UsageError
-from collbench.model.node_names import compressed, expanded
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from collbench.model.node_names import compressed, expanded
     ],
 )
 def test_a_list_stands_for_its_names(text: str, names: list[str]) -> None:
-    assert list(expanded(text)) == names
+    assert list(expand_node_list(text)) == names
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,13 @@ def test_a_list_stands_for_its_names(text: str, names: list[str]) -> None:
 )
 def test_what_is_no_list_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        expanded(text)
+        expand_node_list(text)
 
 
 @pytest.mark.parametrize("text", ["n[0-99999999]", "n[0-999][0-999]", "n[0-999][0-999][0-999][0-999][0-999][0-999]"])
 def test_a_list_without_end_is_refused_at_once(text: str) -> None:
     with pytest.raises(UsageError, match=r"more than 65,536|not a range"):
-        expanded(text)
+        expand_node_list(text)
 
 
 @pytest.mark.parametrize(
@@ -57,18 +57,18 @@ def test_a_list_without_end_is_refused_at_once(text: str) -> None:
     ],
 )
 def test_names_are_listed_as_slurm_does(names: list[str], said: str) -> None:
-    assert compressed(names) == said
+    assert format_node_list(names) == said
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,3}-?(0|[1-9][0-9]{0,3})?", fullmatch=True), min_size=1, max_size=30))
 def test_names_survive_being_compressed(names: list[str]) -> None:
-    assert list(expanded(compressed(names))) == names
+    assert list(expand_node_list(format_node_list(names))) == names
 
 
 @given(st.text(alphabet="n[]0123,- ", max_size=20))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        names = expanded(text)
+        names = expand_node_list(text)
     except UsageError:
         return
     assert names

@@ -1,17 +1,55 @@
-"""What NCCL reads of the system around it: variables from its files, and which processes it takes to share a host."""
+"""NCCL on this machine: which library to time, which variables its files set, and which host it takes us to be on."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from collbench import _native
 from collbench.machine.numa import read
+from collbench.model.errors import MachineError
 
-# Variables in nccl.conf.
+_LIBRARY = "libnccl.so.2"
+
+
+def find_nccl(explicit: str | None, open_library: Callable[[str], _native.Nccl] = _native.Nccl) -> _native.Nccl:
+    """Return NCCL from the user's path, this process, torch's wheel, or the system, in that order.
+
+    What exists first is used: a path that the user gave, or a wheel, that fails is an error and never a fall-through,
+    for then another library than the job's would be timed. Raises MachineError.
+    """
+    if explicit:
+        return _open(explicit, open_library, "check --nccl and COLLBENCH_NCCL")
+    try:
+        return open_library("")
+    except _native.LibraryError:
+        pass  # nothing loaded it yet
+    wheel = wheel_library()
+    if wheel is not None:
+        return _open(str(wheel), open_library, "reinstall nvidia-nccl, or name another with --nccl PATH")
+    return _open(_LIBRARY, open_library, "install torch with CUDA or libnccl2, or name a file with --nccl PATH")
+
+
+def wheel_library() -> pathlib.Path | None:
+    """Return the library of the nvidia-nccl wheel that torch depends on, None if it is not installed."""
+    try:
+        spec = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        return None
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return next((path for folder in folders if (path := pathlib.Path(folder, "lib", _LIBRARY)).exists()), None)
+
+
+def _open(path: str, open_library: Callable[[str], _native.Nccl], advice: str) -> _native.Nccl:
+    try:
+        return open_library(path)
+    except _native.LibraryError as error:
+        raise MachineError(str(error), advice) from error
 
 
 def configured(root: pathlib.Path, environment: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
@@ -31,7 +69,6 @@ def configured(root: pathlib.Path, environment: Mapping[str, str]) -> tuple[tupl
 
 
 # Which processes share a host: NCCL compares a hash of one string of each [src/misc/utils.cc, getHostHashOnce].
-
 
 # What an id must be like to stand for the host in tables and sentences.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collbench.machine.health import HealthWatch, Occupants, nothing_to_watch
 from collbench.machine.nvml import Glance, Nvml
-from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
 from collbench.model.errors import MachineError
 from collbench.model.run import Flag
 from tests.builders import gpus, hot, shared, throttled
