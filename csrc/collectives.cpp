@@ -6,19 +6,18 @@
 #include <limits>
 #include <thread>
 
-#include "blocking_kernel.hpp"
 #include "polling.hpp"
 
 namespace collbench {
 namespace {
 
-// What wakes links and kernels before a round without untimed batches: an idle link costs the first batch 5 to 10 %
-// [2 × H200].
+// Calls that wake links and kernels before a round without untimed batches: an idle link costs the first batch 5 to 10
+// % [2 × H200].
 constexpr int kWakingCalls = 2;
-// Plain launches that a batch has in its stream before it may run: as many as single launches [single_launches.cpp].
-// The host then stays ahead; and NCCL's queues take them without waiting for one to end.
+// Plain launches of a batch that are queued before it may start, as many as single launches [single_launches.cpp]. The
+// host then stays ahead of the GPU, and NCCL's queues hold that many without waiting for one to end.
 constexpr int kAhead = 10;
-// How long to wait for NCCL to abort: it takes milliseconds, or hangs as what it aborts did.
+// How long to wait for NCCL to abort: it takes milliseconds, or hangs like the call that it aborts.
 constexpr std::chrono::seconds kAbort{1};
 
 // In place, the batches' data is not what one collective makes.
@@ -28,7 +27,8 @@ bool has_result(const LocalRank& rank) { return rank.layout.expected.count > 0; 
 
 Elements all_elements(const LocalRank& rank, unsigned slots) { return {0, rank.layout.expected.count, 0, slots}; }
 
-// Adds what `collectives` of them brought to this process's ranks; `checked`: and what their slots held was compared.
+// Adds the bytes that so many collectives brought to this process's ranks; with `checked`, also those that were
+// verified.
 void count(const CollectiveRound& round, const std::vector<LocalRank>& ranks, int collectives, bool checked,
            std::vector<Coverage>& coverage) {
   for (const LocalRank& rank : ranks) {
@@ -90,8 +90,8 @@ CollectiveTimes Collectives::time_all(const CollectiveRound& round) {
       if (times.seconds[rank.group].size() <= static_cast<std::size_t>(batch))
         times.seconds[rank.group].push_back(slowest[rank.group]);
   }
-  if (round.launch_iterations > 0) time_launches(round, ranks, times);
-  if (round.single_launches > 0) time_singles(round, ranks, times);
+  if (round.launch_iterations > 0) time_launches(round, for_launches(round, ranks), times);
+  if (round.single_launches > 0) time_singles(round, for_launches(round, ranks), times);
   communicators_.check(round.groups);
   return times;
 }
@@ -100,12 +100,13 @@ Collectives::Ranks Collectives::local_ranks(const CollectiveRound& round) {
   Ranks ranks;
   for (std::size_t group = 0; group < round.groups.size(); ++group)
     for (const Communicator& communicator : communicators_[round.groups[group]])
-      ranks.push_back({group, communicator, layout_of(round, communicator.rank, communicator.ranks),
+      ranks.push_back({group, &gpus_[communicator.position], communicator,
+                       layout_of(round, communicator.rank, communicator.ranks),
                        registered_(round.registration, communicator.position), nullptr});
   return ranks;
 }
 
-// With the communicators that graphs use, then with those of the launch loop: in that order on every rank.
+// Registers with the communicators of the graphs, then with those of the launch loop, in this order on every rank.
 void Collectives::register_memory(const CollectiveRound& round) {
   std::vector<Communicator> captured, launched;
   for (const Group& group : round.groups) {
@@ -119,21 +120,16 @@ void Collectives::register_memory(const CollectiveRound& round) {
   registered_.prepare(round.registration, launched, round.deadline);
 }
 
-// Gives every rank its graph. Captures what is missing, all ranks at once: NCCL's ranks wait for each other when they
-// connect. A capture that fails leaves nothing behind.
+// Gives every rank its graph. Captures missing graphs on all ranks at once, because NCCL's ranks wait for each other
+// when they connect. A capture that fails leaves nothing behind.
 void Collectives::capture(const CollectiveRound& round, Ranks& ranks) {
   const auto key = [&](std::size_t group) -> GraphKey {
-    GraphKey made{round.groups[group],
-                  {static_cast<std::uint64_t>(round.operation), static_cast<std::uint64_t>(round.dtype),
-                   static_cast<std::uint64_t>(reduction_of(round)), static_cast<std::uint64_t>(round.root), round.count,
-                   static_cast<std::uint64_t>(round.in_place), static_cast<std::uint64_t>(round.iterations),
-                   static_cast<std::uint64_t>(round.registration), static_cast<std::uint64_t>(round.is_plain(group))}};
-    made.second.insert(made.second.end(), round.blocks.begin(), round.blocks.end());
-    return made;
+    return {round.groups[group], round.operation,  round.dtype,        reduction_of(round),   round.root,  round.count,
+            round.in_place,      round.iterations, round.registration, round.is_plain(group), round.blocks};
   };
   std::map<GraphKey, CapturedGroup> made;
   Ranks missing;
-  // Of every group, ours or not: so all processes give a group the same slots, which windows need on all its ranks.
+  // For every group, also those of other processes: then all processes give a group the same slots, as windows need.
   for (std::size_t group = 0; group < round.groups.size(); ++group) {
     if (graphs_.count(key(group)) != 0) continue;
     CapturedGroup& captured = made[key(group)];
@@ -146,24 +142,23 @@ void Collectives::capture(const CollectiveRound& round, Ranks& ranks) {
     if (known != made.end()) missing.push_back(rank);
   }
   if (!missing.empty())
-    threads_.run(positions_of(missing), [&](std::size_t i) {
+    run(missing, [&](std::size_t i) {
       const auto rank = static_cast<std::size_t>(missing[i].communicator.rank);
       made.at(key(missing[i].group)).graphs[rank] = capture(round, missing[i]);
     });
-  graphs_.merge(made);  // moves nodes: the ranks' pointers stay good
+  graphs_.merge(made);  // moves nodes, so the ranks' pointers stay valid
 }
 
 GraphExec Collectives::capture(const CollectiveRound& round, const LocalRank& rank) {
-  const Gpu& gpu = gpus_[rank.communicator.position];
-  const Slots& slots = rank.captured->slots;
-  // Once without a graph: NCCL connects and loads its kernels on first use, which must not happen behind a blocking
-  // kernel, and would be captured in a graph.
-  queue_collective(gpus_, nccl_, round, rank, slots.offset(0));
+  const Gpu& gpu = *rank.gpu;
+  // Once without a graph: on first use NCCL connects and loads its kernels, which must neither happen behind a blocking
+  // kernel nor be captured.
+  queue_collective(gpus_, nccl_, round, rank, 0);
   if (communicators_.distributed()) queue_barrier(gpus_, nccl_, rank, round.deadline);
-  threads_.wait(gpu, round.deadline, check_of(rank));
+  wait(rank, round);
   if (round.is_plain(rank.group)) return {};
   Capture recording(gpu.context.get(), gpu.stream());
-  for (int i = 0; i < round.iterations; ++i) queue_collective(gpus_, nccl_, round, rank, slots.offset(i));
+  for (int i = 0; i < round.iterations; ++i) queue_collective(gpus_, nccl_, round, rank, i);
   const Graph graph = recording.end();
   CUgraphExec executable = nullptr;
   CUDA_CHECK(cuGraphInstantiateWithFlags, &executable, graph.get(), 0ull);
@@ -175,84 +170,81 @@ GraphExec Collectives::capture(const CollectiveRound& round, const LocalRank& ra
 
 // Calls the same collective on messages of at most kLinkWakingBytes, untimed and unverified.
 void Collectives::wake(const CollectiveRound& round, const Ranks& ranks) {
-  threads_.run(positions_of(ranks), [&](std::size_t i) {
+  run(ranks, [&](std::size_t i) {
     LocalRank rank = ranks[i];
     CollectiveRound small = round;
-    const auto all = static_cast<std::uint64_t>(rank.communicator.ranks);  // some share the message out
+    const auto all = static_cast<std::uint64_t>(rank.communicator.ranks);  // some collectives need equal blocks
     if (round.bytes() > kLinkWakingBytes) small.count = kLinkWakingBytes / bytes_of(round.dtype) / all * all;
     small.blocks = scaled_blocks(round, small.count);
     rank.layout = layout_of(small, rank.communicator.rank, rank.communicator.ranks);
-    for (int call = 0; call < kWakingCalls; ++call)
-      queue_collective(gpus_, nccl_, small, rank, rank.captured->slots.base);
-    threads_.wait(gpus_[rank.communicator.position], round.deadline, check_of(rank));
+    for (int call = 0; call < kWakingCalls; ++call) queue_collective(gpus_, nccl_, small, rank, 0);
+    wait(rank, round);
   });
 }
 
 void Collectives::check_once(const CollectiveRound& round, const Ranks& ranks, CollectiveTimes& times) {
   std::vector<Report> reports(ranks.size(), Report{});
-  threads_.run(positions_of(ranks), [&](std::size_t i) {
+  run(ranks, [&](std::size_t i) {
     const LocalRank& rank = ranks[i];
-    Gpu& gpu = gpus_[rank.communicator.position];
-    queue_poison(gpus_, round, rank, 1);
-    queue_fill(gpus_, round, rank, 1);
-    queue_collective(gpus_, nccl_, round, rank, rank.captured->slots.base);
-    if (has_result(rank)) queue_verify(gpus_, round, rank, all_elements(rank, 1));
-    threads_.wait(gpu, round.deadline, check_of(rank));
-    if (has_result(rank)) reports[i] = gpu.own().report();
+    queue_poison(round, rank, 1);
+    queue_fill(round, rank, 1);
+    queue_collective(gpus_, nccl_, round, rank, 0);
+    if (has_result(rank)) queue_verify(round, rank, all_elements(rank, 1));
+    wait(rank, round);
+    if (has_result(rank)) reports[i] = rank.gpu->own().report();
   });
   check_data(round, ranks, reports);
   count(round, ranks, 1, true, times.coverage);
 }
 
-// Returns the slowest rank's seconds per collective, by group. Each rank's thread queues all of its batch, waits for
-// its own stream and reads its own result.
+// Returns the slowest rank's seconds per collective, by group. Each rank's thread queues all work of its batch, waits
+// for its own stream and reads its own result.
 std::vector<double> Collectives::time_batch(const CollectiveRound& round, const Ranks& ranks, bool first,
                                             CollectiveTimes& times) {
   std::vector<double> seconds(ranks.size(), 0), waits(ranks.size(), 0);
   std::vector<Report> reports(ranks.size(), Report{});
-  BlockingKernel blocking(gpus_);
-  ThreadBarrier queued(threads_, ranks.size());
-  threads_.run(positions_of(ranks), [&](std::size_t i) {
+  CommonStart start(gpus_, ranks.size());
+  run(ranks, [&](std::size_t i) {
     const LocalRank& rank = ranks[i];
     const unsigned slots = rank.captured->slots.count;
     const bool checked = checks_batches(round) && has_result(rank);
-    Gpu& gpu = gpus_[rank.communicator.position];
-    const TimedStream& own = gpu.own();
-    if (first) queue_fill(gpus_, round, rank, slots);
-    if (checked) queue_poison(gpus_, round, rank, slots);
-    blocking.block(gpu, gpu.stream());
+    const bool plain = round.is_plain(rank.group);
+    const TimedStream& own = rank.gpu->own();
+    const auto launch = [&](int from, int to) {
+      for (int call = from; call < to; ++call) queue_collective(gpus_, nccl_, round, rank, call);
+    };
+    if (first) queue_fill(round, rank, slots);
+    if (checked) queue_poison(round, rank, slots);
+    start.block(rank);
     if (communicators_.distributed()) {
-      CUDA_CHECK(cuEventRecord, own.arrived.get(), gpu.stream());
+      CUDA_CHECK(cuEventRecord, own.arrived.get(), own.get());
       queue_barrier(gpus_, nccl_, rank, round.deadline);
     }
-    const GraphExec& graph = rank.captured->graphs[static_cast<std::size_t>(rank.communicator.rank)];
-    const bool plain = round.is_plain(rank.group);
-    const auto launch = [&](int from, int to) {
-      for (int i = from; i < to; ++i) queue_collective(gpus_, nccl_, round, rank, rank.captured->slots.offset(i));
-    };
     const int ahead = plain ? std::min(kAhead, round.iterations) : round.iterations;
-    CUDA_CHECK(cuEventRecord, own.start.get(), gpu.stream());
-    if (plain)
+    CUDA_CHECK(cuEventRecord, own.start.get(), own.get());
+    if (plain) {
       launch(0, ahead);
-    else
-      CUDA_CHECK(cuGraphLaunch, graph.get(), gpu.stream());
+    } else {
+      const GraphExec& graph = rank.captured->graphs[static_cast<std::size_t>(rank.communicator.rank)];
+      CUDA_CHECK(cuGraphLaunch, graph.get(), own.get());
+    }
     const bool more = ahead < round.iterations;
-    if (!more) CUDA_CHECK(cuEventRecord, own.end.get(), gpu.stream());
-    // A check for each peer may be more than a stream takes while it is blocked: those wait until it is not.
+    if (!more) CUDA_CHECK(cuEventRecord, own.end.get(), own.get());
+    // A blocked stream may not accept one verification for each peer: these are queued when it runs.
     const bool later = more || !rank.layout.peers.empty();
-    if (checked && !later) queue_verify(gpus_, round, rank, all_elements(rank, slots));
-    queued.arrive([&] { blocking.unblock(); });
+    if (checked && !later) queue_verify(round, rank, all_elements(rank, slots));
+    start.queued();
     if (more) {
       launch(ahead, round.iterations);
-      CUDA_CHECK(cuEventRecord, own.end.get(), gpu.stream());
+      CUDA_CHECK(cuEventRecord, own.end.get(), own.get());
     }
-    if (checked && later) queue_verify(gpus_, round, rank, all_elements(rank, slots));
-    threads_.wait(gpu, round.deadline, check_of(rank));
+    if (checked && later) queue_verify(round, rank, all_elements(rank, slots));
+    wait(rank, round);
     seconds[i] = elapsed_seconds(own.start, own.end) / round.iterations;
     if (communicators_.distributed()) waits[i] = elapsed_seconds(own.arrived, own.start);
     if (checked) reports[i] = own.report();
   });
-  BlockingKernel::check_timeout(gpus_);
+  start.check();
   check_data(round, ranks, reports);
   count(round, ranks, round.iterations, checks_batches(round), times.coverage);
   std::vector<double> slowest(round.groups.size(), 0);
@@ -269,12 +261,12 @@ void Collectives::check_data(const CollectiveRound& round, const Ranks& ranks, c
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const Report& all = reports[i];
     if (all.wrong == 0) continue;
-    // That element alone: expected and found belong to it.
+    // Verifies the first wrong element again, on its own: only then do `expected` and `found` belong to it.
     const std::uint64_t stride = ranks[i].captured->slots.stride, offset = all.first % stride;
     const auto slot = static_cast<unsigned>(all.first / stride);
-    Gpu& gpu = gpus_[ranks[i].communicator.position];
-    gpu.context.make_current();  // not in a job of the threads
-    queue_verify(gpus_, round, ranks[i], {offset / bytes_of(round.dtype), 1, slot, 1});
+    Gpu& gpu = *ranks[i].gpu;
+    gpu.context.make_current();  // on this thread
+    queue_verify(round, ranks[i], {offset / bytes_of(round.dtype), 1, slot, 1});
     threads_.wait(gpu, round.deadline);
     const Report one = gpu.own().report();
     throw DataError(static_cast<int>(ranks[i].group), ranks[i].communicator.rank, offset, all.wrong, one.expected,
@@ -282,7 +274,7 @@ void Collectives::check_data(const CollectiveRound& round, const Ranks& ranks, c
   }
 }
 
-// The same ranks, each on its communicator that is never captured.
+// The same ranks, each on its communicator for plain launches.
 Collectives::Ranks Collectives::for_launches(const CollectiveRound& round, const Ranks& captured) const {
   Ranks ranks = captured;
   for (LocalRank& rank : ranks)
@@ -291,11 +283,22 @@ Collectives::Ranks Collectives::for_launches(const CollectiveRound& round, const
   return ranks;
 }
 
-void Collectives::time_launches(const CollectiveRound& round, const Ranks& captured, CollectiveTimes& times) {
-  const Ranks ranks = for_launches(round, captured);
+// As nccl-tests' BenchTime with one GPU a thread [2.19.6, common.cu:694]: launches, then polls until all are done.
+void Collectives::time_launches(const CollectiveRound& round, const Ranks& ranks, CollectiveTimes& times) {
   std::vector<double> seconds(ranks.size());
   ThreadBarrier start(threads_, ranks.size());
-  threads_.run(positions_of(ranks), [&](std::size_t i) { seconds[i] = launch_loop(round, ranks[i], start); });
+  run(ranks, [&](std::size_t i) {
+    const LocalRank& rank = ranks[i];
+    const int untimed = std::max(round.launch_warmup, 1);  // a communicator's first call connects its ranks
+    for (int call = 0; call < untimed; ++call) queue_collective(gpus_, nccl_, round, rank, call);
+    if (communicators_.distributed()) queue_barrier(gpus_, nccl_, rank, round.deadline);
+    wait(rank, round);
+    start.arrive([] {});
+    const auto begin = Clock::now();
+    for (int call = 0; call < round.launch_iterations; ++call) queue_collective(gpus_, nccl_, round, rank, call);
+    wait(rank, round);
+    seconds[i] = std::chrono::duration<double>(Clock::now() - begin).count() / round.launch_iterations;
+  });
   std::vector<double> sums(round.groups.size(), 0), counts(round.groups.size(), 0);
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     sums[ranks[i].group] += seconds[i];
@@ -306,29 +309,13 @@ void Collectives::time_launches(const CollectiveRound& round, const Ranks& captu
                                                      : std::numeric_limits<double>::quiet_NaN());
 }
 
-// As nccl-tests' BenchTime with one GPU a thread [2.19.6, common.cu:694]: launches, then polls until all are done.
-double Collectives::launch_loop(const CollectiveRound& round, const LocalRank& rank, ThreadBarrier& start) {
-  const Gpu& gpu = gpus_[rank.communicator.position];
-  const Slots& slots = rank.captured->slots;
-  const DeviceThreads::Check check = check_of(rank);
-  const int untimed = std::max(round.launch_warmup, 1);  // a communicator's first call connects its ranks
-  for (int i = 0; i < untimed; ++i) queue_collective(gpus_, nccl_, round, rank, slots.offset(i));
-  if (communicators_.distributed()) queue_barrier(gpus_, nccl_, rank, round.deadline);
-  threads_.wait(gpu, round.deadline, check);
-  start.arrive([] {});
-  const auto begin = Clock::now();
-  for (int i = 0; i < round.launch_iterations; ++i) queue_collective(gpus_, nccl_, round, rank, slots.offset(i));
-  threads_.wait(gpu, round.deadline, check);
-  return std::chrono::duration<double>(Clock::now() - begin).count() / round.launch_iterations;
+// Checks the rank's communicator meanwhile: a rank that fails in the background makes the others wait for it.
+void Collectives::wait(const LocalRank& rank, const CollectiveRound& round) const {
+  threads_.wait(*rank.gpu, round.deadline, [&] { communicators_.check(rank.communicator); });
 }
 
-// A rank that fails in the background leaves the others to wait for it.
-DeviceThreads::Check Collectives::check_of(const LocalRank& rank) const {
-  return [this, &rank] { communicators_.check(rank.communicator); };
-}
-
-// Throws what a rank's communicator reports instead of `seen`, where that is only what this failure looks like from
-// outside: that nothing arrived, or that another rank has exited.
+// Throws `seen`. Where that is only a consequence of another rank's failure (nothing arrived, or the other rank has
+// exited), throws what that rank's communicator reports.
 void Collectives::throw_cause(const CollectiveRound& round, const std::exception_ptr& seen) const {
   try {
     std::rethrow_exception(seen);
@@ -344,7 +331,8 @@ void Collectives::throw_cause(const CollectiveRound& round, const std::exception
 }
 
 // Aborts the round's communicators, so that ranks which wait for a failed one end, here and in other processes. NCCL
-// may wait in there itself: then the process's end must do. A communicator in which a thread still sits is left alone.
+// may hang while it aborts; then only the end of the process helps. Communicators that a stuck thread may use stay as
+// they are.
 void Collectives::abort(const CollectiveRound& round) {
   if (threads_.stuck() || communicators_.threads().stuck()) return;
   const std::vector<ncclComm_t> released = communicators_.release(round.groups);

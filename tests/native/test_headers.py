@@ -203,7 +203,7 @@ def _same_config(minor: int) -> list[str]:
     size = f"offsetof(collbench::NcclConfig, {known})" if known else "sizeof(collbench::NcclConfig)"
     relation = "<=" if minor > 28 else "=="
     return [
-        '#include "nccl_config.hpp"',
+        '#include "nccl.hpp"',
         *same,
         f"static_assert({size} {relation} sizeof(::ncclConfig_t));",
         "static_assert(INT_MIN == NCCL_CONFIG_UNDEF_INT);",
