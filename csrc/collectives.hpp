@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "blocking_kernel.hpp"
 #include "collective_rank.hpp"
 #include "times.hpp"
 
@@ -48,7 +47,6 @@ class Collectives {
   Collectives(Gpus& gpus, const Nccl& nccl, World world, const NcclOptions& options = {})
       : gpus_(gpus),
         nccl_(nccl),
-        threads_(gpus.threads()),
         communicators_(gpus, nccl, std::move(world), options),
         registered_(gpus, nccl, communicators_.threads()) {}
 
@@ -63,63 +61,22 @@ class Collectives {
   void close();
 
  private:
-  using Ranks = std::vector<LocalRank>;
+  friend class CollectiveTimer;
   // All that shapes a graph: the group, then operation, dtype, reduction, root, count, in_place, iterations,
   // registration, plain and blocks.
   using GraphKey = std::tuple<Group, Collective, Dtype, Reduction, int, std::size_t, bool, int, Registration, bool,
                               std::vector<std::uint64_t>>;
 
-  // Calls work(i) for rank i of `ranks`, each on the thread of its GPU.
-  template <class Work>
-  void run(const Ranks& ranks, const Work& work) {
-    std::vector<int> positions;
-    for (const LocalRank& rank : ranks) positions.push_back(rank.communicator.position);
-    threads_.run(positions, work);
-  }
-  // On the rank's thread: waits for all work on its stream.
-  void wait(const LocalRank& rank, const CollectiveRound& round) const;
-
-  CollectiveTimes time_all(const CollectiveRound& round);
-  Ranks local_ranks(const CollectiveRound& round);
-  void register_memory(const CollectiveRound& round);
-  void capture(const CollectiveRound& round, Ranks& ranks);
-  GraphExec capture(const CollectiveRound& round, const LocalRank& rank);
-  void wake(const CollectiveRound& round, const Ranks& ranks);
-  void check_once(const CollectiveRound& round, const Ranks& ranks, CollectiveTimes& times);
-  std::vector<double> time_batch(const CollectiveRound& round, const Ranks& ranks, bool first, CollectiveTimes& times);
-  void check_data(const CollectiveRound& round, const Ranks& ranks, const std::vector<Report>& reports);
-  Ranks for_launches(const CollectiveRound& round, const Ranks& captured) const;
-  void time_launches(const CollectiveRound& round, const Ranks& ranks, CollectiveTimes& times);
-  void time_singles(const CollectiveRound& round, const Ranks& ranks, CollectiveTimes& times);
   void throw_cause(const CollectiveRound& round, const std::exception_ptr& seen) const;
   void abort(const CollectiveRound& round);
 
   std::mutex mutex_;
   Gpus& gpus_;
   const Nccl& nccl_;
-  DeviceThreads& threads_;
   Communicators communicators_;
   RegisteredMemory registered_;
   // Made at the first trial of a data point, kept for all later ones. Groups of other processes have slots only.
   std::map<GraphKey, CapturedGroup> graphs_;
-};
-
-// Starts the work of all ranks at once: the thread of each blocks its stream and queues work behind that; when the last
-// one has queued, all streams go on.
-class CommonStart {
- public:
-  CommonStart(Gpus& gpus, std::size_t ranks) : gpus_(gpus), blocking_(gpus), queued_(gpus.threads(), ranks) {}
-  void block(const LocalRank& rank) { blocking_.block(*rank.gpu, rank.gpu->stream()); }
-  void queued() {
-    queued_.arrive([&] { blocking_.unblock(); });
-  }
-  // After the job: throws HangError where a stream went on too early.
-  void check() const { BlockingKernel::check_timeout(gpus_); }
-
- private:
-  Gpus& gpus_;
-  BlockingKernel blocking_;
-  ThreadBarrier queued_;
 };
 
 }  // namespace collbench

@@ -8,7 +8,7 @@
 // Times of different GPUs can be compared because each GPU's own clock (%globaltimer) is related to the host's.
 #include <algorithm>
 
-#include "collectives.hpp"
+#include "collective_timer.hpp"
 #include "polling.hpp"
 
 namespace collbench {
@@ -131,74 +131,74 @@ std::int64_t cost_of(const std::uint64_t* chains) {
 
 }  // namespace
 
-void Collectives::time_singles(const CollectiveRound& round, const Ranks& ranks, CollectiveTimes& times) {
+void CollectiveTimer::time_singles(const Ranks& ranks) {
   std::vector<Stamped> all(ranks.size());
-  const int stamps = 2 * round.single_launches;
+  const int stamps = 2 * round_.single_launches;
   const auto copy_back = [&](std::size_t i, int count) {
     const Gpu& gpu = *ranks[i].gpu;
     const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(std::uint64_t);
     CUDA_CHECK(cuMemcpyDtoHAsync_v2, gpu.stamps.read.get(), gpu.stamps.slots.get(), bytes, gpu.stream());
-    wait(ranks[i], round);
+    wait(ranks[i]);
   };
   // One GPU after another: hosts with few cores answer several GPUs more slowly, each by a different time.
   const auto read = [&](std::size_t i) {
     ClockReading reading;
-    run({ranks[i]}, [&](std::size_t) { reading = read_clock(threads_, *ranks[i].gpu, round.deadline); });
+    on({ranks[i]},
+       [&](std::size_t) { reading = read_clock(session_.gpus_.threads(), *ranks[i].gpu, round_.deadline); });
     return reading;
   };
   // Queues work for each rank, lets all start at once, and waits for them.
-  const auto burst = [&](const auto& queue) {
-    CommonStart start(gpus_, ranks.size());
-    run(ranks, [&](std::size_t i) {
+  const auto burst = [&](const auto& queue_burst) {
+    CommonStart start(session_.gpus_, ranks.size());
+    on(ranks, [&](std::size_t i) {
       start.block(ranks[i]);
-      queue(i);
+      queue_burst(i);
       start.queued();
-      wait(ranks[i], round);
+      wait(ranks[i]);
     });
     start.check();
   };
-  run(ranks, [&](std::size_t i) {
+  on(ranks, [&](std::size_t i) {
     const std::size_t bytes = static_cast<std::size_t>(std::max(stamps, kChain * kChains)) * sizeof(std::uint64_t);
     reserve_stamps(*ranks[i].gpu, bytes);
-    const Group& group = round.groups[ranks[i].group];
-    if (group[static_cast<std::size_t>(ranks[i].communicator.rank)] == round.hold_rank)
-      all[i].hold = round.hold_nanoseconds;
+    const Group& group = round_.groups[ranks[i].group];
+    if (group[static_cast<std::size_t>(ranks[i].communicator.rank)] == round_.hold_rank)
+      all[i].hold = round_.hold_nanoseconds;
     // A communicator's first call connects its ranks, which must not happen behind a blocking kernel.
-    for (int call = 0; call < std::max(round.launch_warmup, 1); ++call)
-      queue_collective(gpus_, nccl_, round, ranks[i], call);
-    wait(ranks[i], round);
+    queue(ranks[i], 0, std::max(round_.launch_warmup, 1));
+    wait(ranks[i]);
   });
   for (std::size_t i = 0; i < ranks.size(); ++i) all[i].before = read(i);
   for (int chain = 0; chain < kChains; ++chain)
     burst([&](std::size_t i) {
       for (int stamp = 0; stamp < kChain; ++stamp) queue_stamp(*ranks[i].gpu, chain * kChain + stamp, 0);
     });
-  run(ranks, [&](std::size_t i) {
+  on(ranks, [&](std::size_t i) {
     copy_back(i, kChain * kChains);
     all[i].cost = cost_of(stamps_of(*ranks[i].gpu));
   });
-  for (int first = 0; first < round.single_launches; first += kBurst)
+  for (int first = 0; first < round_.single_launches; first += kBurst)
     burst([&](std::size_t i) {
-      queue_collective(gpus_, nccl_, round, ranks[i], first);
-      for (int launch = first; launch < std::min(first + kBurst, round.single_launches); ++launch) {
+      queue(ranks[i], first, first + 1);
+      for (int launch = first; launch < std::min(first + kBurst, round_.single_launches); ++launch) {
         queue_stamp(*ranks[i].gpu, 2 * launch, all[i].hold);
-        queue_collective(gpus_, nccl_, round, ranks[i], launch);
+        queue(ranks[i], launch, launch + 1);
         queue_stamp(*ranks[i].gpu, 2 * launch + 1, 0);
       }
     });
-  run(ranks, [&](std::size_t i) { copy_back(i, stamps); });
+  on(ranks, [&](std::size_t i) { copy_back(i, stamps); });
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     Stamped& one = all[i];
     one.after = read(i);
     RankLaunches found{ranks[i].group, ranks[i].communicator.rank, {}, {}, 0, 0, one.cost};
-    for (int launch = 0; launch < round.single_launches; ++launch) {
+    for (int launch = 0; launch < round_.single_launches; ++launch) {
       const std::uint64_t* pair = stamps_of(*ranks[i].gpu) + 2 * launch;
       found.arrived.push_back(on_host(one.before, one.after, static_cast<std::int64_t>(pair[0])));
       found.left.push_back(on_host(one.before, one.after, static_cast<std::int64_t>(pair[1])));
     }
     found.uncertainty = std::max(one.before.uncertainty, one.after.uncertainty);
     found.step = std::min(one.before.step, one.after.step);
-    times.singles.push_back(std::move(found));
+    times_.singles.push_back(std::move(found));
   }
 }
 
