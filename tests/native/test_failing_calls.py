@@ -170,8 +170,8 @@ def test_a_call_that_fails_in_one_of_two_links_threads_names_its_gpu_and_ends_bo
 
     assert done.said["failed"]["kind"] == "CudaError", case
     assert done.said["failed"]["position"] in positions, case
-    assert [len(blocks) for blocks in done.said["then"]] == [2, 2], case  # and every byte of them was right
-    assert [len(blocks) for blocks in done.said["collective"][0]] == [1, 1], case
+    assert [len(batches) for batches in done.said["then"]] == [2, 2], case  # and every byte of them was right
+    assert [len(batches) for batches in done.said["collective"][0]] == [1, 1], case
     assert done.leaks() == [], case
 
 
