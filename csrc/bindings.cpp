@@ -76,47 +76,34 @@ void bind_enums(py::module_& module) {
 #undef COLLBENCH_VALUE
 }
 
+// A constructor that takes these members' values in this order.
+template <class Round, class... Types>
+auto from_members(Types Round::*... members) {
+  return [members...](Types... values) {
+    Round round{};
+    ((round.*members = std::move(values)), ...);
+    return round;
+  };
+}
+
 void bind_rounds(py::module_& module) {
-  py::class_<CopyRound>(module, "CopyRound")
-      .def(py::init([](std::vector<std::vector<Link>> groups, Engine engine, bool pull, std::size_t bytes,
-                       int iterations, int batches, int warmup, double deadline, std::uint64_t shift, bool covered) {
-             return CopyRound{std::move(groups), engine,  pull,   bytes,    shift,
-                              iterations,        batches, warmup, deadline, covered};
-           }),
+  using Copy = CopyRound;
+  py::class_<Copy>(module, "CopyRound")
+      .def(py::init(from_members(&Copy::groups, &Copy::engine, &Copy::pull, &Copy::bytes, &Copy::iterations,
+                                 &Copy::batches, &Copy::warmup, &Copy::deadline, &Copy::shift, &Copy::covered)),
            py::kw_only(), "groups"_a, "engine"_a, "pull"_a, "bytes"_a, "iterations"_a, "batches"_a, "warmup"_a,
            "deadline"_a, "shift"_a = 0, "covered"_a = false);
-  py::class_<ChaseRound>(module, "ChaseRound")
-      .def(py::init([](std::vector<Link> links, int accesses, int batches, int warmup, double deadline) {
-             return ChaseRound{std::move(links), accesses, batches, warmup, deadline};
-           }),
+  using Chase = ChaseRound;
+  py::class_<Chase>(module, "ChaseRound")
+      .def(py::init(from_members(&Chase::links, &Chase::accesses, &Chase::batches, &Chase::warmup, &Chase::deadline)),
            py::kw_only(), "links"_a, "accesses"_a, "batches"_a, "warmup"_a, "deadline"_a);
-  py::class_<CollectiveRound>(module, "CollectiveRound")
-      .def(py::init([](std::vector<Group> groups, Collective operation, Dtype dtype, Reduction reduction, int root,
-                       std::size_t count, bool in_place, bool verify, int iterations, int batches, int warmup,
-                       int launch_iterations, int launch_warmup, double deadline, int single_launches, int hold_rank,
-                       std::uint64_t hold_nanoseconds, Registration registration, std::vector<std::uint64_t> blocks,
-                       std::vector<bool> plain) {
-             return CollectiveRound{std::move(groups),
-                                    operation,
-                                    dtype,
-                                    reduction,
-                                    root,
-                                    count,
-                                    in_place,
-                                    verify,
-                                    iterations,
-                                    batches,
-                                    warmup,
-                                    launch_iterations,
-                                    launch_warmup,
-                                    deadline,
-                                    single_launches,
-                                    hold_rank,
-                                    hold_nanoseconds,
-                                    registration,
-                                    std::move(blocks),
-                                    std::move(plain)};
-           }),
+  using Round = CollectiveRound;
+  py::class_<Round>(module, "CollectiveRound")
+      .def(py::init(from_members(&Round::groups, &Round::operation, &Round::dtype, &Round::reduction, &Round::root,
+                                 &Round::count, &Round::in_place, &Round::verify, &Round::iterations, &Round::batches,
+                                 &Round::warmup, &Round::launch_iterations, &Round::launch_warmup, &Round::deadline,
+                                 &Round::single_launches, &Round::hold_rank, &Round::hold_nanoseconds,
+                                 &Round::registration, &Round::blocks, &Round::plain)),
            py::kw_only(), "groups"_a, "operation"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "in_place"_a,
            "verify"_a, "iterations"_a, "batches"_a, "warmup"_a, "launch_iterations"_a, "launch_warmup"_a, "deadline"_a,
            "single_launches"_a = 0, "hold_rank"_a = -1, "hold_nanoseconds"_a = 0, "registration"_a = Registration::none,

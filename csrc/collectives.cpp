@@ -1,6 +1,5 @@
 #include "collectives.hpp"
 
-#include <exception>
 #include <future>
 #include <thread>
 
@@ -32,35 +31,32 @@ CollectiveTimes Collectives::time(const CollectiveRound& round) {
   check(round);
   communicators_.prepare(round.groups);
   if (round.launch_iterations > 0 || round.single_launches > 0) communicators_.prepare_launches(round.groups);
-  std::exception_ptr seen;
   try {
     return CollectiveTimer(*this, round).run();
   } catch (const DeviceError&) {
-    seen = std::current_exception();
+    const std::exception_ptr cause = cause_of(std::current_exception(), round);
+    abort(round);
+    std::rethrow_exception(cause);
   }
-  try {
-    throw_cause(round, seen);
-  } catch (const DeviceError&) {
-    seen = std::current_exception();
-  }
-  abort(round);
-  std::rethrow_exception(seen);
 }
 
-// Throws `seen`. Where that is only a consequence of another rank's failure (nothing arrived, or the other rank has
-// exited), throws what that rank's communicator reports.
-void Collectives::throw_cause(const CollectiveRound& round, const std::exception_ptr& seen) const {
+// Returns what the communicator of a failed rank reports, where `failure` is only a consequence of that: nothing
+// arrived, or another rank has exited. Otherwise returns `failure`.
+std::exception_ptr Collectives::cause_of(const std::exception_ptr& failure, const CollectiveRound& round) const {
   try {
-    std::rethrow_exception(seen);
+    std::rethrow_exception(failure);
   } catch (const CudaError&) {
-    throw;
+    return failure;
   } catch (const NcclError& error) {
-    if (error.code == kNcclRemoteError) communicators_.check(round.groups);
-    throw;
+    if (error.code != kNcclRemoteError) return failure;
   } catch (const DeviceError&) {
-    communicators_.check(round.groups);
-    throw;
   }
+  try {
+    communicators_.check(round.groups);
+  } catch (const DeviceError&) {
+    return std::current_exception();
+  }
+  return failure;
 }
 
 // Aborts the round's communicators, so that ranks which wait for a failed one end, here and in other processes. NCCL

@@ -1,6 +1,7 @@
 // Times one collective on one or many disjoint communicators at once.
 #pragma once
 
+#include <exception>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -67,7 +68,7 @@ class Collectives {
   using GraphKey = std::tuple<Group, Collective, Dtype, Reduction, int, std::size_t, bool, int, Registration, bool,
                               std::vector<std::uint64_t>>;
 
-  void throw_cause(const CollectiveRound& round, const std::exception_ptr& seen) const;
+  std::exception_ptr cause_of(const std::exception_ptr& failure, const CollectiveRound& round) const;
   void abort(const CollectiveRound& round);
 
   std::mutex mutex_;
