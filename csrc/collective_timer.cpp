@@ -232,7 +232,7 @@ void CollectiveTimer::check_data(const std::vector<Report>& reports) {
   }
 }
 
-// Adds the bytes that so many collectives brought to this process's ranks; with `checked`, also those that were
+// Adds the bytes that this process's ranks received in this number of collectives; with `checked`, also those that were
 // verified.
 void CollectiveTimer::count(int collectives, bool checked) {
   for (const LocalRank& rank : ranks_) {

@@ -26,7 +26,7 @@ struct CopyRound {
   int batches;          // timed ones
   int warmup;           // batches before them
   double deadline;      // seconds, the longest wait for a batch
-  // Times each group's first transfer alone, while all others of the round run. Every transfer then copies its messages
+  // Times only each group's first transfer, while all others of the round run. Every transfer then copies its messages
   // twice, as nvbandwidth's interfering copies have twice the size: others that share links with the first transfer and
   // are up to twice as fast still run when it ends. A batch holds at most 14 messages then.
   bool covered;

@@ -212,9 +212,9 @@ class Gpus {
   // Offset of 256 bytes behind all slots in every buffer, for what is copied but not measured. `limit` is the size of
   // the smallest buffer in use, where that is not a GPU's.
   std::uint64_t spare_offset(std::size_t limit = kNoLimit) const;
-  // Chooses slots for `iterations` messages; small batches lie elsewhere in the buffer at every call. `shift` moves
-  // them off their alignment by so many bytes. Each of `senders` transfers to one destination gets as many slots, see
-  // Slots::of_sender.
+  // Chooses slots for `iterations` messages; small batches lie elsewhere in the buffer at every call. `shift` is
+  // the number of bytes by which they are misaligned. Each of `senders` transfers to one destination gets the same
+  // number of slots, see Slots::of_sender.
   Slots next_slots(std::size_t bytes, int iterations, std::uint64_t shift, unsigned senders = 1,
                    std::size_t limit = kNoLimit);
 

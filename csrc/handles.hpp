@@ -1,5 +1,5 @@
 // Move-only owners of driver objects: each releases what it holds, in its own context, on every exit path.
-// Destructors ignore errors: nobody could be told, and the next call reports a sticky CUDA error again.
+// Destructors ignore errors, because they cannot throw; the next call reports a sticky CUDA error again.
 #pragma once
 
 #include <cstddef>

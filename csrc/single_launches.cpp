@@ -103,7 +103,7 @@ void queue_stamp(const Gpu& gpu, int index, std::uint64_t hold) {
              gpu.stamps.slots.get() + static_cast<std::uint64_t>(index) * sizeof(std::uint64_t), hold);
 }
 
-// Makes room for so many bytes of stamps. Called on the GPU's own thread, while the GPU is idle.
+// Makes room for this many bytes of stamps. Called on the GPU's own thread, while the GPU is idle.
 void reserve_stamps(Gpu& gpu, std::size_t bytes) {
   if (gpu.stamps.bytes >= bytes) return;
   gpu.stamps = {make_memory(gpu.context.get(), bytes), make_pinned(gpu.context.get(), bytes), bytes};

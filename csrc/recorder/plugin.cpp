@@ -181,7 +181,7 @@ Function function_of(uint8_t number) {  // ncclFunc_t of NCCL 2.23
   return number < sizeof NUMBERS ? NUMBERS[number] : Function::UNKNOWN;
 }
 
-// ncclDataType_t. ncclDatatypeToString has no word for ncclUint8 alone, and calls it "Unknown" [2.24 to 2.30].
+// ncclDataType_t. ncclDatatypeToString knows all types but ncclUint8, which it calls "Unknown" [2.24 to 2.30].
 uint8_t datatype_of(const char* name) {
   static constexpr const char* NAMES[] = {"ncclInt8",    "Unknown",      "ncclInt32",      "ncclUint32",
                                           "ncclInt64",   "ncclUint64",   "ncclFloat16",    "ncclFloat32",

@@ -116,7 +116,7 @@ struct TailCall {
 struct PendingCall {
   Call call;
   uint64_t start;
-  uint64_t group;  // 0: alone
+  uint64_t group;  // 0: not grouped
   uint64_t begin;  // this and the next as in TailCall
   int64_t ahead;
   uint32_t needs;  // Need: what is still missing
@@ -198,7 +198,7 @@ class Stream {
 
   // Adds a call that NCCL got. `group` is 0, or a number that the calls of one group share. Returns the call's number.
   uint64_t add(const Call& call, uint64_t start, uint64_t group, bool needs_peer);
-  // NCCL launches call `number` on so many channels: now its peer is known, and all earlier groups have been launched.
+  // NCCL launches call `number` on this many channels: its peer is known, and all earlier groups have been launched.
   void launched(uint64_t number, int peer, uint32_t channels);
   // A communicator sends to its own rank, in the group of call `number`.
   void sends_to_itself(int communicator, uint64_t number);

@@ -37,7 +37,7 @@ typedef struct Clique {
   int states[kMostRanks];          // ncclResult_t, which ncclCommGetAsyncError reports
   bool broken;                     // a rank has failed: nothing runs any more
   bool aborted[kMostRanks];        // a rank's own operations end at once
-  // Windows of each rank, so many bytes each; and the offsets of collectives on them, as the first rank had them.
+  // Windows of each rank and their bytes; and the offsets of collectives on them, as the first rank had them.
   int windows[kMostRanks], calls[kMostRanks], most_calls;
   uint64_t window_bytes[kMostRanks][kMostWindows], offsets[kMostCalls][2];
 } Clique;

@@ -51,10 +51,10 @@ static void write_pattern(unsigned char* to, uint64_t seed, uint64_t at, uint64_
 
 // As in kernels.cu, expected and found are meaningful only where one unit was checked.
 static void wrong(Report* report, uint64_t at, double expected, double found) {
-  const bool alone = ++report->wrong == 1;
+  const bool first = ++report->wrong == 1;
   report->first = at < report->first ? at : report->first;
-  report->expected = alone ? expected : NAN;
-  report->found = alone ? found : NAN;
+  report->expected = first ? expected : NAN;
+  report->found = first ? found : NAN;
 }
 
 static void fill(const uint64_t* a, unsigned slots, int gpu) {
@@ -172,7 +172,7 @@ double run_chase(const Op* op, int gpu) {
   uint64_t* turns = touch(a[2], 2 * sizeof *turns, gpu);
   if (turns == NULL) return 0;
   if (turns[0] != a[3])
-    fault("a chase on GPU %d waits for turn %d at %d: nobody takes it", gpu, (int)a[3], (int)turns[0]);
+    fault("a chase on GPU %d waits for turn %d at %d, which never comes", gpu, (int)a[3], (int)turns[0]);
   turns[0] += op->blocks;
   uint64_t at = a[0];
   for (uint64_t i = lost ? 1 : 0; i < a[1]; ++i) {

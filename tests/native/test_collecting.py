@@ -134,7 +134,7 @@ def test_all_streams_wait_behind_one_blocking_kernel_for_one_graph_and_its_check
     assert done.log.index(opened[0]) > max(i for i, line in enumerate(done.log) if line == "cuGraphLaunch")
 
 
-# The untimed launches: of none, one connects the communicator's ranks nevertheless.
+# The untimed launches: where none are asked for, one still connects the communicator's ranks.
 @pytest.mark.parametrize(("warmup", "untimed"), [(3, 3), (0, 1)])
 def test_the_launch_loop_calls_every_collective_from_every_rank(
     fakes: Fakes, tmp_path: Path, warmup: int, untimed: int

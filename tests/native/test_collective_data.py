@@ -101,7 +101,7 @@ def test_a_rank_that_neither_sends_nor_receives_waits_for_nobody(
     assert all(seconds > 0 for found in said["launches"] for seconds in found), title
 
 
-# Rank 0 gets 3 elements of its own and 5 of rank 1, which gets 70 of rank 0 alone.
+# Rank 0 gets 3 elements of its own and 5 of rank 1; rank 1 gets 70 of rank 0 and none of its own.
 _UNEVEN = "[[0, 1]], 'alltoallv', count=73, blocks=[3, 70, 5, 0]"
 
 

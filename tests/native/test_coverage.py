@@ -8,7 +8,7 @@ import pytest
 
 from tests.native.fakes import Fakes
 
-# Plants one fault at each of `places` in turn, in a process each, and says which were found.
+# Plants one fault at each of `places`, in a process each, and says which were found.
 _EACH = """
 def found(setting, places, run):
     names = []
@@ -77,7 +77,7 @@ def test_every_transfer_of_a_group_counts(fakes: Fakes, tmp_path: Path, groups: 
         ("a slot for every collective", 4, "allreduce", 2048),
         ("two slots for four collectives", 2, "allreduce", 2048),
         ("one slot", 1, "broadcast", 2048),
-        ("at the root alone", 2, "reduce", 1024),
+        ("only at the root", 2, "reduce", 1024),
         ("in groups of sends", 3, "sendrecv", 2048),
         ("in halves", 2, "reducescatter", 1024),
     ],
@@ -105,7 +105,7 @@ def test_a_fault_in_any_collective_is_found_or_counted(
     [
         # Four collectives in each of two batches, before which one is compared in place.
         ("in place", "in_place=True", [2048, 9 * 2048]),
-        ("in place, where nobody knows what should arrive", "operation='alltoall', in_place=True", [0, 9 * 2048]),
+        ("in place, where what should arrive is undefined", "operation='alltoall', in_place=True", [0, 9 * 2048]),
         ("unverified", "verify=False", [0, 8 * 2048]),
         ("with a launch loop", "launch_iterations=5", [8 * 2048, 8 * 2048]),
     ],

@@ -39,7 +39,7 @@ def everything():
 say(**failure(everything))
 gc.collect()
 """
-# Called where nobody could be reported (releases), to describe another error, or with a meaning of their own.
+# Errors of these calls are ignored (releases), or the calls describe another error, or their errors have a meaning.
 _RELEASES = {
     "cuDevicePrimaryCtxRelease_v2",
     "cuMemFree_v2",

@@ -108,7 +108,7 @@ def test_ranks_start_behind_a_tiny_all_reduce(fakes: Fakes, tmp_path: Path) -> N
 
 
 def test_a_rank_says_how_long_it_waited_before_each_batch(fakes: Fakes, tmp_path: Path) -> None:
-    """Of its own group alone; in a world of one process nobody waits for another."""
+    """Only for its own group; in a world of one process no rank waits for another."""
     script = """
 def body(rank, held):
     if rank == 1:
