@@ -69,7 +69,7 @@ CollectiveTimer::Ranks CollectiveTimer::local_ranks() const {
     for (const Communicator& communicator : session_.communicators_[round_.groups[group]])
       ranks.push_back({group, &session_.gpus_[communicator.position], communicator,
                        layout_of(round_, communicator.rank, communicator.ranks),
-                       session_.registered_(round_.registration, communicator.position), nullptr});
+                       session_.registered_.buffers(round_.registration, communicator.position), nullptr});
   return ranks;
 }
 

@@ -96,7 +96,7 @@ std::vector<ncclComm_t> Communicators::make_all(const char* action,
 }
 
 // Without options NCCL gets no config, because even an empty one takes another NCCL function.
-ncclResult_t Communicators::start(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const {
+ncclResult_t Communicators::init_rank(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const {
   if (!configured_) return NCCL_CHECK(nccl_, ncclCommInitRank, made, ranks, id, rank);
   NcclConfig config = config_;
   return NCCL_CHECK(nccl_, ncclCommInitRankConfig, made, ranks, id, rank, &config);
@@ -111,7 +111,7 @@ void Communicators::make_world() {
   const auto rank = [this](int position) { return distributed() ? world_.rank : position; };
   const std::vector<ncclComm_t> handles = make_all("NCCL's start", [&](int position) {
     ncclComm_t handle = nullptr;  // on this thread's stack: NCCL may still write it after the job was abandoned
-    const ncclResult_t result = start(&handle, ranks, id, rank(position));
+    const ncclResult_t result = init_rank(&handle, ranks, id, rank(position));
     finish(nccl_, handle, result, *threads_, kStartSeconds);
     return handle;
   });

@@ -76,7 +76,7 @@ class Communicators {
   using ByGroup = std::map<Group, std::vector<Communicator>>;
 
   int position_of(int rank) const;
-  ncclResult_t start(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const;
+  ncclResult_t init_rank(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const;
   std::vector<ncclComm_t> make_all(const char* action, const std::function<ncclComm_t(int position)>& make);
   void make_world();
   void split_missing(const std::vector<Group>& groups, ByGroup& made);

@@ -41,29 +41,31 @@ CUdeviceptr ring_in(const Gpu& writer, Memory& kept, const Make& make) {
   return (CUdeviceptr)kept.get();
 }
 
+// The reader and the owner of the memory: a GPU reads host memory, never the other way.
+Link reader_first(const Link& link) { return link.first == kHostPosition ? Link{link.second, link.first} : link; }
+
 void check(const Gpus& gpus, const ChaseRound& round) {
   if (round.accesses < 1) throw std::invalid_argument("a batch holds at least one access");
   std::vector<bool> reads(gpus.size(), false);
-  for (const auto& [reader, owner] : round.links) {
+  for (const Link& link : round.links) {
+    const auto [reader, owner] = reader_first(link);
     if (reader == owner) throw std::invalid_argument("a reader and its own memory");
-    const int first = reader == kHostPosition ? owner : reader, second = first == reader ? owner : reader;
-    for (const int position : {first, second})
+    for (const int position : {reader, owner})
       if (position != kHostPosition && (position < 0 || static_cast<std::size_t>(position) >= gpus.size()))
         throw std::invalid_argument("no GPU at position " + std::to_string(position));
-    const auto at = static_cast<std::size_t>(first);
+    const auto at = static_cast<std::size_t>(reader);
     if (reads[at]) throw std::invalid_argument("links of a round share a reader");
     reads[at] = true;
-    if (second != kHostPosition && !gpus.peer_access()[at][static_cast<std::size_t>(second)])
+    if (owner != kHostPosition && !gpus.peer_access()[at][static_cast<std::size_t>(owner)])
       throw std::invalid_argument("a kernel cannot read from a GPU without peer access");
   }
 }
 
 Chase make_chase(Gpus& gpus, const Link& link) {
-  const bool host = link.first == kHostPosition || link.second == kHostPosition;
-  Gpu& reader = gpus[link.first == kHostPosition ? link.second : link.first];
-  if (host) return {&reader, ring_in(reader, reader.chase.host_ring, make_pinned), 0};
-  Gpu& owner = gpus[link.second];
-  return {&reader, ring_in(owner, owner.chase.ring, make_memory), 0};
+  const auto [reader, owner] = reader_first(link);
+  Gpu& gpu = gpus[reader];
+  if (owner == kHostPosition) return {&gpu, ring_in(gpu, gpu.chase.host_ring, make_pinned), 0};
+  return {&gpu, ring_in(gpus[owner], gpus[owner].chase.ring, make_memory), 0};
 }
 
 void make_order(Gpu& reader) {

@@ -15,7 +15,7 @@ void* pointer(CUdeviceptr memory) { return reinterpret_cast<void*>(memory); }
 
 }  // namespace
 
-Buffers RegisteredMemory::operator()(Registration registration, int position) {
+Buffers RegisteredMemory::buffers(Registration registration, int position) {
   if (registration != Registration::none) return memory_.at(registration).at(static_cast<std::size_t>(position));
   const Gpu& gpu = gpus_[position];
   return {gpu.send.get(), gpu.target.get()};

@@ -28,7 +28,7 @@ class RegisteredMemory {
   RegisteredMemory& operator=(const RegisteredMemory&) = delete;
 
   // Returns where the GPU's messages lie: the buffers of Gpus where nothing is registered.
-  Buffers operator()(Registration registration, int position);
+  Buffers buffers(Registration registration, int position);
   // Registers two buffers of each GPU with these communicators, where that has not been done. The buffers are allocated
   // once for each kind of registration, as large as those of Gpus. A window must be registered by all ranks of a
   // communicator at the same time, in the same order and with the same sizes; NCCL makes them wait for each other.
