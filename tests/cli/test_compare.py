@@ -153,7 +153,7 @@ def test_reference_says_normal_with_band_and_source(program: Program) -> None:
     assert "band 376.6 to 416.8" in said.out
     assert "[stas00/ml-engineering 744d01e, network/README.md" in said.out
     assert "there is no reference figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in said.out
-    assert said.out.endswith("Normal by 7 reference figures.\n")
+    assert said.out.endswith("Normal according to 7 reference figures.\n")
 
 
 def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: Program) -> None:

@@ -215,7 +215,7 @@ def test_without_pairs_the_default_is_what_was_measured(program: Program, tmp_pa
     run_file.save(simulated("dgx-1v", Operation.ALLGATHER, together=True), tmp_path / "all.json")
     answer = json.loads(program("predict", "all.json", "--model", "gpt2", "--strategy", "fsdp", "--json").out)
     assert [(case["gpus"], case["worst"]) for case in answer["cases"]] == [(8, None)]
-    assert answer["cases"][0]["note"] == "one set of 8 was measured, and no pairs, so nothing is compared"
+    assert answer["cases"][0]["note"] == "one set of 8 and no pairs were measured, so there is nothing to compare"
 
 
 def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Path) -> None:

@@ -560,7 +560,7 @@ def _largest(run: Run, operation: Operation) -> int:
 def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[RenderableType]:
     """Yield the table of pairs, best first; of more than the first of `rows` that many of the best and of the worst."""
     size = format_size(ranking.size_bytes)
-    title = f"{ranking.operation} at {size}, GB/s (95 % interval; ties within {ranking.delta:.1%})"
+    title = f"{ranking.operation} at {size}, GB/s (95 % interval; up to {ranking.delta:.1%} is a tie)"
     yield Text(f"{sim(run)}pairs by {title}")
     operations = _on_pairs(run)
     spare = [operation.value for operation in reversed(operations) if operation not in _shown(run)]
