@@ -149,7 +149,7 @@ def test_what_cannot_be_compared_is_refused(program: Program, title: str, words:
 def test_reference_says_normal_with_band_and_source(program: Program) -> None:
     said = program("compare", "-v", str(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json"), "--reference")
     assert said.status == 0
-    assert "ce-write at 1G on 12 links: normal, 396.0 to 396.3 GB/s, least on " in said.out
+    assert "ce-write at 1G on 12 links: normal, 396.0 to 396.3 GB/s, lowest on " in said.out
     assert "band 376.6 to 416.8" in said.out
     assert "[stas00/ml-engineering 744d01e, network/README.md" in said.out
     assert "there is no reference figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in said.out

@@ -500,7 +500,10 @@ def tiers(ranking: Ranking) -> str:
         other = "other " if ranking.failed else ""
         slower = f"the worst looks {ranking.spread:.1%} slower than the best"
         return f"{doubts}no {other}{kind} differs significantly: {slower}"
-    return f"{doubts}{ranking.tiers} tiers: the worst {kind} is {ranking.spread:.0%} slower than the best"
+    slower = f"is {ranking.spread:.0%} slower than"
+    if ranking.size_bytes < TELLING_BYTES:  # the page has times
+        slower = f"takes {1 / (1 - ranking.spread):.1f} times as long as"
+    return f"{doubts}{ranking.tiers} tiers: the worst {kind} {slower} the best"
 
 
 def wrong_sets(ranking: Ranking, of: str = "") -> list[str]:

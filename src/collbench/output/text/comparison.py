@@ -188,7 +188,7 @@ def _measured(answers: Answers, answer: Answer) -> str:
     where = "-".join(answers.run.devices[position].tag for position in least.members)
     below = sum(one.standing is ReferenceVerdict.BELOW for one in answer.sets)
     many = f", {below} of {len(answer.sets)} below" if 0 < below < len(answer.sets) else ""
-    return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, least on {where}{many}"
+    return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, lowest on {where}{many}"
 
 
 def _band(answer: Answer) -> str:
