@@ -47,7 +47,7 @@ def test_without_a_step_time_there_are_raw_times_alone() -> None:
     said = shown(question(), NVLINK_PAIR)
     assert list(rows(said)) == [["ddp", "best", "19", "0.20"], ["worst", "1.90"], ["lost", "1.70"]]
     assert "step      not given" in said
-    assert said.rstrip().endswith("Add --step-time TIME to predict how much of that compute hides.")
+    assert said.rstrip().endswith("Add --step-time TIME to predict how much of this is hidden behind compute.")
 
 
 @pytest.mark.parametrize("fabric", ["nvlink-pairs-2x2", "dgx-1v"])

@@ -209,7 +209,7 @@ def _question(prediction: Prediction) -> str:
         f"{question.micro_batches} micro-batch{'' if question.micro_batches == 1 else 'es'} per step",
     ]
     if question.step_seconds is None:
-        lines.append("step      not given: how much communication compute hides is unknown")
+        lines.append("step      not given, so only raw communication times are predicted")
     else:
         what = "measured on the best set, communication included" if question.measured_on_best else "of compute alone"
         own = question.gpu_seconds
@@ -320,7 +320,7 @@ def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
             longer = _listed([f"{_printed(case.lost[1])} with {case.strategy}" for case in cases if case.lost])
             yield f"On {gpus} GPUs{sim} a step communicates longer on the worst set, by {longer}."
     if not timed:
-        yield "Add --step-time TIME to predict how much of that compute hides."
+        yield "Add --step-time TIME to predict how much of this is hidden behind compute."
 
 
 def _matters(cases: Sequence[PredictedSet]) -> str:
