@@ -112,7 +112,9 @@ def _copies_summary(run: Run) -> Iterator[Block]:
     if rows.row_count:
         yield from both("notes", *_normal(run))
         yield from short(
-            *_host_lines(run, host_shares(run)), Text(f"{sim(run)}copies, least to most of all links or devices"), rows
+            *_host_lines(run, host_shares(run)),
+            Text(f"{sim(run)}copies, lowest to highest of all links or devices"),
+            rows,
         )
     plain = [m for m in run.measured() if m.point.operation.is_copy and len(m.point.members) == 2]
     for operation in _operations(plain)[:1]:
