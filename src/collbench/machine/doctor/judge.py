@@ -87,7 +87,7 @@ _GPUS_FOR_CONTAINERS = {
     "podman": "start the container with its GPUs: podman run --device nvidia.com/gpu=all …",
     "apptainer": "start the container with its GPUs: apptainer exec --nv …",
     "singularity": "start the container with its GPUs: singularity exec --nv …",
-    "kubernetes": "ask for GPUs in the pod: resources.limits nvidia.com/gpu",
+    "kubernetes": "request GPUs in the pod's spec: resources.limits nvidia.com/gpu",
 }
 _INSTALL = "install the NVIDIA driver"
 _WITHOUT = "or use no GPU: collbench doctor --backend host"
@@ -291,7 +291,7 @@ def _compute_mode(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
 
 
 def _cold(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
-    text = f"off on {tags(bad, gpus)}: the first process waits for the driver, up to seconds per GPU"
+    text = f"off on {tags(bad, gpus)}: the first process waits some seconds per GPU for the driver"
     fix = f"sudo nvidia-smi -i {indices(bad)} -pm 1"
     return Finding(Group.GPUS, "persistence", Level.WARN, text, fix, numbers(bad))
 
@@ -347,7 +347,7 @@ def _shm(facts: Facts, gpus: int) -> Finding:
         return Finding(Group.HOST, name, Level.FAIL, f"{text}: NCCL and torch's data loaders cannot start", fix)
     if shm.free < _ENOUGH_SHM:
         since = _by_cuda(facts)
-        why = "NCCL needs little of it with this driver, torch's data loaders more" if since else "NCCL may need 1 GiB"
+        why = "torch's data loaders may need more; with this driver NCCL does not" if since else "NCCL may need 1 GiB"
         return Finding(Group.HOST, name, Level.WARN, f"{text}: {why}", fix)
     return Finding(Group.HOST, name, Level.OK, text)
 
@@ -545,7 +545,7 @@ def _runs(folder: Folder) -> Finding:
 _UTILITY_ONLY = (
     "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility when it is started; else install the driver's libraries"
 )
-_TORCH = "pip install torch, as its site says for your CUDA"
+_TORCH = "pip install torch for your CUDA: pytorch.org has the command"
 
 
 def judge_libraries(facts: Facts) -> list[Finding]:
