@@ -87,6 +87,17 @@ def test_commands_are_found_in_text(line: str, words: list[list[str]]) -> None:
     assert list(commands(line)) == words
 
 
+def test_each_row_of_a_table_has_a_line_of_its_own() -> None:
+    rulers = [
+        (page.name, line)
+        for page in PAGES
+        if page.suffix == ".md"
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if re.search(r"\|\s?:?---", line)
+    ]
+    assert [(name, line) for name, line in rulers if not re.fullmatch(r" *\|[ :|-]+\|", line)] == []
+
+
 # What no reader has: papers outside the project, and numbers of a list that is not in it. (nccl#814 is a public one.)
 _DANGLING = re.compile(r"\b[D]ESIGN\.md|\b[M]ETHOD\b|(?<![\w/])[s]hared/|\b[Ii]ssues? #?\d")
 _CITED = re.compile(r"docs/method\.md(?:#[\w-]+|'s)?,? (?:sections? )?(\d+(?:\.\d+)?)(?:(?:, | and )(\d+\.\d+))*")

@@ -60,7 +60,7 @@ def test_all_devices_are_the_one_set() -> None:
     assert (found.best, found.worst, compared(found)) == (
         (0, 1, 2, 3),
         None,
-        "there is one set of 4, so nothing to choose",
+        "there is one set of 4, so there is nothing to choose",
     )
 
 

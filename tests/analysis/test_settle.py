@@ -65,7 +65,7 @@ def test_a_winner_that_was_not_chosen_is_distinguished_from_its_equals_by_the_pr
 def test_all_that_tie_are_said_to() -> None:
     choice = settle(predicted(FIRST, OTHER), verification({FIRST: near(300), OTHER: near(301)}))
     assert (choice.members, choice.tied, choice.gain) == (FIRST, True, None)
-    assert sentences.reason(choice, gpus(8)) == "300 GB/s measured on the first 4"
+    assert sentences.reason(choice, gpus(8)) == "300 GB/s measured (same as the first 4)"
 
 
 def test_noise_is_no_tie_so_the_faster_median_wins() -> None:
@@ -93,7 +93,7 @@ def test_without_the_default_no_gain_is_claimed() -> None:
 
 def test_a_simulated_figure_says_sim() -> None:
     run = replace(verification({OTHER: near(400), FIRST: near(300)}), backend="sim")
-    assert sentences.reason(settle(predicted(OTHER, FIRST), run), gpus(8)).startswith("400 GB/s in sim, 1.33× (")
+    assert sentences.reason(settle(predicted(OTHER, FIRST), run), gpus(8)).startswith("400 GB/s simulated, 1.33× (")
 
 
 def test_a_run_without_the_finalists_settles_nothing() -> None:
@@ -131,7 +131,7 @@ def test_the_figure_has_three_digits_and_the_band_is_the_winners() -> None:
     bands = Band(30.0, 50.0, How.NVLINK_RINGS, rings=4), Band(20.0, 45.0, How.NVLINK_RINGS, rings=2)
     found = tuple(replace(one, band=band) for one, band in zip(prediction.finalists, bands, strict=True))
     choice = settle(replace(prediction, finalists=found), verification({OTHER: near(31.26), FIRST: near(41.26)}))
-    assert (sentences.reason(choice, gpus(8)), choice.band) == ("41.3 GB/s measured on the first 4", bands[1])
+    assert (sentences.reason(choice, gpus(8)), choice.band) == ("41.3 GB/s measured (same as the first 4)", bands[1])
 
 
 def test_bandwidth_that_decides_names_no_tie_break() -> None:

@@ -314,6 +314,7 @@ def test_what_proves_that_all_tie(title: str, found: Ranking, all_tied: bool) ->
         (ranking((1, 1), excused=1), "all 2 measured pairs of 3 tie within 0.0%: "),
         (ranking(spread=0.05), "no pair differs significantly: the worst looks 5.0% slower than the best"),
         (ranking((1, 2, 2), spread=0.25), "2 tiers: the worst pair is 25% slower than the best"),
+        (ranking((1, 2), spread=0.75, size_bytes=8), "2 tiers: the worst pair takes 4.0 times as long as the best"),
         (ranking((1, 2), spread=0.25, lacking=((1, 2),)), "2 of 3 pairs were measured; 2 tiers: "),
         (ranking((1, 1), lacking=((0, 1),), excused=2), "2 of 5 pairs were measured; no pair differs significantly: "),
         (ranking((1, 2, 2), spread=0.25, failed=((0, 1),)), "1 of 3 pairs failed; 2 tiers: the worst pair is 25% "),

@@ -65,9 +65,9 @@ def test_one_node_has_no_rounds() -> None:
     [
         ("nothing is suspicious", [None], 20, []),
         ("suspects meet, and every third time others", [((1, 2, 5),)] * 4 + [None], 20,
-         ["suspects and others", AMONG, AMONG, "suspects and others"]),
-        ("somebody is open, nobody in particular", [(), None], 20, ["suspects and others"]),
-        ("time is up", [((1, 2, 5),)] * 9, 10, ["suspects and others", AMONG]),
+         ["between suspects and others", AMONG, AMONG, "between suspects and others"]),
+        ("somebody is open, nobody in particular", [(), None], 20, ["between suspects and others"]),
+        ("time is up", [((1, 2, 5),)] * 9, 10, ["between suspects and others", AMONG]),
         ("time is up before the screening ends, which is made", [((1, 2, 5),)], 0, []),
     ],
 )  # fmt: skip

@@ -149,11 +149,11 @@ def test_what_cannot_be_compared_is_refused(program: Program, title: str, words:
 def test_reference_says_normal_with_band_and_source(program: Program) -> None:
     said = program("compare", "-v", str(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json"), "--reference")
     assert said.status == 0
-    assert "ce-write at 1G on 12 links: normal, 396.0 to 396.3 GB/s, least on " in said.out
+    assert "ce-write at 1G on 12 links: normal, 396.0 to 396.3 GB/s, lowest on " in said.out
     assert "band 376.6 to 416.8" in said.out
     assert "[stas00/ml-engineering 744d01e, network/README.md" in said.out
     assert "there is no reference figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in said.out
-    assert said.out.endswith("Normal by 7 reference figures.\n")
+    assert said.out.endswith("Normal according to 7 reference figures.\n")
 
 
 def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: Program) -> None:

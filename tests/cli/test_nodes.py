@@ -31,7 +31,7 @@ def test_a_simulated_cluster_is_surveyed_and_says_sim(program: Program) -> None:
     slow = [line.split()[1].rstrip(":") for line in said.out.splitlines() if line.startswith("slow ")]
     assert sorted(slow) == ["leaf9's", "node101", "node17", "node42"]
     assert "\ngpus      0, 1, 2, 3 on each node (sim)\n" in said.out
-    assert said.out.endswith("truth     all-reduce busbw 400 GB/s, at most 400 on any nodes (sim)\n")
+    assert said.out.endswith("truth     the chosen nodes reach 400 GB/s busbw; no choice can exceed 400 GB/s (sim)\n")
 
 
 def test_a_seed_gives_the_same_page_again(program: Program) -> None:

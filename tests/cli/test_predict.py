@@ -10,10 +10,11 @@ import pytest
 from collbench.analysis.predict.networks import NAMES
 from collbench.model.operations import Operation, Registration
 from collbench.model.run import Run
-from collbench.runfile import run_file
+from collbench.runfile import job_file, run_file
 from tests.analysis.made import curve, overlapping, pairs, simulated
 from tests.builders import gpus, measured, run_of
 from tests.cli.program import Program
+from tests.jobs import documented_job
 
 DOCS = Path(__file__).parents[2] / "docs" / "predict.md"
 NVLINK_PAIR = pairs({(0, 1): 100.0, (2, 3): 100.0}, 4, other=10.0)
@@ -215,7 +216,7 @@ def test_without_pairs_the_default_is_what_was_measured(program: Program, tmp_pa
     run_file.save(simulated("dgx-1v", Operation.ALLGATHER, together=True), tmp_path / "all.json")
     answer = json.loads(program("predict", "all.json", "--model", "gpt2", "--strategy", "fsdp", "--json").out)
     assert [(case["gpus"], case["worst"]) for case in answer["cases"]] == [(8, None)]
-    assert answer["cases"][0]["note"] == "one set of 8 was measured, and no pairs, so nothing is compared"
+    assert answer["cases"][0]["note"] == "one set of 8 and no pairs were measured, so there is nothing to compare"
 
 
 def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Path) -> None:
@@ -349,3 +350,13 @@ def test_the_worked_example_of_the_docs_is_what_the_program_prints(program: Prog
 def test_the_docs_name_every_network_and_no_other() -> None:
     table = DOCS.read_text(encoding="utf-8").partition("## Models")[2].partition("\n## ")[0]
     assert set(re.findall(r"`([\w./-]+)`", table.partition("\n\n|")[2])) == set(NAMES)
+
+
+def test_the_documented_page_of_a_recorded_job_is_what_is_printed(program: Program, tmp_path: Path) -> None:
+    job_file.save(documented_job(), tmp_path / "job.json")
+    runs = [f"{operation}.json" for operation in ("allgather", "reducescatter", "allreduce")]
+    for run in runs:
+        machine = ("--backend", "sim", "--fabric", "hgx-h200", "--devices", "0,1,2,3", "--seed", "1")
+        assert program(run.removesuffix(".json"), *machine, "--output", run).status == 0
+    shown = program("predict", "job.json", *runs, "--devices", "0,1,2,3").out
+    assert "\n".join(f"    {line}".rstrip() for line in shown.strip().splitlines()) in DOCS.read_text(encoding="utf-8")

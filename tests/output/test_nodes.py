@@ -41,7 +41,7 @@ def test_the_page_names_who_is_slow_who_was_taken_and_why() -> None:
     assert text.startswith("chosen    node[4-11] (sim)\n")
     assert "rounds    9 (8 at random, 1 x): 72 measurements; there are 120 pairs; 20 s estimated" in text
     assert "\nleft out  node3: " in text
-    assert text.endswith("truth     all-reduce busbw 100 GB/s, at most 100 on any nodes (sim)")
+    assert text.endswith("truth     the chosen nodes reach 100 GB/s busbw; no choice can exceed 100 GB/s (sim)")
 
 
 def test_sentences_take_the_terminals_columns_and_a_node_list_stays_one_word() -> None:

@@ -31,7 +31,7 @@ allreduce at 1G, GB/s (a communicator per pair, busbw)
 GPU0      -  300.0
 GPU1  300.0      -
 
-pairs by allreduce at 1G, GB/s (95 % interval; ties within 2.0%)
+pairs by allreduce at 1G, GB/s (95 % interval; up to 2.0% is a tie)
 tier  pair       label  ce-write  ce-read  sm-write  sm-read  allreduce  broadcast     interval  vs best
 1     GPU0-GPU1  NV18      395.2    393.7     370.1    376.4      300.0      310.0  300.0-300.0  tied
 There is one pair, so there is nothing to choose.
@@ -63,7 +63,7 @@ def test_four_gpus_of_one_tier_crown_no_winner() -> None:
     run = pairs_run(4, lambda a, b: 300.0 - 0.1 * order.index((a, b)))
     head = "tier  pair       label  ce-write  ce-read  sm-write  sm-read  allreduce  broadcast     interval"
     assert after(text(pairs_page(run)), "pairs by") == (
-        "pairs by allreduce at 1G, GB/s (95 % interval; ties within 2.0%)\n"
+        "pairs by allreduce at 1G, GB/s (95 % interval; up to 2.0% is a tie)\n"
         f"{head}  vs best\n"
         "1     GPU0-GPU1  NV18      395.2    393.7     370.1    376.4      300.0      310.0  300.0-300.0  tied\n"
         "1     GPU0-GPU2  NV18      395.2    393.7     370.1    376.4      299.9      310.0  299.9-299.9  tied\n"
@@ -75,7 +75,7 @@ def test_four_gpus_of_one_tier_crown_no_winner() -> None:
         "\n"
         "best 2   GPU0, GPU1: all pairs tie within 0.2%: the choice does not affect bandwidth\n"
         "best 4   GPU0, GPU1, GPU2, GPU3: all 4 devices\n"
-        "rates     below: allreduce at 1G on 2 GPUs reached 299.5 to 300.0 GB/s, least on GPU2-GPU3; "
+        "rates     below: allreduce at 1G on 2 GPUs reached 299.5 to 300.0 GB/s, lowest on GPU2-GPU3; "
         "band 309.8 to 345.2\n"
         "\n"
         "points    60 data points: 60 converged\n"
@@ -85,7 +85,7 @@ def test_four_gpus_of_one_tier_crown_no_winner() -> None:
 def test_a_slow_pair_stands_apart_and_is_not_recommended() -> None:
     run = pair_run(4, lambda a, b: 240.0 if (a, b) == (0, 1) else 300.0)
     assert after(text(pairs_page(run)), "pairs by") == (
-        "pairs by allreduce at 1G, GB/s (95 % interval; ties within 2.0%)\n"
+        "pairs by allreduce at 1G, GB/s (95 % interval; up to 2.0% is a tie)\n"
         "tier  pair       label  allreduce     interval  vs best\n"
         "1     GPU0-GPU2  NV18       300.0  300.0-300.0  tied\n"
         "1     GPU0-GPU3  NV18       300.0  300.0-300.0  tied\n"
@@ -97,7 +97,7 @@ def test_a_slow_pair_stands_apart_and_is_not_recommended() -> None:
         "\n"
         "best 2   GPU0, GPU2: 300 GB/s; the machine's worst pair reaches 240 GB/s\n"
         "best 4   GPU0, GPU1, GPU2, GPU3: all 4 devices\n"
-        "rates     below: allreduce at 1G on 2 GPUs reached 240.0 to 300.0 GB/s, least on GPU0-GPU1; "
+        "rates     below: allreduce at 1G on 2 GPUs reached 240.0 to 300.0 GB/s, lowest on GPU0-GPU1; "
         "band 309.8 to 345.2\n"
         "\n"
         "points    6 data points: 6 converged\n"

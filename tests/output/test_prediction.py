@@ -47,7 +47,7 @@ def test_without_a_step_time_there_are_raw_times_alone() -> None:
     said = shown(question(), NVLINK_PAIR)
     assert list(rows(said)) == [["ddp", "best", "19", "0.20"], ["worst", "1.90"], ["lost", "1.70"]]
     assert "step      not given" in said
-    assert said.rstrip().endswith("Add --step-time TIME to predict how much of that compute hides.")
+    assert said.rstrip().endswith("Add --step-time TIME to predict how much of this is hidden behind compute.")
 
 
 @pytest.mark.parametrize("fabric", ["nvlink-pairs-2x2", "dgx-1v"])
@@ -79,7 +79,7 @@ def test_ddp_may_not_care_where_zero3_does() -> None:
     asked = replace(question(networks.find("gpt2"), step_seconds=2.4, micro_batches=8), strategies=("ddp", "zero3"))
     (said,) = conclusions(answer(asked, NVLINK_PAIR))
     assert said.startswith("On 2 GPUs ddp leaves at most 17.6 ms exposed on either set: the choice does not matter; ")
-    lost = re.search(r"the worst set costs zero3 (\d+) ms, 7\.\d% of a step\.$", said)
+    lost = re.search(r"the worst set lengthens a step by (\d+) ms \(7\.\d%\) with zero3\.$", said)
     assert lost is not None
     assert 171 < int(lost[1]) < 200
 
@@ -93,14 +93,18 @@ def test_a_set_that_suits_hsdps_groups_better_is_reported() -> None:
     assert share < -0.02
     (said,) = conclusions(prediction)
     assert re.match(
-        r"On 6 GPUs the worst set saves hsdp \d+\.\d ms, .* of a step, because it suits their groups better\.", said
+        r"On 6 GPUs the worst set shortens a step by \d+\.\d ms \(.*\) with hsdp, "
+        r"because it suits their groups better\.",
+        said,
     )
 
 
 def test_one_set_leaves_nothing_to_choose_but_says_what_is_exposed() -> None:
     (said,) = conclusions(answer(question(gpus=4, step_seconds=3e-3), NVLINK_PAIR))
     assert re.match(
-        r"On 4 GPUs there is one set of 4, so nothing to choose. Exposed of a step: ddp \d\.\d\d ms\.", said
+        r"On 4 GPUs there is one set of 4, so there is nothing to choose. "
+        r"Exposed communication per step: ddp \d\.\d\d ms\.",
+        said,
     )
 
 

@@ -35,7 +35,7 @@ tier           GB/s  pairs                  vs best
 1             299.8  GPU0-GPU1, GPU1-GPU2   tied
 2             199.9  GPU0-GPU2              different
 2 tiers: the worst pair is 33% slower than the best.
-Differences above 2.0% show on pairs with typical noise (5 trials or more).
+Differences above 2.0% are significant at typical noise (5 trials or more).
        GPU0   GPU1   GPU2
 GPU0      -  299.8  199.9
 GPU1  299.8      -  299.8
@@ -45,7 +45,7 @@ allreduce (by pair) at 8 B, µs
 tier    µs  pairs  vs best
 1     2.00  all 3  tied
 All pairs tie within 0.0%: the choice does not affect latency.
-Differences above 6.0% show on pairs with typical noise (5 trials or more).
+Differences above 6.0% are significant at typical noise (5 trials or more).
        GPU0   GPU1   GPU2
 GPU0      -   2.00   2.00
 GPU1   2.00      -   2.00

@@ -132,7 +132,7 @@ def survey(
     while more(len(made)) and (groups := suspects()) is not None:
         inside = bool(groups) and len(made) % 3 != 2  # every third continues between them and the others
         pairs = matching(nodes, groups, rng) if inside else apart(nodes, leaves or groups, rng)
-        made.append(Round(AMONG if inside else "suspects and others", pairs))
+        made.append(Round(AMONG if inside else "between suspects and others", pairs))
         measure(made[-1])
     return tuple(made)
 

@@ -44,7 +44,7 @@ OPTIONS = (
         callback=parsed(parse_budget),
         help="Stop repeating after this time: 10s, 500ms.  [default: 2.3s; host: 8s]",
     ),
-    click.option("--quick", is_flag=True, help="Measure roughly, in about a second."),
+    click.option("--quick", is_flag=True, help="Measure roughly, in a few seconds."),
 )
 
 

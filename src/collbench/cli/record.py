@@ -17,7 +17,7 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command(
-    short_help="Record which collectives a job sends.",
+    short_help="Record every NCCL call of a job.",
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS] --",
 )

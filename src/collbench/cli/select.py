@@ -71,7 +71,7 @@ _own_options = options.apply(
     click.option("--elsewhere", is_flag=True, help="With RUN.JSON: accept a run of another or a simulated machine."),
     click.option("--topology", metavar="FILE", help="Estimate from the labels in saved 'nvidia-smi topo -m' text."),
     click.option("--exclude", metavar="LIST", help="Exclude these: nvidia-smi indices or UUIDs."),
-    click.option("--allow-busy", is_flag=True, help="Do not exclude busy, throttled or faulty GPUs."),
+    click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."),
     click.option(
         "--verify/--no-verify",
         default=None,

@@ -98,7 +98,7 @@ _options_in_help = options.apply(
     click.option("--devices", metavar="LIST", help="Use these devices instead: nvidia-smi indices or UUIDs."),
     click.option("--exclude", metavar="LIST", help="Never choose these: nvidia-smi indices or UUIDs."),
     click.option("--for", metavar="JOB", help="Replay this recorded job on the best sets, and choose among them."),
-    click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs."),
+    click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."),
     click.option("--run", metavar="FILE", help="Choose from this run file, not from the newest saved run that fits."),
     click.option(
         "--max-age", metavar="AGE", help="Ignore saved runs that are older: 7d, 12h, 30m or 90s.  [default: 7d]"

@@ -33,7 +33,7 @@ _STRATEGIES = {
     "zero2": f"gradients are reduce-scattered on every micro-batch, {_BUCKETED}",
     "zero3": f"every unit is gathered before its forward and its backward of every micro-batch; {_HALVES}",
     "fsdp": f"PyTorch's fully_shard on every block, the root gathered from forward to backward; {_HALVES}",
-    "hsdp": "as fsdp among the GPUs of one copy, neighbours in rank, then an all-reduce among the copies; "
+    "hsdp": "as fsdp among the GPUs of one copy, neighbors in rank, then an all-reduce among the copies; "
     "best and worst are by a collective over all GPUs",
 }
 _GENERAL = {

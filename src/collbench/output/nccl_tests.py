@@ -257,8 +257,11 @@ _COLUMNS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
 _HALF_COLUMNS = "  {:>7}  {:>6}  {:>6}  {:>6}"
 _NOT_CHECKED = "    N/A"  # one column less than a number takes, as theirs
 _NOT_MEASURED = f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}{_NOT_CHECKED}"
-_LOOP = "the ungraphed launch loop's; nccl-tests averages one loop over ranks"
-_BATCHES = "the timed batches' (on GPUs a graph replay between device events); nccl-tests takes the CPU's clock"
+_LOOP = "one call of the ungraphed launch loop, mean of the ranks, median of the trials; nccl-tests runs one loop"
+_BATCHES = (
+    "one call of a timed batch (on GPUs a graph replay between device events), slowest rank, median of the trials; "
+    "nccl-tests takes the CPU's clock"
+)
 
 
 def lines(run: Run) -> list[str]:
@@ -310,7 +313,7 @@ def _origin(run: Run, table: Table) -> Iterator[str]:
     loops = {half.loop for row in table.rows for half in row.halves}
     for loop, meaning in ((True, _LOOP), (False, _BATCHES)):
         if loop in loops:
-            yield f"# time: the slowest rank's, median of the trials, {meaning}"
+            yield f"# time: {meaning}"
     if asked["validation"]:
         yield "# #wrong: in every timed batch out of place, in one call in place; nccl-tests checks one call each"
     yield "#"

@@ -434,7 +434,7 @@ _UNFIT = {
     Unfit.EXCLUDED: "excluded",
     Unfit.PROCESSES: "busy: {0.figure:.0f} other process{es}",
     Unfit.TRIALS_SHARED: "busy: another process in {0.figure:.0%} of its trials",
-    Unfit.UTILISATION: "busy: {0.figure:.0f}% utilisation",
+    Unfit.UTILISATION: "busy: {0.figure:.0f}% utilization",
     Unfit.MEMORY: "busy: only {free} of {total} free",
     Unfit.THROTTLED: "throttled: {reasons}",
     Unfit.TRIALS_THROTTLED: "throttled in {0.figure:.0%} of its trials",
@@ -499,7 +499,10 @@ def tiers(ranking: Ranking) -> str:
         other = "other " if ranking.failed else ""
         slower = f"the worst looks {ranking.spread:.1%} slower than the best"
         return f"{doubts}no {other}{kind} differs significantly: {slower}"
-    return f"{doubts}{ranking.tiers} tiers: the worst {kind} is {ranking.spread:.0%} slower than the best"
+    slower = f"is {ranking.spread:.0%} slower than"
+    if ranking.size_bytes < TELLING_BYTES:  # the page has times
+        slower = f"takes {1 / (1 - ranking.spread):.1f} times as long as"
+    return f"{doubts}{ranking.tiers} tiers: the worst {kind} {slower} the best"
 
 
 def wrong_sets(ranking: Ranking, of: str = "") -> list[str]:
@@ -560,10 +563,10 @@ def _reason(why: AllLeft | OneDevice | Undecided | BestPair | Predicted | Measur
             other = f"same as the first {k}" if first is None else f"the first {k}: {_reaches(first)}"
             return f"predicted {_reaches(rates)}{over} ({other})"
         case Measured(gbs, simulated, is_first, gain):
-            over = f" on the first {k}" if is_first else ""
+            over = f" (same as the first {k})" if is_first else ""
             if gain is not None:
                 over = f", {gain[1]:.2f}× ({gain[0]:.2f}–{gain[2]:.2f}) that of the first {k}"
-            return f"{fixed(gbs, 3)} GB/s {'in sim' if simulated else 'measured'}{over}"
+            return f"{fixed(gbs, 3)} GB/s {'simulated' if simulated else 'measured'}{over}"
 
 
 def _best_for_job(why: BestForJob) -> str:
@@ -576,7 +579,7 @@ def _best_for_job(why: BestForJob) -> str:
         least = f"the shortest of {why.finalists} finalists"
     else:
         least = f"none of {why.finalists} finalists is significantly faster"
-    how = "in sim" if why.simulated else "measured"
+    how = "simulated" if why.simulated else "measured"
     return f"a step of {why.job} communicates for {why.seconds * 1e3:.3f} ms ({how}): {least}"
 
 

@@ -134,7 +134,7 @@ _GPUS_FOR_CONTAINERS = {
     "podman": "start the container with its GPUs: podman run --device nvidia.com/gpu=all …",
     "apptainer": "start the container with its GPUs: apptainer exec --nv …",
     "singularity": "start the container with its GPUs: singularity exec --nv …",
-    "kubernetes": "ask for GPUs in the pod: resources.limits nvidia.com/gpu",
+    "kubernetes": "request GPUs in the pod's spec: resources.limits nvidia.com/gpu",
 }
 _INSTALL = "install the NVIDIA driver"
 _WITHOUT = "or use no GPU: collbench doctor --backend host"
@@ -277,7 +277,7 @@ def _compute_mode(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> _Line:
 
 
 def _no_persistence(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> _Line:
-    text = f"off on {_tags(bad, gpus)}: the first process waits for the driver, up to seconds per GPU"
+    text = f"off on {_tags(bad, gpus)}: the first process waits some seconds per GPU for the driver"
     return _warn("persistence", text, _nvidia_smi(bad, "-pm 1"), bad)
 
 
@@ -357,7 +357,7 @@ def _peers(paths: Sequence[Path], gpus: Sequence[Gpu]) -> _Line:
 _UTILITY_ONLY = (
     "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility when it is started; else install the driver's libraries"
 )
-_TORCH = "pip install torch, as its site says for your CUDA"
+_TORCH = "pip install torch for your CUDA: pytorch.org has the command"
 
 
 def _libraries(facts: Facts) -> _Lines:
@@ -487,7 +487,7 @@ def _shared_memory(facts: Facts, gpus: int) -> _Line:
     if shm.free < _ENOUGH_SHM:
         cuda = tuple(int(part) for part in facts.driver.cuda.split(".") if part.isdigit())
         through_cuda = cuda >= _CUMEM_CUDA and facts.environment.get("NCCL_CUMEM_HOST_ENABLE") != "0"
-        little = "NCCL needs little of it with this driver, torch's data loaders more"
+        little = "torch's data loaders may need more; with this driver NCCL does not"
         return _warn(name, f"{text}: {little if through_cuda else 'NCCL may need 1 GiB'}", fix)
     return _ok(name, text)
 

@@ -125,14 +125,14 @@ def reference_conclusion(answers: Answers) -> str:
     if not answers.judged:
         return f"No reference figure gives a significant answer ({counts})."
     if set(standings) == {ReferenceVerdict.NORMAL}:
-        return f"Normal by {amount(len(answers.answers), 'reference figure')}."
+        return f"Normal according to {amount(len(answers.answers), 'reference figure')}."
     return f"Nothing is significantly below its band ({counts})."
 
 
 def normality(answers: Answers) -> str:
     """Return in a line whether a run is normal for its kind of machine, by the figure that it does worst against."""
     if not answers.known or not answers.answers:
-        return f"normal or not is unknown: no reference figure for {_kind(answers)}"
+        return f"not judged: no reference figure for {_kind(answers)}"
     if not answers.judged:
         return reference_conclusion(answers).rstrip(".")
     order = (ReferenceVerdict.FAILED, ReferenceVerdict.BELOW, ReferenceVerdict.ABOVE, ReferenceVerdict.NORMAL)
@@ -188,7 +188,7 @@ def _measured(answers: Answers, answer: Answer) -> str:
     where = "-".join(answers.run.devices[position].tag for position in least.members)
     below = sum(one.standing is ReferenceVerdict.BELOW for one in answer.sets)
     many = f", {below} of {len(answer.sets)} below" if 0 < below < len(answer.sets) else ""
-    return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, least on {where}{many}"
+    return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, lowest on {where}{many}"
 
 
 def _band(answer: Answer) -> str:

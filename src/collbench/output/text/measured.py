@@ -111,7 +111,9 @@ def _copies_summary(run: Run) -> Iterator[Block]:
     if rows.row_count:
         yield from both("notes", *_normal(run))
         yield from short(
-            *_host_lines(run, host_shares(run)), Text(f"{sim(run)}copies, least to most of all links or devices"), rows
+            *_host_lines(run, host_shares(run)),
+            Text(f"{sim(run)}copies, lowest to highest of all links or devices"),
+            rows,
         )
     plain = [m for m in run.measured() if m.point.operation.is_copy and len(m.point.members) == 2]
     for operation in _operations(plain)[:1]:
@@ -559,7 +561,7 @@ def _largest(run: Run, operation: Operation) -> int:
 def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[RenderableType]:
     """Yield the table of pairs, best first; of more than the first of `rows` that many of the best and of the worst."""
     size = format_size(ranking.size_bytes)
-    title = f"{ranking.operation} at {size}, GB/s (95 % interval; ties within {ranking.delta:.1%})"
+    title = f"{ranking.operation} at {size}, GB/s (95 % interval; up to {ranking.delta:.1%} is a tie)"
     yield Text(f"{sim(run)}pairs by {title}")
     operations = _on_pairs(run)
     spare = [operation.value for operation in reversed(operations) if operation not in _shown(run)]

@@ -144,8 +144,8 @@ def page(
         *(_cost(origin) if verbose else ()),
     ]
     if truth is not None:
-        bound = f"at most {fixed(truth.bound_gbs)} on any nodes"
-        lines.append(f"truth     all-reduce busbw {fixed(truth.busbw_gbs)} GB/s, {bound} (sim)")
+        bound = f"no choice can exceed {fixed(truth.bound_gbs)} GB/s"
+        lines.append(f"truth     the chosen nodes reach {fixed(truth.busbw_gbs)} GB/s busbw; {bound} (sim)")
     return "\n".join(named(line, width) for line in lines)
 
 

@@ -62,9 +62,9 @@ def _notes(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[str]:
         )
     else:
         yield (
-            f"{'bounds':<10}the record does not show what computes during a transfer (one with 'record --gpu-times' "
-            "does): one bound assumes that compute waits for every transfer, the other that the step hides them "
-            "while it can"
+            f"{'bounds':<10}the record does not show which transfers compute waits for (one with 'record --gpu-times' "
+            "does): one bound assumes that compute waits for all of them, the other that the step hides as much of "
+            "them as it can"
         )
     if predicted_job.calibrated:
         yield f"{'times':<10}recorded transfers × the ratio of the measured isolated transfers"

@@ -101,7 +101,7 @@ def _overview(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> T
     """Return the short page's table: a row for each number of GPUs and strategy, on the best and the worst set."""
     what = "exposed" if timed else "raw"
     heads = ["GPUs", "strategy", f"{what} on best, {scale.unit}", f"on worst, {scale.unit}"]
-    rows = table(*heads, *["lost of a step"] * timed, left=("strategy",), keys=2)
+    rows = table(*heads, *["step longer by"] * timed, left=("strategy",), keys=2)
     for case in cases:
         costs = [case.best, *([case.worst] if case.worst else [])]
         spans = [(cost.exposed if timed else cost.raw) or cost.raw for cost in costs]
@@ -209,7 +209,7 @@ def _question(prediction: Prediction) -> str:
         f"{question.micro_batches} micro-batch{'' if question.micro_batches == 1 else 'es'} per step",
     ]
     if question.step_seconds is None:
-        lines.append("step      not given: how much communication compute hides is unknown")
+        lines.append("step      not given, so only raw communication times are predicted")
     else:
         what = "measured on the best set, communication included" if question.measured_on_best else "of compute alone"
         own = question.gpu_seconds
@@ -312,23 +312,23 @@ def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
         if sets.worst is None:
             exposed = [f"{case.strategy} {_printed(case.best.exposed[1])}" for case in cases if case.best.exposed]
             yield f"On {gpus} GPUs{sim} {compared(sets)}" + (
-                f". Exposed of a step: {_listed(exposed)}." if exposed else "."
+                f". Exposed communication per step: {_listed(exposed)}." if exposed else "."
             )
         elif timed:
             yield f"On {gpus} GPUs{sim} {_matters(cases)}."
         else:
-            longer = _listed([f"{case.strategy} {_printed(case.lost[1])}" for case in cases if case.lost])
-            yield f"On {gpus} GPUs{sim} the worst set communicates longer, in each step: {longer}."
+            longer = _listed([f"{_printed(case.lost[1])} with {case.strategy}" for case in cases if case.lost])
+            yield f"On {gpus} GPUs{sim} a step communicates longer on the worst set, by {longer}."
     if not timed:
-        yield "Add --step-time TIME to predict how much of that compute hides."
+        yield "Add --step-time TIME to predict how much of this is hidden behind compute."
 
 
 def _matters(cases: Sequence[PredictedSet]) -> str:
     """Say which strategies lose by the worst set, and how much of a step."""
     shares = {case.strategy: case.lost_share or 0.0 for case in cases}
     same = [case for case in cases if abs(shares[case.strategy]) < DELTA]
-    lost = [f"{case.strategy} {_lost(case)}" for case in cases if shares[case.strategy] >= DELTA]
-    gained = [f"{case.strategy} {_lost(case)}" for case in cases if shares[case.strategy] <= -DELTA]
+    lost = [_lost(case) for case in cases if shares[case.strategy] >= DELTA]
+    gained = [_lost(case) for case in cases if shares[case.strategy] <= -DELTA]
     parts = []
     if same:
         most = max(cost.exposed[1] for case in same for cost in (case.best, case.worst) if cost and cost.exposed)
@@ -336,15 +336,15 @@ def _matters(cases: Sequence[PredictedSet]) -> str:
         names = _listed([case.strategy for case in same])
         parts.append(f"{names} {leave} at most {_printed(most)} exposed on either set: the choice does not matter")
     if lost:
-        parts.append(f"the worst set costs {_listed(lost)}")
+        parts.append(f"the worst set lengthens a step by {_listed(lost)}")
     if gained:
-        parts.append(f"the worst set saves {_listed(gained)}, because it suits their groups better")
+        parts.append(f"the worst set shortens a step by {_listed(gained)}, because it suits their groups better")
     return "; ".join(parts)
 
 
 def _lost(case: PredictedSet) -> str:
     lost, share = case.lost, case.lost_share
-    return f"{_printed(abs(lost[1]))}, {_percent(abs(share))} of a step" if lost and share else ""
+    return f"{_printed(abs(lost[1]))} ({_percent(abs(share))}) with {case.strategy}" if lost and share else ""
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -358,9 +358,9 @@ def _percent(share: float | None) -> str:
 _COMPARED = {
     Compared.ALL: "",
     Compared.HEURISTIC: "best and worst by a heuristic search",
-    Compared.ONE_SET: "there is one set of {k}, so nothing to choose",
+    Compared.ONE_SET: "there is one set of {k}, so there is nothing to choose",
     Compared.MEASURED: "of the sets that were measured",
-    Compared.ONE_MEASURED: "one set of {k} was measured, and no pairs, so nothing is compared",
+    Compared.ONE_MEASURED: "one set of {k} and no pairs were measured, so there is nothing to compare",
 }
 
 

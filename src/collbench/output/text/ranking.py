@@ -145,8 +145,8 @@ def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None 
     yield _tiers(run, ranking, unit, most_tiers)
     yield Text(sentence(sentences.tiers(ranking)))
     trials = ranking.trials  # the fewest that any got
-    shown = f"Differences above {ranking.delta + ranking.noise:.1%} show"
-    shown += f" on {ranking.kind}s with typical noise ({trials} trials or more)."
+    shown = f"Differences above {ranking.delta + ranking.noise:.1%} are significant at typical noise"
+    shown += f" ({trials} trials or more)."
     if trials < FEWEST_TRIALS:
         shown = f"Nothing is significant: some have {trials} of the {FEWEST_TRIALS} trials needed to estimate noise."
     if len(ranking.standings) > 1:

@@ -151,7 +151,7 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
         limit = _LIMITS.get(verdict.kind, "theory")
         path = next((p for p in run.paths if set(p.devices) <= devices and p.label == verdict.label), None)
         source = path.theory_source if path and limit == "theory" and len(devices) > 1 else ""
-        gbs = f"{fixed(verdict.theory_gbs)} GB/s{sim(run, ' sim')}"
+        gbs, source = f"{fixed(verdict.theory_gbs)} GB/s{sim(run, ' sim')}", source.removeprefix("sim: ")
         fields.append((limit, f"{gbs}: {source}" if source else gbs))
     if verdict.measured is not None:
         low, middle, high = map(figure, verdict.measured)
