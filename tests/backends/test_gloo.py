@@ -44,7 +44,7 @@ def world(loaded_torch: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     gloo_world = GlooWorld(CORES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
-        gloo_world.time_collective(step(ALLREDUCE, ((0, 1, 2, 3),), 8))
+        gloo_world.time(step(ALLREDUCE, ((0, 1, 2, 3),), 8))
     yield gloo_world
     gloo_world.close()
     gloo_world.close()
@@ -62,7 +62,7 @@ def scratch(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)
 def test_allreduce_of_every_dtype_and_reduction_is_exact(world: GlooWorld, dtype: str, redop: str) -> None:
     size = 4097 * DTYPE_BYTES[dtype]
-    timing = world.time_collective(step(ALLREDUCE, ((0, 1, 2),), size, dtype=dtype, redop=redop))
+    timing = world.time(step(ALLREDUCE, ((0, 1, 2),), size, dtype=dtype, redop=redop))
     assert len(timing.seconds[0]) == 2
     assert all(seconds > 0 for seconds in timing.seconds[0])
 
@@ -71,7 +71,7 @@ def test_allreduce_of_every_dtype_and_reduction_is_exact(world: GlooWorld, dtype
 @pytest.mark.parametrize("root", [0, 1])
 def test_broadcast_of_every_dtype_from_each_root_is_exact(world: GlooWorld, dtype: str, root: int) -> None:
     size = 7 * DTYPE_BYTES[dtype]
-    timing = world.time_collective(step(BROADCAST, ((2, 0),), size, dtype=dtype, root=root))
+    timing = world.time(step(BROADCAST, ((2, 0),), size, dtype=dtype, root=root))
     assert len(timing.seconds[0]) == 2
 
 
@@ -88,7 +88,7 @@ def test_the_other_collectives_are_exact_in_place_and_out_of_place(
     for variant in (Variant.PLAIN,) if operation in TWO_BUFFERS else (Variant.PLAIN, Variant.IN_PLACE):
         for redop in ("sum", "prod", "max") if operation.reduces else ("sum",):
             one = step(operation, ((0, 1, 2),), size, dtype=dtype, redop=redop, variant=variant, root=2)
-            assert len(world.time_collective(one).seconds[0]) == 2
+            assert len(world.time(one).seconds[0]) == 2
 
 
 @pytest.mark.parametrize("group", [(0, 1, 2), (2, 0, 1)])
@@ -96,24 +96,24 @@ def test_blocks_of_their_own_sizes_are_exact_and_may_be_empty(world: GlooWorld, 
     skew = Skew(SkewKind.MATRIX, matrix=((0, 1600, 48), (16, 0, 0), (0, 32, 160)))
     one = step(Operation.ALLTOALLV, (group,), skew.own_bytes or 0, skew=skew, dtype="float64")
     assert one.blocks == skew.matrix
-    assert len(world.time_collective(one).seconds[0]) == 2
+    assert len(world.time(one).seconds[0]) == 2
 
 
 @pytest.mark.parametrize("operation", NEW)
 def test_ranks_in_any_order_have_their_own_blocks_and_root(world: GlooWorld, operation: Operation) -> None:
     for group in ((2, 0), (1, 2, 0)):
-        assert world.time_collective(step(operation, (group,), len(group) * 512, root=1)).seconds
+        assert world.time(step(operation, (group,), len(group) * 512, root=1)).seconds
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 4097, 2**20 + 1])
 def test_odd_sizes_are_exact(world: GlooWorld, size: int) -> None:
     for operation in (ALLREDUCE, BROADCAST):
-        assert world.time_collective(step(operation, ((0, 1),), size, dtype="uint8")).launch_seconds == ()
+        assert world.time(step(operation, ((0, 1),), size, dtype="uint8")).launch_seconds == ()
 
 
 def test_several_groups_give_a_row_each_and_bystanders_none(world: GlooWorld) -> None:
-    both = world.time_collective(step(ALLREDUCE, ((0, 3), (2, 1)), 4096, batches=4))
-    one = world.time_collective(step(ALLREDUCE, ((3, 1),), 4096, batches=1))
+    both = world.time(step(ALLREDUCE, ((0, 3), (2, 1)), 4096, batches=4))
+    one = world.time(step(ALLREDUCE, ((3, 1),), 4096, batches=1))
     assert [len(row) for row in both.seconds] == [4, 4]
     assert [len(row) for row in one.seconds] == [1]
 
@@ -146,14 +146,14 @@ def test_several_groups_give_a_row_each_and_bystanders_none(world: GlooWorld) ->
 def test_what_gloo_cannot_do_is_refused_before_a_process_starts(title: str, bad: Step, words: str) -> None:
     idle = GlooWorld(CORES)
     with pytest.raises(UsageError, match=words):
-        idle.time_collective(bad)
+        idle.time(bad)
     assert idle._workers == [], title
 
 
 def test_without_torch_the_user_reads_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="pip install torch"):
-        GlooWorld(CORES).time_collective(step(ALLREDUCE, ((0, 1),), 8))
+        GlooWorld(CORES).time(step(ALLREDUCE, ((0, 1),), 8))
 
 
 def processes(started: GlooWorld) -> list[int]:
@@ -162,26 +162,26 @@ def processes(started: GlooWorld) -> list[int]:
 
 def test_a_killed_worker_is_named_and_the_next_call_starts_afresh(scratch: pathlib.Path) -> None:
     fragile = GlooWorld(CORES[:2], timeout_s=30)
-    fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+    fragile.time(step(ALLREDUCE, ((0, 1),), 8))
     victims = processes(fragile)
     os.kill(victims[1], signal.SIGKILL)
     with pytest.raises(BackendError, match=rf"core {CORES[1]} died \(killed by signal 9\)"):
-        fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+        fragile.time(step(ALLREDUCE, ((0, 1),), 8))
     for pid in victims:
         with pytest.raises(ProcessLookupError):  # reaped too: a zombie could still be signalled
             os.kill(pid, 0)
     assert list(scratch.iterdir()) == []
-    assert fragile.time_collective(step(BROADCAST, ((0, 1),), 8)).seconds
+    assert fragile.time(step(BROADCAST, ((0, 1),), 8)).seconds
     fragile.close()
 
 
 def test_a_hung_worker_is_an_error_and_the_next_call_starts_others(scratch: pathlib.Path) -> None:
     fragile = GlooWorld(CORES[:2])
-    fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+    fragile.time(step(ALLREDUCE, ((0, 1),), 8))
     fragile._timeout_s = 0.5
     os.kill(processes(fragile)[0], signal.SIGTSTP)  # of a fork: tests/loaded/stand_in.py
     with pytest.raises(BackendError, match=rf"no answer within .* on cores {CORES[0]}"):
-        fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+        fragile.time(step(ALLREDUCE, ((0, 1),), 8))
     assert list(scratch.iterdir()) == []
     assert fragile._workers == [], "the next call starts others"
     fragile.close()
@@ -189,12 +189,12 @@ def test_a_hung_worker_is_an_error_and_the_next_call_starts_others(scratch: path
 
 def test_a_worker_that_cannot_start_says_why(scratch: pathlib.Path) -> None:
     with pytest.raises(BackendError, match=r"core 1023 died \(exit status 1\): OSError"):
-        GlooWorld((CORES[0], 1023)).time_collective(step(ALLREDUCE, ((0, 1),), 8))
+        GlooWorld((CORES[0], 1023)).time(step(ALLREDUCE, ((0, 1),), 8))
     assert list(scratch.iterdir()) == []
 
 
 def test_workers_leave_when_their_parent_closes_the_pipe_and_clean_up(world: GlooWorld) -> None:
-    world.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+    world.time(step(ALLREDUCE, ((0, 1),), 8))
     workers, folder = list(world._workers), world._folder
     assert folder is not None
     assert folder.exists()

@@ -41,16 +41,16 @@ def test_a_rank_that_dies_in_any_phase_costs_only_its_own_groups(phase: str, vic
         coordinator.reserve(8)
         coordinator.prepare(((0, 1), (2, 3), (0, 3)))
         with contextlib.suppress(StepFailed):  # of the victims, if they had lived until then
-            coordinator.time_collective(step((0, 1), (2, 3)))
+            coordinator.time(step((0, 1), (2, 3)))
         coordinator.health()
         assert set(coordinator.lost) == set(victims)
-        timing = coordinator.time_collective(step((3, 0)))
+        timing = coordinator.time(step((3, 0)))
         assert timing.seconds == ((4.0, 8.0),), "the slower one's, who is another place in the world of those left"
         with pytest.raises(StepFailed, match=f"rank {victims[0]} is gone") as caught:
-            coordinator.time_collective(step((0, 3), (victims[0],)))
+            coordinator.time(step((0, 3), (victims[0],)))
         assert caught.value.failure.rank == victims[0]
         assert caught.value.failure.kind is FailureKind.CRASH
-        assert coordinator.time_collective(step((0,), (3,))).seconds == ((1.0, 2.0), (4.0, 8.0))
+        assert coordinator.time(step((0,), (3,))).seconds == ((1.0, 2.0), (4.0, 8.0))
         assert [found.temperature for found in coordinator.health()] == [
             40 + rank if rank in alive else None for rank in range(5)
         ]
@@ -72,8 +72,8 @@ def test_one_that_works_hears_that_another_was_lost() -> None:
     with world(workers, goes_on=True) as coordinator:
         coordinator.open()
         with pytest.raises(StepFailed, match="rank 1 is gone"):
-            coordinator.time_collective(step((0, 1, 2)))
-        assert coordinator.time_collective(step((0, 2))).seconds == ((3.0, 6.0),)
+            coordinator.time(step((0, 1, 2)))
+        assert coordinator.time(step((0, 2))).seconds == ((3.0, 6.0),)
 
 
 @pytest.fixture
@@ -113,8 +113,8 @@ def test_a_rank_is_missed_while_it_owes_nothing() -> None:
         workers[1].dies_at = "now"
         workers[1].hang_up()
         with pytest.raises(StepFailed, match="rank 1 is gone"):
-            coordinator.time_collective(step((0, 1), (2,)))
-        assert coordinator.time_collective(step((0,), (2,))).seconds == ((1.0, 2.0), (3.0, 6.0))
+            coordinator.time(step((0, 1), (2,)))
+        assert coordinator.time(step((0,), (2,))).seconds == ((1.0, 2.0), (3.0, 6.0))
 
 
 def test_places_are_positions_again_in_what_a_rank_answers() -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from collbench.backends.gloo_process import TIMEOUT_S, expected_seconds, spawn, task_of
 from collbench.backends.gloo_tasks import Reply, Task
-from collbench.backends.protocol import Step, Timing, time_each
+from collbench.backends.protocol import Backend, Step, Timing
 from collbench.backends.torch_process import TorchProcess, collected, lost
 from collbench.machine import cgroups, numa
-from collbench.model.errors import BackendError, DataCorruption, MachineError, StepFailed, UsageError
+from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError
 from collbench.model.failures import WrongData
-from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Device, Refusal
+from collbench.model.operations import Operation, Variant
+from collbench.model.run import Device
 from collbench.model.units import format_approximate_size
 
 if TYPE_CHECKING:  # the extension is loaded by the first copy: neither collectives nor --help need it
@@ -40,7 +40,7 @@ class GlooWorld:
         self._workers: list[TorchProcess] = []
         self._folder: pathlib.Path | None = None
 
-    def time_collective(self, step: Step) -> Timing:
+    def time(self, step: Step) -> Timing:
         """Time one collective on each of the step's groups, concurrently; every element is verified.
 
         Raises UsageError for what gloo lacks, MachineError without torch, DataCorruption for a wrong element and
@@ -119,7 +119,7 @@ _BUFFERS_PER_DEVICE = 6
 _COPIES = (Operation.CPU_WRITE, Operation.CPU_READ)
 
 
-class HostBackend:
+class HostBackend(Backend):
     """CPU cores as devices. Copies start no process; the gloo workers start with the first collective."""
 
     name = "host"
@@ -143,33 +143,12 @@ class HostBackend:
         """Return the largest message in bytes whose buffers take at most half of the free memory."""
         return cgroups.available_bytes() // 2 // (_BUFFERS_PER_DEVICE * len(self._devices))
 
-    def free_bytes(self) -> tuple[int, ...]:
-        """Return nothing: cores share the machine's memory."""
-        return ()
+    def time(self, step: Step) -> Timing:
+        """Time a collective over gloo, or CPU copies. Raises DataCorruption, BackendError, UsageError."""
+        return self._world.time(step) if step.operation.is_collective else self._time_copies(step)
 
-    def numa_nodes(self) -> tuple[int, ...]:
-        """Return nothing: a core's copies start and end in its own node's memory."""
-        return ()
-
-    def reserve(self, largest_bytes: int) -> None:
-        """Do nothing: buffers grow as sizes come."""
-
-    def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
-        """Return None: every core reaches all memory."""
-        return None
-
-    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
-        """Do nothing: the gloo workers start with the first collective."""
-
-    def ready(self) -> None:
-        """Return at once: nothing was begun."""
-
-    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
-        """Time steps one after another."""
-        return time_each(self, steps)
-
-    def time_copies(self, step: Step) -> Timing:
-        """Time a CPU copy on each link, concurrently. Raises DataCorruption, BackendError, UsageError."""
+    def _time_copies(self, step: Step) -> Timing:
+        """Time a CPU copy on each link, concurrently."""
         if step.operation not in _COPIES:
             raise UsageError(f"the host backend cannot do {step.operation}: it copies by cpu-write or cpu-read")
         from collbench import _native
@@ -187,10 +166,6 @@ class HostBackend:
             size = format_approximate_size(step.size_bytes)
             raise BackendError(f"{step.operation} of {size} between cores {links} failed: {error}") from error
         return Timing(seconds=tuple(tuple(batches) for batches in seconds))
-
-    def time_collective(self, step: Step) -> Timing:
-        """Time one gloo collective on each group, concurrently; launch_seconds is empty: nothing is launched."""
-        return self._world.time_collective(step)
 
     def close(self) -> None:
         """Free the buffers and end the workers."""

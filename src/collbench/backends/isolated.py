@@ -10,12 +10,12 @@ import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
 from typing import cast
 
 import collbench
-from collbench.backends.protocol import Step, Timeouts, Timing
+from collbench.backends.protocol import Backend, Step, Timing
 from collbench.backends.worker_messages import (
     Answer,
     AwaitPrepared,
@@ -36,7 +36,7 @@ from collbench.model.errors import BackendError, CollbenchError, PeerLost, StepF
 from collbench.model.failures import Cause, Failure, FailureKind, died
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Device, Refusal
+from collbench.model.run import DataPoint, Device, Refusal
 
 # One worker process: started, driven through its pipe, watched, and killed.
 
@@ -124,6 +124,49 @@ def _environment() -> dict[str, str]:
     ours = str(pathlib.Path(collbench.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path}
+
+
+# How long silence may last before it is a hang: from the bytes that a step moves, or from its own earlier times.
+
+# A message costs at least this many seconds on the slowest path that we know: small collectives over sockets.
+_SECONDS_A_MESSAGE = 1e-4
+# Ungraphed launches that warm up the timed ones, generously (nccl-tests: 5).
+_LAUNCH_WARMUP = 10
+# A step that took this much longer than the slowest of its kind before would be no measurement anyway.
+_MULTIPLE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds to wait, and the slowest rates in B/s that a message may have.
+
+    Staged PCIe gen 3 gives 3 GB/s, shared by several pairs a part of it; between hosts 1 Gbit Ethernet 0.12 GB/s.
+    Opening may start the driver on every GPU, a second each without nvidia-persistenced. Starting NCCL takes 0.7 s on
+    4 × H200 [docs/method.md 4.1], and much longer where it first looks for networks. A worker's first step loads code.
+    """
+
+    opening_s: float = 120.0
+    communicators_s: float = 60.0
+    first_s: float = 20.0
+    floor_s: float = 5.0
+    slowest_rate: float = 1e9
+    slowest_network: float = 0.1e9
+
+    def for_step(self, step: Step, known_s: float | None, *, network: bool) -> float:
+        """Return the seconds for a step; `known_s` is the longest that its like took before, None at first."""
+        rate = self.slowest_network if network else self.slowest_rate
+        return self.floor_s + (_expected_s(step, rate) if known_s is None else _MULTIPLE * known_s)
+
+
+def _expected_s(step: Step, rate: float) -> float:
+    messages = step.iterations * (step.warmup + step.batches)
+    messages += step.launches + _LAUNCH_WARMUP if step.launches else 0
+    messages += 2 * step.singles + _LAUNCH_WARMUP if step.singles else 0  # the untimed ones of its bursts, too
+    points = (DataPoint(step.operation, members, step.size_bytes, step.variant) for members in step.groups)
+    ranks = len(step.groups[0]) if step.operation.is_collective else 1  # each of them sends the message about once
+    if step.variant.covered:  # all members copy, and as much again behind what is timed, perhaps in both directions
+        ranks = 2 * len(step.groups[0]) * (2 if step.variant.opposed else 1)
+    return messages * (_SECONDS_A_MESSAGE + sum(point.moved_bytes for point in points) * ranks / rate)
 
 
 # A worker that may crash in any step, and is then restarted, opened and prepared again.
@@ -356,7 +399,7 @@ _TIMEOUTS = Timeouts()
 _AHEAD = 4
 
 
-class IsolatedBackend:
+class IsolatedBackend(Backend):
     """Times steps on GPUs in a worker process that is started again when a step breaks it.
 
     In order: `start`, `list_gpus`, `open`, and the rest. The facts of opening are waited for when first needed.
@@ -455,12 +498,8 @@ class IsolatedBackend:
             with suppress(BackendError):  # the first collective's own failure says more
                 self._worker.ask(AwaitPrepared())
 
-    def time_copies(self, step: Step) -> Timing:
-        """Time copies or pointer chases. Raises DataCorruption, StepFailed."""
-        return self._worker_for(step).time(step)
-
-    def time_collective(self, step: Step) -> Timing:
-        """Time a collective. Raises DataCorruption, StepFailed; BackendError with a world, whose ranks need each other.
+    def time(self, step: Step) -> Timing:
+        """Time a step. Raises DataCorruption, StepFailed; BackendError with a world, whose ranks need each other.
 
         A group without a rank of this worker has an empty tuple of seconds.
         """
@@ -469,7 +508,7 @@ class IsolatedBackend:
     def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
         """Time steps one after another, a few of them with the worker at any time.
 
-        After a StepFailed none is, and `time_copies` and `time_collective` may be called before the next.
+        After a StepFailed none is, and `time` may be called before the next.
         """
         source = iter(steps)
         step = next(source, None)

@@ -13,7 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
-from collbench.backends.protocol import Step, Timing, time_each
+from collbench.backends.protocol import Backend, Step, Timing
 from collbench.machine import theory
 from collbench.machine.health import wrong
 from collbench.model.errors import DataCorruption, StepFailed
@@ -52,12 +52,7 @@ _FASTEST = math.log(0.97)
 _DRAWN = 8192  # normal values at a time: one call of numpy's costs as much as a hundred values
 
 
-def _alike(step: Step) -> object:
-    """Return what steps have in common that cost as much a byte: of blocks of their own sizes the size, too."""
-    return step.work, step.groups, None if step.skew is None else step.size_bytes
-
-
-class SimBackend:
+class SimBackend(Backend):
     """Simulated GPUs of a fabric; positions are places in `gpus`, which are the fabric's own (all by default)."""
 
     name = "sim"
@@ -139,9 +134,6 @@ class SimBackend:
         nodes = {root.numa_node for root in self._fabric.host_bridges}
         return () if self._fabric.numa_hidden else tuple(sorted(nodes))
 
-    def reserve(self, largest_bytes: int) -> None:
-        """Do nothing: nothing is moved."""
-
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why these GPUs cannot do it: a kernel needs peer access, the copy engine does not."""
         one_end = work.variant.host_memory or work.variant is Variant.LOCAL
@@ -151,30 +143,13 @@ class SimBackend:
             return None
         return NO_PEERS
 
-    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
-        """Do nothing: there are no communicators."""
-
-    def ready(self) -> None:
-        """Return at once: nothing was begun."""
-
-    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
-        """Draw the steps' times one after another."""
-        return time_each(self, steps)
-
-    def time_copies(self, step: Step) -> Timing:
-        """Return drawn times of copies or chases. Raises DataCorruption, StepFailed if the fabric says so."""
+    def time(self, step: Step) -> Timing:
+        """Return drawn times of a step. Raises DataCorruption, StepFailed if the fabric says so."""
         self._fail(step)
-        alike = (step.work, step.groups)
+        # Steps that share this key cost the same per byte; blocks of unequal sizes do so only at the same size.
+        alike = step.work, step.groups, None if step.skew is None else step.size_bytes
         if alike not in self._rates:
-            self._rates[alike] = self._chases(step) if step.operation is Operation.CHASE else self._copies(step)
-        return self._timing(step, self._rates[alike])
-
-    def time_collective(self, step: Step) -> Timing:
-        """Return drawn times of a collective. Raises DataCorruption, StepFailed if the fabric says so."""
-        self._fail(step)
-        alike = _alike(step)
-        if alike not in self._rates:
-            self._rates[alike] = self._collectives(step)
+            self._rates[alike] = self._seconds_of(step)
         timing = self._timing(step, self._rates[alike])
         if step.singles:
             return replace(timing, singles=tuple(self._singles(step, index) for index in range(len(step.groups))))
@@ -185,8 +160,11 @@ class SimBackend:
         loops = tuple(batches[0] + launch * math.exp(noise * self._normal()) for batches in timing.seconds)
         return Timing(timing.seconds, loops)
 
-    def close(self) -> None:
-        """Do nothing: nothing was opened."""
+    def _seconds_of(self, step: Step) -> list[tuple[float, float]]:
+        """Return each group's seconds without bytes and seconds per byte."""
+        if step.operation.is_collective:
+            return self._collectives(step)
+        return self._chases(step) if step.operation is Operation.CHASE else self._copies(step)
 
     def _copies(self, step: Step) -> list[tuple[float, float]]:
         """Return seconds without bytes and seconds a byte of each group: that of its slowest message."""

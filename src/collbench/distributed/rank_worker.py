@@ -173,7 +173,7 @@ class CudaRankWorker:
 
     def time(self, step: Step) -> Timing:
         """Time the step in the worker, which is ended by any failure."""
-        return self._backend.time_collective(step)
+        return self._backend.time(step)
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         """Return what NVML says of the paths; nothing if this rank's container shows it fewer GPUs."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
 from typing import TypeVar
 
-from collbench.backends.protocol import Coverage, Step, Timing, time_each
+from collbench.backends.protocol import Backend, Coverage, Step, Timing
 from collbench.backends.worker_messages import Prepare, Reserve
 from collbench.distributed.connection import Hearing, Line, framed, is_loopback
 from collbench.distributed.messages import (
@@ -402,7 +402,7 @@ def checked(reply: Reply, kind: type[_Value]) -> _Value:
 # Rank 0's backend: every step goes to all ranks, and the slowest rank's times are the step's.
 
 
-class Coordinator:
+class Coordinator(Backend):
     """Times collectives on the ranks' devices; positions are ranks.
 
     A step that fails on any rank costs its data points: all ranks end their workers, and join a new world before the
@@ -484,10 +484,6 @@ class Coordinator:
         free = tuple(facts.free_bytes for facts in self._facts if facts.free_bytes is not None)
         return free if len(free) == len(self._facts) else ()
 
-    def numa_nodes(self) -> tuple[int, ...]:
-        """Return nothing: ranks copy nothing, and each has its own host's nodes."""
-        return ()
-
     def reserve(self, largest_bytes: int) -> None:
         """Make room on every rank."""
         self._set_up_now(Reserve(largest_bytes))
@@ -502,15 +498,10 @@ class Coordinator:
         """Start making the groups' communicators on every rank."""
         self._set_up_now(Prepare(groups))
 
-    def ready(self) -> None:
-        """Return at once: the ranks' first step waits for its communicators."""
-
-    def time_copies(self, step: Step) -> Timing:
-        """Refuse: see `operations`. Raises UsageError."""
-        raise UsageError(f"{step.work} is timed by one process: start collbench without torchrun, srun or mpirun")
-
-    def time_collective(self, step: Step) -> Timing:
-        """Time the step on all ranks. Raises StepFailed, DataCorruption, RankLost, UsageError."""
+    def time(self, step: Step) -> Timing:
+        """Time a collective on all ranks. Raises StepFailed, DataCorruption, RankLost, UsageError for copies."""
+        if not step.operation.is_collective:
+            raise UsageError(f"{step.work} is timed by one process: start collbench without torchrun, srun or mpirun")
         if self._ranks.settle():
             self._broken = True
         if self._broken or self._world_ranks != self._ranks.present:
@@ -528,10 +519,6 @@ class Coordinator:
         }
         timings = self._ranks.values(replies, Timing)
         return slowest(step, dict(zip(sorted(replies), timings, strict=True)))
-
-    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
-        """Time steps one after another."""
-        return time_each(self, steps)
 
     def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
         """Return what was wrong with these ranks' devices in the last step."""
