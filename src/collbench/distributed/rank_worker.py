@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Protocol, cast
+from typing import Protocol
 
 from collbench.backends.factory import here
-from collbench.backends.gloo_process import TIMEOUT_S, expected_seconds, spawn, task_of
-from collbench.backends.gloo_tasks import Reply as GlooReply
-from collbench.backends.host import corruption
+from collbench.backends.gloo import TIMEOUT_S, check, corruption, expected_seconds, start_workers
 from collbench.backends.isolated import IsolatedBackend
 from collbench.backends.protocol import Step, Timing
-from collbench.backends.torch_process import TorchProcess, lost, silence
+from collbench.backends.torch_process import TorchWorkers
 from collbench.backends.worker_messages import Prepare, Reserve, World
 from collbench.distributed.connection import FarEnd, HasFile, ready
 from collbench.distributed.launchers import LaunchEnvironment
@@ -245,14 +241,12 @@ _BUFFERS = 6
 class HostRankWorker:
     """One core: the LOCAL_RANK-th that this process may use; ranks wrap around if there are more ranks than cores."""
 
-    def __init__(self, launch: LaunchEnvironment, patience_s: float = TIMEOUT_S) -> None:
-        """Start nothing yet; `patience_s` is how long silence may last beyond the expected work, in seconds."""
-        self._launch, self._patience_s = launch, patience_s
+    def __init__(self, launch: LaunchEnvironment, timeout_s: float = TIMEOUT_S) -> None:
+        """Start nothing yet; `timeout_s` is how long silence may last beyond the expected work, in seconds."""
+        self._launch, self._timeout_s = launch, timeout_s
         reach = sorted(os.sched_getaffinity(0))
         self._core = reach[launch.local_rank % len(reach)]
-        self._worker: TorchProcess | None = None
-        self._folder: pathlib.Path | None = None
-        self._devices: tuple[Device, ...] = ()
+        self._worker: TorchWorkers | None = None
         self._index = launch.rank
 
     def introduce(self) -> Introduction:
@@ -265,18 +259,15 @@ class HostRankWorker:
 
     def open(self, opening: OpenRank) -> RankFacts:
         """Start the worker and wait until it has met all others."""
-        self._end()
-        self._devices = tuple(opening.devices[position] for position in opening.positions)
+        self.close()
         self._index = opening.index
-        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="collbench-gloo-"))
-        self._worker = spawn(
-            self._index,
-            [self._core] * len(self._devices),
-            self._folder,
+        self._worker = start_workers(
+            {self._index: self._core},
+            len(opening.positions),
             (self._launch.master_addr, str(self._launch.master_port), f"{prefix(self._launch)}/{opening.key}"),
             (interface_of(opening.address) if opening.address else "") or "lo",
         )
-        self._receive(self._worker, self._patience_s)
+        self._worker.join(self._timeout_s)
         here_too = max(1, self._launch.local_size)
         return RankFacts(capacity_bytes=cgroups.available_bytes() // 2 // (_BUFFERS * here_too))
 
@@ -290,16 +281,14 @@ class HostRankWorker:
         """Time the step in the worker. Raises UsageError, DataCorruption, BackendError."""
         if self._worker is None:
             raise BackendError(f"{step.work} before the gloo worker was started")
-        task = task_of(step)
-        with suppress(OSError):  # a worker that is gone shows when it should answer
-            self._worker.pipe.send(task)
-        reply = self._receive(self._worker, self._patience_s + expected_seconds(step))
-        if reply["wrong"] is not None:
-            raise corruption(step, self._index, reply["wrong"])
-        seconds, waits = tuple(reply["seconds"]), (tuple(reply["waits"]),)
+        check(step)
+        (times,) = self._worker.ask(step, self._timeout_s + expected_seconds(step))
+        if error := corruption(step, self._index, times):
+            raise error
+        mine = [self._index in group for group in step.groups]
         return Timing(
-            tuple(seconds if self._index in group else () for group in step.groups),
-            waits=tuple(waits if self._index in group else () for group in step.groups),
+            tuple(times.seconds if is_mine else () for is_mine in mine),
+            waits=tuple((times.waits,) if is_mine else () for is_mine in mine),
         )
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
@@ -315,32 +304,16 @@ class HostRankWorker:
         return ()
 
     def interrupt(self) -> None:
-        """Kill the worker: whoever waits for its answer hears of it at once."""
+        """Kill the worker: the thread that waits for its answer gets an error at once."""
         worker = self._worker
         if worker is not None:
-            worker.process.kill()
+            worker.interrupt()
 
     def close(self) -> None:
         """End the worker."""
-        self._end()
-
-    def _receive(self, worker: TorchProcess, patience_s: float) -> GlooReply:
-        try:
-            if worker.pipe.poll(patience_s):
-                return cast("GlooReply", worker.pipe.recv())
-            failure = silence([worker], patience_s)
-        except (EOFError, OSError):
-            failure = lost(worker, [worker])
-        self._end()
-        raise failure
-
-    def _end(self) -> None:
         if self._worker is not None:
-            self._worker.end()
+            self._worker.kill()
             self._worker = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
 
 
 # The rank's loop: it answers rank 0's requests one by one, and listens for Abandon and Leave at any time.
