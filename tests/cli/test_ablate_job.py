@@ -110,7 +110,7 @@ def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[Fake]) -> list[ReplayA
     ) -> ReplayOpened:
         assert (wanted, independent) == ("0,1", False)
         asked.extend(arms)
-        return ReplayOpened(name, tuple(fakes), chosen(gpus(2)), Machine("box", "Linux", "CPU"), (), 0.05)
+        return ReplayOpened(name, tuple(fakes), chosen(gpus(2)), 0.05, machine=Machine("box", "Linux", "CPU"))
 
     monkeypatch.setattr(factory, "resolve", lambda _: ("cuda", None))
     monkeypatch.setattr(backend, "open_replay", opened)

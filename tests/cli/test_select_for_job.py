@@ -233,7 +233,7 @@ def play(monkeypatch: pytest.MonkeyPatch, played: dict[tuple[str, ...], Played])
         uuids = (wanted or "").split(",")
         devices = chosen(tuple(device for uuid in uuids for device in gpus(4) if device.uuid == uuid))
         worlds = tuple(played[tuple(uuids[place] for place in arm.places)] for arm in arms)
-        return ReplayOpened(name, worlds, devices, Machine("box", "Linux", "CPU"), (), 0.05)
+        return ReplayOpened(name, worlds, devices, 0.05, machine=Machine("box", "Linux", "CPU"))
 
     monkeypatch.setattr(backend, "open_replay", opened)
 

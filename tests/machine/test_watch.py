@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.machine.nvml import Glance, Nvml
-from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
+from collbench.machine.watch import HealthWatch, Occupants
 from collbench.model.errors import MachineError
 from collbench.model.run import Flag
 from tests.builders import gpus, hot, shared, throttled
@@ -99,10 +99,6 @@ def test_a_reading_that_fails_leaves_what_was_known() -> None:
     for _ in range(2):
         assert watch.flags((0,)) == (hot(0, 86),)
         clock.later()
-
-
-def test_cores_have_nothing_to_watch() -> None:
-    assert nothing_to_watch().flags((0, 1)) == ()
 
 
 def found(*pids: int) -> frozenset[int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from collbench.analysis.outcome import outcome
 from collbench.api.measuring import explained, new_seed
 from collbench.api.notices import SILENT, Notices
-from collbench.backends.factory import Opened
+from collbench.backends.protocol import Opened
 from collbench.bench.plan import Request, settings_of
 from collbench.distributed.launchers import JOIN_VARIABLE, LaunchEnvironment, join_seconds
 from collbench.machine.switches import read_switches

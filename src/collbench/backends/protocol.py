@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from collbench.model.errors import StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Registration, Variant, Work
-from collbench.model.run import Device, Flag, Health, Machine, Path, RankLaunches, Refusal
+from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path, RankLaunches, Refusal
 from collbench.model.skew import Blocks, Skew, blocks_of
 
 
@@ -154,27 +155,55 @@ def time_step(backend: Backend, step: Step) -> Timing:
     return timing
 
 
+def nccl_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the NCCL_* variables that are set, and no others: they configure NCCL, and the rest is private."""
+    return {name: value for name, value in environment.items() if name.startswith("NCCL_")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenDevices:
+    """Devices that were opened to be measured: what is known of them and of their machine.
+
+    `health` reads the devices' current state, by position; `flags` returns what is wrong on some positions right now.
+    `environment` are the NCCL_* variables that count, `clock` gives the seconds that budgets count. `close` lets all of
+    it go and waits until the devices have their memory back.
+    """
+
+    machine: Machine
+    paths: tuple[Path, ...] = ()
+    health: Callable[[], tuple[Health, ...]] = tuple
+    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _positions: ()
+    environment: Mapping[str, str] = field(default_factory=nccl_settings)
+    clock: Callable[[], float] = time.monotonic
+    close: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Opened(OpenDevices):
+    """An open backend. `vacate` lets the backend alone go and waits until the devices have their memory back.
+
+    `ports` reads the network cards' ports of several hosts, () if no host has any; None where they are not read, as on
+    one host.
+    """
+
+    backend: Backend
+    vacate: Callable[[], None] = lambda: None
+    ports: Callable[[], tuple[NetworkPort, ...] | None] = lambda: None
+
+
 Workers_co = TypeVar("Workers_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class OpenWorkers(Generic[Workers_co]):
-    """Open workers with torch, or simulated ones, and what is known of their machine, as in `factory.Opened`.
+class OpenWorkers(OpenDevices, Generic[Workers_co]):
+    """Open workers with torch, or simulated ones, on the devices of the backend `name`.
 
     `worlds` are all ranks of a run with overlap, or those of each arm of a replay. `span_seconds` is how long a load
-    runs: in a trial with overlap collective and compute each, in a replay at least. `clock` gives the seconds that a
-    run took. `traces`: loads can be traced.
+    runs: in a trial with overlap collective and compute each, in a replay at least. `traces`: loads can be traced.
     """
 
     name: str
     worlds: tuple[Workers_co, ...]
     devices: tuple[Device, ...]
-    machine: Machine
-    paths: tuple[Path, ...]
     span_seconds: float
-    environment: dict[str, str] = field(default_factory=dict)
-    health: Callable[[], tuple[Health, ...]] = tuple
-    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
-    close: Callable[[], None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
     traces: bool = False

@@ -112,7 +112,8 @@ def call_of(  # as many as torch's own calls have together
 
     def exchange_blocks(sent: torch.Tensor, received: torch.Tensor, **how: Any) -> dist.Work | None:
         to_here = [row[position] for row in blocks]
-        return dist.all_to_all_single(received, sent, to_here, list(blocks[position]), **how)
+        work: dist.Work | None = dist.all_to_all_single(received, sent, to_here, list(blocks[position]), **how)
+        return work
 
     def send_and_receive(sent: torch.Tensor, received: torch.Tensor, **how: Any) -> None:
         after, before = (ranks[(position + offset) % len(ranks)] for offset in (1, -1))

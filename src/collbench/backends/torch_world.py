@@ -6,7 +6,6 @@ The parent never loads torch. Workers end with `close()`, with any failure, or w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -29,7 +28,6 @@ from collbench.backends.replay_protocol import (
 from collbench.backends.torch_process import Joined, TorchWorkers, need_torch, worker_environment
 from collbench.machine import numa, visible_devices
 from collbench.machine.nvml import Nvml
-from collbench.machine.watch import HealthWatch, Occupants
 from collbench.model.capabilities import CUDA, HOST
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.operations import Registration
@@ -119,10 +117,9 @@ def _open_cores(
             HOST.name,
             worlds,
             devices,
-            factory.here(),
-            numa.paths(devices),
             0.0,
-            environment=factory.nccl_settings(os.environ),
+            machine=factory.here(),
+            paths=numa.paths(devices),
             close=stack.pop_all().close,
         )
 
@@ -133,31 +130,19 @@ def _open_gpus(
     with ExitStack() as stack:
         nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
         devices = chosen(factory.choose_devices(factory.may_use(nvml), wanted))
-        before = [nvml.processes(device) for device in devices]
-        held = [nvml.memory_used(device) for device in devices]
+        gpus = factory.ObservedGpus(nvml, devices, lambda: [pid for world in worlds for pid in world.process_ids])
         visible = [device.uuid for device in devices]
         worlds = tuple(_started(stack, one, CUDA.name, range(len(devices)), visible) for one in starters)
-        occupants = Occupants(before, lambda: [pid for world in worlds for pid in world.process_ids])
-        facts = _met(worlds, independent)
-        machine = replace(
-            factory.here(),
-            driver=nvml.driver_version(),
-            cuda=nvml.cuda_version(),
-            virtualization=nvml.virtualization(),
-            nccl=facts.nccl,
-            nccl_path=facts.nccl_path,
-        )
-        watch = HealthWatch(devices, lambda: [nvml.glance(device) for device in devices], occupants)
+        loaded = _met(worlds, independent)
         return OpenWorkers(
             CUDA.name,
             worlds,
             devices,
-            machine,
-            nvml.paths(devices),
             0.0,
-            environment=factory.nccl_settings(os.environ),
-            health=lambda: factory.health_of(nvml, devices, occupants, held),
-            flags=watch.flags,
+            machine=replace(factory.here(nvml), nccl=loaded.nccl, nccl_path=loaded.nccl_path),
+            paths=nvml.paths(devices),
+            health=gpus.health,
+            flags=gpus.flags,
             close=stack.pop_all().close,
         )
 

@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from collbench.backends.factory import Opened
+from collbench.backends.protocol import Opened
 from collbench.bench.plan import Request, check_nccl_options
 from collbench.distributed import connection
 from collbench.distributed import ranks as distributed_ranks
@@ -191,12 +191,14 @@ class World:
         }
         return Opened(
             backend,
-            _with_facts(introductions[0].machine, backend.facts),
-            distributed_ranks.all_paths(len(introductions), paths, between_hosts=len(introductions) <= _MOST_LISTED),
+            machine=_with_facts(introductions[0].machine, backend.facts),
+            paths=distributed_ranks.all_paths(
+                len(introductions), paths, between_hosts=len(introductions) <= _MOST_LISTED
+            ),
             health=backend.health,
             ports=backend.ports,
             close=self.close,
-            watch=backend,
+            flags=backend.flags,
         )
 
     def _admit(

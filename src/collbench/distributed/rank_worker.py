@@ -132,7 +132,7 @@ class CudaRankWorker:
         """Return this host and the rank's GPU. Raises UsageError if there are more ranks than GPUs."""
         self._device = self._own(self._backend.list_gpus())
         self._occupants = Occupants([self._nvml.processes(self._device)], lambda: self._backend.process_ids)
-        return _introduction("cuda", self._device, self._of(here()))
+        return _introduction("cuda", self._device, here(self._nvml))
 
     def make_id(self) -> str:
         """Return NCCL's id as hexadecimal digits; the worker that makes it listens for the other ranks."""
@@ -208,14 +208,6 @@ class CudaRankWorker:
     def _start_watch(self, named: Device) -> None:
         device = self._device or named
         self._watch = HealthWatch((named,), lambda: [self._nvml.glance(device)], self._occupants)
-
-    def _of(self, machine: Machine) -> Machine:
-        return replace(
-            machine,
-            driver=self._nvml.driver_version(),
-            cuda=self._nvml.cuda_version(),
-            virtualization=self._nvml.virtualization(),
-        )
 
     def _own(self, visible: tuple[str, ...]) -> Device:
         """Return the GPU of this rank among the UUIDs that CUDA shows, in its order. Raises UsageError."""
