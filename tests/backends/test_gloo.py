@@ -200,9 +200,9 @@ def test_workers_leave_when_their_parent_closes_the_pipe_and_clean_up(world: Glo
     workers, folder = list(world._workers._workers), world._workers._folder
     assert folder.exists()
     for worker in workers:
-        worker.process.send_signal(signal.SIGINT)  # ignored: it is the parent's to handle
-        worker.pipe.close()  # as the kernel does for a parent that was killed
-    assert [worker.process.wait(timeout=30) for worker in workers] == [0, 0, 0, 0]
+        worker.child.process.send_signal(signal.SIGINT)  # ignored: it is the parent's to handle
+        worker.child.pipe.close()  # as the kernel does for a parent that was killed
+    assert [worker.child.process.wait(timeout=30) for worker in workers] == [0, 0, 0, 0]
     assert not folder.exists()
     world.close()  # whoever comes next has others
 

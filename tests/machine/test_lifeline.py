@@ -117,9 +117,9 @@ def test_a_gloo_worker_that_comes_last_to_a_folder_that_is_gone_ends(
     workers = gloo.start_workers({0: min(os.sched_getaffinity(0))}, 2)
     try:
         ((worker,), (folder,)) = workers._workers, tmp_path.iterdir()
-        worker.pipe.close()
+        worker.child.pipe.close()
         shutil.rmtree(folder)
-        worker.process.wait(PATIENCE_S / 2)
+        worker.child.process.wait(PATIENCE_S / 2)
     finally:
         workers.kill()
     assert list(tmp_path.iterdir()) == []

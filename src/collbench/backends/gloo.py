@@ -83,9 +83,7 @@ def start_workers(
     They meet in a folder of theirs, or at `meeting`: host, port and prefix of a TCPStore. `interface` is the network to
     use where the user has not chosen one.
     """
-    return TorchWorkers(
-        "gloo", HOST.name, cores, ranks, worker_environment(interface), meeting, kind="gloo worker", place="on core"
-    )
+    return TorchWorkers("gloo", HOST.name, cores, ranks, worker_environment(interface), meeting, by_core=True)
 
 
 class GlooWorld:

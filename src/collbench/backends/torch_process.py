@@ -5,34 +5,29 @@ The workers are gloo_worker, overlap_worker and replay_worker; torch_rank.py is 
 
 from __future__ import annotations
 
-import os
 import pathlib
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import wait
 from typing import Any
 
-import collbench
+from collbench.backends.child_process import EXIT_S, Child, own_environment
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.failures import Cause, Failure, FailureKind, died
 
 # `import torch` takes 3 s, and tens of seconds from a cold network disk.
 JOIN_S = 120.0
 _NO_WORDS = "it wrote nothing to stderr"
-# A worker whose pipe has closed is about to exit; a worker that was asked to go exits at once.
-EXIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class TorchProcess:
-    """The running worker of one rank; `stderr` is the file that it writes to.
+    """The running worker of one rank.
 
     Errors call it by `kind`, `place` and `number`: the "gloo worker" "on core" 3, the "worker" "of rank" 1.
     """
@@ -41,14 +36,7 @@ class TorchProcess:
     kind: str
     place: str
     number: int
-    process: subprocess.Popen[bytes]
-    pipe: Connection[Any, Any]  # requests that the worker's module knows, and its answers
-    stderr: pathlib.Path
-
-    def last_line(self) -> str:
-        """Return the last line that the process wrote to stderr, "" for none."""
-        text = self.stderr.read_text(encoding="utf-8", errors="replace") if self.stderr.exists() else ""
-        return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
+    child: Child
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +51,7 @@ class Joined:
 class TorchWorkers:
     """The workers of some ranks, which get their requests together. After an error they have exited."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         command: str,
         backend: str,
@@ -72,14 +60,13 @@ class TorchWorkers:
         environment: Mapping[str, str],
         meeting: Sequence[str] = (),
         *,
-        kind: str = "worker",
-        place: str = "of rank",
+        by_core: bool = False,
     ) -> None:
         """Start `collbench.backends.COMMAND_worker` for each rank of `devices` and return at once.
 
         `backend` is cuda or host; `devices` has the number of each rank's GPU among the visible ones, or of its core.
-        All `ranks` meet in a new folder, or at `meeting`: host, port and prefix of a TCPStore. `kind` and `place` are
-        for messages: a worker that is "on core" is numbered by its core, else by its rank.
+        All `ranks` meet in a new folder, or at `meeting`: host, port and prefix of a TCPStore. Messages name a worker
+        `by_core`, or else by its rank.
         """
         self._command = command
         self._workers: list[TorchProcess] = []
@@ -88,10 +75,9 @@ class TorchWorkers:
         try:
             for rank, device in devices.items():
                 words = (rank, ranks, backend, device, self._folder, *meeting)
-                stderr = self._folder / f"rank{rank}.stderr"
-                process, pipe = _started(f"collbench.backends.{command}_worker", words, stderr, environment)
-                number = device if place == "on core" else rank
-                self._workers.append(TorchProcess(rank, kind, place, number, process, pipe, stderr))
+                child = Child(f"collbench.backends.{command}_worker", words, environment)
+                name = ("gloo worker", "on core", device) if by_core else ("worker", "of rank", rank)
+                self._workers.append(TorchProcess(rank, *name, child))
         except BaseException:
             self.close()
             raise
@@ -99,7 +85,7 @@ class TorchWorkers:
     @property
     def process_ids(self) -> tuple[int, ...]:
         """The workers' ids."""
-        return tuple(worker.process.pid for worker in self._workers)
+        return tuple(worker.child.process.pid for worker in self._workers)
 
     def join(self, timeout_s: float = JOIN_S) -> Joined:
         """Wait until all ranks have met; return what the first worker has loaded. Raises BackendError."""
@@ -119,8 +105,7 @@ class TorchWorkers:
             raise BackendError(f"the workers of {self._command} have exited: an earlier request failed")
         try:
             for worker, request in zip(self._workers, requests, strict=True):
-                with suppress(OSError):  # it died: its end is explained where its answer is waited for
-                    worker.pipe.send(request)
+                worker.child.send(request)
             return collected(self._workers, timeout_s)
         except BaseException:  # Ctrl-C too: an unread reply would answer the next request
             self.kill()
@@ -134,7 +119,7 @@ class TorchWorkers:
     def interrupt(self) -> None:
         """Kill the processes: another thread that waits for an answer gets an error at once."""
         for worker in self._workers:
-            worker.process.kill()
+            worker.child.process.kill()
 
     def kill(self) -> None:
         """End and reap the workers, also those that hang in a collective and would not listen."""
@@ -144,14 +129,12 @@ class TorchWorkers:
     def close(self) -> None:
         """Let the workers go, end those that do not, and remove their folder; does nothing the second time."""
         for worker in self._workers:
-            worker.pipe.close()  # they exit at once
+            worker.child.pipe.close()  # they exit at once
         deadline = time.monotonic() + EXIT_S
         for worker in self._workers:
-            try:
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
+            worker.child.reap(max(0.0, deadline - time.monotonic()))
+            worker.child.process.kill()  # does nothing if it has exited
+            worker.child.process.wait()
         self._workers = []
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -162,37 +145,18 @@ def need_torch(doing: str) -> None:
         raise MachineError(f"{doing} torch, which is not installed: pip install torch")
 
 
-def _started(
-    module: str, words: Sequence[object], stderr: pathlib.Path, environment: Mapping[str, str]
-) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
-    """Start `python -m MODULE FD WORDS…`, where FD is its end of the pipe; return the process and our end."""
-    ours, theirs = Pipe()
-    # -P: a torch.py in the user's folder must not become ours.
-    command = [sys.executable, "-P", "-m", module, *map(str, (theirs.fileno(), *words))]
-    with theirs, stderr.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(theirs.fileno(),),
-            env=environment,
-        )
-    return process, ours
-
-
 def collected(workers: Sequence[TorchProcess], timeout_s: float) -> list[Any]:
     """Return one reply of each worker, in their order. Raises BackendError once one is lost or time is up."""
     deadline = time.monotonic() + timeout_s
     replies: dict[int, Any] = {}
     while missing := [worker for worker in workers if worker.rank not in replies]:
-        ready = wait([worker.pipe for worker in missing], max(0.0, deadline - time.monotonic()))
+        ready = wait([worker.child.pipe for worker in missing], max(0.0, deadline - time.monotonic()))
         if not ready:
             raise silence(missing, timeout_s)
         for worker in missing:
-            if worker.pipe in ready:
+            if worker.child.pipe in ready:
                 try:
-                    replies[worker.rank] = worker.pipe.recv()
+                    replies[worker.rank] = worker.child.pipe.recv()
                 except (EOFError, OSError) as error:
                     raise lost(worker, workers) from error
     return [replies[worker.rank] for worker in workers]
@@ -201,7 +165,7 @@ def collected(workers: Sequence[TorchProcess], timeout_s: float) -> list[Any]:
 def silence(workers: Sequence[TorchProcess], seconds: float) -> BackendError:
     """Return the error for workers that did not answer in so many seconds."""
     first, numbers = workers[0], ", ".join(str(worker.number) for worker in workers)
-    said, devices = first.last_line(), tuple(worker.rank for worker in workers)
+    said, devices = first.child.last_line(), tuple(worker.rank for worker in workers)
     return BackendError(
         f"no answer within {seconds:.0f} s from the {first.kind}s {first.place}s {numbers}, still running and now "
         f"killed; last output of the first: {said or _NO_WORDS}",
@@ -212,12 +176,12 @@ def silence(workers: Sequence[TorchProcess], seconds: float) -> BackendError:
 def lost(worker: TorchProcess, every: Sequence[TorchProcess]) -> BackendError:
     """Explain a death. The others fail when a peer is killed, so one that a signal ended is the cause."""
     try:
-        worker.process.wait(EXIT_S)
+        worker.child.process.wait(EXIT_S)
     except subprocess.TimeoutExpired:
         return silence([worker], EXIT_S)
-    ended = [worker, *(other for other in every if other.process.poll() is not None)]
-    cause = min(ended, key=lambda other: other.process.returncode)  # signals are negative; a tie goes to `worker`
-    status, said = cause.process.returncode, cause.last_line()
+    ended = [worker, *(other for other in every if other.child.process.poll() is not None)]
+    cause = min(ended, key=lambda other: other.child.process.returncode)  # signals are negative; a tie goes to `worker`
+    status, said = cause.child.process.returncode, cause.child.last_line()
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
     return BackendError(
         f"the {cause.kind} {cause.place} {cause.number} died ({how}): {said or _NO_WORDS}",
@@ -227,11 +191,6 @@ def lost(worker: TorchProcess, every: Sequence[TorchProcess]) -> BackendError:
 
 def worker_environment(interface: str = "lo") -> dict[str, str]:
     """Return our variables, and the network interface to listen on unless the user has chosen one."""
-    environment = dict(os.environ)
     # Gloo listens on the address that the host name resolves to, and in containers that name often resolves to
     # nothing or to another machine. Where all ranks are on one host, loopback always works.
-    environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-    # The workers run this very collbench, even where it was found through a changed sys.path.
-    ours = str(pathlib.Path(collbench.__file__).parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (ours, environment.get("PYTHONPATH"))))
-    return environment
+    return {"GLOO_SOCKET_IFNAME": interface, **own_environment()}
