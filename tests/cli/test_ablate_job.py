@@ -12,8 +12,8 @@ import pytest
 
 from collbench.backends import factory
 from collbench.backends import torch_world as backend
+from collbench.backends.factory import Choice
 from collbench.backends.replay_protocol import ReplayArm, ReplayOpened
-from collbench.backends.torch_world import Choice
 from collbench.model.run import CommandKind, Machine, Pauses
 from collbench.runfile import job_file, run_file
 from tests.bench.test_replay import Fake

@@ -24,6 +24,7 @@ from collbench.model.run import Device, Health, Machine, Path
 
 if TYPE_CHECKING:
     from collbench.backends.isolated import IsolatedBackend
+    from collbench.backends.sim import SimBackend
     from collbench.sim.fabrics import Fabric
 
 
@@ -114,6 +115,7 @@ def _no_gpu(why: str) -> MachineError:
 NAMES = ("auto", *BACKENDS)  # auto never takes sim
 # A starting worker; None if there is nothing to start.
 Begun: TypeAlias = "IsolatedBackend | None"
+Choice: TypeAlias = Callable[[tuple[Device, ...]], tuple[Device, ...]]  # may drop some of the devices
 
 
 def resolve(name: str) -> tuple[str, str | None]:
@@ -192,12 +194,7 @@ def simulated_devices(fabric: str | None) -> tuple[Device, ...]:
 
 def open_simulated(fabric: Fabric, wanted: str | None, seed: int) -> Opened:
     """Open the sim backend on the devices of a fabric that `wanted` names. A seed draws the same samples again."""
-    from collbench.backends.sim import SimBackend
-    from collbench.sim.labels import devices
-
-    every = devices(fabric)
-    chosen = choose_devices(every, wanted)
-    backend = SimBackend(fabric, seed, tuple(every.index(device) for device in chosen))
+    backend = simulated_backend(fabric, wanted, seed)
     return Opened(
         backend,
         machine=backend.machine(),
@@ -208,6 +205,15 @@ def open_simulated(fabric: Fabric, wanted: str | None, seed: int) -> Opened:
         clock=backend.clock,
         close=backend.close,
     )
+
+
+def simulated_backend(fabric: Fabric, wanted: str | None, seed: int, chosen: Choice = tuple) -> SimBackend:
+    """Return the sim backend on the devices of a fabric that are `chosen` of those that `wanted` names."""
+    from collbench.backends.sim import SimBackend
+    from collbench.sim.labels import devices
+
+    every = devices(fabric)
+    return SimBackend(fabric, seed, tuple(every.index(device) for device in chosen(choose_devices(every, wanted))))
 
 
 def driver_version() -> str:

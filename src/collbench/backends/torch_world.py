@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from collbench.analysis.job_schedule import Schedule
 from collbench.backends import factory
+from collbench.backends.factory import Choice
 from collbench.backends.overlap_protocol import Done, Load, OverlapOpened, OverlapPoint, RankTimes, Warm
 from collbench.backends.protocol import OpenWorkers
 from collbench.backends.replay_protocol import (
@@ -31,7 +32,7 @@ from collbench.machine.nvml import Nvml
 from collbench.model.capabilities import CUDA, HOST
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.operations import Registration
-from collbench.model.run import Device, Pauses
+from collbench.model.run import Pauses
 
 
 class TorchWorld(TorchWorkers):
@@ -66,7 +67,6 @@ World = TypeVar("World", bound=TorchWorld)
 
 # Starts one world: on a kind of backend, at these places, of these visible GPUs.
 Starter = Callable[[str, Sequence[int], Sequence[str]], World]
-Choice = Callable[[tuple[Device, ...]], tuple[Device, ...]]
 
 
 def open_worlds(
