@@ -11,9 +11,10 @@ from contextlib import contextmanager
 
 from collbench.backends.protocol import Step, Timing
 from collbench.distributed.connection import pair
+from collbench.distributed.coordinator import Coordinator
 from collbench.distributed.messages import Introduction, OpenRank, RankFacts
 from collbench.distributed.rank_worker import serve
-from collbench.distributed.ranks import Coordinator, Ranks
+from collbench.distributed.ranks import Ranks
 from collbench.model.errors import BackendError
 from collbench.model.run import Device, Flag, Health, Machine, Path
 from tests.builders import gpus

@@ -10,8 +10,9 @@ import pytest
 from collbench.backends.protocol import Step, Timing
 from collbench.distributed import rank_worker
 from collbench.distributed.connection import pair
+from collbench.distributed.coordinator import Coordinator, slowest
 from collbench.distributed.messages import Introduce
-from collbench.distributed.ranks import Coordinator, RankLost, Ranks, slowest
+from collbench.distributed.ranks import RankLost, Ranks
 from collbench.model.errors import BackendError, DataCorruption, PeerLost, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NetworkPort, RankLaunches

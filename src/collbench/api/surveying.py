@@ -211,7 +211,7 @@ def survey_launch(
                     request,
                     join_seconds(os.environ),
                     notices.say,
-                    goes_on=True,
+                    survives_losses=True,
                     waits=bool(os.environ.get(JOIN_VARIABLE, "").strip()),
                 )
             )

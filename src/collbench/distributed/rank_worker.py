@@ -19,7 +19,7 @@ from collbench.backends.isolated import IsolatedBackend
 from collbench.backends.protocol import Step, Timing
 from collbench.backends.torch_process import TorchWorkers
 from collbench.backends.worker_messages import Prepare, Reserve, World
-from collbench.distributed.connection import FarEnd, HasFile, ready
+from collbench.distributed.connection import HasFile, Rank0Connection, ready
 from collbench.distributed.launchers import LaunchEnvironment
 from collbench.distributed.messages import (
     Abandon,
@@ -315,10 +315,10 @@ class HostRankWorker:
 ALIVE_EVERY_S = 2.0
 
 
-def serve(line: FarEnd, rank_worker: RankWorker, alive_every_s: float = ALIVE_EVERY_S) -> bool:
+def serve(rank_0: Rank0Connection, rank_worker: RankWorker, alive_every_s: float = ALIVE_EVERY_S) -> bool:
     """Answer requests until rank 0 sends Leave (returns True) or exits (False). Closes the worker."""
     with ThreadPoolExecutor(1) as worker:
-        server = _Server(line, rank_worker, worker, alive_every_s)
+        server = _Server(rank_0, rank_worker, worker, alive_every_s)
         try:
             while True:
                 match server.next_order():
@@ -335,8 +335,10 @@ def serve(line: FarEnd, rank_worker: RankWorker, alive_every_s: float = ALIVE_EV
 
 
 class _Server:
-    def __init__(self, line: FarEnd, rank_worker: RankWorker, worker: ThreadPoolExecutor, alive_every_s: float) -> None:
-        self._line, self._rank_worker, self._worker, self._alive_every_s = line, rank_worker, worker, alive_every_s
+    def __init__(
+        self, rank_0: Rank0Connection, rank_worker: RankWorker, worker: ThreadPoolExecutor, alive_every_s: float
+    ) -> None:
+        self._rank_0, self._rank_worker, self._worker, self._alive_every_s = rank_0, rank_worker, worker, alive_every_s
         self._positions: tuple[int, ...] = ()  # the present world's positions, by index
         self._next: Order | None = None  # it arrived during another request
         self._hung_up = False
@@ -349,7 +351,7 @@ class _Server:
         if self._hung_up:
             return None
         try:
-            return self._line.recv()
+            return self._rank_0.recv()
         except (EOFError, OSError, BadMessage):  # a bad message: the connection is unusable
             self._hung_up = True
             return None
@@ -368,25 +370,25 @@ class _Server:
 
     def _accompany(self, ended: socket.socket) -> None:
         """Return when the request is answered; any request that arrives earlier ends it."""
-        heard: list[HasFile] = [ended, self._line]
+        heard: list[HasFile] = [ended, self._rank_0]
         abandoned = False
         while ended not in (speaking := ready(heard, self._alive_every_s)):
-            if self._line in speaking:
+            if self._rank_0 in speaking:
                 order = self.next_order()
                 abandoned = True
                 if not isinstance(order, Abandon):
                     self._next, heard = order, [ended]
             if abandoned:
                 self._rank_worker.interrupt()  # repeatedly: the worker may just be starting
-            if self._line in heard:
+            if self._rank_0 in heard:
                 self._say(Alive())
 
     def _say(self, message: Reply | Alive) -> None:
         with suppress(OSError):  # rank 0 is gone, as the next order will tell
             try:
-                self._line.send(message)
+                self._rank_0.send(message)
             except ValueError as error:  # NaN, for example: rank 0 would wait forever
-                self._line.send(BackendError(f"an answer that cannot be sent: {error}"))
+                self._rank_0.send(BackendError(f"an answer that cannot be sent: {error}"))
 
 
 def with_indices(request: Request, positions: Sequence[int]) -> Request:
