@@ -6,12 +6,12 @@ import os
 import pathlib
 import signal
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Protocol
 
 from collbench.backends.factory import here
 from collbench.backends.gloo import TIMEOUT_S, check, corruption, expected_seconds, start_workers
@@ -55,47 +55,54 @@ from collbench.model.failures import Failure
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.run import Device, Flag, Health, Machine, Path
 
-# What a rank does for rank 0: it has one device, and times its part of each step on it.
 
-
-class RankWorker(Protocol):
+class RankWorker(ABC):
     """One rank's device. Errors are CollbenchErrors; after any error but DataCorruption it must be opened again.
 
-    Groups are of positions in the world that was opened.
+    Groups are of indices in the opened world. A subclass overrides the methods whose default does not apply to it.
     """
 
+    @abstractmethod
     def introduce(self) -> Introduction:
         """Return this host and device. Raises MachineError, UsageError."""
 
-    def make_id(self) -> str:
-        """Return what the ranks of a new world must share to find each other; "" if they need nothing."""
-
+    @abstractmethod
     def open(self, opening: OpenRank) -> RankFacts:
-        """Open the device for a new world, in the place of the one before."""
+        """Open the device for a new world, in place of the one before."""
 
-    def reserve(self, largest_bytes: int) -> None:
-        """Make room for messages of up to `largest_bytes`."""
-
-    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
-        """Expect collectives on these groups of ranks."""
-
+    @abstractmethod
     def time(self, step: Step) -> Timing:
         """Time the step; groups without this rank have no seconds."""
 
+    @abstractmethod
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         """Return the paths between devices of this host, by their indices here; none if it is not reported."""
 
+    @abstractmethod
+    def interrupt(self) -> None:
+        """End the step that another thread waits for: it fails at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything."""
+
+    def make_id(self) -> str:
+        """Return what the ranks of a new world must share to find each other; "" if they need nothing."""
+        return ""
+
+    def reserve(self, largest_bytes: int) -> None:  # noqa: B027
+        """Make room for messages of up to `largest_bytes`."""
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:  # noqa: B027
+        """Start to create the communicators of these groups; all ranks create the same ones in the same order."""
+
     def health(self) -> tuple[Health, ...]:
         """Return the device's state now; none if it is not reported."""
+        return ()
 
     def flags(self) -> tuple[Flag, ...]:
         """Return what is wrong with the device."""
-
-    def interrupt(self) -> None:
-        """End the step that another thread waits for: that one fails."""
-
-    def close(self) -> None:
-        """Release everything."""
+        return ()
 
 
 def _introduction(backend: str, device: Device, machine: Machine) -> Introduction:
@@ -106,7 +113,7 @@ def _introduction(backend: str, device: Device, machine: Machine) -> Introductio
 # A rank with a GPU: NVML in this process, CUDA and NCCL in a worker process that may crash.
 
 
-class CudaRankWorker:
+class CudaRankWorker(RankWorker):
     """One GPU: the LOCAL_RANK-th that CUDA shows to this process, or the only one."""
 
     def __init__(
@@ -189,7 +196,7 @@ class CudaRankWorker:
         return self._watch.flags((0,)) if self._watch else ()
 
     def interrupt(self) -> None:
-        """Kill the worker: whoever waits for its answer hears of it at once."""
+        """Kill the worker: the thread that waits for its answer gets an error at once."""
         for process_id in self._backend.process_ids:
             with suppress(ProcessLookupError):
                 os.kill(process_id, signal.SIGKILL)
@@ -225,13 +232,12 @@ class CudaRankWorker:
 
 # A rank with a CPU core: one gloo worker, which finds the others through the store that all ranks share.
 
-
 # Buffers a rank may hold of the largest message: sent, received, random data, and gloo's own.
 _BUFFERS = 6
 
 
-class HostRankWorker:
-    """One core: the LOCAL_RANK-th that this process may use; ranks wrap around if there are more ranks than cores."""
+class HostRankWorker(RankWorker):
+    """One core: the LOCAL_RANK-th that this process may use; ranks share cores if there are more ranks than cores."""
 
     def __init__(self, launch: LaunchEnvironment, timeout_s: float = TIMEOUT_S) -> None:
         """Start nothing yet; `timeout_s` is how long silence may last beyond the expected work, in seconds."""
@@ -244,10 +250,6 @@ class HostRankWorker:
     def introduce(self) -> Introduction:
         """Return this host and the rank's core."""
         return _introduction("host", numa.device(self._core), here())
-
-    def make_id(self) -> str:
-        """Return nothing: gloo ranks meet under the opening's key."""
-        return ""
 
     def open(self, opening: OpenRank) -> RankFacts:
         """Start the worker and wait until it has met all others."""
@@ -262,12 +264,6 @@ class HostRankWorker:
         self._worker.join(self._timeout_s)
         here_too = max(1, self._launch.local_size)
         return RankFacts(capacity_bytes=cgroups.available_bytes() // 2 // (_BUFFERS * here_too))
-
-    def reserve(self, largest_bytes: int) -> None:
-        """Do nothing: buffers come with the sizes."""
-
-    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
-        """Do nothing: gloo's groups come with the first collective."""
 
     def time(self, step: Step) -> Timing:
         """Time the step in the worker. Raises UsageError, DataCorruption, BackendError."""
@@ -287,14 +283,6 @@ class HostRankWorker:
         """Return the paths between cores."""
         return numa.paths(devices)
 
-    def health(self) -> tuple[Health, ...]:
-        """Return nothing: nothing reports of cores what NVML reports of GPUs."""
-        return ()
-
-    def flags(self) -> tuple[Flag, ...]:
-        """Return nothing, for the same reason."""
-        return ()
-
     def interrupt(self) -> None:
         """Kill the worker: the thread that waits for its answer gets an error at once."""
         worker = self._worker
@@ -309,7 +297,6 @@ class HostRankWorker:
 
 
 # The rank's loop: it answers rank 0's requests one by one, and listens for Abandon and Leave at any time.
-
 
 # Rank 0 counts a rank as lost after several of these without a message.
 ALIVE_EVERY_S = 2.0
@@ -335,6 +322,8 @@ def serve(rank_0: Rank0Connection, rank_worker: RankWorker, alive_every_s: float
 
 
 class _Server:
+    """What a rank needs to answer rank 0."""
+
     def __init__(
         self, rank_0: Rank0Connection, rank_worker: RankWorker, worker: ThreadPoolExecutor, alive_every_s: float
     ) -> None:
@@ -358,33 +347,33 @@ class _Server:
 
     def work(self, request: Request) -> None:
         """Answer one request in another thread, while this thread listens for Abandon."""
-        ended, ends = socket.socketpair()
-        with ended, ends:
+        done, notify_done = socket.socketpair()
+        with done, notify_done:
             if isinstance(request, OpenRank):
                 self._positions = request.positions
             answer = self._worker.submit(_answer, self._rank_worker, with_indices(request, self._positions))
-            answer.add_done_callback(lambda _answer: ends.send(b"."))
-            self._accompany(ended)
-            ended.recv(1)
-        self._say(with_positions(answer.result(), self._positions))
+            answer.add_done_callback(lambda _answer: notify_done.send(b"."))
+            self._wait_until(done)
+            done.recv(1)
+        self._send(with_positions(answer.result(), self._positions))
 
-    def _accompany(self, ended: socket.socket) -> None:
-        """Return when the request is answered; any request that arrives earlier ends it."""
-        heard: list[HasFile] = [ended, self._rank_0]
+    def _wait_until(self, done: socket.socket) -> None:
+        """Return when the request is answered, and send Alive meanwhile; any order that arrives earlier ends it."""
+        polled: list[HasFile] = [done, self._rank_0]
         abandoned = False
-        while ended not in (speaking := ready(heard, self._alive_every_s)):
-            if self._rank_0 in speaking:
+        while done not in (readable := ready(polled, self._alive_every_s)):
+            if self._rank_0 in readable:
                 order = self.next_order()
                 abandoned = True
                 if not isinstance(order, Abandon):
-                    self._next, heard = order, [ended]
+                    self._next, polled = order, [done]
             if abandoned:
                 self._rank_worker.interrupt()  # repeatedly: the worker may just be starting
-            if self._rank_0 in heard:
-                self._say(Alive())
+            if self._rank_0 in polled:
+                self._send(Alive())
 
-    def _say(self, message: Reply | Alive) -> None:
-        with suppress(OSError):  # rank 0 is gone, as the next order will tell
+    def _send(self, message: Reply | Alive) -> None:
+        with suppress(OSError):  # rank 0 is gone, as the next order will show
             try:
                 self._rank_0.send(message)
             except ValueError as error:  # NaN, for example: rank 0 would wait forever
