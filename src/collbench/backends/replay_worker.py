@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from collbench.analysis.job_schedule import Post, Unit
 from collbench.backends.replay_protocol import Prepare, Prepared, ReplayLoad, ReplayTimes, Verified, Verify
-from collbench.backends.replay_streams import Accelerator, CpuAccelerator, CudaAccelerator
+from collbench.backends.replay_streams import Accelerator, CpuAccelerator, CudaAccelerator, Units
 from collbench.backends.torch_collectives import Layout, Segment, call_of, hashed, layout_of
 from collbench.backends.torch_rank import Answers, run
 from collbench.model.dtypes import DTYPE_BYTES
@@ -246,7 +246,8 @@ class Rank:
     def _run(self, load: ReplayLoad, posts: Sequence[Callable[[], object]]) -> ReplayTimes:
         request = self._prepared().request
         pauses = [*(unit.pause for unit in request.units), request.rest]
-        return self._accelerator.run(load, self._align, [unit.group for unit in request.units], pauses, posts)
+        units = Units([unit.group for unit in request.units], posts, pauses)
+        return self._accelerator.run(load, self._align, units)
 
     def _align(self) -> None:
         dist.all_reduce(self._tiny, group=self._world)
