@@ -139,7 +139,7 @@ def measured(fabric: Fabric, request: Request, seed: int) -> Run:
     opened = open_simulated(fabric, None, seed)
     plan, skipped = make_plan(request, opened.backend)
     run = empty_run(request, opened, plan, skipped)
-    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.watch.flags, opened.clock)
+    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.flags, opened.clock)
     try:
         sweep(opened.backend, plan, run, request.effort(), random.Random(seed), watcher)
     except DataCorruption as error:

@@ -20,11 +20,10 @@ from collbench.analysis.job_schedule import Schedule, schedule_of
 from collbench.api import evidence, replaying, selecting
 from collbench.api.notices import SILENT
 from collbench.api.replaying import Replaying, ReplayOptions
-from collbench.backends import factory
+from collbench.backends import factory, sim_world
 from collbench.backends import torch_world as backend
+from collbench.backends.factory import Choice
 from collbench.backends.replay_protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
-from collbench.backends.replay_sim import open_simulated
-from collbench.backends.torch_world import Choice
 from collbench.machine import numa
 from collbench.model.errors import BackendError, UsageError
 from collbench.model.failures import Cause, Failure, FailureKind
@@ -151,7 +150,7 @@ def step_seconds(fabric: Path, devices: Sequence[str], job: Job) -> float:
     """Return what a step takes on these simulated devices by themselves, the mean of many with another seed."""
     tags = {device.tag: number for number, device in enumerate(factory.simulated_devices(str(fabric)))}
     arm = ReplayArm(places=tuple(tags[tag] for tag in devices))
-    (backend,) = open_simulated(str(fabric), None, 77, tuple, [arm]).worlds
+    (backend,) = sim_world.open_replay(str(fabric), None, 77, tuple, [arm]).worlds
     backend.prepare(schedule_of(job, len(devices)), Pauses.NONE, Registration.NONE)
     return fmean(backend.run(ReplayLoad(1, pauses=False), 1.0)[0].step for _ in range(40))
 
@@ -234,7 +233,7 @@ def play(monkeypatch: pytest.MonkeyPatch, played: dict[tuple[str, ...], Played])
         uuids = (wanted or "").split(",")
         devices = chosen(tuple(device for uuid in uuids for device in gpus(4) if device.uuid == uuid))
         worlds = tuple(played[tuple(uuids[place] for place in arm.places)] for arm in arms)
-        return ReplayOpened(name, worlds, devices, Machine("box", "Linux", "CPU"), (), 0.05)
+        return ReplayOpened(name, worlds, devices, 0.05, machine=Machine("box", "Linux", "CPU"))
 
     monkeypatch.setattr(backend, "open_replay", opened)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.machine.health import HealthWatch, Occupants, nothing_to_watch
+from collbench.machine.health import HealthWatch, Occupants
 from collbench.machine.nvml import Glance, Nvml
 from collbench.model.errors import MachineError
 from collbench.model.run import Flag
@@ -99,10 +99,6 @@ def test_a_reading_that_fails_leaves_what_was_known() -> None:
     for _ in range(2):
         assert watch.flags((0,)) == (hot(0, 86),)
         clock.later()
-
-
-def test_cores_have_nothing_to_watch() -> None:
-    assert nothing_to_watch().flags((0, 1)) == ()
 
 
 def found(*pids: int) -> frozenset[int]:

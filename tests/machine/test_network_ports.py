@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.backends.factory import Opened
+from collbench.backends.protocol import Opened
 from collbench.bench.session import read_ports_after
 from collbench.machine.doctor.judge import Level
 from collbench.machine.network_ports import CONGESTION, ERRORS, changes, down, read_ports, slower

@@ -161,7 +161,7 @@ def use(text: str) -> None:
         plan, _ = make_plan(request(sizes=(2**20,)), backend)
         for work, groups in plan.groups.items():
             step = plan.step(work, groups[:1], 2**20)
-            (backend.time_collective if work.operation.is_collective else backend.time_copies)(step)
+            backend.time(step)
         assert len(backend.paths()) == len(unordered_pairs(len(backend.devices())))
 
 

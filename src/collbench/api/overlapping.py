@@ -135,9 +135,9 @@ class Overlapping(WorkerSession[OverlapBackend]):
 
 def _opened(request: OverlapRequest) -> OverlapOpened:
     if capabilities(request.backend).simulated:
-        from collbench.backends.overlap_sim import open_simulated  # late: simulations are rare
+        from collbench.backends import sim_world  # late: simulations are rare
 
-        return open_simulated(request.fabric, request.devices, request.seed)
+        return sim_world.open_overlap(request.fabric, request.devices, request.seed)
     from collbench.backends.torch_world import open_overlap
 
     return open_overlap(request.backend, request.devices)

@@ -162,9 +162,9 @@ def _opened(request: ReplayRequest) -> ReplayOpened:
         )
 
     if capabilities(request.backend).simulated:
-        from collbench.backends.replay_sim import open_simulated  # late: simulations are rare
+        from collbench.backends import sim_world  # late: simulations are rare
 
-        return open_simulated(request.fabric, request.devices, request.seed, chosen, request.arms)
+        return sim_world.open_replay(request.fabric, request.devices, request.seed, chosen, request.arms)
     from collbench.backends.torch_world import open_replay
 
     return open_replay(request.backend, request.devices, request.arms, chosen, independent=request.independent)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from collbench.analysis.outcome import outcome
 from collbench.api.measuring import explained, new_seed
 from collbench.api.notices import SILENT, Notices
-from collbench.backends.factory import Opened
+from collbench.backends.protocol import Opened
 from collbench.bench.plan import Request, settings_of
 from collbench.distributed.launchers import JOIN_VARIABLE, LaunchEnvironment, join_seconds
 from collbench.machine.slurm import format_node_list, read_switches
@@ -210,7 +210,7 @@ def survey_launch(
                     request,
                     join_seconds(os.environ),
                     notices.say,
-                    goes_on=True,
+                    survives_losses=True,
                     waits=bool(os.environ.get(JOIN_VARIABLE, "").strip()),
                 )
             )

@@ -14,7 +14,7 @@ import numpy as np
 
 from collbench.analysis.physics import Check, marked
 from collbench.analysis.stats import half_width, trial_noise, trial_seconds
-from collbench.backends.protocol import Backend, Step, Timing, sound, time_step
+from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.bench.interference import check_interference, distrusted
 from collbench.bench.plan import Effort, Members, Plan, point_of
 from collbench.model.errors import BackendError, StepFailed
@@ -199,7 +199,6 @@ class Trials:
 
     def _take(self, backend: Backend, step: Step, outcome: Timing | StepFailed) -> None:
         """Record a step's result. A failed step of several groups is repeated, each isolated, to find the cause."""
-        outcome = sound(outcome)
         if isinstance(outcome, Timing):
             self._failures[step.operation.is_collective] = 0
             self._record(step, outcome, concurrent=len(step.groups) > 1 and not step.variant.at_once)

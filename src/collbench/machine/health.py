@@ -107,18 +107,16 @@ class HealthWatch:
         occupants: Occupants,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._count = len(devices)
         self._read, self._occupants, self._clock = read, occupants, clock
         self._looked = -math.inf
         self._seen: tuple[tuple[Flag, ...], ...] = tuple(() for _ in devices)
 
     def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
         """Return what is wrong on these positions, as of a quarter of a second ago at most."""
-        if self._count and self._clock() - self._looked >= _PERIOD_S:
+        if self._clock() - self._looked >= _PERIOD_S:
             self._look()
             self._looked = self._clock()
-        positions = sorted(set(members)) if self._count else []
-        return tuple(dict.fromkeys(flag for position in positions for flag in self._seen[position]))
+        return tuple(dict.fromkeys(flag for position in sorted(set(members)) for flag in self._seen[position]))
 
     def _look(self) -> None:
         try:
@@ -129,8 +127,3 @@ class HealthWatch:
             tuple(wrong(position, seen.throttle, seen.temperature, self._occupants.others(position, seen.processes)))
             for position, seen in enumerate(glances)
         )
-
-
-def nothing_to_watch() -> HealthWatch:
-    """Return a watch that sees nothing: nothing reports about a CPU core what NVML reports about a GPU."""
-    return HealthWatch((), tuple, Occupants((), tuple))
