@@ -10,19 +10,9 @@ import pytest
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, ailing, blames, check_of
 from collbench.analysis.diagnose.causes import Check, ErrorCounter, Known, Look, NewErrors, Throttled
-from collbench.analysis.diagnose.evidence import Extent, HiddenLinks, Presence
+from collbench.analysis.diagnose.evidence import Extent, HiddenLinks, Presence, Where
 from collbench.analysis.diagnose.readings import Facts
-from collbench.analysis.diagnose.verdict import (
-    NO_RATES,
-    Finding,
-    Kind,
-    Link,
-    Message,
-    Severity,
-    both_ways,
-    explained,
-    make_finding,
-)
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Severity, Verdict, both_ways, explained
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Run
 from collbench.output import sentences
@@ -141,7 +131,8 @@ def test_nvlinks_and_pcie_of_a_gpu_are_different_wires() -> None:
 
 
 def finding(kind: Kind, links: Collection[Link], *, sure: bool = False) -> Finding:
-    return make_finding(kind, (), links, Message(HiddenLinks(), Known.NVLINKS_DOWN, sure=sure), NO_RATES)
+    verdict = Verdict(kind, Where(Extent.DEVICES, ()), HiddenLinks(), Known.NVLINKS_DOWN, ())
+    return Finding(verdict, frozenset(links), sure)
 
 
 PAIR = [(0, 1), (1, 0)]

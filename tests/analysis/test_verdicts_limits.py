@@ -6,10 +6,10 @@ import pytest
 
 from collbench.analysis.diagnose import Kind, judge
 from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, NvlinksDegraded, Throttled
-from collbench.analysis.diagnose.evidence import Extent, HiddenLinks
-from collbench.analysis.diagnose.limits import ExcludedLinks, beyond_labels, has_peers, pcie_ceiling
+from collbench.analysis.diagnose.evidence import Extent, HiddenLinks, Where
+from collbench.analysis.diagnose.limits import ExcludedLinks, beyond_labels
 from collbench.analysis.diagnose.readings import Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Message, Rates, make_finding
+from collbench.analysis.diagnose.verdict import Finding, Verdict
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
 from tests.analysis.checked import faults, flagged, h200, kinds, pcie, run_on, slow, the, trials, undone, what
@@ -197,7 +197,7 @@ def test_what_pcie_carries_at_most_is_the_slower_slots_or_what_was_measured() ->
     run = h200()
     slots = (replace(run.devices[0], pcie_generation=4, pcie_width=8), *run.devices[1:])
     known = Facts(replace(run, devices=slots))
-    assert (pcie_ceiling(known, (0, 1)), pcie_ceiling(known, (1, 2))) == (15.75, 63.0)
+    assert (known.pcie_ceiling((0, 1)), known.pcie_ceiling((1, 2))) == (15.75, 63.0)
     unknown = tuple(replace(gpu, pcie_generation=None) if gpu.index == 1 else gpu for gpu in run.devices)
     fast = [  # staged copies between others are no evidence
         trials(found.point.work, found.point.members, 100.0)
@@ -207,14 +207,14 @@ def test_what_pcie_carries_at_most_is_the_slower_slots_or_what_was_measured() ->
     ]
     facts = Facts(replace(run, devices=unknown, measurements=fast))
     host = max(facts.readings.interval(reading)[2] for reading in facts.readings.host(0))
-    assert pcie_ceiling(facts, (0, 1)) == pytest.approx(host)
+    assert facts.pcie_ceiling((0, 1)) == pytest.approx(host)
     assert 55.0 < host < 55.2
     staged = [found for found in fast if found.point.variant is not Variant.HOST]
-    assert pcie_ceiling(Facts(replace(run, devices=unknown, measurements=staged)), (0, 1)) == pytest.approx(
+    assert Facts(replace(run, devices=unknown, measurements=staged)).pcie_ceiling((0, 1)) == pytest.approx(
         38.4, rel=0.01
     )
     plain = [found for found in staged if found.point.variant is Variant.PLAIN]
-    assert pcie_ceiling(Facts(replace(run, devices=unknown, measurements=plain)), (0, 1)) is None
+    assert Facts(replace(run, devices=unknown, measurements=plain)).pcie_ceiling((0, 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -282,12 +282,13 @@ def test_what_may_be_compared_with_its_like(title: str, label: str, alone: bool,
 def test_who_has_peer_access(cuda: bool | None, nvml: str | None, peers: bool) -> None:
     path = Path((0, 1), "PHB", peer_access=None if nvml is None else nvml_says(nvml), cuda_peers=cuda)
     facts = Facts(run_of(gpus(3), [], [path]))
-    assert has_peers(facts, (1, 0)) is peers
-    assert not has_peers(facts, (0, 2))
+    assert facts.has_peers((1, 0)) is peers
+    assert not facts.has_peers((0, 2))
 
 
 def finding(kind: Kind, label: str) -> Finding:
-    return make_finding(kind, (), [(0, 1)], Message(HiddenLinks(), Known.NVLINKS_DOWN), Rates(label))
+    verdict = Verdict(kind, Where(Extent.DEVICES, ()), HiddenLinks(), Known.NVLINKS_DOWN, (), label=label)
+    return Finding(verdict, frozenset({(0, 1)}))
 
 
 @pytest.mark.parametrize(

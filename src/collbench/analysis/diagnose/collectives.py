@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, verdict_on
 from collbench.analysis.diagnose.causes import Check, Known, LikelyCause, Look, VariableSet
 from collbench.analysis.diagnose.evidence import BelowLinks, Evidence, Extent, UnusedNvlinks, Where
-from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
+from collbench.analysis.diagnose.limits import ExcludedLinks
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, make_finding
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, both_ways, by_name
 from collbench.analysis.physics import DEGRADED
-from collbench.machine.labels import is_nvlink
-from collbench.model.capabilities import capabilities
 
 # NCCL's busbw over what the slowest link of a copy engine's carries. Over NVLink 64 MiB on two H200 reach 0.68 and
 # 1 GiB 0.83, with NCCL_P2P_DISABLE=1 0.07 [H200x4]. Over PCIe both ways share more, and NCCL takes host memory between
@@ -43,7 +41,7 @@ _OFF = ("", "0")
 
 def collectives(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
     """Yield where NCCL is far below its links, and where it is no faster than PCIe over NVLink."""
-    if capabilities(facts.run.backend).cores:
+    if facts.on_cores:
         return  # gloo goes through sockets or shared memory, not over the cores' paths
     works = (work for work in facts.readings.works(collective=True) if work.operation.collective.ring_bound)
     large = [reading for work in works for reading in facts.readings.of(work, COLLECTIVE_BYTES).values()]
@@ -82,17 +80,17 @@ def _links(reading: Reading) -> frozenset[Link]:
 
 
 def _far_below(facts: Facts, reading: Reading) -> _Case | None:
-    over_nvlink = all(is_nvlink(facts.label(pair)) for pair in combinations(reading.members, 2))
+    over_nvlink = all(map(facts.over_nvlink, combinations(reading.members, 2)))
     if not over_nvlink and len(reading.members) > 2:
         return None  # rings over PCIe share uplinks: no single link limits them
     allowed = _allowed(facts, reading.members, over_nvlink=over_nvlink)
     high, share = facts.readings.interval(reading)[2], _FAR_BELOW_NVLINK
     if not over_nvlink:
-        below_one = facts.label(reading.members) in _BELOW_ONE and not has_peers(facts, reading.members)
+        below_one = facts.label(reading.members) in _BELOW_ONE and not facts.has_peers(reading.members)
         share = _FAR_BELOW_PCIE * (_ONE_UPLINK if below_one else 1.0)
     if allowed is None or high >= share * allowed:
         return None
-    ceiling = pcie_ceiling(facts, reading.members) if over_nvlink else None
+    ceiling = facts.pcie_ceiling(reading.members) if over_nvlink else None
     return _Case(reading, allowed, over_nvlink, no_faster_than_pcie=ceiling is not None and high <= ceiling)
 
 
@@ -100,7 +98,7 @@ def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> fl
     """Return what the slowest link among the members carries in GB/s, measured or by theory; None if unknown."""
     carried = []
     for link in permutations(members, 2):
-        copy, limit = facts.readings.best(link), path_limit(facts, link)
+        copy, limit = facts.readings.best(link), facts.limit(link)
         if copy is not None:
             carried.append(facts.readings.interval(copy)[0])
         elif over_nvlink and limit is not None:
@@ -124,23 +122,23 @@ def _findings(
         yield _finding(facts, kind, blame, ours, ill)
     for case in cases:
         if len(case.reading.members) > 2:
-            where = Where(Extent.SET, case.reading.members)
-            yield _finding(facts, kind, Blame(case.reading.members, _links(case.reading), where), [case], ill)
+            blame = Blame(_links(case.reading), Where(Extent.SET, case.reading.members))
+            yield _finding(facts, kind, blame, [case], ill)
 
 
 def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: UnhealthyDevices) -> Finding:
     unused = kind is Kind.NV_NOT_USED
     worst = min(cases, key=lambda case: case.reading.middle - case.allowed)
-    works = tuple(sorted({case.reading.work for case in cases}, key=str))
+    works = by_name(case.reading.work for case in cases)
     cause, checks, sure = _cause(facts, blame, ill, unused=unused)
     ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
-    first = min(blame.links)
     evidence: Evidence = BelowLinks(worst.reading.gbs / worst.allowed, works)
     if unused:
-        evidence = UnusedNvlinks(facts.label(first), works)
-    limit = path_limit(facts, first) if unused else worst.allowed
-    rates = Rates(facts.label(first), limit, facts.readings.span(ours), confirmed=all(r.alone for r in ours))
-    return make_finding(kind, blame.members, blame.links, Message(evidence, cause, checks, blame.where, sure), rates)
+        evidence = UnusedNvlinks(facts.label(min(blame.links)), works)
+    verdict = verdict_on(facts, kind, blame, ours, evidence, cause, checks)
+    if not unused:
+        verdict = replace(verdict, theory_gbs=worst.allowed)
+    return Finding(verdict, blame.links, sure)
 
 
 def _cause(
