@@ -10,7 +10,7 @@ import pytest
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, ailing, blames, check_of
 from collbench.analysis.diagnose.causes import Check, ErrorCounter, Known, Look, NewErrors, Throttled
-from collbench.analysis.diagnose.evidence import Extent, HiddenLinks, Presence, Where
+from collbench.analysis.diagnose.evidence import Extent, OfWorks, Presence, Where
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Severity, Verdict, both_ways, explained
 from collbench.model.operations import Operation
@@ -131,7 +131,7 @@ def test_nvlinks_and_pcie_of_a_gpu_are_different_wires() -> None:
 
 
 def finding(kind: Kind, links: Collection[Link], *, sure: bool = False) -> Finding:
-    verdict = Verdict(kind, Where(Extent.DEVICES, ()), HiddenLinks(), Known.NVLINKS_DOWN, ())
+    verdict = Verdict(kind, Where(Extent.DEVICES, ()), OfWorks(), Known.NVLINKS_DOWN, ())
     return Finding(verdict, frozenset(links), sure)
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from collbench.analysis.diagnose import Kind, judge
-from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, NvlinksDegraded, Throttled
-from collbench.analysis.diagnose.evidence import Extent, HiddenLinks, Where
+from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, OfLinks, Throttled
+from collbench.analysis.diagnose.evidence import Extent, OfWorks, Where
 from collbench.analysis.diagnose.limits import ExcludedLinks, beyond_labels
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Verdict
@@ -40,7 +40,7 @@ def test_a_degraded_link_is_reported_in_links_worth_and_explains_the_rest() -> N
     assert (verdict.label, verdict.theory_gbs) == ("NV18", 450.0)
     assert verdict.measured is not None
     assert verdict.measured[0] < 396.1 * 7 / 18 < verdict.measured[2] < 0.7 * 450
-    assert verdict.cause == NvlinksDegraded(Extent.PAIR)
+    assert verdict.cause == OfLinks(Known.NVLINKS_DEGRADED, Extent.PAIR)
     assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
 
 
@@ -287,7 +287,7 @@ def test_who_has_peer_access(cuda: bool | None, nvml: str | None, peers: bool) -
 
 
 def finding(kind: Kind, label: str) -> Finding:
-    verdict = Verdict(kind, Where(Extent.DEVICES, ()), HiddenLinks(), Known.NVLINKS_DOWN, (), label=label)
+    verdict = Verdict(kind, Where(Extent.DEVICES, ()), OfWorks(), Known.NVLINKS_DOWN, (), label=label)
     return Finding(verdict, frozenset({(0, 1)}))
 
 

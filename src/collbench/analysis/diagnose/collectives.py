@@ -9,7 +9,7 @@ from itertools import combinations, permutations
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, verdict_on
 from collbench.analysis.diagnose.causes import Check, Known, LikelyCause, Look, VariableSet
-from collbench.analysis.diagnose.evidence import BelowLinks, Evidence, Extent, UnusedNvlinks, Where
+from collbench.analysis.diagnose.evidence import Evidence, Extent, OfWorks, Slower, Where
 from collbench.analysis.diagnose.limits import ExcludedLinks
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, both_ways, by_name
@@ -132,9 +132,7 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: Un
     works = by_name(case.reading.work for case in cases)
     cause, checks, sure = _cause(facts, blame, ill, unused=unused)
     ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
-    evidence: Evidence = BelowLinks(worst.reading.gbs / worst.allowed, works)
-    if unused:
-        evidence = UnusedNvlinks(facts.label(min(blame.links)), works)
+    evidence: Evidence = OfWorks(works) if unused else Slower(1 - worst.reading.gbs / worst.allowed, works)
     verdict = verdict_on(facts, kind, blame, ours, evidence, cause, checks)
     if not unused:
         verdict = replace(verdict, theory_gbs=worst.allowed)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from collbench.analysis.diagnose.blame import UnhealthyDevices, blames, verdict_on
-from collbench.analysis.diagnose.causes import Check, Known, Look, NvlinksIdle, PeerDetour
+from collbench.analysis.diagnose.causes import Check, Known, Look, OfLinks
 from collbench.analysis.diagnose.evidence import Disturbed, Extent, OtherProcesses, SlotBelowBest, StagedFaster, Where
 from collbench.analysis.diagnose.limits import ExcludedLinks
 from collbench.analysis.diagnose.readings import CE, COPY_BYTES, STAGED, Facts
@@ -149,7 +149,7 @@ def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
             blame,
             plains,
             StagedFaster(facts.readings.span(vias)[1]),
-            NvlinksIdle(one) if facts.over_nvlink(first) else PeerDetour(one),
+            OfLinks(Known.NVLINKS_IDLE if facts.over_nvlink(first) else Known.PEER_DETOUR, one),
             (Check(Look.ACS), Check(Look.LOG_IOMMU), Check(Look.PCIE_LINKS, first)),
         )
         yield Finding(verdict, blame.links)

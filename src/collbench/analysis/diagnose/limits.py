@@ -9,15 +9,13 @@ from itertools import permutations
 from statistics import median
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, verdict_on
-from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, HidesNvlinks, Known, Look, NvlinksDegraded
+from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, OfLinks
 from collbench.analysis.diagnose.evidence import (
     Beaten,
     Evidence,
     Extent,
     FewerLinks,
-    GivenUp,
-    HiddenLinks,
-    UnusedNvlinks,
+    OfWorks,
     Where,
     WrongElements,
 )
@@ -75,7 +73,7 @@ def _given_up(facts: Facts, kind: Kind, bad: Sequence[Measurement]) -> Iterator[
     cases += [(_within(members), ours) for members, ours in sorted(elsewhere.items())]
     for blame, ours in cases:
         works = by_name(one.point.work for one in ours)
-        yield _failure_finding(facts, kind, blame, GivenUp(works), ours[0])
+        yield _failure_finding(facts, kind, blame, OfWorks(works), ours[0])
 
 
 def _affected(work: Work | None, members: tuple[int, ...]) -> tuple[int, ...]:
@@ -149,12 +147,10 @@ def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Finding]:
     over_pcie = {link for link in links if not facts.on_cores and not facts.over_nvlink(link)} - of_links.keys()
     most = {link: HIDDEN * (facts.limit(link) or FASTEST_PCIE_GBS) for link in over_pcie}
     hidden = {link for link in over_pcie if facts.readings.interval(links[link])[0] > most[link]}
-    virtual = facts.run.machine.virtualization
-    hides = HidesNvlinks(virtual if virtual != "none" else "")
     for blame in _by_label(facts, hidden, links):
         checks = (Check(Look.NVLINKS, blame.members[:1]), Check(Look.PCIE_DEVICES))
         ours = [links[link] for link in blame.links]
-        verdict = verdict_on(facts, Kind.HIDDEN_NVLINK, blame, ours, HiddenLinks(), hides, checks)
+        verdict = verdict_on(facts, Kind.HIDDEN_NVLINK, blame, ours, OfWorks(), Known.NVLINKS_HIDDEN, checks)
         yield Finding(verdict, blame.links)
     judged = {
         link
@@ -186,7 +182,6 @@ def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Fin
     evidence = Beaten(
         worst.rate_gbs,
         worst.capacity.part,
-        worst.capacity.gbs,
         by_name(one.point.work for one in beaten),
         sum({one.point: one.batches for one in beaten}.values()),
     )
@@ -228,7 +223,7 @@ def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Findin
         Kind.NV_NOT_USED,
         blame,
         [links[link] for link in blame.links],
-        UnusedNvlinks(facts.label(min(blame.links))),
+        OfWorks(),
         Known.PEERS_REFUSED if refused else Known.NVLINKS_DOWN,
         (Check(Look.PEERS), Check(Look.NVLINKS, blame.members[:1]), Check(Look.FABRIC_MANAGER)),
     )
@@ -237,7 +232,9 @@ def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Findin
 
 def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], ill: UnhealthyDevices) -> Finding:
     count = nvlink_count(facts.label(min(blame.links)))
-    likely = NvlinksDegraded(blame.alone) if blame.gpu is None else GpuItself(blame.gpu, GpuPart.NVLINKS)
+    likely = (
+        OfLinks(Known.NVLINKS_DEGRADED, blame.alone) if blame.gpu is None else GpuItself(blame.gpu, GpuPart.NVLINKS)
+    )
     gpus = blame.members[:2]
     verdict = verdict_on(
         facts,

@@ -17,10 +17,9 @@ from collbench.analysis.diagnose.causes import (
     Known,
     LikelyCause,
     Look,
-    NoPeerAccess,
-    UplinkShared,
+    OfLabel,
 )
-from collbench.analysis.diagnose.evidence import BelowBest, Evidence, Extent, Inverted, SlowerThanBack, Where
+from collbench.analysis.diagnose.evidence import Evidence, Extent, Inverted, Slower, Where
 from collbench.analysis.diagnose.limits import ExcludedLinks
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, both_ways, by_name, directed_links
@@ -60,7 +59,7 @@ def asymmetries(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iter
     slow = {link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _ONE_WAY))}
     for blame in blames(facts, slow, gaps):
         worst, readings, works = _worst(blame, slow)
-        evidence = SlowerThanBack(1 - math.exp(-worst.gap), works)
+        evidence = Slower(1 - math.exp(-worst.gap), works)
         if blame.gpu is not None:
             likely: LikelyCause = GpuItself(blame.gpu, GpuPart.ONE_DIRECTION)
         else:
@@ -82,7 +81,7 @@ def outliers(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterato
         }
         for blame in blames(facts, slow, gaps):
             worst, readings, works = _worst(blame, slow)
-            evidence = BelowBest(1 - math.exp(-worst.gap), worst.reading.label, works)
+            evidence = Slower(1 - math.exp(-worst.gap), works, worst.reading.label)
             likely = _outlier_cause(facts, blame, worst.reading)
             yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, evidence, likely, ill)
 
@@ -215,13 +214,14 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Findi
         link for case in cases for reading in case.readings for link in directed_links(reading.work, reading.members)
     )
     first = min(links)
-    better = facts.label(first)
     if not all(map(facts.has_peers, links)):
-        likely: LikelyCause = NoPeerAccess(better)
+        likely: LikelyCause = OfLabel(Known.NO_PEER_ACCESS, facts.label(first))
+    elif facts.over_nvlink(first):
+        likely = Known.NVLINKS_OF_LABEL_UNUSED
     else:
-        likely = Known.NVLINKS_OF_LABEL_UNUSED if facts.over_nvlink(first) else UplinkShared(better)
+        likely = OfLabel(Known.UPLINK_SHARED, facts.label(first))
     works = by_name(reading.work for case in cases for reading in case.readings)
-    evidence = Inverted(better, 1 - math.exp(-worst.gap), worst.worse, works)
+    evidence = Inverted(1 - math.exp(-worst.gap), worst.worse, works)
     checks = Check(Look.PEERS), *link_state(facts, first)
     blame = Blame(links, Where(Extent.DEVICES, members))
     return Finding(verdict_on(facts, Kind.ORDER_INVERSION, blame, worst.readings, evidence, likely, checks), links)

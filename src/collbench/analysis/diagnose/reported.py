@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from collbench.analysis.diagnose.blame import blames
-from collbench.analysis.diagnose.causes import Check, HidesPcie, Known, Look
+from collbench.analysis.diagnose.causes import Check, Known, Look
 from collbench.analysis.diagnose.evidence import (
     Extent,
-    FlatLabels,
     LinkCount,
+    OfWorks,
     OtherLabel,
     PeerAnswers,
     Source,
@@ -138,8 +138,8 @@ def _flat(facts: Facts) -> Iterator[Finding]:
         verdict = Verdict(
             Kind.VIRTUAL_FLAT,
             Where(Extent.DEVICES, tuple(range(len(run.devices)))),
-            FlatLabels(label),
-            HidesPcie(run.machine.virtualization),
+            OfWorks(),
+            Known.PCIE_TREE_HIDDEN,
             (Check(Look.PCIE_TREE), Check(Look.PCIE_NUMA)),
             label=label,
         )
