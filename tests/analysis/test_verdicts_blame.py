@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, ailing, blames, check_of
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, unhealthy_devices
 from collbench.analysis.diagnose.causes import Check, ErrorCounter, Known, Look, NewErrors, Throttled
 from collbench.analysis.diagnose.evidence import Extent, OfWorks, Presence, Where
 from collbench.analysis.diagnose.readings import Facts
@@ -217,7 +217,7 @@ def watched(
     run: Run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, 400.0, trials=2) for link in ((0, 1), (1, 2))])
     samples = run.measurements[0].samples
     samples[0] = replace(samples[0], flags=flags)
-    return ailing(Facts(replace(run, health_before=before, health_after=after)))
+    return unhealthy_devices(Facts(replace(run, health_before=before, health_after=after)))
 
 
 NONE = UnhealthyDevices({}, {}, {})

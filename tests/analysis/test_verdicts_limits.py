@@ -7,7 +7,7 @@ import pytest
 from collbench.analysis.diagnose import Kind, judge
 from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, OfLinks, Throttled
 from collbench.analysis.diagnose.evidence import Extent, OfWorks, Where
-from collbench.analysis.diagnose.limits import ExcludedLinks, beyond_labels
+from collbench.analysis.diagnose.limits import ExcludedLinks, excluded_links
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Finding, Verdict
 from collbench.model.operations import Operation, Variant, Work
@@ -269,10 +269,10 @@ def test_links_worth(worth: float, reported: str) -> None:
     ],
 )
 def test_what_may_be_compared_with_its_like(title: str, label: str, alone: bool, isolated: bool, speaks: bool) -> None:
-    odd = ExcludedLinks(frozenset({(2, 3)}), frozenset({"PIX"}), frozenset())
+    excluded = ExcludedLinks(frozenset({(2, 3)}), frozenset({"PIX"}), frozenset())
     reading = Reading(Work(Operation.CE_WRITE), (0, 1), GIB, label, 1.0, 0.1, alone, isolated, ())
-    assert odd.speaks(reading) is speaks
-    assert not odd.speaks(replace(reading, members=(2, 3)))
+    assert excluded.comparable(reading) is speaks
+    assert not excluded.comparable(replace(reading, members=(2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_labels_that_mix_unlike_paths(
     paths = (Path((0, 1), "PIX", cuda_peers=not refused), Path((0, 2), "PHB", cuda_peers=True))
     run = run_of(gpus(3), [], paths)
     facts = Facts(replace(run, machine=replace(run.machine, virtualization=virtual)))
-    assert beyond_labels(facts, findings).labels == labels
+    assert excluded_links(facts, findings).labels == labels
 
 
 @pytest.mark.parametrize(
@@ -320,6 +320,6 @@ def test_labels_that_mix_unlike_paths(
     ],
 )
 def test_links_that_nobody_is_compared_with(kind: Kind, links: bool, unused: bool) -> None:
-    odd = beyond_labels(Facts(run_of(gpus(2), [])), [finding(kind, "NV18")])
+    excluded = excluded_links(Facts(run_of(gpus(2), [])), [finding(kind, "NV18")])
     both = frozenset(BOTH)
-    assert (odd.links, odd.unused) == (both if links else frozenset(), both if unused else frozenset())
+    assert (excluded.links, excluded.unused) == (both if links else frozenset(), both if unused else frozenset())

@@ -39,7 +39,7 @@ def check_of(seen: Throttled | NewErrors, devices: Sequence[int]) -> tuple[Check
     return (Check(Look.LIMITING if isinstance(seen, Throttled) else Look.NVLINK_ERRORS, tuple(devices)),)
 
 
-def ailing(facts: Facts) -> UnhealthyDevices:
+def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
     """Return what disturbed the devices, by the samples' flags and the health before and after."""
     run = facts.run
     trials = sum(len(measurement.samples) for measurement in run.measurements)

@@ -39,21 +39,21 @@ SLOWING = _P2P + _SLOWER
 _OFF = ("", "0")
 
 
-def collectives(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
+def collectives(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     """Yield where NCCL is far below its links, and where it is no faster than PCIe over NVLink."""
     if facts.on_cores:
         return  # gloo goes through sockets or shared memory, not over the cores' paths
     works = (work for work in facts.readings.works(collective=True) if work.operation.collective.ring_bound)
     large = [reading for work in works for reading in facts.readings.of(work, COLLECTIVE_BYTES).values()]
-    heard = [reading for reading in large if len(reading.members) > 2 or odd.speaks(reading)]
-    readings = [reading for reading in heard if not _links(reading) <= odd.unused]
+    heard = [reading for reading in large if len(reading.members) > 2 or excluded.comparable(reading)]
+    readings = [reading for reading in heard if not _links(reading) <= excluded.unused]
     slow = [case for reading in readings if (case := _far_below(facts, reading))]
     judged = frozenset(link for reading in readings for link in _links(reading))
     for over_nvlink in (True, False):
         ours = [case for case in slow if case.over_nvlink is over_nvlink]
         unused = [case for case in ours if case.no_faster_than_pcie]
-        yield from _findings(facts, Kind.NV_NOT_USED, unused, judged, ill)
-        yield from _findings(facts, Kind.COLLECTIVE_CONTRADICTION, ours, judged, ill)
+        yield from _findings(facts, Kind.NV_NOT_USED, unused, judged, unhealthy)
+        yield from _findings(facts, Kind.COLLECTIVE_CONTRADICTION, ours, judged, unhealthy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> fl
 
 
 def _findings(
-    facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Link], ill: UnhealthyDevices
+    facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Link], unhealthy: UnhealthyDevices
 ) -> Iterator[Finding]:
     """Yield a finding for each group of pairs, and for each larger set that is slow."""
     pairs: dict[Link, list[_Case]] = defaultdict(list)
@@ -119,18 +119,18 @@ def _findings(
                 pairs[link].append(case)
     for blame in blames(facts, pairs, judged):
         ours = [case for link in sorted(blame.links) if link[0] < link[1] for case in pairs[link]]
-        yield _finding(facts, kind, blame, ours, ill)
+        yield _finding(facts, kind, blame, ours, unhealthy)
     for case in cases:
         if len(case.reading.members) > 2:
             blame = Blame(_links(case.reading), Where(Extent.SET, case.reading.members))
-            yield _finding(facts, kind, blame, [case], ill)
+            yield _finding(facts, kind, blame, [case], unhealthy)
 
 
-def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: UnhealthyDevices) -> Finding:
+def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], unhealthy: UnhealthyDevices) -> Finding:
     unused = kind is Kind.NV_NOT_USED
     worst = min(cases, key=lambda case: case.reading.middle - case.allowed)
     works = by_name(case.reading.work for case in cases)
-    cause, checks, sure = _cause(facts, blame, ill, unused=unused)
+    cause, checks, sure = _cause(facts, blame, unhealthy, unused=unused)
     ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
     evidence: Evidence = OfWorks(works) if unused else Slower(1 - worst.reading.gbs / worst.allowed, works)
     verdict = verdict_on(facts, kind, blame, ours, evidence, cause, checks)
@@ -140,7 +140,7 @@ def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: Un
 
 
 def _cause(
-    facts: Facts, blame: Blame, ill: UnhealthyDevices, *, unused: bool
+    facts: Facts, blame: Blame, unhealthy: UnhealthyDevices, *, unused: bool
 ) -> tuple[LikelyCause, tuple[Check, ...], bool]:
     """Return the likely cause, how to check it, and whether it was seen."""
     gpus = min(blame.links)
@@ -148,7 +148,7 @@ def _cause(
     variable = setting(environment, paths_only=unused) or setting(environment, paths_only=False)
     if variable is not None:
         return variable, (Check(Look.WITHOUT_VARIABLE, gpus, variable.name),), True
-    seen = ill.cause(blame.members)
+    seen = unhealthy.cause(blame.members)
     if seen is not None:
         return seen, check_of(seen, gpus), True
     return Known.NCCL_PATH, (Check(Look.NCCL_LOG, gpus),), False

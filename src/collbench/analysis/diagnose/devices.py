@@ -23,12 +23,12 @@ _FASTER = math.log(4 / 3)
 _BY_ENGINE = (Operation.H2D_CE, Operation.D2H_CE)  # between a device and host memory
 
 
-def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
+def other_processes(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     """Yield the GPUs that other people's processes hold: nothing measured on them is theirs alone."""
-    gpus = tuple(sorted(ill.shared))
+    gpus = tuple(sorted(unhealthy.shared))
     if gpus:
         n = len(facts.run.devices)
-        evidence = OtherProcesses(tuple(ill.shared[gpu] for gpu in gpus))
+        evidence = OtherProcesses(tuple(unhealthy.shared[gpu] for gpu in gpus))
         checks = (Check(Look.GPU_PROCESSES, gpus),)
         verdict = Verdict(Kind.CONTENTION, Where(Extent.DEVICES, gpus), evidence, Known.OTHER_JOBS, checks)
         # Its traffic also crosses the bridges and uplinks that other GPUs' PCIe paths share with these.
@@ -37,7 +37,7 @@ def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
         yield Finding(verdict, links)
 
 
-def disturbing(facts: Facts) -> Iterator[Finding]:
+def interference(facts: Facts) -> Iterator[Finding]:
     """Yield pairs that the interference check finds slower concurrently than isolated, although they share no link.
 
     NVLinks of disjoint pairs share nothing, nor do peer copies below one PCIe bridge. Farther PCIe paths name shared
@@ -102,7 +102,7 @@ def _check_noise(facts: Facts, check: InterferenceCheck) -> float:
     return facts.readings.z * math.sqrt(2) * max(reading.error for reading in alike)
 
 
-def slots(facts: Facts) -> Iterator[Finding]:
+def degraded_slots(facts: Facts) -> Iterator[Finding]:
     """Yield the GPUs whose PCIe link was below its best right after the last trial, with their contexts still open."""
     for position, (device, state) in enumerate(zip(facts.run.devices, facts.run.health_after, strict=False)):
         best = (device.pcie_generation, device.pcie_width)
@@ -128,7 +128,7 @@ def slots(facts: Facts) -> Iterator[Finding]:
         yield Finding(verdict, both_ways(pcie))
 
 
-def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
+def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
     """Yield the links that are faster through host memory than by peer access."""
     direct = facts.readings.of(CE[0], COPY_BYTES)
     through = facts.readings.of(STAGED, COPY_BYTES)
@@ -137,7 +137,7 @@ def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
     slow = [
         link
         for link, (plain, via) in alike.items()
-        if odd.speaks(plain) and facts.readings.exceeds(via, plain, _FASTER)
+        if excluded.comparable(plain) and facts.readings.exceeds(via, plain, _FASTER)
     ]
     for blame in blames(facts, slow, alike):
         plains, vias = zip(*(alike[link] for link in blame.links), strict=True)

@@ -130,13 +130,13 @@ _HEALTHY_SHARE = 0.9
 VIRTUAL = ("pass-through", "vGPU")  # NVML's words for a GPU inside a virtual machine
 
 
-def limits(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
+def limits(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     """Yield what copies show against their path's theory. Needs copies of 16 MiB or more."""
     # The fastest copy of each link that was measured at a size that shows bandwidth.
     pairs = permutations(range(len(facts.run.devices)), 2)
     links = {link: reading for link in pairs if (reading := facts.readings.best(link))}
     yield from _too_fast(facts, links)
-    yield from _too_slow(facts, links, ill)
+    yield from _too_slow(facts, links, unhealthy)
 
 
 def _too_fast(facts: Facts, links: Mapping[Link, Reading]) -> Iterator[Finding]:
@@ -199,7 +199,7 @@ def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Fin
     return Finding(verdict, blame.links)
 
 
-def _too_slow(facts: Facts, links: Mapping[Link, Reading], ill: UnhealthyDevices) -> Iterator[Finding]:
+def _too_slow(facts: Facts, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     unused: set[Link] = set()
     degraded: set[Link] = set()
     for link, reading in links.items():
@@ -213,7 +213,7 @@ def _too_slow(facts: Facts, links: Mapping[Link, Reading], ill: UnhealthyDevices
     for blame in _by_label(facts, unused, links):
         yield _unused(facts, blame, links)
     for blame in _by_label(facts, degraded, links):
-        yield _degraded(facts, blame, links, ill)
+        yield _degraded(facts, blame, links, unhealthy)
 
 
 def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Finding:
@@ -230,7 +230,7 @@ def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Findin
     return Finding(verdict, blame.links, sure=refused)
 
 
-def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], ill: UnhealthyDevices) -> Finding:
+def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Finding:
     count = nvlink_count(facts.label(min(blame.links)))
     likely = (
         OfLinks(Known.NVLINKS_DEGRADED, blame.alone) if blame.gpu is None else GpuItself(blame.gpu, GpuPart.NVLINKS)
@@ -242,7 +242,7 @@ def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], ill: Un
         blame,
         [links[link] for link in blame.links],
         FewerLinks(_worth(facts, blame, links, count), count),
-        ill.cause(blame.members) or likely,
+        unhealthy.cause(blame.members) or likely,
         (Check(Look.NVLINKS, gpus), Check(Look.NVLINK_ERRORS, gpus)),
     )
     return Finding(verdict, blame.links)
@@ -271,7 +271,7 @@ class ExcludedLinks:
     labels: frozenset[str]
     unused: frozenset[Link]
 
-    def speaks(self, reading: Reading) -> bool:
+    def comparable(self, reading: Reading) -> bool:
         """Return whether a reading may be compared with others of its label.
 
         PCIe paths share links: there only what ran alone counts, or what an interference check of their label found to
@@ -283,7 +283,7 @@ class ExcludedLinks:
         return is_nvlink(reading.label) or reading.isolated or (reading.alone and reading.label not in self.labels)
 
 
-def beyond_labels(facts: Facts, findings: list[Finding]) -> ExcludedLinks:
+def excluded_links(facts: Facts, findings: list[Finding]) -> ExcludedLinks:
     """Return what the findings of `limits` show to be beyond its label; in a virtual machine that is all of PCIe."""
 
     def links_of(*kinds: Kind) -> frozenset[Link]:

@@ -47,14 +47,14 @@ class Gap(NamedTuple):
     wild: bool = False  # a few of its trials make it so
 
 
-def asymmetries(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
+def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     """Yield the links that carry at least 10 % less than their way back, by any kind of copy or by all together."""
     gaps: dict[Link, list[Gap]] = defaultdict(list)
     for work in facts.readings.works(collective=False):
         copies = facts.readings.of(work)
         for (a, b), there in copies.items():
             back = copies.get((b, a))
-            if back is not None and odd.speaks(there) and odd.speaks(back):
+            if back is not None and excluded.comparable(there) and excluded.comparable(back):
                 gaps[a, b].append(Gap(there, back.middle - there.middle, math.hypot(there.error, back.error)))
     slow = {link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _ONE_WAY))}
     for blame in blames(facts, slow, gaps):
@@ -64,15 +64,15 @@ def asymmetries(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iter
             likely: LikelyCause = GpuItself(blame.gpu, GpuPart.ONE_DIRECTION)
         else:
             likely = Known.NVLINK_LANES if facts.over_nvlink(min(blame.links)) else Known.PCIE_DIRECTION
-        yield _slow(facts, Kind.ASYMMETRY, blame, readings, evidence, likely, ill)
+        yield _slow(facts, Kind.ASYMMETRY, blame, readings, evidence, likely, unhealthy)
 
 
-def outliers(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
+def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     """Yield the links below the others of their label; copies and collectives apart: NCCL has reasons of its own."""
     for collective in (False, True):
         gaps: dict[Link, list[Gap]] = defaultdict(list)
         for work in facts.readings.works(collective=collective):
-            for group in _by_label(facts, work, odd).values():
+            for group in _by_label(facts, work, excluded).values():
                 for gap in _below(facts, group):
                     for link in directed_links(gap.reading.work, gap.reading.members):
                         gaps[link].append(gap)
@@ -83,7 +83,7 @@ def outliers(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterato
             worst, readings, works = _worst(blame, slow)
             evidence = Slower(1 - math.exp(-worst.gap), works, worst.reading.label)
             likely = _outlier_cause(facts, blame, worst.reading)
-            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, evidence, likely, ill)
+            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, evidence, likely, unhealthy)
 
 
 def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
@@ -106,11 +106,11 @@ def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[Gap, list[
     return worst, readings, by_name(gap.reading.work for gap in gaps)
 
 
-def _by_label(facts: Facts, work: Work, odd: ExcludedLinks) -> dict[str, list[Reading]]:
+def _by_label(facts: Facts, work: Work, excluded: ExcludedLinks) -> dict[str, list[Reading]]:
     """Return a work's readings on pairs, by label; of NVLinks and PCIe paths alike, limits of other slots apart."""
     groups: dict[str, list[Reading]] = defaultdict(list)
     for members, reading in facts.readings.of(work).items():
-        if len(members) == 2 and odd.speaks(reading):
+        if len(members) == 2 and excluded.comparable(reading):
             groups[reading.label].append(reading)
     return groups
 
@@ -145,10 +145,10 @@ def _slow(
     readings: Collection[Reading],
     evidence: Evidence,
     likely: LikelyCause,
-    ill: UnhealthyDevices,
+    unhealthy: UnhealthyDevices,
 ) -> Finding:
     """Return the finding on slow links; a cause that was seen on their devices replaces the likely one."""
-    seen = ill.cause((blame.gpu,) if blame.gpu is not None else blame.members)
+    seen = unhealthy.cause((blame.gpu,) if blame.gpu is not None else blame.members)
     checks = check_of(seen, blame.members[:2]) if seen else link_state(facts, min(blame.links))
     return Finding(verdict_on(facts, kind, blame, readings, evidence, seen or likely, checks), blame.links)
 
@@ -193,11 +193,11 @@ class _Beaten(NamedTuple):
     readings: Sequence[Reading]
 
 
-def inversions(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
+def inversions(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
     """Yield the groups of links that worse labels beat: GPUs that one label joins, by the middle of their links."""
     beaten: dict[Members, list[_Beaten]] = defaultdict(list)
     for work in (*facts.readings.works(collective=False), *facts.readings.works(collective=True)):
-        groups = _by_label(facts, work, odd)
+        groups = _by_label(facts, work, excluded)
         ordered = sorted((label for label in groups if label not in _NO_ORDER), key=rank_key)
         for better, worse in combinations(ordered, 2):
             for members, part in _joined(groups[better]).items():
