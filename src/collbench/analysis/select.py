@@ -47,7 +47,7 @@ from collbench.analysis.problem import (
 from collbench.analysis.registration import ordinary
 from collbench.analysis.rings import MOST_MEMBERS, Sets, all_sets
 from collbench.analysis.search import best, finalists, search, with_default
-from collbench.analysis.stats import summarize
+from collbench.analysis.stats import most_measured, summarize
 from collbench.analysis.tiers import estimates, margin, ties, tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
@@ -110,8 +110,7 @@ def _points(choice: Choice, run: Run) -> dict[Members, Measurement]:
         and not m.wrong
         and not m.failure
     ]
-    sizes = Counter(m.point.size_bytes for m in measurements)
-    size = max(sizes, key=lambda size: (sizes[size], size), default=None)
+    size = most_measured(Counter(m.point.size_bytes for m in measurements))
     return {tuple(sorted(m.point.members)): m for m in measurements if m.point.size_bytes == size}
 
 

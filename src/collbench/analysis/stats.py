@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -163,6 +164,11 @@ def rate_gbs(point: DataPoint, seconds: float) -> float:
     """Return a data point's rate in GB/s at a time per iteration: algbw of copies, busbw of collectives."""
     factor = point.operation.busbw_factor(len(point.members))
     return algbw(point.moved_bytes, seconds) * factor
+
+
+def most_measured(counts: Counter[int]) -> int | None:
+    """Return the size in bytes that most data points have, of equally common ones the largest; None for none."""
+    return max(counts, key=lambda size: (counts[size], size), default=None)
 
 
 def summarize(measurement: Measurement) -> Summary:

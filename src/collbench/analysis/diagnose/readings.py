@@ -12,7 +12,7 @@ from statistics import NormalDist, median
 
 from collbench.analysis.diagnose.verdict import Interval, Link
 from collbench.analysis.physics import Hardware
-from collbench.analysis.stats import FEWEST_TRIALS, log_rates, median_deviation, trial_noise
+from collbench.analysis.stats import FEWEST_TRIALS, log_rates, median_deviation, most_measured, trial_noise
 from collbench.analysis.tiers import NOISIER, TRIALS_WITH_AN_OUTLIER
 from collbench.machine.labels import is_nvlink
 from collbench.machine.theory import slot
@@ -180,7 +180,7 @@ def read(run: Run) -> Readings:
     for measurement in run.measurements:
         if measurement.samples:
             counts[measurement.point.work][measurement.point.size_bytes] += 1
-    sizes = {work: max(have, key=lambda size: (have[size], size)) for work, have in counts.items()}
+    sizes = {work: most_measured(have) for work, have in counts.items()}
     points: dict[DataPoint, Measurement] = {}
     for measurement in run.measurements:
         if measurement.samples and measurement.point.size_bytes == sizes[measurement.point.work]:

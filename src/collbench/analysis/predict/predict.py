@@ -29,7 +29,7 @@ from collbench.analysis.predict.step import (
     schedule,
     step_seconds,
 )
-from collbench.analysis.predict.timing import Evidence, Span, Timing, Timings, assumed_of
+from collbench.analysis.predict.timing import Evidence, Span, Timings, assumed_of
 from collbench.analysis.problem import SelectionProblem, from_run, left_out
 from collbench.analysis.problem import evidence as deciding_ranking
 from collbench.analysis.rings import MOST_MEMBERS
@@ -281,14 +281,6 @@ class Prediction:
     registration: Registration = Registration.NONE
 
 
-@dataclass(frozen=True, slots=True)
-class _Where:
-    """Of what something was assumed: operations and devices, in the order met."""
-
-    operations: dict[Operation, None]
-    sets: dict[Members, None]
-
-
 class Predictor:
     """Answers from one machine's evidence; collects what it assumed on the way."""
 
@@ -298,7 +290,8 @@ class Predictor:
         self._used: dict[OverlapUse, None] = {}
         self._machine = Machine(evidence)
         self._timings = Timings(evidence, self._machine.band, self._machine.delta, self._machine.port)
-        self._assumed: dict[OfTime, _Where] = {}
+        # Each assumption with what it was made of, in the order met: operations and devices.
+        self._assumed: dict[OfTime, list[tuple[Operation, Members]]] = {}
 
     def predict(self, question: Question) -> Prediction:
         """Return the answer. Raises UsageError for what cannot be asked of this machine."""
@@ -386,14 +379,14 @@ class Predictor:
             key = transfer.operation, transfer.size_bytes, transfer.group
             if key not in known:
                 sizes.setdefault((transfer.operation, transfer.group), []).append(transfer.size_bytes)
-                seconds = [timing.seconds(transfer.size_bytes) for timing in self._of(*key[::2], members, question)]
+                seconds = [
+                    self._timings.of(transfer.operation, some).seconds(transfer.size_bytes)
+                    for some in groups(transfer.group, members, question.shards)
+                ]
                 low, middle, high = (max(parts) for parts in zip(*seconds, strict=True))
                 known[key] = low, middle, high
         self._note(sizes, members, question)
         return [known[transfer.operation, transfer.size_bytes, transfer.group] for transfer in transfers]
-
-    def _of(self, operation: Operation, group: Group, members: Members, question: Question) -> list[Timing]:
-        return [self._timings.of(operation, some) for some in groups(group, members, question.shards)]
 
     def _note(self, sizes: dict[tuple[Operation, Group], list[int]], members: Members, question: Question) -> None:
         """Record what was assumed, and for which devices."""
@@ -401,13 +394,12 @@ class Predictor:
             for some in groups(group, members, question.shards):
                 timing = self._timings.of(operation, some)
                 for assumption in assumed_of(timing, bytes_sent):
-                    where = self._assumed.setdefault(assumption, _Where({}, {}))
-                    where.operations[operation] = None
-                    where.sets[tuple(sorted(some))] = None
+                    self._assumed.setdefault(assumption, []).append((operation, tuple(sorted(some))))
 
     def _assumptions(self) -> Iterator[Assumed]:
-        for assumption, where in self._assumed.items():
-            yield Assumed(assumption, tuple(where.operations), tuple(where.sets))
+        for assumption, made_of in self._assumed.items():
+            operations, sets = zip(*made_of, strict=True)
+            yield Assumed(assumption, tuple(dict.fromkeys(operations)), tuple(dict.fromkeys(sets)))
 
 
 def job_of(question: Question, strategy: str, gpus: int) -> Job:
