@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collbench.analysis.nodes import UNKNOWN, Judgement, NodeEffect, Observation, Rail, Switches, judge, judge_rails
+from collbench.analysis.node_fit import Observation
+from collbench.analysis.nodes import UNKNOWN, Judgement, NodeEffect, Rail, Switches, judge, judge_rails
 from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.bench.plan import Pair, pair_rounds, relabelled
 from collbench.machine.slurm import NodeSwitches, levels

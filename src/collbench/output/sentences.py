@@ -28,26 +28,21 @@ from collbench.analysis.choice import (
 from collbench.analysis.diagnose import CheckKind, Kind, NotDone, Verdict
 from collbench.analysis.diagnose.evidence import (
     Beaten,
-    BelowBest,
-    BelowLinks,
     Disturbed,
     Extent,
     FewerLinks,
-    FlatLabels,
-    GivenUp,
-    HiddenLinks,
     Inverted,
     LinkCount,
+    OfWorks,
     OtherLabel,
     OtherProcesses,
     PeerAnswers,
     Presence,
     SlotBelowBest,
-    SlowerThanBack,
+    Slower,
     Source,
     StagedFaster,
     TreeLabels,
-    UnusedNvlinks,
     Where,
     WrongElements,
 )
@@ -331,23 +326,39 @@ def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence 
         case Disturbed(labels, ratio, works):
             pairs = f"{' and '.join(labels)} pairs"
             return f"{pairs}: concurrently they reach {ratio:.2f} of their isolated rate ({_names(works)})."
-        case Inverted(label, share, worse, works):
-            pairs = f"{label} pairs of {_tags(verdict.members, run.devices)} reach {share:.0%} less than {worse} pairs"
-            return f"{pairs}, though the label is better ({_names(works)})."
+        case Inverted(share, worse, works):
+            pairs = f"{verdict.label} pairs of {_tags(verdict.members, run.devices)}"
+            return f"{pairs} reach {share:.0%} less than {worse} pairs, though the label is better ({_names(works)})."
         case TreeLabels(labels, ancestors):
             bridges = f" ({_BRIDGES[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _BRIDGES else ""
             tree = f"the PCIe tree (topo -p) has {', '.join(ancestors)}{bridges}"
             return f"topo -m reports {', '.join(labels)}; {tree}. Both are right."
-        case FlatLabels(label):
-            return f"All pairs have the label {label} and no GPU has a NUMA node: the labels carry no information."
+        case OfWorks() if verdict.kind is Kind.VIRTUAL_FLAT:
+            alike = f"All pairs have the label {verdict.label} and no GPU has a NUMA node"
+            return f"{alike}: the labels carry no information."
         case _:
             return f"{where(verdict.where, run.devices)}: {_clause(verdict, run)}."
 
 
-def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911, PLR0912 - a clause for each kind of evidence
+_OF_WORKS = {
+    Kind.HANG: "the work never ended",
+    Kind.FAILED: "the work failed",
+    Kind.NV_NOT_USED: "{pcie}, though the label is {label}",
+    Kind.HIDDEN_NVLINK: "faster than PCIe can be, though the label has no NVLink",
+}
+_SLOWER = {
+    Kind.ASYMMETRY: "{share:.0%} slower than the opposite direction",
+    Kind.INTRA_LABEL_OUTLIER: "{share:.0%} below the best {label} links",
+    Kind.COLLECTIVE_CONTRADICTION: "NCCL reaches {rest:.0%} of the capacity of its slowest link",
+}
+
+
+def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911 - a clause for each kind of evidence
     match verdict.evidence:
-        case GivenUp(works):
-            return f"the work {'never ended' if verdict.kind is Kind.HANG else 'failed'} ({_names(works)})"
+        case OfWorks(works):
+            pcie = "NCCL is no faster than PCIe" if works else "copies are no faster than PCIe allows"
+            clause = _OF_WORKS[verdict.kind].format(pcie=pcie, label=verdict.label)
+            return f"{clause} ({_names(works)})" if works else clause
         case LinkCount(source, label, nvlinks):
             return f"{source} reports {label}, NVML counts {nvlinks} active NVLinks"
         case PeerAnswers(label, answers, agree):
@@ -355,29 +366,20 @@ def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911, PLR0912 
             if agree:
                 return f"the label {label} implies peer access, but no source allows it: {reports}"
             return f"the sources disagree on peer access: {reports}"
-        case UnusedNvlinks(label, works):
-            slow = "NCCL is no faster than PCIe" if works else "copies are no faster than PCIe allows"
-            return f"{slow}, though the label is {label}" + (f" ({_names(works)})" if works else "")
         case FewerLinks(links, count):
             return f"reaches the rate of {f'{links:.0f}' if links >= 1 else f'{links:.1f}'} of {count} links"
-        case Beaten(gbs, part, capacity, works, batches):
-            most = f"{gbs:.0f} GB/s, above the capacity of the {part}, {capacity:.0f} GB/s"
+        case Beaten(gbs, part, works, batches):
+            most = f"{gbs:.0f} GB/s, above the capacity of the {part}, {verdict.theory_gbs or 0.0:.0f} GB/s"
             return f"{most} ({_names(works)}; {batches} batch{'' if batches == 1 else 'es'})"
         case SlotBelowBest(now, best):
             return f"PCIe gen {now[0]} ×{now[1]} right after measuring; its maximum is gen {best[0]} ×{best[1]}"
         case StagedFaster(gbs):
             unit = "GB/s sim" if capabilities(run.backend).simulated else "GB/s"
             return f"slower by peer access than through host memory, which reaches {gbs:.1f} {unit}"
-        case SlowerThanBack(share, works):
-            return f"{share:.0%} slower than the opposite direction ({_names(works)})"
-        case BelowBest(share, label, works):
-            return f"{share:.0%} below the best {label} links ({_names(works)})"
-        case BelowLinks(share, works):
-            return f"NCCL reaches {share:.0%} of the capacity of its slowest link ({_names(works)})"
+        case Slower(share, works, label):
+            return f"{_SLOWER[verdict.kind].format(share=share, rest=1 - share, label=label)} ({_names(works)})"
         case OtherLabel(tool, nvml):
             return f"nvidia-smi topo -m reports {tool}, NVML reports {nvml}"
-        case HiddenLinks():
-            return "faster than PCIe can be, though the label has no NVLink"
         case _:
             raise TypeError(f"no sentence for {verdict.evidence}")
 

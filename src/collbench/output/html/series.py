@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from collbench.analysis import overlap
-from collbench.analysis.compare import Change, Comparison, Verdict, unordered
+from collbench.analysis.compare import Change, Comparison, Verdict
 from collbench.analysis.fits import Fit, Unfitted
-from collbench.analysis.outcome import Outcome, outcome
+from collbench.analysis.outcome import Outcome, outcome, unordered
 from collbench.analysis.physics import Impossible, by_point
 from collbench.analysis.stats import median_interval, summarize, trial_seconds
 from collbench.analysis.summary import RankedWork

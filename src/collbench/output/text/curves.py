@@ -10,7 +10,6 @@ from statistics import median
 
 from rich.text import Text
 
-from collbench.analysis.diagnose.limits import path_limit
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.stats import Summary, summarize
 from collbench.analysis.tiers import Members, kind_of, rank_links, work_order
@@ -200,7 +199,7 @@ def limits_of(run: Run, work: Work, sets: Iterable[Members]) -> dict[Members, fl
             theory = slot(run.devices[devices[0]])
             limits[devices] = None if theory is None else theory.gbs
         elif len(devices) == 2:
-            limits[devices] = path_limit(facts, (devices[0], devices[1]))
+            limits[devices] = facts.limit(devices)
     directions = 2 if work.variant is Variant.BOTH_WAYS else 1
     return {devices: directions * limit for devices, limit in limits.items() if limit is not None}
 

@@ -21,10 +21,8 @@ from collbench.output import causes, sentences
 from collbench.output.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.output.text.frame import not_judged as not_judged_line
 from collbench.output.text.layout import WIDE, Block, Lines, both, filled, short, whole
-from collbench.runfile.codec import plain
 
 FORMAT, VERSION = "collbench-check", 1
-_SAID = {"evidence": "what", "checks": "command"}  # values that JSON has in words
 _STATUS = {
     Severity.HARD: ExitStatus.UNTRUSTED,
     Severity.CONTRADICTION: ExitStatus.CONTRADICTION,
@@ -131,15 +129,21 @@ def as_json(
 
 
 def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
-    data: dict[str, Any] = plain(verdict)
-    del data["failure"], data["skipped"], data["where"]
-    data = {_SAID.get(key, key): value for key, value in data.items()}
-    data["what"] = sentences.what(verdict, run)
-    data["cause"], data["command"] = causes.cause(verdict.cause, run), causes.command(verdict.checks, run)
-    measured = data.pop("measured")
-    data["measured_gbs"] = None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True))
-    data["devices"] = [run.devices[position].tag for position in verdict.members]
-    return data
+    measured = verdict.measured
+    return {
+        "kind": verdict.kind.value,
+        "severity": verdict.severity.value,
+        "members": list(verdict.members),
+        "label": verdict.label,
+        "theory_gbs": verdict.theory_gbs,
+        "cause": causes.cause(verdict.cause, run),
+        "command": causes.command(verdict.checks, run),
+        "what": sentences.what(verdict, run),
+        "explains": [kind.value for kind in verdict.explains],
+        "confirmed": verdict.confirmed,
+        "measured_gbs": None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True)),
+        "devices": [run.devices[position].tag for position in verdict.members],
+    }
 
 
 def _block(run: Run, verdict: Verdict, width: int) -> Text:
