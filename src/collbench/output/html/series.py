@@ -353,7 +353,7 @@ def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]
         "collective": True,
         "sizes": sizes,
         "size_names": [format_size(size) for size in sizes],
-        "places": [list(points[next(at for at in points if at[1] == key)].members) for key in keys],
+        "sets": [list(overlaps[0].members) for overlaps in conditions.values()],
         "names": [condition_name(key) for key in keys],
         "labels": ["" for _ in keys],
         "theory": nothing,
