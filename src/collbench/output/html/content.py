@@ -349,7 +349,7 @@ def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink]) -> str:
 
 
 def _tags(run: Run, positions: Sequence[int]) -> str:
-    return ", ".join(run.devices[position].tag for position in positions)
+    return sentences.tags(positions, run.devices)
 
 
 # The whole page: each run, and each but the first against the first.

@@ -22,7 +22,7 @@ from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed,
 from collbench.output import sentences
 from collbench.output.differences import described
 from collbench.output.text.frame import alarm, header, not_judged, origin, sim
-from collbench.output.text.layout import Block, Lines, both, filled, short, table, whole
+from collbench.output.text.layout import Block, Lines, both, filled, more, short, table, whole
 from collbench.runfile.codec import plain
 
 # The page of `collbench compare` for many runs: each work at its largest size by date, then the last by the first.
@@ -66,7 +66,7 @@ def _trend_table(trend: Trend, line: Line) -> RenderableType:
     rows = table("run", "date", "median", "change", "worst", *left[2:], left=left)
     devices = trend.runs[0].devices
     for point in line.points:
-        where = "-".join(devices[position].tag for position in point.worst if position >= 0)
+        where = sentences.tags([position for position in point.worst if position >= 0], devices, "-")
         worse = f"{point.worse} of {point.compared}" if point.worse else ("no" if point.run else "-")
         change = f"{point.change:+.1%}" if point.run else "-"
         date = trend.runs[point.run].started[:16].replace("T", " ")
@@ -185,7 +185,7 @@ def _measured(answers: Answers, answer: Answer) -> str:
     least, most = answer.sets[0], answer.sets[-1]
     if len(answer.sets) == 1:
         return f"{figure(least.gbs)} GB/s"
-    where = "-".join(answers.run.devices[position].tag for position in least.members)
+    where = sentences.tags(least.members, answers.run.devices, "-")
     below = sum(one.standing is ReferenceVerdict.BELOW for one in answer.sets)
     many = f", {below} of {len(answer.sets)} below" if 0 < below < len(answer.sets) else ""
     return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, least on {where}{many}"
@@ -408,7 +408,7 @@ def matched(comparison: Comparison) -> str:
         if match.by_uuid or any(old != now for old, now in tags):
             how += f": {', '.join(f'{old} = {now}' for old, now in tags)}"
     for devices, alone, where in ((base, match.only_base, "base"), (new, match.only_new, "new run")):
-        how += f"; only in the {where}: {', '.join(devices[one].tag for one in alone)}" if alone else ""
+        how += f"; only in the {where}: {sentences.tags(alone, devices)}" if alone else ""
     return how
 
 
@@ -442,7 +442,7 @@ def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     for group in sorted(groups, key=lambda group: -abs(1 - group.ratio))[:most]:
         rows.add_row(group_name(comparison, group), str(group.points), *_ratio(group.ratio, group.interval))
     yield rows
-    yield from _more(len(groups) - most)
+    yield from more(len(groups) - most, ": --json has them all")
 
 
 def group_name(comparison: Comparison, group: Group) -> str:
@@ -468,7 +468,7 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
         size = format_size(shown.key.size_bytes)
         rows.add_row(name, str(len(row_changes)), size, *figures, *_ratio(shown.ratio, shown.interval))
     yield rows
-    yield from _more(len(groups) - most)
+    yield from more(len(groups) - most, ": --json has them all")
 
 
 def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, list[Change]]]:
@@ -514,8 +514,3 @@ def _counts(comparison: Comparison) -> Iterator[str]:
             works = ", ".join(sorted({key.work for key in keys}))
             sizes = size_span([key.size_bytes for key in keys])
             yield f"missing   {len(keys)} data points only in the {side} run ({run.started}): {works}; {sizes}"
-
-
-def _more(count: int) -> Iterator[RenderableType]:
-    if count > 0:
-        yield Text(f"and {count} more: --json has them all")

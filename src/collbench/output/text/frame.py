@@ -29,7 +29,7 @@ from collbench.model.run import (
     Skipped,
     StopReason,
 )
-from collbench.model.units import amount, counted, fixed, format_size, size_span, span
+from collbench.model.units import abridged, amount, counted, fixed, format_size, size_span, span
 from collbench.output import sentences
 from collbench.output.text.layout import Block, Lines, short, whole
 
@@ -367,9 +367,10 @@ def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
 def _points(points: Sequence[Measurement]) -> str:
     """Say which data points these are: "ce-write at 8 B", "6 data points (ce-read, ce-write; 8 B to 1G)"."""
     works = ", ".join(sorted({str(measurement.point.work) for measurement in points}))
-    sizes = sorted({measurement.point.size_bytes for measurement in points})
-    span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
-    return f"{works} at {span}" if len(points) == 1 else f"{len(points)} data points ({works}; {span}), the first"
+    sizes = [measurement.point.size_bytes for measurement in points]
+    if len(points) == 1:
+        return f"{works} at {size_span(sizes)}"
+    return f"{len(points)} data points ({works}; {size_span(sizes)}), the first"
 
 
 def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[str]:
@@ -380,10 +381,8 @@ def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[s
             reasons.setdefault(sentences.reason_alone(skip), []).append(skip)
     for group in reasons.values():
         what = list(dict.fromkeys(filter(None, (sentences.skipped_what(skip, run) for skip in group))))
-        more = f" and {len(what) - _MOST_NAMES} more" if len(what) > _MOST_NAMES else ""
-        joint = ": " if what else ""
-        reason = sentences.skipped_reason(group[0], run)
-        yield f"skipped   {', '.join(what[:_MOST_NAMES])}{more}{joint}{reason}"
+        names = f"{abridged(what, _MOST_NAMES)}: " if what else ""
+        yield f"skipped   {names}{sentences.skipped_reason(group[0], run)}"
 
 
 def _interference(run: Run) -> Iterator[str]:
@@ -460,6 +459,6 @@ def not_judged(why: str) -> Text:
 
 
 def _described(run: Run, trouble: Trouble) -> str:
-    points = f"{trouble.count} data point{'' if trouble.count == 1 else 's'}"
+    points = amount(trouble.count, "data point")
     how = f"{trouble.figure:.0f} GB/s" if trouble.figure is not None else trouble.kind.value
     return f"{sentences.device_sets([trouble.devices], run.devices)}: {points}, {how}"

@@ -14,14 +14,13 @@ from collbench.analysis.job import LateRank, RankRow, Report, Row, Timeline, tim
 from collbench.model.job import Call, Ending, Job, PointToPoint, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
-from collbench.output.text.layout import Block, Lines, both, filled, named, short, table, whole
+from collbench.output.text.layout import NARROW, Block, Lines, both, filled, more, named, short, table, whole
 
 _FEW_ROWS, _FEW_RANKS, _MOST_RANKS, _MOST_ROWS = 12, 6, 64, 2000
 _FEW_LATE = 3
 _LEAST_RATE, _MANY = 0.001, 1e4  # GB/s; from where a figure has no decimals
 _LONGEST = 8  # letters of a type
 _COLUMNS = 64  # of a timeline
-_PAGE = 80  # columns in which sentences stand
 _MICRO, _MILLI = 1e6, 1e3
 _SHORT_SIZE = 6
 # What stands for an operation in a timeline; any other gets the first free letter.
@@ -52,10 +51,10 @@ _LACKS = {
 def page(report: Report, against: str = "") -> Iterator[Block]:
     """Yield the page of a job; `against` names the run that calls are compared with, "" for none."""
     yield from both(
-        "header", Lines(filled(headline(report), _PAGE) + "\n"), Lines("\n".join(_folded(origin(report, against))))
+        "header", Lines(filled(headline(report), NARROW) + "\n"), Lines("\n".join(_folded(origin(report, against))))
     )
     caption = f"{_steps(report)}, rank {report.rank}; µs of one call, GB/s of busbw"
-    yield from both("tables", Text(f"\n{filled(caption, _PAGE)}"))
+    yield from both("tables", Text(f"\n{filled(caption, NARROW)}"))
     mark = "sim " if against.startswith("sim ") else ""
     few = list(report.rows) if len(report.rows) <= _FEW_ROWS else _weightiest(report.distinct)
     yield from _lengths(
@@ -65,10 +64,9 @@ def page(report: Report, against: str = "") -> Iterator[Block]:
     )
     if len(report.rows) > _FEW_ROWS:
         remaining = len(report.distinct) - len(few)
-        more = f", and {remaining} more" if remaining > 0 else ""
-        yield from short(Text(f"equal calls are grouped{more}: --verbose shows all in order"))
-    if len(report.rows) > _MOST_ROWS:
-        yield from whole("tables", Text(f"and {len(report.rows) - _MOST_ROWS} more rows: --json has all"))
+        others = f", and {remaining} more" if remaining > 0 else ""
+        yield from short(Text(f"equal calls are grouped{others}: --verbose shows all in order"))
+    yield from whole("tables", *more(len(report.rows) - _MOST_ROWS, " rows: --json has all"))
     yield from _ranks(report)
     yield from both("tails", Lines("\n" + "\n".join(_folded(said(report)))))
     job_timeline = timeline(report.job)
@@ -206,7 +204,7 @@ def timeline_lines(job: Job, job_timeline: Timeline, most: int) -> Iterator[str]
     clock = "" if job_timeline.common_clock else "; hosts have no common clock: each rank starts at its own first call"
     yield filled(
         f"one step (repetition {job_timeline.repetition}), {milli(job_timeline.seconds)} from the first call{clock}",
-        _PAGE,
+        NARROW,
     )
     wide = max(len(f"rank {rank}") for rank, _ in job_timeline.lanes[:most])
     scale = (_COLUMNS - 1) / job_timeline.seconds if job_timeline.seconds > 0 else 0.0
@@ -217,9 +215,9 @@ def timeline_lines(job: Job, job_timeline: Timeline, most: int) -> Iterator[str]
             last = min(_COLUMNS, max(first + 1, int((bar.start + (bar.seconds or 0.0)) * scale)))
             row[first:last] = letters[job.calls[bar.call].operation] * (last - first)
         yield f"{f'rank {rank}':<{wide}}  {''.join(row)}"
-    more = len(job_timeline.lanes) - most
     names = ", ".join(f"{letter} {one_line(operation)}" for operation, letter in letters.items())
-    yield filled(names + (f"; and {amount(more, 'rank')} more" if more > 0 else ""), _PAGE)
+    others = len(job_timeline.lanes) - most
+    yield filled(names + (f"; and {amount(others, 'rank')} more" if others > 0 else ""), NARROW)
 
 
 def _letters(job: Job, job_timeline: Timeline) -> dict[str, str]:
@@ -424,4 +422,4 @@ def _waited(one: LateRank) -> str:
 
 
 def _folded(lines: Iterator[str]) -> Iterator[str]:
-    return (named(line, _PAGE) for line in lines)
+    return (named(line, NARROW) for line in lines)

@@ -25,7 +25,7 @@ from collbench.model.skew import imbalance
 from collbench.model.units import figure, format_size, sentence
 from collbench.output import sentences
 from collbench.output.text.frame import alarm, ending, header, sim
-from collbench.output.text.layout import Block, Lines, Page, Summary, both, legend, only, short, table, whole
+from collbench.output.text.layout import Block, Lines, Page, Summary, both, legend, more, only, short, table, whole
 from collbench.output.text.matrix import pair_matrix, render_bandwidths, render_matrix
 from collbench.output.text.registration import comparison
 from collbench.output.text.registration import sentence as memory_sentence
@@ -96,8 +96,8 @@ def copies_page(run: Run) -> Iterator[RenderableType | Block]:
             yield from whole("matrices" if tables is _matrices else "tables", *tables(run, variant, measurements))
     yield from whole("tables", *_shares(run))
     yield from whole("tables", Text(f"\n{_COPIES_LEGEND}"))
-    more = ["skipped   copies both ways, one to all, all to one, staged, to devices: not on CPU cores"]
-    yield from ending(run, *more * capabilities(run.backend).cores)
+    lacks = "skipped   copies both ways, one to all, all to one, staged, to devices: not on CPU cores"
+    yield from ending(run, *([lacks] if capabilities(run.backend).cores else []))
 
 
 def _copies_summary(run: Run) -> Iterator[Block]:
@@ -247,8 +247,8 @@ def latency_page(run: Run) -> Iterator[RenderableType | Block]:
         yield from short(legend())
         yield from whole("matrices", *matrices[1:], legend())
     yield from whole("tables", *_allreduce(run))
-    more = ["skipped   pointer chase: not on CPU cores; their small copies run back to back, and so overlap"]
-    yield from ending(run, *more * capabilities(run.backend).cores)
+    lacks = "skipped   pointer chase: not on CPU cores; their small copies run back to back, and so overlap"
+    yield from ending(run, *([lacks] if capabilities(run.backend).cores else []))
 
 
 def _latency_summary(run: Run) -> Iterator[RenderableType]:
@@ -301,7 +301,7 @@ def _allreduce(run: Run) -> Iterator[RenderableType]:
     heads = ("time µs", "launch µs") if launches else ("time µs",)
     rows = table("pair", *heads)
     for measurement in sorted(measurements, key=lambda m: m.point.members):
-        name = "-".join(run.devices[position].tag for position in measurement.point.members)
+        name = sentences.tags(measurement.point.members, run.devices, "-")
         rows.add_row(name, *map(_figures(measurement).__getitem__, heads))
     yield rows
     yield Text(f"{_TIME_LEGEND}{_LAUNCH_LEGEND if launches else ''}")
@@ -375,11 +375,10 @@ def _sets(run: Run, operation: Operation, measurements: Sequence[Measurement]) -
     rows = table("devices", "time µs", "busbw GB/s", "95 % interval")
     for measurement in largest[:_FEW_ROWS]:
         figures = _figures(measurement)
-        name = ", ".join(run.devices[position].tag for position in measurement.point.members)
+        name = sentences.tags(measurement.point.members, run.devices)
         rows.add_row(name, figures["time µs"], figures["busbw"], figures["interval"])
     yield rows
-    if len(largest) > _FEW_ROWS:
-        yield Text(f"and {len(largest) - _FEW_ROWS} more")
+    yield from more(len(largest) - _FEW_ROWS)
 
 
 def _title(
@@ -398,7 +397,7 @@ def _title(
     settings += [f"root {run.settings.root} ({run.devices[devices[run.settings.root]].tag})"] * operation.rooted
     if any(sample.concurrent for measurement in measurements for sample in measurement.samples):
         settings.append("other sets busy at the same time")
-    tags = ", ".join(run.devices[position].tag for position in devices)
+    tags = sentences.tags(devices, run.devices)
     return f"{operation} over {tags} ({len(devices)} ranks): {', '.join(settings)}"
 
 
@@ -525,7 +524,7 @@ def _memory(run: Run) -> Iterator[RenderableType]:
     """Yield for each collective and pair which memory is fastest."""
     measurements = [measurement for measurement in run.measured() if measurement.point.operation.is_collective]
     for operation, devices in dict.fromkeys((one.point.operation, one.point.members) for one in measurements):
-        where = f"{operation} on {'-'.join(run.devices[position].tag for position in devices)}"
+        where = f"{operation} on {sentences.tags(devices, run.devices, '-')}"
         same = ranges(winners(run, operation, devices, Variant.PLAIN))
         yield Lines("\n".join(f"memory    {where}: {memory_sentence(one)}{sim(run, ' (sim)')}" for one in same))
 
@@ -579,7 +578,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
             pairs_table.add_row("…", "more")
         if gap and best <= index < len(ranking.standings) - worst:
             continue
-        names = "-".join(run.devices[position].tag for position in standing.pair)
+        names = sentences.tags(standing.pair, run.devices, "-")
         figures = [f"{values[standing.pair]:.1f}" if standing.pair in values else "-" for values in rates]
         interval = "-" if standing.interval is None else f"{standing.interval[0]:.1f}-{standing.interval[1]:.1f}"
         pairs_table.add_row(str(standing.tier), names, standing.label, *figures, interval, standing.relation.value)
@@ -590,7 +589,7 @@ def _pairs(run: Run, ranking: Ranking, rows: tuple[int, int, int]) -> Iterator[R
 def _recommendations(run: Run) -> Iterator[str]:
     """Yield a line for 2, 4, 8, … devices, each with the reason, and one for each device that is in no set."""
     for chosen in choose_each(run):
-        tags = ", ".join(run.devices[position].tag for position in chosen.members)
+        tags = sentences.tags(chosen.members, run.devices)
         yield f"best {len(chosen.members):<3} {tags}: {sentences.reason(chosen, run.devices)}{sim(run, ' (sim)')}"
     for excluded in left_out(run):
         yield f"left out {run.devices[excluded.member].tag}: {sentences.left_out(excluded)}"

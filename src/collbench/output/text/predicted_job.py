@@ -12,17 +12,17 @@ from collbench.analysis.predict.responses import Share
 from collbench.model.job import Job
 from collbench.model.run import Run
 from collbench.model.units import amount, figure
-from collbench.output.assumptions import of_times
 from collbench.output.text.frame import sim
 from collbench.output.text.job import group_text, micro, milli, size
-from collbench.output.text.layout import Block, Lines, both, filled, named, short, table, whole
+from collbench.output.text.layout import NARROW, Block, Lines, both, filled, more, named, table
+from collbench.output.text.prediction import of_times
 
-_PAGE, _FEW = 80, 12
+_FEW = 12  # rows, assumptions
 
 
 def page(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[Block]:
     """Yield the page: the answer, the bounds, and each call's time there."""
-    yield from both("header", Text(filled(headline(run, predicted_job), _PAGE) + "\n"))
+    yield from both("header", Text(filled(headline(run, predicted_job), NARROW) + "\n"))
     bounds_table = table("ms", "recorded", "at least", "as scheduled", "at most", left=("ms",))
     limits, step = predicted_job.bounds, predicted_job.bounds.step
     bounds_table.add_row("step", milliseconds(limits.recorded), *map(milliseconds, step))
@@ -39,10 +39,8 @@ def page(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[Block]:
             cells = call.operation, size(call.size_bytes), group_text(job, call), *map(micro, price.seconds)
             rows.add_row(*cells, *(_share(predicted_job.waited.get(number)) for _ in shown))
         yield from both("tables", rows)
-        if len(prices) > _FEW:
-            yield from short(Text(f"and {len(prices) - _FEW} more calls: --json has all"))
-            yield from whole("tables", Text(f"and {len(prices) - _FEW} more calls: --json has all"))
-    yield from both("notes", Lines("\n" + "\n".join(named(line, _PAGE) for line in _notes(job, run, predicted_job))))
+        yield from both("tables", *more(len(prices) - _FEW, " calls: --json has all"))
+    yield from both("notes", Lines("\n" + "\n".join(named(line, NARROW) for line in _notes(job, run, predicted_job))))
 
 
 def headline(run: Run, predicted_job: PredictedJob) -> str:

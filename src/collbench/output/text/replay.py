@@ -94,7 +94,7 @@ def _names(run: Run) -> _Names:
     sets = dict.fromkeys(replay.members for replay in run.replays)
     if len(sets) < 2:
         return {}
-    return {devices: ", ".join(run.devices[position].tag for position in devices) for devices in sets}
+    return {devices: sentences.tags(devices, run.devices) for devices in sets}
 
 
 def _what(replay: Replay) -> str:

@@ -51,7 +51,7 @@ def blocks(run: Run) -> Iterator[Block]:
 
 def title(run: Run, by_size: Sequence[Tails]) -> str:
     """Return what was timed: "allreduce over GPU0, GPU1: 2000 single launches of each size, µs"."""
-    tags = ", ".join(run.devices[position].tag for position in by_size[0].point.members)
+    tags = sentences.tags(by_size[0].point.members, run.devices)
     counts = dict.fromkeys(str(one.count) for one in by_size)
     return f"{by_size[0].point.work} over {tags}: {' or '.join(counts)} single launches of each size, µs"
 
