@@ -158,8 +158,9 @@ def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
 
 
 def _rename(fields: Any, names: Mapping[str, str]) -> None:
-    for old in names.keys() & fields.keys() if isinstance(fields, dict) else ():
-        fields[names[old]] = fields.pop(old)
+    for old, new in names.items() if isinstance(fields, dict) else ():  # in their order: pages list phases in it
+        if old in fields:
+            fields[new] = fields.pop(old)
 
 
 def _all_of(items: Any, kind: type[_T]) -> list[_T] | None:
