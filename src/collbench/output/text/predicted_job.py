@@ -1,4 +1,4 @@
-"""What a recorded step takes on other links, on a page."""
+"""The page of `collbench predict` for a recorded job: how long its step takes on other links."""
 
 from __future__ import annotations
 
@@ -55,25 +55,25 @@ def _notes(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[str]:
     if predicted_job.waited:
         unknown = any(share.unknown for share in predicted_job.waited.values())
         yield (
-            f"{'waited':<10}share of a longer transfer that delays the next kernel (95 % interval), from the calls "
+            "waited    share of a longer transfer that delays the next kernel (95 % interval), from the calls "
             "in which a rank arrived early and waited" + ("; '?' is unknown: half is assumed" if unknown else "")
         )
     else:
         yield (
-            f"{'bounds':<10}the record does not show what computes during a transfer (one with 'record --gpu-times' "
+            "bounds    the record does not show what computes during a transfer (one with 'record --gpu-times' "
             "does): one bound assumes that compute waits for every transfer, the other that the step hides them "
             "while it can"
         )
     if predicted_job.calibrated:
-        yield f"{'times':<10}recorded transfers × the ratio of the measured isolated transfers"
+        yield "times     recorded transfers × the ratio of the measured isolated transfers"
     else:
-        yield f"{'times':<10}measured isolated transfers; these runs do not cover the links that the job ran on"
+        yield "times     measured isolated transfers; these runs do not cover the links that the job ran on"
     for assumed in predicted_job.assumed[:_FEW]:
-        yield f"{'assumed':<10}{of_times(assumed, run.devices)}"
+        yield f"assumed   {of_times(assumed, run.devices)}"
     if predicted_job.kept:
         kept = dict.fromkeys(job.calls[number].operation for number in predicted_job.kept)
         calls = amount(len(predicted_job.kept), "call")
-        yield f"{'kept':<10}{', '.join(kept)}: {calls} as recorded: no run covers them"
+        yield f"kept      {', '.join(kept)}: {calls} as recorded: no run covers them"
 
 
 def _share(share: Share | None) -> str:
