@@ -30,7 +30,7 @@ from collbench.model.run import DataPoint, Measurement, Run, SkipKind, Skipped, 
 from collbench.output import sentences
 from collbench.output.text import verdicts
 from collbench.output.text.frame import headline
-from collbench.output.text.measured import pairs_page
+from collbench.output.text.pairs import pairs_page
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import ALL, gpus, in_words, measured, run_of
 from tests.sim import random_fabrics

@@ -139,14 +139,14 @@ def _nothing(runs: Sequence[Run], paths: Sequence[Path], wanted: Operation | Non
 
 def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
     from collbench.analysis.references import judge, load
-    from collbench.output.text import comparison
+    from collbench.output.text import reference
 
     answers = judge(run, load(), wanted)
     status = answers.status
     if as_json:
-        echo(comparison.of_answers(answers, status), end="")
+        echo(reference.dumps(answers, status), end="")
     else:
-        show_page(comparison.reference_page(answers, prose_width()))
+        show_page(reference.page(answers, prose_width()))
     return status
 
 

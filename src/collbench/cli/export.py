@@ -192,10 +192,10 @@ def _overlaps(kind: str, runs: list[tuple[Path, Named]], operations: tuple[str, 
     if kind == "scaling":
         raise UsageError(f"{runs[0][0]} holds overlaps on one number of GPUs: write --kind curves or heatmap")
     if kind == "curves":
-        return overlaps.curves(named_runs)
+        return overlaps.draw_curves(named_runs)
     if len(runs) > 1:
         raise UsageError(f"--kind heatmap draws one run, {len(runs)} were given: draw each to its own file")
-    return overlaps.heatmap(named_runs[0])
+    return overlaps.draw_heatmap(named_runs[0])
 
 
 def _heatmap(runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: int | None) -> Picture:

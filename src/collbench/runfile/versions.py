@@ -102,8 +102,9 @@ def _tags(devices: Any) -> tuple[str, ...]:
 
 
 def _rename(fields: Any, names: Mapping[str, str]) -> None:
-    for old in names.keys() & fields.keys() if isinstance(fields, dict) else ():
-        fields[names[old]] = fields.pop(old)
+    for old, new in names.items() if isinstance(fields, dict) else ():  # in their order: pages list phases in it
+        if old in fields:
+            fields[new] = fields.pop(old)
 
 
 def _objects(items: Any) -> list[dict[str, Any]]:

@@ -72,6 +72,12 @@ def both(section: str, *blocks: RenderableType) -> Iterator[Block]:
     return (Block(section, block) for block in blocks)
 
 
+def more(count: int, where: str = "") -> Iterator[Text]:
+    """Yield a line below a table that leaves out `count` rows; nothing if it has all."""
+    if count > 0:
+        yield Text(f"and {count} more{where}")
+
+
 def only(page: Page, section: str) -> Iterator[RenderableType]:
     """Yield the blocks of one section of the whole page."""
     return (one.drawn for one in page if isinstance(one, Block) and one.section == section and one.on is not On.SHORT)
@@ -80,6 +86,7 @@ def only(page: Page, section: str) -> Iterator[RenderableType]:
 # Sentences wrapped to a width, and tables.
 
 WIDE = 100  # columns, where no terminal says fewer
+NARROW = 80  # columns of a page that does not ask the terminal
 NAME_WIDE = 10  # of what stands before a sentence: "typical   a pair carries …"
 
 

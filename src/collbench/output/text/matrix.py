@@ -14,7 +14,7 @@ from collbench.analysis.tiers import Members, Ranking
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import TELLING_BYTES, figure, format_size
-from collbench.output.text.layout import styles
+from collbench.output.text.layout import NARROW, styles
 
 # The measured matrix: a figure by source and destination, colored by how it compares with the best.
 
@@ -22,7 +22,6 @@ Matrix = NDArray[np.float64]
 
 # Beyond this many devices a decimal place would break 80 columns.
 DEVICES_WITH_DECIMALS = 9
-_COLUMNS = 80
 _KINDS = {
     Variant.PLAIN: "row sends to column",
     Variant.STAGED: "row sends to column, through host memory",
@@ -92,7 +91,7 @@ def render_matrix(
     shares = best / matrix if best_is_least else matrix / best if best else np.full(matrix.shape, np.nan)
     style = styles(shares) if shaded else np.full(matrix.shape, "", dtype=object)
     blocks = []
-    for block in _blocks(_COLUMNS - first, widths):
+    for block in _blocks(NARROW - first, widths):
         text = Text(" " * first + "".join(f"{heads[column]:>{widths[column]}}" for column in block))
         for tag, row, colours in zip(tags, cells, style, strict=True):
             text.append(f"\n{tag:<{first}}")

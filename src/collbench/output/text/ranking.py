@@ -17,10 +17,10 @@ from collbench.analysis.summary import Missing, RankedWork, RankSummary
 from collbench.analysis.tiers import RankedLink, Ranking, Relation, kind_of
 from collbench.model.operations import Work
 from collbench.model.run import Run
-from collbench.model.units import amount, figure, format_approximate_size, format_size, sentence, span
+from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
 from collbench.output import sentences
 from collbench.output.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
-from collbench.output.text.layout import Block, Lines, legend, short, table, whole
+from collbench.output.text.layout import Block, Lines, legend, more, short, table, whole
 from collbench.output.text.matrix import heat_map, unit_of, value
 from collbench.runfile.codec import plain
 
@@ -83,8 +83,7 @@ def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]
         size = format_size(ranking.size_bytes)
         rows.add_row(str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking))
     yield rows
-    if len(rankings) > _MOST_RANKINGS:
-        yield Text(f"and {len(rankings) - _MOST_RANKINGS} more")
+    yield from more(len(rankings) - _MOST_RANKINGS)
     shown = next((one for one in rankings if one.operation.is_collective), rankings[0])
     mapped = shown.kind != "device" and len(run.devices) > 2
     yield from section(run, shown, mapped=mapped, most_tiers=_MOST_TIERS)
@@ -170,9 +169,9 @@ def _tiers(run: Run, ranking: Ranking, unit: str, most: int | None) -> Table:
                 rows.add_row("…", "", f"{len(tiers) - most} more tiers", "")
             continue
         figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
-        first, *more = _names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES)
+        first, *others = _names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES)
         rows.add_row(str(tier), figures_span(figures), first, relations(standings))
-        for line in more:
+        for line in others:
             rows.add_row("", "", line, "")
     return rows
 
@@ -203,13 +202,15 @@ def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: in
     if len(standings) == len(ranking.standings) > 1:
         return [f"all {len(standings)}"]
     names = [name(run, ranking.work, standing.members) for standing in standings[:most]]
-    more = len(standings) - len(names)
-    return textwrap.wrap(", ".join(names), _NAMES_WIDE, break_on_hyphens=False) + ([f"and {more} more"] * (more > 0))
+    lines = textwrap.wrap(", ".join(names), _NAMES_WIDE, break_on_hyphens=False)
+    if len(standings) > most:
+        lines.append(f"and {len(standings) - most} more")
+    return lines
 
 
 def name(run: Run, work: Work, positions: Sequence[int]) -> str:
     """Return what a link, pair or device is called: "GPU0→GPU1", "GPU0-GPU1", "GPU0"."""
-    return _JOINTS[kind_of(work)].join(run.devices[position].tag for position in positions)
+    return sentences.tags(positions, run.devices, _JOINTS[kind_of(work)])
 
 
 def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
@@ -223,8 +224,7 @@ def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
     for fit in fits[:_MOST_FITS]:
         rows.add_row(name(run, ranked.work, fit.members), fit.label, *fitted(fit))
     yield rows
-    if len(fits) > _MOST_FITS:
-        yield Text(f"and {len(fits) - _MOST_FITS} more: --json has them all")
+    yield from more(len(fits) - _MOST_FITS, ": --json has them all")
 
 
 def fitted(fit: Fit) -> tuple[str, str, str, str]:
@@ -252,9 +252,8 @@ def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
             continue  # the page has a line for each set where something failed
         groups[lack.size_bytes, sentences.absence(lack.absence, run)].append(lack)
     for (size, reason), lacks in groups.items():
-        names = ", ".join(name(run, ranked.work, lack.members) for lack in lacks[:_MOST_NAMES])
-        more = f" and {len(lacks) - _MOST_NAMES} more" if len(lacks) > _MOST_NAMES else ""
-        yield f"missing   {ranked.work} at {format_size(size)} on {names}{more}: {reason}"
+        names = abridged([name(run, ranked.work, lack.members) for lack in lacks], _MOST_NAMES)
+        yield f"missing   {ranked.work} at {format_size(size)} on {names}: {reason}"
 
 
 def _no_fits(summary: RankSummary) -> Iterator[str]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from collbench.machine import labels
 from collbench.model.run import Device, Path, PeerReadWrite, PeerStatus
 from collbench.model.units import amount, columns, fixed
+from collbench.output.text.layout import NARROW
 
-_COLUMNS = 80
 _AFFINITY_HEADS = ("CPU Affinity", "NUMA Affinity")
 
 # How a PCIe path runs, after "GPU0 and GPU1 meet …" and "the path would run …".
@@ -43,7 +43,7 @@ def render_labels(devices: Sequence[Device], paths: Sequence[Path]) -> str:
         beside.append([device.cpu_affinity or labels.UNKNOWN, numa])
     for gap in ("  ", " "):
         wide = columns([row + more for row, more in zip(matrix, beside, strict=True)], gap)
-        if max(map(len, wide)) <= _COLUMNS:
+        if max(map(len, wide)) <= NARROW:
             return "\n".join(wide)
     below = [[name, *more] for name, more in zip(["", *names], beside, strict=True)]
     return "\n".join([*columns(matrix, " "), "", *columns(below)])
@@ -83,7 +83,7 @@ def _theory(paths: Sequence[Path]) -> str:
 
 
 def _entry(label: str, text: str) -> str:
-    return textwrap.fill(text, _COLUMNS, initial_indent=f"  {label:<4} = ", subsequent_indent=" " * 9)
+    return textwrap.fill(text, NARROW, initial_indent=f"  {label:<4} = ", subsequent_indent=" " * 9)
 
 
 def _joined(path: Path) -> str:

@@ -16,11 +16,11 @@ from collbench.analysis.outcome import outcome
 from collbench.machine.labels import rank_key
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
-from collbench.model.units import amount, figure, fixed, format_size, span
+from collbench.model.units import abridged, amount, figure, fixed, format_size, span
 from collbench.output import causes, sentences
 from collbench.output.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.output.text.frame import not_judged as not_judged_line
-from collbench.output.text.layout import WIDE, Block, Lines, both, filled, short, whole
+from collbench.output.text.layout import WIDE, Block, Lines, both, filled, more, short, whole
 
 FORMAT, VERSION = "collbench-check", 1
 _STATUS = {
@@ -83,8 +83,7 @@ def page(
             filled(f"{verdict.kind}  {_where(run, verdict)}", width, rest="  ") for verdict in further[:_MOST_NAMED]
         )
         yield from short(Text("\n" + "\n".join(heads)))
-    if len(further) > _MOST_NAMED:
-        yield from short(Text(f"and {len(further) - _MOST_NAMED} more"))
+    yield from short(*more(len(further) - _MOST_NAMED))
     for verdict in (*further, *(one for one in verdicts if one.severity is Severity.INFO)):
         yield from whole("verdicts", Text(), _block(run, verdict, width))
     yield from whole("verdicts", Text(), *judged)
@@ -98,8 +97,8 @@ def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
     for one in covered.missed:
         reasons[sentences.absence(one.absence, run)].append(one.pair)
     for reason, pairs in reasons.items():
-        more = f" and {len(pairs) - _MOST_NAMES} more" if len(pairs) > _MOST_NAMES else ""
-        yield f"{sentences.device_sets(pairs[:_MOST_NAMES], run.devices)}{more}: {reason}"
+        names = [sentences.device_sets([pair], run.devices) for pair in pairs]
+        yield f"{abridged(names, _MOST_NAMES, '; ')}: {reason}"
 
 
 def dumps(run: Run, verdicts: Sequence[Verdict], exit_status: int | None = None, shortfall: str = "") -> str:
@@ -170,7 +169,7 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
 
 
 def _where(run: Run, verdict: Verdict) -> str:
-    tags = ", ".join(run.devices[position].tag for position in verdict.members)
+    tags = sentences.tags(verdict.members, run.devices)
     return f"{tags} ({verdict.label})" if verdict.label else tags
 
 
