@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api.requests import MeasureOptions
+from collbench.api.measuring import MeasureOptions
 from collbench.bench.plan import Request, settings_of
 from collbench.cli import options
 from collbench.cli.measuring import Showing

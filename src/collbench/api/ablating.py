@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import replaying, training
-from collbench.api.measuring import new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.api.replaying import ReplayOptions
+from collbench.api.sessions import new_seed
 from collbench.backends import factory
 from collbench.bench.replay import ReplayRequest
 from collbench.distributed.launchers import find_launch

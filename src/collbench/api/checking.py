@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from collbench.api.measuring import Measured
 from collbench.api.notices import Notices
+from collbench.api.sessions import Measured
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.machine import nvidia_smi

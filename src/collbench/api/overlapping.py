@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from collbench.api.measuring import WorkerSession, new_seed
+from collbench.api import keywords
+from collbench.api.measuring import check_fabric
 from collbench.api.notices import SILENT, Notices
-from collbench.api.requests import check_fabric
+from collbench.api.sessions import WorkerSession, new_seed
 from collbench.backends import factory
 from collbench.backends.overlap_protocol import OPERATIONS, OverlapBackend, OverlapOpened
 from collbench.bench import overlap as bench
 from collbench.bench.overlap import OverlapRequest
 from collbench.distributed.launchers import find_launch
-from collbench.model.capabilities import capabilities
+from collbench.model.capabilities import BACKENDS, capabilities
 from collbench.model.compute import Compute, ComputeKind, Priority, parse_compute
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-
-if TYPE_CHECKING:
-    from collbench.model.run import Run
+from collbench.model.run import Run
+from collbench.model.units import parse_sizes
+from collbench.runfile import run_file
 
 PRIORITIES = {"normal": (Priority.NORMAL,), "high": (Priority.HIGH,), "both": (Priority.NORMAL, Priority.HIGH)}
 # From where links rather than launches take the time, to the largest buckets of a large model.
@@ -141,3 +141,60 @@ def _opened(request: OverlapRequest) -> OverlapOpened:
     from collbench.backends.torch_world import open_overlap
 
     return open_overlap(request.backend, request.devices)
+
+
+# The Python call.
+
+
+def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
+    operation: str = "allreduce",
+    *,
+    devices: Iterable[int | str] | None = None,
+    sizes: Iterable[int | str] | None = None,
+    compute: str | Iterable[str] | None = None,
+    priority: str = "normal",
+    ctas: int | Iterable[int] | None = None,
+    trials: int | None = None,
+    backend: str = "auto",
+    fabric: str | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    save: bool = True,
+) -> Run:
+    """Measure what `collbench overlap` measures, a collective that overlaps compute, and return the run.
+
+    The keywords are its options: `sizes` in bytes or texts such as "64M", `compute` texts such as "gemm:8192". Worker
+    processes use the GPUs and torch; this process does not start CUDA. The run is saved as `output`, or as a new file
+    that `runs` lists, unless `save` is False. Raises Error; partial failures are in the run (docs/run-file.md).
+    """
+    keywords.check_only_process("overlap")
+    size_list = keywords.optional(keywords.listed, "sizes", sizes)
+    compute_list = keywords.optional(keywords.listed, "compute", compute)
+    cta_list = keywords.optional(keywords.listed, "ctas", ctas)
+    options = OverlapOptions(
+        operation=parse_operation(keywords.text("operation", operation)),
+        sizes=keywords.optional(parse_sizes, size_list),
+        computes=keywords.optional(parse_computes, compute_list),
+        priorities=PRIORITIES[keywords.text("priority", priority, choices=PRIORITIES)],
+        ctas=keywords.optional(parse_ctas, cta_list),
+        trials=keywords.optional(keywords.whole, "trials", trials, least=1),
+        devices=keywords.optional(keywords.listed, "devices", devices),
+        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
+        fabric=keywords.optional(keywords.text, "fabric", fabric),
+        seed=keywords.optional(keywords.whole, "seed", seed),
+    )
+    command_line = keywords.command_line(
+        ["overlap", operation, "--priority", priority, "--backend", backend],
+        {
+            "--devices": options.devices,
+            "--sizes": size_list,
+            "--compute": compute_list,
+            "--ctas": cta_list,
+            "--fabric": fabric,
+        },
+    )
+    request = request_of(options, command_line)
+    done = Overlapping(request, keywords.run_path("overlap", request.backend, output, save)).finish()
+    if done.failure is not None:
+        raise done.failure
+    return run_file.again(done.run)

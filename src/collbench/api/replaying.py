@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from collbench.analysis.job_schedule import Assumption, Schedule, schedule_of, step_number
-from collbench.api.measuring import WorkerSession, new_seed
+from collbench.api import keywords
+from collbench.api.measuring import check_fabric
 from collbench.api.notices import SILENT, Notices
-from collbench.api.requests import check_fabric
+from collbench.api.sessions import WorkerSession, new_seed
 from collbench.backends import factory
 from collbench.backends.replay_protocol import ReplayArm, ReplayBackend, ReplayOpened
 from collbench.bench import replay as bench
 from collbench.bench.replay import ReplayRequest
 from collbench.distributed.launchers import find_launch
 from collbench.launch import ablation
-from collbench.model.capabilities import Capabilities, capabilities
+from collbench.model.capabilities import BACKENDS, Capabilities, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.job import Job
 from collbench.model.operations import Registration
 from collbench.model.run import Device, Pauses, Run
 from collbench.model.units import amount
+from collbench.runfile import run_file
 
 # What an arm may go without.
 WITHOUT = ("p2p",)
@@ -168,3 +170,50 @@ def _opened(request: ReplayRequest) -> ReplayOpened:
     from collbench.backends.torch_world import open_replay
 
     return open_replay(request.backend, request.devices, request.arms, chosen, independent=request.independent)
+
+
+# The Python call.
+
+
+def replay(  # noqa: PLR0913 - keywords, each an option of the command line
+    job: Job,
+    *,
+    devices: Iterable[int | str] | None = None,
+    compute: str = "none",
+    without: str | None = None,
+    registration: str = "none",
+    phase: int | None = None,
+    trials: int | None = None,
+    backend: str = "auto",
+    fabric: str | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    save: bool = True,
+) -> Run:
+    """Replay a recorded job's step, as `collbench replay` does, and return the run: its results are in `replays`.
+
+    The keywords are its options; `phase` counts from 1. Worker processes use the GPUs and torch; this process does not
+    start CUDA. The run is saved as `output`, or as a new file that `runs` lists, unless `save` is False. Raises Error.
+    """
+    keywords.check_only_process("replay")
+    keywords.check_job(job)
+    options = ReplayOptions(
+        phase=keywords.optional(keywords.whole, "phase", phase, least=1),
+        pauses=Pauses(keywords.text("compute", compute, choices=tuple(Pauses))),
+        without=() if without is None else (keywords.text("without", without, choices=WITHOUT),),
+        registration=Registration(keywords.text("registration", registration, choices=tuple(Registration))),
+        trials=keywords.optional(keywords.whole, "trials", trials, least=1),
+        devices=keywords.optional(keywords.listed, "devices", devices),
+        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
+        fabric=keywords.optional(keywords.text, "fabric", fabric),
+        seed=keywords.optional(keywords.whole, "seed", seed),
+    )
+    command_line = keywords.command_line(
+        ["replay", "--compute", compute, "--registration", registration, "--backend", backend],
+        {"--devices": options.devices, "--without": without, "--fabric": fabric},
+    )
+    request = request_of(job, "job", options, command_line)
+    done = Replaying(request, keywords.run_path("replay", request.backend, output, save)).finish()
+    if done.failure is not None:
+        raise done.failure
+    return run_file.again(done.run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -116,7 +115,7 @@ def _replay(arguments: AblateArguments, path: Path) -> None:
 
     if arguments.verbose:
         show_whole()
-    command = ("ablate", *sys.argv[2:])
+    command = options.command_line("ablate")
     request = ablating.request_of(arguments, job_file.load(path), one_line(path.name), command, NOTICES)
     showing = Showing("json" if arguments.json else "table")
     file = Path(arguments.output) if arguments.output is not None else None

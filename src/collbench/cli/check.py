@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from collbench.api.checking import ToolTexts, confirmed, planned, refuse_cores, shortfall
-from collbench.api.requests import MeasureOptions
+from collbench.api.measuring import MeasureOptions
 from collbench.cli import options
 from collbench.cli.measuring import Showing, measure_and_show
 from collbench.cli.terminal import echo, leave, prose_width, say, show_page

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from collbench.api import requests
-from collbench.api.requests import MeasureOptions, parse_skew
+from collbench.api import measuring
+from collbench.api.measuring import MeasureOptions, parse_skew
 from collbench.backends import factory
 from collbench.bench.plan import Request, default_sizes
 from collbench.cli import options
@@ -354,7 +354,7 @@ _latency = click.option(
 registration = click.option(
     "--registration",
     metavar="KIND",
-    type=click.Choice([*(one.value for one in Registration), requests.EVERY_REGISTRATION]),
+    type=click.Choice([*(one.value for one in Registration), measuring.EVERY_REGISTRATION]),
     default=Registration.NONE.value,
     show_default=True,
     help="Registered memory: none, buffer, window, or all (each in turn).",
@@ -453,8 +453,8 @@ def _command(operation: Operation) -> click.Command:
             variants = [Variant.PLAIN, Variant.IN_PLACE][: 1 + (in_place or (showing.as_nccl_tests and possible))]
             request = replace(
                 theirs.applied(request, processes()),
-                collectives=requests.skewed(
-                    requests.registered([Work(operation, variant) for variant in variants], registration), skew
+                collectives=measuring.skewed(
+                    measuring.registered([Work(operation, variant) for variant in variants], registration), skew
                 ),
                 nccl_config=nccl_config or {},
                 pairs=pairs,

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import click
 
-from collbench.api import requests
-from collbench.api.requests import PATTERNS, MeasureOptions
+from collbench.api import measuring
+from collbench.api.measuring import PATTERNS, MeasureOptions
 from collbench.cli import options
 from collbench.cli.collectives import nccl_config, registration
 from collbench.cli.measuring import JSON, Showing, measure_and_show
@@ -67,7 +67,7 @@ def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | N
       collbench copies --patterns one-way --devices 0,1 -o run.json
     """
     request = options.make_request("copies", measure_options)
-    request = request if request.resume else requests.copies(request, patterns)
+    request = request if request.resume else measuring.copies(request, patterns)
     measure_and_show(request, measure_options.file, Showing.of(measure_options, as_json=as_json))
 
 
@@ -86,7 +86,7 @@ def latency(measure_options: MeasureOptions, *, as_json: bool) -> None:
       collbench latency --devices 0,1 --precision 1%
     """
     request = options.make_request("latency", measure_options)
-    request = request if request.resume else requests.latency(request)
+    request = request if request.resume else measuring.latency(request)
     measure_and_show(request, measure_options.file, Showing.of(measure_options, as_json=as_json))
 
 
@@ -128,7 +128,7 @@ def pairs(
     request = options.make_request("pairs", measure_options)
     if not request.resume:
         timed = [operation for operation in operations if operation is not None]
-        request = requests.pairs(request, timed, raw=None in operations)
-        works = requests.registered(request.collectives, registration)
+        request = measuring.pairs(request, timed, raw=None in operations)
+        works = measuring.registered(request.collectives, registration)
         request = replace(request, collectives=works, nccl_config=nccl_config or {})
     measure_and_show(request, measure_options.file, Showing.of(measure_options, as_json=as_json))

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import click
 
-from collbench.api import looking
+from collbench.api import inspecting
 from collbench.cli.terminal import echo, leave, prose_width, show_page
 from collbench.model.capabilities import BACKENDS, CUDA
 
@@ -44,7 +44,7 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
     from collbench.machine.doctor.judge import status
     from collbench.output.text import doctor as report
 
-    findings = looking.doctor(backend, nccl)
+    findings = inspecting.doctor(backend, nccl=nccl)
     left = status(findings)
     if as_json:
         head = {"collbench": version("collbench"), "hostname": socket.gethostname(), "backend": backend}

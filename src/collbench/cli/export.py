@@ -283,14 +283,14 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
 
 def _report_job(files: Sequence[Path], path: Path, *, force: bool) -> None:
     """Write the page of a recorded job, against runs that are named after it. Raises UsageError for two jobs."""
-    from collbench.api import recorded
+    from collbench.api import jobs
+    from collbench.api.runs import load_named
     from collbench.output.html.job import content
     from collbench.output.html.page import render_job
 
     if any(map(job_file.holds_job, files[1:])):
         raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
-    against = [(one_line(str(file)), runfile_run_file.load(file)) for file in files[1:]]
-    job_report, compared = recorded.report(job_file.load(files[0]), runs=against)
+    job_report, compared = jobs.report(job_file.load(files[0]), runs=load_named(files[1:]))
     text = printable(render_job(content(job_report, one_line(files[0].name), version("collbench"), compared)))
     atomic_write.write(text, path, *_REPORT_REFUSAL, force=force)
     _saved(path, text)

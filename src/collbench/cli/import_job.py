@@ -9,7 +9,7 @@ import click
 from collbench.cli import options
 from collbench.cli.record import summary
 from collbench.cli.terminal import NOTICES, say
-from collbench.model.job import IMPORTED, Source
+from collbench.model.job import IMPORTED
 
 _FILE = click.Path(path_type=Path)
 
@@ -41,11 +41,10 @@ def import_job(output: Path | None, kind: str | None, force: bool, files: tuple[
       collbench import -o job.json /tmp/nccl_trace_rank_*
       collbench import --from nccl-inspector inspector-logs/*.log
     """
-    from collbench.api import importing  # late: it reads files
+    from collbench.api import jobs  # late: tempfile, subprocess
 
     path = output or Path("job.json")
-    source = Source(kind) if kind else None
-    say(summary(importing.import_job(files, path, kind=source, force=force, notices=NOTICES), path, "imported"))
+    say(summary(jobs.import_job(files, path, kind=kind, force=force, notices=NOTICES), path, "imported"))
 
 
 COMMANDS = {"import": import_job}  # "import" is a word of Python's

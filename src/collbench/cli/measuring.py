@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from collbench.analysis.outcome import outcome
-from collbench.api.measuring import Measured, measure
+from collbench.api.measuring import MeasureOptions
 from collbench.api.notices import Notices
-from collbench.api.requests import MeasureOptions
+from collbench.api.sessions import Measured, measure
 from collbench.bench.plan import Request
 from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.terminal import echo, progress_bar, say, show_page
@@ -26,7 +26,7 @@ from collbench.model.run import Run, StopReason
 from collbench.runfile import atomic_write, run_file, saved_runs
 
 if TYPE_CHECKING:
-    from collbench.api.measuring import WorkerSession
+    from collbench.api.sessions import WorkerSession
     from collbench.bench.session import Session
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from collbench.api.requests import MeasureOptions
+from collbench.api.measuring import MeasureOptions
 from collbench.api.surveying import (
     ASSUMED_GBS,
     DEFAULT_BUDGET,
@@ -18,8 +17,7 @@ from collbench.api.surveying import (
     NodesRequest,
     NodeSurvey,
     plan,
-    request_for,
-    resumed,
+    requests_for_launch,
     survey_launch,
     survey_simulated,
 )
@@ -159,15 +157,12 @@ def _measured(nodes_request: NodesRequest, shared: MeasureOptions) -> NodeSurvey
             "nodes are measured by one process for each GPU: start this with srun, torchrun or mpirun, simulate a "
             "cluster with --backend sim, or estimate its duration with --plan"
         )
-    if launch.rank > 0 and shared.resume is not None and not shared.resume.exists():
-        shared = replace(shared, resume=None)  # it is on rank 0's host
-    request = options.make_request("nodes", shared)
-    nodes_request = resumed(nodes_request, request) if shared.resume is not None else nodes_request
-    request = request_for(nodes_request, request)
+    nodes_request, request = requests_for_launch(nodes_request, shared, options.command_line("nodes"), launch, NOTICES)
     if launch.rank > 0:
         serve_rank_0(launch, request)
-    path = shared.file
-    path = path or saved_runs.new_run("nodes", request.backend, say, advice=", or name a file with --output FILE")
+    path = shared.file or saved_runs.new_run(
+        "nodes", request.backend, say, advice=", or name a file with --output FILE"
+    )
     return survey_launch(nodes_request, request, path, launch, NOTICES)
 
 

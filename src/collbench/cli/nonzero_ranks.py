@@ -94,8 +94,8 @@ def _say_aside(text: str) -> None:
 def serve_rank_0(launch: LaunchEnvironment, request: Request) -> NoReturn:
     """Measure this rank's part for rank 0, and end with Followed. Raises UsageError for what rank 0 refuses too."""
     # Late: a tenth of a second.
-    from collbench.api.measuring import serve
     from collbench.api.notices import Notices
+    from collbench.api.sessions import serve
     from collbench.distributed.factory import refuse
 
     refuse(request)

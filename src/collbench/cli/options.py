@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from collbench.api.requests import MeasureOptions, request_of
+from collbench.api.measuring import MeasureOptions, request_of
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.cli.terminal import NOTICES, verbose_option
@@ -193,7 +193,12 @@ def measuring(*own_options: Command, sized: Command | None = sizes) -> Callable[
 
 def make_request(command: str, measure_options: MeasureOptions) -> Request:
     """Return what the shared options ask for. Raises UsageError, RunFileError."""
-    return request_of(command, measure_options, (command, *sys.argv[2:]), NOTICES)
+    return request_of(command, measure_options, command_line(command), NOTICES)
+
+
+def command_line(command: str) -> tuple[str, ...]:
+    """Return the words that were typed, with the command's own name, to be kept in the run."""
+    return (command, *sys.argv[2:])
 
 
 def _checked_seed(seed_given: int | None) -> int | None:

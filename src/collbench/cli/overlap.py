@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -71,7 +70,7 @@ def overlap(operation: Operation, *, priority: str, as_json: bool, **option_valu
       collbench overlap --sizes 256M --ctas 4,8,16
     """
     overlap_options = OverlapOptions(operation=operation, priorities=PRIORITIES[priority], **option_values)
-    request = overlapping.request_of(overlap_options, ("overlap", *sys.argv[2:]), NOTICES)
+    request = overlapping.request_of(overlap_options, options.command_line("overlap"), NOTICES)
     showing = Showing("json" if as_json else "table")
     advice = ", or name a file with --output FILE"
     path = overlap_options.output or saved_runs.new_run("overlap", request.backend, say, advice=advice)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,16 @@ import click
 from click.core import ParameterSource
 
 from collbench.analysis.outcome import outcome
-from collbench.api.predicting import BYTES, DEFAULT_BUCKET, PredictRequest
-from collbench.api.predicting import predict as predicted
+from collbench.api.predicting import BYTES, DEFAULT_BUCKET, PredictRequest, predict_step
+from collbench.api.runs import load_named
 from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest
 from collbench.cli.terminal import echo, leave, show_page, verbose_option
 from collbench.model.errors import UsageError
 from collbench.model.operations import Registration
-from collbench.model.printable import one_line
 from collbench.model.run import Run
 from collbench.model.units import parse_size
-from collbench.runfile import job_file, run_file
+from collbench.runfile import job_file
 
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(us|ms|s)", re.ASCII)
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -191,16 +190,16 @@ def predict(
         raise UsageError(f"--overlap {NO_OVERLAP} ignores the cost of overlap: leave the other --overlap out")
     if files and job_file.holds_job(files[0]):
         _refuse_options_of_a_network()
-        factors = [] if NO_OVERLAP in overlaps else _loaded(map(Path, overlaps))
+        factors = [] if NO_OVERLAP in overlaps else load_named(map(Path, overlaps))
         predict_job(files[0], files[1:], devices, recorded, factors, as_json=as_json)
         return
     if devices is not None or recorded:
         raise UsageError("--devices and --recorded are for a recorded job: name its file first, before the runs")
     request = PredictRequest(on_best=timed_on == _ON_BEST, registration=Registration(registration), **option_values)
     request.check()
-    beside = () if NO_OVERLAP in overlaps else _loaded(map(Path, overlaps)) if overlaps else None
-    runs = _loaded(all_named_or_newest(files, of_links=True))
-    run, answer = predicted(runs, request, beside)
+    beside = () if NO_OVERLAP in overlaps else load_named(map(Path, overlaps)) if overlaps else None
+    runs = load_named(all_named_or_newest(files, of_links=True))
+    run, answer = predict_step(runs, request, beside)
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.output.text import prediction
     from collbench.output.text.frame import alarm
@@ -223,13 +222,13 @@ def predict_job(
     as_json: bool,
 ) -> None:
     """Print what a recorded job's step takes on the links of runs."""
-    from collbench.api import recorded as api
+    from collbench.api import jobs
     from collbench.output.text import predicted_job as pages
     from collbench.output.text.frame import alarm
 
     loaded = job_file.load(job)
-    runs = _loaded(all_named_or_newest(files, of_links=True))
-    run, answer = api.predict(loaded, runs, devices=devices, recorded=_loaded(recorded), overlaps=overlaps)
+    runs = load_named(all_named_or_newest(files, of_links=True))
+    run, answer = jobs.predict_job(loaded, runs, devices=devices, recorded=load_named(recorded), overlaps=overlaps)
     if as_json:
         echo(json.dumps(pages.as_json(loaded, run, answer), indent=1, ensure_ascii=False))
     else:
@@ -250,7 +249,3 @@ def _refuse_options_of_a_network() -> None:
             raise UsageError(
                 f"{option.opts[0]} describes a network, and a recorded job already has its messages: leave it out"
             )
-
-
-def _loaded(files: Iterable[Path]) -> list[tuple[str, Run]]:
-    return [(one_line(str(file)), run_file.load(file)) for file in files]

@@ -55,7 +55,7 @@ def record(output: Path | None, force: bool, streams: Path | None, gpu_times: bo
       collbench record --streams /shared/rec -- mpirun -n 16 ./train
       collbench record --streams /shared/rec -o job.json   # merge, afterwards
     """
-    from collbench.api import recording  # late: tempfile, subprocess
+    from collbench.api import jobs  # late: tempfile, subprocess
 
     if not command:
         if gpu_times:
@@ -67,10 +67,10 @@ def record(output: Path | None, force: bool, streams: Path | None, gpu_times: bo
                 f"folder {one_line(str(streams))} does not exist: --streams names the folder of a recording"
             )
         merged = output or Path("job.json")
-        say(summary(recording.merge(streams, merged, force=force, notices=NOTICES), merged))
+        say(summary(jobs.merge(streams, merged, force=force, notices=NOTICES), merged))
         return
     path = output or (None if streams else Path("job.json"))
-    ended = recording.record(command, path, streams=streams, gpu_times=gpu_times, force=force, notices=NOTICES)
+    ended = jobs.record(command, path, streams=streams, gpu_times=gpu_times, force=force, notices=NOTICES)
     if path is None:
         say(f"merge the streams of all hosts with: collbench record --streams {one_line(str(streams))} -o job.json")
     elif ended.job is not None:

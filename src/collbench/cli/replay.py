@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,9 @@ def replay(
     replay_options = ReplayOptions(
         pauses=Pauses(compute), registration=Registration(registration), without=lacking, **option_values
     )
-    request = replaying.request_of(job_file.load(job), job.name, replay_options, ("replay", *sys.argv[2:]), NOTICES)
+    request = replaying.request_of(
+        job_file.load(job), job.name, replay_options, options.command_line("replay"), NOTICES
+    )
     showing = Showing("json" if as_json else "table")
     advice = ", or name a file with --output FILE"
     path = replay_options.output or saved_runs.new_run("replay", request.backend, say, advice=advice)

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from collbench.analysis.outcome import outcome
-from collbench.api.looking import topology
-from collbench.api.requests import MeasureOptions
+from collbench.api import inspecting
+from collbench.api.measuring import MeasureOptions
+from collbench.api.runs import load_named
 from collbench.cli import options
 from collbench.cli.measuring import FORMAT, JSON, NCCL_TESTS, Showing
 from collbench.cli.runs import named_or_newest
@@ -18,7 +19,6 @@ from collbench.cli.terminal import NOTICES, echo, leave, show_page, verbose_opti
 from collbench.machine import visible_devices
 from collbench.model.errors import ExitStatus, UsageError
 from collbench.model.operations import Operation, Work
-from collbench.model.printable import one_line
 from collbench.model.run import Run
 from collbench.model.units import format_size, parse_size
 from collbench.output.text.layout import SECTIONS
@@ -161,14 +161,14 @@ def _show_run(
 
 def show_job(file: Path, rank: int | None, against: tuple[Path, ...], overlap: Path | None, *, as_json: bool) -> None:
     """Print what a recorded job's step says."""
-    from collbench.api import recorded  # late, as above
+    from collbench.api import jobs  # late, as above
     from collbench.output.text import job as pages
 
-    report, compared = recorded.report(
+    report, compared = jobs.report(
         job_file.load(file),
         rank,
-        [(one_line(str(path)), runfile_run_file.load(path)) for path in against],
-        [] if overlap is None else [(one_line(str(overlap)), runfile_run_file.load(overlap))],
+        load_named(against),
+        load_named([] if overlap is None else [overlap]),
     )
     if as_json:
         echo(json.dumps(pages.as_json(report, compared), ensure_ascii=False, indent=1))
@@ -263,7 +263,7 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
         raise UsageError(
             f"topo explains two devices or shows all, but {len(pair)} was given: write 'collbench topo 0 1'"
         )
-    topology_shown = topology(file, backend, fabric, NOTICES)
+    topology_shown = inspecting.topo(file, backend=backend, fabric=fabric, notices=NOTICES)
     paths = topology_shown.paths
     if pair:
         wanted = {
