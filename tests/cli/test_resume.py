@@ -287,7 +287,7 @@ def test_what_a_stranger_recorded_is_not_touched(
     def judged(asked: MeasureOptions) -> Run:
         return run_file.load(measured(options.make_request("check", asked), asked.file))
 
-    for module in ("copies", "check", "collectives"):
+    for module in ("copies", "collectives"):
         monkeypatch.setattr(f"collbench.cli.{module}.measure_and_show", measured)
     monkeypatch.setattr("collbench.cli.check._measured", judged)
     monkeypatch.setattr("collbench.cli.check._show", lambda *_, **__: None)

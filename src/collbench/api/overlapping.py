@@ -1,4 +1,4 @@
-"""A collective beside compute: from typed options to a request, and to a run that is saved after each data point."""
+"""A collective that overlaps compute: from typed options to a request, and to a run."""
 
 from __future__ import annotations
 
@@ -120,7 +120,14 @@ class Overlapping(WorkerSession[OverlapBackend]):
         super().__init__(path, notices, replace=request.force)
 
     def _open(self) -> OverlapOpened:
-        return _opened(self._request)
+        request = self._request
+        if capabilities(request.backend).simulated:
+            from collbench.backends.overlap_sim import open_simulated  # late: simulations are rare
+
+            return open_simulated(request.fabric, request.devices, request.seed)
+        from collbench.backends.torch_world import open_overlap
+
+        return open_overlap(request.backend, request.devices)
 
     def _begun(self, opened: OverlapOpened) -> Run:
         run = bench.begun_run(self._request, opened)
@@ -131,16 +138,6 @@ class Overlapping(WorkerSession[OverlapBackend]):
     def _measure(self, opened: OverlapOpened, saved: Callable[[], None]) -> None:
         with self._notices.progress(f"measuring {self._request.operation} overlapping compute") as progress:
             bench.measure(self._request, opened, self.run, saved, progress)
-
-
-def _opened(request: OverlapRequest) -> OverlapOpened:
-    if capabilities(request.backend).simulated:
-        from collbench.backends.overlap_sim import open_simulated  # late: simulations are rare
-
-        return open_simulated(request.fabric, request.devices, request.seed)
-    from collbench.backends.torch_world import open_overlap
-
-    return open_overlap(request.backend, request.devices)
 
 
 # The Python call.

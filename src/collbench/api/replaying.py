@@ -139,7 +139,28 @@ class Replaying(WorkerSession[ReplayBackend]):
         super().__init__(path, notices, replace=request.force)
 
     def _open(self) -> ReplayOpened:
-        return _opened(self._request)
+        request = self._request
+        if capabilities(request.backend).simulated:
+            from collbench.backends.replay_sim import open_simulated  # late: simulations are rare
+
+            return open_simulated(request.fabric, request.devices, request.seed, self._chosen, request.arms)
+        from collbench.backends.torch_world import open_replay
+
+        return open_replay(
+            request.backend, request.devices, request.arms, self._chosen, independent=request.independent
+        )
+
+    def _chosen(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """Return a device for each rank: those that were named, else the first ones; all if arms have their own."""
+        ranks = len(self._request.schedule.ranks)
+        if any(arm.places for arm in self._request.arms):
+            return devices
+        if len(devices) == ranks or (self._request.devices is None and len(devices) > ranks):
+            return devices[:ranks]
+        raise UsageError(
+            f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name one of --devices "
+            "per rank, or fewer if every group of the job has all ranks"
+        )
 
     def _begun(self, opened: ReplayOpened) -> Run:
         return bench.begun_run(self._request, opened)
@@ -147,29 +168,6 @@ class Replaying(WorkerSession[ReplayBackend]):
     def _measure(self, opened: ReplayOpened, saved: Callable[[], None]) -> None:
         with self._notices.progress(f"replaying {self._request.job}") as progress:
             bench.measure(self._request, opened, self.run, saved, progress)
-
-
-def _opened(request: ReplayRequest) -> ReplayOpened:
-    ranks = len(request.schedule.ranks)
-
-    def chosen(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """Return a device for each rank: those that were named, else the first ones; of several sets all."""
-        if any(arm.places for arm in request.arms):
-            return devices
-        if len(devices) == ranks or (request.devices is None and len(devices) > ranks):
-            return devices[:ranks]
-        raise UsageError(
-            f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name one of --devices "
-            "per rank, or fewer if every group of the job has all ranks"
-        )
-
-    if capabilities(request.backend).simulated:
-        from collbench.backends.replay_sim import open_simulated  # late: simulations are rare
-
-        return open_simulated(request.fabric, request.devices, request.seed, chosen, request.arms)
-    from collbench.backends.torch_world import open_replay
-
-    return open_replay(request.backend, request.devices, request.arms, chosen, independent=request.independent)
 
 
 # The Python call.

@@ -90,6 +90,44 @@ def newest(notices: Notices = SILENT, *, of_links: bool = False) -> Path:
     return files[0]
 
 
+def find_works(run: Run, typed: str, path: Path) -> list[Work]:
+    """Return what "allreduce", "all-reduce in-place", "ce_write" or "h2d-ce host node 1" names in a run.
+
+    An operation's name alone means its plain form, or where there is none all that it has. Raises UsageError that
+    names what the file holds.
+    """
+    from collbench.output.text.curves import works_of  # late: it loads numpy
+
+    held = works_of(run)
+    exact = [work for work in held if as_typed(str(work)) == as_typed(typed)]
+    works = exact or [work for work in held if as_typed(work.operation) == as_typed(typed)]
+    if not works:
+        there = ", ".join(map(str, held)) or "nothing that was measured"
+        raise UsageError(f"{path} has no operation '{typed}': it holds {there}")
+    return works
+
+
+def check_size(run: Run, works: list[Work], size_bytes: int, path: Path) -> list[Work]:
+    """Return the works that were measured at a size. Raises UsageError, which names the sizes that the file holds."""
+    sizes = {
+        work: {
+            measurement.point.size_bytes for measurement in run.measured(work.variant) if measurement.point.work == work
+        }
+        for work in works
+    }
+    kept = [work for work in works if size_bytes in sizes[work]]
+    if not kept:
+        there = ", ".join(map(format_size, sorted(set[int]().union(*sizes.values()))))
+        names = ", ".join(map(str, works))
+        raise UsageError(f"{path} has no {names} at {format_size(size_bytes)}: it holds {there}")
+    return kept
+
+
+def as_typed(text: str) -> str:
+    """Return a word without what people may leave out of it or write in its place."""
+    return "".join(letter for letter in text.lower() if letter not in "-_ ")
+
+
 def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
     """Return what became faster or slower between two runs, as `collbench compare` judges it. Raises Error."""
     from collbench.analysis.compare import compare as compared  # late: numpy

@@ -1,4 +1,4 @@
-"""Measure a request in this process, whose worker process alone starts CUDA, and return what there is of the run."""
+"""A request measured in this process, whose worker processes alone start CUDA, into a run that is saved as it grows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from collbench.analysis.outcome import outcome
 from collbench.api.notices import Notices
@@ -24,6 +25,9 @@ from collbench.output.stale_runs import unfit
 from collbench.runfile import run_file
 from collbench.runfile.run_file import RunWriter
 
+if TYPE_CHECKING:
+    from collbench.bench.session import Session
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -34,42 +38,106 @@ class Measured:
     failure: RunFileError | None = None
 
 
-def measure(
-    request: Request, path: Path | None, notices: Notices, title: str, launch: LaunchEnvironment | None = None
-) -> Measured:
-    """Measure the request to its end; the worker has exited when this returns. `title` is the progress bar's title.
+class OpenSession(ABC):
+    """A request on open devices. `run` holds what was measured at any moment, and so does the file `path`.
 
-    With a `launch`, this process is rank 0 of several that measure. The run is saved as `path`, also if this
-    raises: KeyboardInterrupt, DataCorruption, BackendError, MachineError, and UsageError.
+    A context manager: the worker processes have exited at its end.
     """
-    worker = None if launch else factory.begin(request.backend)
-    notices.starting()
-    from collbench.bench.session import NotResumed, Session  # late: numpy, while the driver starts
 
-    with ExitStack() as stack:
-        world = None
-        if launch is not None:
-            from collbench.distributed.factory import World  # late: a tenth of a second
+    run: Run
+    _saved: RunWriter | Session
 
-            world = stack.enter_context(World(launch, request, join_seconds(os.environ), notices.say))
+    @property
+    def path(self) -> Path | None:
+        """Where the run is saved, None for nowhere."""
+        return self._saved.path
+
+    @property
+    def failure(self) -> RunFileError | None:
+        """Why the run is not in its file, None if it is."""
+        return self._saved.failure
+
+    @abstractmethod
+    def measure(self) -> None:
+        """Measure; what was measured is saved however it ends. Raises MachineError, BackendError, DataCorruption."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the worker processes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def finish(self) -> Measured:
+        """Measure to the end, and return the run; the worker processes have exited when this returns."""
+        with self:
+            self.measure()
+        return Measured(self.run, self.path, self.failure)
+
+
+class RequestSession(OpenSession):
+    """A request for copies, latencies or collectives. `title` is the progress bar's.
+
+    With a `launch`, this process is rank 0 of several that measure. `meanwhile` is called while the worker process
+    starts. Opening raises UsageError, MachineError, BackendError, and RunFileError if `path` cannot be written, or its
+    run cannot be resumed.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        path: Path | None,
+        notices: Notices,
+        title: str,
+        *,
+        launch: LaunchEnvironment | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        worker = None if launch else factory.begin(request.backend)
+        meanwhile()
+        from collbench.bench.session import NotResumed, Session  # late: numpy, while the driver starts
+
+        self._notices, self._title = notices, title
+        with ExitStack() as stack:
+            world = None
+            if launch is not None:
+                from collbench.distributed.factory import World  # late: a tenth of a second
+
+                world = stack.enter_context(World(launch, request, join_seconds(os.environ), notices.say))
+            try:
+                self._session = self._saved = stack.enter_context(Session(request, path, notices.say, world, worker))
+            except NotResumed as error:
+                # A run file names no library to load: the user repeats --nccl.
+                nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""
+                advice = f"{nccl}measure again, without --resume"
+                raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {advice}") from None
+            self.run = self._session.run
+            self._stack = stack.pop_all()
+
+    def measure(self) -> None:
+        """Measure; what was measured is saved however it ends. Raises BackendError, DataCorruption."""
         try:
-            session = stack.enter_context(Session(request, path, notices.say, world, worker))
-        except NotResumed as error:
-            # A run file names no library to load: the user repeats --nccl.
-            nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""
-            advice = f"{nccl}measure again, without --resume"
-            raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {advice}") from None
-        notices.begun(session)
-        try:
-            with notices.progress(title) as progress:
-                session.measure(progress)
+            with self._notices.progress(self._title) as progress:
+                self._session.measure(progress)
         except DataCorruption as error:
-            raise explained(error, session.run) from error
+            raise explained(error, self.run) from error
         except BackendError as error:
-            error.exit_code = max(error.exit_code, outcome(session.run).status)
+            error.exit_code = max(error.exit_code, outcome(self.run).status)
             raise
-        notices.measured(session.run)
-        return Measured(session.run, session.path, session.failure)
+
+    def close(self) -> None:
+        """End the worker process."""
+        self._stack.close()
+
+
+def measure(request: Request, path: Path | None, notices: Notices, title: str) -> Measured:
+    """Measure the request to its end, save it as `path`, and return the run. Raises what a RequestSession does."""
+    return RequestSession(request, path, notices, title).finish()
 
 
 def explained(error: DataCorruption, run: Run) -> DataCorruption:
@@ -103,8 +171,8 @@ def new_seed() -> int:
 Workers = TypeVar("Workers")
 
 
-class WorkerSession(ABC, Generic[Workers]):
-    """A request on open workers. `run` holds what was measured at any moment, and so does the file after each step.
+class WorkerSession(OpenSession, Generic[Workers]):
+    """A request on workers with torch, one for each device. The file is written again after each step.
 
     Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
     """
@@ -115,8 +183,8 @@ class WorkerSession(ABC, Generic[Workers]):
         self._notices = notices
         self._opened = self._open()
         try:
-            self.run: Run = self._begun(self._opened)
-            self._writer = RunWriter(self.run, path, notices.say, replace=replace)
+            self.run = self._begun(self._opened)
+            self._saved = self._writer = RunWriter(self.run, path, notices.say, replace=replace)
         except BaseException:
             self.close()
             raise
@@ -133,16 +201,6 @@ class WorkerSession(ABC, Generic[Workers]):
     def _measure(self, opened: OpenWorkers[Workers], saved: Callable[[], None]) -> None:
         """Measure all of it into `run`, and call `saved` after each step."""
 
-    @property
-    def path(self) -> Path | None:
-        """Where the run is saved, None for nowhere."""
-        return self._writer.path
-
-    @property
-    def failure(self) -> RunFileError | None:
-        """Why the run is not in its file."""
-        return self._writer.failure
-
     def measure(self) -> None:
         """Measure; what was measured is saved however it ends. Raises MachineError, BackendError, DataCorruption."""
         try:
@@ -152,14 +210,6 @@ class WorkerSession(ABC, Generic[Workers]):
                 with suppress(CollbenchError):  # a GPU that fell off the bus has no health
                     self.run.health_after = self._opened.health()
                 self._writer.end()
-
-    def finish(self) -> Measured:
-        """Measure to the end, and return the run; the workers have exited when this returns."""
-        try:
-            self.measure()
-        finally:
-            self.close()
-        return Measured(self.run, self.path, self.failure)
 
     def close(self) -> None:
         """End the workers."""

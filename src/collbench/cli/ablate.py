@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
 
 from collbench.cli import options
-from collbench.cli.measuring import Showing, measured_by_workers
+from collbench.cli.measuring import measure_with_workers, new_file
 from collbench.cli.terminal import NOTICES, echo, say, show_page, show_whole
 from collbench.cli.train import interrupted, reporter
 from collbench.launch import torchrun
 from collbench.launch.arguments import AblateArguments, split_ablation
 from collbench.model.printable import one_line
-from collbench.runfile import job_file, saved_runs
+from collbench.runfile import job_file
 
 
 class _Ablate(click.Command):
@@ -91,6 +92,7 @@ def ablate(arguments: AblateArguments) -> None:
         return
     from collbench.api import ablating  # late: numpy
     from collbench.launch import experiment
+    from collbench.launch.ablation import dumps
 
     with interrupted("nothing was trained"):
         prepared = ablating.prepare(arguments, reporter(verbose=arguments.verbose), NOTICES)
@@ -100,7 +102,7 @@ def ablate(arguments: AblateArguments) -> None:
             return
         ablation = ablating.perform(prepared, NOTICES, allreduce=arguments.allreduce)
     if arguments.json:
-        echo(experiment.dumps(ablation), end="")
+        echo(dumps(ablation), end="")
         say(f"saved {prepared.path}")
         return
     from collbench.output.text.ablation import page  # late: rich's tables
@@ -117,8 +119,6 @@ def _replay(arguments: AblateArguments, path: Path) -> None:
         show_whole()
     command = options.command_line("ablate")
     request = ablating.request_of(arguments, job_file.load(path), one_line(path.name), command, NOTICES)
-    showing = Showing("json" if arguments.json else "table")
-    file = Path(arguments.output) if arguments.output is not None else None
-    # Named as a replay: what its run holds is one, whoever asked.
-    file = file or saved_runs.new_run("replay", request.backend, say, advice=", or name a file with --output FILE")
-    measured_by_workers(Replaying(request, file, showing), showing, "replay")
+    # A new file is named as a replay's: its run is one.
+    file = new_file("replay", request.backend) if arguments.output is None else Path(arguments.output)
+    measure_with_workers(partial(Replaying, request, file, NOTICES), "replay", as_json=arguments.json)

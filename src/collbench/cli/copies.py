@@ -12,7 +12,7 @@ from collbench.api import measuring
 from collbench.api.measuring import PATTERNS, MeasureOptions
 from collbench.cli import options
 from collbench.cli.collectives import nccl_config, registration
-from collbench.cli.measuring import JSON, Showing, measure_and_show
+from collbench.cli.measuring import Showing, measure_and_show
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.units import parse_sizes
@@ -49,7 +49,7 @@ _sizes = click.option(
 
 
 @click.command(short_help="Time raw copies in every pattern, host memory included.")
-@options.measuring(_patterns, JSON, sized=_sizes)
+@options.measuring(_patterns, options.json, sized=_sizes)
 def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | None, as_json: bool) -> None:
     """Time raw copies by copy engine (ce) and by kernel (sm), written and read, in every pattern.
 
@@ -72,7 +72,7 @@ def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | N
 
 
 @click.command(short_help="Time one memory access, one small copy, one small all-reduce.")
-@options.measuring(JSON, sized=None)
+@options.measuring(options.json, sized=None)
 def latency(measure_options: MeasureOptions, *, as_json: bool) -> None:
     """Time three latencies: one memory access, one copy of 8 bytes, one all-reduce of 8 bytes.
 
@@ -103,7 +103,7 @@ _operations = click.option(
 
 @click.command(short_help="Measure every link and pair of GPUs, and rank the pairs.")
 @options.measuring(
-    _operations, options.dtype, options.redop, registration, nccl_config, JSON, sized=options.survey_sizes
+    _operations, options.dtype, options.redop, registration, nccl_config, options.json, sized=options.survey_sizes
 )
 def pairs(
     measure_options: MeasureOptions,

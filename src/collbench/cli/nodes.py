@@ -22,13 +22,13 @@ from collbench.api.surveying import (
     survey_simulated,
 )
 from collbench.cli import options
+from collbench.cli.measuring import new_file
 from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, say, show_page, verbose_option
 from collbench.distributed.launchers import find_launch
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError
 from collbench.model.units import parse_budget, parse_size
-from collbench.runfile import saved_runs
 
 _SHAPE = re.compile(r"(\d{1,6})[x×](\d{1,3})", re.ASCII)
 
@@ -75,7 +75,7 @@ _own_options = options.apply(
     options.nccl,
     options.output,
     options.force,
-    options.OPTION,
+    options.resume,
     options.seed,
     verbose_option,
 )
@@ -160,9 +160,7 @@ def _measured(nodes_request: NodesRequest, shared: MeasureOptions) -> NodeSurvey
     nodes_request, request = requests_for_launch(nodes_request, shared, options.command_line("nodes"), launch, NOTICES)
     if launch.rank > 0:
         serve_rank_0(launch, request)
-    path = shared.file or saved_runs.new_run(
-        "nodes", request.backend, say, advice=", or name a file with --output FILE"
-    )
+    path = shared.file or new_file("nodes", request.backend)
     return survey_launch(nodes_request, request, path, launch, NOTICES)
 
 

@@ -31,12 +31,6 @@ _INSTEAD = {
 _ONCE_A_NODE = ("train", "record")
 
 
-def processes() -> int:
-    """Return how many processes were started together: 1 for a single process. Raises UsageError."""
-    launch = find_launch(os.environ)
-    return launch.world_size if launch else 1
-
-
 def launch_of(arguments: list[str]) -> LaunchEnvironment | None:
     """Return this process's launch environment for this command; None if it runs on its own.
 

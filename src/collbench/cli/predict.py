@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from collbench.analysis.outcome import outcome
 from collbench.api.predicting import BYTES, DEFAULT_BUCKET, PredictRequest, predict_step
@@ -30,6 +29,8 @@ _NUMBER = re.compile(r"\d{1,4}", re.ASCII)
 _MOST_MICRO_BATCHES = 1024
 _ALONE, _ON_BEST = "alone", "best"
 NO_OVERLAP = "none"
+# The options that a recorded job takes.
+_OF_A_JOB = ("files", "overlaps", "devices", "recorded", "as_json", "verbose")
 
 
 def _seconds(_context: click.Context, option: click.Parameter, text: str | None) -> float | None:
@@ -152,7 +153,7 @@ _own_options = options.apply(
         "--recorded",
         metavar="RUN",
         multiple=True,
-        type=click.Path(path_type=Path),
+        type=options.FILE,
         help="For a job: a run of the links that it used.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/predict.md)."),
@@ -161,7 +162,7 @@ _own_options = options.apply(
 
 
 @click.command(short_help="Predict what communication costs a training step.")
-@click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=click.Path(path_type=Path))
+@options.run_files
 @_own_options
 def predict(
     files: tuple[Path, ...],
@@ -189,7 +190,10 @@ def predict(
     if NO_OVERLAP in overlaps and len(overlaps) > 1:
         raise UsageError(f"--overlap {NO_OVERLAP} ignores the cost of overlap: leave the other --overlap out")
     if files and job_file.holds_job(files[0]):
-        _refuse_options_of_a_network()
+        if others := options.typed_besides(_OF_A_JOB):
+            raise UsageError(
+                f"{others[0]} describes a network, and a recorded job already has its messages: leave it out"
+            )
         factors = [] if NO_OVERLAP in overlaps else load_named(map(Path, overlaps))
         predict_job(files[0], files[1:], devices, recorded, factors, as_json=as_json)
         return
@@ -234,18 +238,3 @@ def predict_job(
     else:
         show_page([*(block for _, saved_run in runs for block in alarm(saved_run)), *pages.page(loaded, run, answer)])
     leave(max(outcome(saved_run).status for _, saved_run in runs))
-
-
-# Those that have a meaning without a network.
-_OF_ANY = frozenset({"files", "overlaps", "devices", "recorded", "as_json"})
-
-
-def _refuse_options_of_a_network() -> None:
-    """Raise UsageError where an option was written that a recorded job answers by itself."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        written = option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-        if written and option.expose_value and option.name not in _OF_ANY:
-            raise UsageError(
-                f"{option.opts[0]} describes a network, and a recorded job already has its messages: leave it out"
-            )

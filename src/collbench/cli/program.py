@@ -24,8 +24,8 @@ _HOMES = {
     **{operation.value: "collectives" for operation in COLLECTIVES},
     "overlap": "overlap",
     "replay": "replay",
-    "topo": "show",
-    "doctor": "doctor",
+    "topo": "inspecting",
+    "doctor": "inspecting",
     "runs": "runs",
     "show": "show",
     "rank": "show",
@@ -39,8 +39,8 @@ _HOMES = {
     "predict": "predict",
     "train": "train",
     "ablate": "ablate",
-    "record": "record",
-    "import": "import_job",
+    "record": "jobs",
+    "import": "jobs",
     "completion": "completion",
 }
 

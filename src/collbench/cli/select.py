@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from collbench.analysis import freshness
 from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
@@ -81,7 +82,7 @@ _own_options = options.apply(
         "--for",
         "job",
         metavar="JOB",
-        type=click.Path(path_type=Path),
+        type=options.FILE,
         help="Replay this recorded job on the best sets, and choose the set where its communication is fastest.",
     ),
     click.option(
@@ -148,7 +149,7 @@ def select(
     if file is not None and older_file is not None:
         raise UsageError(f"--from {older_file} and {file} are two run files: use only one")
     if job is not None:
-        if "--size" in options.typed_besides([name for name in click.get_current_context().params if name != "size"]):
+        if click.get_current_context().get_parameter_source("size") is ParameterSource.COMMANDLINE:
             raise UsageError("--for replays the job's own sizes, --size is of all-reduces: use only one")
         option_values |= {"job": job_file.load(job), "job_name": one_line(job.name)}
     age, size_bytes = freshness.parse_duration(max_age), parse_size(size)
