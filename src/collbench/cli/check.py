@@ -19,9 +19,17 @@ from collbench.runfile import run_file as runfile_run_file
 
 _file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.FILE)
 _topology = click.option(
-    "--topology", metavar="FILE", help="Judge this 'nvidia-smi topo -m' text instead of the run's."
+    "--topology",
+    metavar="FILE",
+    type=options.FILE_NAME,
+    help="Judge this 'nvidia-smi topo -m' text instead of the run's.",
 )
-_p2p = click.option("--p2p", metavar="FILE", help="Judge this 'nvidia-smi topo -p2p r' text instead of the run's.")
+_p2p = click.option(
+    "--p2p",
+    metavar="FILE",
+    type=options.FILE_NAME,
+    help="Judge this 'nvidia-smi topo -p2p r' text instead of the run's.",
+)
 _expect = click.option("--expect", metavar="N", type=click.IntRange(min=2), help="Fail unless N devices were checked.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON (docs/check.md).")
 

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from collbench.cli import manual, options
-from collbench.cli.completing import NAME, VARIABLE
+from collbench.cli.program import NAME, VARIABLE
 from collbench.cli.terminal import echo
 from collbench.model.errors import MachineError, UsageError
 from collbench.runfile import atomic_write

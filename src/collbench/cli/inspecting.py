@@ -20,7 +20,13 @@ from collbench.runfile.codec import plain
 
 @click.command(short_help="Print the labels of all paths, or explain one pair.")
 @click.argument("pair", nargs=-1, metavar="[GPU GPU]")
-@click.option("--from", "file", metavar="FILE", help="Read saved 'nvidia-smi topo -m' text instead of this machine.")
+@click.option(
+    "--from",
+    "file",
+    metavar="FILE",
+    type=options.FILE_NAME,
+    help="Read saved 'nvidia-smi topo -m' text instead of this machine.",
+)
 @options.backend_of_a_machine
 @options.fabric
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: devices and paths as the run file has them.")
@@ -77,6 +83,7 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
 @click.option(
     "--nccl",
     metavar="PATH",
+    type=options.FILE_NAME,
     envvar="COLLBENCH_NCCL",
     show_envvar=True,
     help="Examine this libnccl.so.2 instead of torch's or the system's.",

@@ -51,6 +51,7 @@ _own_options = options.apply(
     click.option(
         "--switches",
         metavar="FILE",
+        type=options.FILE_NAME,
         help="Each node's switches: Slurm's topology.conf, or lines 'node leaf pod'; slurm: ask scontrol.",
     ),
     click.option(

@@ -46,6 +46,8 @@ def _parse_operation(text: str) -> Operation:
 
 
 FILE = click.Path(path_type=Path)
+# The name of a file that the command does not open itself; so typed, shells complete it.
+FILE_NAME = click.Path(readable=False)
 # Saved runs, of which the newest is taken if none is named.
 run_file = click.argument("file", metavar="[RUN.JSON]", required=False, type=FILE)
 run_files = click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=FILE)
@@ -132,13 +134,16 @@ backend_of_a_machine = click.option(
     show_default=True,
     help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: GPUs, never CPU cores.",
 )
-fabric = click.option("--fabric", metavar="NAME|FILE", help="The machine to simulate (docs/fabric-file.md).")
+fabric = click.option(
+    "--fabric", metavar="NAME|FILE", type=FILE_NAME, help="The machine to simulate (docs/fabric-file.md)."
+)
 _SAVE = "Save the run in this file.  [default: a new file in $XDG_STATE_HOME/collbench/runs]"
 output = click.option("-o", "--output", metavar="FILE", type=FILE, help=_SAVE)
 force = click.option("--force", is_flag=True, help="Replace a file that exists.")
 nccl = click.option(
     "--nccl",
     metavar="PATH",
+    type=FILE_NAME,
     envvar="COLLBENCH_NCCL",
     show_envvar=True,
     help="Time this libnccl.so.2 instead of torch's or the system's.",

@@ -138,6 +138,7 @@ _own_options = options.apply(
         "--overlap",
         "overlaps",
         metavar="RUN",
+        type=options.FILE_NAME,
         multiple=True,
         help="Run of 'collbench overlap', or none.  [default: the newest that fits]",
     ),

@@ -68,9 +68,16 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
 
 
 _own_options = options.apply(
-    click.option("--from", "older_file", metavar="RUN", hidden=True),  # RUN.JSON, as it was written once
+    click.option(
+        "--from", "older_file", metavar="RUN", type=options.FILE_NAME, hidden=True
+    ),  # RUN.JSON, as it was written once
     click.option("--elsewhere", is_flag=True, help="With RUN.JSON: accept a run of another or a simulated machine."),
-    click.option("--topology", metavar="FILE", help="Estimate from the labels in saved 'nvidia-smi topo -m' text."),
+    click.option(
+        "--topology",
+        metavar="FILE",
+        type=options.FILE_NAME,
+        help="Estimate from the labels in saved 'nvidia-smi topo -m' text.",
+    ),
     click.option("--exclude", metavar="LIST", help="Exclude these: nvidia-smi indices or UUIDs."),
     click.option("--allow-busy", is_flag=True, help="Do not exclude busy, throttled or faulty GPUs."),
     click.option(
@@ -113,7 +120,7 @@ _own_options = options.apply(
 
 @click.command(cls=_Select, short_help="Choose the best K GPUs, for a shell, a container or Slurm.")
 @click.argument("count", metavar="K", type=click.IntRange(min=1))
-@click.argument("file", metavar="[RUN.JSON]", required=False)
+@click.argument("file", metavar="[RUN.JSON]", required=False, type=options.FILE_NAME)
 @_own_options
 def select(
     *,
