@@ -54,7 +54,7 @@ _NO_TIME = {
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """How a job ended, and what was recorded of it: None if nothing was, and `why` says so."""
+    """A job's exit status, and what was recorded of it. If nothing was, `job` is None and `why` says why."""
 
     status: int
     job: Job | None
@@ -70,7 +70,7 @@ def record(
     force: bool = False,
     notices: Notices = SILENT,
 ) -> Recorded:
-    """Run `command` and save what its ranks sent to `output`; what was wrong with the record alone is in `why`.
+    """Run `command` and save what its ranks sent to `output`. If only the recording failed, `why` says why.
 
     With `streams` the ranks write into that folder, which is kept: several hosts share one, and None as `output` only
     leaves the streams there. With `gpu_times` NCCL (2.27 or newer) also says how long each call ran on the
@@ -258,8 +258,8 @@ def positions_of(job: Job, run: Run, devices: str | None = None) -> dict[int, in
 def report(job: Job, rank: int | None = None, runs: NamedRuns = (), overlaps: NamedRuns = ()) -> tuple[Report, str]:
     """Return what a job's step says, and the names of the runs it is compared with, "" for none.
 
-    Without `runs` that is the newest saved one, where it is of the host and the devices that the job ran on. Raises
-    UsageError for a rank that sent nothing, and a run of other devices.
+    Without `runs` it is compared with the newest saved run, if that has the job's host and devices. Raises UsageError
+    for a rank that sent nothing, and a run of other devices.
     """
     from collbench.analysis.job import report as judged  # late: numpy
     from collbench.analysis.predict.timing import gather
@@ -268,19 +268,19 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = (), overlaps: Na
     if rank is not None and not 0 <= rank < job.world_size:
         raise UsageError(f"--rank {rank} is not one of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
     chosen = runs or _newest_run(job)
-    alone: dict[int, float] = {}
+    isolated: dict[int, float] = {}
     concurrent: dict[int, float] = {}
     if chosen:
         links = _links(gather(chosen), job, overlaps=overlaps)
         for number, call in enumerate(job.calls):
             price = links.price(job, call)
             if price is not None and not price.assumed:  # a column of measured figures
-                alone[number] = price.seconds[1]
+                isolated[number] = price.seconds[1]
                 if overlaps:
                     concurrent[number] = price.seconds[1] * price.concurrent
     elif overlaps:
         raise UsageError("--overlap needs a run of the isolated calls: add --run RUN.JSON")
-    judgement = judged(job, rank, alone, concurrent)
+    judgement = judged(job, rank, isolated, concurrent)
     if judgement is None:
         rank_text = "any rank" if rank is None else f"rank {rank}"
         raise UsageError(f"the job has no recorded collective of {rank_text}: there is nothing to show")

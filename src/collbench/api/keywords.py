@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 def optional(check: Callable[..., Value], *arguments: Any, **limits: Any) -> Value | None:
-    """Return what `check` returns for these arguments, of which the last is the value; None for None."""
+    """Return what `check` returns for these arguments; None if the last argument, the value, is None."""
     return None if arguments[-1] is None else check(*arguments, **limits)
 
 

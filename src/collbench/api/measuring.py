@@ -33,25 +33,35 @@ _SECONDS_FOR_PRECISION = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureOptions:
-    """The options of every command that measures, as values.
+class RunOptions:
+    """The options of every command that makes a run, as values.
 
-    `devices` are indices or UUIDs with commas, `sizes` bytes, `precision` a ratio, `budget` seconds; None leaves the
-    choice to the method, and `seed` to chance. `output` is the file to save the run in, `resume` one to continue with.
+    `devices` are indices or UUIDs with commas, None for all; `output` is the file to save the run in, which gives way
+    with `force`. `seed` None leaves it to chance.
     """
 
     devices: str | None = None
-    sizes: tuple[int, ...] | None = None
-    precision: float | None = None
-    budget: float | None = None
-    quick: bool = False
     backend: str = "auto"
     fabric: str | None = None
     output: Path | None = None
     force: bool = False
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOptions(RunOptions):
+    """The options of every command that measures links or collectives, as values.
+
+    `sizes` are bytes, `precision` is a ratio, `budget` seconds; None leaves the choice to the method. `resume` is a
+    run's file to continue with.
+    """
+
+    sizes: tuple[int, ...] | None = None
+    precision: float | None = None
+    budget: float | None = None
+    quick: bool = False
     resume: Path | None = None
     nccl: str | None = None
-    seed: int | None = None
     dtype: str = "float32"
     redop: str = "sum"
 
@@ -64,9 +74,9 @@ class MeasureOptions:
 def request_of(
     command: str, options: MeasureOptions, command_line: Sequence[str], notices: Notices = SILENT
 ) -> Request:
-    """Return what the shared options ask for; `command` decides what to time; `command_line` are its command line.
+    """Return what the shared options ask for of a command, whose name says what can be resumed.
 
-    To resume is the whole request of the run in that file. A notice says where "auto" takes CPU cores. Raises
+    With `resume` it is the whole request of the run in that file. A notice says where "auto" takes CPU cores. Raises
     UsageError, RunFileError.
     """
     for name, value in (("precision", options.precision), ("budget", options.budget)):
@@ -74,9 +84,7 @@ def request_of(
             raise UsageError(f"--quick and --{name} both say how long to measure: use only one")
     if options.resume is not None:
         request = _resumed(command, options, options.resume)
-        check_fabric(request.backend, request.fabric)
     else:
-        check_fabric(options.backend, options.fabric)
         request = Request(
             backend=options.backend,
             devices=options.devices,
@@ -93,16 +101,32 @@ def request_of(
             fabric=options.fabric,
             kind=CommandKind.of(command),
         )
-    name, reason = factory.resolve(request.backend)
+    return replace(request, backend=resolved_backend(request.backend, request.fabric, notices))
+
+
+def resolved_backend(backend: str, fabric: str | None, notices: Notices) -> str:
+    """Return the backend's name, with "auto" the one that there is here; a notice says where it takes CPU cores.
+
+    Raises UsageError for a fabric that does not go with the backend.
+    """
+    check_fabric(backend, fabric)
+    name, reason = factory.resolve(backend)
     if reason is not None:
         notices.say(f"measuring CPU cores (host backend): {reason}")
-    return replace(request, backend=name)
+    return name
+
+
+def check_no_launcher(command: str) -> None:
+    """Raise UsageError in one of several processes, for a command that starts one process per GPU itself."""
+    launch = find_launch(os.environ)
+    if launch is not None:
+        raise UsageError(f"{command} starts one process per GPU itself: run it without {launch.launcher}")
 
 
 def _resumed(command: str, options: MeasureOptions, file: Path) -> Request:
     """Return what the run in the file asked for. Raises UsageError if another command did, and RunFileError.
 
-    The file may be a stranger's, so it names no file to be loaded, read or written: those are said again.
+    The file may come from somebody else, so nothing that it names is loaded, read or written: the user names it again.
     """
     run = run_file.load(file)
     name, fabric = run.settings.command_name, options.fabric

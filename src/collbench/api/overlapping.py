@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collbench.api import keywords
-from collbench.api.measuring import check_fabric
+from collbench.api.measuring import RunOptions, check_no_launcher, resolved_backend
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import WorkerSession, new_seed
-from collbench.backends import factory
 from collbench.backends.overlap_protocol import OPERATIONS, OverlapBackend, OverlapOpened
 from collbench.bench import overlap as bench
 from collbench.bench.overlap import OverlapRequest
-from collbench.distributed.launchers import find_launch
 from collbench.model.capabilities import BACKENDS, capabilities
 from collbench.model.compute import Compute, ComputeKind, Priority, parse_compute
 from collbench.model.errors import UsageError
@@ -29,17 +27,16 @@ PRIORITIES = {"normal": (Priority.NORMAL,), "high": (Priority.HIGH,), "both": (P
 _GPU_SIZES = tuple(size * 2**20 for size in (16, 64, 256, 1024))
 _CORE_SIZES = tuple(size * 2**20 for size in (1, 4, 16))
 _GPU_COMPUTE, _CORE_COMPUTE = Compute(ComputeKind.GEMM, 8192), Compute(ComputeKind.GEMM, 512)
-# docs/method.md 4.8: six have up to 120 calls beside compute, at moments that are spread over all of them.
+# docs/method.md 4.8: six have up to 120 calls concurrently with compute, at moments that are spread over all of them.
 _GPU_TRIALS, _CORE_TRIALS = 6, 5
 _MOST_CTAS = 64  # MAXCHANNELS [NCCL 2.28 src/include/device.h]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapOptions:
+class OverlapOptions(RunOptions):
     """The options of `collbench overlap`, as values; None leaves the choice to the backend's defaults.
 
-    `sizes` are bytes, `devices` indices or UUIDs with commas, `ctas` thread blocks for NCCL. `output` is the file to
-    save the run in.
+    `sizes` are bytes, `ctas` thread blocks for NCCL.
     """
 
     operation: Operation = Operation.ALLREDUCE
@@ -48,12 +45,6 @@ class OverlapOptions:
     priorities: tuple[Priority, ...] = (Priority.NORMAL,)
     ctas: tuple[int, ...] | None = None
     trials: int | None = None
-    devices: str | None = None
-    backend: str = "auto"
-    fabric: str | None = None
-    output: Path | None = None
-    force: bool = False
-    seed: int | None = None
 
 
 def parse_computes(text: str) -> tuple[Compute, ...]:
@@ -80,15 +71,10 @@ def parse_operation(text: str) -> Operation:
 
 def request_of(options: OverlapOptions, command: Sequence[str], notices: Notices = SILENT) -> OverlapRequest:
     """Return what the options ask for; the command line is `command`, for people. Raises UsageError."""
-    launch = find_launch(os.environ)
-    if launch is not None:
-        raise UsageError(f"overlap starts one process per GPU itself: run it without {launch.launcher}")
+    check_no_launcher("overlap")
     if options.operation not in OPERATIONS:
         raise UsageError(f"overlap cannot run {options.operation}: choose from {', '.join(OPERATIONS)}")
-    check_fabric(options.backend, options.fabric)
-    name, reason = factory.resolve(options.backend)
-    if reason is not None:
-        notices.say(f"measuring CPU cores (host backend): {reason}")
+    name = resolved_backend(options.backend, options.fabric, notices)
     cores = capabilities(name).cores
     if cores and (options.ctas is not None or Priority.HIGH in options.priorities):
         raise UsageError(f"the {name} backend has no streams and no channels: leave out --priority and --ctas")

@@ -18,8 +18,8 @@ from collbench.runfile import run_file
 def draw(kind: str, files: Sequence[Path], operations: Sequence[str], size: int | None) -> Picture:
     """Draw a figure of this kind, at `size` in bytes, of what `operations` name in saved runs.
 
-    None of them: the most telling one of each run. `size` None: the largest, or all in curves. Raises UsageError for
-    what a run does not hold or the kind cannot show, RunFileError.
+    Without `operations` it draws each run's first collective, else its first copy; without `size` the largest size, or
+    all sizes as curves. Raises UsageError for what a run lacks or the kind cannot show, and RunFileError.
     """
     runs = _load(files)
     overlapped = [named.run.overlaps for _, named in runs]
@@ -41,7 +41,7 @@ def _load(paths: Sequence[Path]) -> list[tuple[Path, Named]]:
 
 
 def _overlaps(kind: str, runs: list[tuple[Path, Named]], operations: Sequence[str], size: int | None) -> Picture:
-    """Draw runs of `collbench overlap`. Raises UsageError for what has no such picture, and beside other runs."""
+    """Draw runs of `collbench overlap`. Raises UsageError for other runs, and for what has no such picture."""
     from collbench.output.plot import overlaps
 
     named_runs = [named_run for _, named_run in runs]
@@ -80,7 +80,7 @@ def _heatmap(runs: list[tuple[Path, Named]], operations: Sequence[str], size: in
 
 
 def _works(kind: str, named: Named, path: Path, operations: Sequence[str], size: int | None) -> list[Work]:
-    """Return the works that were asked for, or the run's most telling one. Raises UsageError if it has none."""
+    """Return the works that were asked for, else the run's first collective or copy. Raises UsageError."""
     works = [work for typed in operations for work in find_works(named.run, typed, path)]
     works = list(dict.fromkeys(works or _default(kind, named, path)))
     if kind == "curves" and any(work.operation is Operation.CHASE for work in works):

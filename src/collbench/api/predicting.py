@@ -56,8 +56,8 @@ class PredictRequest:
     bucket_bytes: int = parse_size(DEFAULT_BUCKET)
     registration: Registration = Registration.NONE
 
-    def check(self) -> None:
-        """Raise UsageError for what contradicts itself, before any file is read."""
+    def __post_init__(self) -> None:
+        """Raise UsageError for what contradicts itself."""
         if (self.model is None) == (self.params is None):
             raise UsageError("name one network: write either --model gpt2 or --params 124M")
         if self.layers is not None and self.model is not None:
@@ -88,7 +88,6 @@ def predict_step(runs: NamedRuns, request: PredictRequest, overlaps: NamedRuns |
     from collbench.analysis.predict.step import ALL, parse_phases, parse_strategies
     from collbench.analysis.predict.timing import gather
 
-    request.check()
     if request.model is not None:
         network = networks.find(request.model)
     else:

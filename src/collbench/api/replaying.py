@@ -1,4 +1,4 @@
-"""A recorded step, replayed: from typed options and a job to a request, and to a run that is saved after each trial."""
+"""A recorded step, replayed: from typed options and a job to a request, and to a run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from pathlib import Path
 
 from collbench.analysis.job_schedule import Assumption, Schedule, schedule_of, step_number
 from collbench.api import keywords
-from collbench.api.measuring import check_fabric
+from collbench.api.measuring import RunOptions, check_no_launcher, resolved_backend
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import WorkerSession, new_seed
-from collbench.backends import factory
 from collbench.backends.replay_protocol import ReplayArm, ReplayBackend, ReplayOpened
 from collbench.bench import replay as bench
 from collbench.bench.replay import ReplayRequest
-from collbench.distributed.launchers import find_launch
 from collbench.launch import ablation
 from collbench.model.capabilities import BACKENDS, Capabilities, capabilities
 from collbench.model.errors import UsageError
@@ -28,17 +26,16 @@ from collbench.runfile import run_file
 
 # What an arm may go without.
 WITHOUT = ("p2p",)
-# As many as of a data point beside compute (docs/method.md 4.8): a median of eight has a 95 % interval.
+# About as many as for a data point that overlaps compute (docs/method.md 4.8): a median of eight has a 95 % interval.
 _GPU_TRIALS, _CORE_TRIALS = 8, 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions:
+class ReplayOptions(RunOptions):
     """The options of `collbench replay`, as values; None leaves the choice to the job or the backend.
 
     `phase` counts from 1. `without` adds an arm in which NCCL goes without these (`launch.ablation.SWITCHES`).
-    `devices` are indices or UUIDs with commas, rank 0's first; `ranks` says how many, where they come later, by
-    `on_sets`. `output` is the file to save the run in.
+    `devices` are those of the ranks in order; `ranks` says how many, if `on_sets` names them later.
     """
 
     phase: int | None = None
@@ -46,13 +43,7 @@ class ReplayOptions:
     without: tuple[str, ...] = ()
     registration: Registration = Registration.NONE
     trials: int | None = None
-    devices: str | None = None
     ranks: int | None = None
-    backend: str = "auto"
-    fabric: str | None = None
-    output: Path | None = None
-    force: bool = False
-    seed: int | None = None
 
 
 def request_of(
@@ -62,18 +53,13 @@ def request_of(
 
     Raises UsageError, for a job that cannot be replayed too.
     """
-    launch = find_launch(os.environ)
-    if launch is not None:
-        raise UsageError(f"replay starts one process per GPU itself: run it without {launch.launcher}")
-    check_fabric(options.backend, options.fabric)
+    check_no_launcher("replay")
+    backend = resolved_backend(options.backend, options.fabric, notices)
     rank_count = options.ranks
     if options.devices is not None:
         rank_count = len([device for device in options.devices.split(",") if device.strip()])
     phase = None if options.phase is None else options.phase - 1
     schedule = schedule_of(job, rank_count, phase)
-    backend, reason = factory.resolve(options.backend)
-    if reason is not None:
-        notices.say(f"measuring CPU cores (host backend): {reason}")
     backend_capabilities = capabilities(backend)
     _check_backend(backend_capabilities, options, schedule)
     for assumption in schedule.assumed:

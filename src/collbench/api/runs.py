@@ -93,8 +93,8 @@ def newest(notices: Notices = SILENT, *, of_links: bool = False) -> Path:
 def find_works(run: Run, typed: str, path: Path) -> list[Work]:
     """Return what "allreduce", "all-reduce in-place", "ce_write" or "h2d-ce host node 1" names in a run.
 
-    An operation's name alone means its plain form, or where there is none all that it has. Raises UsageError that
-    names what the file holds.
+    An operation's name means its plain form, or if the run has none, all its forms. The UsageError names what the file
+    holds.
     """
     from collbench.output.text.curves import works_of  # late: it loads numpy
 

@@ -73,7 +73,7 @@ class SelectRequest:
     fresh: bool = False
     nccl: str | None = None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise UsageError for wishes that contradict each other."""
         check_fabric(self.backend, self.fabric)
         if self.fabric is not None and (self.run is not None or self.topology is not None):
@@ -124,7 +124,6 @@ class Selected:
 
 def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selected:
     """Return the best devices, and why. Raises CollbenchError, Interrupted."""
-    request.check()
     if request.topology is not None:
         return Selected(_by_labels(request, request.topology))
     if request.elsewhere and request.run is not None:
@@ -276,7 +275,7 @@ def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: s
     )
 
 
-# The finalists of a choice, measured with real all-reduces, each alone and in turn, before one of them is taken.
+# The finalists of a choice: before one is chosen, each is measured with real all-reduces, isolated and in turn.
 
 
 @dataclass(frozen=True, slots=True)

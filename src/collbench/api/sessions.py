@@ -1,4 +1,4 @@
-"""A request measured in this process, whose worker processes alone start CUDA, into a run that is saved as it grows."""
+"""Measure a request into a run that is saved as it grows. Only worker processes start CUDA, not this process."""
 
 from __future__ import annotations
 

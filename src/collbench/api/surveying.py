@@ -113,7 +113,7 @@ def plan(nodes: int, gpus: int, size_bytes: int) -> tuple[Phase, ...]:
 
 
 def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed: int | None = None) -> NodeSurvey:
-    """Survey a simulated cluster. Raises UsageError, and RunFileError for a file that is none."""
+    """Survey a simulated cluster. Raises UsageError, and RunFileError for a file that describes no cluster."""
     # Late: numpy and scipy need not be there for --help.
     from collbench.analysis.nodes import choose_nodes
     from collbench.bench.nodes import survey_cluster, switches
@@ -292,7 +292,7 @@ def _survey(
 
     try:
         pairs, done, switch_levels = _measured(nodes_request, opened, world, run, writer, notices)
-        with suppress(CollbenchError):  # what was measured counts, whoever is left to say more
+        with suppress(CollbenchError):  # what was measured counts, even if the hosts no longer answer
             read_ports_after(run, opened)
     finally:
         if run.measurements:

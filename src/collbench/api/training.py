@@ -103,7 +103,7 @@ _MIG = "in MIG mode, whose instances have no P2P"
 class Chosen:
     """Devices, why, the evidence as text; and where there is some, the run, whose positions `members` are.
 
-    `note` is what else is to be said, "" for nothing: what was left out, or what is wrong with one taken by hand.
+    `note` is a further line, "" for none: the devices left out, or what is wrong with those chosen by hand.
     """
 
     devices: tuple[Device, ...]
@@ -247,7 +247,7 @@ class Decision:
 def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -> Decision:
     """Return whether the chosen `members` of a run on this machine's GPUs are bound to their NUMA nodes.
 
-    They are where host copies find each one's own node the fastest. Nothing is said where the user decides, where the
+    They are bound if host copies reach each GPU's own node fastest. Nothing is said where the user decides, where the
     run does not compare nodes, or where nodes tie.
     """
     if run is None or not capabilities(run.backend).visible or arguments.has("--numa-binding"):

@@ -100,7 +100,7 @@ def script_for(shell: str) -> str:
 
 
 def _users_shell() -> str:
-    """Return the name of the user's shell. Raises UsageError for one that is not served."""
+    """Return the name of the user's shell. Raises UsageError for an unsupported one."""
     name = Path(os.environ.get("SHELL", "")).name
     if name not in _SHELLS:
         problem = f"$SHELL is '{name}'" if name else "$SHELL is not set"

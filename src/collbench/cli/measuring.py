@@ -32,7 +32,7 @@ _SAME = "--output and -J name the same file, and each needs its own file: choose
 
 @dataclass(frozen=True, slots=True)
 class Showing:
-    """How a finished run is printed, as a page, nccl-tests' text, JSON or not at all, and the file of -J."""
+    """How a finished run is printed (as a page, nccl-tests' text or JSON, or not at all), and the file of -J."""
 
     layout: str = TABLE
     json: Path | None = None
@@ -75,7 +75,7 @@ class Showing:
         if self.json is not None:
             atomic_write.write(nccl_tests.dumps(run), self.json, *_JSON, force=self.force)
 
-    def tell_saved(self, path: Path) -> None:
+    def report_file(self, path: Path) -> None:
         """Report the run's file: on stderr if stdout is parsed."""
         if self.layout != TABLE:
             say(f"saved {path}")
@@ -130,10 +130,10 @@ def _measured_in(
 ) -> Measured:
     """Measure a session to its end, print its run, say where it is saved, and return it.
 
-    Whatever interrupts it, what was measured is saved and said. `page` is the module that prints it, and `begun` gets
-    the session once it is open.
+    If something interrupts it, what was measured is saved, and the error says where. `page` is the module that prints
+    the run; `begun` gets the session once it is open.
     """
-    with telling_what_is_saved(begun), open_session() as session:
+    with reporting_what_is_saved(begun), open_session() as session:
         begun.append(session)
         import_module(page)  # while the workers are idle for the last time
         session.measure()
@@ -141,13 +141,13 @@ def _measured_in(
     if session.failure is not None:
         raise session.failure
     if session.path is not None:
-        showing.tell_saved(session.path)
+        showing.report_file(session.path)
     return Measured(session.run, session.path)
 
 
 @contextmanager
-def telling_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
-    """Add to an error or interruption what was saved of the sessions begun."""
+def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
+    """Add to an error or interruption what was saved of the sessions that were open."""
     try:
         yield
     except OSError as error:  # of stdout: a full disk

@@ -32,7 +32,7 @@ from collbench.model.units import parse_budget, parse_size
 
 _SHAPE = re.compile(r"(\d{1,6})[x×](\d{1,3})", re.ASCII)
 
-# What may be said with --resume: it measures nothing. The backend is for hosts that do not see the file.
+# Options that may be given with --resume: they change no measurement. --backend is for hosts that lack the file.
 _SAID_AGAIN = ("resume", "count", "gpus", "rails", "switches", "as_json", "verbose", "nccl", "backend")
 
 _own_options = options.apply(

@@ -62,7 +62,7 @@ def _command(arguments: list[str]) -> str:
 def follow(invoke: Callable[[], object]) -> int:
     """Run the command as a rank other than 0; return the rank's exit status.
 
-    Nothing is printed, and what is wrong with the command line fails nobody here: rank 0 has the same one and says it.
+    Nothing is printed. A wrong command line does not fail here: rank 0 has the same one and reports it.
     """
     try:
         with (

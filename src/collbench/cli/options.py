@@ -48,7 +48,7 @@ def _parse_operation(text: str) -> Operation:
 FILE = click.Path(path_type=Path)
 # The name of a file that the command does not open itself; so typed, shells complete it.
 FILE_NAME = click.Path(readable=False)
-# Saved runs, of which the newest is taken if none is named.
+# Saved runs; if none is named, the newest is taken.
 run_file = click.argument("file", metavar="[RUN.JSON]", required=False, type=FILE)
 run_files = click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=FILE)
 operation = click.option(

@@ -201,10 +201,9 @@ def predict(
     if devices is not None or recorded:
         raise UsageError("--devices and --recorded are for a recorded job: name its file first, before the runs")
     request = PredictRequest(on_best=timed_on == _ON_BEST, registration=Registration(registration), **option_values)
-    request.check()
-    beside = () if NO_OVERLAP in overlaps else load_named(map(Path, overlaps)) if overlaps else None
+    overlap_runs = () if NO_OVERLAP in overlaps else load_named(map(Path, overlaps)) if overlaps else None
     runs = load_named(all_named_or_newest(files, of_links=True))
-    run, answer = predict_step(runs, request, beside)
+    run, answer = predict_step(runs, request, overlap_runs)
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.output.text import prediction
     from collbench.output.text.frame import alarm

@@ -62,7 +62,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Take "all-reduce" and "all_reduce" for "allreduce"; of another word, name the command that is nearest."""
+        """Take "all-reduce" and "all_reduce" for "allreduce"; for an unknown word, suggest the nearest command."""
         plain = args[0].replace("-", "").replace("_", "")
         name = plain if plain in _HOMES else args[0]
         if name not in _HOMES and not name.startswith("-") and not ctx.resilient_parsing:

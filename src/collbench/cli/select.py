@@ -161,7 +161,6 @@ def select(
         option_values |= {"job": job_file.load(job), "job_name": one_line(job.name)}
     age, size_bytes = freshness.parse_duration(max_age), parse_size(size)
     request = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **option_values)
-    request.check()
     _check_layout(request, layout)
     selected = select_devices(request, NOTICES)
     _print(selected.selection if layout in (_TEXT, _JSON) else _usable(selected, request, layout), layout)

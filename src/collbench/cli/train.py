@@ -51,7 +51,7 @@ def interrupted(what: str) -> Iterator[None]:
 
 
 def reporter(*, verbose: bool) -> Reporter:
-    """Return how an experiment speaks: on stderr, and with `verbose` the script's own output among it."""
+    """Return what prints an experiment's notices on stderr; with `verbose`, also the script's own output."""
     from collbench.launch.experiment import Reporter  # late: numpy
 
     live = _Live(drawing=sys.stderr.isatty() and not verbose)

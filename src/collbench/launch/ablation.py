@@ -1,4 +1,4 @@
-"""What links are worth to a training job: two arms, the step times that they print, and what may be said of them."""
+"""An ablation: a training job in two arms, their times, the ratio with its interval, and the file that holds them."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class Change:
 
     @property
     def without(self) -> tuple[str, ...]:
-        """What the second arm lacks, where that is all that it changes."""
+        """What the second arm lacks, if it changes nothing else."""
         return () if self.given else self.switches
 
     @property
@@ -479,7 +479,7 @@ LEAST_REPEATS = 3
 
 
 def stop_of(ablation: Ablation, spent_seconds: float) -> Stop | None:
-    """Return why to stop after the repeats made so far, of which the last took its share of the time; None to go on."""
+    """Return why to stop after the repeats so far, which took `spent_seconds`; None to continue."""
     repeats_done = len(_whole_repeats(ablation))
     if ablation.budget_seconds is None:
         return Stop.REPEATS if repeats_done >= ablation.repeats else None
@@ -525,7 +525,7 @@ def _build(fields: dict[str, Any]) -> Ablation:
 
 
 def _variable_named(name: str) -> tuple[str, ...]:
-    """Return what an arm lacks, as files before `without` say it: in its name alone."""
+    """Return what an arm lacks by its name: files from before the field `without` have nothing else."""
     switches = name.removeprefix("without ").split(" and ")
     return tuple(switches) if name.startswith("without ") and set(switches) <= set(SWITCHES) else ()
 

@@ -44,7 +44,7 @@ VALUES = frozenset(
     {"--without", "--against", "--repeats", "--precision", "--budget", "--skip", "--step-pattern", "--seed"}
 )
 VALUES |= {"--output"}
-# Of them those that replaying a recorded job has, and those that it alone has.
+# Those that only replaying a recorded job has, and all that it has.
 JOB_ONLY = frozenset({"--compute", "--fabric"})
 VALUES |= JOB_ONLY
 OF_A_JOB = JOB_ONLY | {"--without", "--against", "--repeats", "--seed", "--output", "--json", "--verbose", "--force"}

@@ -92,7 +92,7 @@ def choice(
 
 
 def against(used: Sequence[tuple[Device, str]]) -> str:
-    """Return devices with what is said against each: "GPU1 (busy: 1 other process), GPU3 (faulty: …)"."""
+    """Return devices with what is wrong with each: "GPU1 (busy: 1 other process), GPU3 (faulty: …)"."""
     return ", ".join(f"{device.tag} ({why})" for device, why in used)
 
 
