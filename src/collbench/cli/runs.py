@@ -10,7 +10,7 @@ import click
 from collbench.api.runs import newest
 from collbench.api.runs import runs as newest_runs
 from collbench.cli.terminal import NOTICES, echo
-from collbench.runfile.saved_runs import SavedRun
+from collbench.runfile.codec import plain
 
 _LIMIT = 20
 
@@ -48,23 +48,10 @@ def runs(limit: int, as_json: bool) -> None:
     """
     saved_list = newest_runs(limit, notices=NOTICES)
     if as_json:
-        echo(json.dumps([_plain(run) for run in saved_list], ensure_ascii=False, indent=1))
+        rows = [{**plain(run), "path": str(run.path)} for run in saved_list]
+        echo(json.dumps(rows, ensure_ascii=False, indent=1))
         return
     from collbench.output.text.saved_runs import lines
 
     for line in lines(saved_list) if saved_list else ["there is no saved run: measure with 'collbench pairs'"]:
         echo(line)
-
-
-def _plain(run: SavedRun) -> dict[str, object]:
-    return {
-        "path": str(run.path),
-        "started": run.started,
-        "backend": run.backend,
-        "machine": run.machine,
-        "fabric": run.fabric,
-        "devices": list(run.devices),
-        "command": list(run.command),
-        "complete": run.complete,
-        "status": int(run.status),
-    }
