@@ -11,7 +11,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from collbench.api import suitable_run
-from collbench.launch import same_count, torchrun
+from collbench.launch import rank_start, torchrun
 from collbench.launch.arguments import OWN_FLAGS, OWN_VALUES
 from collbench.machine.visible_devices import visible
 from collbench.model.errors import DataCorruption, UsageError
@@ -133,7 +133,7 @@ def a_mig_device(_program: Program, _monkeypatch: pytest.MonkeyPatch) -> str:
 
 def unequal_nodes(_program: Program, _monkeypatch: pytest.MonkeyPatch) -> str:
     numbers = {"RANK": 0, "WORLD_SIZE": 6, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 2}
-    return same_count.complaint({name: str(number) for name, number in numbers.items()})
+    return rank_start.node_mismatch({name: str(number) for name, number in numbers.items()})
 
 
 def nowhere_to_meet(program: Program, _monkeypatch: pytest.MonkeyPatch) -> str:

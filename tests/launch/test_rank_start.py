@@ -1,4 +1,4 @@
-"""The word between torchrun and each rank of several nodes: they must all have chosen as many."""
+"""Between torchrun and each rank: its core on the host backend, equal numbers of ranks on several nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from collbench.launch import same_count
+from collbench.launch import rank_start
+from collbench.launch.rank_start import core_of, options_and_program
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 
@@ -28,7 +29,7 @@ def variables(*numbers: object) -> dict[str, str]:
     ],
 )
 def test_equal_nodes_pass(title: str, numbers: tuple[int, ...]) -> None:
-    assert same_count.complaint(variables(*numbers)) == "", title
+    assert rank_start.node_mismatch(variables(*numbers)) == "", title
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_equal_nodes_pass(title: str, numbers: tuple[int, ...]) -> None:
     ],
 )
 def test_unequal_nodes_are_one_line(title: str, numbers: tuple[object, ...], says: str) -> None:
-    line = same_count.complaint(variables(*numbers))
+    line = rank_start.node_mismatch(variables(*numbers))
     assert says in line, title
     assert line.startswith("collbench: ")
     assert "\n" not in line
@@ -54,7 +55,7 @@ def test_unequal_nodes_are_one_line(title: str, numbers: tuple[object, ...], say
 def started(local_rank: int, *program: str, local: int = 2) -> subprocess.Popen[str]:
     """Start local rank r of the first of two nodes, which has so many ranks; the other has two."""
     environment = os.environ | variables(local_rank, local + 2, local, 0, 2) | {"LOCAL_RANK": str(local_rank)}
-    words = [sys.executable, "-I", "-S", same_count.__file__, "--", *program]
+    words = [sys.executable, "-I", "-S", rank_start.__file__, "--compare-nodes", "--", *program]
     return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -84,6 +85,56 @@ def test_a_program_that_is_not_there_is_one_line() -> None:
     )
 
 
-def test_without_a_program_the_usage_is_said() -> None:
-    with pytest.raises(SystemExit, match="usage"):
-        same_count.main(["true"])
+REFUSED = {
+    "no words": ([], "0", "usage"),
+    "no program": (["--cores=1", "--"], "0", "usage"),
+    "no end of the options": (["true"], "0", "usage"),
+    "no rank": (["--cores=1", "--", "a"], "", "local rank ''"),
+    "more ranks than cores": (["--cores=1,2", "--", "a"], "2", "local rank '2'"),
+}
+
+
+def core_and_program(words: list[str], rank: str) -> tuple[int, list[str]]:
+    options, program = options_and_program(words)
+    return core_of(options["--cores"], {"LOCAL_RANK": rank}), program
+
+
+@pytest.mark.parametrize(("words", "rank", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_pinned_is_one_line(words: list[str], rank: str, message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        core_and_program(words, rank)
+
+
+def test_each_rank_gets_its_core_and_the_same_program() -> None:
+    words = ["--cores=7,3", "--", "a", "--", "--cores", "x"]
+    got = [core_and_program(words, rank) for rank in ("0", "1")]
+    assert got == [(7, ["a", "--", "--cores", "x"]), (3, ["a", "--", "--cores", "x"])]
+    words = ["--cores=7,3", "--program=py", "--", "-u", "a", "--", "x"]
+    assert core_and_program(words, "1") == (3, ["py", "-u", "a", "--", "x"])
+
+
+def pinned(core: int, *program: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-I", "-S", rank_start.__file__, f"--cores={core}", "--", *program]
+    return subprocess.run(words, env={**os.environ, "LOCAL_RANK": "0"}, capture_output=True, text=True, check=False)
+
+
+def test_the_program_runs_on_that_core_with_its_own_status() -> None:
+    core = max(os.sched_getaffinity(0))
+    code = "import os, sys; print(os.sched_getaffinity(0), sys.argv[1:]); sys.exit(7)"
+    done = pinned(core, sys.executable, "-c", code, "-h", "a b")
+    assert (done.stdout, done.returncode) == (f"{{{core}}} {['-h', 'a b']}\n", 7)
+
+
+def test_a_core_that_is_not_there_is_one_line() -> None:
+    done = pinned(99999, "true")
+    assert done.stderr.splitlines() == ["collbench: cannot pin to core 99999: Invalid argument: choose other --devices"]
+
+
+def test_the_launch_room_loads_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys, collbench.launch.rank_start, collbench.launch.torchrun, collbench.analysis.freshness, "
+        "collbench.launch.torchrun, collbench.launch.torchrun, collbench.analysis.freshness; print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "collbench.launch.torchrun" in loaded
+    assert not {"torch", "numpy", "click", "rich"} & set(loaded)
