@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api.requests import MeasureOptions
+from collbench.api.measuring import MeasureOptions
 from collbench.cli.measuring import Showing
 from collbench.cli.program import cli
 from collbench.model.operations import COLLECTIVES

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api.requests import MeasureOptions
+from collbench.api.measuring import MeasureOptions
 from collbench.bench.plan import Request, settings_of
 from collbench.cli import options
 from collbench.cli.measuring import Showing
@@ -288,7 +288,7 @@ def test_what_a_stranger_recorded_is_not_touched(
     def judged(asked: MeasureOptions) -> Run:
         return run_file.load(measured(options.make_request("check", asked), asked.file))
 
-    for module in ("copies", "check", "collectives"):
+    for module in ("copies", "collectives"):
         monkeypatch.setattr(f"collbench.cli.{module}.measure_and_show", measured)
     monkeypatch.setattr("collbench.cli.check._measured", judged)
     monkeypatch.setattr("collbench.cli.check._show", lambda *_, **__: None)

@@ -17,7 +17,7 @@ import pytest
 import collbench
 from collbench.analysis.freshness import Here
 from collbench.analysis.job_schedule import Schedule, schedule_of
-from collbench.api import evidence, replaying, selecting
+from collbench.api import replaying, selecting, suitable_run
 from collbench.api.notices import SILENT
 from collbench.api.replaying import Replaying, ReplayOptions
 from collbench.backends import factory, sim_world
@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulation draws the same each time."""
-    for module in (evidence, replaying):
+    for module in (suitable_run, replaying):
         monkeypatch.setattr(module, "new_seed", lambda: 1)
 
 
@@ -216,10 +216,10 @@ def here(monkeypatch: pytest.MonkeyPatch, program: Program, folder: Path) -> Run
     """Four GPUs that are only listed, with a saved run in which pair 2, 3 is fastest; nothing else may be measured."""
     monkeypatch.setattr(factory, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
     monkeypatch.setattr(factory, "present_devices", lambda _: gpus(4))
-    monkeypatch.setattr(evidence, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
-    monkeypatch.setattr(evidence, "probe", lambda *_: pytest.fail("probed"))
+    monkeypatch.setattr(suitable_run, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
     monkeypatch.setattr(selecting, "measure_finalists", lambda *_: pytest.fail("measured"))
-    monkeypatch.setattr(evidence, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
+    monkeypatch.setattr(suitable_run, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
     return save_run(folder / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", gpus(4))
 
 
@@ -312,7 +312,7 @@ def test_train_starts_on_what_the_job_decides(
     program: Program, here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _criteria: "2.28.9")
+    monkeypatch.setattr(suitable_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
     (folder / "train.py").touch()
     play(monkeypatch, {FIRST: Played(1e-3), FAST: Played(2e-3)})
     words = ("--auto-select", "2", "--backend", "cuda", "--dry-run")
@@ -335,7 +335,7 @@ def test_train_starts_on_what_the_job_decides(
 def test_python_takes_a_job(here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, {FIRST: Played(1e-3), FAST: Played(2e-3)})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(collbench.api, "_cuda_user", lambda: "")
+    monkeypatch.setattr(selecting, "_cuda_user", lambda: "")
     job = collbench.load_job("job.json")
     chosen = collbench.select(2, job=job)
     assert [device.uuid for device in chosen.devices] == list(FIRST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,13 +12,13 @@ from typing import Any
 
 import click
 
-from collbench.api import requests
-from collbench.api.requests import MeasureOptions, parse_skew
+from collbench.api import measuring
+from collbench.api.measuring import MeasureOptions, parse_skew
 from collbench.backends import factory
 from collbench.bench.plan import Request, default_sizes
 from collbench.cli import options
-from collbench.cli.measuring import FORMAT, JSON, NCCL_TESTS, Showing, measure_and_show
-from collbench.cli.nonzero_ranks import processes
+from collbench.cli.measuring import Showing, measure_and_show
+from collbench.distributed.launchers import find_launch
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
 from collbench.model.nccl_options import parse_config
@@ -232,8 +233,8 @@ def translated(arguments: Sequence[str]) -> list[str]:
     """
     as_in_nccl_tests = (
         _NCCL_TESTS_FLAGS in arguments
-        or f"--format={NCCL_TESTS}" in arguments
-        or ("--format", NCCL_TESTS) in pairwise(arguments)
+        or f"--format={options.NCCL_TESTS}" in arguments
+        or ("--format", options.NCCL_TESTS) in pairwise(arguments)
     )
     if as_in_nccl_tests:
         return [_THEIRS if argument == _CLASHING else _spelt_out(argument) for argument in arguments]
@@ -319,7 +320,7 @@ NCCL_FLAGS = (
         "-J",
         "--output_file",
         metavar="FILE",
-        type=click.Path(path_type=Path),
+        type=options.FILE,
         help="Also write nccl-tests' JSON (version 3) to this file.",
     ),
     click.option(
@@ -353,7 +354,7 @@ _latency = click.option(
 registration = click.option(
     "--registration",
     metavar="KIND",
-    type=click.Choice([*(one.value for one in Registration), requests.EVERY_REGISTRATION]),
+    type=click.Choice([*(one.value for one in Registration), measuring.EVERY_REGISTRATION]),
     default=Registration.NONE.value,
     show_default=True,
     help="Registered memory: none, buffer, window, or all (each in turn).",
@@ -422,7 +423,7 @@ def _command(operation: Operation) -> click.Command:
 
     ours = (_pairs, _split, _in_place, _latency, registration, nccl_config, _algorithms)
 
-    @options.measuring(*((_skew,) if row.irregular else ()), *ours, FORMAT, JSON, *NCCL_FLAGS)
+    @options.measuring(*((_skew,) if row.irregular else ()), *ours, options.layout, options.json, *NCCL_FLAGS)
     def measure(  # noqa: PLR0913 - options
         measure_options: MeasureOptions,
         *,
@@ -446,14 +447,15 @@ def _command(operation: Operation) -> click.Command:
             raise UsageError(f"--root {theirs.root} is not a rank of a pair: write 0 or 1")
         showing = Showing.of(measure_options, layout, as_json=as_json, json=output_file)
         request = options.make_request(operation.value, measure_options)
+        launch = find_launch(os.environ)
         if not request.resume:
             # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
             possible = capabilities(request.backend).undefined_in_place or Work(operation, Variant.IN_PLACE).verifiable
             variants = [Variant.PLAIN, Variant.IN_PLACE][: 1 + (in_place or (showing.as_nccl_tests and possible))]
             request = replace(
-                theirs.applied(request, processes()),
-                collectives=requests.skewed(
-                    requests.registered([Work(operation, variant) for variant in variants], registration), skew
+                theirs.applied(request, launch.world_size if launch else 1),
+                collectives=measuring.skewed(
+                    measuring.registered([Work(operation, variant) for variant in variants], registration), skew
                 ),
                 nccl_config=nccl_config or {},
                 pairs=pairs,

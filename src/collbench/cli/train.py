@@ -10,12 +10,21 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from collbench.api.training import prepare
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, say
 from collbench.launch import torchrun
-from collbench.launch.arguments import TrainArguments, split
+from collbench.launch.arguments import (
+    BACKENDS,
+    SHORT,
+    TORCHRUN_FLAGS,
+    TORCHRUN_VALUES,
+    AblateArguments,
+    TrainArguments,
+    split,
+)
 from collbench.model.errors import Interrupted
 from collbench.model.printable import one_line
 
@@ -42,7 +51,7 @@ def interrupted(what: str) -> Iterator[None]:
 
 
 def reporter(*, verbose: bool) -> Reporter:
-    """Return how an experiment speaks: on stderr, and with `verbose` the script's own output among it."""
+    """Return what prints an experiment's notices on stderr; with `verbose`, also the script's own output."""
     from collbench.launch.experiment import Reporter  # late: numpy
 
     live = _Live(drawing=sys.stderr.isatty() and not verbose)
@@ -80,26 +89,61 @@ class _Live:
         say(text)
 
 
-class _Train(click.Command):
-    """A command whose arguments are split by launch.arguments, because a script's own options must stay untouched."""
+class ScriptCommand(click.Command):
+    """A command that starts a script. launch.arguments reads its arguments: the script's own must stay untouched.
+
+    click parses them only for a shell that completes the line, and then with torchrun's options, so that their values
+    are not mistaken for the script.
+    """
+
+    allow_interspersed_args = False
+
+    def read(self, arguments: list[str]) -> TrainArguments | AblateArguments | None:
+        """Return what was asked, None for the help. Raises UsageError."""
+        train_arguments = split(arguments)
+        return None if train_arguments.help else train_arguments
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        arguments = split(args)
-        if arguments.help:
+        """Read the arguments."""
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        arguments = self.read(args)
+        if arguments is None:
             click.echo(ctx.get_help())
             ctx.exit()
         ctx.params["arguments"] = arguments
         return []
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the options in the help; for a shell also torchrun's, and the script."""
+        params = super().get_params(ctx)
+        if not ctx.resilient_parsing:
+            return params
+        short = {name: letter for letter, name in SHORT.items()}
+        torchrun_options = [
+            click.Option([*([short[name]] if name in short else []), name], is_flag=name in TORCHRUN_FLAGS)
+            for name in sorted(TORCHRUN_FLAGS | TORCHRUN_VALUES)
+        ]
+        return [*params, *torchrun_options, click.Argument(["script"], nargs=-1, type=click.Path())]
 
-# For --help alone: launch.options holds the table that arguments are read by, and a test compares the two.
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return options before the script, and nothing of ours after it."""
+        return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
+
+
+# Only for --help and for shells: launch.arguments has the table by which arguments are read; a test compares the two.
 _options_in_help = options.apply(
     click.option("--auto-select", metavar="K", help="Choose the best K devices."),
     click.option("--devices", metavar="LIST", help="Use these devices instead: nvidia-smi indices or UUIDs."),
     click.option("--exclude", metavar="LIST", help="Never choose these: nvidia-smi indices or UUIDs."),
     click.option("--for", metavar="JOB", help="Replay this recorded job on the best sets, and choose among them."),
     click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."),
-    click.option("--run", metavar="FILE", help="Choose from this run file, not from the newest saved run that fits."),
+    click.option(
+        "--run",
+        metavar="FILE",
+        type=options.FILE_NAME,
+        help="Choose from this run file, not from the newest saved run that fits.",
+    ),
     click.option(
         "--max-age", metavar="AGE", help="Ignore saved runs that are older: 7d, 12h, 30m or 90s.  [default: 7d]"
     ),
@@ -107,11 +151,13 @@ _options_in_help = options.apply(
     click.option(
         "--backend",
         metavar="NAME",
+        type=click.Choice(BACKENDS),
         help="cuda (GPUs), host (CPU cores, gloo), or auto: GPUs, never CPU cores.  [default: auto]",
     ),
     click.option(
         "--nccl",
         metavar="PATH",
+        type=options.FILE_NAME,
         help="The job's libnccl.so.2: use only runs that timed it.  [env var: COLLBENCH_NCCL]",
     ),
     click.option("--container", metavar="IMAGE", help="Run torchrun in this image: apptainer exec --nv IMAGE …"),
@@ -120,7 +166,7 @@ _options_in_help = options.apply(
 
 
 @click.command(
-    cls=_Train,
+    cls=ScriptCommand,
     short_help="Start a training script with torchrun on the best GPUs.",
     options_metavar="(--auto-select K | --devices LIST) [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]...",
     epilog="In the job, devices count from 0, whatever their indices on the host: use LOCAL_RANK.",

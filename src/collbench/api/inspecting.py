@@ -1,11 +1,11 @@
-"""What a machine says of itself before anything is measured: the labels of its paths, and what a run will depend on."""
+"""`topo` and `doctor`: the labels of a machine's paths, and what a run will depend on. Nothing is measured."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from collbench.api import keywords
 from collbench.api.notices import SILENT, Notices
 from collbench.backends import factory
 from collbench.machine import numa, nvidia_smi
@@ -29,18 +29,24 @@ class Topology(NamedTuple):
     fabric: str = ""
 
 
-def topology(
-    file: str | None = None, backend: str = "auto", fabric: str | None = None, notices: Notices = SILENT
+def topo(
+    file: str | os.PathLike[str] | None = None,
+    *,
+    backend: str = "auto",
+    fabric: str | os.PathLike[str] | None = None,
+    notices: Notices = SILENT,
 ) -> Topology:
-    """Return what saved text of 'nvidia-smi topo -m', a machine to simulate or this machine says of its paths.
+    """Return the devices and labeled paths of this machine, of saved 'nvidia-smi topo -m' text, or of a simulation.
 
-    "auto" takes GPUs alone, those that CUDA_VISIBLE_DEVICES leaves; a notice says if it hides any. Raises UsageError,
-    MachineError.
+    "auto" takes only GPUs, those that CUDA_VISIBLE_DEVICES leaves; a notice says if it hides any. Raises Error.
     """
+    backend = keywords.text("backend", backend, choices=("auto", *BACKENDS))
+    fabric = keywords.optional(keywords.file_name, fabric)
     if file is not None:
+        file = keywords.path(file)
         if fabric is not None or backend != "auto":
             raise UsageError(f"{file} holds the labels of its machine: leave out --backend and --fabric")
-        return Topology(*nvidia_smi.facts(nvidia_smi.read_topology(Path(file))))
+        return Topology(*nvidia_smi.facts(nvidia_smi.read_topology(file)))
     if is_simulated(backend):
         from collbench.sim import labels  # late: simulations are rare
 
@@ -52,11 +58,11 @@ def topology(
         cores = numa.devices()
         return Topology(cores, numa.paths(cores), backend)
     with Nvml() as nvml:
-        devices = _in_sight(nvml.devices(), notices)
+        devices = _visible(nvml.devices(), notices)
         return Topology(devices, nvml.paths(devices))
 
 
-def _in_sight(devices: tuple[Device, ...], notices: Notices) -> tuple[Device, ...]:
+def _visible(devices: tuple[Device, ...], notices: Notices) -> tuple[Device, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves. Raises MachineError for none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -69,14 +75,19 @@ def _in_sight(devices: tuple[Device, ...], notices: Notices) -> tuple[Device, ..
     return visible_gpus
 
 
-def doctor(backend: str = CUDA.name, nccl: str | None = None) -> tuple[Finding, ...]:
-    """Return what would disturb a run on this machine; nothing is measured, and no CUDA context made."""
+def doctor(backend: str = CUDA.name, *, nccl: str | os.PathLike[str] | None = None) -> tuple[Finding, ...]:
+    """Return what affects a run on this machine, as `collbench doctor` prints it. Raises Error.
+
+    No CUDA context is made.
+    """
     from collbench.machine.doctor import collect  # late: pynvml, the extension
     from collbench.machine.doctor.facts import Folder
     from collbench.machine.doctor.judge import judge
 
+    keywords.text("backend", backend, choices=[name for name, row in BACKENDS.items() if not row.simulated])
+    library = keywords.optional(keywords.file_name, nccl)
     try:
         runs = collect.runs_folder(saved_runs.state_folder(saved_runs.RUNS))
     except UsageError as error:  # that there is no home is a finding, not an error
         runs = Folder(error=error.problem)
-    return tuple(judge(collect.examine(backend, runs, os.environ, nccl)))
+    return tuple(judge(collect.examine(backend, runs, os.environ, library)))

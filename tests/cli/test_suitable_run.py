@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.api import evidence
-from collbench.api.evidence import Evidence
+from collbench.api import suitable_run
+from collbench.api.suitable_run import SuitableRun
 from collbench.model.run import Health, Run
 from tests.builders import GIB, pair_run, shared, throttled
 
@@ -25,12 +25,12 @@ def a_run() -> Run:
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPU0 is free again; GPU1 has an occupant, and three NVLink errors since it was measured."""
     states = (Health(processes=0, nvlink_errors=5), Health(processes=2, nvlink_errors=3))
-    monkeypatch.setattr(evidence, "health_of", lambda _devices: states)
+    monkeypatch.setattr(suitable_run, "health_of", lambda _devices: states)
 
 
 @pytest.mark.usefixtures("now")
 def test_occupants_are_those_of_now_and_errors_count_from_the_day_of_the_run() -> None:
-    found = Evidence(a_run(), "saved").as_now()
+    found = SuitableRun(a_run(), "saved").as_now()
     assert [state.processes for state in (*found.health_before, *found.health_after)] == [0, 2, 0, 2]
     assert [state.nvlink_errors for state in (*found.health_before, *found.health_after)] == [5, 0, 5, 3]
 
@@ -39,16 +39,16 @@ def test_occupants_are_those_of_now_and_errors_count_from_the_day_of_the_run() -
 def test_a_probe_has_just_looked_and_cores_have_no_health() -> None:
     """The probe reported its own workers from other people's processes; NVML alone cannot."""
     run = a_run()
-    assert Evidence(run, "quick probe", probed=True).as_now() is run
+    assert SuitableRun(run, "quick probe", probed=True).as_now() is run
     run.backend = "host"
-    assert Evidence(run, "saved").as_now() is run
+    assert SuitableRun(run, "saved").as_now() is run
 
 
 @pytest.mark.usefixtures("now")
 def test_a_run_that_saw_no_health_takes_that_of_now() -> None:
     run = a_run()
     run.health_before = run.health_after = ()
-    found = Evidence(run, "saved").as_now()
+    found = SuitableRun(run, "saved").as_now()
     assert [state.processes for state in found.health_before] == [0, 2]
 
 
@@ -67,7 +67,7 @@ def test_a_saved_run_whose_gpu_others_held_is_no_evidence(title: str, health: He
     run = a_run()
     run.devices = tuple(replace(device, memory_bytes=80 * GIB) for device in run.devices)
     run.health_before, run.health_after = (health, Health()), (Health(), Health())
-    assert (evidence._unfit(run) is not None) == unfit, title
+    assert (suitable_run._unfit(run) is not None) == unfit, title
 
 
 def test_what_trials_saw_of_other_processes_is_forgotten_and_throttling_is_not() -> None:
@@ -75,5 +75,5 @@ def test_what_trials_saw_of_other_processes_is_forgotten_and_throttling_is_not()
     run.measurements[0].samples[:] = [
         replace(sample, flags=(throttled(0), shared(1))) for sample in run.measurements[0].samples
     ]
-    found = Evidence(run, "saved").as_now({})
+    found = SuitableRun(run, "saved").as_now({})
     assert {sample.flags for sample in found.measurements[0].samples} == {(throttled(0),)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,8 +14,8 @@ from collbench.analysis import freshness
 from collbench.analysis.freshness import DeviceBusy, NoPairs, SpecialNccl, Unfit
 from collbench.analysis.outcome import outcome
 from collbench.analysis.restrict import part
-from collbench.api.measuring import measure, new_seed
 from collbench.api.notices import Notices
+from collbench.api.sessions import measure, named_nccl, new_seed
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.machine.nvml import Nvml
@@ -65,7 +64,7 @@ class RunCriteria:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class SuitableRun:
     """A run to choose from, and the text that names its source. `probed`: it was measured seconds ago."""
 
     run: Run
@@ -99,7 +98,7 @@ def _alone(sample: Sample) -> Sample:
     return replace(sample, flags=tuple(flag for flag in sample.flags if flag.kind is not FlagKind.SHARED))
 
 
-def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -> Evidence:
+def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -> SuitableRun:
     """Return the named run, the newest saved run that fits the present devices, or a probe.
 
     If the run has other devices too (`besides`), the result is restricted to the present ones. Raises RunFileError for
@@ -113,7 +112,7 @@ def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -
         refusal = freshness.refusal(run, machine, now, criteria.max_age)
         if refusal:
             raise RunFileError(f"{criteria.run} cannot choose devices here: {unfit(refusal)}; {criteria.advice}")
-        return Evidence(part(run, present), _saved(run, criteria.run))
+        return SuitableRun(part(run, present), _saved(run, criteria.run))
     if criteria.fresh:
         return measured_now(criteria, "", notices)
     refused, its = "", "the newest's"
@@ -124,7 +123,7 @@ def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -
             continue  # another user's file, or an older format: a probe takes only seconds
         refusal = freshness.refusal(run, machine, now, criteria.max_age) or _unfit(run)
         if refusal is None:
-            return Evidence(part(run, present), _saved(run, str(path)))
+            return SuitableRun(part(run, present), _saved(run, str(path)))
         refused = refused or f"{unfit(refusal, 'the newest', its)}: "
     return measured_now(criteria, f"no saved run fits: {refused}", notices)
 
@@ -152,11 +151,11 @@ def _candidates(criteria: RunCriteria, present: tuple[Device, ...], now: datetim
             yield path
 
 
-def measured_now(criteria: RunCriteria, why: str, notices: Notices) -> Evidence:
+def measured_now(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
     """Return a probe, regardless of saved runs, for the reason `why`. Raises what `probe` does."""
     from collbench.launch.torchrun import QUICK_PROBE  # late, as every command that measures loads this module
 
-    return Evidence(probe(criteria, why, notices), QUICK_PROBE, probed=True)
+    return SuitableRun(probe(criteria, why, notices), QUICK_PROBE, probed=True)
 
 
 def _saved(run: Run, path: str) -> str:
@@ -167,21 +166,21 @@ def _saved(run: Run, path: str) -> str:
 
 def as_of_now(
     criteria: RunCriteria,
-    evidence: Evidence,
+    found: SuitableRun,
     notices: Notices,
     *,
     allow_busy: bool,
     states: Mapping[str, Health] | None = None,
-) -> tuple[Evidence, Run]:
-    """Return the evidence, and its run with the current health; a probe instead if busy devices may be chosen.
+) -> tuple[SuitableRun, Run]:
+    """Return the suitable run, and it with the current health; a probe instead if busy devices may be chosen.
 
     A saved run cannot tell how much of a device other processes leave now.
     """
-    run = evidence.as_now(states)
-    if allow_busy and run.measurements and not evidence.probed and someone_is_busy(run):
-        evidence = measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
-        run = evidence.as_now(states)
-    return evidence, run
+    run = found.as_now(states)
+    if allow_busy and run.measurements and not found.probed and someone_is_busy(run):
+        found = measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
+        run = found.as_now(states)
+    return found, run
 
 
 def someone_is_busy(run: Run) -> bool:
@@ -191,7 +190,7 @@ def someone_is_busy(run: Run) -> bool:
     return len(left_out(run)) > len(left_out(run, allow_busy=True))
 
 
-def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | None = None) -> Evidence:
+def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | None = None) -> SuitableRun:
     """Return a run without measurements: enough if all devices are wanted, because only their health matters."""
     from importlib.metadata import version  # late: 10 ms
 
@@ -199,7 +198,7 @@ def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | 
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     machine = replace(factory.here(), fabric=fabric or "")
     run = Run(backend, version("collbench"), started, machine, devices, (), settings, complete=True)
-    return Evidence(run, "no choice to make")
+    return SuitableRun(run, "no choice to make")
 
 
 def vanished(present: Sequence[Device]) -> tuple[Device, ...]:
@@ -239,11 +238,6 @@ def _nccl_of_the_job(criteria: RunCriteria) -> str | None:
     from collbench.model.nccl_options import format_version
 
     return format_version(find_nccl(named_nccl(criteria.nccl)).version)
-
-
-def named_nccl(path: str | None) -> str | None:
-    """Return the NCCL path that the caller names, else COLLBENCH_NCCL, else None."""
-    return path or os.environ.get("COLLBENCH_NCCL")
 
 
 def probe(criteria: RunCriteria, why: str, notices: Notices) -> Run:

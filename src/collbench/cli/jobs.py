@@ -1,4 +1,4 @@
-"""`collbench record`: run a job and save which collectives it sent."""
+"""`collbench record` and `collbench import`: a job, run and recorded, or from traces of another tool."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import click
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, say
 from collbench.model.errors import ExitStatus, UsageError
-from collbench.model.job import Job
+from collbench.model.job import IMPORTED, Job
 from collbench.model.printable import one_line
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
-_FILE = click.Path(path_type=Path)
+_output = click.option(
+    "-o", "--output", metavar="FILE", type=options.FILE, help="Save the job in this file.  [default: job.json, here]"
+)
 
 
 @click.command(
@@ -22,9 +24,7 @@ _FILE = click.Path(path_type=Path)
     options_metavar="[OPTIONS] --",
 )
 @options.apply(
-    click.option(
-        "-o", "--output", metavar="FILE", type=_FILE, help="Save the job in this file.  [default: job.json, here]"
-    ),
+    _output,
     options.force,
     click.option(
         "--streams",
@@ -55,7 +55,7 @@ def record(output: Path | None, force: bool, streams: Path | None, gpu_times: bo
       collbench record --streams /shared/rec -- mpirun -n 16 ./train
       collbench record --streams /shared/rec -o job.json   # merge, afterwards
     """
-    from collbench.api import recording  # late: tempfile, subprocess
+    from collbench.api import jobs  # late: tempfile, subprocess
 
     if not command:
         if gpu_times:
@@ -67,21 +67,52 @@ def record(output: Path | None, force: bool, streams: Path | None, gpu_times: bo
                 f"folder {one_line(str(streams))} does not exist: --streams names the folder of a recording"
             )
         merged = output or Path("job.json")
-        say(summary(recording.merge(streams, merged, force=force, notices=NOTICES), merged))
+        say(_summary(jobs.merge(streams, merged, force=force, notices=NOTICES), merged))
         return
     path = output or (None if streams else Path("job.json"))
-    ended = recording.record(command, path, streams=streams, gpu_times=gpu_times, force=force, notices=NOTICES)
+    ended = jobs.record(command, path, streams=streams, gpu_times=gpu_times, force=force, notices=NOTICES)
     if path is None:
         say(f"merge the streams of all hosts with: collbench record --streams {one_line(str(streams))} -o job.json")
     elif ended.job is not None:
-        say(summary(ended.job, path))
+        say(_summary(ended.job, path))
     else:
         say(ended.why)
     failed = ExitStatus.BAD_INPUT if ended.why else ExitStatus.DONE
     raise click.exceptions.Exit(ended.status or failed)
 
 
-def summary(job: Job, path: Path, done: str = "recorded") -> str:
+@click.command(name="import", short_help="Import a job that another tool traced.")
+@options.apply(
+    _output,
+    click.option(
+        "--from",
+        "kind",
+        type=click.Choice([one.value for one in IMPORTED]),
+        help="Format of the traces.  [default: recognized from content]",
+    ),
+    options.force,
+)
+@click.argument("files", nargs=-1, required=True, metavar="TRACE...", type=options.FILE)
+def import_job(output: Path | None, kind: str | None, force: bool, files: tuple[Path, ...]) -> None:
+    """Convert the traces of a job's ranks to one job file, which show, replay and predict read.
+
+    Each TRACE is one rank's: an export of torch.profiler, a dump of torch's Flight Recorder, JSON lines of NCCL
+    Inspector, a trace of torch's ExecutionTraceObserver, or a Chakra trace; it may be gzipped. What a trace does not
+    contain stays unknown in the job; docs/import.md lists it.
+
+    \b
+    Examples:
+      collbench import trace-0.json.gz trace-1.json.gz
+      collbench import -o job.json /tmp/nccl_trace_rank_*
+      collbench import --from nccl-inspector inspector-logs/*.log
+    """
+    from collbench.api import jobs  # late: tempfile, subprocess
+
+    path = output or Path("job.json")
+    say(_summary(jobs.import_job(files, path, kind=kind, force=force, notices=NOTICES), path, "imported"))
+
+
+def _summary(job: Job, path: Path, done: str = "recorded") -> str:
     """Return the line that says what a job file holds."""
     calls = sum(rank.calls for rank in job.ranks)
     steps = {(len(step.positions), step.repetitions) for rank in job.ranks if (step := rank.step)}
@@ -92,3 +123,6 @@ def summary(job: Job, path: Path, done: str = "recorded") -> str:
         else "; no step was repeated"
     )
     return f"{done} {calls:,} calls of {len(job.ranks)} ranks{said}: {one_line(str(path))}"
+
+
+COMMANDS = {"import": import_job}  # "import" is a word of Python's
