@@ -28,6 +28,7 @@ from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, measured, pair_run, run_of
 from tests.cli.program import environment, fake_gpus, fake_uuid, on_gpus, save_run
 from tests.native.fakes import Fakes, Outcome
+from tests.sim.made import fabric_text
 
 pytestmark = pytest.mark.usefixtures("loaded_program")
 DOCS = Path(__file__).parent.parent / "docs" / "python.md"
@@ -199,7 +200,7 @@ def test_measure_is_the_command(state: Path, tmp_path: Path, command: str) -> No
 
 def test_what_check_measures_is_confirmed_and_judged(state: Path, tmp_path: Path) -> None:
     fabric = dataclasses.replace(fabrics.load("dgx-1v"), faults=(Fault(FaultKind.SLOW_LINK, (0, 3), factor=0.5),))
-    (tmp_path / "slow.json").write_text(fabrics.dumps(fabric), encoding="utf-8")
+    (tmp_path / "slow.json").write_text(fabric_text(fabric), encoding="utf-8")
     run = collbench.measure("check", backend="sim", fabric=str(tmp_path / "slow.json"), seed=3)
     assert {0, 3} in [set(verdict.members) for verdict in collbench.check(run)]
     alone = [found for found in run.measured() if set(found.point.members) == {0, 3}]

@@ -21,6 +21,7 @@ from tests.builders import gpus, run_of
 from tests.cli.program import Program, on_gpus, one_line, save_run
 from tests.native.fakes import Fakes, Outcome
 from tests.runfile.test_versions import of_version_1
+from tests.sim.made import fabric_text
 
 WORDS = ("pairs", "--sizes", "1K,4K", "--operations", "copy,broadcast", "--seed", "1", "-o", "run.json")
 RESUME = ("pairs", "--resume", "run.json")
@@ -305,7 +306,7 @@ def test_what_a_stranger_recorded_is_not_touched(
 def test_a_fabrics_file_is_read_only_if_it_is_named_again(program: Program, tmp_path: Path) -> None:
     from collbench.sim import fabrics
 
-    (tmp_path / "fab.json").write_text(fabrics.dumps(fabrics.load("nvlink-pairs-2x2")))
+    (tmp_path / "fab.json").write_text(fabric_text(fabrics.load("nvlink-pairs-2x2")))
     words = "pairs --backend sim --fabric fab.json --sizes 1M --quick --seed 1"
     assert program(*words.split(), "-o", "run.json").status == 0
     run = replace(run_file.load(tmp_path / "run.json"), complete=False)

@@ -32,11 +32,11 @@ from collbench.model.job import Job
 from collbench.model.operations import Registration
 from collbench.model.run import CommandKind, Health, Machine, Pauses, Run
 from collbench.runfile import job_file, run_file
-from collbench.sim import fabrics
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run
 from tests.replay_jobs import data_parallel, job_of, pipeline, without_rank
 from tests.sim import random_fabrics
+from tests.sim.made import fabric_text
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
 
@@ -160,7 +160,7 @@ def step_seconds(fabric: Path, devices: Sequence[str], job: Job) -> float:
 def test_on_any_machine_no_finalist_beats_the_chosen_set(folder: Path, seed: int) -> None:
     made = random_fabrics.make(np.random.default_rng(seed))
     fabric = folder / "fabric.json"
-    fabric.write_text(fabrics.dumps(made))
+    fabric.write_text(fabric_text(made))
     count = 2 + seed % 3
     job = data_parallel(count, (2**24, 2**20))
     asked = selecting.SelectRequest(count=count, backend="sim", fabric=str(fabric), job=job)

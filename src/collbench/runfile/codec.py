@@ -172,18 +172,6 @@ def _expect(data: Any, kind: Any) -> Any:
     return data
 
 
-def json_lines(head: Mapping[str, Any], body: Mapping[str, Any]) -> str:
-    """Return one JSON object as text: `head` in its first line, then a line for each field and each item of a list."""
-    fields = ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in body.items())
-    return f"{json.dumps(head)[:-1]},\n{fields}\n}}\n"
-
-
-def _lines(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
-    return json.dumps(value, ensure_ascii=False)
-
-
 @dataclass(frozen=True, slots=True)
 class FileFormat:
     """A kind of JSON file: its "format", the version that is written, its noun in messages, and how to get it again.

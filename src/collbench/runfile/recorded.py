@@ -466,13 +466,3 @@ def _summed(times: Any) -> Spread | None:
     least, most = float(times["least"]), float(times["most"])
     figures = (least, bucket_median(times), float(times["sum"]) / count, most)
     return Spread(count, *(round(figure / 1e3, 3) for figure in figures))
-
-
-def counted(job: Job) -> Counter[str]:
-    """Return how many calls of each operation a job's ranks sent, repetitions counted."""
-    counts: Counter[str] = Counter()
-    for rank in job.ranks:
-        for phase in rank.phases:
-            for call in job.called(phase):
-                counts[call.operation] += phase.repetitions
-    return counts

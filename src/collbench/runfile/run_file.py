@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from collbench.model.operations import Endpoints, Registration
 from collbench.model.run import DataPoint, Latency, Measurement, Run
 from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.runfile import atomic_write, journal, versions
-from collbench.runfile.codec import FileFormat, build, json_lines, plain
+from collbench.runfile.codec import FileFormat, build, plain
 from collbench.runfile.journal import Journal
 
 _FORMAT = FileFormat(
@@ -81,7 +82,14 @@ def again(run: Run) -> Run:
 def dumps(run: Run) -> str:
     """Return the run as JSON text: what it is and its backend in the first line, then a line for each list item."""
     fields = plain(run)
-    return json_lines({**_FORMAT.head, "backend": fields.pop("backend")}, fields)
+    first = json.dumps({**_FORMAT.head, "backend": fields.pop("backend")})[:-1]
+    return f"{first},\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in fields.items()) + "\n}\n"
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def loads(text: str, name: str) -> Run:

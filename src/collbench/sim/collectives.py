@@ -319,11 +319,6 @@ class Rings:
     loads: Mapping[int, float] = field(default_factory=dict)
 
 
-def allreduce_busbw(fabric: Fabric, members: Sequence[int]) -> float:
-    """Return the busbw in GB/s of a large all-reduce on these GPUs, alone; other collectives reach the same."""
-    return truth_of(fabric).busbw(tuple(members))
-
-
 @lru_cache(maxsize=4)
 def truth_of(fabric: Fabric) -> Truth:
     """Return the fabric's true bandwidths; the last few fabrics are kept with what was asked of them."""

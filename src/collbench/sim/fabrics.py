@@ -20,7 +20,7 @@ from collbench.machine.labels import is_label
 from collbench.model.errors import UsageError
 from collbench.model.printable import cleaned
 from collbench.model.run import Health, PeerStatus
-from collbench.runfile.codec import build, json_lines, plain
+from collbench.runfile.codec import build
 
 # The nouns of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
 #
@@ -448,11 +448,6 @@ def loads(text: str, name: str) -> Fabric:
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise UsageError(f"{name} is an invalid fabric file: {error}; see docs/fabric-file.md") from error
     return fabric
-
-
-def dumps(fabric: Fabric) -> str:
-    """Return the fabric as JSON text, a line for each item of a list."""
-    return json_lines({"format": FORMAT, "format_version": VERSION}, plain(fabric))
 
 
 def _shipped() -> Traversable:
