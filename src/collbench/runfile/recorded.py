@@ -111,7 +111,7 @@ def _unknown(
         Unknown.GRAPH_REPLAYS: old or any(call.captured for call in calls),
         Unknown.OVERLAP: True,
     }
-    return tuple(what for what in Unknown if unknown.get(what))
+    return tuple(what for what, is_unknown in unknown.items() if is_unknown)
 
 
 # Which streams are of one job, and who is who in it.

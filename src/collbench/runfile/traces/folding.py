@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -61,7 +61,7 @@ def job_of(traces: Sequence[Trace]) -> Job:
         calls=tuple(calls),
         ranks=ranks,
         nccl=next((trace.nccl for trace in traces if trace.nccl), ""),
-        unknown=tuple(_unknown(traces, job_groups, calls)),
+        unknown=_unknown(traces, job_groups, calls),
     )
 
 
@@ -102,20 +102,24 @@ def _find_members(ranked: Sequence[tuple[int, Trace]]) -> None:
                 trace.members[key] = tuple(members[own_rank] for own_rank in range(size))
 
 
-def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Mapping[Call, int]) -> Iterator[Unknown]:
-    """Yield what these traces do not say; torch's own kernels' names call every reduction a sum."""
-    all_calls = [call for trace in traces for call in trace.calls]
-    operations = {call.collective for call in calls}
-    yield from [Unknown.REDUCTION] * any(operation is not None and operation.reduces for operation in operations)
-    rooted = [call for call in calls if call.collective is not None and call.collective.rooted]
-    yield from [Unknown.ROOT] * any(call.root is None for call in rooted)
-    yield from [Unknown.PEER] * any(call.collective is None and call.peer is None for call in calls)
-    yield from [Unknown.GROUP_RANKS] * any(not group.ranks for group in groups)
-    yield from [Unknown.PAUSES] * any(math.isnan(call.start) for call in all_calls)
-    yield from [Unknown.GPU_TIMES] * any(math.isnan(call.gpu) for call in all_calls)
-    yield from [Unknown.GRAPH_REPLAYS] * any(trace.replays for trace in traces)
-    yield from [Unknown.ORDER] * any(not trace.ordered for trace in traces)
-    yield Unknown.OVERLAP
+def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Collection[Call]) -> tuple[Unknown, ...]:
+    """Return what these traces do not say, in Unknown's order."""
+    traced = [call for trace in traces for call in trace.calls]
+    collectives = [(call, call.collective) for call in calls if call.collective is not None]
+    messages = [call for call in calls if call.collective is None]
+    unknown = {
+        # torch's own names of kernels call every reduction a sum.
+        Unknown.REDUCTION: any(collective.reduces for _, collective in collectives),
+        Unknown.ROOT: any(collective.rooted and call.root is None for call, collective in collectives),
+        Unknown.PEER: any(call.peer is None for call in messages),
+        Unknown.GROUP_RANKS: any(not group.ranks for group in groups),
+        Unknown.PAUSES: any(math.isnan(call.start) for call in traced),
+        Unknown.GPU_TIMES: any(math.isnan(call.gpu) for call in traced),
+        Unknown.GRAPH_REPLAYS: any(trace.replays for trace in traces),
+        Unknown.ORDER: any(not trace.ordered for trace in traces),
+        Unknown.OVERLAP: True,
+    }
+    return tuple(what for what, is_unknown in unknown.items() if is_unknown)
 
 
 def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) -> JobRank:
