@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from collbench.model.errors import UsageError
 from collbench.model.failures import Cause
@@ -34,7 +34,18 @@ _LETTERS = {
     "--json": "-J",
     "--output_file": "-J",
 }
-_SIZE_OPTIONS = ("-b", "-e", "-i", "-f")
+_SIZE_OPTIONS = {"-b", "-e", "-i", "-f"}
+
+
+class _Timed(NamedTuple):
+    """What a command timed, whatever its options: the layout is that of its collectives."""
+
+    collectives: tuple[Operation, ...] = ()
+    copies: tuple[Variant, ...] = ()
+    layout: Layout = Layout.ALL
+
+
+_ALLREDUCE = (Operation.ALLREDUCE,)
 _ALL_COPIES = (
     Variant.PLAIN,
     Variant.BOTH_WAYS,
@@ -43,23 +54,16 @@ _ALL_COPIES = (
     Variant.STAGED,
     Variant.HOST,
 )
-_ALLREDUCE, _BROADCAST = Operation.ALLREDUCE, Operation.BROADCAST
-_QUICK = (CommandKind.CHECK, True)
-# The collectives and copies of commands that always timed the same; `--quick` distinguished some.
-_FIXED: dict[tuple[CommandKind, bool], tuple[tuple[Operation, ...], tuple[Variant, ...]]] = {
-    (CommandKind.COPIES, False): ((), _ALL_COPIES),
-    (CommandKind.LATENCY, False): ((_ALLREDUCE,), (Variant.PLAIN,)),
-    (CommandKind.CHECK, False): ((_ALLREDUCE, _BROADCAST), (Variant.PLAIN, Variant.STAGED, Variant.HOST)),
-    _QUICK: ((_ALLREDUCE,), (Variant.PLAIN,)),
-    (CommandKind.SELECT, False): ((_ALLREDUCE,), ()),
-    (CommandKind.NODES, False): ((_ALLREDUCE,), ()),
+_CHECKED_COPIES = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
+_TIMED = {
+    CommandKind.PAIRS: _Timed(layout=Layout.PAIRS),
+    CommandKind.COPIES: _Timed(copies=_ALL_COPIES),
+    CommandKind.LATENCY: _Timed(_ALLREDUCE, (Variant.PLAIN,), Layout.PAIRS),
+    CommandKind.CHECK: _Timed((Operation.ALLREDUCE, Operation.BROADCAST), _CHECKED_COPIES, Layout.PAIRS),
+    CommandKind.SELECT: _Timed(_ALLREDUCE, layout=Layout.SETS),
+    CommandKind.NODES: _Timed(_ALLREDUCE),
 }
-_LAYOUTS = {
-    CommandKind.PAIRS: Layout.PAIRS,
-    CommandKind.LATENCY: Layout.PAIRS,
-    CommandKind.CHECK: Layout.PAIRS,
-    CommandKind.SELECT: Layout.SETS,
-}
+_QUICK_CHECK = _Timed(_ALLREDUCE, (Variant.PLAIN,), Layout.PAIRS)
 
 
 def from_version_2(fields: dict[str, Any]) -> None:
@@ -80,7 +84,7 @@ def from_version_2(fields: dict[str, Any]) -> None:
 def from_version_1(fields: dict[str, Any]) -> None:
     """Bring the fields of a run file of version 1 to version 3, as `from_version_2` does."""
     from_version_2(fields)
-    for path in _all_of(fields.get("paths"), dict) or ():
+    for path in _objects(fields.get("paths")):
         _type_peer_access(path)
     settings = fields.get("settings")
     if isinstance(settings, dict):
@@ -100,6 +104,11 @@ def _tags(devices: Any) -> tuple[str, ...]:
 def _rename(fields: Any, names: Mapping[str, str]) -> None:
     for old in names.keys() & fields.keys() if isinstance(fields, dict) else ():
         fields[names[old]] = fields.pop(old)
+
+
+def _objects(items: Any) -> list[dict[str, Any]]:
+    """Return a list's JSON objects, none of anything else."""
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _all_of(items: Any, kind: type[_T]) -> list[_T] | None:
@@ -146,7 +155,8 @@ def _of_the_command(
     """Return the settings of one command alone."""
     if kind is CommandKind.COLLECTIVE:
         return _of_a_collective(name, options, on_host=on_host)
-    operations, copies = _FIXED.get((kind, quick), _FIXED.get((kind, False), ((), ())))
+    quick_check = quick and kind is CommandKind.CHECK
+    operations, copies, layout = _QUICK_CHECK if quick_check else _TIMED.get(kind, _Timed())
     if kind is CommandKind.PAIRS:
         named = _list(options.get("--operations", "copy,allreduce,broadcast"))
         operations = tuple(one for one in COLLECTIVES if one in named)
@@ -160,8 +170,8 @@ def _of_the_command(
         "copies": [*copies],
         "chase": kind is CommandKind.LATENCY,
         "collectives": [_work(operation) for operation in operations],
-        "layout": _LAYOUTS.get(kind, Layout.ALL),
-        "isolated": (kind, quick) == _QUICK,
+        "layout": layout,
+        "isolated": quick_check,
         "launches": kind is CommandKind.LATENCY,
     }
 
@@ -206,8 +216,7 @@ def _devices(options: Mapping[str, str], fields: Mapping[str, Any]) -> list[str]
         return _list(options["--devices"])
     # -g N takes the first N devices; of several processes it counts those of each.
     counted = ("-g" in options or "-t" in options) and fields["settings"].get("processes", 1) == 1
-    devices = _all_of(fields.get("devices"), dict) if counted else None
-    return [str(device.get("index")) for device in devices or ()]
+    return [str(device.get("index")) for device in _objects(fields.get("devices"))] if counted else []
 
 
 def _requested_sizes(kind: CommandKind, options: Mapping[str, str], planned: list[int]) -> list[int] | None:
@@ -217,7 +226,7 @@ def _requested_sizes(kind: CommandKind, options: Mapping[str, str], planned: lis
         except UsageError:
             return planned or None
     if kind in (CommandKind.PAIRS, CommandKind.COLLECTIVE):
-        return planned if planned and options.keys() & {*_SIZE_OPTIONS} else None
+        return planned if planned and options.keys() & _SIZE_OPTIONS else None
     return planned[-1:] or None  # these commands have one size of their own; host copies may add a smaller one
 
 
@@ -230,10 +239,11 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
-_THROTTLED = re.compile(r"throttled: (?P<reason>.+) on (?P<tag>.+)", re.DOTALL)
-_HOT = re.compile(r"hot: (?P<tag>.+) at (?P<figure>\d{1,9}) °C", re.DOTALL)
-_SHARED = re.compile(r"shared: (?P<figure>\d{1,9}) other process(?:es)? on (?P<tag>.+)", re.DOTALL)
-_PATTERNS = {FlagKind.THROTTLED: _THROTTLED, FlagKind.HOT: _HOT, FlagKind.SHARED: _SHARED}
+_PATTERNS = {
+    FlagKind.THROTTLED: re.compile(r"throttled: (?P<reason>.+) on (?P<tag>.+)", re.DOTALL),
+    FlagKind.HOT: re.compile(r"hot: (?P<tag>.+) at (?P<figure>\d{1,9}) °C", re.DOTALL),
+    FlagKind.SHARED: re.compile(r"shared: (?P<figure>\d{1,9}) other process(?:es)? on (?P<tag>.+)", re.DOTALL),
+}
 
 
 def replace_sentences(measurements: Any, tags: Sequence[str]) -> None:
@@ -241,27 +251,29 @@ def replace_sentences(measurements: Any, tags: Sequence[str]) -> None:
 
     What is not as a run file has it is left alone: reading it says what is wrong.
     """
-    for measurement in measurements if isinstance(measurements, list) else ():
-        if not isinstance(measurement, dict):
-            continue
+    for measurement in _objects(measurements):
         if isinstance(measurement.get("failure"), str):
             kind = measurement.pop("failure_kind", None)
             measurement["failure"] = _typed_failure(measurement["failure"], kind) if measurement["failure"] else None
         _rename(measurement, {"cell": "point"})
-        samples = measurement.get("samples")
-        for sample in samples if isinstance(samples, list) else ():
-            flags = sample.get("flags") if isinstance(sample, dict) else None
-            if isinstance(flags, list) and flags:
-                sample["flags"] = [_typed(flag, tags) if isinstance(flag, str) else flag for flag in flags]
+        for sample in _objects(measurement.get("samples")):
+            if isinstance(flags := sample.get("flags"), list):
+                sample["flags"] = [_typed_flag(flag, tags) if isinstance(flag, str) else flag for flag in flags]
 
 
-def _typed(sentence: str, tags: Sequence[str]) -> dict[str, Any]:
+def _typed_flag(sentence: str, tags: Sequence[str]) -> dict[str, Any]:
+    """Return what a flag's sentence says; one that is not known is kept as its reason."""
     for kind, pattern in _PATTERNS.items():
         match = pattern.fullmatch(sentence)
         if match and match["tag"] in tags:
-            said = {"figure": None, "reason": "", **match.groupdict()}
-            figure = None if said["figure"] is None else int(said["figure"])
-            return {"kind": kind, "devices": [tags.index(said["tag"])], "figure": figure, "reason": said["reason"]}
+            said = match.groupdict()
+            figure = int(said["figure"]) if "figure" in said else None
+            return {
+                "kind": kind,
+                "devices": [tags.index(said["tag"])],
+                "figure": figure,
+                "reason": said.get("reason", ""),
+            }
     return {"kind": FlagKind.OTHER, "devices": [], "figure": None, "reason": sentence}
 
 
