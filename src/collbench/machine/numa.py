@@ -50,7 +50,8 @@ def usable_nodes(root: pathlib.Path = _ROOT, allowed: Collection[int] | None = N
     status = _MEMORY_ALLOWED.search(read(root / "proc/self/status"))
     nodes = cpus_by_node(root, reach)
     permitted = parse_cpus(status[1]) if status else tuple(nodes)  # the kernel writes both lists alike
-    return tuple(node for node in nodes if node in permitted and _has_memory(root, node))
+    memory_kb = {node: _MEMORY.search(read(root / f"{_FOLDER}/node{node}/meminfo")) for node in nodes}
+    return tuple(node for node, match in memory_kb.items() if node in permitted and match and int(match[1]) > 0)
 
 
 def cpus_by_node(root: pathlib.Path, reach: Collection[int]) -> dict[int, list[int]]:
@@ -89,11 +90,6 @@ def read(file: pathlib.Path) -> str:
         return ""
 
 
-def _has_memory(root: pathlib.Path, node: int) -> bool:
-    match = _MEMORY.search(read(root / f"{_FOLDER}/node{node}/meminfo"))
-    return match is not None and int(match[1]) > 0
-
-
 # Which CPU cores stand for devices on the host backend, and what the NUMA layout says of the paths between them.
 
 # Pairs grow with the square of the devices: 8 give 28 pairs, as many as a DGX has, within `make pairs`' 30 s.
@@ -103,8 +99,8 @@ MOST_DEVICES = 8
 _NAMESPACE = uuid.UUID("6d2f0c1e-8f0b-4b43-9a53-2f7c9be1a0d4")
 
 
-def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | None = None) -> tuple[Device, ...]:
-    """Return two to eight cores that stand for devices: one per NUMA node, else one per physical core.
+def devices(root: pathlib.Path = _ROOT, allowed: Collection[int] | None = None) -> tuple[Device, ...]:
+    """Return two to eight cores that stand for devices: one per NUMA node, else one per physical core, else all.
 
     `allowed` defaults to this process's affinity mask, which already obeys cgroup cpusets and taskset.
     `root` holds sys/, proc/ and etc/. Raises MachineError if fewer than two cores are in reach.
@@ -122,7 +118,8 @@ def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | N
         # The interconnect between NUMA nodes is the slowest link of a host: one core of each node shows it.
         chosen = {_physical_cores(root, cores)[0]: format_cpus(cores) for cores in nodes.values()}
     else:
-        chosen = {core: str(core) for core in _physical_or_all(root, reach)}
+        physical = _physical_cores(root, reach)
+        chosen = {core: str(core) for core in (physical if len(physical) >= 2 else reach)}
     nodes_by_core = {core: node for node, cores in nodes.items() for core in cores}
     return tuple(
         Device(
@@ -136,7 +133,7 @@ def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | N
     )
 
 
-def device(core: int, root: pathlib.Path = pathlib.Path("/")) -> Device:
+def device(core: int, root: pathlib.Path = _ROOT) -> Device:
     """Return one core as a device, as `devices` would."""
     nodes = cpus_by_node(root, [core])
     return Device(
@@ -170,12 +167,6 @@ def _physical_cores(root: pathlib.Path, cores: Collection[int]) -> list[int]:
     return firsts
 
 
-def _physical_or_all(root: pathlib.Path, cores: Collection[int]) -> list[int]:
-    """Return one thread per physical core, or all threads where that would leave fewer than two."""
-    physical = _physical_cores(root, cores)
-    return physical if len(physical) >= 2 else list(cores)
-
-
 def _spread(cores: list[int]) -> list[int]:
     """Return at most MOST_DEVICES of `cores`, evenly spaced.
 
@@ -186,14 +177,11 @@ def _spread(cores: list[int]) -> list[int]:
 
 
 def _uuid(root: pathlib.Path, core: int) -> str:
-    return f"CPU-{uuid.uuid5(_NAMESPACE, f'{_machine_identity(root)}/{core}')}"
+    machine = read(root / "etc/machine-id").strip() or socket.gethostname()
+    return f"CPU-{uuid.uuid5(_NAMESPACE, f'{machine}/{core}')}"
 
 
-def _machine_identity(root: pathlib.Path) -> str:
-    return read(root / "etc/machine-id").strip() or socket.gethostname()
-
-
-def cpu_model(root: pathlib.Path = pathlib.Path("/")) -> str:
+def cpu_model(root: pathlib.Path = _ROOT) -> str:
     """Return the kernel's model name; ARM kernels print none, so there it is the architecture."""
     for line in read(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")

@@ -18,8 +18,6 @@ from collbench.machine import labels as machine_labels
 from collbench.model.errors import UsageError
 from collbench.model.run import Device, Path, PeerStatus
 
-# Saved or live text of `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`, as facts.
-#
 # The text varies: underline codes around the header, tabs or (once pasted) runs of spaces, columns and rows of
 # network cards, affinity columns that older drivers lack, comments and other output around it. Only the rows of GPUs
 # count.
@@ -149,14 +147,13 @@ def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
         )
         for gpu, cpus, numa in zip(topology.gpus, topology.cpu_affinity, topology.numa_affinity, strict=True)
     )
-    pairs = combinations(range(len(devices)), 2)
-    return devices, tuple(_path((i, j), topology.labels[i][j]) for i, j in pairs)
-
-
-def _path(positions: tuple[int, int], label: str) -> Path:
-    links = machine_labels.nvlink_count(label)
-    ancestor = None if links or label == machine_labels.UNKNOWN else label
-    return Path(devices=positions, label=label, ancestor=ancestor, nvlinks=links)
+    paths = []
+    for i, j in combinations(range(len(devices)), 2):
+        label = topology.labels[i][j]
+        links = machine_labels.nvlink_count(label)
+        ancestor = None if links or label == machine_labels.UNKNOWN else label
+        paths.append(Path((i, j), label, ancestor, links))
+    return devices, tuple(paths)
 
 
 def _read_text(file: pathlib.Path, command: str) -> str:

@@ -102,7 +102,9 @@ def _build(fields: dict[str, Any]) -> Run:
     _check_settings(run)
     _check_meaning(run)
     _check_latencies(run)
-    _check_skipped(run)
+    for number, left in enumerate(run.skipped):
+        for members in (left.members, left.wrong.members if left.wrong else ()):
+            _check_members(members, range(len(run.devices)), f"run.skipped[{number}].members", fewest=0)
     return run
 
 
@@ -184,12 +186,6 @@ def _check_latencies(run: Run) -> None:
             raise ValueError(f"{where} does not have as many launches of each rank, and at least one")
         for flag in latency.flags:
             _check_members(flag.devices, range(len(run.devices)), f"{where}: a flag's devices", fewest=0)
-
-
-def _check_skipped(run: Run) -> None:
-    for number, left in enumerate(run.skipped):
-        for members in (left.members, left.wrong.members if left.wrong else ()):
-            _check_members(members, range(len(run.devices)), f"run.skipped[{number}].members", fewest=0)
 
 
 def _check_failure(failure: Failure | None, positions: range, where: str) -> None:

@@ -105,7 +105,7 @@ def allreduce_busbw(cluster: Cluster, members: Sequence[int]) -> float:
 
 def best_bound(cluster: Cluster, count: int) -> float:
     """Return a rate in GB/s that no `count` nodes pass: what the slowest of the best `count` nodes' cards carry."""
-    rates = sorted((_own_rate(cluster, node) for node in range(cluster.nodes)), reverse=True)
+    rates = sorted((cluster.nic_gbs * min(_node_ratios(cluster, node)) for node in range(cluster.nodes)), reverse=True)
     return min(cluster.inside_gbs, rates[count - 1]) if count > 1 else cluster.inside_gbs
 
 
@@ -176,10 +176,6 @@ def _shipped() -> tuple[Cluster, ...]:
         leaf_oversubscription=2.0,
     )  # fmt: skip
     return superpod, tree, faulty, thin
-
-
-def _own_rate(cluster: Cluster, node: int) -> float:
-    return min(cluster.nic_gbs * ratio for ratio in _node_ratios(cluster, node))
 
 
 def _node_ratios(cluster: Cluster, node: int) -> tuple[float, float]:
