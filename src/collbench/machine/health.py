@@ -24,8 +24,8 @@ THROTTLE_REASONS = {
     0x080: "HW power brake slowdown",
     0x100: "display clock setting",
 }
-# Clocks that somebody set are low on purpose and steady: what is measured is what this machine gives.
-_SET_BY_SOMEBODY = ("applications clocks setting", "display clock setting")
+# Clocks that a user has set are low on purpose and steady: a measurement with them is valid.
+_SET_BY_USER = ("applications clocks setting", "display clock setting")
 
 # What a process takes that opened a GPU and holds nothing on it: 526 MiB on an H200 with CUDA 13. torch opens all
 # GPUs of an NVSwitch machine where it copies between two.
@@ -47,7 +47,7 @@ def only_opened(state: Health) -> bool:
 
 def holds_back(reason: str) -> bool:
     """Return whether a throttle reason says that the GPU runs slower than it was set to."""
-    return reason not in _SET_BY_SOMEBODY
+    return reason not in _SET_BY_USER
 
 
 def wrong(position: int, throttle: Sequence[str], temperature: int | None, others: int | None) -> Iterator[Flag]:
@@ -95,9 +95,9 @@ class Occupants:
 class HealthWatch:
     """Looks at the GPUs' state when it is asked, but not more often than about four times a second.
 
-    `read` returns a glance at each GPU by position; where it fails, nothing is known of that moment and measuring goes
-    on. Use it in a process that does no GPU work: the work must not wait for the watching. It has no thread of its own:
-    with NVML read on two threads, nvidia-ml-py crashed in one run of eight on 4 × H200.
+    `read` returns a glance at each GPU by position; if it fails, nothing is known of that moment and measuring goes on.
+    Use it in a process that does no GPU work, so that no work waits for it. It has no thread of its own: with NVML read
+    on two threads, nvidia-ml-py crashed in one run of eight on 4 × H200.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ def usable_nodes(root: pathlib.Path = _ROOT, allowed: Collection[int] | None = N
     """Return the nodes, ascending, that have memory and CPUs which this process may use; none if none is reported.
 
     `allowed` defaults to this process's CPU mask, which already obeys cgroup cpusets and taskset; `root` holds sys/ and
-    proc/. Nodes without CPUs are left out: nobody could run a rank there (slower memory, or a GPU's own).
+    proc/. Nodes without CPUs (slower memory, or a GPU's own) are left out: no rank can run there.
     """
     reach = os.sched_getaffinity(0) if allowed is None else allowed
     status = _MEMORY_ALLOWED.search(read(root / "proc/self/status"))
@@ -90,7 +90,7 @@ def read(file: pathlib.Path) -> str:
         return ""
 
 
-# Which CPU cores stand for devices on the host backend, and what the NUMA layout says of the paths between them.
+# The CPU cores that are the devices of the host backend, and what the NUMA layout says of the paths between them.
 
 # Pairs grow with the square of the devices: 8 give 28 pairs, as many as a DGX has, within `make pairs`' 30 s.
 MOST_DEVICES = 8
@@ -100,7 +100,7 @@ _NAMESPACE = uuid.UUID("6d2f0c1e-8f0b-4b43-9a53-2f7c9be1a0d4")
 
 
 def devices(root: pathlib.Path = _ROOT, allowed: Collection[int] | None = None) -> tuple[Device, ...]:
-    """Return two to eight cores that stand for devices: one per NUMA node, else one per physical core, else all.
+    """Return two to eight cores as devices: one per NUMA node, else one per physical core, else all.
 
     `allowed` defaults to this process's affinity mask, which already obeys cgroup cpusets and taskset.
     `root` holds sys/, proc/ and etc/. Raises MachineError if fewer than two cores are in reach.

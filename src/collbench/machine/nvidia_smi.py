@@ -1,4 +1,4 @@
-"""What `nvidia-smi topo -m` and `topo -p2p r` say, live or saved, as facts."""
+"""Reads what `nvidia-smi topo -m` and `topo -p2p r` print, live or saved."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def read_p2p(file: str | pathlib.Path) -> PeerAccess:
 
 
 def parse_topology(text: str, name: str = "the topology") -> Topology:
-    """Return the matrix in the text of `nvidia-smi topo -m`; `name` stands in messages. Raises UsageError."""
+    """Return the matrix in the text of `nvidia-smi topo -m`; `name` is for messages. Raises UsageError."""
     source = _Source(name, _TOPOLOGY_COMMAND)
     header, rows = _matrix(text, source)
     cells = _checked(header, rows, source, machine_labels.is_label)

@@ -195,7 +195,7 @@ _PEER_READ, _PEER_WRITE = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one GPU brings to each of its paths, asked once: NVML's calls are slow and pairs are many."""
+    """One GPU's end of its paths, asked once: NVML's calls are slow and pairs are many."""
 
     gpu: Query
     pci_bus_id: str
@@ -206,7 +206,7 @@ class Side:
 
 
 def side(gpu: Query, device: Device) -> Side:
-    """Return one GPU's share of its paths. The slot's *maximum* counts: an idle GPU lowers its generation."""
+    """Return one GPU's end of its paths. The slot's *maximum* counts: an idle GPU lowers its generation."""
     links = active_links(gpu)
     generation = gpu.integer("nvmlDeviceGetMaxPcieLinkGeneration")
     width = gpu.integer("nvmlDeviceGetMaxPcieLinkWidth")
@@ -270,7 +270,7 @@ _UNCORRECTED, _VOLATILE = 1, 0
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What may change while measuring and what it takes little time to ask: °C, throttle reasons, compute processes.
+    """What may change while measuring, and is quick to ask: °C, throttle reasons, compute processes.
 
     `processes` are ids as NVML gives them (in a container they may be the host's), None if it does not.
     """
@@ -336,7 +336,7 @@ def memory_used(gpu: Query) -> int | None:
 
 
 def _other_processes(gpu: Query) -> int | None:
-    """Return how many compute processes but this one hold the GPU: right only before anybody opens it for us.
+    """Return how many compute processes but this one hold the GPU: right only before collbench opens it.
 
     In a container NVML may give host ids, and a context of ours counts as another: health.Occupants distinguishes them.
     """
@@ -361,7 +361,7 @@ class Nvml:
     GPUs are numbered as nvidia-smi does (PCI order), whatever CUDA_VISIBLE_DEVICES says. A MIG-enabled GPU is reported
     as the whole GPU that it is part of.
 
-    `lib` stands in for the module pynvml and `sysfs` for the kernel's PCI devices; both are there for tests.
+    `lib` replaces the module pynvml and `sysfs` the folder of the kernel's PCI devices, for tests.
     """
 
     def __init__(self, lib: Any | None = None, sysfs: pathlib.Path = _SYSFS) -> None:
@@ -418,7 +418,7 @@ class Nvml:
         return memory_used(self.gpu(device))
 
     def glance(self, device: Device) -> Glance:
-        """Return what of one GPU's state is worth watching while measuring: °C, throttle reasons, process ids."""
+        """Return the part of a GPU's state that is watched while measuring: °C, throttle reasons, process ids."""
         return glance(self.gpu(device))
 
     def processes(self, device: Device) -> frozenset[int] | None:

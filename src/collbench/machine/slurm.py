@@ -86,7 +86,7 @@ _NAMES = ("switchname", "blockname", "aggregatedblock")
 
 @dataclass(frozen=True, slots=True)
 class NodeSwitches:
-    """Each node's switches, its leaf first, by the node's name in small letters. `source` says who reported them."""
+    """Each node's switches, its leaf first, by the node's name in lower case. `source` says where they are from."""
 
     source: str
     switches_of: dict[str, tuple[str, ...]]

@@ -1,4 +1,4 @@
-"""What a backend is and can do, by its name: a saved run knows its backend by no more than that."""
+"""What each backend is and can do, by its name, which is all that a saved run has of it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Unknown(StrEnum):
     REDUCTION = "reduction"
     ROOT = "root"
     PEER = "peer"
-    GROUP_RANKS = "group-ranks"  # who is in a group
+    GROUP_RANKS = "group-ranks"  # which ranks are in a group
     PAUSES = "pauses"  # when the host made a call
     GPU_TIMES = "gpu-times"  # how long a call's kernel ran
     GRAPH_REPLAYS = "graph-replays"  # a captured call is seen once, not at every replay

@@ -1,4 +1,4 @@
-"""The nouns that every stage shares: devices, paths, data points, samples and the run that holds them.
+"""What every stage shares: devices, paths, data points, samples, and the run that holds them.
 
 Devices are referred to by *position*: the place in `Run.devices`, never an nvidia-smi or CUDA index.
 Matrices are row = source, column = destination, diagonal NaN.
@@ -17,7 +17,7 @@ from collbench.model.operations import COLLECTIVES, Operation, Registration, Var
 from collbench.model.skew import Blocks, Skew, blocks_of
 from collbench.model.units import format_size
 
-# The phase before a sweep, outside its seconds: communicators being made.
+# The phase before a sweep, in which communicators are made; it is not part of the sweep's seconds.
 NCCL_START = "NCCL start"
 
 
@@ -231,7 +231,7 @@ class Measurement:
 
     @property
     def untried(self) -> bool:
-        """True if it was not even started, as others before it had failed."""
+        """True if it was not started, because others before it had failed."""
         return self.failure is not None and self.failure.kind is FailureKind.UNTRIED
 
 
@@ -371,7 +371,7 @@ class CommandKind(StrEnum):
 
     @property
     def of_links(self) -> bool:
-        """False if a run holds no link, pair or collective by itself: only what compute or a job has beside it."""
+        """False if a run measures links, pairs or collectives only together with compute, or as part of a job."""
         return self not in {CommandKind.OVERLAP, CommandKind.REPLAY}
 
     @classmethod
@@ -466,7 +466,7 @@ class OverlapTrial:
     compute_alone: tuple[float, ...]  # mean seconds a unit of compute
     collective_beside: tuple[float, ...]  # the same while the other runs
     compute_beside: tuple[float, ...]
-    beside_calls: tuple[float, ...]  # each call beside compute, on its slowest rank; begun at random moments of it
+    beside_calls: tuple[float, ...]  # each call beside compute, on its slowest rank; begun at a random moment of it
     collective_amount: tuple[float, ...]  # the fixed amount alone
     compute_amount: tuple[float, ...]
     together: tuple[float, ...]  # both amounts at once, from their common start to the later end
@@ -591,7 +591,7 @@ class Run:
 
     `phases` are seconds: of warm-up, interference check, trials and single launches, the most of `seconds`; of
     NCCL_START, which came before; and "timed", those inside timed regions. `ports_before_read` and `ports_after_read`
-    say whether hosts were asked for their ports: then no port means that none was there, else that nobody looked.
+    say whether hosts were asked for their ports: if so, no port means that there was none.
     """
 
     backend: str

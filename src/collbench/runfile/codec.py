@@ -19,7 +19,7 @@ from collbench.model.printable import cleaned
 
 _T = TypeVar("_T")
 
-# What most of a run file is: nothing needs to be done about it.
+# Most values of a run file have these types, and stay as they are.
 _PLAIN = {float, int, str, bool, types.NoneType}
 
 

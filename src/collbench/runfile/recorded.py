@@ -1,4 +1,4 @@
-"""The streams of all ranks as one job: who was who, what each call was, and the calls that were not folded yet."""
+"""The recorder's streams of all ranks as one job: ranks and groups, calls, and what repeats with its times."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _unknown(
     return tuple(what for what, is_unknown in unknown.items() if is_unknown)
 
 
-# Which streams are of one job, and who is who in it.
+# Which streams are of one job, and which rank each is.
 
 
 def _one_job(streams: Sequence[Stream]) -> list[Stream]:
@@ -143,7 +143,7 @@ def _sent(stream: Stream) -> int:
 
 
 def _distinct_hints(streams: Sequence[Stream]) -> bool:
-    """True if the launcher's RANK tells all streams apart, and WORLD_SIZE has room for them."""
+    """True if the launcher's RANK differs between all streams, and is below WORLD_SIZE."""
     hints = [stream.env_rank for stream in streams]
     worlds = {stream.env_world for stream in streams}
     world = worlds.pop() if len(worlds) == 1 else None
@@ -201,7 +201,7 @@ def _clocks(streams: Sequence[Stream]) -> dict[str, int]:
 
 @dataclass
 class _Tables:
-    """The job's groups and calls, as far as they were met."""
+    """The job's groups and calls that have been seen so far."""
 
     sizes: dict[CommunicatorKey, int]
     members: dict[CommunicatorKey, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
@@ -226,7 +226,7 @@ class _Tables:
         return tuple(all_groups)
 
     def translate(self, stream: Stream, call: NcclCall) -> Call | None:
-        """Return what a rank asked for; None for what this collbench does not know and could only guess."""
+        """Return what a rank asked for; None for a function or type that this collbench does not know."""
         operation = FUNCTIONS[call.function] if call.function < len(FUNCTIONS) else ""
         if not operation or call.datatype >= len(_DTYPES):
             return None

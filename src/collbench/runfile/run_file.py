@@ -26,7 +26,7 @@ _FORMAT = FileFormat(
     earlier={1: versions.from_version_1, 2: versions.from_version_2},
 )
 _REFUSAL = ("save the run as", "--output")
-# What others can write, `train` does not believe; they may read it where the user's umask says so.
+# `train` does not trust a file that others can write. They may read it if the user's umask allows that.
 _MODE = 0o644
 
 
@@ -61,7 +61,7 @@ def check_writable(path: Path, *, replace: bool = False) -> None:
 def load(path: Path) -> Run:
     """Read a run file, and the journal beside it that a killed process left. Raises RunFileError: what is wrong, where.
 
-    Data points of an unfinished run that nobody marked are interrupted.
+    Data points of an unfinished run that have no reason to stop are marked as interrupted.
     """
     text = _FORMAT.read(path)
     run = loads(text, str(path))
@@ -72,7 +72,7 @@ def load(path: Path) -> Run:
 
 
 def again(run: Run) -> Run:
-    """Return a run in memory as whoever loads its file sees it."""
+    """Return a run as it is once it has been saved and loaded."""
     copy = loads(dumps(run), "the run")
     if not copy.complete:
         journal.mark_interrupted(copy)
@@ -109,7 +109,7 @@ def _build(fields: dict[str, Any]) -> Run:
 
 
 def _check_settings(run: Run) -> None:
-    """Raise ValueError where settings mean nothing: --resume asks for them again, as if they were typed."""
+    """Raise ValueError where settings make no sense: --resume asks for them again, as if they were typed."""
     settings = run.settings
     if settings.dtype not in DTYPE_BYTES:
         raise ValueError(f"run.settings.dtype is '{settings.dtype}', not one of {', '.join(DTYPE_BYTES)}")
@@ -132,7 +132,7 @@ def _check_settings(run: Run) -> None:
 
 
 def _check_meaning(run: Run) -> None:
-    """Raise ValueError where fields of the right kind mean nothing: whoever judges the run would stumble over them."""
+    """Raise ValueError where fields of the right type make no sense, so that no judge of the run has to check them."""
     positions = range(len(run.devices))
     if run.backend not in BACKENDS:
         raise ValueError(f"run.backend is '{run.backend}', not one of {', '.join(BACKENDS)}")
@@ -279,7 +279,7 @@ class RunWriter:
             self._journal = None
 
     def close(self) -> None:
-        """Let go of the journal; what it holds stays."""
+        """Close the journal; what it holds stays."""
         if self._journal is not None:
             self._journal.close()
         self._journal = None

@@ -1,7 +1,7 @@
-"""What the NCCL profiler plugin leaves of one rank: the bytes of its file as values (csrc/recorder/stream.hpp).
+"""What the NCCL profiler plugin wrote of one rank: the bytes of its file as values (csrc/recorder/stream.hpp).
 
-A file may have been cut off or damaged anywhere, and its process killed between any two stores: whatever does not fit
-together raises StreamError, and nothing is made up.
+A file may be cut off or damaged anywhere, and its process may have been killed between any two stores: parts that do
+not fit together raise StreamError.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ _QUICK_CHECK = _Timed(_ALLREDUCE, (Variant.PLAIN,), Layout.PAIRS)
 def from_version_2(fields: dict[str, Any]) -> None:
     """Bring the fields of a run file of version 2, as JSON has them, to version 3.
 
-    What is not as a run file has it is left alone: reading it says what is wrong.
+    A value of a wrong type is left as it is: reading it reports what is wrong.
     """
     tags = _tags(fields.get("devices"))
     _rename(fields, {"audits": "interference_checks"})
@@ -249,7 +249,7 @@ _PATTERNS = {
 def replace_sentences(measurements: Any, tags: Sequence[str]) -> None:
     """Replace sentences of measurements, as JSON has them, by what they say: failures, and flags of devices by tag.
 
-    What is not as a run file has it is left alone: reading it says what is wrong.
+    A value of a wrong type is left as it is: reading it reports what is wrong.
     """
     for measurement in _objects(measurements):
         if isinstance(measurement.get("failure"), str):
@@ -341,7 +341,7 @@ def _typed_skip(left: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
 
 
 def _location(left: Mapping[str, Any], tags: Sequence[str]) -> dict[str, Any]:
-    """Return the work and the positions of "sm-write GPU0 → GPU1", of which the first version had only the words."""
+    """Return the work and the positions in "sm-write GPU0 → GPU1": the first version had only these words."""
     location = {"work": left.get("work"), "members": left.get("members", [])}
     first, *others = str(left.get("what")).split(" → ")
     work, _, tag = first.rpartition(" ")

@@ -1,4 +1,4 @@
-"""A simulated cluster: nodes under leaf switches and pods, its faults, and what pairs and sets of nodes truly carry.
+"""A simulated cluster: nodes under leaf switches and pods, its faults, and the true rates of pairs and sets of nodes.
 
 Rates are GB/s one way and of a whole node: all its network cards together. Traffic between nodes takes the sender's
 cards, the uplinks of its leaf and pod where it leaves them, the downlinks on the other side, and the receiver's cards.
@@ -50,9 +50,9 @@ class Cluster:
     """A simulated cluster. `nic_gbs` is what a node's cards carry one way, `inside_gbs` what its GPUs do without them.
 
     Leaf switches hold `leaf_nodes` nodes and pods `pod_leaves` leaves (0: no pods, all leaves meet at one spine).
-    Oversubscription is what comes in from below over what goes up, 1.0 if nothing is lost. `noise` is the standard
+    Oversubscription is the rate from below over the rate to above, 1.0 if nothing is lost. `noise` is the standard
     deviation of one measurement's log bandwidth. `placement` is each node's leaf, empty if nodes are cabled in
-    order. `reported` False hides switches from whoever judges. `source` says where the figures come from.
+    order. `reported` False: the judge does not know the switches. `source` says where the figures come from.
     """
 
     name: str

@@ -194,7 +194,7 @@ class ReportedPath:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault and its place. Which of the fields a kind reads stands in docs/fabric-file.md.
+    """One fault and its place. docs/fabric-file.md says which fields each kind reads.
 
     `devices` empty means all of them.
     """
@@ -244,7 +244,7 @@ class Fabric:
     numa_hidden: bool = False
 
     def __hash__(self) -> int:
-        """Of what tells machines apart, not of all parts: what is computed of a fabric is looked up for every pair."""
+        """Return a hash of the name and the faults only: caches look a fabric up for every pair."""
         return hash((self.name, self.faults))
 
     def faults_of(self, *kinds: FaultKind) -> tuple[Fault, ...]:

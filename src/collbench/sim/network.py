@@ -178,7 +178,7 @@ class Network:
     `direct` are the ways of plain copies: NVLink, else PCIe, else through the host where there is no peer access.
     `bundles` are the NVLinks in use between two GPUs, by link: how many, and what each achieves in that direction.
     `private` are links with a limit of their own; `shared` are bottlenecks, as (resource, its GPUs). `scale` is what
-    throttling and other people's jobs leave of each GPU's rates.
+    throttling and other jobs leave of each GPU's rates.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -322,7 +322,7 @@ class Network:
                 self._load(fault.devices[0], fault.devices[1], fault.factor)
 
     def _load(self, a: int, b: int, left: float) -> None:
-        """Leave a share of all that somebody else's copies from a to b cross."""
+        """Leave a share of each resource that another job's copies from a to b use."""
         for resource in self.direct[a, b].resources:
             self.capacity[resource] *= left
         if (a, b) in self.bundles:
@@ -356,7 +356,7 @@ def links_up(fabric: Fabric, owner: Bundle | Switch, *gpus: int) -> int:
 
 
 def _slowness(fabric: Fabric, gpu: int) -> float:
-    """Return what throttling and other people's jobs leave of a GPU's rates."""
+    """Return what throttling and other jobs leave of a GPU's rates."""
     left = 1.0
     for fault in fabric.faults_of(*_SLOWS_A_GPU):
         if (fault.kind is not FaultKind.FOREIGN_LOAD or len(fault.devices) == 1) and fault.covers(gpu):

@@ -42,7 +42,10 @@ _MOST_CAPABILITIES = 64  # a broken list may run in circles
 
 
 def slot(root: pathlib.Path, pci_bus_id: str) -> Slot:
-    """Return the way up from one GPU, by its PCI bus id as NVML writes it ("00000000:00:06.0"); `root` holds sys/."""
+    """Return the PCIe path up from one GPU.
+
+    Its PCI bus id is as NVML writes it ("00000000:00:06.0"); `root` holds sys/.
+    """
     try:
         device = (root / "sys/bus/pci/devices" / kernel_bus_id(pci_bus_id)).resolve()
     except (ValueError, OSError, RuntimeError):
@@ -143,7 +146,7 @@ _VENDOR, _CLASSES = "0x10de", ("0x0300", "0x0302")
 def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
     """Return NVML's facts, or in `error` why there are none. `binding` gives the module pynvml; `root` holds sys/.
 
-    A GPU that was lost makes the whole of NVML's word an error: its fix comes first.
+    A GPU that was lost makes everything that NVML reports an error: its fix comes first.
     """
     tool = shutil.which("nvidia-smi") or ""
     on_the_bus = _count_on_the_bus(root)
@@ -196,7 +199,7 @@ def _fabric_state(asked: Query) -> int | None:
     if structure is None:
         return None
     info = structure()
-    # byref: the binding hands on what it gets, and a structure by value ends the process [nvidia-ml-py 13, 4 × H200].
+    # byref: the binding passes its argument on, and a structure by value ends the process [nvidia-ml-py 13, 4 × H200].
     answer = asked.ask("nvmlDeviceGetGpuFabricInfo", ctypes.byref(info))
     return None if answer is None else int(info.state)
 

@@ -80,7 +80,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The PCIe way up from one GPU: the kernel's word for its IOMMU group, and bridges that redirect peer traffic.
+    """The PCIe path up from one GPU: the kernel's word for its IOMMU group, and bridges that redirect peer traffic.
 
     `redirecting` are the PCI ids of bridges whose ACS control sends peer requests up to the CPU; `unreadable` counts
     bridges whose registers only root may read.

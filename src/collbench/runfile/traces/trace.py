@@ -47,7 +47,7 @@ class Trace:
     ordered: bool = True  # False if it does not say the order of calls of different groups
 
     def add_group(self, key: str, description: str, ranks: Any, size: int = 0) -> None:
-        """Note who is in a group: its ranks, or where these are unknown () and its size."""
+        """Note a group's ranks, or () and its size where these are unknown."""
         members = values.ranks(ranks)
         self.members[key], self.sizes[key] = members, len(members) or size
         self.names[key] = description if description not in {"", "undefined"} else key
