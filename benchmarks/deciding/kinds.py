@@ -22,9 +22,9 @@ from collbench.analysis.diagnose.causes import (
 from collbench.api.checking import confirm
 from collbench.model.errors import DataCorruption, UsageError
 from collbench.model.run import Run
-from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from tests.sim import faults
+from tests.sim.made import fabric_text
 
 from .bench import Asked, Part, Row, drawn_seed, healthy, inspection, measured, noisy, rng_of, share, spread
 from .truth import contradictions, holds, times
@@ -136,7 +136,7 @@ def checked(fabric: Fabric, seed: int) -> Run:
     one = measured(fabric, inspection(), seed)
     with tempfile.TemporaryDirectory(prefix="decisions-") as folder:
         path = Path(folder) / f"{fabric.name}.json"
-        path.write_text(fabrics.dumps(fabric), encoding="utf-8")
+        path.write_text(fabric_text(fabric), encoding="utf-8")
         with suppress(DataCorruption):  # it is in the run already
             confirm(replace(inspection(), fabric=str(path), seed=seed), one, lambda _words: None)
     return one

@@ -15,6 +15,7 @@ from collbench.model.errors import DataCorruption
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 from collbench.runfile.codec import plain
+from collbench.sim.cluster import Cluster
 from collbench.sim.collectives import truth_of
 from collbench.sim.fabrics import (
     FORMAT,
@@ -115,6 +116,11 @@ def simulate(fabric: Fabric, request: Request, seed: int) -> Run:
 def fabric_text(fabric: Fabric) -> str:
     """Return the fabric as its file's text."""
     return json.dumps({"format": FORMAT, "format_version": VERSION, **plain(fabric)})
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """Return the cluster as its file's text."""
+    return json.dumps(plain(cluster))
 
 
 def allreduce_busbw(fabric: Fabric, members: Sequence[int]) -> float:
