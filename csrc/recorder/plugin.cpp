@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -153,23 +154,21 @@ struct ExitMark {
   }
 } exit_mark;
 
+// In the order of Function: NCCL's name, whether the call has a root, and whether it reduces.
+constexpr struct {
+  const char* name;
+  bool rooted, reduces;
+} FUNCTIONS[] = {{"", false, false},      {"AllReduce", false, true},  {"Broadcast", true, false},
+                 {"Reduce", true, true},  {"AllGather", false, false}, {"ReduceScatter", false, true},
+                 {"Send", false, false},  {"Recv", false, false},      {"AllToAll", false, false},
+                 {"Gather", true, false}, {"Scatter", true, false}};
+
+// Letters may differ in case: NCCL has written AlltoAll and AllToAll.
 Function function_of(const char* name) {
-  static constexpr struct {
-    const char* name;
-    Function function;
-  } NAMES[] = {{"AllReduce", Function::ALL_REDUCE},
-               {"AllGather", Function::ALL_GATHER},
-               {"ReduceScatter", Function::REDUCE_SCATTER},
-               {"Broadcast", Function::BROADCAST},
-               {"Reduce", Function::REDUCE},
-               {"Send", Function::SEND},
-               {"Recv", Function::RECEIVE},
-               {"AlltoAll", Function::ALL_TO_ALL},
-               {"AllToAll", Function::ALL_TO_ALL},
-               {"Gather", Function::GATHER},
-               {"Scatter", Function::SCATTER}};
-  for (const auto& row : NAMES) {
-    if (name && !strcmp(name, row.name)) return row.function;
+  uint8_t number = 0;
+  for (const auto& row : FUNCTIONS) {
+    if (name && !strcasecmp(name, row.name)) return static_cast<Function>(number);
+    ++number;
   }
   return Function::UNKNOWN;
 }
@@ -195,11 +194,6 @@ uint8_t datatype_of(const char* name) {
 }
 uint8_t datatype_of(uint8_t number) { return number; }
 
-bool is_rooted(Function function) {
-  return function == Function::BROADCAST || function == Function::REDUCE || function == Function::GATHER ||
-         function == Function::SCATTER;
-}
-
 template <class Name, class Type>
 Call call_of(const Context& context, Name function, size_t count, Type datatype) {
   Call call{};
@@ -214,12 +208,10 @@ Call call_of(const Context& context, Name function, size_t count, Type datatype)
 template <class Collective>
 Call collective_of(const Context& context, const Collective& event) {
   Call call = call_of(context, event.function, event.count, event.datatype);
-  if (is_rooted(static_cast<Function>(call.function))) call.root = event.root;
+  if (FUNCTIONS[call.function].rooted) call.root = event.root;
   if constexpr (std::is_same_v<Collective, CollectiveV1>) {
-    const auto function = static_cast<Function>(call.function);
-    const bool reduces =
-        function == Function::ALL_REDUCE || function == Function::REDUCE || function == Function::REDUCE_SCATTER;
-    if (reduces && event.reduction < 5) call.reduction = static_cast<uint8_t>(event.reduction + 1);
+    if (FUNCTIONS[call.function].reduces && event.reduction < 5)
+      call.reduction = static_cast<uint8_t>(event.reduction + 1);
   }
   return call;
 }
@@ -293,7 +285,7 @@ uint64_t record_at_call(const Context& context, const Event& event) {
   } else {
     const CollectiveApi& api = event.collective_api;
     call = call_of(context, api.function, api.count, api.datatype);
-    if (is_rooted(static_cast<Function>(call.function))) call.root = api.root;
+    if (FUNCTIONS[call.function].rooted) call.root = api.root;
     call.captured = api.captured;
   }
   Stream& stream = *streams[context.index];
