@@ -80,7 +80,7 @@ def only(page: Page, section: str) -> Iterator[RenderableType]:
 # Sentences wrapped to a width, and tables.
 
 WIDE = 100  # columns, where no terminal says fewer
-NAME_WIDE = 10  # of what stands before a sentence: "typical   a pair carries …"
+NAME_WIDE = 10  # of what stands before a sentence: "typical   a pair reaches …"
 
 
 def filled(text: str, width: int, first: str = "", rest: str = "") -> str:
