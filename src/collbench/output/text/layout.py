@@ -87,7 +87,7 @@ def only(page: Page, section: str) -> Iterator[RenderableType]:
 
 WIDE = 100  # columns, where no terminal says fewer
 NARROW = 80  # columns of a page that does not ask the terminal
-NAME_WIDE = 10  # of what stands before a sentence: "typical   a pair carries …"
+NAME_WIDE = 10  # of what stands before a sentence: "typical   a pair reaches …"
 
 
 def filled(text: str, width: int, first: str = "", rest: str = "") -> str:
