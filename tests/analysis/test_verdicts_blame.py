@@ -75,7 +75,7 @@ def test_whom_slow_links_blame(
 ) -> None:
     groups = blamed(slow, every(4))
     assert [one.members for one in groups] == members
-    assert ([where_of(one) for one in groups], [one.alone for one in groups]) == (where, alone)
+    assert ([where_of(one) for one in groups], [one.single for one in groups]) == (where, alone)
     assert {link for one in groups for link in one.links} == set(slow)
     assert sum(len(one.links) for one in groups) == len(slow)  # no link twice
     assert [one.gpu for one in groups] == [one.members[0] if len(one.members) == 1 else None for one in groups]
@@ -117,7 +117,7 @@ def test_many_single_links_share_a_cause(count: int) -> None:
     else:
         (only,) = groups
         assert only.members == (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
-        assert (where_of(only), only.gpu, only.alone) == ("5 NV18 pairs (one direction each)", None, None)
+        assert (where_of(only), only.gpu, only.single) == ("5 NV18 pairs (one direction each)", None, None)
         (both,) = blamed(both_ways(slow), every(12), 12)
         assert where_of(both) == "5 NV18 pairs"
 

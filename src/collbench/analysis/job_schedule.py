@@ -340,7 +340,9 @@ def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[
         raise UsageError(
             f"the recording does not say which rank is the root of a {operation}: record the job with the plugin"
         )
-    dtype = _dtype(call.dtype) if operation.reduces else _BYTES
+    dtype = _BYTES
+    if operation.reduces:
+        dtype = _SIGNED.get(call.dtype, call.dtype) if call.dtype in DTYPE_BYTES else "float32"
     unit = DTYPE_BYTES[dtype] * (ranks if operation.shares else 1)
     yield Post(
         operation.value,
@@ -349,10 +351,6 @@ def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[
         (call.reduction if call.reduction in REDOPS else "sum") if operation.reduces else "",
         None if not operation.rooted or call.root is None else order[call.root],
     )
-
-
-def _dtype(name: str) -> str:
-    return _SIGNED.get(name, name) if name in DTYPE_BYTES else "float32"
 
 
 # Which units wait for each other: a run of the step without time.

@@ -143,11 +143,11 @@ def cause(likely_cause: LikelyCause, run: Run) -> str:
 
 def _known(likely_cause: Known | OfLinks | OfLabel, run: Run) -> str:
     known = likely_cause if isinstance(likely_cause, Known) else likely_cause.known
-    alone = likely_cause.alone if isinstance(likely_cause, OfLinks) else None
+    single = likely_cause.single if isinstance(likely_cause, OfLinks) else None
     kind = run.machine.virtualization
     return _KNOWN[known].format(
-        paths="these paths" if alone is None else _ALONE[alone],
-        slow="" if alone is None else f"{_ALONE[alone]} is slow (a riser, a switch port), or ",
+        paths="these paths" if single is None else _ALONE[single],
+        slow="" if single is None else f"{_ALONE[single]} is slow (a riser, a switch port), or ",
         label=likely_cause.label if isinstance(likely_cause, OfLabel) else "",
         machine="a virtual machine or the driver" if kind in ("", "none") else f"the virtual machine ({kind})",
         virtualization=kind,

@@ -93,7 +93,7 @@ class Blame:
         return self.where.devices
 
     @property
-    def alone(self) -> Extent | None:
+    def single(self) -> Extent | None:
         """PAIR or DIRECTION where no more than that is to blame."""
         if self.gpu is not None or len(both_ways(self.links)) > 2:
             return None
@@ -182,5 +182,5 @@ def verdict_on(
         label=facts.label(first),
         theory_gbs=facts.limit(first),
         measured=facts.readings.span(readings),
-        confirmed=all(reading.alone for reading in readings),
+        confirmed=all(reading.confirmed for reading in readings),
     )

@@ -101,7 +101,7 @@ class OfLinks:
     """A known cause (NVLINKS_DEGRADED, NVLINKS_IDLE or PEER_DETOUR) of one PAIR or DIRECTION; None: of several."""
 
     known: Known
-    alone: Extent | None
+    single: Extent | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
     for blame in blames(facts, slow, alike):
         plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
         first = min(blame.links)
-        one = blame.alone if len(alike) > 2 else None
+        one = blame.single if len(alike) > 2 else None
         verdict = verdict_on(
             facts,
             Kind.P2P_SLOWER_THAN_STAGED,

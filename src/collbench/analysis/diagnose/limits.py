@@ -233,7 +233,7 @@ def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Findin
 def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Finding:
     count = nvlink_count(facts.label(min(blame.links)))
     likely = (
-        OfLinks(Known.NVLINKS_DEGRADED, blame.alone) if blame.gpu is None else GpuItself(blame.gpu, GpuPart.NVLINKS)
+        OfLinks(Known.NVLINKS_DEGRADED, blame.single) if blame.gpu is None else GpuItself(blame.gpu, GpuPart.NVLINKS)
     )
     gpus = blame.members[:2]
     verdict = verdict_on(
@@ -280,7 +280,7 @@ class ExcludedLinks:
         """
         if self.links & {(reading.members[0], reading.members[-1])}:
             return False
-        return is_nvlink(reading.label) or reading.isolated or (reading.alone and reading.label not in self.labels)
+        return is_nvlink(reading.label) or reading.isolated or (reading.confirmed and reading.label not in self.labels)
 
 
 def excluded_links(facts: Facts, findings: list[Finding]) -> ExcludedLinks:

@@ -55,7 +55,7 @@ class Reading:
     label: str
     middle: float
     error: float
-    alone: bool
+    confirmed: bool
     isolated: bool
     trials: tuple[float, ...]
 
@@ -204,7 +204,7 @@ def read(run: Run) -> Readings:
             # Beside others a copy over PCIe is only ever slower than alone, and partners change: the fastest counts.
             middle=median(logs[point]) if own[point] else max(logs[point]),
             error=noise[point] * (median_deviation(len(logs[point])) if own[point] else 1.0),
-            alone=_isolated(measurement) or (point.work, labels[point]) in trusted,
+            confirmed=_isolated(measurement) or (point.work, labels[point]) in trusted,
             isolated=_isolated(measurement),
             trials=tuple(sorted(logs[point])),
         )
