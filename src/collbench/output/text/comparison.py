@@ -20,11 +20,11 @@ from collbench.output.text.frame import alarm, not_judged, sim
 from collbench.output.text.layout import Block, both, more, short, table, whole
 from collbench.runfile.codec import plain
 
-# The page of `collbench compare` for many runs: each work at its largest size by date, then the last by the first.
+# The page of `collbench compare` for many runs: each work at its largest size by date, then the last run and the first.
 
 
 def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks; `names` are the files', by date as the runs are."""
+    """Yield the page's blocks; `names` are those of the files, in the order of the runs."""
     mark = sim(trend.runs[0], "sim: ")
     yield from alarms(trend.last)
     yield from short(_verdict(trend.last, mark))
@@ -32,8 +32,8 @@ def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType 
     dates, lines = list[str](), list[str]()
     for number, (run, steps, name) in enumerate(zip(trend.runs, trend.steps, names, strict=True), 1):
         dates.append(f"run {number:<5} {run.started} {name}")
-        # What differs from the run before it.
-        lines += [dates[-1], *(f"          {_differs(one, trend.runs[number - 2])}" for one in steps)]
+        before = trend.runs[number - 2]
+        lines += [dates[-1], *(f"          {_differs(one, before)}" for one in steps)]
     yield from whole("header", Text("\n".join(lines)))
     differences = [
         f"differs   {_differs(one, trend.last.base)}"
@@ -41,7 +41,7 @@ def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType 
         if one.subject is not Subject.STARTED
     ]
     yield from short(Text("\n".join([*dates[-_FEW_RUNS:], *differences[:_FEW_RUNS]])))
-    # The work that lost most to its first run comes first.
+    # The work with the largest loss since its first run comes first.
     for index, line in enumerate(sorted(trend.lines, key=lambda line: line.points[-1].change)):
         several = "" if line.device_sets == 1 else f", {line.device_sets} sets of devices"
         title = f"{line.work} at {format_size(line.size_bytes)}, GB/s{several}"
@@ -81,12 +81,12 @@ _OF_A_CHANGE = (
 
 
 def of_comparison(comparison: Comparison, status: int) -> str:
-    """Return a comparison as JSON text; members are positions of the base, of `only_new` those of the new run."""
+    """Return a comparison as JSON text; members are positions in the base run, those of `only_new` in the new run."""
     return json_text("collbench-comparison", status, _comparison(comparison))
 
 
 def of_trend(trend: Trend, status: int) -> str:
-    """Return a trend as JSON text: its lines, and the last run against the first."""
+    """Return a trend as JSON text: its lines, and the last run compared with the first."""
     before = (trend.runs[0], *trend.runs)
     runs = [
         run_origin(run) | {"differences": _differences(steps, base)}
@@ -138,7 +138,7 @@ def run_origin(run: Run) -> Json:
     }
 
 
-# The page of `collbench compare`: other differences, what became worse or better, counts, a verdict.
+# The page of `collbench compare` for two runs: what differs, what became worse or better, counts, a verdict.
 
 _MOST_ROWS = 20  # rows of a verdict; the JSON has all
 _FEW_ROWS, _FEWEST = 7, 4  # on the short page, of two runs and of many
@@ -152,14 +152,14 @@ same: within δ by 90 %; undecided: neither"""
 
 
 def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks; `names` are the two files'."""
+    """Yield the page's blocks; `names` are those of the two files."""
     yield from alarms(comparison)
     yield from short(_verdict(comparison, sim(comparison.base, "sim: ")))
     yield from body(comparison, names)
 
 
 def body(comparison: Comparison, names: tuple[str, str], few: int = _FEW_ROWS) -> Iterator[RenderableType | Block]:
-    """Yield the page without its alarms; of each table the short page has `few` rows."""
+    """Yield the page without its alarms; tables of the short page have `few` rows."""
     lines = list(head(comparison, names))
     yield from whole("header", Text("\n".join(lines)))
     if few == _FEW_ROWS:
@@ -178,7 +178,7 @@ def _verdict(comparison: Comparison, before: str = "") -> Text:
 
 
 def alarms(comparison: Comparison) -> Iterator[Text]:
-    """Yield what comes before all else: what failed in the new run, and what could not be compared."""
+    """Yield the first lines: what failed in the new run, and what could not be compared."""
     yield from alarm(comparison.new)
     if not comparison.judged:
         yield not_judged(
@@ -190,7 +190,7 @@ def alarms(comparison: Comparison) -> Iterator[Text]:
 
 
 def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
-    """Yield the lines that say which runs these are, and what differs between them: the candidate causes."""
+    """Yield which runs these are and what differs between them, which may be the cause of a change."""
     base, new = comparison.base, comparison.new
     yield _backend(base)
     for side, run, name in (("base", base, names[0]), ("new", new, names[1])):
@@ -202,7 +202,7 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
 
 
 def matched(comparison: Comparison) -> str:
-    """Return which devices are counterparts, and by what: "matched by UUID", "… by their order: GPU1 = GPU5"."""
+    """Return which devices correspond, and how that is known: "matched by UUID", "… by their order: GPU1 = GPU5"."""
     base, new, match = comparison.base.devices, comparison.new.devices, comparison.match
     how = "matched by UUID"
     if match.by_order:
@@ -250,7 +250,7 @@ def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
 
 
 def group_name(comparison: Comparison, group: Group) -> str:
-    """Name what a group's data points share: the devices, or the work and its size."""
+    """Return what a group's data points share: the devices, or the work and its size."""
     if group.kind is Kind.DEVICES:
         return f"{_device_names(comparison.base, group.members)}: all measurements on it"
     return f"{group.work} at {format_size(group.size_bytes)}: everywhere"
@@ -265,7 +265,7 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     rows = table("where", "points", "size", "base", "new", "bandwidth", "interval", keys=3)
     for name, row_changes in groups[:most]:
         shown = max(row_changes, key=lambda change: change.key.size_bytes)
-        if shown.key.size_bytes < TELLING_BYTES:  # of small messages the time
+        if shown.key.size_bytes < TELLING_BYTES:
             figures = [f"{figure(seconds * 1e6)} µs" for seconds in (shown.base_seconds, shown.new_seconds)]
         else:
             figures = [f"{figure(gbs)} GB/s" for gbs in (shown.base_gbs, shown.new_gbs)]
@@ -276,7 +276,10 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
 
 
 def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, list[Change]]]:
-    """Return a row for each work and its devices, one for all of a work where all are alike; strongest first."""
+    """Return a row for each work and set of devices, the largest change first.
+
+    A work has a single row if all of its sets of devices changed.
+    """
     works: dict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
     for change in comparison.changes:
         works[change.key.work, len(change.key.members)].add(change.key.members)
@@ -286,8 +289,9 @@ def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, 
     rows: dict[str, list[Change]] = defaultdict(list)
     for (work, devices), device_changes in by_devices.items():
         every = works[work, len(devices)]
-        whole = len(every) > 2 and all((work, other) in by_devices for other in every)
-        name = f"{work} on all {len(every)}" if whole else f"{work} {_device_names(comparison.base, devices, work)}"
+        all_changed = len(every) > 2 and all((work, other) in by_devices for other in every)
+        where = f"on all {len(every)}" if all_changed else _device_names(comparison.base, devices, work)
+        name = f"{work} {where}"
         rows[name] += device_changes
     return sorted(rows.items(), key=lambda row: -max(abs(1 - change.ratio) for change in row[1]))
 
@@ -320,7 +324,7 @@ def _counts(comparison: Comparison) -> Iterator[str]:
             yield f"missing   {len(keys)} data points only in the {side} run ({run.started}): {works}; {sizes}"
 
 
-# What differs between two runs apart from their figures.
+# What differs between two runs besides their figures.
 
 _TITLES = {
     Subject.NCCL: "NCCL",

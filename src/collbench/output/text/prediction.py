@@ -1,4 +1,4 @@
-"""What communication costs a training step: the page of `collbench predict`, and the same as JSON."""
+"""The page and the JSON of `collbench predict`: what communication costs a training step."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ lost: worst minus best"""
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """The unit of a page's times, and how many of it a second is."""
+    """The unit of a page's times, and how many units a second has."""
 
     unit: str
     per_second: float
 
     def figure(self, seconds: float) -> str:
-        """Return a time with three figures that matter: "0.84", "22.4", "1530"."""
+        """Return a time with three significant digits: "0.84", "22.4"; above 100 all digits, "1530"."""
         value = seconds * self.per_second
         if abs(value) >= 99.95:
             return f"{value:.0f}"
@@ -72,8 +72,7 @@ class _Scale:
 
 
 _MS, _S = _Scale("ms", 1e3), _Scale("s", 1.0)
-# From here on a table in ms or MB would break 80 columns.
-_MANY_SECONDS, _MANY_BYTES = 9.9995, 999.9e9
+_MANY_SECONDS, _MANY_BYTES = 9.9995, 999.9e9  # from here on a table in ms or MB would break 80 columns
 
 
 def _printed(seconds: float) -> str:
@@ -83,7 +82,7 @@ def _printed(seconds: float) -> str:
 
 
 def page(run: Run, prediction: Prediction) -> Iterator[Block]:
-    """Yield the page's blocks: the question, a table for each number of GPUs, assumptions, and what follows."""
+    """Yield the page's blocks: the question, a table for each number of GPUs, assumptions, and conclusions."""
     mark = sim(run, " (sim)")
     timed = prediction.question.step_seconds is not None
     costs = [cost for case in prediction.cases for cost in (case.best, case.worst) if cost]
@@ -233,7 +232,7 @@ def _question(prediction: Prediction) -> str:
 
 
 def _overlap_lines(run: Run, prediction: Prediction) -> Iterator[str]:
-    """Yield what the steps know of the cost of overlap, a line for like operations, or that nothing is known of it."""
+    """Yield the measured cost of overlap, a line for operations with equal costs, or that it was not measured."""
     if prediction.question.step_seconds is None:
         return
     if not prediction.overlap:
@@ -254,7 +253,7 @@ def _overlap_lines(run: Run, prediction: Prediction) -> Iterator[str]:
 
 
 def _doubts(run: Run, uses: Sequence[OverlapUse], registration: Registration) -> Iterator[str]:
-    """Yield in what the measured overlap is not that of the step."""
+    """Yield the differences between the measured overlap and that of the step."""
     curve = uses[0].curve
     if uses[0].borrowed:
         yield f"taken from {curve.operation.collective.title}"
@@ -305,7 +304,7 @@ def _figures(cost: Cost, scale: _Scale) -> list[str]:
 
 
 def _losses(case: PredictedSet, worst: Cost, scale: _Scale) -> list[str]:
-    """Return the worst set's figures minus the best's; the share is of the best's step."""
+    """Return the worst set's figures minus the best's; shares are of the best set's step."""
     raw = scale.figure(worst.raw[1] - case.best.raw[1])
     if case.lost is None or case.lost_share is None:
         return [raw]
@@ -314,7 +313,7 @@ def _losses(case: PredictedSet, worst: Cost, scale: _Scale) -> list[str]:
 
 
 def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
-    """Yield a sentence for each number of GPUs: to which strategies the choice matters."""
+    """Yield a sentence for each number of GPUs: for which strategies the choice of a set matters."""
     timed = prediction.question.step_seconds is not None
     for gpus in prediction.question.gpus:
         cases = [case for case in prediction.cases if case.gpus == gpus]
@@ -334,7 +333,7 @@ def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
 
 
 def _matters(cases: Sequence[PredictedSet]) -> str:
-    """Say which strategies lose by the worst set, and how much of a step."""
+    """Return which strategies lose on the worst set, and how much of a step."""
     shares = {case.strategy: case.lost_share or 0.0 for case in cases}
     same = [case for case in cases if abs(shares[case.strategy]) < DELTA]
     lost = [_lost(case) for case in cases if shares[case.strategy] >= DELTA]
@@ -375,11 +374,11 @@ _COMPARED = {
 
 
 def compared(sets: Sets) -> str:
-    """Return which sets a prediction compares, where that is not all of them."""
+    """Return which sets a prediction compares; "" for all sets."""
     return _COMPARED[sets.by].format(k=len(sets.best)) if isinstance(sets.by, Compared) else sentences.grounds(sets.by)
 
 
-# The assumptions of a prediction.
+# The assumptions of a prediction, as text.
 
 _MOST_SETS = 3
 
@@ -411,7 +410,7 @@ _GENERAL = {
 
 
 def assumptions(assumed: Sequence[Assumed], devices: Sequence[Device]) -> Iterator[str]:
-    """Yield each assumption as a sentence; of a time, after the operations and devices that it is about."""
+    """Yield each assumption as a clause; one about a time begins with its operations and devices."""
     for one in assumed:
         where = ""
         if one.operations:

@@ -44,12 +44,12 @@ _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
 _MOST_NAMES = 4  # of pairs
 # On the short page: so many faults with cause and command, and so many more by name.
 _MOST_EXPLAINED, _MOST_NAMED = 3, 8
-_INDENT = 10  # of what follows a field's name
+_INDENT = 10  # columns of a field's name
 _FAMILY = {True: "collectives", False: "copies"}
 
 
 def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
-    """Return the exit status: the worst of findings and failures; a run without judgments does not pass."""
+    """Return the exit status: the worst of verdicts and failures; a run in which no pair was judged does not pass."""
     worst = max((_STATUS[verdict.severity] for verdict in verdicts), default=ExitStatus.DONE)
     judged = ExitStatus.DONE if coverage(run).judged else ExitStatus.FAILED
     return max(worst, judged, outcome(run).status)
@@ -58,9 +58,9 @@ def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
 def page(
     run: Run, verdicts: Sequence[Verdict], width: int = WIDE, shortfall: str = ""
 ) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks, top to bottom; texts are wrapped to `width` columns, commands are not.
+    """Yield the page's blocks, top to bottom, wrapped to `width` columns, except commands.
 
-    The short page leaves out what is no fault, and explains the first faults only. `shortfall` is what --expect misses.
+    The short page has only faults, and explains only the first of them. `shortfall` is what --expect misses.
     """
     covered, undone = coverage(run), [sentences.not_done(one, run) for one in not_judged(run)]
     yield from alarm(run)
@@ -79,9 +79,7 @@ def page(
         yield from both("verdicts", Text(), _block(run, verdict, width))
     further = faults[_MOST_EXPLAINED:]
     if further:
-        heads = (
-            filled(f"{verdict.kind}  {_where(run, verdict)}", width, rest="  ") for verdict in further[:_MOST_NAMED]
-        )
+        heads = [_head(run, verdict, width) for verdict in further[:_MOST_NAMED]]
         yield from short(Text("\n" + "\n".join(heads)))
     yield from short(*more(len(further) - _MOST_NAMED))
     for verdict in (*further, *(one for one in verdicts if one.severity is Severity.INFO)):
@@ -147,7 +145,7 @@ def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
 
 def _block(run: Run, verdict: Verdict, width: int) -> Text:
     """Return one verdict: its kind and devices, then a field a line."""
-    head = Text(filled(f"{verdict.kind}  {_where(run, verdict)}", width, rest="  "))
+    head = Text(_head(run, verdict, width))
     head.stylize(_STYLES[verdict.severity], 0, len(verdict.kind))
     devices, fields = set(verdict.members), [("what", sentences.what(verdict, run))]
     if verdict.theory_gbs is not None:
@@ -164,17 +162,17 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
     if verdict.explains:
         fields.append(("explains", ", ".join(verdict.explains)))
     lines = [_field(name, text, width) for name, text in fields]
-    lines.append(f"{'check':<{_INDENT}}{causes.command(verdict.checks, run)}")  # in one piece, to be copied
+    lines.append(f"{'check':<{_INDENT}}{causes.command(verdict.checks, run)}")  # on one line, to be copied
     return Text("\n").join([head, *(Text(f"  {line}".replace("\n", "\n  ")) for line in lines)])
 
 
-def _where(run: Run, verdict: Verdict) -> str:
-    tags = sentences.tags(verdict.members, run.devices)
-    return f"{tags} ({verdict.label})" if verdict.label else tags
+def _head(run: Run, verdict: Verdict, width: int) -> str:
+    label = f" ({verdict.label})" if verdict.label else ""
+    return filled(f"{verdict.kind}  {sentences.tags(verdict.members, run.devices)}{label}", width, rest="  ")
 
 
 def conclusion(covered: Coverage, verdicts: Sequence[Verdict]) -> str:
-    """Return in a sentence or two what was found, and on how many pairs."""
+    """Return in one or two sentences what was found, and how many pairs were judged."""
     findings = counts(verdicts)
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
     if findings:
@@ -195,24 +193,24 @@ def counts(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
-    """Return a line on the pairs without findings, with the rates of each label; "" if there are none."""
+    """Return how many pairs have no fault, with the rates of each label; "" if all have one."""
     pairs = [frozenset(pair) for pair in covered.judged]
-    well = [pair for pair in pairs if not any(_concerns(verdict, pair) for verdict in verdicts)]
-    if not well:
+    healthy = [pair for pair in pairs if not any(_concerns(verdict, pair) for verdict in verdicts)]
+    if not healthy:
         return ""
     facts = Facts(run)
     rates: dict[str, list[Reading]] = defaultdict(list)
-    for pair in well:
+    for pair in healthy:
         for link in (tuple(sorted(pair)), tuple(sorted(pair, reverse=True))):
             reading = _reading(facts, (link[0], link[1]))
             if reading is not None:
                 rates[reading.label].append(reading)
     figures = "; ".join(_rates(run, label, rates[label]) for label in sorted(rates, key=rank_key))
-    return f"{len(well)} of {covered.pairs} pairs{': ' if figures else ''}{figures}"
+    return f"{len(healthy)} of {covered.pairs} pairs{': ' if figures else ''}{figures}"
 
 
 def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
-    """Return a link's representative reading: its fastest copy, else the first collective measured on the pair."""
+    """Return a link's fastest copy, or without copies the first collective that was measured on the pair."""
     copy = facts.readings.best(link, 1)
     if copy is not None:
         return copy
@@ -231,7 +229,7 @@ def _rates(run: Run, label: str, readings: Sequence[Reading]) -> str:
 
 
 def _concerns(verdict: Verdict, pair: frozenset[int]) -> bool:
-    """Return whether a verdict that is a fault is about this pair."""
+    """Return whether a verdict is a fault of this pair or of one of its devices."""
     if verdict.severity is Severity.INFO:
         return False
     return bool(pair & set(verdict.members)) if len(verdict.members) == 1 else pair <= set(verdict.members)
