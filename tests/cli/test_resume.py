@@ -12,7 +12,7 @@ import pytest
 from collbench.api.measuring import MeasureOptions
 from collbench.bench.plan import Request, settings_of
 from collbench.cli import options
-from collbench.cli.measuring import Showing
+from collbench.cli.measuring import RunPrinter
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import CommandKind, Run, StopReason
@@ -278,11 +278,11 @@ def test_what_a_stranger_recorded_is_not_touched(
     save_run(tmp_path / "run.json", gpus(4), complete=False, settings=settings)
     asked: list[Request] = []
 
-    def measured(request: Request, path: Path | None, showing: Showing | None = None) -> Path:
+    def measured(request: Request, path: Path | None, printer: RunPrinter | None = None) -> Path:
         asked.append(request)
         assert path is not None
         assert path == Path("run.json")
-        assert showing is None or showing.json is None
+        assert printer is None or printer.json is None
         return path
 
     def judged(asked: MeasureOptions) -> Run:

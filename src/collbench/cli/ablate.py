@@ -2,22 +2,75 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from collbench.cli import options
 from collbench.cli.measuring import measure_with_workers, new_file
 from collbench.cli.terminal import NOTICES, echo, say, show_page, show_whole
-from collbench.cli.train import ScriptCommand, interrupted, reporter, train
+from collbench.cli.train import ScriptCommand, train
 from collbench.launch import torchrun
 from collbench.launch.arguments import AblateArguments, split_ablation
+from collbench.model.errors import Interrupted
 from collbench.model.printable import one_line
 from collbench.runfile import job_file
 
+if TYPE_CHECKING:
+    from collbench.launch.experiment import Reporter
+
+# A line that changes more often cannot be read.
+_SECONDS_BETWEEN_LINES = 0.2
+
+
+def _reporter(*, verbose: bool) -> Reporter:
+    """Return what prints an experiment's notices on stderr; with `verbose`, also the script's own output."""
+    from collbench.launch.experiment import Reporter  # late: numpy
+
+    live = _Live(drawing=sys.stderr.isatty() and not verbose)
+
+    def show(lines: Sequence[str]) -> None:
+        for line in () if verbose else lines:  # seen already
+            echo(line, err=True)
+
+    def watch(data: bytes) -> None:
+        if verbose:
+            with suppress(OSError):  # nobody reads it
+                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.flush()
+
+    return Reporter(say=live.say, show=show, watch=watch, step=live.step)
+
+
+class _Live:
+    """One line in a terminal that says how far a run is, and gives way to notices."""
+
+    def __init__(self, *, drawing: bool) -> None:
+        self._drawing, self._last = drawing, 0.0
+
+    def step(self, text: str) -> None:
+        """Redraw the line, unless the last one was drawn a moment ago."""
+        now = time.monotonic()
+        if self._drawing and now - self._last > _SECONDS_BETWEEN_LINES:
+            self._last = now
+            click.echo(f"\r\x1b[2K{one_line(text)}", err=True, nl=False)
+
+    def say(self, text: str) -> None:
+        """Print a notice in place of the line."""
+        if self._drawing and self._last:
+            click.echo("\r\x1b[2K", err=True, nl=False)
+        say(text)
+
 
 class _Ablate(ScriptCommand):
+    """The command `ablate`, which takes `train`'s arguments, too."""
+
     def read(self, arguments: list[str]) -> AblateArguments | None:
         """Return what was asked, None for the help. Raises UsageError."""
         ablate_arguments = split_ablation(arguments)
@@ -106,13 +159,17 @@ def ablate(arguments: AblateArguments) -> None:
     from collbench.launch import experiment
     from collbench.launch.ablation import dumps
 
-    with interrupted("nothing was trained"):
-        prepared = ablating.prepare(arguments, reporter(verbose=arguments.verbose), NOTICES)
+    try:
+        prepared = ablating.prepare(arguments, _reporter(verbose=arguments.verbose), NOTICES)
         if arguments.train.dry_run:
             for arm in prepared.ablation.arms:
                 echo(torchrun.shell_line(arm.environment, experiment.collbench(*prepared.train_arguments(arm))))
             return
         ablation = ablating.perform(prepared, NOTICES, allreduce=arguments.allreduce)
+    except Interrupted:
+        raise  # its text says more
+    except KeyboardInterrupt as error:
+        raise Interrupted("interrupted: nothing was trained") from error
     if arguments.json:
         echo(dumps(ablation), end="")
         say(f"saved {prepared.path}")

@@ -17,7 +17,7 @@ from collbench.api.measuring import MeasureOptions, parse_skew
 from collbench.backends import factory
 from collbench.bench.plan import Request, default_sizes
 from collbench.cli import options
-from collbench.cli.measuring import Showing, measure_and_show
+from collbench.cli.measuring import RunPrinter, measure_and_show
 from collbench.distributed.launchers import find_launch
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
@@ -445,13 +445,13 @@ def _command(operation: Operation) -> click.Command:
             raise UsageError("--pairs and --split both say which sets to time: use only one")
         if pairs and theirs.root > 1:
             raise UsageError(f"--root {theirs.root} is not a rank of a pair: write 0 or 1")
-        showing = Showing.of(measure_options, layout, as_json=as_json, json=output_file)
+        printer = RunPrinter.of(measure_options, layout, as_json=as_json, json=output_file)
         request = options.make_request(operation.value, measure_options)
         launch = find_launch(os.environ)
         if not request.resume:
             # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
             possible = capabilities(request.backend).undefined_in_place or Work(operation, Variant.IN_PLACE).verifiable
-            variants = [Variant.PLAIN, Variant.IN_PLACE][: 1 + (in_place or (showing.as_nccl_tests and possible))]
+            variants = [Variant.PLAIN, Variant.IN_PLACE][: 1 + (in_place or (printer.as_nccl_tests and possible))]
             request = replace(
                 theirs.applied(request, launch.world_size if launch else 1),
                 collectives=measuring.skewed(
@@ -464,7 +464,7 @@ def _command(operation: Operation) -> click.Command:
                 latency=latency or 0,
                 algorithms=algorithms,
             )
-        measure_and_show(request, measure_options.file, showing)
+        measure_and_show(request, measure_options.file, printer)
 
     command = click.command(
         operation.value,

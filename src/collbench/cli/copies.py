@@ -12,7 +12,7 @@ from collbench.api import measuring
 from collbench.api.measuring import PATTERNS, MeasureOptions
 from collbench.cli import options
 from collbench.cli.collectives import nccl_config, registration
-from collbench.cli.measuring import Showing, measure_and_show
+from collbench.cli.measuring import RunPrinter, measure_and_show
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.units import parse_sizes
@@ -68,7 +68,7 @@ def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | N
     """
     request = options.make_request("copies", measure_options)
     request = request if request.resume else measuring.copies(request, patterns)
-    measure_and_show(request, measure_options.file, Showing.of(measure_options, as_json=as_json))
+    measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))
 
 
 @click.command(short_help="Time one memory access, one small copy, one small all-reduce.")
@@ -87,7 +87,7 @@ def latency(measure_options: MeasureOptions, *, as_json: bool) -> None:
     """
     request = options.make_request("latency", measure_options)
     request = request if request.resume else measuring.latency(request)
-    measure_and_show(request, measure_options.file, Showing.of(measure_options, as_json=as_json))
+    measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))
 
 
 _OPERATIONS = {"copy": None, **{operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}}
@@ -131,4 +131,4 @@ def pairs(
         request = measuring.pairs(request, timed, raw=None in operations)
         works = measuring.registered(request.collectives, registration)
         request = replace(request, collectives=works, nccl_config=nccl_config or {})
-    measure_and_show(request, measure_options.file, Showing.of(measure_options, as_json=as_json))
+    measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))

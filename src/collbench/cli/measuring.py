@@ -31,7 +31,7 @@ _SAME = "--output and -J name the same file, and each needs its own file: choose
 
 
 @dataclass(frozen=True, slots=True)
-class Showing:
+class RunPrinter:
     """How a finished run is printed (as a page, nccl-tests' text or JSON, or not at all), and the file of -J."""
 
     layout: str = TABLE
@@ -41,7 +41,7 @@ class Showing:
     @classmethod
     def of(
         cls, measure_options: MeasureOptions, layout: str = TABLE, *, as_json: bool, json: Path | None = None
-    ) -> Showing:
+    ) -> RunPrinter:
         """Return the request of the options. Raises RunFileError if the JSON file could not be written, UsageError."""
         if json is not None:
             same = measure_options.file is not None and measure_options.file.resolve() == json.resolve()
@@ -84,7 +84,7 @@ class Showing:
 
 
 # Where the caller prints something else of the run.
-SILENTLY = Showing(_NOTHING)
+SILENTLY = RunPrinter(_NOTHING)
 
 
 def new_file(command: str, backend: str) -> Path | None:
@@ -92,18 +92,18 @@ def new_file(command: str, backend: str) -> Path | None:
     return saved_runs.new_run(command, backend, say, advice=", or name a file with --output FILE")
 
 
-def measure_and_show(request: Request, path: Path | None, showing: Showing) -> None:
+def measure_and_show(request: Request, path: Path | None, printer: RunPrinter) -> None:
     """Measure to the end, print the run, and leave with the status that it earns."""
-    leave_with(measured(request, path, showing, []).run)
+    leave_with(measured(request, path, printer, []).run)
 
 
 def measure_with_workers(open_session: Callable[[], OpenSession], page: str, *, as_json: bool) -> None:
     """Measure a session on workers with torch to its end, print its `page`, and leave with the status of its run."""
-    showing = Showing(_RUN if as_json else TABLE)
-    leave_with(_measured_in(open_session, showing, f"collbench.output.text.{page}", []).run)
+    printer = RunPrinter(_RUN if as_json else TABLE)
+    leave_with(_measured_in(open_session, printer, f"collbench.output.text.{page}", []).run)
 
 
-def measured(request: Request, path: Path | None, showing: Showing, begun: list[OpenSession]) -> Measured:
+def measured(request: Request, path: Path | None, printer: RunPrinter, begun: list[OpenSession]) -> Measured:
     """Measure to the end, print the run, and return it: saved in the named file, else in a new one.
 
     Where no file can be made it is printed all the same; a named one that cannot be written is refused before anything
@@ -111,7 +111,7 @@ def measured(request: Request, path: Path | None, showing: Showing, begun: list[
     """
     if request.resume and path is not None and nothing_left(run := run_file.load(path)):
         say(f"{path} is complete: there is nothing left to measure")
-        showing.show(run)
+        printer.show(run)
         return Measured(run, path)
     launch = find_launch(os.environ)
     if launch is not None and launch.rank > 0:
@@ -122,11 +122,11 @@ def measured(request: Request, path: Path | None, showing: Showing, begun: list[
     # The page takes as long to load as the driver to start.
     meanwhile = partial(import_module, page)
     open_session = partial(RequestSession, request, path, NOTICES, title, launch=launch, meanwhile=meanwhile)
-    return _measured_in(open_session, showing, page, begun)
+    return _measured_in(open_session, printer, page, begun)
 
 
 def _measured_in(
-    open_session: Callable[[], OpenSession], showing: Showing, page: str, begun: list[OpenSession]
+    open_session: Callable[[], OpenSession], printer: RunPrinter, page: str, begun: list[OpenSession]
 ) -> Measured:
     """Measure a session to its end, print its run, say where it is saved, and return it.
 
@@ -137,11 +137,11 @@ def _measured_in(
         begun.append(session)
         import_module(page)  # while the workers are idle for the last time
         session.measure()
-        showing.show(session.run)
+        printer.show(session.run)
     if session.failure is not None:
         raise session.failure
     if session.path is not None:
-        showing.report_file(session.path)
+        printer.report_file(session.path)
     return Measured(session.run, session.path)
 
 

@@ -12,7 +12,7 @@ from collbench.analysis.outcome import outcome
 from collbench.api.measuring import MeasureOptions
 from collbench.api.runs import check_size, find_works, load_named
 from collbench.cli import options
-from collbench.cli.measuring import Showing
+from collbench.cli.measuring import RunPrinter
 from collbench.cli.runs import named_or_newest
 from collbench.cli.terminal import echo, leave, show_page, verbose_option
 from collbench.model.errors import ExitStatus, UsageError
@@ -86,16 +86,16 @@ def show(
     else:
         if as_json and any(option is not None for option in (operation, size, section)):
             raise UsageError("--json prints the whole run: leave out --operation, --size and --section")
-        _show_run(file, operation, size, section, Showing.of(MeasureOptions(), layout, as_json=as_json))
+        _show_run(file, operation, size, section, RunPrinter.of(MeasureOptions(), layout, as_json=as_json))
 
 
 def _show_run(
-    file: Path | None, operation: str | None, size: str | None, section: str | None, showing: Showing
+    file: Path | None, operation: str | None, size: str | None, section: str | None, printer: RunPrinter
 ) -> None:
     size_bytes = None if size is None else parse_size(size)
-    if showing.as_nccl_tests and (operation is not None or size is not None):
+    if printer.as_nccl_tests and (operation is not None or size is not None):
         raise UsageError("--operation and --size draw pictures, --format nccl-tests prints tables: use only one")
-    if section is not None and (operation is not None or showing.as_nccl_tests):
+    if section is not None and (operation is not None or printer.as_nccl_tests):
         raise UsageError(f"--section {section} is a part of the page: leave out --operation and --format nccl-tests")
     run_file = named_or_newest(file)
     run = runfile_run_file.load(run_file)
@@ -107,7 +107,7 @@ def _show_run(
     if operation is None:
         if size is not None:
             raise UsageError(f"--size {size} needs an operation: add --operation allreduce, ce-write, …")
-        showing.show(run)
+        printer.show(run)
         return
     works = find_works(run, operation, run_file)
     if size_bytes is not None:

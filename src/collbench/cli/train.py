@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
@@ -25,68 +20,6 @@ from collbench.launch.arguments import (
     TrainArguments,
     split,
 )
-from collbench.model.errors import Interrupted
-from collbench.model.printable import one_line
-
-if TYPE_CHECKING:
-    from collbench.launch.experiment import Reporter
-
-
-# What people see, and how it ends, while children of ours train: notices, one live line, and no child left behind.
-
-
-# A line that changes more often cannot be read.
-_SECONDS_BETWEEN_LINES = 0.2
-
-
-@contextmanager
-def interrupted(what: str) -> Iterator[None]:
-    """Raise Interrupted for Ctrl-C and other signals; `what` says what happened to the results."""
-    try:
-        yield
-    except Interrupted:
-        raise  # its text says more
-    except KeyboardInterrupt as error:
-        raise Interrupted(f"interrupted: {what}") from error
-
-
-def reporter(*, verbose: bool) -> Reporter:
-    """Return what prints an experiment's notices on stderr; with `verbose`, also the script's own output."""
-    from collbench.launch.experiment import Reporter  # late: numpy
-
-    live = _Live(drawing=sys.stderr.isatty() and not verbose)
-
-    def show(lines: Sequence[str]) -> None:
-        for line in () if verbose else lines:  # seen already
-            echo(line, err=True)
-
-    def watch(data: bytes) -> None:
-        if verbose:
-            with suppress(OSError):  # nobody reads it
-                sys.stderr.buffer.write(data)
-                sys.stderr.buffer.flush()
-
-    return Reporter(say=live.say, show=show, watch=watch, step=live.step)
-
-
-class _Live:
-    """One line in a terminal that says how far a run is, and gives way to notices."""
-
-    def __init__(self, *, drawing: bool) -> None:
-        self._drawing, self._last = drawing, 0.0
-
-    def step(self, text: str) -> None:
-        """Redraw the line, unless the last one was drawn a moment ago."""
-        now = time.monotonic()
-        if self._drawing and now - self._last > _SECONDS_BETWEEN_LINES:
-            self._last = now
-            click.echo(f"\r\x1b[2K{one_line(text)}", err=True, nl=False)
-
-    def say(self, text: str) -> None:
-        """Print a notice in place of the line."""
-        if self._drawing and self._last:
-            click.echo("\r\x1b[2K", err=True, nl=False)
-        say(text)
 
 
 class ScriptCommand(click.Command):
