@@ -112,11 +112,6 @@ def _objects(items: Any) -> list[dict[str, Any]]:
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
-def _objects(items: Any) -> list[dict[str, Any]]:
-    """Return a list's JSON objects, none of anything else."""
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-
-
 def _all_of(items: Any, kind: type[_T]) -> list[_T] | None:
     """Return a list whose items are all of the kind, None for anything else."""
     return items if isinstance(items, list) and all(type(item) is kind for item in items) else None
