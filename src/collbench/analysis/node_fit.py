@@ -2,8 +2,9 @@
 
 Fitted robustly (Huber, iterated weights), because pairs that are measured concurrently may share an uplink. Each pair
 is one measurement, however many rounds it has: a pair has a level of its own (its route, its sockets) that returns in
-every round, so rounds of one pair are not independent. How much a second round adds is solution. Fitted twice: a pair
-of two slow nodes carries what the slower one does, not the sum of both effects.
+every round, so rounds of one pair are not independent. How much a second round adds is fitted. Fitted twice: a pair
+of two slow nodes reaches what the slower one does, not the sum of both effects. Effects are ratios to the median node.
+Where half of the nodes or more are slow, the median node is no reference: then they are ratios to the fast nodes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -27,6 +28,10 @@ _Indices = NDArray[np.int_]
 
 # Two low nodes are alike where the better one lacks more than half of what the other does.
 ALIKE = 0.5
+# A pair that is this many standard deviations below what both its nodes reach with others shows more than its nodes: of
+# eight measurements the largest is 1.4 above the mean, of some thousand pairs the lowest 3.5 below it.
+_BOTTLENECK_SIGMAS = 6.0
+_NOMINAL_NOISE = 0.02  # of one measurement, where no pair was repeated (docs/cluster.md)
 # Where rounds of a pair vary by less than this part of the variance between pairs, more rounds narrow intervals by 5 %.
 _EXHAUSTED = 0.1
 _LEAST_BETWEEN = 1e-8  # a ratio of variances needs one
@@ -48,7 +53,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Effects as log ratios to the median of their kind, each with its standard error.
+    """Effects as log ratios to the median of their kind (of nodes: of the fast ones, if at most half are fast), each
+    with its standard error.
 
     `sends` and `receives` are by node, the same unless `directed`: some pair was measured one way. `levels` has for
     each level of switches the effect of each switch on the pairs with one end under it, and `across` that of leaving a
@@ -69,6 +75,7 @@ class Fit:
     freedom: int
     directed: bool
     exhausted: bool
+    fast_pair: Members = ()
 
 
 def fit(seen: Sequence[Observation], nodes: int, levels: Sequence[Level] = (), hiding: Sequence[Members] = ()) -> Fit:
@@ -82,17 +89,23 @@ def fit(seen: Sequence[Observation], nodes: int, levels: Sequence[Level] = (), h
     within = _noise(pairs) ** 2
     blocks = _blocks(pairs, nodes, levels, hiding)
     fitted = _solution(pairs, blocks, np.ones(len(pairs)), within / rounds)
-    low = _directions(blocks, fitted.values)
+    bottlenecks = _bottlenecks(pairs, nodes, math.sqrt(within))
+    low = bottlenecks or _directions(blocks, fitted.values)
+    robust = bottlenecks is None  # otherwise every pair fits, and the few fast ones, which matter, would be outliers
     if min(effects.min() for effects in low) < -DELTA:
         blocks = _blocks(pairs, nodes, levels, hiding, low)
-        fitted = _solution(pairs, blocks, np.ones(len(pairs)), within / rounds)
+        fitted = _solution(pairs, blocks, np.ones(len(pairs)), within / rounds, robust=robust)
     noise = float(np.mean(within / rounds))
     between = max(_LEAST_BETWEEN, fitted.sigma**2 - noise)
     # A pair of n rounds counts as much as n/(1 + (n − 1)ρ) pairs of one; ρ is what pairs differ by of all variance.
     counts = (between + within) / (between + within / rounds)
     every = math.comb(nodes, 2) * (1 + pairs[0].one_way)
     exhausted = nodes == 2 or (len(seen) > len(pairs) == every and noise < _EXHAUSTED * between)
-    return _read(blocks, _solution(pairs, blocks, counts, within / rounds), exhausted=exhausted)
+    fast = () if bottlenecks is None else tuple(np.flatnonzero((np.array(bottlenecks) == 0.0).any(axis=0)).tolist())
+    fast_pair = fast if len(fast) == 2 else ()
+    exhausted = exhausted or (bool(fast_pair) and len(pairs) == every)
+    solution = _solution(pairs, blocks, counts, within / rounds, robust=robust)
+    return replace(_read(blocks, solution, bottlenecks, exhausted=exhausted), fast_pair=fast_pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +132,48 @@ def _noise(pairs: Iterable[_Pair]) -> float:
     return sigma(repeated) if repeated else 0.0
 
 
-def _solution(pairs: Sequence[_Pair], blocks: Sequence[_Block], counts: _Array, variances: _Array) -> _Solution:
+def _solution(
+    pairs: Sequence[_Pair], blocks: Sequence[_Block], counts: _Array, variances: _Array, *, robust: bool = True
+) -> _Solution:
     """Return what the pairs' means show; rounds alone explain `variances` of these."""
     means = np.array([fmean(pair.logs) for pair in pairs])
     scatter = math.sqrt(float(np.mean(counts * (DELTA**2 + variances))))
-    return _solve(np.hstack([block.design for block in blocks]), _held(blocks), means, counts, scatter)
+    return _solve(np.hstack([block.design for block in blocks]), _held(blocks), means, counts, scatter, robust=robust)
 
 
-def _directions(blocks: Sequence[_Block], values: _Array) -> tuple[_Array, _Array]:
-    """Return the nodes' effects as senders and receivers against the median node, the same where nothing is one way."""
+def _bottlenecks(pairs: Sequence[_Pair], nodes: int, noise: float) -> tuple[_Array, _Array] | None:
+    """Return the nodes' effects as senders and receivers against the fast nodes if at most half of them are fast.
+
+    Then a node is as fast as its fastest pair, and a pair as its slower node. None if more nodes are fast, so that the
+    median node is one of them, or if some pair is slower than both its nodes are with others: then uplinks matter.
+    """
+    tolerance = _BOTTLENECK_SIGMAS * max(noise, _NOMINAL_NOISE)
+    reached = np.full((2, nodes), -np.inf)
+    for pair in pairs:
+        rate = fmean(pair.logs)
+        ends = [(0, pair.first), (1, pair.second)]
+        for end in ends if pair.one_way else [*ends, (1, pair.first), (0, pair.second)]:
+            reached[end] = max(reached[end], rate)
+    if any(min(reached[0, one.first], reached[1, one.second]) - fmean(one.logs) > tolerance for one in pairs):
+        return None
+    fast = reached > reached.max() - tolerance
+    if (2 * fast.sum(axis=1) > nodes).any() or np.isinf(reached).any():
+        return None
+    sends, receives = (np.where(near, 0.0, row - np.median(row[near])) for row, near in zip(reached, fast, strict=True))
+    return sends, receives
+
+
+def _directions(
+    blocks: Sequence[_Block], values: _Array, bottlenecks: tuple[_Array, _Array] | None = None
+) -> tuple[_Array, _Array]:
+    """Return the nodes' effects as senders and receivers, the same where nothing is one way.
+
+    They are against the median node, or with `bottlenecks` against the median of the nodes that are none.
+    """
     _, sends, receives, *_ = np.split(values, _ends(blocks))
-    sends = sends - np.median(sends)
-    return sends, receives - np.median(receives) if len(receives) else sends
+    fast = np.ones((2, len(sends)), dtype=bool) if bottlenecks is None else np.array(bottlenecks) == 0.0
+    sends = sends - np.median(sends[fast[0]])
+    return sends, receives - np.median(receives[fast[1]]) if len(receives) else sends
 
 
 def _ends(blocks: Sequence[_Block]) -> NDArray[np.int_]:
@@ -217,20 +260,23 @@ def _held(blocks: Sequence[_Block]) -> _Array:
     return np.array(rows)
 
 
-def _read(blocks: Sequence[_Block], solution: _Solution, *, exhausted: bool) -> Fit:
-    """Return the columns by what they mean, centred effects against their median: most nodes and switches are well."""
+def _read(
+    blocks: Sequence[_Block], solution: _Solution, bottlenecks: tuple[_Array, _Array] | None, *, exhausted: bool
+) -> Fit:
+    """Return the columns by what they mean, nodes as `_directions` does, switches against their median."""
     ends = _ends(blocks)
     typical, sends, receives, *levels = np.split(solution.values, ends)
     _, send_errors, receive_errors, *level_errors = np.split(solution.errors(), ends)
     directed = len(receives) > 0
-    middle = float(np.median(sends)) + float(np.median(receives if directed else sends))
     pairs = zip(levels, blocks[3:], strict=True)
     centres = [0.0 if block.centred is None else float(np.median(effects)) for effects, block in pairs]
-    sends, receives = _directions(blocks, solution.values)
+    relative = _directions(blocks, solution.values, bottlenecks)
+    # What centring took from the effects, at one node: a typical pair has it at both ends.
+    middle = float(sends[0] - relative[0][0]) + float((receives if directed else sends)[0] - relative[1][0])
     return Fit(
         typical=float(typical[0]) + middle,
-        sends=sends,
-        receives=receives,
+        sends=relative[0],
+        receives=relative[1],
         send_errors=send_errors,
         receive_errors=receive_errors if directed else send_errors,
         levels=tuple(effects - centre for effects, centre in zip(levels[1::2], centres[1::2], strict=True)),
@@ -275,12 +321,12 @@ class _Solution:
         return self.sigma * np.sqrt(np.diag(_inverse(self.normal)))
 
 
-def _solve(dense: _Array, held: _Array, measured: _Array, counts: _Array, scatter: float) -> _Solution:
+def _solve(dense: _Array, held: _Array, measured: _Array, counts: _Array, scatter: float, *, robust: bool) -> _Solution:
     """Return the unknowns (columns of `dense`) that explain `measured`, under `held` @ unknowns = 0.
 
     The first one is common to all measurements. Each measurement has as much weight as `counts` of those that have the
-    noise `sigma`, which is assumed to be `scatter` until residuals say otherwise. Solved by conjugate gradients from
-    the last step's result, without the zeros: each measurement shows few unknowns.
+    noise `sigma`, which is assumed to be `scatter` until residuals say otherwise; if `robust`, outliers weigh less.
+    Solved by conjugate gradients from the last step's result, without the zeros: each measurement shows few unknowns.
     """
     from scipy.sparse import csr_array  # late: 0.2 s, and only nodes need it
 
@@ -295,7 +341,7 @@ def _solve(dense: _Array, held: _Array, measured: _Array, counts: _Array, scatte
         values = system.solved(design.T @ (weights * counts * measured), before)
         rest = np.abs(measured - design @ values) * np.sqrt(counts)
         sigma = max(_LEAST_SIGMA, MAD_TO_SIGMA * float(np.median(rest)) * math.sqrt(len(rest) / max(1, known)))
-        weights = huber_weights(rest, sigma, _LEAST_SIGMA)
+        weights = huber_weights(rest, sigma, _LEAST_SIGMA) if robust else weights
         if float(np.max(np.abs(values - before))) < _SETTLED:
             break
     squares = float(weights @ rest**2) + _PRIOR_FREEDOM * scatter**2

@@ -20,7 +20,8 @@ from collbench.model.run import Measurement, Run
 
 # Which nodes are slow, which uplinks, and where to look more closely, from the pairs of nodes measured so far.
 #
-# A node is slow where even the upper end of its simultaneous 95 % interval lies more than 2 % below the median node.
+# A node is slow where even the upper end of its simultaneous 95 % interval lies more than 2 % below the typical node:
+# the median node, or if at most half of the nodes are fast the median of these.
 # A switch's uplinks are slow by the same rule among switches. Where nobody reported the switches they are found: nodes
 # that are slow towards others and not among themselves share an uplink.
 
@@ -99,7 +100,8 @@ class Switches:
 class Judgement:
     """What the pairs say. `typical_gbs` is a healthy pair under one switch, `across` what leaving a switch of a known
     level costs as a ratio less 1, `noise` one measurement's σ̂. `suspects` are groups to measure among themselves,
-    empty for more pairs at random, None if all is decided.
+    empty for more pairs at random, None if all is decided. `fast_pair` are the only two fast nodes, if there are just
+    two: whether the others are slow, or these two share a switch, no pair shows.
     """
 
     nodes: tuple[NodeEffect, ...]
@@ -108,6 +110,7 @@ class Judgement:
     across: tuple[float, ...]
     noise: float
     suspects: tuple[Members, ...] | None
+    fast_pair: Members = ()
 
     @property
     def judged(self) -> int:
@@ -182,22 +185,26 @@ def _judgement(
         across=tuple(math.expm1(value) for value in fitted.across),
         noise=fitted.sigma,
         suspects=suspects,
+        fast_pair=fitted.fast_pair,
     )
 
 
 def _node_effects(fitted: Fit) -> tuple[NodeEffect, ...]:
     quantile = simultaneous_quantile(fitted.freedom, (1 + fitted.directed) * len(fitted.sends))
     sends, receives = (
-        [_effect(float(value), float(error), quantile) for value, error in zip(values, errors, strict=True)]
+        [
+            _effect(float(value), float(error), quantile, decided=not fitted.fast_pair)
+            for value, error in zip(values, errors, strict=True)
+        ]
         for values, errors in ((fitted.sends, fitted.send_errors), (fitted.receives, fitted.receive_errors))
     )
     return tuple(NodeEffect(node, *both) for node, both in enumerate(zip(sends, receives, strict=True)))
 
 
-def _effect(value: float, error: float, quantile: float) -> Effect:
+def _effect(value: float, error: float, quantile: float, *, decided: bool = True) -> Effect:
     wide = min(quantile * error, _WIDEST)
     interval, ratio = (math.expm1(value - wide), math.expm1(value + wide)), math.expm1(value)
-    if interval[1] < -DELTA:
+    if interval[1] < -DELTA and decided:
         return Effect(ratio, interval, State.SLOW)
     return Effect(ratio, interval, State.UNDECIDED if ratio < -DELTA or interval[0] < -_TOO_WIDE else State.HEALTHY)
 
@@ -256,10 +263,12 @@ class AllNodes:
 class BestNodes:
     """The slowest of them reaches `slowest` of the typical rate, and no fewer switches hold them.
 
-    `under` has for each reported level, leaves first, how many switches are used, and the name of one of its switches.
+    Of `undecided` of them it is not known whether they are slow. `under` has for each reported level, leaves first, how
+    many switches are used, and the name of one of its switches.
     """
 
     slowest: float
+    undecided: int
     under: tuple[tuple[int, str], ...]
 
 
@@ -298,9 +307,10 @@ def choose_nodes(judgement: Judgement, wanted: int, known: Sequence[Switches] = 
     members = _packed(able, worth, homes, wanted)
     used = tuple(len({homes[node][: depth + 1] for node in members}) for depth in reversed(range(len(known))))
     under = tuple((count, level.names[0]) for count, level in zip(used, known, strict=True))
+    undecided = sum(judgement.nodes[node].state is State.UNDECIDED for node in members)
     return NodeChoice(
         members=members,
-        reason=AllNodes(nodes) if wanted == nodes else BestNodes(limit, under),
+        reason=AllNodes(nodes) if wanted == nodes else BestNodes(limit, undecided, under),
         band=_band(judgement, members, rates) if wanted > 1 else None,
         left_out=tuple(_left_out(judgement, set(members))),
         switches=used,

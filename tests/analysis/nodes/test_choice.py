@@ -73,7 +73,7 @@ def test_behind_slow_uplinks_the_band_is_wide() -> None:
 def test_switches_are_counted_and_who_was_left_out_is_named() -> None:
     chosen = choose_nodes(judged(16, slow(1), PODS), 8, PODS)
     assert chosen.switches == (2, 1)
-    assert chosen.reason == BestNodes(1.0, ((2, LEAVES[0].names[0]), (1, "pod0")))
+    assert chosen.reason == BestNodes(1.0, 0, ((2, LEAVES[0].names[0]), (1, "pod0")))
     assert chosen.heuristic
     ((node, why),) = chosen.left_out
     assert node == 1

@@ -210,7 +210,11 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
     yield f"typical   a pair reaches {fixed(judgement.typical_gbs)} GB/s busbw; {noise}{mark}"
     for change in judgement.across:
         if change < -DELTA:
-            yield f"across    pairs across switches lose {-change:.0%} if all run at once: oversubscribed uplinks{mark}"
+            lost = f"pairs across switches lose {-change:.0%} if all run at once"
+            yield f"across    {lost}: slow or oversubscribed uplinks{mark}"
+    if judgement.fast_pair:
+        pair = format_node_list([origin.names[node] for node in judgement.fast_pair])
+        yield f"undecided only {pair} are fast with each other: the others are slow, or these two share a switch{mark}"
     for one in judgement.slow_nodes:
         yield f"slow      {origin.names[one.node]}: {described(one)}{mark}"
     yield from (f"slow      {_uplink(uplink, origin.names)}{mark}" for uplink in judgement.slow_uplinks)
@@ -220,7 +224,8 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
     for one in undecided:
         yield f"undecided {origin.names[one.node]}: {described(one)}{mark}"
     if not (judgement.slow_nodes or judgement.slow_uplinks or undecided):
-        yield f"slow      no node and no uplink{mark}"
+        across = any(change < -DELTA for change in judgement.across)
+        yield f"slow      no node{'; no uplink is slower than the others' if across else ' and no uplink'}{mark}"
 
 
 def _not_judged(judgement: Judgement) -> str:
@@ -260,11 +265,11 @@ def described(one: NodeEffect) -> str:
         return "it was not measured"
     low, high = one.worse.interval
     if one.state is State.UNDECIDED and one.worse.ratio >= -DELTA:
-        return f"uncertain: {1 + low:.0%} to {1 + high:.0%} of the median node"
+        return f"uncertain: {1 + low:.0%} to {1 + high:.0%} of the typical node"
     perhaps = "" if one.state is State.SLOW else "perhaps "
     both = one.sends == one.receives or {one.sends.state, one.receives.state} == {one.state}
     direction = "" if both else "sending " if one.worse is one.sends else "receiving "
-    return f"{perhaps}{direction}{-one.worse.ratio:.1%} below the median node ({-high:.1%} to {-low:.1%})"
+    return f"{perhaps}{direction}{-one.worse.ratio:.1%} below the typical node ({-high:.1%} to {-low:.1%})"
 
 
 def left_out(why: NodeEffect | Uplink) -> str:
@@ -281,6 +286,8 @@ def reason(grounds: AllNodes | BestNodes) -> str:
         return f"all {grounds.count} nodes"
     few = grounds.slowest <= 1 - DELTA
     slowest = f"the slowest reaches {grounds.slowest:.0%} of the typical rate" if few else "none of them is slow"
+    if grounds.undecided and not few:
+        slowest = f"none of them is known to be slow, but {grounds.undecided} of them are undecided"
     if not grounds.under:
         return f"{slowest}; switches are unknown, so these are the first"
     kinds = ((count, name.rstrip("0123456789") or "switch") for count, name in grounds.under)
