@@ -105,7 +105,7 @@ void CollectiveTimer::capture() {
     if (known != made.end()) missing.push_back(rank);
   }
   if (!missing.empty())
-    on(missing, [&](std::size_t i) {
+    on_ranks(missing, [&](std::size_t i) {
       const auto rank = static_cast<std::size_t>(missing[i].communicator.rank);
       made.at(key(missing[i].group)).graphs[rank] = capture(missing[i]);
     });
@@ -133,7 +133,7 @@ GraphExec CollectiveTimer::capture(const LocalRank& rank) const {
 
 // Calls the same collective on messages of at most kLinkWakingBytes, untimed and unverified.
 void CollectiveTimer::wake() {
-  on(ranks_, [&](std::size_t i) {
+  on_ranks(ranks_, [&](std::size_t i) {
     LocalRank rank = ranks_[i];
     CollectiveRound small = round_;
     const auto all = static_cast<std::uint64_t>(rank.communicator.ranks);  // some collectives need equal blocks
@@ -147,7 +147,7 @@ void CollectiveTimer::wake() {
 
 void CollectiveTimer::check_once() {
   std::vector<Report> reports(ranks_.size(), Report{});
-  on(ranks_, [&](std::size_t i) {
+  on_ranks(ranks_, [&](std::size_t i) {
     const LocalRank& rank = ranks_[i];
     queue_poison(round_, rank, 1);
     queue_fill(round_, rank, 1);
@@ -167,7 +167,7 @@ void CollectiveTimer::time_batch(int batch) {
   std::vector<Report> reports(ranks_.size(), Report{});
   const bool distributed = session_.communicators_.distributed();
   CommonStart start(session_.gpus_, ranks_.size());
-  on(ranks_, [&](std::size_t i) {
+  on_ranks(ranks_, [&](std::size_t i) {
     const LocalRank& rank = ranks_[i];
     const unsigned slots = rank.captured->slots.count;
     const bool checked = checks_batches(round_) && has_result(rank);
@@ -249,7 +249,7 @@ void CollectiveTimer::count(int collectives, bool checked) {
 void CollectiveTimer::time_launches(const Ranks& ranks) {
   std::vector<double> seconds(ranks.size());
   ThreadBarrier start(session_.gpus_.threads(), ranks.size());
-  on(ranks, [&](std::size_t i) {
+  on_ranks(ranks, [&](std::size_t i) {
     const LocalRank& rank = ranks[i];
     queue(rank, 0, std::max(round_.launch_warmup, 1));  // a communicator's first call connects its ranks
     queue_barrier_between_processes(rank);

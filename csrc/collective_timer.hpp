@@ -19,7 +19,7 @@ class CollectiveTimer {
 
   // Calls work(i) for rank i of `ranks`, on the thread of its GPU.
   template <class Work>
-  void on(const Ranks& ranks, const Work& work) {
+  void on_ranks(const Ranks& ranks, const Work& work) {
     std::vector<int> positions;
     for (const LocalRank& rank : ranks) positions.push_back(rank.communicator.position);
     session_.gpus_.threads().run(positions, work);

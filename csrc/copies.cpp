@@ -196,7 +196,7 @@ class CopyTimer {
   void wake_links() {
     const std::uint64_t bytes = std::min<std::uint64_t>(kLinkWakingBytes, spare_offset());
     each([&](const Transfer& transfer) {
-      if (!transfer.staged) transfer.issuer->on([&] { copy(transfer, 0, bytes); });
+      if (!transfer.staged) transfer.issuer->with_context([&] { copy(transfer, 0, bytes); });
     });
     each([&](const Transfer& transfer) { transfer.issuer->wait(transfer.stream->get(), round_.deadline); });
   }
@@ -213,11 +213,11 @@ class CopyTimer {
   }
 
   void queue(const TransferSet& set, const Slots& slots, BlockingKernel& blocking) {
-    for (const Gpu* verifier : set.verifiers) verifier->on([&] { queue_poison(*verifier, set, slots); });
+    for (const Gpu* verifier : set.verifiers) verifier->with_context([&] { queue_poison(*verifier, set, slots); });
     for (const Transfer& transfer : set.transfers)
-      transfer.issuer->on([&] { queue_copies(transfer, slots, blocking); });
+      transfer.issuer->with_context([&] { queue_copies(transfer, slots, blocking); });
     queue_ends(set);
-    for (const Gpu* verifier : set.verifiers) verifier->on([&] { queue_verify(*verifier, set, slots); });
+    for (const Gpu* verifier : set.verifiers) verifier->with_context([&] { queue_verify(*verifier, set, slots); });
   }
 
   // Makes every byte that the batch will write wrong.
@@ -263,12 +263,13 @@ class CopyTimer {
   void queue_ends(const TransferSet& set) {
     for (const Transfer& transfer : set.transfers) {
       if (transfer.index == 0) continue;
-      transfer.issuer->on([&] { CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), transfer.stream->get()); });
+      transfer.issuer->with_context(
+          [&] { CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), transfer.stream->get()); });
     }
     if (round_.covered) return;  // the end was recorded in the middle of the first transfer's messages
     for (const Transfer& transfer : set.transfers) {
       if (transfer.index > 0) continue;
-      transfer.issuer->on([&] {
+      transfer.issuer->with_context([&] {
         const CUstream stream = transfer.stream->get();
         for (const Transfer& other : set.transfers)
           if (other.first == transfer.stream && other.index > 0)

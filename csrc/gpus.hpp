@@ -125,7 +125,7 @@ struct Gpu {
 
   // Calls `work()` with this GPU's context current. Errors name the GPU.
   template <class Work>
-  void on(const Work& work) const {
+  void with_context(const Work& work) const {
     naming([&] {
       context.make_current();
       work();

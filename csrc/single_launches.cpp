@@ -143,14 +143,14 @@ void CollectiveTimer::time_singles(const Ranks& ranks) {
   // One GPU after another: hosts with few cores answer several GPUs more slowly, each by a different time.
   const auto read = [&](std::size_t i) {
     ClockReading reading;
-    on({ranks[i]},
-       [&](std::size_t) { reading = read_clock(session_.gpus_.threads(), *ranks[i].gpu, round_.deadline); });
+    on_ranks({ranks[i]},
+             [&](std::size_t) { reading = read_clock(session_.gpus_.threads(), *ranks[i].gpu, round_.deadline); });
     return reading;
   };
   // Queues work for each rank, lets all start at once, and waits for them.
   const auto burst = [&](const auto& queue_burst) {
     CommonStart start(session_.gpus_, ranks.size());
-    on(ranks, [&](std::size_t i) {
+    on_ranks(ranks, [&](std::size_t i) {
       start.block(ranks[i]);
       queue_burst(i);
       start.queued();
@@ -158,7 +158,7 @@ void CollectiveTimer::time_singles(const Ranks& ranks) {
     });
     start.check();
   };
-  on(ranks, [&](std::size_t i) {
+  on_ranks(ranks, [&](std::size_t i) {
     const std::size_t bytes = static_cast<std::size_t>(std::max(stamps, kChain * kChains)) * sizeof(std::uint64_t);
     reserve_stamps(*ranks[i].gpu, bytes);
     const Group& group = round_.groups[ranks[i].group];
@@ -173,7 +173,7 @@ void CollectiveTimer::time_singles(const Ranks& ranks) {
     burst([&](std::size_t i) {
       for (int stamp = 0; stamp < kChain; ++stamp) queue_stamp(*ranks[i].gpu, chain * kChain + stamp, 0);
     });
-  on(ranks, [&](std::size_t i) {
+  on_ranks(ranks, [&](std::size_t i) {
     copy_back(i, kChain * kChains);
     all[i].cost = cost_of(stamps_of(*ranks[i].gpu));
   });
@@ -186,7 +186,7 @@ void CollectiveTimer::time_singles(const Ranks& ranks) {
         queue_stamp(*ranks[i].gpu, 2 * launch + 1, 0);
       }
     });
-  on(ranks, [&](std::size_t i) { copy_back(i, stamps); });
+  on_ranks(ranks, [&](std::size_t i) { copy_back(i, stamps); });
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     Stamped& one = all[i];
     one.after = read(i);

@@ -1,6 +1,6 @@
-// A profiler plugin for NCCL that records which calls a rank makes (docs/record.md). It uses only the C library, never
-// returns an error to NCCL, and unless the user wants GPU times, asks NCCL for nothing that slows a kernel or a graph
-// down.
+// A profiler plugin for NCCL that records which calls a rank makes (docs/record.md). It links only the C and C++
+// runtimes, never returns an error to NCCL, and unless the user wants GPU times, asks NCCL for nothing that slows a
+// kernel or a graph down.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>
