@@ -55,7 +55,8 @@ def assumptions(assumeds: Sequence[Assumed], devices: Sequence[Device]) -> Itera
     for one in assumeds:
         where = ""
         if one.operations:
-            operations = " and ".join(operation.collective.title for operation in one.operations)
+            *firsts, last = [operation.collective.title for operation in one.operations]
+            operations = f"{', '.join(firsts)} and {last}" if firsts else last
             sets = abridged([_tags(positions, devices) for positions in one.sets], _MOST_SETS, "; ")
             where = f"{operations} on {sets}: "
         yield from (f"{where}{text}" for text in _texts(one.what, devices))
