@@ -21,6 +21,7 @@ from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # random machines and their faults are the tests'
 from deciding import dgx, healthy, kinds, regret, relabel, slow, timing
 from deciding.bench import FIRST_SEED, Asked, Part, table
 from peers.table import Table, markdown, text

@@ -42,7 +42,7 @@ from collbench.backends.factory import look
 found = look(sys.argv[1])
 lap("look at the machine (NVML once)" if found.backend == "cuda" else "look at the machine")
 if found.backend == "cuda":
-    from collbench.machine.nccl_library import find_nccl
+    from collbench.machine.nccl import find_nccl
     find_nccl(os.environ.get('COLLBENCH_NCCL')).version
     lap("ask NCCL its version")
 from collbench.runfile import run_file as runfile

@@ -34,9 +34,10 @@ from collbench.api.surveying import NodesRequest, _new_run, _survey, request_for
 from collbench.bench.plan import Request
 from collbench.distributed import connection, factory
 from collbench.distributed.connection import KEY_BYTES, Connection, Listener
+from collbench.distributed.coordinator import Coordinator
 from collbench.distributed.launchers import LaunchEnvironment
 from collbench.distributed.messages import Done, Introduction, RankFacts, UniqueId, decode_rank_message, encode
-from collbench.distributed.ranks import Coordinator, Ranks
+from collbench.distributed.ranks import Ranks
 from collbench.model.run import CommandKind, Device, Machine
 from collbench.model.units import parse_size
 from collbench.runfile.run_file import RunWriter
@@ -187,14 +188,14 @@ def measured(nodes: int, gpus: int, folder: Path) -> list[dict[str, object]]:
         if missing := listener.admit(_DEADLINE_S):
             raise RuntimeError(f"{len(missing)} ranks are missing")
         came = listener.take()
-    own: dict[int, connection.Line] = {0: Connection(ours, decode_rank_message)}
-    lines = own | {rank: connection.line(found) for rank, found in came.items()}
+    own: dict[int, connection.RankConnection] = {0: Connection(ours, decode_rank_message)}
+    lines = own | {rank: connection.to_rank(found) for rank, found in came.items()}
     launch = LaunchEnvironment(0, size, 0, gpus, HERE, 0, "Slurm")
     world = factory.World.__new__(factory.World)
     world.launch, world._say, world.unknown, world._coordinator = launch, lambda _text: None, (), None
     world._store = Board()  # type: ignore[assignment]
     world._ends = dict.fromkeys(came, (HERE, HERE))
-    world._ranks = Ranks(lines, {rank: f"rank {rank}" for rank in range(size)}, goes_on=True)
+    world._ranks = Ranks(lines, {rank: f"rank {rank}" for rank in range(size)}, survives_losses=True)
     with meter.phase("ranks introduced, world opened, paths"):
         opened = world.open()
     asked = NodesRequest(size_bytes=_SIZE, budget_seconds=0.001, count=nodes // 2)

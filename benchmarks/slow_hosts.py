@@ -78,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--runs", type=int, default=20, help="with a slow host, and as many without")
+    parser.add_argument("--first", type=int, default=0, help="number of the first run, to continue a raw file")
     parser.add_argument("--one-way", action="store_true", help="slow in one direction alone, measured in both")
     parser.add_argument("--backend", default="cuda", choices=("cuda", "host"))
     parser.add_argument("--gpus", type=int, default=1, help="that the hosts share")
@@ -97,7 +98,7 @@ def main() -> None:
     begin = time.time()
     with asked.file.open("a", encoding="utf-8") as file, tempfile.TemporaryDirectory() as folder:
         print(json.dumps(head), file=file, flush=True)
-        for number in range(2 * asked.runs):
+        for number in range(asked.first, 2 * asked.runs):
             if time.time() - begin > asked.until:
                 break
             own = Path(folder) / str(number)

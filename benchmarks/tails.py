@@ -23,7 +23,7 @@ from collbench import _native
 from collbench.analysis.tails import Tails, tails_of
 from collbench.backends.cuda import shipped_ptx
 from collbench.bench.sweep import latency_of
-from collbench.machine.nccl_library import find_nccl
+from collbench.machine.nccl import find_nccl
 from collbench.model.nccl_options import format_version
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Device, Latency, RankLaunches

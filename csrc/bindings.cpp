@@ -1,5 +1,5 @@
-// The interface to Python: enums, one struct for each kind of round, the GIL and exceptions; nothing else. Every call
-// that touches a device or a library releases the GIL.
+// The interface to Python: enums, a struct for each kind of round, exceptions, and the GIL, which every call that
+// touches a device or a library releases.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -16,9 +16,25 @@ using Unlocked = py::call_guard<py::gil_scoped_release>;
 
 namespace {
 
-// An exception whose members `set` writes as attributes.
-template <class Error, class Set>
-void register_error(py::module_& module, const char* name, const Set&) {
+void set_attributes(py::object& instance, const DeviceError& error) { instance.attr("position") = error.position; }
+
+void set_attributes(py::object& instance, const NcclError& error) {
+  instance.attr("position") = error.position;
+  instance.attr("code") = error.code;
+}
+
+void set_attributes(py::object& instance, const DataError& error) {
+  instance.attr("group") = error.group;
+  instance.attr("rank") = error.rank;
+  instance.attr("offset") = error.offset;
+  instance.attr("wrong") = error.wrong;
+  instance.attr("expected") = error.expected;
+  instance.attr("found") = error.found;
+}
+
+// An exception with the error's members as attributes.
+template <class Error>
+void register_error(py::module_& module, const char* name) {
   static PyObject* type =
       PyErr_NewException(("collbench._native." + std::string(name)).c_str(), PyExc_RuntimeError, nullptr);
   module.attr(name) = py::handle(type);
@@ -27,120 +43,67 @@ void register_error(py::module_& module, const char* name, const Set&) {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const Error& error) {
       py::object instance = py::reinterpret_borrow<py::object>(type)(error.what());
-      Set{}(instance, error);
+      set_attributes(instance, error);
       PyErr_SetObject(type, instance.ptr());
     }
   });
 }
 
-struct SetPosition {
-  void operator()(py::object& instance, const DeviceError& error) const { instance.attr("position") = error.position; }
-  void operator()(py::object& instance, const NcclError& error) const {
-    instance.attr("position") = error.position;
-    instance.attr("code") = error.code;
-  }
-};
-
-struct SetDataError {
-  void operator()(py::object& instance, const DataError& error) const {
-    instance.attr("group") = error.group;
-    instance.attr("rank") = error.rank;
-    instance.attr("offset") = error.offset;
-    instance.attr("wrong") = error.wrong;
-    instance.attr("expected") = error.expected;
-    instance.attr("found") = error.found;
-  }
-};
-
 void bind_errors(py::module_& module) {
   py::register_exception<LibraryError>(module, "LibraryError", PyExc_RuntimeError);
-  register_error<CudaError>(module, "CudaError", SetPosition{});
-  register_error<NcclError>(module, "NcclError", SetPosition{});
-  register_error<HangError>(module, "HangError", SetPosition{});
-  register_error<PolicyError>(module, "PolicyError", SetPosition{});
-  register_error<DataError>(module, "DataError", SetDataError{});
+  register_error<CudaError>(module, "CudaError");
+  register_error<NcclError>(module, "NcclError");
+  register_error<HangError>(module, "HangError");
+  register_error<PolicyError>(module, "PolicyError");
+  register_error<DataError>(module, "DataError");
 }
 
 void bind_enums(py::module_& module) {
   py::enum_<Engine>(module, "Engine")
       .value("copy_engine", Engine::copy_engine)
       .value("multiprocessors", Engine::multiprocessors);
-  py::enum_<Collective>(module, "Collective")
-      .value("allreduce", Collective::allreduce)
-      .value("broadcast", Collective::broadcast)
-      .value("reduce", Collective::reduce)
-      .value("allgather", Collective::allgather)
-      .value("reducescatter", Collective::reducescatter)
-      .value("alltoall", Collective::alltoall)
-      .value("alltoallv", Collective::alltoallv)
-      .value("sendrecv", Collective::sendrecv)
-      .value("gather", Collective::gather)
-      .value("scatter", Collective::scatter);
-  py::enum_<Dtype>(module, "Dtype")
-      .value("int8", Dtype::int8)
-      .value("uint8", Dtype::uint8)
-      .value("int32", Dtype::int32)
-      .value("uint32", Dtype::uint32)
-      .value("int64", Dtype::int64)
-      .value("uint64", Dtype::uint64)
-      .value("float16", Dtype::float16)
-      .value("float32", Dtype::float32)
-      .value("float64", Dtype::float64)
-      .value("bfloat16", Dtype::bfloat16)
-      .value("float8_e4m3fn", Dtype::float8_e4m3fn)
-      .value("float8_e5m2", Dtype::float8_e5m2);
-  py::enum_<Registration>(module, "Registration")
-      .value("none", Registration::none)
-      .value("buffer", Registration::buffer)
-      .value("window", Registration::window);
-  py::enum_<Reduction>(module, "Reduction")
-      .value("sum", Reduction::sum)
-      .value("prod", Reduction::prod)
-      .value("max", Reduction::max)
-      .value("min", Reduction::min)
-      .value("avg", Reduction::avg);
+#define COLLBENCH_VALUE(name, ...) .value(#name, Bound::name)
+#define COLLBENCH_BIND(Enum, VALUES)                         \
+  {                                                          \
+    using Bound = Enum;                                      \
+    py::enum_<Bound>(module, #Enum) VALUES(COLLBENCH_VALUE); \
+  }
+  COLLBENCH_BIND(Collective, COLLBENCH_COLLECTIVES)
+  COLLBENCH_BIND(Dtype, COLLBENCH_DTYPES)
+  COLLBENCH_BIND(Registration, COLLBENCH_REGISTRATIONS)
+  COLLBENCH_BIND(Reduction, COLLBENCH_REDUCTIONS)
+#undef COLLBENCH_BIND
+#undef COLLBENCH_VALUE
+}
+
+// A constructor that takes these members' values in this order.
+template <class Round, class... Types>
+auto from_members(Types Round::*... members) {
+  return [members...](Types... values) {
+    Round round{};
+    ((round.*members = std::move(values)), ...);
+    return round;
+  };
 }
 
 void bind_rounds(py::module_& module) {
-  py::class_<CopyRound>(module, "CopyRound")
-      .def(py::init([](std::vector<std::vector<Link>> groups, Engine engine, bool pull, std::size_t bytes,
-                       int iterations, int batches, int warmup, double deadline, std::uint64_t shift, bool covered) {
-             return CopyRound{std::move(groups), engine,  pull,   bytes,    shift,
-                              iterations,        batches, warmup, deadline, covered};
-           }),
+  using Copy = CopyRound;
+  py::class_<Copy>(module, "CopyRound")
+      .def(py::init(from_members(&Copy::groups, &Copy::engine, &Copy::pull, &Copy::bytes, &Copy::iterations,
+                                 &Copy::batches, &Copy::warmup, &Copy::deadline, &Copy::shift, &Copy::covered)),
            py::kw_only(), "groups"_a, "engine"_a, "pull"_a, "bytes"_a, "iterations"_a, "batches"_a, "warmup"_a,
            "deadline"_a, "shift"_a = 0, "covered"_a = false);
-  py::class_<ChaseRound>(module, "ChaseRound")
-      .def(py::init([](std::vector<Link> links, int accesses, int batches, int warmup, double deadline) {
-             return ChaseRound{std::move(links), accesses, batches, warmup, deadline};
-           }),
+  using Chase = ChaseRound;
+  py::class_<Chase>(module, "ChaseRound")
+      .def(py::init(from_members(&Chase::links, &Chase::accesses, &Chase::batches, &Chase::warmup, &Chase::deadline)),
            py::kw_only(), "links"_a, "accesses"_a, "batches"_a, "warmup"_a, "deadline"_a);
-  py::class_<CollectiveRound>(module, "CollectiveRound")
-      .def(py::init([](std::vector<Group> groups, Collective operation, Dtype dtype, Reduction reduction, int root,
-                       std::size_t count, bool in_place, bool verify, int iterations, int batches, int warmup,
-                       int launch_iterations, int launch_warmup, double deadline, int single_launches, int hold_rank,
-                       std::uint64_t hold_nanoseconds, Registration registration, std::vector<std::uint64_t> blocks,
-                       std::vector<bool> plain) {
-             return CollectiveRound{std::move(groups),
-                                    operation,
-                                    dtype,
-                                    reduction,
-                                    root,
-                                    count,
-                                    in_place,
-                                    verify,
-                                    iterations,
-                                    batches,
-                                    warmup,
-                                    launch_iterations,
-                                    launch_warmup,
-                                    deadline,
-                                    single_launches,
-                                    {hold_rank, hold_nanoseconds},
-                                    registration,
-                                    std::move(blocks),
-                                    std::move(plain)};
-           }),
+  using Round = CollectiveRound;
+  py::class_<Round>(module, "CollectiveRound")
+      .def(py::init(from_members(&Round::groups, &Round::operation, &Round::dtype, &Round::reduction, &Round::root,
+                                 &Round::count, &Round::in_place, &Round::verify, &Round::iterations, &Round::batches,
+                                 &Round::warmup, &Round::launch_iterations, &Round::launch_warmup, &Round::deadline,
+                                 &Round::single_launches, &Round::hold_rank, &Round::hold_nanoseconds,
+                                 &Round::registration, &Round::blocks, &Round::plain)),
            py::kw_only(), "groups"_a, "operation"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "in_place"_a,
            "verify"_a, "iterations"_a, "batches"_a, "warmup"_a, "launch_iterations"_a, "launch_warmup"_a, "deadline"_a,
            "single_launches"_a = 0, "hold_rank"_a = -1, "hold_nanoseconds"_a = 0, "registration"_a = Registration::none,

@@ -5,8 +5,12 @@
 
 namespace collbench {
 
-// One blocking kernel (as in nvbench) on any number of streams. It ends in unblock() and, if anything throws, on
-// destruction: one that never ends would hang its device until the timeout.
+// Longest time that a kernel waits for the host: a host that stops in between would otherwise hang its GPU. Queueing 32
+// operations takes about 0.1 ms.
+constexpr std::uint64_t kHostTimeoutNanoseconds = 4'000'000'000;
+
+// One blocking kernel (as in nvbench) on any number of streams. It ends at unblock(), and on destruction if anything
+// throws before that.
 class BlockingKernel {
  public:
   explicit BlockingKernel(Gpus& gpus) : gpus_(gpus), ticket_(gpus.next_ticket()) {}
@@ -14,13 +18,10 @@ class BlockingKernel {
   BlockingKernel& operator=(const BlockingKernel&) = delete;
   ~BlockingKernel() { unblock(); }
 
-  // Queues it on a stream of the GPU, whose context is current: what is queued after it waits.
+  // Queues it on a stream of the GPU, whose context is current. What is queued after it waits.
   void block(const Gpu& gpu, CUstream stream) {
-    volatile std::uint32_t* latch = gpus_.latch();  // one address on host and device, by unified addressing
-    volatile std::uint32_t* expired = latch + 1;
-    std::uint64_t timeout = kTimeoutNanoseconds;
-    void* arguments[] = {&latch, &ticket_, &timeout, &expired};
-    Gpus::launch(gpu, stream, Kernel::block_stream, 1, 1, arguments);
+    volatile std::uint32_t* latch = gpus_.latch();  // the same address on host and device
+    gpu.launch(stream, Kernel::block_stream, 1, 1, latch, ticket_, kHostTimeoutNanoseconds, latch + 1);
   }
   void unblock() { gpus_.latch()[0] = ticket_; }
   // Throws HangError when one timed out before unblock(): the batch's time then contains launch time.
@@ -31,8 +32,6 @@ class BlockingKernel {
   }
 
  private:
-  // Queueing 32 operations takes about 0.1 ms; a driver that blocks in the middle would otherwise never return.
-  static constexpr std::uint64_t kTimeoutNanoseconds = 4'000'000'000;
   Gpus& gpus_;
   std::uint32_t ticket_;
 };

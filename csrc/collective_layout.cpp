@@ -10,41 +10,24 @@ namespace {
 
 constexpr int kMostIterations = 32;
 
-// Half a unit in the last place of a value in [1, 2): what one rounding costs at most, relatively. 0 for whole numbers.
-double rounding_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::float16:
-      return 0x1p-11;
-    case Dtype::float32:
-      return 0x1p-24;
-    case Dtype::float64:
-      return 0x1p-53;
-    case Dtype::bfloat16:
-      return 0x1p-8;
-    case Dtype::float8_e4m3fn:
-      return 0x1p-4;
-    case Dtype::float8_e5m2:
-      return 0x1p-3;
-    default:
-      return 0;
-  }
-}
+struct CollectiveRow {
+  bool reduces, has_blocks;
+};
+#define COLLBENCH_ROW(name, reduces, has_blocks) {reduces, has_blocks},
+constexpr CollectiveRow kCollectives[] = {COLLBENCH_COLLECTIVES(COLLBENCH_ROW)};
+#undef COLLBENCH_ROW
+const CollectiveRow& row_of(Collective operation) { return kCollectives[static_cast<std::size_t>(operation)]; }
 
-// Whether the message is the total of equal blocks, one for each rank.
-bool has_blocks(Collective operation) {
-  switch (operation) {
-    case Collective::allgather:
-    case Collective::reducescatter:
-    case Collective::alltoall:
-    case Collective::gather:
-    case Collective::scatter:
-      return true;
-    default:
-      return false;
-  }
-}
+struct DtypeRow {
+  std::size_t bytes;
+  double rounding;
+};
+#define COLLBENCH_ROW(name, bytes, rounding) {bytes, rounding},
+constexpr DtypeRow kDtypes[] = {COLLBENCH_DTYPES(COLLBENCH_ROW)};
+#undef COLLBENCH_ROW
+const DtypeRow& row_of(Dtype dtype) { return kDtypes[static_cast<std::size_t>(dtype)]; }
 
-// Segments lie in the order of ranks, without gaps, in what is sent and in what is received.
+// Blocks lie in the order of ranks, without gaps, in what is sent and in what is received.
 Layout irregular_layout(const CollectiveRound& round, std::size_t me, std::size_t all) {
   Layout layout{0, 0, 0, 0, {0, 1, 0, 0}, std::vector<PeerBlocks>(all)};
   std::uint64_t received = 0;
@@ -79,37 +62,15 @@ void check_blocks(const CollectiveRound& round, std::size_t ranks) {
 
 }  // namespace
 
-std::size_t bytes_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::float16:
-    case Dtype::bfloat16:
-      return 2;
-    case Dtype::int32:
-    case Dtype::uint32:
-    case Dtype::float32:
-      return 4;
-    case Dtype::int64:
-    case Dtype::uint64:
-    case Dtype::float64:
-      return 8;
-    default:
-      return 1;
-  }
-}
+std::size_t bytes_of(Dtype dtype) { return row_of(dtype).bytes; }
 
 Reduction reduction_of(const CollectiveRound& round) {
-  switch (round.operation) {
-    case Collective::allreduce:
-    case Collective::reduce:
-    case Collective::reducescatter:
-      return round.reduction;
-    default:
-      return Reduction::copied;
-  }
+  return row_of(round.operation).reduces ? round.reduction : Reduction::copied;
 }
 
-// Layouts and in-place offsets as in nccl-tests 2.19.6, *GetCollByteCount and *InitData of each operation's file. It
-// times an all-to-all and a send/recv in place and checks neither: their ranks overwrite what others still read.
+// Layouts and in-place offsets as in nccl-tests 2.19.6, *GetCollByteCount and *InitData of each operation's file. Like
+// nccl-tests, collbench times an all-to-all and a send/recv in place but verifies neither, because their ranks
+// overwrite what others still read.
 Layout layout_of(const CollectiveRound& round, int rank, int ranks) {
   const auto me = static_cast<std::uint32_t>(rank), all = static_cast<std::uint32_t>(ranks),
              root = static_cast<std::uint32_t>(round.root);
@@ -140,7 +101,7 @@ Layout layout_of(const CollectiveRound& round, int rank, int ranks) {
   throw std::logic_error("a collective without a layout");
 }
 
-// In floating point: whole products of two counts overflow. Rounding down, no sum exceeds `count`.
+// In floating point, because the product of two counts overflows an integer. Rounding down keeps sums below `count`.
 std::vector<std::uint64_t> scaled_blocks(const CollectiveRound& round, std::uint64_t count) {
   std::vector<std::uint64_t> blocks = round.blocks;
   const double share = static_cast<double>(count) / static_cast<double>(round.count);
@@ -154,13 +115,13 @@ std::uint64_t received_elements(const CollectiveRound& round, int rank, int rank
   return layout_of(out_of_place, rank, ranks).expected.count;
 }
 
-// NCCL scales by a rounded 1/ranks, then rounds every sum: one rounding each, of at most the largest average.
+// NCCL scales by a rounded 1/ranks, then rounds every sum: ranks + 1 roundings, each of at most the largest average.
 double tolerance_of(const CollectiveRound& round, int ranks) {
   const bool exact = reduction_of(round) != Reduction::avg || (ranks & (ranks - 1)) == 0;
   if (exact) return 0;
   // elements.cuh's contributions: up to 7 each; in 8-bit floats up to 1, by at most 8 ranks.
   const double largest = round.dtype >= Dtype::float8_e4m3fn ? std::min(1.0, 8.0 / ranks) : 8.0;
-  return largest * (ranks + 1) * rounding_of(round.dtype);
+  return largest * (ranks + 1) * row_of(round.dtype).rounding;
 }
 
 void check(const CollectiveRound& round) {
@@ -174,7 +135,7 @@ void check(const CollectiveRound& round) {
       if (!seen.insert(rank).second)
         throw std::invalid_argument("groups of a round share rank " + std::to_string(rank) + ": time them in turn");
     if (round.operation == Collective::alltoallv) check_blocks(round, group.size());
-    if (has_blocks(round.operation) && round.count % group.size() != 0)
+    if (row_of(round.operation).has_blocks && round.count % group.size() != 0)
       throw std::invalid_argument("a message of " + std::to_string(round.count) + " elements does not split into " +
                                   std::to_string(group.size()) + " equal blocks");
   }

@@ -7,10 +7,10 @@ namespace {
 
 constexpr unsigned char kPoison = 0xff;  // not a number in every float, and larger than any of our whole numbers
 
-// Any constant does: the data must differ from count to count.
+// Any constant does, as long as the data differs from count to count.
 std::uint64_t seed_of(const CollectiveRound& round) { return 0x72616e6b73756dull ^ round.count; }
 
-// Where the rank's data of the message at `offset` begins. In place, both lie in the buffer that receives.
+// Where the rank's data in the message at `offset` begins. In place, it lies in the buffer that receives.
 CUdeviceptr send_address(const CollectiveRound& round, const LocalRank& local, std::uint64_t offset) {
   return (round.in_place ? local.buffers.target : local.buffers.send) + offset +
          local.layout.send_at * bytes_of(round.dtype);
@@ -20,26 +20,29 @@ CUdeviceptr receive_address(const CollectiveRound& round, const LocalRank& local
   return local.buffers.target + offset + local.layout.receive_at * bytes_of(round.dtype);
 }
 
-// What NCCL's functions take, ready.
+// The arguments of NCCL's functions.
 struct Call {
   const Nccl& nccl;
   const std::vector<PeerBlocks>& peers;
   const void* send;
   void* receive;
-  std::size_t count;
-  int dtype, root, rank, ranks;
-  std::size_t block_bytes;
+  std::size_t count, element_bytes;
+  int dtype, reduction, root, rank, ranks;
   ncclComm_t communicator;
   CUstream stream;
 
-  void send_block(int block, int peer) const {
-    const void* from = static_cast<const char*>(send) + static_cast<std::size_t>(block) * block_bytes;
-    NCCL_CHECK(nccl, ncclSend, from, count, dtype, peer, communicator, stream);
+  // `elements` elements from element `first` on, to or from another rank.
+  void send_to(int peer, std::uint64_t first, std::uint64_t elements) const {
+    const void* from = static_cast<const char*>(send) + first * element_bytes;
+    NCCL_CHECK(nccl, ncclSend, from, elements, dtype, peer, communicator, stream);
   }
-  void receive_block(int block, int peer) const {
-    void* to = static_cast<char*>(receive) + static_cast<std::size_t>(block) * block_bytes;
-    NCCL_CHECK(nccl, ncclRecv, to, count, dtype, peer, communicator, stream);
+  void receive_from(int peer, std::uint64_t first, std::uint64_t elements) const {
+    void* to = static_cast<char*>(receive) + first * element_bytes;
+    NCCL_CHECK(nccl, ncclRecv, to, elements, dtype, peer, communicator, stream);
   }
+  // The same for a whole block of `count` elements.
+  void send_block(int block, int peer) const { send_to(peer, static_cast<std::size_t>(block) * count, count); }
+  void receive_block(int block, int peer) const { receive_from(peer, static_cast<std::size_t>(block) * count, count); }
 };
 
 // The order of sends and receives in each of these is nccl-tests'.
@@ -79,21 +82,17 @@ ncclResult_t scatter(const Call& call) {
 }
 
 // A pair without data makes no call, on either side.
-ncclResult_t all_to_all_v(const Call& call, std::size_t width) {
+ncclResult_t all_to_all_v(const Call& call) {
   NcclGroup calls(call.nccl);
   for (int peer = 0; peer < call.ranks; ++peer) {
     const PeerBlocks& blocks = call.peers[static_cast<std::size_t>(peer)];
-    const void* from = static_cast<const char*>(call.send) + blocks.send_at * width;
-    void* to = static_cast<char*>(call.receive) + blocks.receive_at * width;
-    if (blocks.sent > 0)
-      NCCL_CHECK(call.nccl, ncclSend, from, blocks.sent, call.dtype, peer, call.communicator, call.stream);
-    if (blocks.received > 0)
-      NCCL_CHECK(call.nccl, ncclRecv, to, blocks.received, call.dtype, peer, call.communicator, call.stream);
+    if (blocks.sent > 0) call.send_to(peer, blocks.send_at, blocks.sent);
+    if (blocks.received > 0) call.receive_from(peer, blocks.receive_at, blocks.received);
   }
   return calls.end();
 }
 
-// A ring: everybody sends to the next rank and receives from the one before.
+// A ring: every rank sends to the next one and receives from the one before.
 ncclResult_t send_and_receive(const Call& call) {
   NcclGroup calls(call.nccl);
   call.send_block(0, (call.rank + 1) % call.ranks);
@@ -101,25 +100,25 @@ ncclResult_t send_and_receive(const Call& call) {
   return calls.end();
 }
 
-ncclResult_t dispatch(const Call& c, Collective operation, int reduction) {
+ncclResult_t dispatch(const Call& c, Collective operation) {
   switch (operation) {
     case Collective::allreduce:
-      return NCCL_CHECK(c.nccl, ncclAllReduce, c.send, c.receive, c.count, c.dtype, reduction, c.communicator,
+      return NCCL_CHECK(c.nccl, ncclAllReduce, c.send, c.receive, c.count, c.dtype, c.reduction, c.communicator,
                         c.stream);
     case Collective::broadcast:
       return NCCL_CHECK(c.nccl, ncclBroadcast, c.send, c.receive, c.count, c.dtype, c.root, c.communicator, c.stream);
     case Collective::reduce:
-      return NCCL_CHECK(c.nccl, ncclReduce, c.send, c.receive, c.count, c.dtype, reduction, c.root, c.communicator,
+      return NCCL_CHECK(c.nccl, ncclReduce, c.send, c.receive, c.count, c.dtype, c.reduction, c.root, c.communicator,
                         c.stream);
     case Collective::allgather:
       return NCCL_CHECK(c.nccl, ncclAllGather, c.send, c.receive, c.count, c.dtype, c.communicator, c.stream);
     case Collective::reducescatter:
-      return NCCL_CHECK(c.nccl, ncclReduceScatter, c.send, c.receive, c.count, c.dtype, reduction, c.communicator,
+      return NCCL_CHECK(c.nccl, ncclReduceScatter, c.send, c.receive, c.count, c.dtype, c.reduction, c.communicator,
                         c.stream);
     case Collective::alltoall:
       return all_to_all(c);
     case Collective::alltoallv:
-      return all_to_all_v(c, bytes_of(static_cast<Dtype>(c.dtype)));
+      return all_to_all_v(c);
     case Collective::sendrecv:
       return send_and_receive(c);
     case Collective::gather:
@@ -130,86 +129,68 @@ ncclResult_t dispatch(const Call& c, Collective operation, int reduction) {
   return kNcclSuccess;
 }
 
-// Queues one launch of the check: of elements that all come from where `expected` says.
-void queue_check(Gpus& gpus, const CollectiveRound& round, const LocalRank& local, Elements checked, Expected expected,
-                 Report* report) {
-  const Gpu& gpu = gpus[local.communicator.position];
-  std::uint64_t stride = local.captured->slots.stride, seed = seed_of(round);
-  CUdeviceptr received = receive_address(round, local, local.captured->slots.base + checked.slot * stride);
-  auto dtype = static_cast<std::uint32_t>(round.dtype), reduction = static_cast<std::uint32_t>(reduction_of(round)),
-       ranks = static_cast<std::uint32_t>(local.communicator.ranks);
-  double tolerance = tolerance_of(round, local.communicator.ranks);
-  void* arguments[] = {&received, &stride,    &checked.first,   &checked.count, &expected.block, &expected.offset,
-                       &dtype,    &reduction, &expected.sender, &ranks,         &seed,           &tolerance,
-                       &report};
-  Gpus::launch(gpu, gpu.stream(), Kernel::verify_elements, Gpus::grid(gpu, Kernel::verify_elements, checked.count),
-               checked.slots, arguments);
+// Queues one launch of the verification, of elements that all follow the same rule.
+void queue_check(const CollectiveRound& round, const LocalRank& local, const Elements& checked,
+                 const Expected& expected, Report* report) {
+  const Gpu& gpu = *local.gpu;
+  const Slots& slots = local.captured->slots;
+  gpu.launch(gpu.stream(), Kernel::verify_elements, gpu.grid(Kernel::verify_elements, checked.count), checked.slots,
+             receive_address(round, local, slots.base + checked.slot * slots.stride), slots.stride, checked.first,
+             checked.count, expected.block, expected.offset, static_cast<std::uint32_t>(round.dtype),
+             static_cast<std::uint32_t>(reduction_of(round)), expected.sender,
+             static_cast<std::uint32_t>(local.communicator.ranks), seed_of(round),
+             tolerance_of(round, local.communicator.ranks), report);
 }
 
 }  // namespace
 
-std::vector<int> positions_of(const std::vector<LocalRank>& ranks) {
-  std::vector<int> positions;
-  for (const LocalRank& rank : ranks) positions.push_back(rank.communicator.position);
-  return positions;
-}
-
 void queue_collective(Gpus& gpus, const Nccl& nccl, const CollectiveRound& round, const LocalRank& local,
-                      std::uint64_t offset) {
-  const Gpu& gpu = gpus[local.communicator.position];
+                      int iteration) {
+  const std::uint64_t offset = local.captured->slots.offset(iteration);
   const Call call{nccl,
                   local.layout.peers,
                   reinterpret_cast<const void*>(send_address(round, local, offset)),
                   reinterpret_cast<void*>(receive_address(round, local, offset)),
                   local.layout.count,
+                  bytes_of(round.dtype),
                   static_cast<int>(round.dtype),
+                  static_cast<int>(round.reduction),
                   round.root,
                   local.communicator.rank,
                   local.communicator.ranks,
-                  local.layout.count * bytes_of(round.dtype),
                   local.communicator.handle,
-                  gpu.stream()};
-  const ncclResult_t result = dispatch(call, round.operation, static_cast<int>(round.reduction));
-  finish(nccl, call.communicator, result, gpus.threads(), round.deadline);
+                  local.gpu->stream()};
+  finish(nccl, call.communicator, dispatch(call, round.operation), gpus.threads(), round.deadline);
 }
 
 void queue_barrier(Gpus& gpus, const Nccl& nccl, const LocalRank& local, double deadline_seconds) {
-  const Gpu& gpu = gpus[local.communicator.position];
-  void* spare = reinterpret_cast<void*>(gpu.target.get() + gpus.spare_offset());
+  void* spare = reinterpret_cast<void*>(local.gpu->target.get() + gpus.spare_offset());
   const ncclComm_t communicator = local.communicator.handle;
   const ncclResult_t result = NCCL_CHECK(nccl, ncclAllReduce, spare, spare, 1, static_cast<int>(Dtype::int32),
-                                         static_cast<int>(Reduction::sum), communicator, gpu.stream());
+                                         static_cast<int>(Reduction::sum), communicator, local.gpu->stream());
   finish(nccl, communicator, result, gpus.threads(), deadline_seconds);
 }
 
-void queue_fill(Gpus& gpus, const CollectiveRound& round, const LocalRank& local, unsigned slots) {
-  const Gpu& gpu = gpus[local.communicator.position];
-  CUdeviceptr send = send_address(round, local, local.captured->slots.base);
-  std::uint64_t stride = local.captured->slots.stride, count = local.layout.sent, seed = seed_of(round);
-  auto dtype = static_cast<std::uint32_t>(round.dtype), reduction = static_cast<std::uint32_t>(reduction_of(round)),
-       ranks = static_cast<std::uint32_t>(local.communicator.ranks),
-       rank = static_cast<std::uint32_t>(local.communicator.rank);
-  void* arguments[] = {&send, &stride, &count, &dtype, &reduction, &ranks, &rank, &seed};
-  Gpus::launch(gpu, gpu.stream(), Kernel::fill_elements, Gpus::grid(gpu, Kernel::fill_elements, count), slots,
-               arguments);
+void queue_fill(const CollectiveRound& round, const LocalRank& local, unsigned slots) {
+  const Gpu& gpu = *local.gpu;
+  gpu.launch(gpu.stream(), Kernel::fill_elements, gpu.grid(Kernel::fill_elements, local.layout.sent), slots,
+             send_address(round, local, local.captured->slots.base), local.captured->slots.stride, local.layout.sent,
+             static_cast<std::uint32_t>(round.dtype), static_cast<std::uint32_t>(reduction_of(round)),
+             static_cast<std::uint32_t>(local.communicator.ranks), static_cast<std::uint32_t>(local.communicator.rank),
+             seed_of(round));
 }
 
-void queue_poison(Gpus& gpus, const CollectiveRound& round, const LocalRank& local, unsigned slots) {
-  const Gpu& gpu = gpus[local.communicator.position];
+void queue_poison(const CollectiveRound& round, const LocalRank& local, unsigned slots) {
   const Slots& used = local.captured->slots;
   const std::uint64_t bytes = used.stride * (slots - 1) + round.bytes();
-  CUDA_CHECK(cuMemsetD8Async, local.buffers.target + used.base, kPoison, bytes, gpu.stream());
+  CUDA_CHECK(cuMemsetD8Async, local.buffers.target + used.base, kPoison, bytes, local.gpu->stream());
 }
 
-void queue_verify(Gpus& gpus, const CollectiveRound& round, const LocalRank& local, const Elements& elements) {
-  Gpu& gpu = gpus[local.communicator.position];
-  Report* report = gpu.own().clear_report();
-  if (local.layout.peers.empty()) {
-    queue_check(gpus, round, local, elements, local.layout.expected, report);
-    return;
-  }
-  // Each peer's elements are a check of their own. Element i of the message is the peer's `offset + i - receive_at`:
-  // that wraps around, as unsigned numbers do.
+void queue_verify(const CollectiveRound& round, const LocalRank& local, const Elements& elements) {
+  Report* report = local.gpu->own().clear_report();
+  if (local.layout.peers.empty()) return queue_check(round, local, elements, local.layout.expected, report);
+  // Each peer's elements need a check of their own. Element i of the message is the peer's element
+  // `offset + i - receive_at`. The difference may wrap around, as unsigned numbers do.
   const std::uint64_t end = elements.first + elements.count;
   for (std::size_t peer = 0; peer < local.layout.peers.size(); ++peer) {
     const PeerBlocks& blocks = local.layout.peers[peer];
@@ -217,7 +198,7 @@ void queue_verify(Gpus& gpus, const CollectiveRound& round, const LocalRank& loc
                         last = std::min(end, blocks.receive_at + blocks.received);
     if (first >= last) continue;
     const Expected expected{blocks.received, last, blocks.offset - blocks.receive_at, static_cast<std::uint32_t>(peer)};
-    queue_check(gpus, round, local, {first, last - first, elements.slot, elements.slots}, expected, report);
+    queue_check(round, local, {first, last - first, elements.slot, elements.slots}, expected, report);
   }
 }
 

@@ -1,45 +1,15 @@
 #include "collectives.hpp"
 
-#include <algorithm>
-#include <exception>
 #include <future>
-#include <limits>
 #include <thread>
 
-#include "blocking_kernel.hpp"
-#include "polling.hpp"
+#include "collective_timer.hpp"
 
 namespace collbench {
 namespace {
 
-// What wakes links and kernels before a round without untimed batches: an idle link costs the first batch 5 to 10 %
-// [2 × H200].
-constexpr int kWakingCalls = 2;
-// Plain launches that a batch has in its stream before it may run: as many as single launches [single_launches.cpp].
-// The host then stays ahead; and NCCL's queues take them without waiting for one to end.
-constexpr int kAhead = 10;
-// How long to wait for NCCL to abort: it takes milliseconds, or hangs as what it aborts did.
+// How long to wait for NCCL to abort: it takes milliseconds, or hangs like the call that it aborts.
 constexpr std::chrono::seconds kAbort{1};
-
-// In place, the batches' data is not what one collective makes.
-bool checks_batches(const CollectiveRound& round) { return round.verify && !round.in_place; }
-
-bool has_result(const LocalRank& rank) { return rank.layout.expected.count > 0; }
-
-Elements all_elements(const LocalRank& rank, unsigned slots) { return {0, rank.layout.expected.count, 0, slots}; }
-
-// Adds what `collectives` of them brought to this process's ranks; `checked`: and what their slots held was compared.
-void count(const CollectiveRound& round, const std::vector<LocalRank>& ranks, int collectives, bool checked,
-           std::vector<Coverage>& coverage) {
-  for (const LocalRank& rank : ranks) {
-    const std::uint64_t received =
-        received_elements(round, rank.communicator.rank, rank.communicator.ranks) * bytes_of(round.dtype);
-    const auto messages = static_cast<std::uint64_t>(collectives);
-    coverage[rank.group].moved += received * messages;
-    if (checked && has_result(rank))
-      coverage[rank.group].verified += received * std::min<std::uint64_t>(messages, rank.captured->slots.count);
-  }
-}
 
 }  // namespace
 
@@ -61,292 +31,39 @@ CollectiveTimes Collectives::time(const CollectiveRound& round) {
   check(round);
   communicators_.prepare(round.groups);
   if (round.launch_iterations > 0 || round.single_launches > 0) communicators_.prepare_launches(round.groups);
-  std::exception_ptr seen;
   try {
-    return time_all(round);
+    return CollectiveTimer(*this, round).run();
   } catch (const DeviceError&) {
-    seen = std::current_exception();
+    const std::exception_ptr cause = cause_of(std::current_exception(), round);
+    abort(round);
+    std::rethrow_exception(cause);
   }
+}
+
+// Returns what the communicator of a failed rank reports, where `failure` is only a consequence of that: nothing
+// arrived, or another rank has exited. Otherwise returns `failure`.
+std::exception_ptr Collectives::cause_of(const std::exception_ptr& failure, const CollectiveRound& round) const {
   try {
-    throw_cause(round, seen);
-  } catch (const DeviceError&) {
-    seen = std::current_exception();
-  }
-  abort(round);
-  std::rethrow_exception(seen);
-}
-
-CollectiveTimes Collectives::time_all(const CollectiveRound& round) {
-  register_memory(round);
-  Ranks ranks = local_ranks(round);
-  capture(round, ranks);
-  CollectiveTimes times(round.groups.size());
-  if (round.verify && round.in_place) check_once(round, ranks, times);
-  if (round.warmup == 0) wake(round, ranks);
-  for (int batch = -round.warmup; batch < round.batches; ++batch) {
-    const std::vector<double> slowest = time_batch(round, ranks, batch == -round.warmup, times);
-    if (batch < 0) continue;
-    for (const LocalRank& rank : ranks)
-      if (times.seconds[rank.group].size() <= static_cast<std::size_t>(batch))
-        times.seconds[rank.group].push_back(slowest[rank.group]);
-  }
-  if (round.launch_iterations > 0) time_launches(round, ranks, times);
-  if (round.single_launches > 0) time_singles(round, ranks, times);
-  communicators_.check(round.groups);
-  return times;
-}
-
-Collectives::Ranks Collectives::local_ranks(const CollectiveRound& round) {
-  Ranks ranks;
-  for (std::size_t group = 0; group < round.groups.size(); ++group)
-    for (const Communicator& communicator : communicators_[round.groups[group]])
-      ranks.push_back({group, communicator, layout_of(round, communicator.rank, communicator.ranks),
-                       registered_(round.registration, communicator.position), nullptr});
-  return ranks;
-}
-
-// With the communicators that graphs use, then with those of the launch loop: in that order on every rank.
-void Collectives::register_memory(const CollectiveRound& round) {
-  std::vector<Communicator> captured, launched;
-  for (const Group& group : round.groups) {
-    const std::vector<Communicator>& ours = communicators_[group];
-    captured.insert(captured.end(), ours.begin(), ours.end());
-    if (round.launch_iterations == 0) continue;
-    const std::vector<Communicator>& loops = communicators_.for_launches(group);
-    launched.insert(launched.end(), loops.begin(), loops.end());
-  }
-  registered_.prepare(round.registration, captured, round.deadline);
-  registered_.prepare(round.registration, launched, round.deadline);
-}
-
-// Gives every rank its graph. Captures what is missing, all ranks at once: NCCL's ranks wait for each other when they
-// connect. A capture that fails leaves nothing behind.
-void Collectives::capture(const CollectiveRound& round, Ranks& ranks) {
-  const auto key = [&](std::size_t group) -> GraphKey {
-    GraphKey made{round.groups[group],
-                  {static_cast<std::uint64_t>(round.operation), static_cast<std::uint64_t>(round.dtype),
-                   static_cast<std::uint64_t>(reduction_of(round)), static_cast<std::uint64_t>(round.root), round.count,
-                   static_cast<std::uint64_t>(round.in_place), static_cast<std::uint64_t>(round.iterations),
-                   static_cast<std::uint64_t>(round.registration), static_cast<std::uint64_t>(round.is_plain(group))}};
-    made.second.insert(made.second.end(), round.blocks.begin(), round.blocks.end());
-    return made;
-  };
-  std::map<GraphKey, CapturedGroup> made;
-  Ranks missing;
-  // Of every group, ours or not: so all processes give a group the same slots, which windows need on all its ranks.
-  for (std::size_t group = 0; group < round.groups.size(); ++group) {
-    if (graphs_.count(key(group)) != 0) continue;
-    CapturedGroup& captured = made[key(group)];
-    captured.slots = gpus_.next_slots(round.bytes(), round.iterations, 0);
-    captured.graphs.resize(round.groups[group].size());
-  }
-  for (LocalRank& rank : ranks) {
-    const auto known = made.find(key(rank.group));
-    rank.captured = known == made.end() ? &graphs_.at(key(rank.group)) : &known->second;
-    if (known != made.end()) missing.push_back(rank);
-  }
-  if (!missing.empty())
-    threads_.run(positions_of(missing), [&](std::size_t i) {
-      const auto rank = static_cast<std::size_t>(missing[i].communicator.rank);
-      made.at(key(missing[i].group)).graphs[rank] = capture(round, missing[i]);
-    });
-  graphs_.merge(made);  // moves nodes: the ranks' pointers stay good
-}
-
-GraphExec Collectives::capture(const CollectiveRound& round, const LocalRank& rank) {
-  const Gpu& gpu = gpus_[rank.communicator.position];
-  const Slots& slots = rank.captured->slots;
-  // Once without a graph: NCCL connects and loads its kernels on first use, which must not happen behind a blocking
-  // kernel, and would be captured in a graph.
-  queue_collective(gpus_, nccl_, round, rank, slots.offset(0));
-  if (communicators_.distributed()) queue_barrier(gpus_, nccl_, rank, round.deadline);
-  threads_.wait(gpu, round.deadline, check_of(rank));
-  if (round.is_plain(rank.group)) return {};
-  Capture recording(gpu.context.get(), gpu.stream());
-  for (int i = 0; i < round.iterations; ++i) queue_collective(gpus_, nccl_, round, rank, slots.offset(i));
-  const Graph graph = recording.end();
-  CUgraphExec executable = nullptr;
-  CUDA_CHECK(cuGraphInstantiateWithFlags, &executable, graph.get(), 0ull);
-  GraphExec owner(gpu.context.get(), executable);
-  CUDA_CHECK(cuGraphUpload, executable, gpu.stream());
-  threads_.wait(gpu, round.deadline);
-  return owner;
-}
-
-// Calls the same collective on messages of at most kLinkWakingBytes, untimed and unverified.
-void Collectives::wake(const CollectiveRound& round, const Ranks& ranks) {
-  threads_.run(positions_of(ranks), [&](std::size_t i) {
-    LocalRank rank = ranks[i];
-    CollectiveRound small = round;
-    const auto all = static_cast<std::uint64_t>(rank.communicator.ranks);  // some share the message out
-    if (round.bytes() > kLinkWakingBytes) small.count = kLinkWakingBytes / bytes_of(round.dtype) / all * all;
-    small.blocks = scaled_blocks(round, small.count);
-    rank.layout = layout_of(small, rank.communicator.rank, rank.communicator.ranks);
-    for (int call = 0; call < kWakingCalls; ++call)
-      queue_collective(gpus_, nccl_, small, rank, rank.captured->slots.base);
-    threads_.wait(gpus_[rank.communicator.position], round.deadline, check_of(rank));
-  });
-}
-
-void Collectives::check_once(const CollectiveRound& round, const Ranks& ranks, CollectiveTimes& times) {
-  std::vector<Report> reports(ranks.size(), Report{});
-  threads_.run(positions_of(ranks), [&](std::size_t i) {
-    const LocalRank& rank = ranks[i];
-    Gpu& gpu = gpus_[rank.communicator.position];
-    queue_poison(gpus_, round, rank, 1);
-    queue_fill(gpus_, round, rank, 1);
-    queue_collective(gpus_, nccl_, round, rank, rank.captured->slots.base);
-    if (has_result(rank)) queue_verify(gpus_, round, rank, all_elements(rank, 1));
-    threads_.wait(gpu, round.deadline, check_of(rank));
-    if (has_result(rank)) reports[i] = gpu.own().report();
-  });
-  check_data(round, ranks, reports);
-  count(round, ranks, 1, true, times.coverage);
-}
-
-// Returns the slowest rank's seconds per collective, by group. Each rank's thread queues all of its batch, waits for
-// its own stream and reads its own result.
-std::vector<double> Collectives::time_batch(const CollectiveRound& round, const Ranks& ranks, bool first,
-                                            CollectiveTimes& times) {
-  std::vector<double> seconds(ranks.size(), 0), waits(ranks.size(), 0);
-  std::vector<Report> reports(ranks.size(), Report{});
-  BlockingKernel blocking(gpus_);
-  ThreadBarrier queued(threads_, ranks.size());
-  threads_.run(positions_of(ranks), [&](std::size_t i) {
-    const LocalRank& rank = ranks[i];
-    const unsigned slots = rank.captured->slots.count;
-    const bool checked = checks_batches(round) && has_result(rank);
-    Gpu& gpu = gpus_[rank.communicator.position];
-    const TimedStream& own = gpu.own();
-    if (first) queue_fill(gpus_, round, rank, slots);
-    if (checked) queue_poison(gpus_, round, rank, slots);
-    blocking.block(gpu, gpu.stream());
-    if (communicators_.distributed()) {
-      CUDA_CHECK(cuEventRecord, own.arrived.get(), gpu.stream());
-      queue_barrier(gpus_, nccl_, rank, round.deadline);
-    }
-    const GraphExec& graph = rank.captured->graphs[static_cast<std::size_t>(rank.communicator.rank)];
-    const bool plain = round.is_plain(rank.group);
-    const auto launch = [&](int from, int to) {
-      for (int i = from; i < to; ++i) queue_collective(gpus_, nccl_, round, rank, rank.captured->slots.offset(i));
-    };
-    const int ahead = plain ? std::min(kAhead, round.iterations) : round.iterations;
-    CUDA_CHECK(cuEventRecord, own.start.get(), gpu.stream());
-    if (plain)
-      launch(0, ahead);
-    else
-      CUDA_CHECK(cuGraphLaunch, graph.get(), gpu.stream());
-    const bool more = ahead < round.iterations;
-    if (!more) CUDA_CHECK(cuEventRecord, own.end.get(), gpu.stream());
-    // A check for each peer may be more than a stream takes while it is blocked: those wait until it is not.
-    const bool later = more || !rank.layout.peers.empty();
-    if (checked && !later) queue_verify(gpus_, round, rank, all_elements(rank, slots));
-    queued.arrive([&] { blocking.unblock(); });
-    if (more) {
-      launch(ahead, round.iterations);
-      CUDA_CHECK(cuEventRecord, own.end.get(), gpu.stream());
-    }
-    if (checked && later) queue_verify(gpus_, round, rank, all_elements(rank, slots));
-    threads_.wait(gpu, round.deadline, check_of(rank));
-    seconds[i] = elapsed_seconds(own.start, own.end) / round.iterations;
-    if (communicators_.distributed()) waits[i] = elapsed_seconds(own.arrived, own.start);
-    if (checked) reports[i] = own.report();
-  });
-  BlockingKernel::check_timeout(gpus_);
-  check_data(round, ranks, reports);
-  count(round, ranks, round.iterations, checks_batches(round), times.coverage);
-  std::vector<double> slowest(round.groups.size(), 0);
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    slowest[ranks[i].group] = std::max(slowest[ranks[i].group], seconds[i]);
-  if (communicators_.distributed()) {
-    times.waits.resize(round.groups.size());
-    for (std::size_t i = 0; i < ranks.size(); ++i) times.waits[ranks[i].group].push_back(waits[i]);
-  }
-  return slowest;
-}
-
-void Collectives::check_data(const CollectiveRound& round, const Ranks& ranks, const std::vector<Report>& reports) {
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const Report& all = reports[i];
-    if (all.wrong == 0) continue;
-    // That element alone: expected and found belong to it.
-    const std::uint64_t stride = ranks[i].captured->slots.stride, offset = all.first % stride;
-    const auto slot = static_cast<unsigned>(all.first / stride);
-    Gpu& gpu = gpus_[ranks[i].communicator.position];
-    gpu.context.make_current();  // not in a job of the threads
-    queue_verify(gpus_, round, ranks[i], {offset / bytes_of(round.dtype), 1, slot, 1});
-    threads_.wait(gpu, round.deadline);
-    const Report one = gpu.own().report();
-    throw DataError(static_cast<int>(ranks[i].group), ranks[i].communicator.rank, offset, all.wrong, one.expected,
-                    one.found);
-  }
-}
-
-// The same ranks, each on its communicator that is never captured.
-Collectives::Ranks Collectives::for_launches(const CollectiveRound& round, const Ranks& captured) const {
-  Ranks ranks = captured;
-  for (LocalRank& rank : ranks)
-    for (const Communicator& communicator : communicators_.for_launches(round.groups[rank.group]))
-      if (communicator.position == rank.communicator.position) rank.communicator = communicator;
-  return ranks;
-}
-
-void Collectives::time_launches(const CollectiveRound& round, const Ranks& captured, CollectiveTimes& times) {
-  const Ranks ranks = for_launches(round, captured);
-  std::vector<double> seconds(ranks.size());
-  ThreadBarrier start(threads_, ranks.size());
-  threads_.run(positions_of(ranks), [&](std::size_t i) { seconds[i] = launch_loop(round, ranks[i], start); });
-  std::vector<double> sums(round.groups.size(), 0), counts(round.groups.size(), 0);
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    sums[ranks[i].group] += seconds[i];
-    counts[ranks[i].group] += 1;
-  }
-  for (std::size_t group = 0; group < sums.size(); ++group)
-    times.launch_seconds.push_back(counts[group] > 0 ? sums[group] / counts[group]
-                                                     : std::numeric_limits<double>::quiet_NaN());
-}
-
-// As nccl-tests' BenchTime with one GPU a thread [2.19.6, common.cu:694]: launches, then polls until all are done.
-double Collectives::launch_loop(const CollectiveRound& round, const LocalRank& rank, ThreadBarrier& start) {
-  const Gpu& gpu = gpus_[rank.communicator.position];
-  const Slots& slots = rank.captured->slots;
-  const DeviceThreads::Check check = check_of(rank);
-  const int untimed = std::max(round.launch_warmup, 1);  // a communicator's first call connects its ranks
-  for (int i = 0; i < untimed; ++i) queue_collective(gpus_, nccl_, round, rank, slots.offset(i));
-  if (communicators_.distributed()) queue_barrier(gpus_, nccl_, rank, round.deadline);
-  threads_.wait(gpu, round.deadline, check);
-  start.arrive([] {});
-  const auto begin = Clock::now();
-  for (int i = 0; i < round.launch_iterations; ++i) queue_collective(gpus_, nccl_, round, rank, slots.offset(i));
-  threads_.wait(gpu, round.deadline, check);
-  return std::chrono::duration<double>(Clock::now() - begin).count() / round.launch_iterations;
-}
-
-// A rank that fails in the background leaves the others to wait for it.
-DeviceThreads::Check Collectives::check_of(const LocalRank& rank) const {
-  return [this, &rank] { communicators_.check(rank.communicator); };
-}
-
-// Throws what a rank's communicator reports instead of `seen`, where that is only what this failure looks like from
-// outside: that nothing arrived, or that another rank has exited.
-void Collectives::throw_cause(const CollectiveRound& round, const std::exception_ptr& seen) const {
-  try {
-    std::rethrow_exception(seen);
+    std::rethrow_exception(failure);
   } catch (const CudaError&) {
-    throw;
+    return failure;
   } catch (const NcclError& error) {
-    if (error.code == kNcclRemoteError) communicators_.check(round.groups);
-    throw;
+    if (error.code != kNcclRemoteError) return failure;
   } catch (const DeviceError&) {
-    communicators_.check(round.groups);
-    throw;
   }
+  try {
+    communicators_.check(round.groups);
+  } catch (const DeviceError&) {
+    return std::current_exception();
+  }
+  return failure;
 }
 
 // Aborts the round's communicators, so that ranks which wait for a failed one end, here and in other processes. NCCL
-// may wait in there itself: then the process's end must do. A communicator in which a thread still sits is left alone.
+// may hang while it aborts; then only the end of the process helps. Communicators that a stuck thread may use stay as
+// they are.
 void Collectives::abort(const CollectiveRound& round) {
-  if (threads_.stuck() || communicators_.threads().stuck()) return;
+  if (gpus_.threads().stuck() || communicators_.threads().stuck()) return;
   const std::vector<ncclComm_t> released = communicators_.release(round.groups);
   registered_.forget(released);
   auto aborts = [graphs = std::exchange(graphs_, {}), handles = released, end = nccl_.ncclCommAbort]() mutable {

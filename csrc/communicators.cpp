@@ -10,17 +10,17 @@
 namespace collbench {
 namespace {
 
-// NCCL's start takes seconds, where it first looks for networks some ten; the process's supervisor waits for 60.
+// NCCL's start takes seconds, about ten where it searches for networks. The parent process waits for 60.
 constexpr double kStartSeconds = 50.0;
 
-// The failure of one rank, named.
+// A failure of one rank; its text names the rank.
 NcclError of_rank(int rank, int ranks, int position, int code, const std::string& text) {
   NcclError named(code, "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + ": " + text);
   named.position = position;
   return named;
 }
 
-// Takes as many disjoint groups out of `groups` as it finds from the front.
+// Removes disjoint groups from `groups` and returns them: each, from the front, that shares no rank with earlier ones.
 std::vector<Group> take_disjoint(std::vector<Group>& groups) {
   std::set<int> used;
   std::vector<Group> taken, left;
@@ -56,7 +56,7 @@ Communicators::Communicators(Gpus& gpus, const Nccl& nccl, World world, const Nc
       configured_(!options.empty()),
       config_(config_of(options, nccl.version())),
       everyone_(distributed() ? static_cast<std::size_t>(world_.size) : gpus.size()),
-      threads_(new DeviceThreads(gpus), &DeviceThreads::dispose) {
+      threads_(new DeviceThreads(gpus)) {
   std::iota(everyone_.begin(), everyone_.end(), 0);
   if (!distributed()) return;
   if (gpus.size() != 1)
@@ -69,7 +69,7 @@ Communicators::Communicators(Gpus& gpus, const Nccl& nccl, World world, const Nc
                                 ": pass what Nccl.unique_id() gave to one rank");
 }
 
-// Of a rank of the world, -1 where it lives in another process.
+// The position in Gpus of a rank of the world, -1 where it lives in another process.
 int Communicators::position_of(int rank) const {
   if (rank < 0 || rank >= static_cast<int>(everyone_.size()))
     throw std::invalid_argument("a group names rank " + std::to_string(rank) + " of a world of " +
@@ -78,27 +78,25 @@ int Communicators::position_of(int rank) const {
   return rank == world_.rank ? 0 : -1;
 }
 
-// Makes one communicator for each of our GPUs, each by a thread of its own: so a failure is its rank's, and the threads
-// that NCCL lets wait for that rank can be left behind. Null where `make` returns none.
-std::vector<ncclComm_t> Communicators::make_all(const char* doing,
+// Makes one communicator for each of our GPUs, each by a thread of its own: then a failure belongs to one rank, and
+// threads that NCCL makes wait for that rank can be abandoned. Null where `make` returns null.
+std::vector<ncclComm_t> Communicators::make_all(const char* action,
                                                 const std::function<ncclComm_t(int position)>& make) {
-  std::vector<int> positions(gpus_.size());
-  std::iota(positions.begin(), positions.end(), 0);
   std::vector<ncclComm_t> made(gpus_.size(), nullptr);
-  threads_->run(positions, [&](std::size_t i) {
+  threads_->run_on_all([&](std::size_t i) {
     const int position = static_cast<int>(i);
     try {
       made[i] = make(position);
     } catch (const NcclError& error) {
       throw of_rank(distributed() ? world_.rank : position, static_cast<int>(everyone_.size()), position, error.code,
-                    std::string(doing) + " failed: " + error.what());
+                    std::string(action) + " failed: " + error.what());
     }
   });
   return made;
 }
 
-// Without options NCCL gets no config: even an empty one is another call.
-ncclResult_t Communicators::start(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const {
+// Without options NCCL gets no config, because even an empty one takes another NCCL function.
+ncclResult_t Communicators::init_rank(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const {
   if (!configured_) return NCCL_CHECK(nccl_, ncclCommInitRank, made, ranks, id, rank);
   NcclConfig config = config_;
   return NCCL_CHECK(nccl_, ncclCommInitRankConfig, made, ranks, id, rank, &config);
@@ -112,8 +110,8 @@ void Communicators::make_world() {
   const int ranks = static_cast<int>(everyone_.size());
   const auto rank = [this](int position) { return distributed() ? world_.rank : position; };
   const std::vector<ncclComm_t> handles = make_all("NCCL's start", [&](int position) {
-    ncclComm_t handle = nullptr;  // on this thread's own stack, where a late NCCL may still write
-    const ncclResult_t result = start(&handle, ranks, id, rank(position));
+    ncclComm_t handle = nullptr;  // on this thread's stack: NCCL may still write it after the job was abandoned
+    const ncclResult_t result = init_rank(&handle, ranks, id, rank(position));
     finish(nccl_, handle, result, *threads_, kStartSeconds);
     return handle;
   });
@@ -134,11 +132,10 @@ void Communicators::split(const std::vector<Group>& groups, ByGroup& made) {
     const Communicator& whole = world[static_cast<std::size_t>(position)];
     const auto rank = static_cast<std::size_t>(whole.rank);
     ncclComm_t handle = nullptr;
-    // Of a communicator that does not block, the new one is there once the world is done with it.
     NcclConfig config = config_;
     const ncclResult_t result = NCCL_CHECK(nccl_, ncclCommSplit, whole.handle, color[rank], key[rank], &handle,
                                            configured_ ? &config : nullptr);
-    finish(nccl_, whole.handle, result, *threads_, kStartSeconds);
+    finish(nccl_, whole.handle, result, *threads_, kStartSeconds);  // only then does `handle` exist
     if (handle != nullptr) finish(nccl_, handle, result, *threads_, kStartSeconds);
     return handle;
   });
@@ -154,7 +151,7 @@ void Communicators::split(const std::vector<Group>& groups, ByGroup& made) {
 }
 
 void Communicators::split_missing(const std::vector<Group>& groups, ByGroup& made) {
-  std::vector<Group> missing;  // in the caller's order, so that rounds stay together
+  std::vector<Group> missing;  // in the caller's order, so that the groups of a round share one split
   std::set<Group> seen;
   for (const Group& group : groups)
     if (made.count(group) == 0 && seen.insert(group).second) missing.push_back(group);
@@ -163,7 +160,7 @@ void Communicators::split_missing(const std::vector<Group>& groups, ByGroup& mad
 
 void Communicators::prepare(const std::vector<Group>& groups) {
   for (const Group& group : groups)
-    for (const int rank : group) position_of(rank);  // throws for an unknown rank
+    for (const int rank : group) position_of(rank);  // throws for a rank that the world lacks
   make_world();
   split_missing(groups, made_);
 }
@@ -209,7 +206,7 @@ std::vector<ncclComm_t> Communicators::release(const std::vector<Group>& groups)
 }
 
 void Communicators::close() {
-  const bool stuck = threads_->stuck() || gpus_.threads().stuck();  // a thread may still use one of them
+  const bool stuck = threads_->stuck() || gpus_.threads().stuck();  // a thread may still use a communicator
   for (ByGroup* made : {&made_, &for_launches_}) {
     for (const auto& [group, communicators] : *made)
       for (const Communicator& communicator : communicators)

@@ -8,18 +8,18 @@
 #include "collective_layout.hpp"
 #include "device_threads.hpp"
 #include "nccl.hpp"
-#include "nccl_config.hpp"
 
 namespace collbench {
 
-// Waits where `result`, of a call on the communicator, is ncclInProgress: until NCCL has done in the background what
-// was asked, for it takes no other call before. Throws NcclError, HangError past the deadline, Abandoned when another
-// thread of the job has failed.
+// Waits while NCCL executes a call on the communicator in the background, where the call's `result` is ncclInProgress:
+// until then the communicator accepts no other call. Throws NcclError, HangError past the deadline, Abandoned when
+// another thread of the job has failed.
 void finish(const Nccl& nccl, ncclComm_t communicator, ncclResult_t result, const DeviceThreads& threads,
             double deadline_seconds);
 
-// This process's ranks. Size 0: it holds all of them, one for each of its GPUs, in their order.
-// Otherwise it is one rank with one GPU, and `unique_id` is what one rank's Nccl::unique_id() gave to all.
+// All ranks, and this process's among them. With size 0 this process holds all ranks, one for each of its GPUs, in
+// their order. Otherwise it is one rank with one GPU, and `unique_id` is what one rank got from Nccl::unique_id() for
+// all.
 struct World {
   int rank = 0;
   int size = 0;
@@ -34,41 +34,41 @@ struct Communicator {
   int position;  // in Gpus
 };
 
-// The world, and every group split from it. Tearing them down takes 0.5-1.0 s a round [docs/method.md 4.1, 4×H200],
-// so it happens in close() alone: a process that ends leaves them to the driver.
+// The world, and every group split from it. Destroying a round's communicators takes 0.5 to 1.0 s [docs/method.md 4.1,
+// 4 × H200], so only close() does it; a process that ends leaves them to the driver.
 class Communicators {
  public:
-  // `options` are the communicators' own, none for NCCL's; a split's too. Throws std::invalid_argument for a world that
-  // this process cannot be part of, and for options that NCCL does not have.
+  // `options` apply to the world and to all splits; without any, NCCL uses its defaults. Throws std::invalid_argument
+  // for a world that this process cannot be part of, and for options that NCCL does not have.
   Communicators(Gpus& gpus, const Nccl& nccl, World world, const NcclOptions& options);
   Communicators(const Communicators&) = delete;
   Communicators& operator=(const Communicators&) = delete;
 
-  // Makes what is missing for these groups: one ncclCommSplit of the world for each set of disjoint ones. Every process
-  // of the world calls it with the same groups, and waits here for the others. A rank that fails is reported at once,
-  // also where NCCL lets the others wait for it. Reads nothing of Gpus but ordinals and contexts, so that copies may be
+  // Makes what is missing for these groups: one ncclCommSplit of the world for each set of disjoint groups. Every
+  // process of the world calls it with the same groups, and waits here for the others. A rank that fails is reported at
+  // once, even where NCCL makes the others wait for it. Reads only ordinals and contexts of Gpus, so copies may be
   // timed meanwhile.
   void prepare(const std::vector<Group>& groups);
-  // The same for plain launches, after the groups' own: a second communicator for each, the world too, which nobody
-  // captures. One that was captured once pays at every plain launch from then on for the order between both: an event
-  // to wait for, one to record, and one to ask for while a graph lives. Each has its own streams, unless
+  // Makes a second communicator for each of these prepared groups, also for the world: for plain launches, never
+  // captured. Once a communicator was captured, NCCL orders each of its plain launches with the graphs: it waits for an
+  // event, records one, and queries one while a graph lives. The second communicator has streams of its own, unless
   // NCCL_COMM_SPLIT_SHARE_RESOURCES=1 [NCCL 2.28.9, strongstream.cc: ncclStrongStreamAcquire, ncclStrongStreamRelease,
   // everCaptured; enqueue.cc: ncclLaunchPrepare, persistentRefs].
   void prepare_launches(const std::vector<Group>& groups) { split_missing(groups, for_launches_); }
-  // This process's ranks of a prepared group, none perhaps.
+  // This process's ranks of a prepared group, perhaps none.
   const std::vector<Communicator>& operator[](const Group& group) const { return made_.at(group); }
-  // The same ranks in the same order, prepared for plain launches.
+  // The same ranks in the same order, on the communicators for plain launches.
   const std::vector<Communicator>& for_launches(const Group& group) const { return for_launches_.at(group); }
-  const Nccl& nccl() const { return nccl_; }
-  // For what else ranks wait for each other.
+  // For other calls in which ranks wait for each other.
   DeviceThreads& threads() { return *threads_; }
   // Whether ranks live in other processes.
   bool distributed() const { return world_.size > 0; }
-  // Throws NcclError, which names the rank, if this one has failed in the background.
+  // Throws NcclError, which names the rank, if it has failed in the background.
   void check(const Communicator& communicator) const;
-  // The same for all of ours in these groups. A rank that only lost another one is not reported before that one.
+  // The same for all of this process's ranks in these groups. A rank's own failure is thrown rather than that of a rank
+  // that only lost its connection to another one.
   void check(const std::vector<Group>& groups) const;
-  // Forgets the groups and returns all their communicators, which are the caller's to abort.
+  // Forgets the groups and returns all their communicators, which the caller must abort.
   std::vector<ncclComm_t> release(const std::vector<Group>& groups);
   void close();
 
@@ -76,8 +76,8 @@ class Communicators {
   using ByGroup = std::map<Group, std::vector<Communicator>>;
 
   int position_of(int rank) const;
-  ncclResult_t start(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const;
-  std::vector<ncclComm_t> make_all(const char* doing, const std::function<ncclComm_t(int position)>& make);
+  ncclResult_t init_rank(ncclComm_t* made, int ranks, NcclUniqueId id, int rank) const;
+  std::vector<ncclComm_t> make_all(const char* action, const std::function<ncclComm_t(int position)>& make);
   void make_world();
   void split_missing(const std::vector<Group>& groups, ByGroup& made);
   void split(const std::vector<Group>& groups, ByGroup& made);
@@ -89,7 +89,7 @@ class Communicators {
   const NcclConfig config_;
   Group everyone_;
   ByGroup made_, for_launches_;
-  // For the start, where ranks wait for each other; the threads of Gpus may be timing copies meanwhile.
+  // For calls in which ranks wait for each other; the threads of Gpus may be timing copies meanwhile.
   OwnedThreads threads_;
 };
 

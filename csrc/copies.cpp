@@ -10,21 +10,21 @@
 namespace collbench {
 namespace {
 
-// Behind the blocking kernel, with the waking copies and the verification: 32 in all [docs/method.md 3.1].
+// With the two waking copies and the verification, 32 operations behind the blocking kernel [docs/method.md 3.1].
 constexpr int kMostIterations = 29;
-// Before the start event, for an engine's first copy starts late [docs/method.md 3.2]. Two, because a copy that the
-// destination issues is sent by the source's engine, which the first one still finds asleep [2 × H200].
+// Copies before the start event, because an engine's first copy starts late [docs/method.md 3.2]. Two, because the
+// source's engine sends what the destination issues, and the first copy does not wake that one in time [2 × H200].
 constexpr int kEngineWakingCopies = 2;
 constexpr std::uint64_t kEngineWakingBytes = 16;
-// Staged batches of more bytes start without a blocking kernel [docs/method.md 3.7]: the sample p2pBandwidthLatencyTest
-// has 5 × 40 MB behind one [4 × H200]; more was not tried.
+// Larger staged batches start without a blocking kernel [docs/method.md 3.7]. The sample p2pBandwidthLatencyTest queues
+// 5 × 40 MB behind one [4 × H200]; more was not tried.
 constexpr std::uint64_t kMostStaged = 200'000'000;
 // A kernel's launch costs 8 to 10 us of ramp and tail. From this size on one launch copies a batch's messages in a
 // loop, by one thread block on each multiprocessor [docs/method.md 3.4]: 64 MiB are read at 365 GB/s by loops over 2
-// (361 by 2 launches), at 374.6 over 16 [4 × H200].
+// messages (361 by 2 launches), at 374.6 over 16 [4 × H200].
 constexpr std::uint64_t kLooped = 16 << 20;
 
-// One end of a transfer: its buffer, and whose it is; null for host memory.
+// One end of a transfer: its buffer, and the context that the buffer belongs to; null for host memory.
 struct Memory {
   CUdeviceptr buffer;
   CUcontext context;
@@ -34,20 +34,20 @@ struct Transfer {
   int group;            // in the round
   int index;            // in the group
   Gpu* issuer;          // the GPU that copies
-  Gpu* verifier;        // the destination, or for host memory the GPU next to it: poisons and verifies what arrives
-  TimedStream* stream;  // of the issuer. Its first transfer uses the issuer's own: alone it then needs no event between
-                        // its copies and what the GPU does before and after
+  Gpu* verifier;        // poisons and verifies the target: the destination, or the issuer where that is host memory
+  TimedStream* stream;  // of the issuer. Its first transfer uses the issuer's own stream: a single transfer then needs
+                        // no event between its copies and the GPU's poisoning and verification
   TimedStream* first;   // of the group's first transfer: has the common start and end
   Memory source;
   Memory target;
   std::uint64_t seed;   // of what the source holds
-  unsigned sender;      // among the transfers to this destination: each writes its own slots
-  unsigned concurrent;  // transfers that the issuer copies at once
+  unsigned sender;      // index among the transfers to this destination: each writes its own slots
+  unsigned concurrent;  // transfers that the issuer copies at the same time
   bool staged;          // the issuer cannot address the other end
 };
 
-// Transfers that are queued by one thread, and all timed before anything that they brought is verified: a group's, or
-// those of all groups where host memory, which all GPUs share, takes part.
+// Transfers that one thread queues, and that are all timed before any of them is verified: those of one group, or of
+// all groups where host memory, which all GPUs share, takes part.
 struct TransferSet {
   std::vector<Transfer> transfers;
   std::vector<Gpu*> verifiers;
@@ -79,15 +79,13 @@ void check(std::size_t gpus, const CopyRound& round) {
 Transfer make_transfer(Gpus& gpus, const CopyRound& round, const Link& link) {
   const bool from_host = is_host(link.first), to_host = is_host(link.second);
   const bool pull = from_host || (!to_host && round.pull);
+  const int far = pull ? link.first : link.second;
   Gpu& issuer = gpus[pull ? link.second : link.first];
   Transfer transfer{};
   transfer.issuer = &issuer;
   transfer.verifier = &gpus[to_host ? link.first : link.second];
-  if (!from_host && !to_host) {
-    const auto near = static_cast<std::size_t>(pull ? link.second : link.first),
-               far = static_cast<std::size_t>(pull ? link.first : link.second);
-    transfer.staged = near != far && !gpus.peer_access()[near][far];
-  }
+  if (!is_host(far) && far != issuer.position)
+    transfer.staged = !gpus.peer_access()[static_cast<std::size_t>(issuer.position)][static_cast<std::size_t>(far)];
   if (transfer.staged && round.engine == Engine::multiprocessors)
     throw std::invalid_argument("a kernel cannot copy between GPUs without peer access");
   transfer.source = from_host ? Memory{host_source(gpus, issuer, link.first), nullptr}
@@ -102,13 +100,14 @@ std::vector<Transfer> make_group(Gpus& gpus, const CopyRound& round, int group) 
   std::vector<Transfer> transfers;
   for (const Link& link : round.groups[static_cast<std::size_t>(group)]) {
     Transfer made = make_transfer(gpus, round, link);
-    std::size_t streams = 0;  // of the same issuer, in use
+    std::size_t streams = 0;  // of the issuer, used by earlier transfers
     for (const Transfer& earlier : transfers) {
       if (earlier.target.buffer == made.target.buffer) ++made.sender;
       if (earlier.issuer == made.issuer) ++streams;
     }
     std::deque<TimedStream>& own = made.issuer->streams;
-    if (own.size() <= streams) own.emplace_back(made.issuer->context.get());  // a deque: the others stay where they are
+    // A deque: pointers to its other elements stay valid.
+    if (own.size() <= streams) own.emplace_back(made.issuer->context.get());
     made.stream = &own[streams];
     made.first = transfers.empty() ? made.stream : transfers.front().stream;
     made.group = group;
@@ -120,8 +119,8 @@ std::vector<Transfer> make_group(Gpus& gpus, const CopyRound& round, int group) 
   return transfers;
 }
 
-// Times the batches of one round, each verified before the next one is queued: with another batch queued behind it, a
-// batch takes another time [docs/method.md 3.2].
+// Times the batches of one round. Each is verified before the next one is queued, because a batch takes a different
+// time with another one queued behind it [docs/method.md 3.2].
 class CopyTimer {
  public:
   // Makes the streams and host buffers that are missing. Throws std::invalid_argument for a round that cannot be timed.
@@ -154,7 +153,7 @@ class CopyTimer {
     } catch (const HangError&) {
       throw;  // waiting again would take as long
     } catch (...) {
-      settle();
+      wait_for_all();
       throw;
     }
     return std::move(times_);
@@ -162,7 +161,7 @@ class CopyTimer {
 
  private:
   void run_batches() {
-    // This thread asks about events, perhaps without having queued any: such calls may want a context.
+    // This thread queries events, perhaps without having queued any: such calls may need a context.
     if (!sets_.empty()) sets_.front().verifiers.front()->context.make_current();
     for (int batch = -round_.warmup; batch < round_.batches; ++batch) {
       const Slots slots = gpus_.next_slots(round_.bytes, round_.iterations, round_.shift, senders_, smallest_buffer_);
@@ -170,16 +169,16 @@ class CopyTimer {
       BlockingKernel blocking(gpus_);
       queue(slots, blocking);
       for (const TransferSet& set : sets_)  // or one transfer would start while another's memory is still poisoned
-        for (const Gpu* verifier : set.verifiers) gpus_.wait(*verifier, verifier->poisoned, round_.deadline);
+        for (const Gpu* verifier : set.verifiers) verifier->wait(verifier->poisoned, round_.deadline);
       blocking.unblock();
       await_end();
-      if (round_.covered)  // or what is still copied would write into the next batch
-        each([&](const Transfer& transfer) { gpus_.wait(*transfer.issuer, transfer.stream->get(), round_.deadline); });
+      if (round_.covered)  // or the second half of the copies would write into the next batch
+        each([&](const Transfer& transfer) { transfer.issuer->wait(transfer.stream->get(), round_.deadline); });
       for (const TransferSet& set : sets_)
-        for (const Gpu* verifier : set.verifiers) gpus_.wait(*verifier, round_.deadline);
+        for (const Gpu* verifier : set.verifiers) verifier->wait(round_.deadline);
       each([&](const Transfer& transfer) { check_data(transfer, slots); });
       each([&](const Transfer& transfer) {
-        if (batch < 0 || transfer.stream != transfer.first) return;
+        if (batch < 0 || transfer.index > 0) return;
         const double seconds = elapsed_seconds(transfer.first->start, transfer.first->end) / round_.iterations;
         times_.seconds[static_cast<std::size_t>(transfer.group)].push_back(seconds);
       });
@@ -197,42 +196,35 @@ class CopyTimer {
   void wake_links() {
     const std::uint64_t bytes = std::min<std::uint64_t>(kLinkWakingBytes, spare_offset());
     each([&](const Transfer& transfer) {
-      if (!transfer.staged) gpus_.on(*transfer.issuer, [&] { copy(transfer, 0, bytes); });
+      if (!transfer.staged) transfer.issuer->on([&] { copy(transfer, 0, bytes); });
     });
-    each([&](const Transfer& transfer) { gpus_.wait(*transfer.issuer, transfer.stream->get(), round_.deadline); });
+    each([&](const Transfer& transfer) { transfer.issuer->wait(transfer.stream->get(), round_.deadline); });
   }
 
   std::uint64_t spare_offset() const { return gpus_.spare_offset(smallest_buffer_); }
 
-  // One set a thread: 18 driver calls a link, one link after another, took longer than a small batch's copies (two
-  // batches on two links 140 to 250 us [4 × H200]). A set alone is queued here, without a hand-over.
+  // Each set has a thread of its own: on one thread, the 18 driver calls of each link took longer than a small batch's
+  // copies (two batches on two links 140 to 250 us [4 × H200]). A single set is queued by this thread.
   void queue(const Slots& slots, BlockingKernel& blocking) {
     if (sets_.size() == 1) return queue(sets_.front(), slots, blocking);
     std::vector<int> positions;  // no GPU is in two sets
-    for (const TransferSet& set : sets_) positions.push_back(gpus_.position(*set.transfers.front().issuer));
+    for (const TransferSet& set : sets_) positions.push_back(set.transfers.front().issuer->position);
     gpus_.threads().run(positions, [&](std::size_t i) { queue(sets_[i], slots, blocking); });
   }
 
   void queue(const TransferSet& set, const Slots& slots, BlockingKernel& blocking) {
-    for (const Gpu* verifier : set.verifiers) gpus_.on(*verifier, [&] { queue_poison(*verifier, set, slots); });
+    for (const Gpu* verifier : set.verifiers) verifier->on([&] { queue_poison(*verifier, set, slots); });
     for (const Transfer& transfer : set.transfers)
-      gpus_.on(*transfer.issuer, [&] { queue_copies(transfer, slots, blocking); });
+      transfer.issuer->on([&] { queue_copies(transfer, slots, blocking); });
     queue_ends(set);
-    for (const Gpu* verifier : set.verifiers) gpus_.on(*verifier, [&] { queue_verify(*verifier, set, slots); });
+    for (const Gpu* verifier : set.verifiers) verifier->on([&] { queue_verify(*verifier, set, slots); });
   }
 
   // Makes every byte that the batch will write wrong.
   void queue_poison(const Gpu& verifier, const TransferSet& set, const Slots& slots) {
-    for (const Transfer& transfer : set.transfers) {
-      if (transfer.verifier != &verifier) continue;
-      Slots own = slots.of_sender(transfer.sender);
-      CUdeviceptr target = transfer.target.buffer;
-      std::uint64_t seed = transfer.seed;
-      std::uint32_t invert = 1;
-      void* arguments[] = {&target, &own.base, &own.stride, &own.bytes, &seed, &invert};
-      Gpus::launch(verifier, verifier.stream(), Kernel::fill, Gpus::grid(verifier, Kernel::fill, own.bytes / 8),
-                   own.count, arguments);
-    }
+    for (const Transfer& transfer : set.transfers)
+      if (transfer.verifier == &verifier)
+        verifier.fill(transfer.target.buffer, slots.of_sender(transfer.sender), transfer.seed, 1);
     CUDA_CHECK(cuEventRecord, verifier.poisoned.get(), verifier.stream());
   }
 
@@ -241,20 +233,20 @@ class CopyTimer {
     if (stream != transfer.verifier->stream())
       CUDA_CHECK(cuStreamWaitEvent, stream, transfer.verifier->poisoned.get(), 0u);
     if (transfer.staged) {
-      // Before blocking: on its first staged copy the driver makes buffers, for which it may wait for the device.
+      // Before blocking: for its first staged copy the driver allocates buffers, and may wait for the device.
       copy(transfer, spare_offset(), kEngineWakingBytes);
       if (batch_bytes() > kMostStaged) blocking.unblock();
     }
     blocking.block(*transfer.issuer, stream);
     for (int i = 0; i < kEngineWakingCopies && !transfer.staged; ++i)
       copy(transfer, spare_offset(), kEngineWakingBytes);
-    if (transfer.stream == transfer.first)
+    if (transfer.index == 0)
       CUDA_CHECK(cuEventRecord, transfer.first->start.get(), stream);
     else
       CUDA_CHECK(cuStreamWaitEvent, stream, transfer.first->start.get(), 0u);
     queue_messages(transfer, slots);
     if (!round_.covered) return;
-    if (transfer.stream == transfer.first) CUDA_CHECK(cuEventRecord, transfer.first->end.get(), stream);
+    if (transfer.index == 0) CUDA_CHECK(cuEventRecord, transfer.first->end.get(), stream);
     queue_messages(transfer, slots);
   }
 
@@ -265,22 +257,21 @@ class CopyTimer {
     for (int i = 0; i < round_.iterations; ++i) copy(transfer, own.offset(i), own.bytes);
   }
 
-  // A group is timed from one common start to one common end, as nvbandwidth's totals are. By its own two events each
-  // of three messages that one copy engine sends in turn seems to have a third of the time: the engine's waking copy,
-  // and so the start, waits there behind the others' messages [1187 GB/s over a port of 450, 4 × H200].
+  // A group is timed from one common start to one common end, as nvbandwidth's totals are. With a start event of its
+  // own, each of three messages that one copy engine sends in turn seems to take a third of the time: its waking copy,
+  // and so its start, waits behind the other messages [1187 GB/s over a port of 450, 4 × H200].
   void queue_ends(const TransferSet& set) {
     for (const Transfer& transfer : set.transfers) {
-      if (transfer.stream == transfer.first) continue;
-      gpus_.on(*transfer.issuer,
-               [&] { CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), transfer.stream->get()); });
+      if (transfer.index == 0) continue;
+      transfer.issuer->on([&] { CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), transfer.stream->get()); });
     }
-    if (round_.covered) return;  // the end stands before the first transfer's last messages
+    if (round_.covered) return;  // the end was recorded in the middle of the first transfer's messages
     for (const Transfer& transfer : set.transfers) {
-      if (transfer.stream != transfer.first) continue;
-      gpus_.on(*transfer.issuer, [&] {
+      if (transfer.index > 0) continue;
+      transfer.issuer->on([&] {
         const CUstream stream = transfer.stream->get();
         for (const Transfer& other : set.transfers)
-          if (other.first == transfer.stream && other.stream != transfer.stream)
+          if (other.first == transfer.stream && other.index > 0)
             CUDA_CHECK(cuStreamWaitEvent, stream, other.stream->end.get(), 0u);
         CUDA_CHECK(cuEventRecord, transfer.stream->end.get(), stream);
       });
@@ -304,38 +295,31 @@ class CopyTimer {
 
   void launch_copy(const Transfer& transfer, const Slots& slots, std::uint32_t messages) {
     const Gpu& issuer = *transfer.issuer;
-    const unsigned all =
-        slots.bytes >= kLooped ? issuer.multiprocessors : Gpus::grid(issuer, Kernel::copy, slots.bytes / 16);
+    const unsigned all = slots.bytes >= kLooped ? issuer.multiprocessors : issuer.grid(Kernel::copy, slots.bytes / 16);
     const unsigned blocks = std::max(1u, all / transfer.concurrent);
-    CUdeviceptr source = transfer.source.buffer + slots.base, target = transfer.target.buffer + slots.base;
-    std::uint64_t bytes = slots.bytes, stride = slots.stride;
-    std::uint32_t count = slots.count;
-    void* arguments[] = {&target, &source, &bytes, &stride, &count, &messages};
-    Gpus::launch(issuer, transfer.stream->get(), Kernel::copy, blocks, 1, arguments);
+    issuer.launch(transfer.stream->get(), Kernel::copy, blocks, 1, transfer.target.buffer + slots.base,
+                  transfer.source.buffer + slots.base, slots.bytes, slots.stride, slots.count, messages);
   }
 
-  // Behind all copies of the set: what verifies early would slow down what is still timed.
+  // After all copies of the set: an earlier verification would slow down what is still timed.
   void queue_verify(const Gpu& verifier, const TransferSet& set, const Slots& slots) {
     const CUstream stream = verifier.stream();
     for (const Transfer& transfer : set.transfers)
       if (transfer.stream->get() != stream) CUDA_CHECK(cuStreamWaitEvent, stream, transfer.stream->end.get(), 0u);
     for (const Transfer& transfer : set.transfers) {
       if (transfer.verifier != &verifier) continue;
-      Slots own = slots.of_sender(transfer.sender);
-      CUdeviceptr target = transfer.target.buffer;
-      std::uint64_t seed = transfer.seed;
-      Report* report = transfer.stream->clear_report();
-      void* arguments[] = {&target, &own.base, &own.stride, &own.bytes, &seed, &report};
-      Gpus::launch(verifier, stream, Kernel::verify, Gpus::grid(verifier, Kernel::verify, own.bytes / 8), own.count,
-                   arguments);
+      const Slots own = slots.of_sender(transfer.sender);
+      verifier.launch(stream, Kernel::verify, verifier.grid(Kernel::verify, own.bytes / 8), own.count,
+                      transfer.target.buffer, own.base, own.stride, own.bytes, transfer.seed,
+                      transfer.stream->clear_report());
     }
   }
 
   void await_end() {
     for (const TransferSet& set : sets_)
-      // So that an issuer's failure is reported as its own: the first transfer's end waits for the others'.
+      // Last transfer first: the first transfer's end waits for the others, whose issuers' failures it would hide.
       for (auto transfer = set.transfers.rbegin(); transfer != set.transfers.rend(); ++transfer)
-        gpus_.wait(*transfer->issuer, transfer->stream->end, round_.deadline);
+        transfer->issuer->wait(transfer->stream->end, round_.deadline);
     BlockingKernel::check_timeout(gpus_);
   }
 
@@ -354,22 +338,22 @@ class CopyTimer {
   }
 
   // After a failure: what is still queued must not write into a later round.
-  void settle() noexcept {
+  void wait_for_all() noexcept {
     try {
       each([&](const Transfer& transfer) {
-        gpus_.wait(*transfer.issuer, transfer.stream->get(), round_.deadline);
-        gpus_.wait(*transfer.verifier, round_.deadline);
+        transfer.issuer->wait(transfer.stream->get(), round_.deadline);
+        transfer.verifier->wait(round_.deadline);
       });
     } catch (const DeviceError&) {
-      // A GPU that fails here stays unusable. The first failure is the one to report.
+      // A GPU that fails here stays unusable; the first failure is the one that run() throws.
     }
   }
 
   Gpus& gpus_;
   const CopyRound& round_;
   std::vector<TransferSet> sets_;
-  unsigned senders_ = 1;         // most transfers to one destination
-  std::size_t smallest_buffer_;  // bytes: those in host memory may be smaller than the GPUs'
+  unsigned senders_ = 1;         // the most transfers to one destination
+  std::size_t smallest_buffer_;  // bytes; buffers in host memory may be smaller than the GPUs'
   Times times_;
 };
 

@@ -15,28 +15,28 @@ enum class Engine { copy_engine, multiprocessors };
 using Link = std::pair<int, int>;
 
 struct CopyRound {
-  // Transfers of a group run at the same time and may share GPUs: both ways, one to all, all to one. No GPU is in two
-  // groups.
+  // The transfers of a group run at the same time and may share GPUs: both ways, one to all, all to one. Two groups
+  // share no GPU.
   std::vector<std::vector<Link>> groups;
   Engine engine;
-  bool pull;            // true: the destination reads; false: the source writes; host memory does neither
+  bool pull;            // true: the destination reads; false: the source writes; ignored for host memory
   std::size_t bytes;    // one message
   std::uint64_t shift;  // bytes by which source and destination miss their natural alignment
-  int iterations;       // messages of each transfer in a batch, at most 29 (the blocked queue is kept shallow)
+  int iterations;       // messages of each transfer in a batch, at most 29
   int batches;          // timed ones
   int warmup;           // batches before them
   double deadline;      // seconds, the longest wait for a batch
-  // Each group's first transfer is timed alone, while all others of the round run: behind its messages of a batch every
-  // transfer copies as many again, as nvbandwidth's interfering copies have twice the size. So a transfer at half the
-  // rate of what it shares links with still has them beside it to its end. A batch holds at most 14 messages then.
+  // Times only each group's first transfer, while all others of the round run. Every transfer then copies its messages
+  // twice, as nvbandwidth's interfering copies have twice the size: others that share links with the first transfer and
+  // are up to twice as fast still run when it ends. A batch holds at most 14 messages then.
   bool covered;
 };
 
-// Returns seconds of each group, [group][batch]: from the common start of its transfers to their common end (of a
-// covered round to the end of the first one's messages), over the messages that each of them sends. What a batch leaves
-// in its slots is checked on the GPU, outside the timed region, and counted. Throws DataError, CudaError, HangError;
-// std::invalid_argument for a round that cannot be timed. Copies between GPUs without peer access are staged in host
-// memory by the driver.
+// Returns seconds per message of each group, [group][batch]: from the common start of its transfers to their common end
+// (of a covered round to the end of the first transfer's messages), divided by the messages that each of them sends.
+// What a batch leaves in its slots is verified on the GPU, outside the timed region. Throws DataError, CudaError,
+// HangError; std::invalid_argument for a round that cannot be timed. Copies between GPUs without peer access are staged
+// in host memory by the driver.
 Times time_copies(Gpus& gpus, const CopyRound& round);
 
 }  // namespace collbench

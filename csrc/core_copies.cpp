@@ -26,20 +26,20 @@ constexpr std::size_t kLineBytes = 64;
 // the very thread that it waits for.
 constexpr int kSpinsBeforeYield = 1000;
 
-// Lets `parties` threads go on together, again and again, until it is cancelled.
+// Where `parties` threads meet before each batch, until it is cancelled.
 class Barrier {
  public:
   explicit Barrier(int parties) : parties_(parties) {}
 
   // Returns false, for every waiting and later thread, once cancelled.
   bool wait() {
-    const int round = round_.load();
+    const int meeting = meetings_.load();
     if (arrived_.fetch_add(1) + 1 == parties_) {
       arrived_.store(0);
-      round_.fetch_add(1);
+      meetings_.fetch_add(1);
       return !cancelled_;
     }
-    for (int spins = 0; round_.load(std::memory_order_acquire) == round && !cancelled_; ++spins)
+    for (int spins = 0; meetings_.load(std::memory_order_acquire) == meeting && !cancelled_; ++spins)
       if (spins >= kSpinsBeforeYield) sched_yield();
     return !cancelled_;
   }
@@ -49,7 +49,7 @@ class Barrier {
  private:
   const int parties_;
   std::atomic<int> arrived_{0};
-  std::atomic<int> round_{0};
+  std::atomic<int> meetings_{0};  // so far
   std::atomic<bool> cancelled_{false};
 };
 
@@ -65,8 +65,8 @@ void pin(int core) {
     throw std::runtime_error("cannot pin a thread to core " + std::to_string(core) + ": " + strerror(error));
 }
 
-// Runs work(i) on a thread pinned to cores[i], for all i at once; joins them and rethrows the first failure.
-// `cancel` is called on any failure, so that no thread waits for one that will not come.
+// Runs work(i) on a thread pinned to cores[i], for all i at once; joins them and rethrows the first failure. A failure
+// calls `cancel`, so that no thread waits for the one that failed.
 void run_pinned(
     const std::vector<int>& cores, const std::function<void(std::size_t)>& work,
     const std::function<void()>& cancel = [] {}) {
@@ -103,7 +103,7 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Cores are 2^40 words (8 TiB) apart, so their patterns share no word either. +1: core 0's is as good as any.
+// The cores' patterns begin 2^40 words (8 TiB) apart, so they share no word.
 std::uint64_t pattern_word(int core, std::size_t index) {
   return mix((static_cast<std::uint64_t>(core) + 1) << 40 | index);
 }
@@ -123,12 +123,12 @@ void copy_batch(unsigned char* destination, const unsigned char* source, const S
                 int iterations, std::size_t& next) {
   for (int i = 0; i < iterations; ++i) {
     std::memcpy(destination + next * slots.stride, source + next * slots.stride, size);
-    asm volatile("" ::: "memory");  // each copy happens: the compiler may not merge repeated ones
+    asm volatile("" ::: "memory");  // or the compiler might merge repeated copies
     if (++next == slots.count) next = 0;
   }
 }
 
-// Never zero: twenty small copies can take less than a coarse clock's step, and nothing takes no time.
+// At least 1 ns, never zero: twenty small copies can take less than one step of a coarse clock.
 double seconds_since(std::chrono::steady_clock::time_point start) {
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   return std::max(elapsed.count(), 1e-9);
@@ -183,11 +183,11 @@ HostSession::HostSession(const std::vector<int>& cores, std::size_t buffer_bytes
   });
 }
 
-void HostSession::check(const std::vector<int>& drivers, const std::vector<int>& targets, std::size_t size) const {
+void HostSession::check(const std::vector<int>& sources, const std::vector<int>& targets, std::size_t size) const {
   if (size == 0 || size > buffer_bytes_)
     throw std::invalid_argument("a copy of " + std::to_string(size) + " B does not fit a buffer of " +
                                 std::to_string(buffer_bytes_) + " B");
-  for (const auto& cores : {drivers, targets}) {
+  for (const auto& cores : {sources, targets}) {
     if (std::set<int>(cores.begin(), cores.end()).size() != cores.size())
       throw std::invalid_argument("two links of one round share a core");
     for (const int core : cores)
@@ -199,7 +199,6 @@ std::vector<std::vector<double>> HostSession::time_copies(const std::vector<Link
                                                           int iterations, int batches, int warmup) {
   std::vector<int> sources, targets;
   for (const auto& [source, target] : links) sources.push_back(source), targets.push_back(target);
-  const std::vector<int>& drivers = pull ? targets : sources;
   check(sources, targets, size);
   if (iterations < 1 || batches < 0 || warmup < 0) throw std::invalid_argument("iterations must be 1 or more");
 
@@ -209,7 +208,7 @@ std::vector<std::vector<double>> HostSession::time_copies(const std::vector<Link
   auto source = [&](std::size_t link) { return buffers_.at(sources[link]).source.data(); };
   auto target = [&](std::size_t link) { return buffers_.at(targets[link]).destination.data(); };
 
-  // Cleared and verified by the destination's own core: the writer's caches must not hold its lines beforehand.
+  // The destination's own core clears and verifies it, so that the writer's caches do not hold its lines beforehand.
   run_pinned(targets,
              [&](std::size_t link) { std::memset(target(link), 0, std::min(buffer_bytes_, used * slots.stride)); });
   std::vector<std::vector<double>> seconds(links.size());
@@ -222,7 +221,7 @@ std::vector<std::vector<double>> HostSession::time_copies(const std::vector<Link
       if (batch >= warmup) seconds[link].push_back(seconds_since(start) / iterations);
     }
   };
-  run_pinned(drivers, time_link, [&] { barrier.cancel(); });
+  run_pinned(pull ? targets : sources, time_link, [&] { barrier.cancel(); });
   run_pinned(targets, [&](std::size_t link) {
     for (std::size_t slot = 0; slot < used; ++slot)
       verify_pattern(target(link) + slot * slots.stride, slot * slots.stride, size, sources[link],

@@ -12,7 +12,7 @@
 
 namespace collbench::host {
 
-// Bytes go from the first core's source buffer to the second core's destination buffer.
+// Bytes are copied from the first core's source buffer to the second core's destination buffer.
 using Link = std::pair<int, int>;
 
 // Zeroed pages that no thread has touched yet, so that the first one to write decides their NUMA node.
@@ -29,7 +29,7 @@ class Pages {
   std::unique_ptr<unsigned char, Unmap> data_;
 };
 
-// What a core owns: a source filled with that core's pattern, and a destination.
+// A core's buffers: the source holds that core's pattern.
 struct Buffers {
   explicit Buffers(std::size_t bytes) : source(bytes), destination(bytes) {}
   Pages source;
@@ -43,16 +43,16 @@ class HostSession {
   // is refused, std::invalid_argument for a repeated core.
   HostSession(const std::vector<int>& cores, std::size_t buffer_bytes);
 
-  // Copies `size` bytes over all links at once and returns the seconds per iteration, [link][batch], after `warmup`
-  // untimed batches. `pull`: the destination's thread reads; otherwise the source's thread writes. Every byte is
-  // verified afterwards: the first wrong one throws DataError (group = link, rank 1 = the destination).
-  // Also throws std::runtime_error for a failed pinning and std::invalid_argument for links that share a thread or a
-  // destination, unknown cores and sizes that do not fit.
+  // Copies `size` bytes over all links at once and returns seconds per iteration, [link][batch], after `warmup` untimed
+  // batches. With `pull` the destination's thread reads; otherwise the source's thread writes. Afterwards every byte is
+  // verified: the first wrong one throws DataError (group = link, rank 1 = the destination). Throws std::runtime_error
+  // where a thread cannot be pinned, std::invalid_argument for links that share a source or a destination, unknown
+  // cores and sizes that do not fit.
   std::vector<std::vector<double>> time_copies(const std::vector<Link>& links, bool pull, std::size_t size,
                                                int iterations, int batches, int warmup);
 
  private:
-  void check(const std::vector<int>& drivers, const std::vector<int>& targets, std::size_t size) const;
+  void check(const std::vector<int>& sources, const std::vector<int>& targets, std::size_t size) const;
 
   std::size_t buffer_bytes_;
   std::map<int, Buffers> buffers_;

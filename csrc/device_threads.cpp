@@ -1,5 +1,7 @@
 #include "device_threads.hpp"
 
+#include <numeric>
+
 #include "polling.hpp"
 
 namespace collbench {
@@ -7,15 +9,14 @@ namespace {
 
 // Longer than what the host does between two batches of a step; waking a sleeping thread takes some 50 us.
 constexpr std::chrono::milliseconds kSpin{2};
-// How long the other threads of a failed job have to come back: those that wait for streams or for each other see the
-// failure at once, what they call takes milliseconds.
+// How long the other threads of a failed job have to return: those that wait for streams or for each other see the
+// failure at once, and their other calls take milliseconds.
 constexpr std::chrono::seconds kGrace{1};
-// Between two checks of what a wait may be in vain for. The first one comes so late, too: most batches are over by
-// then.
+// Time from the start of a wait to its first check, and from one check to the next. Most batches end before the first.
 constexpr std::chrono::milliseconds kCheckInterval{1};
 
-// Returns once `ready()`: asks again and again for kSpin, then sleeps until `signal`. What makes it ready changes
-// under the mutex. Yields: there may be fewer cores than threads.
+// Returns once `ready()`: polls it for kSpin, then sleeps until `signal`. Whoever makes it ready holds the mutex.
+// Yields between polls, because there may be fewer cores than threads.
 template <class Ready>
 void spin_then_sleep(std::mutex& mutex, std::condition_variable& signal, const Ready& ready) {
   const auto until = Clock::now() + kSpin;
@@ -31,13 +32,13 @@ void spin_then_sleep(std::mutex& mutex, std::condition_variable& signal, const R
 
 }  // namespace
 
-DeviceThreads::DeviceThreads(Gpus& gpus) {
-  for (int position = 0; position < static_cast<int>(gpus.size()); ++position)
-    workers_.push_back(std::make_unique<Worker>(*this, gpus[position], position));
+void DeleteUnlessStuck::operator()(DeviceThreads* threads) const {
+  if (!threads->stuck()) delete threads;
 }
 
-void DeviceThreads::dispose(DeviceThreads* threads) {
-  if (!threads->stuck_) delete threads;
+DeviceThreads::DeviceThreads(Gpus& gpus) {
+  for (int position = 0; position < static_cast<int>(gpus.size()); ++position)
+    workers_.push_back(std::make_unique<Worker>(*this, gpus[position]));
 }
 
 void DeviceThreads::run(const std::vector<int>& positions, const Work& work) {
@@ -54,12 +55,12 @@ void DeviceThreads::run(const std::vector<int>& positions, const Work& work) {
     }
     worker.wake.notify_one();
   }
-  const auto all_back = [this] { return unfinished_ == 0; };
-  spin_then_sleep(mutex_, finished_, [&] { return all_back() || failed_; });
-  if (!all_back()) {
+  const auto all_returned = [this] { return unfinished_ == 0; };
+  spin_then_sleep(mutex_, finished_, [&] { return all_returned() || failed_; });
+  if (!all_returned()) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!finished_.wait_for(lock, kGrace, all_back)) {
-      // finish() takes the lock: a thread that has not finished by now never does.
+    if (!finished_.wait_for(lock, kGrace, all_returned)) {
+      // finish() takes the lock, so no thread finishes while these are marked.
       for (const int position : positions) {
         Worker& worker = *workers_[static_cast<std::size_t>(position)];
         worker.abandoned = worker.work != nullptr;
@@ -68,8 +69,14 @@ void DeviceThreads::run(const std::vector<int>& positions, const Work& work) {
     }
   }
   const bool thrown = failed_;
-  if (!stuck_) failed_ = false;  // what the owner does next is no part of the failed job
+  if (!stuck_) failed_ = false;  // or the owner's next waits would throw Abandoned
   if (thrown) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void DeviceThreads::run_on_all(const Work& work) {
+  std::vector<int> positions(workers_.size());
+  std::iota(positions.begin(), positions.end(), 0);
+  run(positions, work);
 }
 
 void DeviceThreads::wait(const Gpu& gpu, double deadline_seconds, const Check& check) const {
@@ -105,11 +112,10 @@ void DeviceThreads::finish(Worker& worker) {
     worker.work = nullptr;
     if (!worker.abandoned && --unfinished_ == 0) finished_.notify_one();
   }
-  stay_if_abandoned();
+  sleep_forever_if_abandoned();
 }
 
-DeviceThreads::Worker::Worker(DeviceThreads& all, Gpu& gpu, int position)
-    : gpu(gpu), position(position), thread([this, &all] { serve(all); }) {}
+DeviceThreads::Worker::Worker(DeviceThreads& all, Gpu& gpu) : gpu(gpu), thread([this, &all] { serve(all); }) {}
 
 DeviceThreads::Worker::~Worker() {
   {
@@ -129,10 +135,10 @@ void DeviceThreads::Worker::serve(DeviceThreads& all) {
       gpu.context.make_current();
       (*work)(index);
     } catch (...) {
-      stay_if_abandoned();
-      all.fail(position);
+      sleep_forever_if_abandoned();
+      all.fail(gpu.position);
     }
-    stay_if_abandoned();
+    sleep_forever_if_abandoned();
     all.finish(*this);
   }
 }
@@ -144,7 +150,7 @@ void ThreadBarrier::arrive(const std::function<void()>& last) {
     return;
   }
   while (!released_) {
-    stay_if_abandoned();
+    sleep_forever_if_abandoned();
     threads_.throw_if_failed();
     std::this_thread::yield();
   }

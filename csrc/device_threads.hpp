@@ -15,29 +15,30 @@
 
 namespace collbench {
 
-// Thrown inside a job where another thread's failure makes going on pointless; DeviceThreads::run never lets it out.
+// Thrown inside a job where another thread's failure makes going on pointless; DeviceThreads::run catches it.
 struct Abandoned {};
 
 // Threads that live as long as this object. Between jobs they spin for 2 ms, so that the next batch starts at once,
-// then sleep. One job at a time; the owner calls from one thread at a time.
+// then sleep. One job at a time; the owner calls from one thread at a time. Owned by OwnedThreads (gpus.hpp), which
+// leaves threads that are stuck to the end of the process.
 class DeviceThreads {
  public:
   using Work = std::function<void(std::size_t)>;
   explicit DeviceThreads(Gpus& gpus);
   DeviceThreads(const DeviceThreads&) = delete;
   DeviceThreads& operator=(const DeviceThreads&) = delete;
-  // Deletes them; threads that are stuck are left to the end of the process.
-  static void dispose(DeviceThreads* threads);
 
-  // Runs work(i) on the thread of GPU positions[i], its context current, for all i at once; returns when all are back.
-  // Positions differ. Throws what the first failing thread threw, with that GPU's position in a DeviceError. Threads
-  // that are not back soon after a failure sit in a call that waits for the failed one, perhaps for ever: the failure
-  // is thrown without them, and no other job can follow.
+  // Runs work(i) on the thread of GPU positions[i], with its context current, for all i at once; returns when all have
+  // returned. No position occurs twice. Throws what the first failing thread threw; a DeviceError then has that GPU's
+  // position. Threads that have not returned soon after a failure are in a call that waits for the failed one, perhaps
+  // for ever: the failure is thrown without waiting for them, and no further job can run.
   void run(const std::vector<int>& positions, const Work& work);
+  // The same on every GPU; work(i) runs on the thread of the GPU at position i.
+  void run_on_all(const Work& work);
 
-  // Waits for all work on the GPU's own stream. Throws CudaError, HangError past the deadline, Abandoned when another
-  // thread of the job has failed: what this stream waits for may then never come. `check` is called every millisecond
-  // meanwhile, and may throw.
+  // Inside a job: waits for all work on the GPU's own stream. Throws CudaError, HangError past the deadline, and
+  // Abandoned when another thread of the job has failed, because this stream may wait for that thread's GPU. `check` is
+  // called every millisecond meanwhile, and may throw.
   using Check = std::function<void()>;
   void wait(const Gpu& gpu, double deadline_seconds, const Check& check = {}) const;
   void throw_if_failed() const {
@@ -48,12 +49,11 @@ class DeviceThreads {
 
  private:
   struct Worker {
-    Worker(DeviceThreads& all, Gpu& gpu, int position);
+    Worker(DeviceThreads& all, Gpu& gpu);
     ~Worker();
     void serve(DeviceThreads& all);
 
     Gpu& gpu;
-    const int position;
     std::mutex mutex;
     std::condition_variable wake;
     std::atomic<const Work*> work{nullptr};  // `index` is written before it
@@ -71,15 +71,15 @@ class DeviceThreads {
   std::mutex mutex_;
   std::condition_variable finished_;
   std::atomic<std::size_t> unfinished_{0};
-  std::vector<std::unique_ptr<Worker>> workers_;  // last: they end before what they use
+  std::vector<std::unique_ptr<Worker>> workers_;  // by position; last: they end before what they use
 };
 
 // Where the threads of one job meet once.
 class ThreadBarrier {
  public:
   ThreadBarrier(const DeviceThreads& threads, std::size_t count) : threads_(threads), missing_(count) {}
-  // Returns in every thread after the last one has come and run its `last`. Throws Abandoned when a thread failed on
-  // its way here.
+  // Returns once all threads have arrived and the last one has called its `last`. Throws Abandoned when a thread failed
+  // before it arrived.
   void arrive(const std::function<void()>& last);
 
  private:

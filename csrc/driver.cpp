@@ -32,22 +32,20 @@ Driver initialise() {
   const Driver table = open_driver();
   const CUresult result = table.cuInit(0);
   if (result != kCudaSuccess)
-    throw CudaError(result, "the NVIDIA driver does not start: cuInit(0): " + describe(table, result));
+    throw CudaError("the NVIDIA driver does not start: cuInit(0): " + describe(table, result));
   return table;
 }
 
 }  // namespace
 
 const Driver& driver() {
-  // Constant once made; a failed attempt throws and the next call tries again.
+  // A failed attempt throws, and the next call tries again.
   static const Driver table = initialise();
   return table;
 }
 
 void throw_cuda(CUresult result, const char* call, const char* file, int line) {
-  const std::string path(file);
-  throw CudaError(result, std::string(call) + ": " + describe(driver(), result) + " at " +
-                              path.substr(path.find_last_of('/') + 1) + ":" + std::to_string(line));
+  throw CudaError(std::string(call) + ": " + describe(driver(), result) + " at " + source_line(file, line));
 }
 
 }  // namespace collbench

@@ -39,7 +39,7 @@ constexpr int kAttributeMultiprocessorCount = 16;        // CU_DEVICE_ATTRIBUTE_
 constexpr int kAttributeL2CacheSize = 38;                // CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
 constexpr int kAttributeMulticastSupported = 132;        // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
 
-// name of the exported symbol, result-returning signature. A _v2 is what cuda.h maps the plain name to.
+// Name of the exported symbol, and parameters. cuda.h maps the plain name to the one with _v2.
 #define COLLBENCH_DRIVER_FUNCTIONS(X)                                                                             \
   X(cuInit, (unsigned))                                                                                           \
   X(cuGetErrorName, (CUresult, const char**))                                                                     \
@@ -103,9 +103,9 @@ const Driver& driver();
 }  // namespace collbench
 
 // Calls a driver function and turns anything but success into a CudaError that names the call and its line.
-#define CUDA_CHECK(function, ...)                                                                             \
-  do {                                                                                                        \
-    const ::collbench::CUresult result_ = ::collbench::returned(::collbench::driver().function(__VA_ARGS__)); \
-    if (result_ != ::collbench::kCudaSuccess)                                                                 \
-      ::collbench::throw_cuda(result_, #function "(" #__VA_ARGS__ ")", __FILE__, __LINE__);                   \
+#define CUDA_CHECK(function, ...)                                                                                     \
+  do {                                                                                                                \
+    const ::collbench::CUresult result_ = ::collbench::unless_abandoned(::collbench::driver().function(__VA_ARGS__)); \
+    if (result_ != ::collbench::kCudaSuccess)                                                                         \
+      ::collbench::throw_cuda(result_, #function "(" #__VA_ARGS__ ")", __FILE__, __LINE__);                           \
   } while (0)

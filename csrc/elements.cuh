@@ -1,7 +1,7 @@
 // What collectives send and must deliver: the last part of kernels.cu.
 #pragma once
 
-// Values of ncclDataType_t [nccl.h 2.24] and ncclRedOp_t; kCopied is ours, where nothing is reduced.
+// Values of ncclDataType_t [nccl.h 2.24] and ncclRedOp_t; kCopied, which NCCL lacks, stands for no reduction.
 enum Dtype {
   kInt8,
   kUint8,
@@ -18,12 +18,13 @@ enum Dtype {
 };
 enum Reduction { kSum, kProd, kMax, kMin, kAvg, kCopied };
 
-// Small whole numbers, so that every reduction of them is exact in every dtype. Single ones go to 7, which float8e5m2's
-// three significant bits hold. Sums stay under 2^7 (int8's positive range, and bfloat16's 8 bits), in 8-bit floats at 8
-// (float8e5m2 has 8, but not 9); products are at most 2^6, of factors of two. So in a large world only some ranks,
-// other ones at every index, add to a sum or multiply: all have their part in any `world` elements in a row.
+// Ranks contribute small whole numbers, so that every reduction of them is exact in every dtype. A number is at most 7,
+// which float8e5m2's three significant bits hold. Sums stay below 2^7 (int8's positive range, and bfloat16's 8 bits),
+// in 8-bit floats at most 8 (float8e5m2 has 8, but not 9); products of factors 1 and 2 are at most 2^6. So in a large
+// world only some ranks, different ones at every index, add to a sum or multiply; in any `world` consecutive elements
+// every rank does.
 
-// Four bits for each of sixteen ranks: the hash is what these kernels would otherwise wait for.
+// Four bits for each of sixteen ranks: with a hash for each rank these kernels would spend most of their time on it.
 __device__ __forceinline__ u64 noise_of(u64 seed, u32 rank, u64 index) { return mix(seed + index * 256 + rank / 16); }
 
 __device__ __forceinline__ u32 contribution(u64 noises, u32 rank, u64 index, u32 reduction, u32 world, u32 dtype) {
@@ -69,15 +70,15 @@ __device__ u32 width(u32 dtype) {
   }
 }
 
-// By hand: the hardware's conversions of 8-bit floats begin with sm_89. A sign, four bits of exponent with a bias of 7,
-// three of fraction; 0x7f is not a number. Packing is exact for contributions, which are never negative or tiny.
+// Without the hardware's conversions of 8-bit floats, which begin with sm_89. A sign, four bits of exponent with a bias
+// of 7, three of fraction; 0x7f is not a number. Packing is exact for contributions, which are never negative or tiny.
 __device__ u8 pack_e4m3(float value) {
   return value == 0 ? 0 : (u8)((__float_as_uint(value) >> 20) - ((127 - 7) << 3));
 }
 
 __device__ float unpack_e4m3(u8 bits) {
   const u32 size = bits & 0x7f, sign = (u32)(bits >> 7) << 31;
-  const float small = size * 0x1p-9f;  // no exponent: as every float, a multiple of the least one
+  const float small = size * 0x1p-9f;  // subnormal: a multiple of the smallest positive number
   const u32 value = size < 8 ? __float_as_uint(small) : size == 0x7f ? 0x7fc00000 : (size << 20) + ((127 - 7) << 23);
   return __uint_as_float(value | sign);
 }
@@ -119,7 +120,8 @@ __device__ void store(u8* at, u32 dtype, double value) {
   for (u32 i = 0; i < width(dtype); ++i) at[i] = (u8)(whole >> (8 * i));
 }
 
-// An element's bits. They are fetched apart from decoding, which waits for the memory: fetching several must not.
+// An element's bits. Fetching is separate from decoding, so that several loads are in flight before the first is
+// decoded.
 struct Bits {
   u32 low, high;
 };
@@ -163,16 +165,16 @@ extern "C" __global__ void fill_elements(u8* buffer, u64 stride, u64 count, u32 
   }
 }
 
-// Sums in float32 are what nearly everybody measures, and the sixteen ranks' noises add up in a few instructions: even
-// and odd nibbles apart, each below 8, then all bytes into the highest.
+// The common case, float32 sums of at most sixteen ranks, in a few instructions: adds even and odd nibbles, each below
+// 8, into bytes, then all bytes into the highest one.
 __device__ __forceinline__ float plain_sum(u64 seed, u64 index, u32 world) {
   const u64 ranks = noise_of(seed, 0, index) & 0x7777777777777777ull >> (16 - world) * 4;
   const u64 pairs = (ranks & 0x0f0f0f0f0f0f0f0full) + (ranks >> 4 & 0x0f0f0f0f0f0f0f0full);
   return (float)(u32)(pairs * 0x0101010101010101ull >> 56);
 }
 
-// What a rank checks: element i is a value at index `offset + i % block`, of the reduction over all ranks or, where
-// nothing is reduced, of what one rank sent: `sender`, or the i / block-th where that is ~0.
+// What a rank must find: element i is the value at index `offset + i % block` of the reduction over all ranks or, where
+// nothing is reduced, of what rank `sender` sent; with sender ~0, of what rank i / block sent.
 struct Rule {
   u64 block, offset, seed;
   u32 dtype, reduction, sender, world;
@@ -191,7 +193,7 @@ __device__ __forceinline__ double expected_element(const Rule& rule, u64 index, 
   return contribution(noises, rank, rule.offset + index, kCopied, rule.world, rule.dtype);
 }
 
-// Nothing that is sent is negative, so no reduction of it is, and -0 is as wrong as any other set sign.
+// Nothing that is sent is negative, so no reduction is either, and a set sign is wrong even for zero.
 __device__ __forceinline__ bool is_right(const Rule& rule, bool plain, u64 index, u64 from, Bits bits) {
   if (plain && rule.reduction == kSum)
     return bits.low == __float_as_uint(plain_sum(rule.seed, rule.offset + index, rule.world));
@@ -205,8 +207,8 @@ __device__ __forceinline__ bool is_right(const Rule& rule, bool plain, u64 index
   return fabs(found - expected_element(rule, index, from)) <= rule.tolerance;
 }
 
-// `tolerance` is 0 but for floating averages over a world that is no power of two, which round in each dtype. Each
-// thread reports once: a gigabyte of wrong elements would otherwise take minutes of atomics on host memory.
+// `tolerance` is 0 except for floating averages over a world that is not a power of two, which are rounded. Each thread
+// reports once: for a gigabyte of wrong elements, atomics on host memory would otherwise take minutes.
 extern "C" __global__ void verify_elements(const u8* buffer, u64 stride, u64 first, u64 count, u64 block, u64 offset,
                                            u32 dtype, u32 reduction, u32 sender, u32 world, u64 seed, double tolerance,
                                            Report* report) {
@@ -215,7 +217,7 @@ extern "C" __global__ void verify_elements(const u8* buffer, u64 stride, u64 fir
   const u8* message = buffer + blockIdx.y * stride;
   const u32 kAtOnce = 4, bytes = width(dtype);
   const u64 all = thread_count(), end = first + count;
-  // A division for every element would cost as much as the rest.
+  // Counted up, because a division for every element would cost as much as everything else.
   u64 index = (first + thread_index()) % block, from = (first + thread_index()) / block;
   const u64 step = all % block, steps = all / block;
   u64 wrong = 0, at = 0, wrong_index = 0, wrong_from = 0;

@@ -12,7 +12,7 @@ struct LibraryError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What failed on one GPU. `position` is its place in the session's Gpus, -1 where the caller must know it.
+// A failure on one GPU. `position` is that GPU's index in the session's Gpus, -1 where only the caller knows it.
 struct DeviceError : std::runtime_error {
   using std::runtime_error::runtime_error;
   int position = -1;
@@ -20,11 +20,10 @@ struct DeviceError : std::runtime_error {
 
 // A failed CUDA driver call: "cuMemAlloc(&p, 8): CUDA_ERROR_OUT_OF_MEMORY (out of memory) at handles.hpp:40".
 struct CudaError : DeviceError {
-  CudaError(int result, const std::string& text) : DeviceError(text), code(result) {}
-  int code;
+  using DeviceError::DeviceError;
 };
 
-// A failed NCCL call, with what ncclGetLastError adds.
+// A failed NCCL call, with the text of ncclGetLastError. `code` is the ncclResult_t.
 struct NcclError : DeviceError {
   NcclError(int result, const std::string& text) : DeviceError(text), code(result) {}
   int code;
@@ -35,15 +34,15 @@ struct HangError : DeviceError {
   using DeviceError::DeviceError;
 };
 
-// Memory that the kernel does not give where it was asked for.
+// The kernel refuses memory on the NUMA node that was asked for.
 struct PolicyError : DeviceError {
   using DeviceError::DeviceError;
 };
 
-// Data arrived that was not sent. `group` indexes the caller's list of groups or links, `rank` is the member of a
-// communicator that holds the wrong data, or the transfer of a group of copies that brought it. `offset` counts bytes
-// from the start of the message; `expected` and `found` are bytes for copies and element values for collectives. A
-// pointer chase went wrong somewhere on its way to `offset` in the ring: `expected` and `found` are places there.
+// Data arrived that was not sent. `group` indexes the caller's list of groups or links. `rank` is the rank in the group
+// that holds the wrong data, or the index of the transfer that brought it. `offset` counts bytes from the start of the
+// message; `expected` and `found` are bytes for copies and element values for collectives. For a pointer chase that
+// ended at the wrong address, all three are byte offsets in the ring.
 struct DataError : std::runtime_error {
   DataError(int group, int rank, std::uint64_t offset, std::uint64_t wrong, double expected, double found)
       : std::runtime_error("wrong data at byte " + std::to_string(offset)),
@@ -60,5 +59,11 @@ struct DataError : std::runtime_error {
   double expected;
   double found;
 };
+
+// "handles.hpp:40": the place of a failed call, without the folder.
+inline std::string source_line(const char* file, int line) {
+  const std::string path(file);
+  return path.substr(path.find_last_of('/') + 1) + ":" + std::to_string(line);
+}
 
 }  // namespace collbench

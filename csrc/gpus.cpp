@@ -11,16 +11,20 @@
 namespace collbench {
 namespace {
 
-constexpr std::array<const char*, kKernels> kKernelNames = {"block_stream",  "stamp",          "tell_time",  "fill",
-                                                            "verify",        "copy",           "write_ring", "chase",
-                                                            "fill_elements", "verify_elements"};
-constexpr unsigned kThreads = 512;                // of a thread block
+struct KernelRow {
+  const char* name;
+  unsigned threads;
+};
+#define COLLBENCH_ROW(name, threads) {#name, threads},
+constexpr KernelRow kKernelRows[kKernels] = {COLLBENCH_KERNELS(COLLBENCH_ROW)};
+#undef COLLBENCH_ROW
+
 constexpr std::uint64_t kSlotAlignment = 256;     // a memory transaction never spans two slots
-constexpr std::uint64_t kCopyBlocks = 16;         // thread blocks a multiprocessor, see grid() in gpus.hpp
+constexpr std::uint64_t kCopyBlocks = 16;         // thread blocks a multiprocessor, see Gpu::grid
 constexpr std::uint64_t kFullMultiprocessor = 4;  // thread blocks: 2048 threads
 constexpr std::uint64_t kShiftRoom = 256;         // how far `shift` may move a slot
 constexpr std::uint64_t kSmallShare = 8;          // batches of up to an eighth of the buffer are spread over all of it
-constexpr std::uint64_t kSpare = 256;             // behind all slots, see spare_offset
+constexpr std::uint64_t kSpare = 256;             // bytes behind all slots, see spare_offset
 
 std::string format_uuid(const CUuuid& uuid) {
   std::string text = "GPU-";
@@ -33,12 +37,17 @@ std::string format_uuid(const CUuuid& uuid) {
   return text;
 }
 
-GpuIdentity identify(int ordinal) {
+CUdevice device_of(int ordinal) {
   CUdevice device = 0;
+  CUDA_CHECK(cuDeviceGet, &device, ordinal);
+  return device;
+}
+
+GpuIdentity identify(int ordinal) {
+  const CUdevice device = device_of(ordinal);
   CUuuid uuid{};
   char name[256] = {}, bus[32] = {};
   GpuIdentity found{ordinal, "", "", "", 0};
-  CUDA_CHECK(cuDeviceGet, &device, ordinal);
   CUDA_CHECK(cuDeviceGetUuid, &uuid, device);
   CUDA_CHECK(cuDeviceGetName, name, static_cast<int>(sizeof name), device);
   CUDA_CHECK(cuDeviceGetPCIBusId, bus, static_cast<int>(sizeof bus), device);
@@ -49,25 +58,20 @@ GpuIdentity identify(int ordinal) {
   return found;
 }
 
-CUdevice device_of(int ordinal) {
-  CUdevice device = 0;
-  CUDA_CHECK(cuDeviceGet, &device, ordinal);
-  return device;
-}
-
 // Loads every kernel on one GPU, before any timing: loading behind a blocking kernel would deadlock.
 void load_kernels(Gpu& gpu, const std::string& ptx) try {
   CUmodule module = nullptr;
   gpu.context.make_current();
   CUDA_CHECK(cuModuleLoadData, &module, ptx.data());
   gpu.module = Module(gpu.context.get(), module);
-  for (std::size_t i = 0; i < kKernels; ++i) CUDA_CHECK(cuModuleGetFunction, &gpu.kernels[i], module, kKernelNames[i]);
+  for (std::size_t i = 0; i < kKernels; ++i)
+    CUDA_CHECK(cuModuleGetFunction, &gpu.kernels[i], module, kKernelRows[i].name);
 } catch (const CudaError& error) {
   throw LibraryError("the driver does not load collbench's kernels: " + std::string(error.what()));
 }
 
-// Whether kernels on `user`, whose context is current, may address memory of `owner`. Beyond eight peers without
-// NVSwitch the driver refuses: that link then copies through host memory. Any other error is the user's to know.
+// Whether kernels on `user`, whose context is current, may address memory of `owner`. Without NVSwitch the driver
+// refuses more than eight peers: that link then copies through host memory. Any other failure is thrown.
 bool enable_peer(const Gpu& user, const Gpu& owner) {
   const CUresult result = driver().cuCtxEnablePeerAccess(owner.context.get(), 0);
   if (result == kCudaSuccess || result == kCudaPeerAccessAlreadyEnabled) return true;
@@ -89,11 +93,12 @@ std::vector<GpuIdentity> list_gpus() {
   return gpus;
 }
 
-Gpu::Gpu(int ordinal, PrimaryContext opened)
-    : ordinal(ordinal),
+Gpu::Gpu(int position, int ordinal, PrimaryContext opened)
+    : position(position),
+      ordinal(ordinal),
       context(std::move(opened)),
       poisoned(make_event(context.get(), kEventDisableTiming)),
-      // Any distinct constants do: seeds only have to differ between GPUs.
+      // Any constants do, as long as they differ between GPUs.
       seed(0x636f6c6c62656e63ull * (static_cast<std::uint64_t>(ordinal) + 1)) {
   streams.emplace_back(context.get());
   int count = 0;
@@ -101,14 +106,40 @@ Gpu::Gpu(int ordinal, PrimaryContext opened)
   multiprocessors = static_cast<unsigned>(count);
 }
 
-Gpus::Gpus(const std::vector<int>& ordinals, const std::string& ptx, bool peers)
-    : threads_(nullptr, &DeviceThreads::dispose) {
+void Gpu::launch_with(CUstream on, Kernel kernel, unsigned blocks, unsigned slots, void** arguments) const {
+  const auto index = static_cast<std::size_t>(kernel);
+  CUDA_CHECK(cuLaunchKernel, kernels[index], blocks, slots, 1u, kKernelRows[index].threads, 1u, 1u, 0u, on, arguments,
+             nullptr);
+}
+
+unsigned Gpu::grid(Kernel kernel, std::uint64_t work) const {
+  const std::uint64_t most = multiprocessors * (kernel == Kernel::copy ? kCopyBlocks : kFullMultiprocessor);
+  return static_cast<unsigned>(std::clamp<std::uint64_t>((work + kThreads - 1) / kThreads, 1, most));
+}
+
+void Gpu::fill(CUdeviceptr memory, const Slots& slots, std::uint64_t seed, std::uint32_t invert) const {
+  launch(stream(), Kernel::fill, grid(Kernel::fill, slots.bytes / 8), slots.count, memory, slots.base, slots.stride,
+         slots.bytes, seed, invert);
+}
+
+void Gpu::wait(CUstream on, double deadline_seconds) const {
+  const auto query = [&] { return driver().cuStreamQuery(on); };
+  naming([&] { poll_gpu(ordinal, "cuStreamQuery(stream)", query, [](Clock::time_point) {}, deadline_seconds); });
+}
+
+void Gpu::wait(const Event& event, double deadline_seconds) const {
+  const auto query = [&] { return driver().cuEventQuery(event.get()); };
+  naming([&] { poll_gpu(ordinal, "cuEventQuery(event)", query, [](Clock::time_point) {}, deadline_seconds); });
+}
+
+Gpus::Gpus(const std::vector<int>& ordinals, const std::string& ptx, bool peers) {
   gpus_.reserve(ordinals.size());
-  // All at once: a context takes 0.1 s.
+  // All contexts at once: each takes 0.1 s.
   std::vector<std::future<PrimaryContext>> contexts;
   for (const int ordinal : ordinals)
     contexts.push_back(std::async(std::launch::async, [ordinal] { return PrimaryContext(device_of(ordinal)); }));
-  for (std::size_t i = 0; i < ordinals.size(); ++i) gpus_.emplace_back(ordinals[i], contexts[i].get());
+  for (std::size_t i = 0; i < ordinals.size(); ++i)
+    gpus_.emplace_back(static_cast<int>(i), ordinals[i], contexts[i].get());
   latch_ = make_pinned(gpus_.at(0).context.get(), 2 * sizeof(std::uint32_t));
   latch()[0] = latch()[1] = 0;
   for (Gpu& gpu : gpus_) load_kernels(gpu, ptx);
@@ -153,27 +184,19 @@ std::vector<std::size_t> Gpus::free_bytes() {
 
 void Gpus::allocate(std::size_t bytes) {
   const std::size_t rounded = buffer_for(bytes);
-  // Captured graphs hold the buffers' addresses, so these stay where they are.
+  // Captured graphs hold the buffers' addresses, so the buffers must not move.
   if (buffer_bytes_ != 0) throw std::logic_error("the buffers are allocated once a session");
   for (Gpu& gpu : gpus_) {
     gpu.source = make_memory(gpu.context.get(), rounded);
     gpu.send = make_memory(gpu.context.get(), rounded);
     gpu.target = make_memory(gpu.context.get(), rounded);
-    fill(gpu, gpu.source.get(), rounded, gpu.seed);
+    gpu.fill(gpu.source.get(), {0, 0, rounded, 1}, gpu.seed, 0);
   }
-  for (const Gpu& gpu : gpus_) wait(gpu, kSetupSeconds);
+  for (const Gpu& gpu : gpus_) gpu.wait(kSetupSeconds);
   buffer_bytes_ = rounded;
 }
 
 std::size_t Gpus::buffer_for(std::size_t bytes) { return round_up(bytes, kSlotAlignment) + kShiftRoom + kSpare; }
-
-void Gpus::fill(Gpu& gpu, CUdeviceptr memory, std::uint64_t bytes, std::uint64_t seed) {
-  std::uint64_t base = 0, stride = 0;
-  std::uint32_t invert = 0;
-  void* arguments[] = {&memory, &base, &stride, &bytes, &seed, &invert};
-  gpu.context.make_current();
-  launch(gpu, gpu.stream(), Kernel::fill, grid(gpu, Kernel::fill, bytes / 8), 1, arguments);
-}
 
 std::uint64_t Gpus::spare_offset(std::size_t limit) const { return std::min(buffer_bytes_, limit) - kSpare; }
 
@@ -187,8 +210,8 @@ Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift, u
   const auto count = static_cast<unsigned>(std::min<std::uint64_t>(fitting, static_cast<unsigned>(iterations)));
   const std::uint64_t needed = count * stride * senders;
   if (needed <= room / kSmallShare) {
-    // Elsewhere for every batch, because a small message's time depends on its address, and neighbours are alike
-    // [docs/method.md 3.2]. Steps of the golden ratio fall evenly on the buffer.
+    // Far away from the last batch, because a small message's time depends on its address, and neighbours are alike
+    // [docs/method.md 3.2]. Steps of the golden ratio cover the buffer evenly.
     fraction_ += 0x9e3779b97f4a7c15ull;
     cursor_ = static_cast<std::uint64_t>(static_cast<double>(fraction_ >> 11) * 0x1p-53 *
                                          static_cast<double>(room - needed)) /
@@ -198,36 +221,6 @@ Slots Gpus::next_slots(std::size_t bytes, int iterations, std::uint64_t shift, u
   const Slots slots{cursor_ + shift, stride, bytes, count};
   cursor_ += needed;
   return slots;
-}
-
-void Gpus::launch(const Gpu& gpu, CUstream stream, Kernel kernel, unsigned blocks, unsigned slots, void** arguments) {
-  const bool alone = kernel == Kernel::block_stream || kernel == Kernel::stamp || kernel == Kernel::tell_time ||
-                     kernel == Kernel::chase;
-  const unsigned threads = alone ? 1 : kThreads;
-  CUDA_CHECK(cuLaunchKernel, gpu.kernels[static_cast<std::size_t>(kernel)], blocks, slots, 1u, threads, 1u, 1u, 0u,
-             stream, arguments, nullptr);
-}
-
-unsigned Gpus::grid(const Gpu& gpu, Kernel kernel, std::uint64_t work) {
-  const std::uint64_t most = gpu.multiprocessors * (kernel == Kernel::copy ? kCopyBlocks : kFullMultiprocessor);
-  const std::uint64_t blocks = (work + kThreads - 1) / kThreads;
-  return static_cast<unsigned>(std::clamp<std::uint64_t>(blocks, 1, most));
-}
-
-void Gpus::wait(const Gpu& gpu, CUstream stream, double deadline_seconds) const try {
-  const auto query = [&] { return driver().cuStreamQuery(stream); };
-  poll_gpu(gpu.ordinal, "cuStreamQuery(stream)", query, [](Clock::time_point) {}, deadline_seconds);
-} catch (DeviceError& error) {
-  error.position = position(gpu);
-  throw;
-}
-
-void Gpus::wait(const Gpu& gpu, const Event& event, double deadline_seconds) const try {
-  const auto query = [&] { return driver().cuEventQuery(event.get()); };
-  poll_gpu(gpu.ordinal, "cuEventQuery(event)", query, [](Clock::time_point) {}, deadline_seconds);
-} catch (DeviceError& error) {
-  error.position = position(gpu);
-  throw;
 }
 
 }  // namespace collbench

@@ -1,5 +1,5 @@
 // Move-only owners of driver objects: each releases what it holds, in its own context, on every exit path.
-// Destructors ignore errors: there is no caller to report to, and a sticky CUDA error repeats at every call.
+// Destructors ignore errors, because they cannot throw; the next call reports a sticky CUDA error again.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace collbench {
 
-// Holds one handle and the function that releases it; `Release` is a callable type without state.
-template <class Handle, class Release>
+// Holds one handle; `release` is the driver function that gives it back.
+template <class Handle, CUresult (*Driver::*release)(Handle)>
 class Owner {
  public:
   Owner() = default;
@@ -26,7 +26,7 @@ class Owner {
   ~Owner() {
     if (handle_ == Handle{}) return;
     driver().cuCtxSetCurrent(context_);
-    Release{}(handle_);
+    (driver().*release)(handle_);
   }
   Handle get() const { return handle_; }
 
@@ -35,28 +35,15 @@ class Owner {
   Handle handle_{};
 };
 
-#define COLLBENCH_RELEASE(name, Handle, function)                       \
-  struct name {                                                         \
-    void operator()(Handle handle) const { driver().function(handle); } \
-  };
-COLLBENCH_RELEASE(ReleaseStream, CUstream, cuStreamDestroy_v2)
-COLLBENCH_RELEASE(ReleaseEvent, CUevent, cuEventDestroy_v2)
-COLLBENCH_RELEASE(ReleaseMemory, CUdeviceptr, cuMemFree_v2)
-COLLBENCH_RELEASE(ReleasePinned, void*, cuMemFreeHost)
-COLLBENCH_RELEASE(ReleaseModule, CUmodule, cuModuleUnload)
-COLLBENCH_RELEASE(ReleaseGraph, CUgraph, cuGraphDestroy)
-COLLBENCH_RELEASE(ReleaseGraphExec, CUgraphExec, cuGraphExecDestroy)
-#undef COLLBENCH_RELEASE
+using Stream = Owner<CUstream, &Driver::cuStreamDestroy_v2>;
+using Event = Owner<CUevent, &Driver::cuEventDestroy_v2>;
+using DeviceMemory = Owner<CUdeviceptr, &Driver::cuMemFree_v2>;
+using PinnedMemory = Owner<void*, &Driver::cuMemFreeHost>;
+using Module = Owner<CUmodule, &Driver::cuModuleUnload>;
+using Graph = Owner<CUgraph, &Driver::cuGraphDestroy>;
+using GraphExec = Owner<CUgraphExec, &Driver::cuGraphExecDestroy>;
 
-using Stream = Owner<CUstream, ReleaseStream>;
-using Event = Owner<CUevent, ReleaseEvent>;
-using DeviceMemory = Owner<CUdeviceptr, ReleaseMemory>;
-using PinnedMemory = Owner<void*, ReleasePinned>;
-using Module = Owner<CUmodule, ReleaseModule>;
-using Graph = Owner<CUgraph, ReleaseGraph>;
-using GraphExec = Owner<CUgraphExec, ReleaseGraphExec>;
-
-// The device's primary context: the one that torch and NCCL use too, so that we time what they will see.
+// The device's primary context: torch and NCCL use it too, so our copies run under the same conditions as theirs.
 class PrimaryContext {
  public:
   explicit PrimaryContext(CUdevice device) : device_(device) {
@@ -76,7 +63,7 @@ class PrimaryContext {
   CUcontext context_ = nullptr;
 };
 
-// Each makes its object in `context`, which becomes current.
+// Each of these makes its object in `context`, and leaves that context current.
 inline Stream make_stream(CUcontext context) {
   CUstream stream = nullptr;
   CUDA_CHECK(cuCtxSetCurrent, context);
@@ -98,6 +85,14 @@ inline DeviceMemory make_memory(CUcontext context, std::size_t bytes) {
   return {context, memory};
 }
 
+// Host memory that every context can address.
+inline PinnedMemory make_pinned(CUcontext context, std::size_t bytes) {
+  void* memory = nullptr;
+  CUDA_CHECK(cuCtxSetCurrent, context);
+  CUDA_CHECK(cuMemHostAlloc, &memory, bytes, kHostAllocPortableMapped);
+  return {context, memory};
+}
+
 // A stream that records what is queued on it instead of running it. Leaving its scope by an exception ends the
 // capture and drops the graph, so that the stream can be used again.
 class Capture {
@@ -106,8 +101,8 @@ class Capture {
     CUDA_CHECK(cuCtxSetCurrent, context_);
     CUDA_CHECK(cuStreamBeginCapture_v2, stream_, kCaptureThreadLocal);
   }
-  Capture(Capture&& other) noexcept : context_(other.context_), stream_(std::exchange(other.stream_, nullptr)) {}
-  Capture& operator=(Capture&&) = delete;
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
   ~Capture() {
     if (stream_ == nullptr) return;
     CUgraph dropped = nullptr;
@@ -127,14 +122,6 @@ class Capture {
   CUcontext context_;
   CUstream stream_;
 };
-
-// Host memory that every context can address.
-inline PinnedMemory make_pinned(CUcontext context, std::size_t bytes) {
-  void* memory = nullptr;
-  CUDA_CHECK(cuCtxSetCurrent, context);
-  CUDA_CHECK(cuMemHostAlloc, &memory, bytes, kHostAllocPortableMapped);
-  return {context, memory};
-}
 
 // Seconds from `start` to `end`; the driver resolves about half a microsecond.
 inline double elapsed_seconds(const Event& start, const Event& end) {

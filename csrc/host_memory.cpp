@@ -14,11 +14,11 @@ namespace {
 
 constexpr int kBind = 2;  // MPOL_BIND [linux/mempolicy.h]
 constexpr int kWordBits = 8 * static_cast<int>(sizeof(unsigned long));
-// Pinned memory is taken from everybody; larger messages would not be any faster.
+// Pinned memory is taken from all other processes, and larger messages would not be faster.
 constexpr std::size_t kMostMessage = std::size_t{1} << 30;
-// On each node every GPU has two of these, and they stay: trials come in random order, and pinning them anew for each
-// would take 0.15 s. Eight GPUs and two nodes take 8 GiB. Four messages of 64 MiB (bench/plan.py) follow one another in
-// them; a node's caches keep part of that on some hosts, but the same part on every node of it.
+// Every GPU has two such buffers on each node, and keeps them: trials come in random order, and pinning the buffers
+// again for each would take 0.15 s. Eight GPUs and two nodes take 8 GiB. Four messages of 64 MiB (bench/plan.py) fit
+// into one. On some hosts the caches keep a part of that, but on every node the same part.
 constexpr std::size_t kMostOnNode = std::size_t{256} << 20;
 
 [[noreturn]] void refuse(const char* call, int node) {
@@ -30,9 +30,9 @@ constexpr std::size_t kMostOnNode = std::size_t{256} << 20;
                     std::strerror(error) + advice);
 }
 
-// Binds what the calling thread takes to one node's memory while it lives; then what held before holds again. Memory is
-// placed when it is first used, and pinned memory when it is made. By system call: libnuma, which wraps it, is not
-// everywhere. Throws PolicyError.
+// While it lives, the memory that the calling thread takes comes from one node; afterwards the old policy applies
+// again. Memory is placed when it is first used, pinned memory when it is made. A system call, because libnuma, which
+// wraps it, is not installed everywhere. Throws PolicyError.
 class OnNode {
  public:
   explicit OnNode(int node) {
@@ -47,7 +47,7 @@ class OnNode {
 
  private:
   using NodeMask = std::array<unsigned long, kMostNodes / kWordBits>;
-  // The kernel counts one bit less than it is given here [mm/mempolicy.c, get_nodes].
+  // The kernel reads one bit less than this number [mm/mempolicy.c, get_nodes].
   static long set_policy(int mode, const NodeMask& nodes) {
     return syscall(SYS_set_mempolicy, mode, nodes.data(), kMostNodes + 1);
   }
@@ -81,8 +81,8 @@ CUdeviceptr host_source(Gpus& gpus, Gpu& gpu, int position) {
   PinnedMemory& source = gpu.host[position].source;
   if (source.get() == nullptr) {
     PinnedMemory made = make_buffer(gpus, gpu, position);
-    gpus.fill(gpu, address(made), host_bytes(gpus, position), host_seed(gpu));
-    gpus.wait(gpu, kSetupSeconds);
+    gpu.fill(address(made), {0, 0, host_bytes(gpus, position), 1}, host_seed(gpu), 0);
+    gpu.wait(kSetupSeconds);
     source = std::move(made);
   }
   return address(source);

@@ -8,26 +8,26 @@
 
 namespace collbench {
 
-// The position of host memory on any node; that of NUMA node n is kNodePosition - n.
+// The position that stands for host memory on any node; host memory on NUMA node n is at kNodePosition - n.
 constexpr int kHostPosition = -1;
 constexpr int kNodePosition = -2;
 inline bool is_host(int position) { return position <= kHostPosition; }
-// NUMA nodes have numbers below this: the most that a kernel is built for (CONFIG_NODES_SHIFT is 10 at most).
+// Node numbers are smaller: no kernel is built for more nodes (CONFIG_NODES_SHIFT is at most 10).
 constexpr int kMostNodes = 1024;
 
-// Why this process may not bind memory to the node; "" where it may.
+// Returns why this process may not bind memory to the node; "" where it may.
 std::string node_memory_refusal(int node);
 
-// Bytes of each host buffer at a position: as much as the device buffers have, at most what messages of 1 GiB need, and
-// on a node less (host_memory.cpp). Each GPU has its own, so that several can be timed at once.
+// Bytes of each host buffer at a position: as many as a device buffer has, but at most what messages of 1 GiB need, of
+// 256 MiB on a node (host_memory.cpp). Each GPU has its own buffers, so that several can be timed at once.
 std::size_t host_bytes(const Gpus& gpus, int position);
-// Sets the GPU's host data apart from every GPU's.
+// Seed of what the GPU's host buffer holds: unlike any GPU's own.
 inline std::uint64_t host_seed(const Gpu& gpu) { return ~gpu.seed; }
 
-// The GPU's host buffers at a position: what it reads, filled with the pattern of host_seed, and where it writes. One
-// address for host and devices. Made on first use, for pinning takes some 0.3 s/GiB, by the calling thread: on the NUMA
-// node where that thread runs, unless a memory policy or the position says otherwise. Throws CudaError, PolicyError,
-// std::invalid_argument before Gpus::allocate.
+// The GPU's host buffers at a position: host_source is what it reads, filled with the pattern of host_seed; host_target
+// is where it writes. Host and devices see the same address. Made on first use, because pinning takes some 0.3 s/GiB.
+// The memory lies on the NUMA node of the calling thread, unless a memory policy or the position says otherwise. Throws
+// CudaError, PolicyError, std::invalid_argument before Gpus::allocate.
 CUdeviceptr host_source(Gpus& gpus, Gpu& gpu, int position);
 CUdeviceptr host_target(Gpus& gpus, Gpu& gpu, int position);
 

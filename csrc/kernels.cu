@@ -1,13 +1,13 @@
-// All device code: the blocking kernel, time stamps, the pattern that proves what was copied, the copy by kernel, the
-// pointer chase; and in elements.cuh the numbers that prove what was reduced. Compiled by NVRTC for compute_60 (tools
-// see CONTRIBUTING.md) and by any nvcc; includes nothing of theirs.
+// All device code: the blocking kernel, time stamps, the pattern by which copies are verified, the copy by kernel, the
+// pointer chase; and in elements.cuh the numbers by which collectives are verified. Compiled by NVRTC for compute_60
+// (see CONTRIBUTING.md), and by any nvcc: it includes no header of CUDA.
 
 typedef unsigned long long u64;
 typedef unsigned int u32;
 typedef unsigned char u8;
 
-// What verification found. `first` is the lowest bad byte offset in the buffer; expected and found belong to it only
-// when exactly one unit was checked, so the host checks that unit again to read them.
+// What verification found: how many bytes or elements are wrong, and the byte offset of the first. After a check of
+// many elements `expected` and `found` are those of any wrong one, so the host checks the first one again, on its own.
 struct Report {
   u64 wrong;
   u64 first;
@@ -24,7 +24,7 @@ __device__ __forceinline__ u64 nanoseconds() {
   return time;
 }
 
-// splitmix64's finaliser: neighbouring inputs give unrelated outputs, so swapped or shifted blocks never match.
+// splitmix64's finaliser: neighboring inputs give unrelated outputs, so swapped or shifted blocks never match.
 __device__ __forceinline__ u64 mix(u64 x) {
   x += 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -32,7 +32,7 @@ __device__ __forceinline__ u64 mix(u64 x) {
   return x ^ (x >> 31);
 }
 
-// Holds the stream until the host raises the latch to `ticket`; after timeout_ns it lets go and says so.
+// Holds the stream until the host raises the latch to `ticket`; after timeout_ns it ends and sets `expired`.
 extern "C" __global__ void block_stream(const volatile u32* latch, u32 ticket, u64 timeout_ns, volatile u32* expired) {
   const u64 start = nanoseconds();
   while ((int)(*latch - ticket) < 0) {
@@ -44,10 +44,9 @@ extern "C" __global__ void block_stream(const volatile u32* latch, u32 ticket, u
 }
 
 // ---- single launches ------------------------------------------------------------------------------------------------
-const u32 kClockReads = 4096;  // last much longer than the clock's steps, of 32 ns or 1 us
+const u32 kClockReads = 4096;  // they take much longer than one step of the clock, which is 32 ns or 1 us
 
-// Writes when the stream came here, by the GPU's own clock. Holds the stream for hold_ns before that: so tests make a
-// rank late on purpose.
+// Holds the stream for hold_ns, by which tests make a rank late, then writes the time of the GPU's own clock.
 extern "C" __global__ void stamp(u64* slot, u64 hold_ns) {
   const u64 start = nanoseconds();
   u64 now = start;
@@ -55,8 +54,8 @@ extern "C" __global__ void stamp(u64* slot, u64 hold_ns) {
   *slot = now;
 }
 
-// Tells the host the GPU's time `count` times, each once the host has raised `asked` beyond those before; after
-// timeout_ns it stops. Before, it writes the smallest step by which the clock was seen to move.
+// Writes the smallest step by which the GPU's clock was seen to move, then answers `count` questions of the host:
+// answer i is the GPU's time once the host has raised `asked` above i. Ends after timeout_ns.
 extern "C" __global__ void tell_time(const volatile u32* asked, volatile u64* answers, u32 count, u64 timeout_ns,
                                      volatile u64* step) {
   const u64 start = nanoseconds();
@@ -75,13 +74,13 @@ extern "C" __global__ void tell_time(const volatile u32* asked, volatile u64* an
 }
 
 // ---- bytes ----------------------------------------------------------------------------------------------------------
-// A byte's value depends on its place in the buffer and on the seed of the device it came from, nothing else; seeds lie
-// further apart than any buffer is long.
-// gridDim.y counts slots: messages of `bytes` bytes, `stride` apart, the first at `base`.
+// A byte's value depends only on its offset in the buffer and on the seed of the device that it came from; seeds are
+// further apart than any buffer is long. gridDim.y counts slots: messages of `bytes` bytes, `stride` apart, the first
+// at `base`.
 
 __device__ __forceinline__ u64 pattern(u64 seed, u64 word) { return mix(seed + word); }
 
-// Writes the pattern, or with `invert` its complement: a destination where every byte is wrong until it is written.
+// Writes the pattern, or with `invert` its complement, by which every byte of a destination is wrong until it arrives.
 extern "C" __global__ void fill(u8* buffer, u64 base, u64 stride, u64 bytes, u64 seed, u32 invert) {
   const u64 begin = base + blockIdx.y * stride, end = begin + bytes;
   for (u64 word = begin / 8 + thread_index(); word * 8 < end; word += thread_count()) {
@@ -95,8 +94,8 @@ extern "C" __global__ void fill(u8* buffer, u64 base, u64 stride, u64 bytes, u64
   }
 }
 
-// Here `first` holds a byte's offset above what was expected and found there, 8 bits each: the least is the first.
-// Each thread reports once, for atomics on host memory are slow.
+// Packs into `first` the byte's offset, what was expected there and what was found, 8 bits each: the minimum belongs to
+// the first wrong byte. Each thread reports once, because atomics on host memory are slow.
 extern "C" __global__ void verify(const u8* buffer, u64 base, u64 stride, u64 bytes, u64 seed, Report* report) {
   const u64 begin = base + blockIdx.y * stride, end = begin + bytes;
   u64 wrong = 0, first = ~0ull;
@@ -114,12 +113,12 @@ extern "C" __global__ void verify(const u8* buffer, u64 base, u64 stride, u64 by
   atomicMin(&report->first, first);
 }
 
-// Eight loads in flight a thread. A large message has one block on each multiprocessor (copy.cpp), which take its tiles
-// of 64 KiB in turn: so they walk through it side by side, and all of it has crossed the link before any of it is read
-// again. Of more blocks than are resident, the first ones would copy their share of every message while it lies in the
-// L2 cache: 64 MiB, again and again from one place, were read at 3,770 GB/s over a link of 376 [2 × H200]. There 512
-// MiB and 1 GiB are written at 371.1 GB/s (369.6 by sixteen blocks a multiprocessor with four loads, 370.0 by
-// nvbandwidth's kernel) and read at 376.1 (376.1, 376.0). Of a small message each thread copies one vector.
+// Eight loads in flight a thread. A large message is copied by one block on each multiprocessor (copies.cpp). The
+// blocks take its tiles of 64 KiB in turn, so all of the message has crossed the link before any part is read again.
+// With more blocks than fit on the GPU, the first ones would copy their part of every message while it lies in the L2
+// cache: 64 MiB that are read again and again from one slot seemed to cross a link of 376 GB/s at 3,770 [2 × H200]. On
+// that link 512 MiB and 1 GiB are written at 371.1 GB/s (369.6 by sixteen blocks a multiprocessor with four loads,
+// 370.0 by nvbandwidth's kernel) and read at 376.1 (376.1, 376.0). For a small message each thread copies one vector.
 const u32 kInFlight = 8;
 
 template <bool kWhole>
@@ -147,7 +146,8 @@ __device__ __forceinline__ void move_all(uint4* to, const uint4* from, u64 vecto
   }
 }
 
-// One message, by loads and stores of 16 bytes; of bytes where both sides are not aligned alike.
+// Copies one message by loads and stores of 16 bytes, or of single bytes where source and target are aligned
+// differently.
 __device__ __forceinline__ void copy_message(u8* target, const u8* source, u64 bytes) {
   const u64 me = thread_index(), all = thread_count();
   u64 head = (16 - (u64)source % 16) % 16;
@@ -158,8 +158,8 @@ __device__ __forceinline__ void copy_message(u8* target, const u8* source, u64 b
   for (u64 k = head + vectors * 16 + me; k < bytes; k += all) target[k] = source[k];
 }
 
-// Copies by the multiprocessors' own loads and stores: `count` messages in turn, each in the next of `slots` slots, and
-// after the last in the first again. No thread waits for the others between two messages.
+// Copies `count` messages one after another, by the multiprocessors' own loads and stores. Message i lies in slot i
+// modulo `slots`. No thread waits for the others between two messages.
 extern "C" __global__ void copy(u8* target, const u8* source, u64 bytes, u64 stride, u32 slots, u32 count) {
   for (u32 message = 0, slot = 0; message < count; ++message) {
     copy_message(target + slot * stride, source + slot * stride, bytes);
@@ -168,16 +168,16 @@ extern "C" __global__ void copy(u8* target, const u8* source, u64 bytes, u64 str
 }
 
 // ---- pointer chase --------------------------------------------------------------------------------------------------
-// Writes a ring of lines, 128 bytes apart: the first word of each is the address of the next. See pointer_chase.cpp.
+// Writes a ring of lines, 128 bytes apart (pointer_chase.cpp): the first word of each is the address of the next.
 extern "C" __global__ void write_ring(u64* lines, u64 count, u64 multiplier, u64 increment) {
   for (u64 i = thread_index(); i < count; i += thread_count())
     lines[i * 16] = (u64)(lines + (i * multiplier + increment) % count * 16);
 }
 
-// Follows the ring, a share of the accesses on each multiprocessor in turn, as nvbandwidth does: from the near ones a
-// line is read in 800 ns, from the far ones in 860 [132 of them on an H200]. Blocks of one thread; each waits until the
-// one before it has written where it came to, `walk[1]`, and then the next turn, `walk[0]`. Turns begin at
-// `first_turn`. Volatile, so that no access is served by an L1 cache.
+// Follows the ring with blocks of one thread, one on each multiprocessor. They make their shares of the accesses in
+// turn, as in nvbandwidth, because a line is read in 800 ns by the nearest multiprocessors and in 860 by the farthest
+// [132 of them on an H200]. A block waits for its turn, `walk[0]`, which the block before it sets after writing the
+// address where it stopped, `walk[1]`. Turns begin at `first_turn`. Volatile, so that no L1 cache serves an access.
 extern "C" __global__ void chase(const u64* start, u64 accesses, volatile u64* walk, u64 first_turn, u64* end) {
   const u64 share = accesses / gridDim.x + (blockIdx.x < accesses % gridDim.x);
   while (walk[0] != first_turn + blockIdx.x) {

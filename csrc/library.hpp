@@ -1,4 +1,4 @@
-// Functions of libraries that are opened at run time, and what to do with a call of one that never returns.
+// Functions of libraries that are opened at run time, and what happens on a thread whose call never returns.
 #pragma once
 
 #include <dlfcn.h>
@@ -26,20 +26,21 @@ inline std::string open_failure() {
   return text == nullptr ? "unknown reason" : text;
 }
 
-// A thread that sits in a library's call cannot be interrupted. Its job may be abandoned without it: then what the job
-// refers to is freed when the call returns, and the thread must not continue. This is the thread's own flag, which
-// outlives its job; null on threads whose jobs are never abandoned.
+// A thread that is blocked in a library call cannot be interrupted. DeviceThreads may therefore abandon it: the job
+// ends without the thread, and what the job refers to may be freed before the call returns. So the thread must not
+// continue after the call. This points to the thread's own flag, which outlives the job; null on threads that are never
+// abandoned.
 inline thread_local const std::atomic<bool>* abandoned = nullptr;
 
-// Never returns on a thread whose job was abandoned.
-inline void stay_if_abandoned() {
+// Never returns on a thread that was abandoned.
+inline void sleep_forever_if_abandoned() {
   while (abandoned != nullptr && *abandoned) pause();
 }
 
-// The result of a call that may have taken for ever.
+// Returns the result of a library call, unless the thread was abandoned during that call.
 template <class Result>
-Result returned(Result result) {
-  stay_if_abandoned();
+Result unless_abandoned(Result result) {
+  sleep_forever_if_abandoned();
   return result;
 }
 

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "library.hpp"
 
@@ -10,6 +11,31 @@ namespace collbench {
 namespace {
 
 constexpr const char* kLibrary = "libnccl.so.2";
+constexpr unsigned kConfigMagic = 0xcafebeef;  // NCCL_CONFIG_INITIALIZER
+constexpr int kNewestConfig = 22899;           // later versions have fields that NcclConfig lacks
+
+struct ConfigField {
+  const char* name;  // in nccl.h
+  int NcclConfig::* member;
+};
+constexpr ConfigField kConfigFields[] = {
+    {"cgaClusterSize", &NcclConfig::cga_cluster_size},
+    {"minCTAs", &NcclConfig::min_ctas},
+    {"maxCTAs", &NcclConfig::max_ctas},
+    {"splitShare", &NcclConfig::split_share},
+    {"trafficClass", &NcclConfig::traffic_class},
+    {"collnetEnable", &NcclConfig::collnet_enable},
+    {"CTAPolicy", &NcclConfig::cta_policy},
+    {"nvlsCTAs", &NcclConfig::nvls_ctas},
+    {"nChannelsPerNetPeer", &NcclConfig::channels_per_net_peer},
+    {"nvlinkCentricSched", &NcclConfig::nvlink_centric_sched},
+};
+
+// sizeof(ncclConfig_t) in that version's nccl.h.
+std::size_t config_size(int version) {
+  if (version < 22700) return offsetof(NcclConfig, comm_name);
+  return version < 22800 ? offsetof(NcclConfig, channels_per_net_peer) : sizeof(NcclConfig);
+}
 
 void* open_library(const std::string& path) {
   void* library = path.empty() ? dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD) : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -36,6 +62,17 @@ std::string format_version(int version) {
 }
 
 }  // namespace
+
+NcclConfig config_of(const NcclOptions& options, int version) {
+  NcclConfig config{config_size(version), kConfigMagic, static_cast<unsigned>(std::min(version, kNewestConfig))};
+  for (const auto& [name, value] : options) {
+    const auto* field = std::find_if(std::begin(kConfigFields), std::end(kConfigFields),
+                                     [&name = name](const ConfigField& one) { return name == one.name; });
+    if (field == std::end(kConfigFields)) throw std::invalid_argument("ncclConfig_t has no field " + name);
+    config.*(field->member) = value;
+  }
+  return config;
+}
 
 Nccl::Nccl(const std::string& path) {
   void* library = open_library(path);
@@ -66,18 +103,12 @@ std::string Nccl::unique_id() const {
   return {id.internal, sizeof id.internal};
 }
 
-std::string Nccl::words(ncclResult_t result) const {
-  const char* detail = ncclGetLastError(nullptr);
-  std::string text = ncclGetErrorString(result);
-  if (detail != nullptr && *detail != '\0') text += " (" + one_line(detail) + ")";
-  return text;
-}
-
 ncclResult_t Nccl::checked(ncclResult_t result, const char* call, const char* file, int line) const {
   if (result == kNcclSuccess || result == kNcclInProgress) return result;
-  const std::string place(file);
-  throw NcclError(result, std::string(call) + ": " + words(result) + " at " +
-                              place.substr(place.find_last_of('/') + 1) + ":" + std::to_string(line));
+  const char* detail = ncclGetLastError(nullptr);
+  std::string text = std::string(call) + ": " + ncclGetErrorString(result);
+  if (detail != nullptr && *detail != '\0') text += " (" + one_line(detail) + ")";
+  throw NcclError(result, text + " at " + source_line(file, line));
 }
 
 }  // namespace collbench

@@ -1,8 +1,10 @@
-// NCCL, opened at run time from the path that the caller names: the very library that the training job will load.
+// NCCL, opened at run time from the path that the caller names: the library that the training job will load.
 // Prototypes and values as nccl.h 2.18.1 declares them, the first with ncclCommSplit; only what collbench calls.
 #pragma once
 
+#include <climits>
 #include <cstddef>
+#include <map>
 #include <string>
 
 #include "driver.hpp"
@@ -45,7 +47,7 @@ constexpr int kOldestNcclVersion = 21800;
   X(ncclGroupStart, ncclResult_t, ())                                                                   \
   X(ncclGroupEnd, ncclResult_t, ())
 
-// Null before NCCL 2.28 [nccl.h 2.28.3]; nccl-tests then sends and receives in a group, and so do we.
+// Null before NCCL 2.28 [nccl.h 2.28.3]; nccl-tests then sends and receives in a group, and so does collbench.
 #define COLLBENCH_NCCL_NEWER_FUNCTIONS(X)                                                        \
   X(ncclAlltoAll, ncclResult_t, (const void*, void*, std::size_t, int, ncclComm_t, CUstream))    \
   X(ncclGather, ncclResult_t, (const void*, void*, std::size_t, int, int, ncclComm_t, CUstream)) \
@@ -60,6 +62,36 @@ constexpr int kOldestNcclVersion = 21800;
 #define COLLBENCH_NCCL_WINDOW_FUNCTIONS(X)                                              \
   X(ncclCommWindowRegister, ncclResult_t, (ncclComm_t, void*, std::size_t, void*, int)) \
   X(ncclCommWindowDeregister, ncclResult_t, (ncclComm_t, void*))
+
+// ncclConfig_t, as nccl.h 2.28.3 declares it; fields were only ever added at the end. NCCL reads `size` bytes, and
+// ignores fields that are newer than `version` [NCCL 2.28.9, init.cc, parseCommConfig], so newer libraries accept it
+// too.
+struct NcclConfig {
+  std::size_t size;
+  unsigned magic;
+  unsigned version;
+  int blocking = INT_MIN;  // NCCL_CONFIG_UNDEF_INT: NCCL's own choice, or its environment's
+  int cga_cluster_size = INT_MIN;
+  int min_ctas = INT_MIN;
+  int max_ctas = INT_MIN;
+  const char* net_name = nullptr;
+  int split_share = INT_MIN;
+  int traffic_class = INT_MIN;      // 2.26, where older libraries have padding
+  const char* comm_name = nullptr;  // this and the next four 2.27
+  int collnet_enable = INT_MIN;
+  int cta_policy = INT_MIN;
+  int shrink_share = INT_MIN;
+  int nvls_ctas = INT_MIN;
+  int channels_per_net_peer = INT_MIN;  // this and the next 2.28
+  int nvlink_centric_sched = INT_MIN;
+};
+
+// By nccl.h's names of the fields. Which NCCL has which field is known to model/nccl_options.py, which refuses the
+// others.
+using NcclOptions = std::map<std::string, int>;
+
+// Returns the config for an NCCL of this version. Throws std::invalid_argument for a field that none has.
+NcclConfig config_of(const NcclOptions& options, int version);
 
 // One opened libnccl.so.2; it stays open for the life of the process, because its threads do.
 class Nccl {
@@ -79,12 +111,11 @@ class Nccl {
   int version() const { return version_; }
   // The file that the functions come from.
   const std::string& path() const { return path_; }
-  // 128 bytes that let ranks in several processes meet: one rank asks for them and gives them to the others.
+  // The 128 bytes by which ranks in several processes find each other: one rank makes them and gives them to the
+  // others.
   std::string unique_id() const;
-  // NCCL's text for a result, and what ncclGetLastError adds.
-  std::string words(ncclResult_t result) const;
-  // Returns ncclSuccess or, of a communicator that does not block (NCCL_COMM_BLOCKING=0), ncclInProgress. Throws
-  // NcclError.
+  // Returns `result` where it is ncclSuccess or ncclInProgress, which calls return on a communicator that does not
+  // block (NCCL_COMM_BLOCKING=0). Throws NcclError for all others.
   ncclResult_t checked(ncclResult_t result, const char* call, const char* file, int line) const;
 
  private:
@@ -95,13 +126,13 @@ class Nccl {
 }  // namespace collbench
 
 // Calls an NCCL function of `nccl` and turns failure into an NcclError that names the call and its line.
-#define NCCL_CHECK(nccl, function, ...)                                                                         \
-  (nccl).checked(::collbench::returned((nccl).function(__VA_ARGS__)), #function "(" #__VA_ARGS__ ")", __FILE__, \
-                 __LINE__)
+#define NCCL_CHECK(nccl, function, ...)                                                                       \
+  (nccl).checked(::collbench::unless_abandoned((nccl).function(__VA_ARGS__)), #function "(" #__VA_ARGS__ ")", \
+                 __FILE__, __LINE__)
 
 namespace collbench {
 
-// An open group of NCCL calls. Leaving its scope by an exception closes it, so that the thread can use NCCL again.
+// An open group of NCCL calls. An exception closes it, so that the thread can use NCCL again.
 class NcclGroup {
  public:
   explicit NcclGroup(const Nccl& nccl) : nccl_(nccl) { NCCL_CHECK(nccl_, ncclGroupStart); }

@@ -8,14 +8,14 @@
 namespace collbench {
 namespace {
 
-constexpr std::uint64_t kLineBytes = 128;  // of L2; one word of each is read
-constexpr int kLines = 2 << 20 >> 7;       // 2 MiB of them, a power of two
-// A full cycle over any power of two: the multiplier is 1 more than a multiple of 4, the increment odd [Hull, Dobell
-// 1962]. The numbers are Numerical Recipes'.
+constexpr std::uint64_t kLineBytes = 128;                 // of L2; one word of each is read
+constexpr std::uint64_t kLines = (2 << 20) / kLineBytes;  // a power of two
+// The ring visits every line, because the multiplier is 1 more than a multiple of 4 and the increment odd [Hull, Dobell
+// 1962]. Both are those of Numerical Recipes.
 constexpr std::uint64_t kMultiplier = 1664525;
 constexpr std::uint64_t kIncrement = 1013904223;
 
-// Where a reader is in its ring.
+// A reader, its ring, and the line of the ring where the last batch ended.
 struct Chase {
   Gpu* reader;
   CUdeviceptr ring;
@@ -27,72 +27,69 @@ std::uint64_t follow(std::uint64_t line, int accesses) {
   return line;
 }
 
-// The ring that `kept` holds; on first use made by `make` and written by `writer`, which can address it.
+// Returns the ring in `kept`; on first use made by `make` and written by `writer`, which can address it.
 template <class Memory, class Make>
-CUdeviceptr ring_in(Gpus& gpus, Gpu& writer, Memory& kept, const Make& make) {
+CUdeviceptr ring_in(const Gpu& writer, Memory& kept, const Make& make) {
   if (!kept.get()) {
     Memory made = make(writer.context.get(), kLines * kLineBytes);
-    auto ring = (CUdeviceptr)made.get();
-    std::uint64_t lines = kLines, multiplier = kMultiplier, increment = kIncrement;
-    void* arguments[] = {&ring, &lines, &multiplier, &increment};
     writer.context.make_current();
-    Gpus::launch(writer, writer.stream(), Kernel::write_ring, Gpus::grid(writer, Kernel::write_ring, kLines), 1,
-                 arguments);
-    gpus.wait(writer, kSetupSeconds);
+    writer.launch(writer.stream(), Kernel::write_ring, writer.grid(Kernel::write_ring, kLines), 1,
+                  (CUdeviceptr)made.get(), kLines, kMultiplier, kIncrement);
+    writer.wait(kSetupSeconds);
     kept = std::move(made);
   }
   return (CUdeviceptr)kept.get();
 }
 
+// The reader and the owner of the memory: a GPU reads host memory, never the other way.
+Link reader_first(const Link& link) { return link.first == kHostPosition ? Link{link.second, link.first} : link; }
+
 void check(const Gpus& gpus, const ChaseRound& round) {
   if (round.accesses < 1) throw std::invalid_argument("a batch holds at least one access");
   std::vector<bool> reads(gpus.size(), false);
-  for (const auto& [reader, owner] : round.links) {
+  for (const Link& link : round.links) {
+    const auto [reader, owner] = reader_first(link);
     if (reader == owner) throw std::invalid_argument("a reader and its own memory");
-    const int first = reader == kHostPosition ? owner : reader, second = first == reader ? owner : reader;
-    for (const int position : {first, second})
+    for (const int position : {reader, owner})
       if (position != kHostPosition && (position < 0 || static_cast<std::size_t>(position) >= gpus.size()))
         throw std::invalid_argument("no GPU at position " + std::to_string(position));
-    const auto at = static_cast<std::size_t>(first);
+    const auto at = static_cast<std::size_t>(reader);
     if (reads[at]) throw std::invalid_argument("links of a round share a reader");
     reads[at] = true;
-    if (second != kHostPosition && !gpus.peer_access()[at][static_cast<std::size_t>(second)])
+    if (owner != kHostPosition && !gpus.peer_access()[at][static_cast<std::size_t>(owner)])
       throw std::invalid_argument("a kernel cannot read from a GPU without peer access");
   }
 }
 
 Chase make_chase(Gpus& gpus, const Link& link) {
-  const bool host = link.first == kHostPosition || link.second == kHostPosition;
-  Gpu& reader = gpus[link.first == kHostPosition ? link.second : link.first];
-  if (host) return {&reader, ring_in(gpus, reader, reader.chase.host_ring, make_pinned), 0};
-  Gpu& owner = gpus[link.second];
-  return {&reader, ring_in(gpus, owner, owner.chase.ring, make_memory), 0};
+  const auto [reader, owner] = reader_first(link);
+  Gpu& gpu = gpus[reader];
+  if (owner == kHostPosition) return {&gpu, ring_in(gpu, gpu.chase.host_ring, make_pinned), 0};
+  return {&gpu, ring_in(gpus[owner], gpus[owner].chase.ring, make_memory), 0};
 }
 
-void make_order(Gpus& gpus, Gpu& reader) {
+void make_order(Gpu& reader) {
   if (reader.chase.order.get() != 0) return;
   DeviceMemory made = make_memory(reader.context.get(), 2 * sizeof(std::uint64_t));
   CUDA_CHECK(cuMemsetD8Async, made.get(), static_cast<unsigned char>(0), 2 * sizeof(std::uint64_t), reader.stream());
-  gpus.wait(reader, kSetupSeconds);
+  reader.wait(kSetupSeconds);
   reader.chase.order = std::move(made);
 }
 
 void queue(const Chase& chase, int accesses, BlockingKernel& blocking) {
   Gpu& reader = *chase.reader;
   const TimedStream& own = reader.own();
-  CUdeviceptr start = chase.ring + chase.line * kLineBytes, order = reader.chase.order.get();
-  std::uint64_t all = static_cast<std::uint64_t>(accesses), first_turn = reader.chase.turns;
-  std::uint64_t* end = &own.clear_report()->first;
-  void* arguments[] = {&start, &all, &order, &first_turn, &end};
   reader.context.make_current();
-  blocking.block(reader, reader.stream());
-  CUDA_CHECK(cuEventRecord, own.start.get(), reader.stream());
-  Gpus::launch(reader, reader.stream(), Kernel::chase, reader.multiprocessors, 1, arguments);
+  blocking.block(reader, own.get());
+  CUDA_CHECK(cuEventRecord, own.start.get(), own.get());
+  reader.launch(own.get(), Kernel::chase, reader.multiprocessors, 1, chase.ring + chase.line * kLineBytes,
+                static_cast<std::uint64_t>(accesses), reader.chase.order.get(), reader.chase.turns,
+                &own.clear_report()->first);
   reader.chase.turns += reader.multiprocessors;
-  CUDA_CHECK(cuEventRecord, own.end.get(), reader.stream());
+  CUDA_CHECK(cuEventRecord, own.end.get(), own.get());
 }
 
-// Moves the chase to where the batch must have ended.
+// Moves the chase to the line where the batch must have ended, and compares.
 void check_end(Chase& chase, int accesses, int link) {
   chase.line = follow(chase.line, accesses);
   const std::uint64_t expected = chase.line * kLineBytes, found = chase.reader->own().report().first - chase.ring;
@@ -104,7 +101,7 @@ std::vector<double> time_batch(Gpus& gpus, int accesses, double deadline, std::v
   BlockingKernel blocking(gpus);
   for (const Chase& chase : chases) queue(chase, accesses, blocking);
   blocking.unblock();
-  for (const Chase& chase : chases) gpus.wait(*chase.reader, deadline);
+  for (const Chase& chase : chases) chase.reader->wait(deadline);
   BlockingKernel::check_timeout(gpus);
   std::vector<double> seconds;
   for (Chase& chase : chases) {
@@ -120,9 +117,9 @@ std::vector<std::vector<double>> time_chase(Gpus& gpus, const ChaseRound& round)
   check(gpus, round);
   std::vector<Chase> chases;
   for (const Link& link : round.links) chases.push_back(make_chase(gpus, link));
-  for (const Chase& chase : chases) make_order(gpus, *chase.reader);
+  for (const Chase& chase : chases) make_order(*chase.reader);
   std::vector<std::vector<double>> seconds(chases.size());
-  time_batch(gpus, kLines, round.deadline, chases);
+  time_batch(gpus, static_cast<int>(kLines), round.deadline, chases);
   for (int batch = -round.warmup; batch < round.batches; ++batch) {
     const std::vector<double> times = time_batch(gpus, round.accesses, round.deadline, chases);
     for (std::size_t i = 0; batch >= 0 && i < seconds.size(); ++i) seconds[i].push_back(times[i]);

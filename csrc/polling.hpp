@@ -1,4 +1,4 @@
-// The one wait loop: it asks again and again, because a call that waits could not be given up.
+// The one wait loop. It polls, because a call that blocks could not be given up at a deadline.
 #pragma once
 
 #include <chrono>
@@ -11,8 +11,8 @@ namespace collbench {
 
 using Clock = std::chrono::steady_clock;
 
-// Returns once `done()`. Calls `meanwhile(now)` between two questions, which may throw; throws `late()` past the
-// deadline. Yields: there may be fewer cores than threads.
+// Returns once `done()`. Between two polls it calls `meanwhile(now)`, which may throw, and yields, because there may be
+// fewer cores than threads. Throws `late()` past the deadline.
 template <class Done, class Meanwhile, class Late>
 void poll(const Done& done, const Meanwhile& meanwhile, double deadline_seconds, const Late& late) {
   const auto begin = Clock::now();
@@ -24,11 +24,11 @@ void poll(const Done& done, const Meanwhile& meanwhile, double deadline_seconds,
   }
 }
 
-// Waits for work of a GPU: until `query()`, named `call` in errors, succeeds. Throws CudaError, HangError.
+// Waits for a GPU's work: until `query()`, which errors call `call`, returns success. Throws CudaError, HangError.
 template <class Query, class Meanwhile>
 void poll_gpu(int ordinal, const char* call, const Query& query, const Meanwhile& meanwhile, double deadline_seconds) {
   const auto done = [&] {
-    const CUresult result = returned(query());
+    const CUresult result = unless_abandoned(query());
     if (result != kCudaSuccess && result != kCudaNotReady) throw_cuda(result, call, __FILE__, __LINE__);
     return result == kCudaSuccess;
   };

@@ -1,14 +1,12 @@
 #include "registered_memory.hpp"
 
-#include <numeric>
-
 #include "device_threads.hpp"
 
 namespace collbench {
 namespace {
 
-// What switches registration off in NCCL, which then succeeds and returns no handle [NCCL 2.28.9, register.cc,
-// ncclCommRegister; dev_runtime.cc, ncclCommWindowRegister].
+// With one of these variables NCCL registers nothing: the call succeeds and returns no handle [NCCL 2.28.9,
+// register.cc, ncclCommRegister; dev_runtime.cc, ncclCommWindowRegister].
 constexpr const char* kNothing =
     " registered nothing: NCCL_LOCAL_REGISTER=0, NCCL_CUMEM_ENABLE=0, NCCL_WIN_ENABLE=0 or "
     "NCCL_P2P_USE_CUDA_MEMCPY=1 switches it off";
@@ -17,18 +15,16 @@ void* pointer(CUdeviceptr memory) { return reinterpret_cast<void*>(memory); }
 
 }  // namespace
 
-Buffers RegisteredMemory::operator()(Registration registration, int position) {
+Buffers RegisteredMemory::buffers(Registration registration, int position) {
   if (registration != Registration::none) return memory_.at(registration).at(static_cast<std::size_t>(position));
   const Gpu& gpu = gpus_[position];
   return {gpu.send.get(), gpu.target.get()};
 }
 
 void RegisteredMemory::allocate(Registration registration) {
-  std::vector<Buffers>& memory = memory_[registration];  // what a failure leaves here is used by the next round
+  std::vector<Buffers>& memory = memory_[registration];  // after a failure the next round uses what was allocated
   memory.resize(gpus_.size(), Buffers{0, 0});
-  std::vector<int> everywhere(gpus_.size());
-  std::iota(everywhere.begin(), everywhere.end(), 0);
-  threads_.run(everywhere, [&](std::size_t i) {
+  threads_.run_on_all([&](std::size_t i) {
     for (CUdeviceptr* buffer : {&memory[i].send, &memory[i].target}) {
       void* made = nullptr;
       if (*buffer != 0) continue;
@@ -58,7 +54,7 @@ void RegisteredMemory::prepare(Registration registration, const std::vector<Comm
     Handles& handles = handles_.at({one.handle, registration});
     const std::array<CUdeviceptr, 2> both = {buffers.send, buffers.target};
     for (std::size_t which = 0; which < both.size(); ++which) {
-      void*& handle = handles[which];  // where NCCL may still write when it goes on in the background
+      void*& handle = handles[which];  // not on the stack: NCCL may write it in the background
       const ncclResult_t result =
           window ? NCCL_CHECK(nccl_, ncclCommWindowRegister, one.handle, pointer(both[which]), gpus_.buffer_bytes(),
                               &handle, kWindowSymmetric)
@@ -78,7 +74,7 @@ void RegisteredMemory::forget(const std::vector<ncclComm_t>& aborted) {
 }
 
 void RegisteredMemory::deregister() {
-  if (threads_.stuck() || gpus_.threads().stuck()) return;  // a thread may still use one of them
+  if (threads_.stuck() || gpus_.threads().stuck()) return;  // a thread may still use a registration
   for (const auto& [key, handles] : handles_)
     for (void* handle : handles) {
       if (handle == nullptr) continue;

@@ -1,5 +1,5 @@
-// Memory that NCCL has allocated and that its communicators know: what registered collectives send from and receive
-// into. Copies and ordinary collectives have buffers of their own (Gpus), which no communicator ever hears of.
+// Memory that NCCL has allocated and that is registered with its communicators: what registered collectives send from
+// and receive into. Copies and all other collectives use the buffers of Gpus, which are never registered.
 #pragma once
 
 #include <array>
@@ -18,27 +18,27 @@ struct Buffers {
   CUdeviceptr target;
 };
 
-// As communicators: what is here is released where all is closed, and a process that ends leaves it to the driver.
+// Like communicators, this memory is released on closing; a process that ends leaves it to the driver.
 class RegisteredMemory {
  public:
-  // `threads` are those of the communicators: ranks wait for each other here as when these are made.
+  // `threads` are those of the communicators, because ranks wait for each other in these calls too.
   RegisteredMemory(Gpus& gpus, const Nccl& nccl, DeviceThreads& threads)
       : gpus_(gpus), nccl_(nccl), threads_(threads) {}
   RegisteredMemory(const RegisteredMemory&) = delete;
   RegisteredMemory& operator=(const RegisteredMemory&) = delete;
 
-  // Returns where the GPU's messages lie; the ordinary buffers where nothing is registered.
-  Buffers operator()(Registration registration, int position);
-  // Allocates, on each GPU and once for each kind of registration, two buffers as large as the ordinary ones, and
-  // registers them with these communicators of ours, where that is missing. All ranks of a communicator do so at the
-  // same time, in the same order and with the same sizes, as a window wants it; NCCL lets them wait for each other.
+  // Returns where the GPU's messages lie: the buffers of Gpus where nothing is registered.
+  Buffers buffers(Registration registration, int position);
+  // Registers two buffers of each GPU with these communicators, where that has not been done. The buffers are allocated
+  // once for each kind of registration, as large as those of Gpus. A window must be registered by all ranks of a
+  // communicator at the same time, in the same order and with the same sizes; NCCL makes them wait for each other.
   // Throws NcclError, also where NCCL registered nothing; LibraryError where it is too old.
   void prepare(Registration registration, const std::vector<Communicator>& communicators, double deadline_seconds);
-  // Forgets communicators that are aborted: NCCL drops their registrations with them.
+  // Forgets communicators that the caller aborts: NCCL drops their registrations with them.
   void forget(const std::vector<ncclComm_t>& aborted);
-  // Deregisters everything. Errors are ignored: aborting the communicators, which follows, drops the rest.
+  // Deregisters everything. Errors are ignored, because the communicators are aborted next, which drops the rest.
   void deregister();
-  // Frees the memory, which no communicator may know any more.
+  // Frees the memory, once no communicator has it registered.
   void free();
 
  private:

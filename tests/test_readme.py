@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.launch import experiment
+from collbench.launch import ablation as ablations
 from collbench.output.text import ablation
 from tests.cli.program import Program
 from tests.output.pages import text
@@ -38,7 +38,7 @@ def page(words: list[str], program: Program) -> str:
     """Return what a command of the README prints, from the recording that it was taken from."""
     if words[0] == "ablate":
         return text(
-            ablation.page(experiment.load(RESULTS / "2026-11-23-2xh200-ablation" / "ablate-second-machine.json"))
+            ablation.page(ablations.load(RESULTS / "2026-11-23-2xh200-ablation" / "ablate-second-machine.json"))
         )
     again = ["show", "run.json"] if words == ["pairs"] else words  # the same page, without measuring
     said = program(*(str(RUN) if word == "run.json" else word for word in again))

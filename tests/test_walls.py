@@ -27,6 +27,7 @@ LOADS_TORCH = {
     "backends/overlap_worker.py",
     "backends/replay_streams.py",
     "backends/replay_worker.py",
+    "backends/torch_collectives.py",
     "backends/torch_rank.py",
 }
 

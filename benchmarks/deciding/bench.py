@@ -17,8 +17,9 @@ from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import CollbenchError, DataCorruption
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run, SkipKind, Skipped
-from collbench.sim import fabrics, random_fabrics
+from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, Noise
+from tests.sim import random_fabrics
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -138,7 +139,7 @@ def measured(fabric: Fabric, request: Request, seed: int) -> Run:
     opened = open_simulated(fabric, None, seed)
     plan, skipped = make_plan(request, opened.backend)
     run = empty_run(request, opened, plan, skipped)
-    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.watch.flags, opened.clock)
+    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.flags, opened.clock)
     try:
         sweep(opened.backend, plan, run, request.effort(), random.Random(seed), watcher)
     except DataCorruption as error:

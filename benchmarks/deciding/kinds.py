@@ -13,21 +13,18 @@ from collbench.analysis import diagnose
 from collbench.analysis.diagnose import Kind, Verdict
 from collbench.analysis.diagnose.causes import (
     GpuItself,
-    HidesNvlinks,
-    HidesPcie,
     Known,
     LikelyCause,
-    NoPeerAccess,
-    NvlinksDegraded,
-    PeerDetour,
-    UplinkShared,
+    OfLabel,
+    OfLinks,
     VariableSet,
 )
 from collbench.api.checking import confirm
 from collbench.model.errors import DataCorruption, UsageError
 from collbench.model.run import Run
-from collbench.sim import fabrics, faults
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
+from tests.sim import faults
+from tests.sim.made import fabric_text
 
 from .bench import Asked, Part, Row, drawn_seed, healthy, inspection, measured, noisy, rng_of, share, spread
 from .truth import contradictions, holds, times
@@ -59,20 +56,20 @@ Wanted = tuple[LikelyCause | type[LikelyCause], ...]
 _CAUSES: dict[str, Wanted] = {
     "data-corrupt": (Known.ACS_CORRUPTS, Known.FAULTY_NVLINKS),
     "hang": (Known.ACS_STALLS, Known.FAULTY_NVLINKS),
-    "nv-degraded": (NvlinksDegraded, GpuItself),
+    "nv-degraded": (Known.NVLINKS_DEGRADED, GpuItself),
     "nv-not-used": (Known.NVLINKS_DOWN,),
     "linkcount-mismatch": (Known.NVLINKS_LOST,),
-    "hidden-nvlink": (HidesNvlinks,),
+    "hidden-nvlink": (Known.NVLINKS_HIDDEN,),
     "impossible": (Known.TIMING_OR_LIMIT,),
-    "order-inversion": (NoPeerAccess, UplinkShared),
+    "order-inversion": (Known.NO_PEER_ACCESS, Known.UPLINK_SHARED),
     "intra-label-outlier": (GpuItself, Known.ONE_NVLINK, Known.ONE_PCIE_PATH, Known.SHARED_PARTS),
     "asymmetry": (GpuItself, Known.NVLINK_LANES, Known.PCIE_DIRECTION),
-    "p2p-slower-than-staged": (PeerDetour,),
+    "p2p-slower-than-staged": (Known.PEER_DETOUR,),
     "p2p-cap-mismatch": (Known.PEERS_TAKEN,),
     "pcie-degraded": (Known.FEWER_LANES, Known.LOWER_GENERATION),
     "contention": (Known.OTHER_JOBS, Known.NVLINK_TRAFFIC, Known.BRIDGE_DETOUR),
     "collective-contradiction": (Known.NCCL_PATH,),
-    "virtual-flat": (HidesPcie,),
+    "virtual-flat": (Known.PCIE_TREE_HIDDEN,),
 }
 
 
@@ -139,7 +136,7 @@ def checked(fabric: Fabric, seed: int) -> Run:
     one = measured(fabric, inspection(), seed)
     with tempfile.TemporaryDirectory(prefix="decisions-") as folder:
         path = Path(folder) / f"{fabric.name}.json"
-        path.write_text(fabrics.dumps(fabric), encoding="utf-8")
+        path.write_text(fabric_text(fabric), encoding="utf-8")
         with suppress(DataCorruption):  # it is in the run already
             confirm(replace(inspection(), fabric=str(path), seed=seed), one, lambda _words: None)
     return one
@@ -158,7 +155,8 @@ def is_at(verdict: Verdict, kind: str, members: tuple[int, ...]) -> bool:
 
 
 def _names(cause: LikelyCause, wanted: Wanted) -> bool:
-    return any(isinstance(cause, one) if isinstance(one, type) else cause == one for one in wanted)
+    named = cause.known if isinstance(cause, OfLinks | OfLabel) else cause
+    return any(isinstance(named, one) if isinstance(one, type) else named == one for one in wanted)
 
 
 def _of(verdict: Verdict) -> Wanted:

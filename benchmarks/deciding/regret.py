@@ -16,10 +16,10 @@ from collbench.analysis.select import choose, settle
 from collbench.analysis.tiers import rank_pairs
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.sim import random_fabrics
 from collbench.sim.collectives import Truth
 from collbench.sim.fabrics import Fabric
 from collbench.sim.network import Tree
+from tests.sim import random_fabrics
 
 from .bench import LARGE, Asked, Part, Row, comparison, drawn_seed, measured, pair_rates, rng_of, spread
 

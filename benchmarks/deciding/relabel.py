@@ -11,7 +11,7 @@ from collbench.analysis import diagnose
 from collbench.analysis.select import choose
 from collbench.analysis.tiers import rank_links
 from collbench.model.run import Run
-from collbench.sim import random_fabrics
+from tests.sim import random_fabrics
 
 from .bench import LARGE, Asked, Part, Row, drawn_seed, measured, rng_of, share, spread, survey
 

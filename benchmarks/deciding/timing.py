@@ -13,8 +13,9 @@ from collbench.analysis.search import search
 from collbench.analysis.select import choose
 from collbench.analysis.wiring import Wiring, wiring
 from collbench.model.run import Device, Path
-from collbench.sim import fabrics, random_fabrics
+from collbench.sim import fabrics
 from collbench.sim.fabrics import Bundle, Fabric, Fault, FaultKind
+from tests.sim import random_fabrics
 
 from .bench import Asked, Part, Row, drawn_seed, measured, noisy, pair_rates, rng_of
 

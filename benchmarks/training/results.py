@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from collbench.analysis.stats import summarize
-from collbench.launch import experiment
-from collbench.launch.ablation import Ablation, Result
+from collbench.launch.ablation import Ablation, Result, load
 from collbench.runfile import run_file
 
 _CURVE = re.compile(r"curves-(\d+)-(p2p|nop2p)-(\w+)\.json")
@@ -62,7 +61,7 @@ def ablations(folder: Path) -> list[Compared]:
     """Return the folder's finished ablations (ablate-*.json), smaller worlds first. Raises CollbenchError."""
     found = []
     for path in sorted(folder.glob("ablate-*.json")):
-        ablation = experiment.load(path)
+        ablation = load(path)
         if ablation.result is None:
             raise ResultError(f"{path} is incomplete: it has no result; run collbench ablate again")
         words = ablation.command

@@ -1,5 +1,5 @@
-// What NCCL hands a profiler plugin, ABI v1 (NCCL 2.23) to v6 (2.29): our own declarations of the fields that are read.
-// Offsets are those of a 64-bit ABI; tests/native/recorded_host.cpp fills the headers' structures as NCCL does.
+// What NCCL passes to a profiler plugin, ABI v1 (NCCL 2.23) to v6 (2.29): our own declarations, with the fields that
+// the plugin reads at the same offsets. tests/native/recorded_host.cpp fills such structures as NCCL does.
 #pragma once
 
 #include <cstddef>
@@ -69,7 +69,7 @@ struct PointToPointV2 {
   int peer;
 };
 
-// v4 to v6: who the communicator is was said at init.
+// v4 to v6: the communicator was reported at init.
 struct CollectiveV4 {
   uint64_t sequence;
   const char* function;

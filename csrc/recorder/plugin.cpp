@@ -1,12 +1,12 @@
-// A profiler plugin for NCCL that writes down which calls a rank makes (docs/record.md). It uses the C library alone,
-// asks NCCL for nothing that makes a kernel or a graph slower, unless the user wants GPU times, and never lets NCCL
-// fail: what it cannot do it leaves.
+// A profiler plugin for NCCL that records which calls a rank makes (docs/record.md). It uses only the C library, never
+// returns an error to NCCL, and unless the user wants GPU times, asks NCCL for nothing that slows a kernel or a graph
+// down.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint32_t MAX_STREAMS = 64;  // ranks of one process
 
-// What NCCL keeps of an event is a number, no object: it may be passed back late, or twice.
+// The handle of an event that NCCL keeps is a number, not a pointer: NCCL may pass it back late, or twice.
 enum Kind : uint64_t { GROUPED = 1, CALLED = 2, LAUNCHED = 3, RUNNING = 4 };
 
 void* handle(Kind kind, uint64_t index, uint64_t number) {
@@ -35,7 +35,7 @@ struct Context {
   int index = NONE;  // NONE before the first event of ABI v1 to v3
   int communicator = NONE;
   int device = NONE;
-  int rank = NONE;  // in the communicator; NONE where init does not say it
+  int rank = NONE;  // in the communicator; NONE where init does not report it
   bool counted = false;
   int pid = 0;
 };
@@ -44,14 +44,10 @@ pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 Stream* streams[MAX_STREAMS];
 std::atomic<uint32_t> stream_count{0};
 std::atomic<uint64_t> groups{0};
-int owner = 0;  // the process that opened the streams: a fork must not write into its parent's
+int owner = 0;  // the process that opened the streams; a fork must not write into its parent's
 bool failed = false;
 
-uint64_t now() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return static_cast<uint64_t>(time.tv_sec) * 1000000000u + static_cast<uint64_t>(time.tv_nsec);
-}
+uint64_t now() { return nanoseconds(CLOCK_MONOTONIC); }
 
 struct Locked {
   explicit Locked(pthread_mutex_t& held) : mutex(held) { pthread_mutex_lock(&mutex); }
@@ -71,7 +67,7 @@ int current_device() {
   return device;
 }
 
-// The version of the NCCL that calls us; 0 if it cannot be found.
+// The version of the NCCL whose code contains the address `caller`; 0 if it cannot be found.
 int nccl_version(void* caller) {
   Dl_info found;
   if (!dladdr(caller, &found) || !found.dli_fname) return 0;
@@ -84,7 +80,7 @@ int nccl_version(void* caller) {
   return version;
 }
 
-// Leave an empty file whose name says why there is no stream.
+// Leaves an empty file whose name says why there is no stream.
 void leave_note(const char* folder, int error) {
   char host[256] = "host", path[4096];
   gethostname(host, sizeof host - 1);
@@ -94,7 +90,7 @@ void leave_note(const char* folder, int error) {
   if (file >= 0) close(file);
 }
 
-// Whether events of kernels are wanted: once for the process, as NCCL's counts would not survive a change.
+// Whether events of kernels are wanted. Read once, because NCCL's counts would be wrong after a change.
 bool wants_gpu_times() {
   static const bool wanted = [] {
     const char* word = getenv("COLLBENCH_RECORD_GPU_TIMES");
@@ -105,7 +101,8 @@ bool wants_gpu_times() {
 
 const char* folder() { return getenv("COLLBENCH_RECORD_FOLDER"); }
 
-// Return the stream index of a communicator's rank: that of its GPU, else the first one that is not another rank of it.
+// Returns the index of the stream of a communicator's rank: the stream of the same GPU, or where the GPU is unknown the
+// first one that holds no other rank of that communicator.
 int index_for(int device, uint64_t hash, int rank, int abi, void* caller) {
   const Locked held(opening);
   const char* place = folder();
@@ -157,25 +154,21 @@ struct ExitMark {
   }
 } exit_mark;
 
-// NCCL's terms.
+// In the order of Function: NCCL's name, whether the call has a root, and whether it reduces.
+constexpr struct {
+  const char* name;
+  bool rooted, reduces;
+} FUNCTIONS[] = {{"", false, false},      {"AllReduce", false, true},  {"Broadcast", true, false},
+                 {"Reduce", true, true},  {"AllGather", false, false}, {"ReduceScatter", false, true},
+                 {"Send", false, false},  {"Recv", false, false},      {"AllToAll", false, false},
+                 {"Gather", true, false}, {"Scatter", true, false}};
 
+// Letters may differ in case: NCCL has written AlltoAll and AllToAll.
 Function function_of(const char* name) {
-  static constexpr struct {
-    const char* name;
-    Function function;
-  } NAMES[] = {{"AllReduce", Function::ALL_REDUCE},
-               {"AllGather", Function::ALL_GATHER},
-               {"ReduceScatter", Function::REDUCE_SCATTER},
-               {"Broadcast", Function::BROADCAST},
-               {"Reduce", Function::REDUCE},
-               {"Send", Function::SEND},
-               {"Recv", Function::RECEIVE},
-               {"AlltoAll", Function::ALL_TO_ALL},
-               {"AllToAll", Function::ALL_TO_ALL},
-               {"Gather", Function::GATHER},
-               {"Scatter", Function::SCATTER}};
-  for (const auto& row : NAMES) {
-    if (name && !strcmp(name, row.name)) return row.function;
+  uint8_t number = 0;
+  for (const auto& row : FUNCTIONS) {
+    if (name && !strcasecmp(name, row.name)) return static_cast<Function>(number);
+    ++number;
   }
   return Function::UNKNOWN;
 }
@@ -187,7 +180,7 @@ Function function_of(uint8_t number) {  // ncclFunc_t of NCCL 2.23
   return number < sizeof NUMBERS ? NUMBERS[number] : Function::UNKNOWN;
 }
 
-// ncclDataType_t. ncclDatatypeToString has no word for ncclUint8 alone, and calls it "Unknown" [2.24 to 2.30].
+// ncclDataType_t. ncclDatatypeToString knows all types but ncclUint8, which it calls "Unknown" [2.24 to 2.30].
 uint8_t datatype_of(const char* name) {
   static constexpr const char* NAMES[] = {"ncclInt8",    "Unknown",      "ncclInt32",      "ncclUint32",
                                           "ncclInt64",   "ncclUint64",   "ncclFloat16",    "ncclFloat32",
@@ -200,11 +193,6 @@ uint8_t datatype_of(const char* name) {
   return name && !strcmp(name, "ncclUint8") ? 1 : 255;
 }
 uint8_t datatype_of(uint8_t number) { return number; }
-
-bool is_rooted(Function function) {
-  return function == Function::BROADCAST || function == Function::REDUCE || function == Function::GATHER ||
-         function == Function::SCATTER;
-}
 
 template <class Name, class Type>
 Call call_of(const Context& context, Name function, size_t count, Type datatype) {
@@ -220,12 +208,10 @@ Call call_of(const Context& context, Name function, size_t count, Type datatype)
 template <class Collective>
 Call collective_of(const Context& context, const Collective& event) {
   Call call = call_of(context, event.function, event.count, event.datatype);
-  if (is_rooted(static_cast<Function>(call.function))) call.root = event.root;
+  if (FUNCTIONS[call.function].rooted) call.root = event.root;
   if constexpr (std::is_same_v<Collective, CollectiveV1>) {
-    const auto function = static_cast<Function>(call.function);
-    const bool reduces =
-        function == Function::ALL_REDUCE || function == Function::REDUCE || function == Function::REDUCE_SCATTER;
-    if (reduces && event.reduction < 5) call.reduction = static_cast<uint8_t>(event.reduction + 1);
+    if (FUNCTIONS[call.function].reduces && event.reduction < 5)
+      call.reduction = static_cast<uint8_t>(event.reduction + 1);
   }
   return call;
 }
@@ -247,7 +233,7 @@ void note_launch(Stream& stream, const Context& context, const Event& event, uin
   }
 }
 
-// A call begins on one channel: its task is the parent.
+// A call begins on one channel. The event's parent is the launched call.
 template <class Event>
 void begin_kernel(void** result, const Event& event) {
   if (!is(event.parent, LAUNCHED) || index_of(event.parent) >= stream_count) return;
@@ -259,10 +245,10 @@ void begin_kernel(void** result, const Event& event) {
   if (run) *result = handle(RUNNING, index_of(event.parent), run);
 }
 
-// ABI v1 to v4 (and v5 where a launch has no call of the API): a call is seen when NCCL launches it. Their parent is
-// the group of one launch.
+// ABI v1 to v4, and v5 where a launch has no call of the API: a call is reported when NCCL launches it. The event's
+// parent is the group of one launch.
 template <int ABI, class Event>
-uint64_t seen_at_launch(const Context& context, const Event& event, void* parent) {
+uint64_t record_at_launch(const Context& context, const Event& event) {
   Call call{};
   if (event.type == COLLECTIVE) {
     call = collective_of(context, event.collective);
@@ -273,7 +259,7 @@ uint64_t seen_at_launch(const Context& context, const Event& event, void* parent
   const uint64_t start = now();
   Stream& stream = *streams[context.index];
   const Locked held(stream.lock);
-  const uint64_t number = stream.add(call, start, is(parent, GROUPED) ? number_of(parent) : 0, false);
+  const uint64_t number = stream.add(call, start, is(event.parent, GROUPED) ? number_of(event.parent) : 0, false);
   if constexpr (ABI >= GPU_CLOCK_ABI) note_launch(stream, context, event, number);
   return number;
 }
@@ -286,9 +272,9 @@ void identify(Context& context, const Event& event, int abi, void* caller) {
   attach(context, hash, event.rank, 0, 0, name, abi, caller);
 }
 
-// ABI v5 and later: a call of the API, before it is launched.
+// ABI v5 and later: a call of the API is reported before it is launched.
 template <class Event>
-uint64_t seen_at_call(const Context& context, const Event& event) {
+uint64_t record_at_call(const Context& context, const Event& event) {
   const uint64_t time = now(), group = is(event.parent, GROUPED) ? number_of(event.parent) : 0;
   const bool peered = event.type == POINT_TO_POINT_API;
   Call call{};
@@ -299,7 +285,7 @@ uint64_t seen_at_call(const Context& context, const Event& event) {
   } else {
     const CollectiveApi& api = event.collective_api;
     call = call_of(context, api.function, api.count, api.datatype);
-    if (is_rooted(static_cast<Function>(call.function))) call.root = api.root;
+    if (FUNCTIONS[call.function].rooted) call.root = api.root;
     call.captured = api.captured;
   }
   Stream& stream = *streams[context.index];
@@ -321,7 +307,7 @@ int start(void* any, void** result, Event* event) {
     }
     if (event->type == COLLECTIVE_API || event->type == POINT_TO_POINT_API) {
       if (recorded(*context))
-        *result = handle(CALLED, static_cast<uint64_t>(context->index), seen_at_call(*context, *event));
+        *result = handle(CALLED, static_cast<uint64_t>(context->index), record_at_call(*context, *event));
       return SUCCESS;
     }
   }
@@ -347,7 +333,7 @@ int start(void* any, void** result, Event* event) {
       return SUCCESS;
     }
   }
-  const uint64_t number = seen_at_launch<ABI>(*context, *event, event->parent);
+  const uint64_t number = record_at_launch<ABI>(*context, *event);
   *result = handle(LAUNCHED, static_cast<uint64_t>(context->index), number * 2 + receives(*event));
   return SUCCESS;
 }
@@ -386,7 +372,7 @@ Context* new_context(void** any) {
   return made;
 }
 
-// The mask is one for all communicators of the process: it is set once, and never to less while another one records.
+// All communicators of the process share one mask: it is set once, and never reduced while another one records.
 constexpr int AT_LAUNCH = GROUP | COLLECTIVE | POINT_TO_POINT;
 constexpr int AT_CALL = GROUP_API | COLLECTIVE_API | POINT_TO_POINT_API | COLLECTIVE | POINT_TO_POINT;
 

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,18 +16,11 @@ extern char** environ;
 namespace recorder {
 namespace {
 
-constexpr uint64_t BASE = 0x9E3779B97F4A7C15ull;  // odd; of a polynomial hash mod 2^64, whose hits are compared
-constexpr uint64_t NO_PLACE = ~0ull;
-
-uint64_t nanoseconds(clockid_t clock) {
-  timespec now;
-  clock_gettime(clock, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
-}
+constexpr uint64_t BASE = 0x9E3779B97F4A7C15ull;  // odd; of a polynomial hash mod 2^64, whose matches are compared
 
 uint64_t aligned(uint64_t offset) { return (offset + 63) / 64 * 64; }
 
-// Orders the stores for a reader of the file after a kill.
+// Stores in program order, for readers of the file after a kill.
 template <class T>
 void store(T& place, T value) {
   __atomic_store_n(&place, value, __ATOMIC_RELEASE);
@@ -81,7 +73,7 @@ int Stream::open(const char* folder, uint32_t index, int device, int abi, int nc
   if (written < 0 || written >= static_cast<int>(sizeof path)) return ENAMETOOLONG;
   const int file = ::open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0) return errno;
-  // All blocks now: a disk that is full later would end the job with SIGBUS.
+  // Allocates all blocks now: a disk that is full later would end the job with SIGBUS.
   int error = posix_fallocate(file, 0, static_cast<off_t>(bytes));
   void* mapped = error ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (!error && mapped == MAP_FAILED) error = errno;
@@ -133,14 +125,14 @@ int Stream::open(const char* folder, uint32_t index, int device, int abi, int nc
   for (uint32_t power = 1; power <= TAIL; ++power) powers_[power] = powers_[power - 1] * BASE;
   borders_.assign(TAIL + 1, 0);
   known_.reserve(256);
-  swept_.assign(COMMUNICATORS, 0);
+  launched_before_.assign(COMMUNICATORS, 0);
   if (gpu_times) {
     kernels_.assign(PENDING, {});
     running_.assign(MOST_RUNNING, {});
     channels_.resize(COMMUNICATORS);
     sent_to_itself_.assign(COMMUNICATORS, false);
   }
-  memcpy(header_->magic, "CBSTREAM", 8);  // last: from here on it can be read
+  memcpy(header_->magic, "CBSTREAM", 8);  // last: now the file can be read
   return 0;
 }
 
@@ -177,7 +169,7 @@ void Stream::finalized(int communicator) {
   if (header_->open > 1) {
     --header_->open;
     for (uint64_t number = header_->pending_first; number < header_->pending_next; ++number) {
-      if (pending(number).call.communicator == communicator) without_time(number, Lack::MISSING);
+      if (pending(number).call.communicator == communicator) give_up_time(number, Lack::MISSING);
     }
     release(header_->pending_first);
     return;
@@ -194,11 +186,11 @@ uint64_t Stream::add(const Call& call, uint64_t start, uint64_t group, bool need
   if (!kernels_.empty()) {
     kernel(number) = {UINT64_MAX, 0, 0, 0, false, Lack::MISSING};
     waiting.needs |= GPU_TIME;
-    if (call.captured) without_time(number, Lack::CAPTURED);
-    if (sent_to_itself_[call.communicator]) without_time(number, Lack::SELF);
+    if (call.captured) give_up_time(number, Lack::CAPTURED);
+    if (sent_to_itself_[call.communicator]) give_up_time(number, Lack::SELF);
   }
   if (header_->pending_first == number && !waiting.needs) {
-    // Nothing to wait for. A kill between these lines shows it nowhere: it is the last call.
+    // Nothing to wait for. A kill between these lines loses only this call, the last one.
     header_->pending_first = number + 1;
     store(header_->pending_next, number + 1);
     commit(number);
@@ -209,63 +201,63 @@ uint64_t Stream::add(const Call& call, uint64_t start, uint64_t group, bool need
 }
 
 void Stream::launched(uint64_t number, int peer, uint32_t channels) {
-  if (!waits(number)) return;
+  if (!is_pending(number)) return;
   PendingCall& call = pending(number);
   const auto function = static_cast<Function>(call.call.function);
   if (function == Function::SEND || function == Function::RECEIVE) call.call.peer = peer;
   call.needs &= ~static_cast<uint32_t>(PEER);
-  // NCCL launches groups in order: what an earlier one did not launch (a send to oneself, in place) never will be.
+  // NCCL launches groups in order: calls of earlier groups that were not launched (a send to oneself, in place) never
+  // are.
   const uint16_t communicator = call.call.communicator;
-  uint64_t earlier = std::max(swept_[communicator], header_->pending_first);
+  uint64_t earlier = std::max(launched_before_[communicator], header_->pending_first);
   for (; earlier < number && pending(earlier).group != call.group; ++earlier) {
     PendingCall& other = pending(earlier);
     other.needs &= ~static_cast<uint32_t>(PEER);
-    const bool mine = other.call.communicator == communicator;  // another thread may be about to launch those of others
-    if (mine && !kernels_.empty() && !kernel(earlier).launched) without_time(earlier, Lack::MISSING);
+    const bool same = other.call.communicator == communicator;  // another thread may be launching those of others
+    if (same && !kernels_.empty() && !kernel(earlier).launched) give_up_time(earlier, Lack::MISSING);
   }
-  swept_[communicator] = earlier;
+  launched_before_[communicator] = earlier;
   if (!kernels_.empty()) {
     Kernel& own = kernel(number);
     own.launched = true;
     own.channels += channels;
-    if (!own.channels) without_time(number, Lack::MISSING);
+    if (!own.channels) give_up_time(number, Lack::MISSING);
   }
   release(header_->pending_first);
 }
 
-// GPU times.
-
-void Stream::without_time(uint64_t number, Lack why) {
+void Stream::give_up_time(uint64_t number, Lack why) {
   PendingCall& call = pending(number);
   if (!(call.needs & GPU_TIME)) return;
   call.needs &= ~static_cast<uint32_t>(GPU_TIME);
   kernel(number).lack = why;
 }
 
-// NCCL's kernels count a send to oneself, and NCCL itself does not [enqueue.cc, addP2pToPlan]: from there on it takes
-// what stands at a lower count, which is the time of an earlier call.
+// NCCL's kernels count a send to oneself, but NCCL itself does not [enqueue.cc, addP2pToPlan]: from then on it reads
+// the times at too low a count, which are those of an earlier call.
 void Stream::sends_to_itself(int communicator, uint64_t number) {
   if (kernels_.empty()) return;
   sent_to_itself_[static_cast<size_t>(communicator)] = true;
-  const uint64_t group = waits(number) ? pending(number).group : 0;
+  const uint64_t group = is_pending(number) ? pending(number).group : 0;
   for (uint64_t other = header_->pending_first; other < header_->pending_next; ++other) {
     const bool touched = other >= number || (group && pending(other).group == group);
-    if (touched && pending(other).call.communicator == communicator) without_time(other, Lack::SELF);
+    if (touched && pending(other).call.communicator == communicator) give_up_time(other, Lack::SELF);
   }
   release(header_->pending_first);
 }
 
-// Forget how the clocks stood when that is too long ago: they drift.
-void Stream::turn(uint64_t now) {
+// Forgets what is known of the clocks when it is too old: they drift.
+void Stream::forget_old_clocks(uint64_t now) {
   if (now <= window_ || now - window_ <= CLOCK_WINDOW) return;
   least_[1] = now - window_ > 2 * CLOCK_WINDOW ? INT64_MAX : least_[0];
   least_[0] = INT64_MAX;
   window_ = now;
 }
 
-// Keep what the host's clock is ahead of the GPU's at most, ns: the least delay with which it heard of any time.
-void Stream::hear(int64_t ahead, uint64_t now) {
-  turn(now);
+// Every report of a GPU time arrives with some delay, so the smallest difference between the clocks is the best
+// estimate.
+void Stream::compare_clocks(int64_t ahead, uint64_t now) {
+  forget_old_clocks(now);
   least_[0] = std::min(least_[0], ahead);
 }
 
@@ -277,19 +269,19 @@ Stream::Channel* Stream::channel_of(uint16_t communicator, uint32_t channel) {
 }
 
 uint64_t Stream::began(uint64_t number, uint32_t channel, uint64_t timer, uint64_t now) {
-  if (!waits(number)) return 0;
+  if (!is_pending(number)) return 0;
   const PendingCall& call = pending(number);
   Channel* ran = call.needs & GPU_TIME ? channel_of(call.call.communicator, channel) : nullptr;
   if (!ran) return 0;
   if (!call.group || ran->group != call.group) ran->before = ran->end;  // calls of one group share a kernel
   ran->group = call.group;
-  // A call cannot run before the host made it, nor before what its channel ran before.
-  turn(now);
+  // A call cannot begin before the host made it, nor before the end of what its channel ran before.
+  forget_old_clocks(now);
   const auto ahead = static_cast<int64_t>(now - timer);
   const int64_t least = std::min({ahead, least_[0], least_[1]});
   const auto late = static_cast<int64_t>(timer - call.start + static_cast<uint64_t>(least));
   const bool plausible = timer && timer >= ran->before && late >= -CLOCK_TOLERANCE;
-  if (plausible) ran->end = std::max(ran->end, timer + 1);  // should its end never come
+  if (plausible) ran->end = std::max(ran->end, timer + 1);  // in case its end is never reported
   const uint64_t run = ++runs_begun_;
   running_[run % MOST_RUNNING] = {run, number, timer, ahead, ran, plausible};
   return run;
@@ -298,18 +290,18 @@ uint64_t Stream::began(uint64_t number, uint32_t channel, uint64_t timer, uint64
 void Stream::ended(uint64_t run, uint64_t timer, uint64_t now) {
   if (running_.empty()) return;
   Running& one = running_[run % MOST_RUNNING];
-  if (one.run != run || !waits(one.call)) return;
-  one.run = 0;  // it ends once
+  if (one.run != run || !is_pending(one.call)) return;
+  one.run = 0;  // so that a second report of its end is ignored
   const uint64_t number = one.call;
   PendingCall& call = pending(number);
   if (!(call.needs & GPU_TIME)) return;
   Kernel& whole = kernel(number);
-  // It ran between the host's call and now; the clocks' rates differ by less than a thousandth.
+  // It ran between the host's call and now. The clocks' rates differ by less than a thousandth.
   const uint64_t host = now - call.start, most = host + host / 1000 + CLOCK_TOLERANCE;
   const bool lasted = timer >= one.begin && timer - one.begin <= most;
   if (lasted) {
-    hear(one.ahead, now);
-    hear(static_cast<int64_t>(now - timer), now);
+    compare_clocks(one.ahead, now);
+    compare_clocks(static_cast<int64_t>(now - timer), now);
   }
   if (one.plausible && lasted) {
     one.channel->end = std::max(one.channel->end, timer);
@@ -322,7 +314,7 @@ void Stream::ended(uint64_t run, uint64_t timer, uint64_t now) {
   const uint64_t took = whole.end > whole.begin ? whole.end - whole.begin : 0;
   const uint64_t units = (took + GPU_UNIT / 2) / GPU_UNIT;
   if (whole.lack == Lack::IMPLAUSIBLE || !units || units > UINT32_MAX || took > most) {
-    without_time(number, Lack::IMPLAUSIBLE);
+    give_up_time(number, Lack::IMPLAUSIBLE);
   } else {
     call.gpu = static_cast<uint32_t>(units);
     call.begin = whole.begin;
@@ -332,7 +324,7 @@ void Stream::ended(uint64_t run, uint64_t timer, uint64_t now) {
   release(header_->pending_first);
 }
 
-// Commit the calls that wait, up to a number in any case, and after it as far as they are complete.
+// Commits pending calls in order: all before `upto`, and those after it up to the first that is incomplete.
 void Stream::release(uint64_t upto) {
   while (header_->pending_first < header_->pending_next) {
     const uint64_t first = header_->pending_first;
@@ -342,7 +334,7 @@ void Stream::release(uint64_t upto) {
   }
 }
 
-// Its place among the calls that wait is free, and not yet taken again.
+// The call is no longer pending; its entry has not been used again yet.
 void Stream::commit(uint64_t number) {
   const PendingCall& ended = pending(number);
   if (!kernels_.empty() && !ended.gpu) ++header_->lacks[static_cast<int>(kernel(number).lack)];
@@ -352,10 +344,10 @@ void Stream::commit(uint64_t number) {
     store(header_->dropped, header_->dropped + 1);
     return;
   }
-  const bool together = ended.group && ended.group == group_;
+  const bool grouped = ended.group && ended.group == group_;
   group_ = ended.group;
   header_->last_group = group_;
-  append(static_cast<uint32_t>(call) * 2 + together, ended);
+  append(static_cast<uint32_t>(call) * 2 + grouped, ended);
 }
 
 int64_t Stream::intern(const Call& call) {
@@ -382,7 +374,7 @@ void Stream::set_tail(uint32_t first, uint32_t count) {
 }
 
 void Stream::append(uint32_t symbol, const PendingCall& ended) {
-  if (count_ == TAIL) make_room();
+  if (count_ == TAIL) consume(TAIL / 2, NONE, 0, false);
   if (full_) {
     store(header_->dropped, header_->dropped + 1);
     return;
@@ -391,14 +383,14 @@ void Stream::append(uint32_t symbol, const PendingCall& ended) {
   header_->kept++;
   set_tail(first_, count_ + 1);
   if (phase_ == NONE) {
-    look(symbol);
+    look_for_phase();
   } else {
-    follow(symbol);
+    follow_phase(symbol);
   }
 }
 
-// A phase repeats: hold the call against the one that comes next in it.
-void Stream::follow(uint32_t symbol) {
+// A phase repeats: compares the call with the one that comes next in the phase.
+void Stream::follow_phase(uint32_t symbol) {
   const Phase& phase = phases_[phase_];
   if (at<uint32_t>(phase.symbols)[count_ - 1] != symbol) {
     phase_ = NONE;
@@ -410,8 +402,8 @@ void Stream::follow(uint32_t symbol) {
   }
 }
 
-// No phase repeats: is a known one back, or has a new one come?
-void Stream::look(uint32_t) {
+// No phase repeats: resumes a known one, or finds a new one.
+void Stream::look_for_phase() {
   hash_from(count_ - 1);
   if (resume()) return;
   if (++since_ < SEARCH_EVERY) return;
@@ -445,7 +437,7 @@ bool Stream::resume() {
   return false;
 }
 
-// Find the longest end of the tail that consists of repetitions: by its borders, as in Knuth, Morris and Pratt.
+// Finds the longest end of the tail that consists of repetitions, by its borders (Knuth, Morris and Pratt).
 void Stream::find_period() {
   const auto reversed = [this](uint32_t place) { return symbols_[count_ - 1 - place]; };
   uint32_t covered = 0, period = 0;
@@ -465,9 +457,8 @@ void Stream::find_period() {
   if (phase != NONE) consume(from, phase, covered / period, true);
 }
 
-void Stream::make_room() { consume(TAIL / 2, NONE, 0, false); }
-
-// Move the tail's first calls: `literal` of them into a phase of their own, then `repetitions` of a known phase.
+// Moves the tail's first calls into phases: `literal` of them into a phase of their own, then `repetitions` of a known
+// one, which with `locks` is then the phase that repeats.
 bool Stream::consume(uint32_t literal, int64_t phase, uint32_t repetitions, bool locks) {
   const int64_t once = literal ? phase_of(symbols_.data(), literal, false) : NONE;
   if ((literal && once == NONE) || header_->runs + 2 > RUNS) {
@@ -500,18 +491,17 @@ bool Stream::consume(uint32_t literal, int64_t phase, uint32_t repetitions, bool
   return true;
 }
 
-bool Stream::add_run(uint32_t phase, uint32_t repetitions) {
+void Stream::add_run(uint32_t phase, uint32_t repetitions) {
   if (header_->runs && runs_[header_->runs - 1].phase == phase &&
       runs_[header_->runs - 1].repetitions < UINT32_MAX - repetitions) {
     runs_[header_->runs - 1].repetitions += repetitions;
-    return true;
+    return;
   }
   runs_[header_->runs] = {phase, repetitions};
   store(header_->runs, header_->runs + 1);
-  return true;
 }
 
-// Add one repetition's times, which stand in the tail from a place on.
+// Adds one repetition to the phase, whose calls begin at index `from` of the tail.
 void Stream::repeat(Phase& phase, uint32_t from) {
   sample(phase, from);
   Times* times = phase.times ? at<Times>(phase.times) : nullptr;
@@ -530,7 +520,8 @@ void Stream::repeat(Phase& phase, uint32_t from) {
   ++phase.repetitions;
 }
 
-// Keep this repetition whole if its number says so: the number alone, for the ranks must keep the same ones.
+// Keeps this repetition whole if its number is a multiple of the stride. Only the number decides, so that all ranks
+// keep the same repetitions.
 void Stream::sample(Phase& phase, uint32_t from) {
   const uint64_t number = phase.repetitions;
   if (!phase.slots || number % phase.stride) return;
@@ -581,7 +572,8 @@ void* Stream::allocate(uint64_t bytes, uint64_t* offset) {
   return at<char>(place);
 }
 
-// Return the phase of these symbols, a new one if need be; NONE without memory. One that repeats sums up its times.
+// Returns the phase of these symbols, made if it is new; NONE where the file is full. Only a phase that repeats has
+// Times.
 int64_t Stream::phase_of(const uint32_t* symbols, uint32_t length, bool repeats) {
   uint64_t hash = 0;
   for (uint32_t place = 0; place < length; ++place) hash = hash * BASE + symbols[place] + 1;

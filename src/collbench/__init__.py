@@ -7,54 +7,55 @@ In Python: `select` chooses GPUs for this process, `measure` and `overlap` measu
 Importing collbench loads nothing: numpy, torch and CUDA come when needed.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from collbench.model.errors import CollbenchError as Error
+
 if TYPE_CHECKING:
-    from collbench.api import (
-        Error,
-        check,
-        compare,
-        doctor,
-        explain,
-        import_job,
-        load,
-        load_job,
-        measure,
-        nodes,
-        overlap,
-        predict,
-        rank,
-        replay,
-        runs,
-        select,
-        tails,
-        topo,
-        train_command,
-    )
+    from collbench.api.inspecting import doctor as doctor
+    from collbench.api.inspecting import topo as topo
+    from collbench.api.jobs import import_job as import_job
+    from collbench.api.jobs import load_job as load_job
+    from collbench.api.measuring import measure as measure
+    from collbench.api.overlapping import overlap as overlap
+    from collbench.api.predicting import predict as predict
+    from collbench.api.replaying import replay as replay
+    from collbench.api.runs import check as check
+    from collbench.api.runs import compare as compare
+    from collbench.api.runs import explain as explain
+    from collbench.api.runs import load as load
+    from collbench.api.runs import rank as rank
+    from collbench.api.runs import runs as runs
+    from collbench.api.runs import tails as tails
+    from collbench.api.selecting import select as select
+    from collbench.api.surveying import nodes as nodes
+    from collbench.api.training import train_command as train_command
 
     __version__: str
 
-__all__ = [
-    "Error",
-    "check",
-    "compare",
-    "doctor",
-    "explain",
-    "import_job",
-    "load",
-    "load_job",
-    "measure",
-    "nodes",
-    "overlap",
-    "predict",
-    "rank",
-    "replay",
-    "runs",
-    "select",
-    "tails",
-    "topo",
-    "train_command",
-]
+# The module of collbench.api that holds each name.
+_HOMES = {
+    "check": "runs",
+    "compare": "runs",
+    "doctor": "inspecting",
+    "explain": "runs",
+    "import_job": "jobs",
+    "load": "runs",
+    "load_job": "jobs",
+    "measure": "measuring",
+    "nodes": "surveying",
+    "overlap": "overlapping",
+    "predict": "predicting",
+    "rank": "runs",
+    "replay": "replaying",
+    "runs": "runs",
+    "select": "selecting",
+    "tails": "runs",
+    "topo": "inspecting",
+    "train_command": "training",
+}
+__all__ = ["Error", *_HOMES]  # noqa: PLE0604 - the keys are strings
 
 
 def __getattr__(name: str) -> object:
@@ -63,8 +64,6 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version  # more than half of the import, which every process would pay
 
         return version("collbench")
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'collbench' has no attribute '{name}'")
-    from collbench import api
-
-    return getattr(api, name)
+    return getattr(import_module(f"collbench.api.{_HOMES[name]}"), name)

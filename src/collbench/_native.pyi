@@ -5,7 +5,7 @@ from typing import ClassVar
 
 class LibraryError(RuntimeError): ...
 
-# `position`: the failing GPU's place in Gpus, -1 where only the caller can know it.
+# `position`: the failing GPU's index in Gpus, -1 where only the caller knows it.
 class CudaError(RuntimeError):
     position: int
 
@@ -41,7 +41,7 @@ class Engine:
     copy_engine: ClassVar[Engine]
     multiprocessors: ClassVar[Engine]
 
-# By collbench's names of operations, dtypes and reductions; `Dtype(7)` is that of NCCL's number.
+# Members have collbench's names of operations, dtypes and reductions; `Dtype(7)` is NCCL's number 7.
 class Collective:
     __members__: ClassVar[dict[str, Collective]]
     def __init__(self, value: int) -> None: ...
@@ -63,9 +63,9 @@ class Registration:
 class CopyRound:
     """Groups of transfers (source, destination): positions in Gpus, -1 for host memory, -2 - n on NUMA node n.
 
-    `iterations` messages of `bytes` bytes in each of `batches` timed batches; `warmup` is untimed batches, `deadline`
-    seconds for each. `shift` misaligns source and destination by so many bytes. `covered` times each group's first
-    transfer alone, while all others of the round run.
+    Each of `batches` timed batches has `iterations` messages of `bytes` bytes; `warmup` untimed batches come before
+    them, and each may take `deadline` seconds. `shift` is the number of bytes by which source and destination are
+    misaligned. `covered` times only each group's first transfer, while all others of the round run.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class ChaseRound:
 class CollectiveRound:
     """Disjoint groups of ranks; `count` elements of the whole message, `launch_iterations` 0 for no launch loop.
 
-    `single_launches` plain launches are timed one by one, 0 for none; before each of them the stream of `hold_rank`, a
-    rank of the world, is held for `hold_nanoseconds`: for tests.
+    `single_launches` plain launches are timed one by one, 0 for none. For tests, the stream of `hold_rank`, a rank of
+    the world, is held for `hold_nanoseconds` before each of them.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class RankLaunches:
 class CollectiveTimes(Times):
     launch_seconds: list[float]
     singles: list[RankLaunches]  # of this process's ranks
-    waits: list[list[float]]  # by group, of the untimed batches, too; [] in a single process
+    waits: list[list[float]]  # seconds by group, also of untimed batches; [] in a single process
 
 class Gpus:
     cache_bytes: list[int]
@@ -168,7 +168,7 @@ class Nccl:
 
 class Collectives:
     # world_size 0: this process holds all ranks, one for each of its GPUs; otherwise it is one rank with one GPU.
-    # `options` are the communicators', by nccl.h's names of ncclConfig_t's fields.
+    # `options` are fields of ncclConfig_t for all communicators, by nccl.h's names.
     def __init__(
         self,
         gpus: Gpus,

@@ -15,8 +15,7 @@ from collbench.model.errors import ExitStatus
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, FlagKind, Layout, Measurement, Path, Run
-from collbench.output.differences import described
-from collbench.output.text.comparison import matched
+from collbench.output.text.comparison import described, matched
 from tests.analysis.runs import FAIL, copies, recorded, reported, scaled
 from tests.builders import gpus, in_words, measured, noisy, paths, run_of, throttled
 

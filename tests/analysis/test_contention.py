@@ -43,7 +43,7 @@ def sent(ready: float, needed: float = 1.0, *, after: bool = False) -> Transfer:
 
 # Compute of 10 s. While both run, a transfer takes 2 times as long, compute 1.25 times.
 @pytest.mark.parametrize(
-    ("title", "transfers", "seconds", "step", "beside"),
+    ("title", "transfers", "seconds", "step", "overlapped"),
     [
         # 4 s beside compute, in which compute does 3.2 s of its own.
         ("hidden all the way: compute loses 0.8 s", [sent(0.2)], [2.0], 10.8, 4.0),
@@ -58,12 +58,12 @@ def sent(ready: float, needed: float = 1.0, *, after: bool = False) -> Transfer:
     ],
 )
 def test_both_ways_by_hand(
-    title: str, transfers: list[Transfer], seconds: list[float], step: float, beside: float
+    title: str, transfers: list[Transfer], seconds: list[float], step: float, overlapped: float
 ) -> None:
     found = schedule(transfers, seconds, 10.0, contention=Contention((2.0,) * len(transfers), 1.25))
     assert found.step == pytest.approx(step), title
-    assert found.beside == pytest.approx(beside), title
-    assert found.slowed == pytest.approx(beside * 0.2), title
+    assert found.overlapped == pytest.approx(overlapped), title
+    assert found.slowed == pytest.approx(overlapped * 0.2), title
 
 
 def test_where_the_host_holds_the_gpu_a_transfer_is_slowed_in_the_share_that_computes() -> None:
@@ -75,7 +75,7 @@ def test_where_the_host_holds_the_gpu_a_transfer_is_slowed_in_the_share_that_com
     held = Transfer(AR, MIB, Group.ALL, 0.0, 0.3)  # where compute is after 3 s
     found = schedule([held], [2.0], 10.0, host, Contention((3.0,), 1.0))
     assert found.step == pytest.approx(10.0)
-    assert found.beside == pytest.approx(1.5)
+    assert found.overlapped == pytest.approx(1.5)
 
 
 def lanes(transfers: list[Transfer], seconds: list[float], compute: float) -> float:
@@ -164,7 +164,7 @@ def test_a_step_is_compute_what_it_loses_and_waits_no_longer_than_all_transfers(
     waited = found.step - compute - found.slowed
     assert -slack <= waited <= sum(seconds) + slack
     assert found.step >= max([compute, *seconds]) - slack
-    assert found.beside <= found.step + slack
+    assert found.overlapped <= found.step + slack
     alone = Contention((1.0,) * len(transfers), given_factors.compute)
     assert schedule(transfers, seconds, compute, contention=alone).step <= found.step + slack
 

@@ -10,7 +10,7 @@ import pytest
 from collbench.analysis.compare import differences
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.output.differences import described
+from collbench.output.text.comparison import described
 from tests.builders import gpus, in_words, measured, paths, run_of, shared, throttled
 
 SAME = {index: index for index in range(4)}

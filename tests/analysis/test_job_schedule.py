@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.analysis.job_schedule import Assumption, Post, Schedule, schedule_of, step_number
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import UsageError
 from collbench.model.job import Call, Group, Job, JobRank, Phase, PointToPoint, Position, Sample
+from collbench.model.units import DTYPE_BYTES
 from collbench.runfile import job_file
 from tests.replay_jobs import data_parallel, job_of, jobs, pipeline, spread, without_rank
 

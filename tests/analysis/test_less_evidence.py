@@ -20,9 +20,10 @@ from collbench.analysis.select import choose, evidence
 from collbench.bench.plan import Request
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Path, Run
-from collbench.sim import fabrics, random_fabrics
+from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric
 from tests.builders import ALL, gpus, in_words, measured, paths, run_of
+from tests.sim import random_fabrics
 from tests.sim.made import simulate
 
 PAIRS = replace(ALL, backend="sim", sizes=(2**26,), copies=(), collectives=(Work(Operation.ALLREDUCE),), quick=True)

@@ -30,10 +30,10 @@ from collbench.model.run import DataPoint, Measurement, Run, SkipKind, Skipped, 
 from collbench.output import sentences
 from collbench.output.text import verdicts
 from collbench.output.text.frame import headline
-from collbench.output.text.measured import pairs_page
-from collbench.sim import random_fabrics
+from collbench.output.text.pairs import pairs_page
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import ALL, gpus, in_words, measured, run_of
+from tests.sim import random_fabrics
 from tests.sim.made import simulate
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

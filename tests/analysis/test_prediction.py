@@ -19,7 +19,7 @@ from collbench.analysis.predict.timing import gather
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Run
-from collbench.output.assumptions import assumptions
+from collbench.output.text.prediction import assumptions
 from collbench.runfile import run_file
 from tests.analysis.made import MIB, SMALL, answer, curve, pairs, question, simulated
 from tests.builders import gpus, run_of

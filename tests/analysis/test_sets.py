@@ -13,9 +13,9 @@ from collbench.model.run import Run
 from collbench.output import sentences
 from collbench.output.text.prediction import compared
 from collbench.sim import fabrics
-from collbench.sim.collectives import allreduce_busbw
 from tests.analysis.made import curve, pairs, simulated
 from tests.builders import gpus, measured, run_of
+from tests.sim.made import allreduce_busbw
 
 AR = Operation.ALLREDUCE
 

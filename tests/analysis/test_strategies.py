@@ -10,7 +10,7 @@ from collbench.analysis.predict.assumptions import Assumed, OfStrategy
 from collbench.analysis.predict.step import STRATEGIES, Group, Job, Transfer, parse_strategies
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-from collbench.output.assumptions import assumptions
+from collbench.output.text.prediction import assumptions
 from tests.analysis.made import MIB, SMALL
 
 AR, AG, RS = Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER

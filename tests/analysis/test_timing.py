@@ -12,7 +12,7 @@ from collbench.analysis.stats import summarize
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Measurement, Path, Run
-from collbench.output.assumptions import of_times
+from collbench.output.text.prediction import of_times
 from collbench.runfile import run_file
 from tests.analysis.made import MIB, curve, pairs, simulated
 from tests.builders import gpus, run_of

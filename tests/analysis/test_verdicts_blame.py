@@ -8,21 +8,11 @@ from itertools import permutations
 
 import pytest
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, ailing, blames, check_of
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, unhealthy_devices
 from collbench.analysis.diagnose.causes import Check, ErrorCounter, Known, Look, NewErrors, Throttled
-from collbench.analysis.diagnose.evidence import Extent, HiddenLinks, Presence
+from collbench.analysis.diagnose.evidence import Extent, OfWorks, Presence, Where
 from collbench.analysis.diagnose.readings import Facts
-from collbench.analysis.diagnose.verdict import (
-    NO_RATES,
-    Finding,
-    Kind,
-    Link,
-    Message,
-    Severity,
-    both_ways,
-    explained,
-    make_finding,
-)
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Severity, Verdict, both_ways, explained
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, Health, Run
 from collbench.output import sentences
@@ -85,7 +75,7 @@ def test_whom_slow_links_blame(
 ) -> None:
     groups = blamed(slow, every(4))
     assert [one.members for one in groups] == members
-    assert ([where_of(one) for one in groups], [one.alone for one in groups]) == (where, alone)
+    assert ([where_of(one) for one in groups], [one.single for one in groups]) == (where, alone)
     assert {link for one in groups for link in one.links} == set(slow)
     assert sum(len(one.links) for one in groups) == len(slow)  # no link twice
     assert [one.gpu for one in groups] == [one.members[0] if len(one.members) == 1 else None for one in groups]
@@ -127,7 +117,7 @@ def test_many_single_links_share_a_cause(count: int) -> None:
     else:
         (only,) = groups
         assert only.members == (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
-        assert (where_of(only), only.gpu, only.alone) == ("5 NV18 pairs (one direction each)", None, None)
+        assert (where_of(only), only.gpu, only.single) == ("5 NV18 pairs (one direction each)", None, None)
         (both,) = blamed(both_ways(slow), every(12), 12)
         assert where_of(both) == "5 NV18 pairs"
 
@@ -141,7 +131,8 @@ def test_nvlinks_and_pcie_of_a_gpu_are_different_wires() -> None:
 
 
 def finding(kind: Kind, links: Collection[Link], *, sure: bool = False) -> Finding:
-    return make_finding(kind, (), links, Message(HiddenLinks(), Known.NVLINKS_DOWN, sure=sure), NO_RATES)
+    verdict = Verdict(kind, Where(Extent.DEVICES, ()), OfWorks(), Known.NVLINKS_DOWN, ())
+    return Finding(verdict, frozenset(links), sure)
 
 
 PAIR = [(0, 1), (1, 0)]
@@ -226,7 +217,7 @@ def watched(
     run: Run = run_of(gpus(3), [measured(Operation.CE_WRITE, link, 400.0, trials=2) for link in ((0, 1), (1, 2))])
     samples = run.measurements[0].samples
     samples[0] = replace(samples[0], flags=flags)
-    return ailing(Facts(replace(run, health_before=before, health_after=after)))
+    return unhealthy_devices(Facts(replace(run, health_before=before, health_after=after)))
 
 
 NONE = UnhealthyDevices({}, {}, {})

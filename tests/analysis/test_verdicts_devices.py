@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from collbench.analysis.diagnose import Kind, judge
-from collbench.analysis.diagnose.causes import Check, Known, Look, PeerDetour
+from collbench.analysis.diagnose.causes import Check, Known, Look, OfLinks
 from collbench.analysis.diagnose.evidence import Extent
 from collbench.analysis.diagnose.readings import Facts
 from collbench.model.operations import Operation, Variant, Work
@@ -160,7 +160,7 @@ def test_peer_access_that_is_slower_than_host_memory() -> None:
     verdict = the(via_host(9.9, 21.0), Kind.P2P_SLOWER_THAN_STAGED)
     assert verdict.members == (0, 1)
     assert "through host memory, which reaches 21.0 GB/s" in what(verdict)
-    assert verdict.cause == PeerDetour(Extent.PAIR)
+    assert verdict.cause == OfLinks(Known.PEER_DETOUR, Extent.PAIR)
     assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
 
 
@@ -293,7 +293,7 @@ def test_lanes_and_generations_go_down_for_other_reasons(generation: int, width:
 
 
 def test_a_detour_of_one_path_may_be_its_own_and_of_a_gpu_is_not() -> None:
-    assert the(via_host(9.9, 21.0), Kind.P2P_SLOWER_THAN_STAGED).cause == PeerDetour(Extent.PAIR)
+    assert the(via_host(9.9, 21.0), Kind.P2P_SLOWER_THAN_STAGED).cause == OfLinks(Known.PEER_DETOUR, Extent.PAIR)
     row = pcie({}, lambda work, m: 5.0 if work.operation.is_copy and 2 in m else 22.0)
     (verdict,) = (v for v in judge(row) if v.kind is Kind.P2P_SLOWER_THAN_STAGED)
-    assert (verdict.members, verdict.cause) == ((2,), PeerDetour(None))
+    assert (verdict.members, verdict.cause) == ((2,), OfLinks(Known.PEER_DETOUR, None))

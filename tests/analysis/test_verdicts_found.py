@@ -10,9 +10,10 @@ import pytest
 from collbench.analysis.diagnose import Kind, Severity, judge
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant, Work
-from collbench.sim import fabrics, faults
+from collbench.sim import fabrics
 from collbench.sim.fabrics import Noise
 from tests.output.html.runs import SIM_PAIRS
+from tests.sim import faults
 from tests.sim.made import simulate
 
 # As `check` measures.

@@ -17,7 +17,7 @@ from collbench.analysis.diagnose.causes import (
     Known,
     Look,
     NewErrors,
-    NoPeerAccess,
+    OfLabel,
     Throttled,
 )
 from collbench.model.operations import Operation, Work
@@ -134,7 +134,7 @@ def test_no_peer_access_is_the_cause_of_an_inversion() -> None:
     refused = tuple(
         replace(p, peer_access=nvml_says("GNS"), tool_peer_access=smi_says("GNS"), cuda_peers=False) for p in run.paths
     )
-    assert the(replace(run, paths=refused), Kind.ORDER_INVERSION).cause == NoPeerAccess("PIX")
+    assert the(replace(run, paths=refused), Kind.ORDER_INVERSION).cause == OfLabel(Known.NO_PEER_ACCESS, "PIX")
 
 
 @pytest.mark.parametrize(

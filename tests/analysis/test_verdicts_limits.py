@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from collbench.analysis.diagnose import Kind, judge
-from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, NvlinksDegraded, Throttled
-from collbench.analysis.diagnose.evidence import Extent, HiddenLinks
-from collbench.analysis.diagnose.limits import ExcludedLinks, beyond_labels, has_peers, pcie_ceiling
+from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, OfLinks, Throttled
+from collbench.analysis.diagnose.evidence import Extent, OfWorks, Where
+from collbench.analysis.diagnose.limits import ExcludedLinks, excluded_links
 from collbench.analysis.diagnose.readings import Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Message, Rates, make_finding
+from collbench.analysis.diagnose.verdict import Finding, Verdict
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Path, Run
 from tests.analysis.checked import faults, flagged, h200, kinds, pcie, run_on, slow, the, trials, undone, what
@@ -40,7 +40,7 @@ def test_a_degraded_link_is_reported_in_links_worth_and_explains_the_rest() -> N
     assert (verdict.label, verdict.theory_gbs) == ("NV18", 450.0)
     assert verdict.measured is not None
     assert verdict.measured[0] < 396.1 * 7 / 18 < verdict.measured[2] < 0.7 * 450
-    assert verdict.cause == NvlinksDegraded(Extent.PAIR)
+    assert verdict.cause == OfLinks(Known.NVLINKS_DEGRADED, Extent.PAIR)
     assert Kind.INTRA_LABEL_OUTLIER in verdict.explains
 
 
@@ -197,7 +197,7 @@ def test_what_pcie_carries_at_most_is_the_slower_slots_or_what_was_measured() ->
     run = h200()
     slots = (replace(run.devices[0], pcie_generation=4, pcie_width=8), *run.devices[1:])
     known = Facts(replace(run, devices=slots))
-    assert (pcie_ceiling(known, (0, 1)), pcie_ceiling(known, (1, 2))) == (15.75, 63.0)
+    assert (known.pcie_ceiling((0, 1)), known.pcie_ceiling((1, 2))) == (15.75, 63.0)
     unknown = tuple(replace(gpu, pcie_generation=None) if gpu.index == 1 else gpu for gpu in run.devices)
     fast = [  # staged copies between others are no evidence
         trials(found.point.work, found.point.members, 100.0)
@@ -207,14 +207,14 @@ def test_what_pcie_carries_at_most_is_the_slower_slots_or_what_was_measured() ->
     ]
     facts = Facts(replace(run, devices=unknown, measurements=fast))
     host = max(facts.readings.interval(reading)[2] for reading in facts.readings.host(0))
-    assert pcie_ceiling(facts, (0, 1)) == pytest.approx(host)
+    assert facts.pcie_ceiling((0, 1)) == pytest.approx(host)
     assert 55.0 < host < 55.2
     staged = [found for found in fast if found.point.variant is not Variant.HOST]
-    assert pcie_ceiling(Facts(replace(run, devices=unknown, measurements=staged)), (0, 1)) == pytest.approx(
+    assert Facts(replace(run, devices=unknown, measurements=staged)).pcie_ceiling((0, 1)) == pytest.approx(
         38.4, rel=0.01
     )
     plain = [found for found in staged if found.point.variant is Variant.PLAIN]
-    assert pcie_ceiling(Facts(replace(run, devices=unknown, measurements=plain)), (0, 1)) is None
+    assert Facts(replace(run, devices=unknown, measurements=plain)).pcie_ceiling((0, 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -269,10 +269,10 @@ def test_links_worth(worth: float, reported: str) -> None:
     ],
 )
 def test_what_may_be_compared_with_its_like(title: str, label: str, alone: bool, isolated: bool, speaks: bool) -> None:
-    odd = ExcludedLinks(frozenset({(2, 3)}), frozenset({"PIX"}), frozenset())
+    excluded = ExcludedLinks(frozenset({(2, 3)}), frozenset({"PIX"}), frozenset())
     reading = Reading(Work(Operation.CE_WRITE), (0, 1), GIB, label, 1.0, 0.1, alone, isolated, ())
-    assert odd.speaks(reading) is speaks
-    assert not odd.speaks(replace(reading, members=(2, 3)))
+    assert excluded.comparable(reading) is speaks
+    assert not excluded.comparable(replace(reading, members=(2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -282,12 +282,13 @@ def test_what_may_be_compared_with_its_like(title: str, label: str, alone: bool,
 def test_who_has_peer_access(cuda: bool | None, nvml: str | None, peers: bool) -> None:
     path = Path((0, 1), "PHB", peer_access=None if nvml is None else nvml_says(nvml), cuda_peers=cuda)
     facts = Facts(run_of(gpus(3), [], [path]))
-    assert has_peers(facts, (1, 0)) is peers
-    assert not has_peers(facts, (0, 2))
+    assert facts.has_peers((1, 0)) is peers
+    assert not facts.has_peers((0, 2))
 
 
 def finding(kind: Kind, label: str) -> Finding:
-    return make_finding(kind, (), [(0, 1)], Message(HiddenLinks(), Known.NVLINKS_DOWN), Rates(label))
+    verdict = Verdict(kind, Where(Extent.DEVICES, ()), OfWorks(), Known.NVLINKS_DOWN, (), label=label)
+    return Finding(verdict, frozenset({(0, 1)}))
 
 
 @pytest.mark.parametrize(
@@ -306,7 +307,7 @@ def test_labels_that_mix_unlike_paths(
     paths = (Path((0, 1), "PIX", cuda_peers=not refused), Path((0, 2), "PHB", cuda_peers=True))
     run = run_of(gpus(3), [], paths)
     facts = Facts(replace(run, machine=replace(run.machine, virtualization=virtual)))
-    assert beyond_labels(facts, findings).labels == labels
+    assert excluded_links(facts, findings).labels == labels
 
 
 @pytest.mark.parametrize(
@@ -319,6 +320,6 @@ def test_labels_that_mix_unlike_paths(
     ],
 )
 def test_links_that_nobody_is_compared_with(kind: Kind, links: bool, unused: bool) -> None:
-    odd = beyond_labels(Facts(run_of(gpus(2), [])), [finding(kind, "NV18")])
+    excluded = excluded_links(Facts(run_of(gpus(2), [])), [finding(kind, "NV18")])
     both = frozenset(BOTH)
-    assert (odd.links, odd.unused) == (both if links else frozenset(), both if unused else frozenset())
+    assert (excluded.links, excluded.unused) == (both if links else frozenset(), both if unused else frozenset())

@@ -73,9 +73,9 @@ def test_each_work_is_read_at_the_size_that_most_have_of_equals_the_largest() ->
 
 def test_isolated_samples_count_alone_where_three_are_there() -> None:
     enough = read_one(run_of(gpus(2), [point([400.0, 400.0, 400.0, 200.0, 200.0, 200.0, 200.0], beside=4)]))
-    assert (round(enough.gbs), enough.alone, enough.isolated, len(enough.trials)) == (400, True, True, 3)
+    assert (round(enough.gbs), enough.confirmed, enough.isolated, len(enough.trials)) == (400, True, True, 3)
     few = read_one(run_of(gpus(2), [point([400.0, 400.0, 200.0, 200.0, 200.0], beside=3)]))
-    assert (round(few.gbs), few.alone, few.isolated, len(few.trials)) == (200, False, False, 5)
+    assert (round(few.gbs), few.confirmed, few.isolated, len(few.trials)) == (200, False, False, 5)
 
 
 # Of five equal steps the median difference of two is two steps; σ̂ is that over √2 · 0.6745. Of the five trials' median
@@ -125,7 +125,7 @@ def test_what_ran_beside_others_counts_where_an_interference_check_trusts_it(
 ) -> None:
     run = replace(run_of(gpus(2), [point([400.0] * 3, beside=3)], paths(2, label)), interference_checks=checks)
     found = read_one(run)
-    assert (found.alone, found.isolated) == (alone, False)
+    assert (found.confirmed, found.isolated) == (alone, False)
 
 
 def test_a_collective_has_the_label_that_its_pairs_share() -> None:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from collbench.backends import host, torch_process
-from collbench.backends.gloo_tasks import DTYPE_BYTES, Reply, Task
-from collbench.backends.host import GlooWorld
+from collbench.backends import gloo, torch_process
+from collbench.backends.gloo import DTYPES, GlooTimes, GlooWorld
 from collbench.backends.protocol import Step
 from collbench.model.errors import BackendError, DataCorruption, MachineError, UsageError
 from collbench.model.operations import COLLECTIVES, Operation, Variant
 from collbench.model.skew import Skew, SkewKind
+from collbench.model.units import DTYPE_BYTES
 
 if TYPE_CHECKING:  # every process of the suite collects all: torch is loaded where a test uses it
     import torch
@@ -44,7 +44,7 @@ def world(loaded_torch: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     gloo_world = GlooWorld(CORES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
-        gloo_world.time_collective(step(ALLREDUCE, ((0, 1, 2, 3),), 8))
+        gloo_world.time(step(ALLREDUCE, ((0, 1, 2, 3),), 8))
     yield gloo_world
     gloo_world.close()
     gloo_world.close()
@@ -59,19 +59,19 @@ def scratch(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.
 
 
 @pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_allreduce_of_every_dtype_and_reduction_is_exact(world: GlooWorld, dtype: str, redop: str) -> None:
     size = 4097 * DTYPE_BYTES[dtype]
-    timing = world.time_collective(step(ALLREDUCE, ((0, 1, 2),), size, dtype=dtype, redop=redop))
+    timing = world.time(step(ALLREDUCE, ((0, 1, 2),), size, dtype=dtype, redop=redop))
     assert len(timing.seconds[0]) == 2
     assert all(seconds > 0 for seconds in timing.seconds[0])
 
 
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("root", [0, 1])
 def test_broadcast_of_every_dtype_from_each_root_is_exact(world: GlooWorld, dtype: str, root: int) -> None:
     size = 7 * DTYPE_BYTES[dtype]
-    timing = world.time_collective(step(BROADCAST, ((2, 0),), size, dtype=dtype, root=root))
+    timing = world.time(step(BROADCAST, ((2, 0),), size, dtype=dtype, root=root))
     assert len(timing.seconds[0]) == 2
 
 
@@ -88,7 +88,7 @@ def test_the_other_collectives_are_exact_in_place_and_out_of_place(
     for variant in (Variant.PLAIN,) if operation in TWO_BUFFERS else (Variant.PLAIN, Variant.IN_PLACE):
         for redop in ("sum", "prod", "max") if operation.reduces else ("sum",):
             one = step(operation, ((0, 1, 2),), size, dtype=dtype, redop=redop, variant=variant, root=2)
-            assert len(world.time_collective(one).seconds[0]) == 2
+            assert len(world.time(one).seconds[0]) == 2
 
 
 @pytest.mark.parametrize("group", [(0, 1, 2), (2, 0, 1)])
@@ -96,24 +96,24 @@ def test_blocks_of_their_own_sizes_are_exact_and_may_be_empty(world: GlooWorld, 
     skew = Skew(SkewKind.MATRIX, matrix=((0, 1600, 48), (16, 0, 0), (0, 32, 160)))
     one = step(Operation.ALLTOALLV, (group,), skew.own_bytes or 0, skew=skew, dtype="float64")
     assert one.blocks == skew.matrix
-    assert len(world.time_collective(one).seconds[0]) == 2
+    assert len(world.time(one).seconds[0]) == 2
 
 
 @pytest.mark.parametrize("operation", NEW)
 def test_ranks_in_any_order_have_their_own_blocks_and_root(world: GlooWorld, operation: Operation) -> None:
     for group in ((2, 0), (1, 2, 0)):
-        assert world.time_collective(step(operation, (group,), len(group) * 512, root=1)).seconds
+        assert world.time(step(operation, (group,), len(group) * 512, root=1)).seconds
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 4097, 2**20 + 1])
 def test_odd_sizes_are_exact(world: GlooWorld, size: int) -> None:
     for operation in (ALLREDUCE, BROADCAST):
-        assert world.time_collective(step(operation, ((0, 1),), size, dtype="uint8")).launch_seconds == ()
+        assert world.time(step(operation, ((0, 1),), size, dtype="uint8")).launch_seconds == ()
 
 
 def test_several_groups_give_a_row_each_and_bystanders_none(world: GlooWorld) -> None:
-    both = world.time_collective(step(ALLREDUCE, ((0, 3), (2, 1)), 4096, batches=4))
-    one = world.time_collective(step(ALLREDUCE, ((3, 1),), 4096, batches=1))
+    both = world.time(step(ALLREDUCE, ((0, 3), (2, 1)), 4096, batches=4))
+    one = world.time(step(ALLREDUCE, ((3, 1),), 4096, batches=1))
     assert [len(row) for row in both.seconds] == [4, 4]
     assert [len(row) for row in one.seconds] == [1]
 
@@ -146,71 +146,72 @@ def test_several_groups_give_a_row_each_and_bystanders_none(world: GlooWorld) ->
 def test_what_gloo_cannot_do_is_refused_before_a_process_starts(title: str, bad: Step, words: str) -> None:
     idle = GlooWorld(CORES)
     with pytest.raises(UsageError, match=words):
-        idle.time_collective(bad)
-    assert idle._workers == [], title
+        idle.time(bad)
+    assert idle._workers is None, title
 
 
 def test_without_torch_the_user_reads_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch_process, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="pip install torch"):
-        GlooWorld(CORES).time_collective(step(ALLREDUCE, ((0, 1),), 8))
+        GlooWorld(CORES).time(step(ALLREDUCE, ((0, 1),), 8))
 
 
-def processes(started: GlooWorld) -> list[int]:
-    return [worker.process.pid for worker in started._workers]
+def processes(started: GlooWorld) -> tuple[int, ...]:
+    assert started._workers is not None
+    return started._workers.process_ids
 
 
 def test_a_killed_worker_is_named_and_the_next_call_starts_afresh(scratch: pathlib.Path) -> None:
     fragile = GlooWorld(CORES[:2], timeout_s=30)
-    fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+    fragile.time(step(ALLREDUCE, ((0, 1),), 8))
     victims = processes(fragile)
     os.kill(victims[1], signal.SIGKILL)
     with pytest.raises(BackendError, match=rf"core {CORES[1]} died \(killed by signal 9\)"):
-        fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+        fragile.time(step(ALLREDUCE, ((0, 1),), 8))
     for pid in victims:
         with pytest.raises(ProcessLookupError):  # reaped too: a zombie could still be signalled
             os.kill(pid, 0)
     assert list(scratch.iterdir()) == []
-    assert fragile.time_collective(step(BROADCAST, ((0, 1),), 8)).seconds
+    assert fragile.time(step(BROADCAST, ((0, 1),), 8)).seconds
     fragile.close()
 
 
 def test_a_hung_worker_is_an_error_and_the_next_call_starts_others(scratch: pathlib.Path) -> None:
     fragile = GlooWorld(CORES[:2])
-    fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+    fragile.time(step(ALLREDUCE, ((0, 1),), 8))
     fragile._timeout_s = 0.5
     os.kill(processes(fragile)[0], signal.SIGTSTP)  # of a fork: tests/loaded/stand_in.py
     with pytest.raises(BackendError, match=rf"no answer within .* on cores {CORES[0]}"):
-        fragile.time_collective(step(ALLREDUCE, ((0, 1),), 8))
+        fragile.time(step(ALLREDUCE, ((0, 1),), 8))
     assert list(scratch.iterdir()) == []
-    assert fragile._workers == [], "the next call starts others"
+    assert fragile._workers is None, "the next call starts others"
     fragile.close()
 
 
 def test_a_worker_that_cannot_start_says_why(scratch: pathlib.Path) -> None:
     with pytest.raises(BackendError, match=r"core 1023 died \(exit status 1\): OSError"):
-        GlooWorld((CORES[0], 1023)).time_collective(step(ALLREDUCE, ((0, 1),), 8))
+        GlooWorld((CORES[0], 1023)).time(step(ALLREDUCE, ((0, 1),), 8))
     assert list(scratch.iterdir()) == []
 
 
 def test_workers_leave_when_their_parent_closes_the_pipe_and_clean_up(world: GlooWorld) -> None:
-    world.time_collective(step(ALLREDUCE, ((0, 1),), 8))
-    workers, folder = list(world._workers), world._folder
-    assert folder is not None
+    world.time(step(ALLREDUCE, ((0, 1),), 8))
+    assert world._workers is not None
+    workers, folder = list(world._workers._workers), world._workers._folder
     assert folder.exists()
     for worker in workers:
-        worker.process.send_signal(signal.SIGINT)  # ignored: it is the parent's to handle
-        worker.pipe.close()  # as the kernel does for a parent that was killed
-    assert [worker.process.wait(timeout=30) for worker in workers] == [0, 0, 0, 0]
+        worker.child.process.send_signal(signal.SIGINT)  # ignored: it is the parent's to handle
+        worker.child.pipe.close()  # as the kernel does for a parent that was killed
+    assert [worker.child.process.wait(timeout=30) for worker in workers] == [0, 0, 0, 0]
     assert not folder.exists()
     world.close()  # whoever comes next has others
 
 
 def test_a_wrong_element_is_named_and_fatal() -> None:
-    right = Reply(seconds=[1.0, 2.0], waits=[], wrong=None)
-    wrong = Reply(seconds=[1.0, 2.0], waits=[], wrong=(12, 5.0, 7.5))
+    right = GlooTimes((1.0, 2.0))
+    wrong = GlooTimes((1.0, 2.0), wrong=(12, 5.0, 7.5))
     with pytest.raises(DataCorruption) as caught:
-        host._timing(step(ALLREDUCE, ((0, 1),), 16), [right, wrong])
+        gloo.timing_of(step(ALLREDUCE, ((0, 1),), 16), [right, wrong])
     found = caught.value.wrong
     assert found is not None
     assert (found.work.operation, found.members) == (ALLREDUCE, (1, 0))  # the rank that found it comes first
@@ -218,30 +219,22 @@ def test_a_wrong_element_is_named_and_fatal() -> None:
 
 
 def test_a_batch_takes_as_long_as_its_slowest_rank() -> None:
-    replies = [
-        Reply(seconds=[1.0, 5.0], waits=[], wrong=None),
-        Reply(seconds=[], waits=[], wrong=None),
-        Reply(seconds=[3.0, 2.0], waits=[], wrong=None),
-    ]
-    assert host._timing(step(ALLREDUCE, ((2, 0),), 16), replies).seconds == ((3.0, 5.0),)
+    replies = [GlooTimes((1.0, 5.0)), GlooTimes(), GlooTimes((3.0, 2.0))]
+    assert gloo.timing_of(step(ALLREDUCE, ((2, 0),), 16), replies).seconds == ((3.0, 5.0),)
 
 
-def task(operation: Operation, dtype: str, redop: str, count: int) -> Task:
-    return Task(
-        operation=operation.value, groups=((0, 1, 2),), count=count, iterations=1, batches=1, warmup=0,
-        dtype=dtype, redop=redop, root=1, in_place=False, verify=True,
-        blocks=((count // 3,) * 3,) * 3 if operation.irregular else (),
-    )  # fmt: skip
-
-
-def messages(plan: Task) -> list[gloo_worker.Message]:
-    """Return what each of the three ranks puts into a task."""
+def messages(
+    operation: Operation, dtype: str, redop: str, count: int, variant: Variant = Variant.PLAIN
+) -> list[gloo_worker.Message]:
+    """Return what each of three ranks puts into a collective of so many elements, whose root is the second."""
     import torch
 
     from collbench.backends.gloo_worker import Message
 
     torch.set_num_threads(1)  # as the ranks: on busy cores its threads wait for each other at full speed
-    return [Message(plan, rank, 3) for rank in range(3)]
+    plan = step(operation, ((0, 1, 2),), count * DTYPE_BYTES[dtype], dtype=dtype, redop=redop, variant=variant)
+    blocks = ((count // 3,) * 3,) * 3 if operation.irregular else ()
+    return [Message(plan, rank, 1, blocks) for rank in range(3)]
 
 
 def one_slot(tensor: torch.Tensor) -> gloo_worker.Slot:
@@ -256,7 +249,7 @@ def reduced(parts: torch.Tensor, redop: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
-@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("windows", "rest"), [(0, 1), (0, 4097), (1, 3)])
 def test_expected_results_are_torchs_own_and_one_wrong_element_is_seen(
     dtype: str, redop: str, windows: int, rest: int
@@ -266,7 +259,7 @@ def test_expected_results_are_torchs_own_and_one_wrong_element_is_seen(
     from collbench.backends.gloo_worker import _WINDOW
 
     count = windows * _WINDOW + rest
-    ranks = messages(task(ALLREDUCE, dtype, redop, count))
+    ranks = messages(ALLREDUCE, dtype, redop, count)
     parts = torch.empty((3, count), dtype=getattr(torch, dtype))
     for message, part in zip(ranks, parts, strict=True):
         message.fill(one_slot(part), steady=False)
@@ -281,7 +274,7 @@ def test_expected_results_are_torchs_own_and_one_wrong_element_is_seen(
 def test_repeating_a_reduction_leaves_steady_data_right(redop: str) -> None:
     import torch
 
-    ranks = messages(task(ALLREDUCE, "float16", redop, 100))
+    ranks = messages(ALLREDUCE, "float16", redop, 100)
     parts = torch.empty((3, 100), dtype=torch.float16)
     for message, part in zip(ranks, parts, strict=True):
         message.fill(one_slot(part), steady=True)
@@ -293,7 +286,7 @@ def test_repeating_a_reduction_leaves_steady_data_right(redop: str) -> None:
 def test_swapped_and_missing_data_are_seen() -> None:
     import torch
 
-    other, root, _ = messages(task(BROADCAST, "uint8", "sum", 2**16))
+    other, root, _ = messages(BROADCAST, "uint8", "sum", 2**16)
     sent, kept = torch.empty(2**16, dtype=torch.uint8), torch.empty(2**16, dtype=torch.uint8)
     root.fill(one_slot(sent), steady=False)
     other.fill(one_slot(kept), steady=False)
@@ -325,8 +318,7 @@ def test_what_must_arrive_is_what_nccls_manual_draws(operation: Operation, in_pl
 
     before, after = PICTURES[operation]
     block = 5
-    plan = task(operation, "int32", "sum", 3 * block) | {"in_place": in_place}
-    ranks = messages(plan)
+    ranks = messages(operation, "int32", "sum", 3 * block, Variant.IN_PLACE if in_place else Variant.PLAIN)
     blocks: dict[str, torch.Tensor] = {}
     for message, letters in zip(ranks, before, strict=True):
         slot = message.slot()

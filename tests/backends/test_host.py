@@ -35,7 +35,7 @@ def step(
 @pytest.mark.parametrize("operation", [Operation.CPU_WRITE, Operation.CPU_READ])
 @pytest.mark.parametrize("size", [1, 3, 7, 8, 64, 4097, 2**20 + 1])
 def test_every_size_is_copied_verified_and_timed(backend: HostBackend, operation: Operation, size: int) -> None:
-    timing = backend.time_copies(step(size, operation))
+    timing = backend.time(step(size, operation))
     assert len(timing.seconds) == 1
     assert len(timing.seconds[0]) == 3
     assert all(seconds > 0 for seconds in timing.seconds[0])
@@ -44,16 +44,16 @@ def test_every_size_is_copied_verified_and_timed(backend: HostBackend, operation
 
 def test_buffers_grow_with_the_sizes_and_stay_usable_for_smaller_ones(backend: HostBackend) -> None:
     for size in (1, 9 * 2**20, 5):
-        assert len(backend.time_copies(step(size, iterations=1, batches=2)).seconds[0]) == 2
+        assert len(backend.time(step(size, iterations=1, batches=2)).seconds[0]) == 2
 
 
 def test_more_messages_than_fit_the_buffer_wrap_around(backend: HostBackend) -> None:
-    backend.time_copies(step(3 * 2**20 + 5, iterations=7, batches=2))  # two slots in 8 MiB
+    backend.time(step(3 * 2**20 + 5, iterations=7, batches=2))  # two slots in 8 MiB
 
 
 def test_both_directions_at_once_give_a_row_each(backend: HostBackend) -> None:
     both = Step(Operation.CPU_READ, groups=((0, 1), (1, 0)), size_bytes=4097, iterations=5, batches=4, warmup=0)
-    assert [len(row) for row in backend.time_copies(both).seconds] == [4, 4]
+    assert [len(row) for row in backend.time(both).seconds] == [4, 4]
 
 
 def wrong_byte() -> Exception:
@@ -83,7 +83,7 @@ def test_a_native_failure_becomes_one_line(
     monkeypatch.setattr(_native, "HostSession", Failing)
     devices = tuple(Device(index=core, uuid=f"CPU-{core}", name="test") for core in (3, 5))
     with pytest.raises(becomes) as caught:
-        HostBackend(devices).time_copies(step(4097))
+        HostBackend(devices).time(step(4097))
     assert all(word in str(caught.value) for word in words)
     assert "\n" not in str(caught.value)
 
@@ -91,7 +91,7 @@ def test_a_native_failure_becomes_one_line(
 def test_a_core_that_does_not_exist_is_named() -> None:
     devices = (*numa.devices()[:1], Device(index=1023, uuid="CPU-x", name="absent"))
     with pytest.raises(BackendError, match="core 1023"):
-        HostBackend(devices).time_copies(step(8))
+        HostBackend(devices).time(step(8))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_only_cpu_copies_are_offered_and_others_refused(backend: HostBackend) ->
     assert backend.operations(Variant.PLAIN) == (Operation.CPU_WRITE, Operation.CPU_READ)
     assert {backend.operations(variant) for variant in Variant if variant is not Variant.PLAIN} == {()}
     with pytest.raises(UsageError, match="cpu-write or cpu-read"):
-        backend.time_copies(step(8, Operation.CE_WRITE))
+        backend.time(step(8, Operation.CE_WRITE))
 
 
 def test_every_link_can_copy_and_some_memory_is_offered(backend: HostBackend) -> None:
@@ -127,6 +127,6 @@ def test_every_link_can_copy_and_some_memory_is_offered(backend: HostBackend) ->
 
 
 def test_closing_twice_is_harmless(backend: HostBackend) -> None:
-    backend.time_copies(step(8))
+    backend.time(step(8))
     backend.close()
     backend.close()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench.backends.isolated import IsolatedBackend
-from collbench.backends.protocol import Step, Timeouts, Timing, time_step
+from collbench.backends.isolated import IsolatedBackend, Timeouts
+from collbench.backends.protocol import Step, Timing, time_step
 from collbench.backends.worker_messages import Open, World
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
@@ -87,8 +87,8 @@ def test_it_says_what_the_worker_found(backend: IsolatedBackend) -> None:
 
 def test_times_come_back_as_the_worker_took_them(backend: IsolatedBackend) -> None:
     # 1,024 bytes at the fake's 1 GB/s.
-    assert opened(backend).time_copies(COPY).seconds == ((1.024e-6, 1.024e-6),)
-    assert backend.time_collective(COLLECTIVE).seconds == ((1.024e-6, 1.024e-6),) * 2
+    assert opened(backend).time(COPY).seconds == ((1.024e-6, 1.024e-6),)
+    assert backend.time(COLLECTIVE).seconds == ((1.024e-6, 1.024e-6),) * 2
 
 
 @pytest.mark.parametrize(

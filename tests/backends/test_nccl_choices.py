@@ -163,7 +163,7 @@ class Probe:
     def reserve(self, largest_bytes: int) -> None:
         self.reserved = largest_bytes
 
-    def time_collective(self, step: Step) -> Timing:
+    def time(self, step: Step) -> Timing:
         if step.size_bytes in self.fail:
             self.pid += 1
             raise StepFailed("hang")

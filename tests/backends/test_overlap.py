@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from collbench.backends.overlap_protocol import OPERATIONS, Load, OverlapPoint
-from collbench.backends.overlap_sim import open_simulated, overlapped, unit_seconds
+from collbench.backends.sim_world import open_overlap, overlapped, unit_seconds
 from collbench.backends.torch_world import OverlapWorld
 from collbench.model.compute import Compute, ComputeKind, Priority
 from collbench.model.errors import BackendError
@@ -252,7 +252,7 @@ def test_simulated_work_is_slower_until_the_other_ends() -> None:
 def test_simulated_times_repeat_by_the_seed() -> None:
     found = []
     for seed in (1, 1, 2):
-        opened = open_simulated("titan-rtx-nv2", None, seed)
+        opened = open_overlap("titan-rtx-nv2", None, seed)
         opened.worlds[0].allocate(OverlapPoint(Operation.ALLREDUCE, 2**24, GEMM))
         found.append(opened.worlds[0].run(BOTH))
     assert found[0] == found[1] != found[2]

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collbench.analysis.job_schedule import Post, schedule_of
+from collbench.backends import sim_world
 from collbench.backends.replay_protocol import ReplayArm, ReplayLoad
-from collbench.backends.replay_sim import open_simulated
 from collbench.backends.torch_world import ReplayWorld, open_replay
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.failures import Cause, FailureKind
@@ -259,7 +259,7 @@ def test_an_arm_whose_ranks_do_not_meet_fails_when_it_is_asked_where_others_can_
 
 def test_simulated_sets_have_their_own_links_and_noise() -> None:
     arms = [ReplayArm(places=places) for places in ((0, 1), (0, 3), (3, 0))]
-    opened = open_simulated("dgx-1v", None, 1, tuple, arms)
+    opened = sim_world.open_replay("dgx-1v", None, 1, tuple, arms)
     seconds = []
     for arm in opened.worlds:
         arm.prepare(schedule_of(data_parallel(2, (2**26,))), Pauses.NONE, Registration.NONE)
@@ -272,7 +272,7 @@ def test_simulated_sets_have_their_own_links_and_noise() -> None:
 
 def test_a_simulated_step_has_its_pauses_and_its_calls() -> None:
     def times(seed: int, load: ReplayLoad, pauses: Pauses = Pauses.NONE) -> list[float]:
-        opened = open_simulated("titan-rtx-nv2", None, seed, lambda devices: devices[:2])
+        opened = sim_world.open_replay("titan-rtx-nv2", None, seed, lambda devices: devices[:2])
         opened.worlds[0].prepare(schedule_of(data_parallel()), pauses, Registration.NONE)
         return [one.step for one in opened.worlds[0].run(load, 1.0)]
 

@@ -33,8 +33,7 @@ def step(operation: Operation, *groups: tuple[int, ...], size: int = GIB, varian
 
 def gbs(backend: SimBackend, asked: Step) -> list[float]:
     """Return each group's algorithm bandwidth, GB/s of one message."""
-    time = backend.time_collective if asked.operation.is_collective else backend.time_copies
-    return [asked.size_bytes / np.median(batches) / 1e9 for batches in time(asked).seconds]
+    return [asked.size_bytes / np.median(batches) / 1e9 for batches in backend.time(asked).seconds]
 
 
 def test_it_is_a_backend() -> None:
@@ -82,15 +81,15 @@ def test_all_to_one_shares_the_port_of_the_one() -> None:
 def test_small_messages_of_h200_take_what_was_measured(title: str, asked: Step, microseconds: float) -> None:
     """docs/method.md 4.2; small copies by p2pBandwidthLatencyTest of that machine; the chase 0.7 to 1 µs."""
     backend = SimBackend(QUIET_H200, seed=1)
-    timing = backend.time_collective(asked) if asked.operation.is_collective else backend.time_copies(asked)
+    timing = backend.time(asked)
     assert timing.seconds[0][0] * 1e6 == pytest.approx(microseconds, rel=0.15), title
 
 
 def test_launches_are_timed_beside_where_they_are_asked_for() -> None:
     backend = SimBackend(QUIET_H200, seed=1)
     plain = step(Operation.ALLREDUCE, (0, 1), size=8)
-    assert backend.time_collective(plain).launch_seconds == ()
-    timing = backend.time_collective(replace(plain, launches=20))
+    assert backend.time(plain).launch_seconds == ()
+    timing = backend.time(replace(plain, launches=20))
     assert timing.launch_seconds[0] == pytest.approx(timing.seconds[0][0] + 2.8e-6, rel=0.01)
 
 
@@ -98,7 +97,7 @@ def test_the_noise_is_the_fabrics() -> None:
     noisy = replace(QUIET_DGX, noise=Noise(trial=0.02, batch=0.005))
     backend = SimBackend(noisy, seed=5)
     asked = step(Operation.CE_WRITE, (0, 1))
-    batches = np.log([backend.time_copies(asked).seconds[0] for _ in range(4000)])
+    batches = np.log([backend.time(asked).seconds[0] for _ in range(4000)])
     within = float(np.std(batches[:, 0] - batches[:, 1])) / np.sqrt(2)
     assert within == pytest.approx(0.005, rel=0.1)
     assert float(np.std(batches.mean(axis=1))) == pytest.approx(0.02, rel=0.1)
@@ -128,18 +127,15 @@ def test_what_it_can_run(title: str, work: Work, members: tuple[int, ...], can: 
 def test_a_corrupt_link_raises_with_its_offset_and_its_neighbours_do_not() -> None:
     fault = Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True, offset=4711)
     backend = SimBackend(faulty(complete(3), fault), seed=1)
-    for time_step, operation in (
-        (backend.time_copies, Operation.CE_WRITE),
-        (backend.time_collective, Operation.ALLREDUCE),
-    ):
+    for operation in (Operation.CE_WRITE, Operation.ALLREDUCE):
         with pytest.raises(DataCorruption) as caught:
-            time_step(step(operation, (0, 1)))
+            backend.time(step(operation, (0, 1)))
         wrong = caught.value.wrong
         assert wrong is not None
         assert (wrong.work.operation, wrong.members, wrong.offset) == (operation, (0, 1), 4711)
     for healthy in ((1, 0), (0, 2)):
-        backend.time_copies(step(Operation.CE_WRITE, healthy))
-    backend.time_copies(step(Operation.CE_WRITE, (0, 1), variant=Variant.STAGED))
+        backend.time(step(Operation.CE_WRITE, healthy))
+    backend.time(step(Operation.CE_WRITE, (0, 1), variant=Variant.STAGED))
 
 
 def test_a_simulated_run_that_met_wrong_data_says_so() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collbench.backends.protocol import Step, Timeouts
+from collbench.backends.isolated import Timeouts
+from collbench.backends.protocol import Step
 from collbench.model.operations import Operation, Variant
 
 KIB, GIB = 2**10, 2**30

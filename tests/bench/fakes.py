@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from collbench.backends.protocol import Step, Timing, time_each
-from collbench.model.errors import StepFailed
+from collbench.backends.protocol import Backend, Step, Timing
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Device, Refusal
 from tests.builders import gpus
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """Times any message at `rates` GB/s (by unordered pair, else `gbs`); `on_step(n, step)` may raise at step n.
 
     `concurrency` gives the share of the rate that a pair keeps beside others; `jitter` multiplies times in turn.
@@ -67,21 +66,10 @@ class FakeBackend:
     def ready(self) -> None:
         self.readied += 1
 
-    def time_copies(self, step: Step) -> Timing:
-        assert not step.operation.is_collective
-        return self._time(step)
-
-    def time_collective(self, step: Step) -> Timing:
-        assert step.operation.is_collective
-        return self._time(step)
-
-    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
-        return time_each(self, steps)
-
     def close(self) -> None:
         self.closed += 1
 
-    def _time(self, step: Step) -> Timing:
+    def time(self, step: Step) -> Timing:
         self._on_step(len(self.steps), step)
         self.steps.append(step)
         seconds = tuple(

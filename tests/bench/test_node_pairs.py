@@ -38,7 +38,7 @@ class Hosts(FakeBackend):
 
     seconds = 0.001
 
-    def time_collective(self, step: Step) -> Timing:
+    def time(self, step: Step) -> Timing:
         self.steps.append(step)
         self._spoil(step)
         return Timing(tuple((self.seconds,) * step.batches for _ in step.groups))
@@ -67,8 +67,8 @@ def test_a_round_is_one_communicator_for_each_pair_all_at_once(one_way: bool, op
 
 def test_each_sample_says_whether_its_launches_were_plain() -> None:
     class Plain(Hosts):
-        def time_collective(self, step: Step) -> Timing:
-            return replace(super().time_collective(step), plain=(True, False)[: len(step.groups)])
+        def time(self, step: Step) -> Timing:
+            return replace(super().time(step), plain=(True, False)[: len(step.groups)])
 
     pairs, run = opened(Plain(2, 2, 2, 2))
     pairs.measure([(0, 1), (2, 3)], False)
@@ -269,7 +269,7 @@ class Rails(Hosts):
 
     slow: tuple[int | None, int] = (None, -1)
 
-    def time_collective(self, step: Step) -> Timing:
+    def time(self, step: Step) -> Timing:
         self.steps.append(step)
         where = {device: (index // 4, index % 4) for index, device in enumerate(range(len(self._devices)))}
 

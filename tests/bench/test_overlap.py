@@ -197,7 +197,7 @@ def request(**changes: object) -> OverlapRequest:
 def measured(backend: Fake, asked: OverlapRequest, saves: list[int] | None = None) -> Run:
     """Return the run, also where measuring it raises."""
     devices = tuple(Device(number, f"GPU-{number}", "H200") for number in range(2))
-    opened = OverlapOpened("cuda", (backend,), devices, Machine("host", "Linux", ""), (), 0.025)
+    opened = OverlapOpened("cuda", (backend,), devices, 0.025, machine=Machine("host", "Linux", ""))
     run = overlap.begun_run(asked, opened)
     seen: list[int] = [] if saves is None else saves
     measured.run = run  # type: ignore[attr-defined]

@@ -82,7 +82,7 @@ def made(
         command=("replay", "job.json"),
     )
     devices = tuple(Device(index, f"GPU-{index}", "H200") for index in range(2))
-    opened = ReplayOpened("cuda", tuple(fakes), devices, Machine("node", "Linux", "CPU"), (), 0.05)
+    opened = ReplayOpened("cuda", tuple(fakes), devices, 0.05, machine=Machine("node", "Linux", "CPU"))
     return request, opened, replay.begun_run(request, opened)
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from collbench.backends.factory import Opened, nccl_settings
-from collbench.backends.protocol import Step
+from collbench.backends.protocol import Opened, Step, nccl_settings
 from collbench.bench import session
 from collbench.bench.session import Session
 from collbench.model.errors import BackendError, MachineError, RunFileError, UsageError
@@ -21,7 +20,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 def opened(backend: FakeBackend, health: Callable[[], tuple[Health, ...]] = tuple) -> Opened:
     machine = Machine("box", "Linux", "CPU")
-    return Opened(backend, machine, paths(len(backend.devices())), health, close=backend.close)
+    return Opened(backend, machine=machine, paths=paths(len(backend.devices())), health=health, close=backend.close)
 
 
 @pytest.fixture

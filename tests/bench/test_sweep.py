@@ -290,8 +290,8 @@ def test_how_often_it_is_warmed(title: str, factors: tuple[float, ...], steps: i
     work, taken = Work(Operation.CE_WRITE), itertools.count()
 
     class Settling(FakeBackend):
-        def time_copies(self, step: Step) -> Timing:
-            found, factor = super().time_copies(step), factors[min(next(taken), len(factors) - 1)]
+        def time(self, step: Step) -> Timing:
+            found, factor = super().time(step), factors[min(next(taken), len(factors) - 1)]
             return Timing(tuple(tuple(batch * factor for batch in batches) for batches in found.seconds))
 
     backend = Settling(2)

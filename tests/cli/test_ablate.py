@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import collbench as package_of_ours
-from collbench.launch import experiment
+from collbench.launch import ablation as ablations
 from collbench.launch.ablation import Ablation, Measure
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, fake_gpus, fake_uuid, list_only, on_gpus, save_run
@@ -87,7 +87,7 @@ def first_cores() -> str:
 
 def saved(tmp_path: Path) -> Ablation:
     [path] = (tmp_path / "state" / "collbench" / "ablations").glob("*.json")
-    return experiment.load(path)
+    return ablations.load(path)
 
 
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one CPU core")
@@ -130,7 +130,7 @@ def test_on_gpus_both_arms_get_the_best_pair_and_keep_the_environment(
     assert done.code == 0, done.stderr
     assert "collbench: NCCL cannot turn off only NVLink: " in done.stderr
     assert "collbench: using GPU2, GPU3 (" in done.stderr
-    found = experiment.load(tmp_path / "a.json")
+    found = ablations.load(tmp_path / "a.json")
     assert json.loads(done.stdout) == json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert [(arm.name, arm.environment) for arm in found.arms] == [
         ("with nvlink", {}),
@@ -168,7 +168,7 @@ def test_a_script_that_crashes_shows_its_traceback_first_and_says_what_is_saved(
     reported = "\n".join(lines[:-1])
     assert "ValueError: no data here" in reported, reported
     assert reported.index("Traceback (most recent call last)") < reported.index("ValueError: no data here")
-    assert [run.status for run in experiment.load(tmp_path / "a.json").made] == [1]
+    assert [run.status for run in ablations.load(tmp_path / "a.json").made] == [1]
 
 
 @needs_two_cores

@@ -12,8 +12,8 @@ import pytest
 
 from collbench.backends import factory
 from collbench.backends import torch_world as backend
+from collbench.backends.factory import Choice
 from collbench.backends.replay_protocol import ReplayArm, ReplayOpened
-from collbench.backends.torch_world import Choice
 from collbench.model.run import CommandKind, Machine, Pauses
 from collbench.runfile import job_file, run_file
 from tests.bench.test_replay import Fake
@@ -110,7 +110,7 @@ def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[Fake]) -> list[ReplayA
     ) -> ReplayOpened:
         assert (wanted, independent) == ("0,1", False)
         asked.extend(arms)
-        return ReplayOpened(name, tuple(fakes), chosen(gpus(2)), Machine("box", "Linux", "CPU"), (), 0.05)
+        return ReplayOpened(name, tuple(fakes), chosen(gpus(2)), 0.05, machine=Machine("box", "Linux", "CPU"))
 
     monkeypatch.setattr(factory, "resolve", lambda _: ("cuda", None))
     monkeypatch.setattr(backend, "open_replay", opened)

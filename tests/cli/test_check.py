@@ -16,6 +16,7 @@ from collbench.sim.fabrics import Fault, FaultKind
 from tests.analysis.checked import failed, h200, slow
 from tests.cli.program import Program, on_gpus
 from tests.native.fakes import Fakes
+from tests.sim.made import fabric_text
 
 DATA = Path(__file__).parents[1] / "data" / "h200x4"
 DEGRADED = h200(slow([(0, 1), (1, 0)], 7 / 18))
@@ -101,9 +102,7 @@ def test_what_cannot_be_judged_is_one_line(program: Program, words: tuple[str, .
 def simulated(program: Program, fault: Fault | None, *words: str, name: str = "hgx-h200") -> tuple[int, str, str]:
     """Check a simulated machine with a fault; return status, page and notices."""
     fabric = fabric_file.load(name)
-    Path("machine.json").write_text(
-        fabric_file.dumps(replace(fabric, faults=(fault,) if fault else ())), encoding="utf-8"
-    )
+    Path("machine.json").write_text(fabric_text(replace(fabric, faults=(fault,) if fault else ())), encoding="utf-8")
     said = program("check", "--backend", "sim", "--fabric", "machine.json", "--seed", "3", "-o", "run.json", *words)
     return said.status, said.out, said.err
 

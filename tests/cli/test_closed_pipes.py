@@ -18,6 +18,7 @@ from collbench.sim.fabrics import Fault, FaultKind
 from tests.analysis.checked import failed, h200
 from tests.analysis.runs import recorded
 from tests.cli.program import Program, collbench
+from tests.sim.made import fabric_text
 
 FAULTS = {
     "well": (),
@@ -40,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     for name, faults in FAULTS.items():
         fabric = replace(fabric_file.load("nvlink-pairs-2x2"), faults=faults)
-        (folder / f"{name}.machine").write_text(fabric_file.dumps(fabric), encoding="utf-8")
+        (folder / f"{name}.machine").write_text(fabric_text(fabric), encoding="utf-8")
     pairs = recorded("2026-11-21-4xh200-peers/pairs.json")
     runs = {
         "good": h200(),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from collbench.analysis.freshness import Here
-from collbench.api import evidence
+from collbench.api import suitable_run
 from collbench.runfile import run_file
 from tests.builders import gpus
 from tests.cli.program import Program, collbench, environment, list_only, save_run
@@ -58,7 +58,7 @@ UNUSABLE_HERE: list[tuple[str, Callable[[Path], object], str]] = [
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose four GPUs are only listed, as the builders have them."""
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(evidence, "here", lambda wanted, present: Here(wanted.backend, present, DRIVER, NCCL))
+    monkeypatch.setattr(suitable_run, "here", lambda wanted, present: Here(wanted.backend, present, DRIVER, NCCL))
 
 
 @pytest.mark.parametrize(("case", "make", "text"), UNREADABLE)
@@ -89,7 +89,7 @@ def test_train(program: Program, tmp_path: Path, case: str, make: Callable[[Path
 def test_train_after_an_update(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str, now: Here
 ) -> None:
-    monkeypatch.setattr(evidence, "here", lambda *_: now)
+    monkeypatch.setattr(suitable_run, "here", lambda *_: now)
     save_run(tmp_path / "run.json", gpus(4))
     (tmp_path / "train.py").touch()
     said = program("train", "--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py")

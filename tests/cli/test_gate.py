@@ -16,6 +16,7 @@ from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.analysis.checked import failed, h200
 from tests.cli.program import Program, Said
+from tests.sim.made import fabric_text
 
 SLOW = Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.5)
 
@@ -23,7 +24,7 @@ SLOW = Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.5)
 def quick(program: Program, *faults: Fault, name: str = "hgx-h200") -> Said:
     """Gate a simulated machine with these faults; the run is saved as run.json."""
     fabric = replace(fabric_file.load(name), faults=faults)
-    Path("machine.json").write_text(fabric_file.dumps(fabric), encoding="utf-8")
+    Path("machine.json").write_text(fabric_text(fabric), encoding="utf-8")
     words = ("--backend", "sim", "--fabric", "machine.json", "--seed", "3", "-o", "run.json")
     return program("check", "--quick", *words)
 

@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import pytest
 
-from collbench.api import evidence
-from collbench.api.measuring import Measured
+from collbench.api import suitable_run
 from collbench.api.notices import SILENT
 from collbench.api.selecting import FinalistRequest, measure_finalists
+from collbench.api.sessions import Measured
 from collbench.model.run import Run
 from collbench.runfile import saved_runs
 from tests.builders import gpus, pair_run
@@ -110,8 +110,8 @@ def test_select_chooses_all_the_same_and_advises_no_option_that_it_lacks(
         return Measured(pair_run(4, lambda a, b: 300.0 if (a, b) == (2, 3) else 200.0), path)
 
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(evidence, "here", lambda *_: None)
-    monkeypatch.setattr(evidence, "measure", measured)
+    monkeypatch.setattr(suitable_run, "here", lambda *_: None)
+    monkeypatch.setattr(suitable_run, "measure", measured)
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     said = program("select", "2", "--backend", "cuda", "--no-verify", "--format", "list")

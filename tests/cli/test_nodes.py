@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from collbench.sim.cluster import dumps, named
+from collbench.sim.cluster import named
 from tests.cli.program import Program
+from tests.sim.made import cluster_text
 
 SIM = ("nodes", "--backend", "sim", "--fabric-cluster")
 
@@ -46,7 +47,7 @@ def test_one_way_tells_the_direction(program: Program) -> None:
 
 def test_json_is_whole_and_says_sim(program: Program, tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
-    file.write_text(dumps(named("thin-32")), encoding="utf-8")
+    file.write_text(cluster_text(named("thin-32")), encoding="utf-8")
     answer = json.loads(program(*SIM, str(file), "--select", "3", "--seed", "1", "--json").out)
     assert answer["backend"] == "sim"
     assert answer["choice"]["nodes"] == ["node0", "node1", "node2"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from collbench.analysis.freshness import Here
-from collbench.api import evidence, training
+from collbench.api import suitable_run, training
 from collbench.api.training import Decision
 from collbench.launch import torchrun
 from collbench.launch.arguments import TrainArguments, split
@@ -125,7 +125,7 @@ def test_a_dry_run_shows_the_option_and_one_line_says_why(
     devices = labelled([0, 0, 1, 1])
     saved(devices, AGREED, tmp_path / "run.json")
     list_only(monkeypatch, devices)
-    monkeypatch.setattr(evidence, "here", lambda _criteria, present: Here("cuda", present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(suitable_run, "here", lambda _criteria, present: Here("cuda", present, "580.159.04", "2.28.9"))
     (tmp_path / "train.py").touch()
     words = ["--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py"]
     said = program("train", *words)

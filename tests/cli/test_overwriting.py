@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api.requests import MeasureOptions
-from collbench.cli.measuring import Showing
+from collbench.api.measuring import MeasureOptions
+from collbench.cli.measuring import RunPrinter
 from collbench.cli.program import cli
 from collbench.model.operations import COLLECTIVES
 from collbench.runfile import job_file
@@ -168,10 +168,10 @@ def test_only_the_rank_that_writes_looks_at_the_place(
     as_rank_0(monkeypatch)
     (tmp_path / "out.json").write_text("old")
     with pytest.raises(Taken):
-        Showing.of(MeasureOptions(), as_json=False, json=Path("out.json"))
+        RunPrinter.of(MeasureOptions(), as_json=False, json=Path("out.json"))
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "1")
-    assert Showing.of(MeasureOptions(), as_json=False, json=Path("out.json")).json == Path("out.json")
+    assert RunPrinter.of(MeasureOptions(), as_json=False, json=Path("out.json")).json == Path("out.json")
 
 
 def test_a_file_in_the_way_of_the_journal_is_left_alone(here: Program, tmp_path: Path) -> None:

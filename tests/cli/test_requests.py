@@ -11,7 +11,7 @@ import pytest
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.cli import collectives, copies
-from collbench.cli.measuring import Showing
+from collbench.cli.measuring import RunPrinter
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
 from tests.builders import gpus
 from tests.cli.program import Program
@@ -27,7 +27,7 @@ class Asked:
     program: Program
     request: Request | None = None
     path: Path | None = None
-    showing: Showing | None = None
+    printer: RunPrinter | None = None
 
     def __call__(self, words: str) -> Request:
         said = self.program(*shlex.split(words))
@@ -41,8 +41,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, program: Program) -> Asked:
     """The program on four GPUs that are only listed; measuring records what was asked for."""
     found = Asked(program)
 
-    def record(request: Request, path: Path, showing: Showing | None = None) -> None:
-        found.request, found.path, found.showing = request, path, showing
+    def record(request: Request, path: Path, printer: RunPrinter | None = None) -> None:
+        found.request, found.path, found.printer = request, path, printer
 
     monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4) if backend == "cuda" else ())
     for module in (collectives, copies, copies):
@@ -131,5 +131,5 @@ def test_nccl_tests_two_halves_are_measured_where_they_are_shown(asked: Asked, w
 
 def test_the_layout_and_the_json_file_are_passed_on(asked: Asked) -> None:
     asked("gather --backend cuda --format nccl-tests -J out.json --output run.json")
-    assert asked.showing == Showing("nccl-tests", Path("out.json"))
+    assert asked.printer == RunPrinter("nccl-tests", Path("out.json"))
     assert asked.path == Path("run.json")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from collbench.api.requests import MeasureOptions
+from collbench.api.measuring import MeasureOptions
 from collbench.bench.plan import Request, settings_of
 from collbench.cli import options
-from collbench.cli.measuring import Showing
+from collbench.cli.measuring import RunPrinter
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import CommandKind, Run, StopReason
@@ -21,6 +21,7 @@ from tests.builders import gpus, run_of
 from tests.cli.program import Program, on_gpus, one_line, save_run
 from tests.native.fakes import Fakes, Outcome
 from tests.runfile.test_versions import of_version_1
+from tests.sim.made import fabric_text
 
 WORDS = ("pairs", "--sizes", "1K,4K", "--operations", "copy,broadcast", "--seed", "1", "-o", "run.json")
 RESUME = ("pairs", "--resume", "run.json")
@@ -277,17 +278,17 @@ def test_what_a_stranger_recorded_is_not_touched(
     save_run(tmp_path / "run.json", gpus(4), complete=False, settings=settings)
     asked: list[Request] = []
 
-    def measured(request: Request, path: Path | None, showing: Showing | None = None) -> Path:
+    def measured(request: Request, path: Path | None, printer: RunPrinter | None = None) -> Path:
         asked.append(request)
         assert path is not None
         assert path == Path("run.json")
-        assert showing is None or showing.json is None
+        assert printer is None or printer.json is None
         return path
 
     def judged(asked: MeasureOptions) -> Run:
         return run_file.load(measured(options.make_request("check", asked), asked.file))
 
-    for module in ("copies", "check", "collectives"):
+    for module in ("copies", "collectives"):
         monkeypatch.setattr(f"collbench.cli.{module}.measure_and_show", measured)
     monkeypatch.setattr("collbench.cli.check._measured", judged)
     monkeypatch.setattr("collbench.cli.check._show", lambda *_, **__: None)
@@ -305,7 +306,7 @@ def test_what_a_stranger_recorded_is_not_touched(
 def test_a_fabrics_file_is_read_only_if_it_is_named_again(program: Program, tmp_path: Path) -> None:
     from collbench.sim import fabrics
 
-    (tmp_path / "fab.json").write_text(fabrics.dumps(fabrics.load("nvlink-pairs-2x2")))
+    (tmp_path / "fab.json").write_text(fabric_text(fabrics.load("nvlink-pairs-2x2")))
     words = "pairs --backend sim --fabric fab.json --sizes 1M --quick --seed 1"
     assert program(*words.split(), "-o", "run.json").status == 0
     run = replace(run_file.load(tmp_path / "run.json"), complete=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collbench.analysis.freshness import Here
-from collbench.api import evidence
+from collbench.api import suitable_run
 from collbench.runfile import saved_runs
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run
@@ -69,9 +69,11 @@ def saved(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in (OLDER, NEWEST):
         save_run(where / name, gpus(4))
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(evidence, "here", lambda wanted, present: Here(wanted.backend, present, "580.159.04", "2.28.9"))
-    monkeypatch.setattr(evidence, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
-    monkeypatch.setattr(evidence, "health_of", lambda devices: ())
+    monkeypatch.setattr(
+        suitable_run, "here", lambda wanted, present: Here(wanted.backend, present, "580.159.04", "2.28.9")
+    )
+    monkeypatch.setattr(suitable_run, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(suitable_run, "health_of", lambda devices: ())
     (tmp_path / "train.py").touch()
     return where
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from collbench.analysis.freshness import Here
-from collbench.api import evidence, selecting
+from collbench.api import selecting, suitable_run
 from collbench.backends import factory
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
@@ -32,10 +32,10 @@ def here(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> R
     """Four GPUs that are only listed, all well, and a saved run of them; measuring anything fails the test."""
     monkeypatch.setattr(factory, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
     monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4))
-    monkeypatch.setattr(evidence, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
-    monkeypatch.setattr(evidence, "probe", lambda *_: pytest.fail("probed"))
+    monkeypatch.setattr(suitable_run, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
     monkeypatch.setattr(selecting, "measure_finalists", lambda *_: pytest.fail("verified"))
-    monkeypatch.setattr(evidence, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
+    monkeypatch.setattr(suitable_run, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
     return save_run(saved_in(tmp_path), gpus(4))
 
 
@@ -96,13 +96,13 @@ def test_a_gpu_that_is_busy_now_is_left_out_by_name_and_reason(
 ) -> None:
     """The saved run saw nobody on GPU2; now somebody is."""
     now = tuple(Health(processes=int(index == 2)) for index in range(4))
-    monkeypatch.setattr(evidence, "health_of", lambda _: now)
+    monkeypatch.setattr(suitable_run, "health_of", lambda _: now)
     said = program("select", "2", "--no-verify", "--format", "list")
     assert said.status == 0, said.err
     assert "2" not in said.out.strip().split(",")
     assert "left out  GPU2: " in said.err
     fresh = replace(here, health_before=now)  # what an old run saw is not what they leave
-    monkeypatch.setattr(evidence, "probe", lambda *_: fresh)
+    monkeypatch.setattr(suitable_run, "probe", lambda *_: fresh)
     assert program("select", "2", "--no-verify", "--allow-busy", "--format", "list").out == "2,3\n"
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_others_disturbed_is_no_evidence_and_if_named_leaves_nobody_o
     run_file.save(here, saved_in(tmp_path), replace=True)
     named = program("select", "2", "--no-verify", "--from", str(saved_in(tmp_path)), "--format", "list")
     assert (named.out, "left out" in named.err) == ("2,3\n", False)
-    monkeypatch.setattr(evidence, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(suitable_run, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
     with pytest.raises(pytest.fail.Exception, match="probed: no saved run fits: "):
         program("select", "2", "--no-verify")
 
@@ -134,7 +134,7 @@ def test_as_many_as_there_are_need_no_measurement(program: Program, here: Run, t
 def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
     program: Program, here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "health_of", lambda _: (Health(processes=1), *[Health(processes=0)] * 3))
+    monkeypatch.setattr(suitable_run, "health_of", lambda _: (Health(processes=1), *[Health(processes=0)] * 3))
     said = program("select", "4")
     assert (said.status, said.out) == (2, "")
     assert "GPU0" in said.line

@@ -17,14 +17,13 @@ import pytest
 import collbench
 from collbench.analysis.freshness import Here
 from collbench.analysis.job_schedule import Schedule, schedule_of
-from collbench.api import evidence, replaying, selecting
+from collbench.api import replaying, selecting, suitable_run
 from collbench.api.notices import SILENT
 from collbench.api.replaying import Replaying, ReplayOptions
-from collbench.backends import factory
+from collbench.backends import factory, sim_world
 from collbench.backends import torch_world as backend
+from collbench.backends.factory import Choice
 from collbench.backends.replay_protocol import ReplayArm, ReplayLoad, ReplayOpened, ReplayTimes
-from collbench.backends.replay_sim import open_simulated
-from collbench.backends.torch_world import Choice
 from collbench.machine import numa
 from collbench.model.errors import BackendError, UsageError
 from collbench.model.failures import Cause, Failure, FailureKind
@@ -32,10 +31,11 @@ from collbench.model.job import Job
 from collbench.model.operations import Registration
 from collbench.model.run import CommandKind, Health, Machine, Pauses, Run
 from collbench.runfile import job_file, run_file
-from collbench.sim import fabrics, random_fabrics
 from tests.builders import gpus
 from tests.cli.program import Program, list_only, save_run
 from tests.replay_jobs import data_parallel, job_of, pipeline, without_rank
+from tests.sim import random_fabrics
+from tests.sim.made import fabric_text
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
 
@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulation draws the same each time."""
-    for module in (evidence, replaying):
+    for module in (suitable_run, replaying):
         monkeypatch.setattr(module, "new_seed", lambda: 1)
 
 
@@ -150,7 +150,7 @@ def step_seconds(fabric: Path, devices: Sequence[str], job: Job) -> float:
     """Return what a step takes on these simulated devices by themselves, the mean of many with another seed."""
     tags = {device.tag: number for number, device in enumerate(factory.simulated_devices(str(fabric)))}
     arm = ReplayArm(places=tuple(tags[tag] for tag in devices))
-    (backend,) = open_simulated(str(fabric), None, 77, tuple, [arm]).worlds
+    (backend,) = sim_world.open_replay(str(fabric), None, 77, tuple, [arm]).worlds
     backend.prepare(schedule_of(job, len(devices)), Pauses.NONE, Registration.NONE)
     return fmean(backend.run(ReplayLoad(1, pauses=False), 1.0)[0].step for _ in range(40))
 
@@ -159,7 +159,7 @@ def step_seconds(fabric: Path, devices: Sequence[str], job: Job) -> float:
 def test_on_any_machine_no_finalist_beats_the_chosen_set(folder: Path, seed: int) -> None:
     made = random_fabrics.make(np.random.default_rng(seed))
     fabric = folder / "fabric.json"
-    fabric.write_text(fabrics.dumps(made))
+    fabric.write_text(fabric_text(made))
     count = 2 + seed % 3
     job = data_parallel(count, (2**24, 2**20))
     asked = selecting.SelectRequest(count=count, backend="sim", fabric=str(fabric), job=job)
@@ -216,10 +216,10 @@ def here(monkeypatch: pytest.MonkeyPatch, program: Program, folder: Path) -> Run
     """Four GPUs that are only listed, with a saved run in which pair 2, 3 is fastest; nothing else may be measured."""
     monkeypatch.setattr(factory, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
     monkeypatch.setattr(factory, "present_devices", lambda _: gpus(4))
-    monkeypatch.setattr(evidence, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
-    monkeypatch.setattr(evidence, "probe", lambda *_: pytest.fail("probed"))
+    monkeypatch.setattr(suitable_run, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
     monkeypatch.setattr(selecting, "measure_finalists", lambda *_: pytest.fail("measured"))
-    monkeypatch.setattr(evidence, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
+    monkeypatch.setattr(suitable_run, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
     return save_run(folder / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", gpus(4))
 
 
@@ -233,7 +233,7 @@ def play(monkeypatch: pytest.MonkeyPatch, played: dict[tuple[str, ...], Played])
         uuids = (wanted or "").split(",")
         devices = chosen(tuple(device for uuid in uuids for device in gpus(4) if device.uuid == uuid))
         worlds = tuple(played[tuple(uuids[place] for place in arm.places)] for arm in arms)
-        return ReplayOpened(name, worlds, devices, Machine("box", "Linux", "CPU"), (), 0.05)
+        return ReplayOpened(name, worlds, devices, 0.05, machine=Machine("box", "Linux", "CPU"))
 
     monkeypatch.setattr(backend, "open_replay", opened)
 
@@ -312,7 +312,7 @@ def test_train_starts_on_what_the_job_decides(
     program: Program, here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _criteria: "2.28.9")
+    monkeypatch.setattr(suitable_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
     (folder / "train.py").touch()
     play(monkeypatch, {FIRST: Played(1e-3), FAST: Played(2e-3)})
     words = ("--auto-select", "2", "--backend", "cuda", "--dry-run")
@@ -335,7 +335,7 @@ def test_train_starts_on_what_the_job_decides(
 def test_python_takes_a_job(here: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, {FIRST: Played(1e-3), FAST: Played(2e-3)})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(collbench.api, "_cuda_user", lambda: "")
+    monkeypatch.setattr(selecting, "_cuda_user", lambda: "")
     job = collbench.load_job("job.json")
     chosen = collbench.select(2, job=job)
     assert [device.uuid for device in chosen.devices] == list(FIRST)

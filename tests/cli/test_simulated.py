@@ -7,6 +7,7 @@ import pytest
 from collbench.runfile import run_file
 from collbench.sim import fabrics
 from tests.cli.program import Program
+from tests.sim.made import fabric_text
 
 SIM = ("--backend", "sim", "--fabric", "dgx-1v", "--seed", "1")
 WORDS = "sim: SIMULATED machine 'dgx-1v'"
@@ -40,7 +41,7 @@ def test_the_nccl_tests_layout_says_it_too(program: Program) -> None:
 
 
 def test_a_file_of_ones_own_is_simulated(program: Program) -> None:
-    mine = fabrics.dumps(fabrics.load("titan-rtx-nv2")).replace('"titan-rtx-nv2"', '"my machine"')
+    mine = fabric_text(fabrics.load("titan-rtx-nv2")).replace('"titan-rtx-nv2"', '"my machine"')
     pathlib.Path("mine.json").write_text(mine, encoding="utf-8")
     said = program("pairs", "--backend", "sim", "--fabric", "mine.json", "--sizes", "1M")
     assert "SIMULATED machine 'my machine'" in said.out
@@ -86,7 +87,7 @@ def test_several_processes_do_not_simulate(program: Program, monkeypatch: pytest
 
 
 def test_corrupt_data_ends_with_status_4(program: Program) -> None:
-    text = fabrics.dumps(fabrics.load("titan-rtx-nv2"))
+    text = fabric_text(fabrics.load("titan-rtx-nv2"))
     fault = '"faults": [{"kind": "corrupt-link", "devices": [0, 1], "offset": 64}]'
     pathlib.Path("bad.json").write_text(text.replace('"faults": []', fault), encoding="utf-8")
     said = program("pairs", "--backend", "sim", "--fabric", "bad.json", "--sizes", "1M")

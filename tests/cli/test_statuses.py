@@ -17,6 +17,7 @@ from collbench.sim.fabrics import Fault, FaultKind
 from tests.analysis.checked import failed, h200
 from tests.builders import gpus, in_words, measured, run_of
 from tests.cli.program import Program
+from tests.sim.made import fabric_text
 
 HANGS = Fault(FaultKind.HANGING_LINK, (2, 3))
 PLACE = "FAILED: GPU2-GPU3: "
@@ -24,7 +25,7 @@ PLACE = "FAILED: GPU2-GPU3: "
 
 def machine(name: str, *faults: Fault) -> tuple[str, ...]:
     """Return the words that simulate a machine with these faults."""
-    Path("machine.json").write_text(fabric_file.dumps(replace(fabric_file.load(name), faults=faults)), encoding="utf-8")
+    Path("machine.json").write_text(fabric_text(replace(fabric_file.load(name), faults=faults)), encoding="utf-8")
     return ("--backend", "sim", "--fabric", "machine.json", "--seed", "3", "--output", "run.json")
 
 

@@ -14,6 +14,7 @@ from collbench.model.run import Flag, FlagKind, Run
 from collbench.runfile import run_file
 from tests.builders import gpus, in_words, pair_run
 from tests.cli.program import Program
+from tests.sim.made import fabric_text
 
 # Red text and a title; C1's CSI; text that reads backwards; a line of its own; a line for readers that end lines there.
 EVIL = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202ereversed\u2066 \nforged: GPU9 \r\u2028over"
@@ -113,7 +114,7 @@ def test_nor_what_a_file_is_called(program: Program, command: str) -> None:
 def fabric(change: Callable[[dict[str, object]], object]) -> str:
     from collbench.sim import fabrics
 
-    data = json.loads(fabrics.dumps(fabrics.load("nvlink-pairs-2x2")))
+    data = json.loads(fabric_text(fabrics.load("nvlink-pairs-2x2")))
     change(data)
     return json.dumps(data)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from collbench.analysis.freshness import Here
-from collbench.api import evidence
+from collbench.api import suitable_run
 from collbench.cli.exit_codes import Terminated
 from collbench.model.operations import Operation
 from collbench.model.run import Device
@@ -160,8 +160,8 @@ def listed(monkeypatch: pytest.MonkeyPatch, program: Program) -> list[str]:
         return save_run(Path("probe.json"), gpus(4))
 
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(evidence, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
-    monkeypatch.setattr(evidence, "probe", probe)
+    monkeypatch.setattr(suitable_run, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(suitable_run, "probe", probe)
     return probed
 
 
@@ -255,8 +255,8 @@ def test_ctrl_c_and_sigterm_in_the_probe_start_nothing(
         raise signal
 
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(evidence, "here", lambda *_: Here("cuda", gpus(4)))
-    monkeypatch.setattr(evidence, "measure", interrupt)
+    monkeypatch.setattr(suitable_run, "here", lambda *_: Here("cuda", gpus(4)))
+    monkeypatch.setattr(suitable_run, "measure", interrupt)
     said = program("train", "--auto-select", "2", "--backend", "cuda", "train.py")
     assert said.status == status
     assert said.err.splitlines()[-1] == "collbench: interrupted in the probe: nothing was started"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from collbench.analysis.freshness import Here
-from collbench.api import evidence
+from collbench.api import suitable_run
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
 from tests.builders import gpus
@@ -34,8 +34,8 @@ def saved_in(tmp_path: Path, name: str = "20261121T000000Z-cuda-pairs.json") -> 
 def saved(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """A saved run of four GPUs that are only listed: 2-3 is the fastest pair, 0-1 the slowest; probing fails."""
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(evidence, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
-    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _criteria: "2.28.9")
+    monkeypatch.setattr(suitable_run, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
+    monkeypatch.setattr(suitable_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
     return save_run(saved_in(tmp_path), gpus(4))
 
 
@@ -152,7 +152,7 @@ def test_allow_busy_measures_anew_for_a_saved_run_does_not_say_what_others_leave
         probed.append(why)
         return saved
 
-    monkeypatch.setattr(evidence, "probe", probe)
+    monkeypatch.setattr(suitable_run, "probe", probe)
     assert taken(train(program, "--auto-select", "2", "--allow-busy")) == "GPU2, GPU3"
     assert probed == ["a saved run does not show what other processes use now: "]
 
@@ -286,7 +286,7 @@ def test_of_many_saved_runs_only_those_that_may_fit_are_read(
 
 
 def test_a_container_brings_its_own_nccl_so_that_of_this_host_does_not_count() -> None:
-    criteria = evidence.RunCriteria(
+    criteria = suitable_run.RunCriteria(
         "cuda", None, timedelta(days=7), False, None, "", driver="580.159.04", job_nccl=False
     )
-    assert evidence.here(criteria, gpus(4)) == Here("cuda", gpus(4), "580.159.04", None)
+    assert suitable_run.here(criteria, gpus(4)) == Here("cuda", gpus(4), "580.159.04", None)

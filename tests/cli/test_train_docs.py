@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from collbench.api import evidence
-from collbench.launch import same_count, torchrun
+from collbench.api import suitable_run
+from collbench.launch import rank_start, torchrun
 from collbench.launch.arguments import OWN_FLAGS, OWN_VALUES
 from collbench.machine.visible_devices import visible
 from collbench.model.errors import DataCorruption, UsageError
@@ -24,7 +24,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 TRAIN, CLUSTER = ((DOCS / name).read_text(encoding="utf-8") for name in ("train.md", "cluster.md"))
 COMMANDS = re.findall(r"^ +((?:srun .*)?collbench train .*)$", TRAIN + CLUSTER, re.MULTILINE)
 (YAML,) = re.findall(r"^    apiVersion: .*\n(?:    .*\n)+", CLUSTER, re.MULTILINE)
-PROBE = evidence.probe  # as it is without this file's machine
+PROBE = suitable_run.probe  # as it is without this file's machine
 ROWS = re.findall(r"^\| `([^`]+)` \|", TRAIN.partition("| message |")[2], re.MULTILINE)
 
 
@@ -33,8 +33,8 @@ def machine(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     """Eight GPUs that are only listed, a run of them, a script, an image, and apptainer's name."""
     list_only(monkeypatch, gpus(8))
     save_run(tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", gpus(8))
-    monkeypatch.setattr(evidence, "probe", lambda *_: pytest.fail("probed"))
-    monkeypatch.setattr(evidence, "_nccl_of_the_job", lambda _criteria: "2.28.9")
+    monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
+    monkeypatch.setattr(suitable_run, "_nccl_of_the_job", lambda _criteria: "2.28.9")
     monkeypatch.setattr(torchrun, "find_apptainer", lambda _image: "apptainer")
     (tmp_path / "train.py").touch()
 
@@ -114,12 +114,12 @@ def an_old_run_and_a_probe_that_fails(program: Program, monkeypatch: pytest.Monk
     """Say two lines: that it probes and why, and that the probe failed."""
     for path in Path("state/collbench/runs").iterdir():
         save_run(path, gpus(8), timedelta(days=9))
-    monkeypatch.setattr(evidence, "probe", PROBE)
+    monkeypatch.setattr(suitable_run, "probe", PROBE)
 
     def fail(*_: object) -> None:
         raise DataCorruption("GPU0 → GPU1 (ce): byte 7 is wrong")
 
-    monkeypatch.setattr(evidence, "measure", fail)
+    monkeypatch.setattr(suitable_run, "measure", fail)
     said = program("train", "--auto-select", "2", "train.py")
     assert (said.status, said.err.count("\n")) == (4, 2)  # the probe's own: wrong data or a hang
     return said.err
@@ -133,7 +133,7 @@ def a_mig_device(_program: Program, _monkeypatch: pytest.MonkeyPatch) -> str:
 
 def unequal_nodes(_program: Program, _monkeypatch: pytest.MonkeyPatch) -> str:
     numbers = {"RANK": 0, "WORLD_SIZE": 6, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 2}
-    return same_count.complaint({name: str(number) for name, number in numbers.items()})
+    return rank_start.node_mismatch({name: str(number) for name, number in numbers.items()})
 
 
 def nowhere_to_meet(program: Program, _monkeypatch: pytest.MonkeyPatch) -> str:

@@ -73,7 +73,7 @@ def test_the_comparison_of_nodes_works_inside_an_image(fakes: Fakes, tmp_path: P
     words += ["--rdzv-conf", "last_call_timeout=1", "--container", "image.sif", "train.py"]
     done = on_gpus(fakes, tmp_path, words, image)
     assert done.code == 0, done.stderr
-    assert "same_count.py" in (tmp_path / "apptainer.words").read_text()
+    assert "--compare-nodes" in (tmp_path / "apptainer.words").read_text()
     assert json.loads((tmp_path / "rank1.json").read_text(encoding="utf-8"))["WORLD_SIZE"] == "2"
 
 

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 
 from collbench.backends.protocol import Step, Timing
 from collbench.distributed.connection import pair
+from collbench.distributed.coordinator import Coordinator
 from collbench.distributed.messages import Introduction, OpenRank, RankFacts
-from collbench.distributed.rank_worker import serve
-from collbench.distributed.ranks import Coordinator, Ranks
+from collbench.distributed.rank_worker import RankWorker, serve
+from collbench.distributed.ranks import Ranks
 from collbench.model.errors import BackendError
 from collbench.model.run import Device, Flag, Health, Machine, Path
 from tests.builders import gpus
@@ -22,7 +23,7 @@ from tests.builders import gpus
 PATIENCE_S = 30.0
 
 
-class FakeRankWorker:
+class FakeRankWorker(RankWorker):
     """A rank whose step takes `seconds` in each batch; `on_step(seat, step)` may raise, or wait for `interrupted`."""
 
     def __init__(

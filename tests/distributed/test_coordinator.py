@@ -10,8 +10,9 @@ import pytest
 from collbench.backends.protocol import Step, Timing
 from collbench.distributed import rank_worker
 from collbench.distributed.connection import pair
+from collbench.distributed.coordinator import Coordinator, slowest
 from collbench.distributed.messages import Introduce
-from collbench.distributed.ranks import Coordinator, RankLost, Ranks, slowest
+from collbench.distributed.ranks import RankLost, Ranks
 from collbench.model.errors import BackendError, DataCorruption, PeerLost, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import NetworkPort, RankLaunches
@@ -32,9 +33,9 @@ def seats(*seconds: float) -> list[FakeRankWorker]:
 def test_a_step_takes_as_long_as_the_slowest_rank_of_its_group() -> None:
     with world(seats(1.0, 3.0, 2.0)) as coordinator:
         coordinator.open()
-        assert coordinator.time_collective(step()).seconds == ((3.0, 6.0),)
-        assert coordinator.time_collective(step(((2, 0),))).seconds == ((2.0, 4.0),)
-        several = coordinator.time_collective(step(((0, 2), (1,)), launches=5))
+        assert coordinator.time(step()).seconds == ((3.0, 6.0),)
+        assert coordinator.time(step(((2, 0),))).seconds == ((2.0, 4.0),)
+        several = coordinator.time(step(((0, 2), (1,)), launches=5))
         assert several.seconds == ((2.0, 4.0), (3.0, 6.0))
         assert several.launch_seconds == pytest.approx((0.15, 0.3))  # the mean, as nccl-tests has it
 
@@ -70,7 +71,7 @@ def test_the_id_is_made_once_read_by_all_and_deleted() -> None:
         coordinator.open()
         coordinator.reserve(512)
         coordinator.prepare(((0, 1),))
-        coordinator.time_collective(step(((0, 1),)))
+        coordinator.time(step(((0, 1),)))
     assert (board.ever, board.now) == (["id1"], {})
     assert ranks[0].calls == ["id", "open", "reserve 512", "prepare ((0, 1),)", "step 64"]
     assert ranks[1].calls == ranks[0].calls[1:]
@@ -108,8 +109,8 @@ def test_a_world_that_cannot_be_joined_again_costs_the_next_step_too() -> None:
         coordinator.open()
         for size, says in ((8, "rank 1: hang"), (16, "could not reconnect: rank 1: no room")):
             with pytest.raises(StepFailed, match=says):
-                coordinator.time_collective(step(((0, 1),), size))
-        assert coordinator.time_collective(step(((0, 1),), 32)).seconds
+                coordinator.time(step(((0, 1),), size))
+        assert coordinator.time(step(((0, 1),), 32)).seconds
 
 
 def test_wrong_data_goes_before_what_it_caused_elsewhere() -> None:
@@ -122,7 +123,7 @@ def test_wrong_data_goes_before_what_it_caused_elsewhere() -> None:
     with world([FakeRankWorker(rank, on_step=corrupt) for rank in range(3)]) as coordinator:
         coordinator.open()
         with pytest.raises(DataCorruption, match="rank 2: wrong data at byte 12"):
-            coordinator.time_collective(step())
+            coordinator.time(step())
 
 
 def test_a_rank_that_lost_another_waits_for_that_ones_word() -> None:
@@ -137,7 +138,7 @@ def test_a_rank_that_lost_another_waits_for_that_ones_word() -> None:
     with world([FakeRankWorker(rank, on_step=fail) for rank in range(3)]) as coordinator:
         coordinator.open()
         with pytest.raises(StepFailed, match=r"^rank 1: unhandled system error$"):
-            coordinator.time_collective(step())
+            coordinator.time(step())
 
 
 def test_where_nobody_says_why_the_lost_rank_is_reported_and_the_others_end() -> None:
@@ -149,7 +150,7 @@ def test_where_nobody_says_why_the_lost_rank_is_reported_and_the_others_end() ->
     with world([FakeRankWorker(rank, on_step=fail) for rank in range(3)], cause_s=0.1) as coordinator:
         coordinator.open()
         with pytest.raises(StepFailed, match="rank 1: remote process exited"):
-            coordinator.time_collective(step())
+            coordinator.time(step())
 
 
 def test_what_no_rank_can_do_is_reported_as_on_one_machine() -> None:
@@ -159,7 +160,7 @@ def test_what_no_rank_can_do_is_reported_as_on_one_machine() -> None:
     with world([FakeRankWorker(rank, on_step=refuse) for rank in range(2)]) as coordinator:
         coordinator.open()
         with pytest.raises(UsageError, match=r"^gloo cannot reduce by avg$"):
-            coordinator.time_collective(step(((0, 1),)))
+            coordinator.time(step(((0, 1),)))
 
 
 def test_an_unexpected_error_of_a_rank_is_an_answer_and_hangs_nobody() -> None:
@@ -171,7 +172,7 @@ def test_an_unexpected_error_of_a_rank_is_an_answer_and_hangs_nobody() -> None:
     with world([FakeRankWorker(rank, on_step=break_down) for rank in range(2)]) as coordinator:
         coordinator.open()
         with pytest.raises(StepFailed, match="rank 1: KeyError: 'lost'"):
-            coordinator.time_collective(step(((0, 1),)))
+            coordinator.time(step(((0, 1),)))
 
 
 def test_flags_come_from_the_rank_whose_device_they_are_about() -> None:
@@ -179,7 +180,7 @@ def test_flags_come_from_the_rank_whose_device_they_are_about() -> None:
     ranks[1].wrong_now = (throttled(0),)  # position 0 to its own rank
     with world(ranks) as coordinator:
         coordinator.open()
-        coordinator.time_collective(step(((0, 1), (2,))))
+        coordinator.time(step(((0, 1), (2,))))
         assert coordinator.flags((0, 1)) == (throttled(1),)
         assert coordinator.flags((2,)) == ()
 
@@ -194,9 +195,9 @@ def test_an_interrupted_step_is_cleared_away_before_the_next_question() -> None:
     with world([FakeRankWorker(rank, on_step=interrupt_rank_0) for rank in range(2)]) as coordinator:
         coordinator.open()
         with pytest.raises(KeyboardInterrupt):
-            coordinator.time_collective(step(((0, 1),), 8))
+            coordinator.time(step(((0, 1),), 8))
         assert [found.temperature for found in coordinator.health()] == [40, 41]
-        assert coordinator.time_collective(step(((0, 1),), 16)).seconds
+        assert coordinator.time(step(((0, 1),), 16)).seconds
 
 
 def test_a_rank_that_dies_is_named_at_once_and_for_good() -> None:
@@ -224,7 +225,7 @@ def test_a_rank_that_is_silent_is_lost_and_one_that_is_slow_is_not() -> None:
 
     with world([FakeRankWorker(0, on_step=take_a_second)], silence_s=0.5) as coordinator:
         coordinator.open()
-        assert coordinator.time_collective(step(((0,),))).seconds
+        assert coordinator.time(step(((0,),))).seconds
 
 
 def test_copies_are_refused() -> None:
@@ -233,7 +234,7 @@ def test_copies_are_refused() -> None:
         assert coordinator.can_run(Work(ALLREDUCE), (0,)) is None
         assert coordinator.can_run(Work(Operation.CE_WRITE), (0, 1)) is not None
         with pytest.raises(UsageError, match="without torchrun"):
-            coordinator.time_copies(Step(Operation.CE_WRITE, ((0, 1),), 8, 1, 1))
+            coordinator.time(Step(Operation.CE_WRITE, ((0, 1),), 8, 1, 1))
 
 
 def test_the_coordinator_is_a_backend() -> None:

@@ -1,9 +1,10 @@
-"""`collbench nodes` on emulated hosts: one is slow one way, one is killed, one is stopped."""
+"""`collbench nodes` on emulated hosts: one is slow, or slow one way; one is killed, stopped or late."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,30 @@ def test_a_host_that_dies_is_named_and_the_others_go_on(how: str, status: int, s
     assert left <= {tuple(sorted(one.point.members)) for one in run.measurements if one.samples}
     failed = [one.point.members for one in run.measurements if one.failure]
     assert all(1 in members for members in failed)
+
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+def test_of_eight_hosts_the_slow_one_has_the_lowest_estimate_and_the_killed_one_is_named(tmp_path: Path) -> None:
+    slow, killed = 6, 3
+    journal = tmp_path / "run.json.journal"
+    with emulated_hosts(8, tmp_path) as hosts:
+        hosts.rate(slow, 10.0)
+        arguments = [*WORDS, "--budget", "10ms", "--output", str(tmp_path / "run.json"), "--json"]
+        with started(tmp_path, arguments, hosts.places, hosts.before) as processes:
+            wait_for("the first round", lambda: len(trials(journal)) > 4, processes, PATIENCE_S)
+            hosts.kill(processes[killed])
+            others = [process for rank, process in enumerate(processes) if rank != killed]
+            (status, out, err), *rest = ends(others, PATIENCE_S)
+    assert status == 1, err
+    assert rest == [(0, "", "")] * 6, "rank 0 has let them go"
+    assert f"collbench: rank {killed} on h{killed} is gone" in err
+    assert set(re.findall(r"rank \d+ on h\d+", err)) == {f"rank {killed} on h{killed}"}, "nobody else is named"
+    nodes = json.loads(out)["judgement"]["nodes"]
+    ratios = {host: node["sends"]["ratio"] for host, node in enumerate(nodes) if host != killed}
+    assert min(ratios, key=lambda host: ratios[host]) == slow, ratios
+    assert ratios[slow] < -0.2
+    named = [host for host, node in enumerate(nodes) if node["sends"]["state"] == "slow"]
+    assert named in ([slow], []), "on busy cores nobody may be certain, but no healthy host is accused"
 
 
 LATE_HOST = Path(__file__).with_name("late_host")

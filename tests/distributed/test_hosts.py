@@ -8,7 +8,8 @@ import pytest
 
 from collbench.backends.cuda import spans_hosts
 from collbench.backends.protocol import Step, Timing
-from collbench.distributed import ranks as distributed_ranks
+from collbench.distributed import introductions
+from collbench.distributed.coordinator import slowest
 from collbench.distributed.messages import Introduction, RankFacts
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
@@ -61,8 +62,8 @@ FOUR = (rank(0), rank(1), rank(2, "b"), rank(3, "b"))
 def test_hosts_are_named_where_there_are_several(
     title: str, ranks: tuple[Introduction, ...], names: tuple[str, ...], tags: tuple[str, ...]
 ) -> None:
-    assert distributed_ranks.host_names(ranks) == names
-    assert tuple(device.tag for device in distributed_ranks.devices_of(ranks)) == tags
+    assert introductions.host_names(ranks) == names
+    assert tuple(device.tag for device in introductions.devices_of(ranks)) == tags
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_hosts_are_named_where_there_are_several(
 )
 def test_ranks_that_cannot_measure_together_are_refused(title: str, ranks: tuple[Introduction, ...], says: str) -> None:
     with pytest.raises(UsageError) as caught:
-        distributed_ranks.check(ranks)
+        introductions.check(ranks)
     assert says in str(caught.value)
 
 
@@ -97,56 +98,56 @@ def test_ranks_that_cannot_measure_together_are_refused(title: str, ranks: tuple
     ("title", "boots"), [("one kernel", ("x", "x")), ("unknown of one", ("x", "")), ("unknown of all", ("", ""))]
 )
 def test_ranks_of_one_host_on_one_kernel_or_an_unknown_one_measure_together(title: str, boots: tuple[str, str]) -> None:
-    distributed_ranks.check([rank(place, boot=boot) for place, boot in enumerate(boots)])
+    introductions.check([rank(place, boot=boot) for place, boot in enumerate(boots)])
 
 
 def test_a_gpu_is_taken_twice_on_one_host_only() -> None:
     """NCCL refuses a duplicate on one host, and takes ranks of another for users of another GPU."""
     twice = (rank(0), replace(rank(1, "b"), device=gpus(1)[0]), rank(1))
-    distributed_ranks.check(twice)
-    (said,) = distributed_ranks.shared_gpus(twice)
+    introductions.check(twice)
+    (said,) = introductions.shared_gpus(twice)
     assert said.startswith(f"ranks 0, 1 (a, b) share the GPU {gpus(1)[0].uuid}: ")
     with pytest.raises(UsageError, match="ranks 0 and 1 on a all have the same GPU"):
-        distributed_ranks.check([twice[0], replace(twice[1], host_key="key a")])
-    assert distributed_ranks.shared_gpus(FOUR) == ()
-    assert distributed_ranks.shared_gpus([rank(0, backend="host"), rank(0, "b", backend="host")]) == (), "cores may be"
+        introductions.check([twice[0], replace(twice[1], host_key="key a")])
+    assert introductions.shared_gpus(FOUR) == ()
+    assert introductions.shared_gpus([rank(0, backend="host"), rank(0, "b", backend="host")]) == (), "cores may be"
 
 
 def test_hosts_of_one_network_have_paths_over_it_and_meet_on_loopback() -> None:
     ranks = (rank(0), rank(1, "b", network_key="net a"))
-    assert distributed_ranks.host_leaders(ranks) == {0: (0,), 1: (1,)}
-    assert distributed_ranks.all_paths(2, {(0,): [], (1,): []}) == (Path((0, 1), "NET"),)
-    assert distributed_ranks.addresses(ranks, {1: ("127.0.0.1", "127.0.0.1")}) == ("", "")
+    assert introductions.host_leaders(ranks) == {0: (0,), 1: (1,)}
+    assert introductions.all_paths(2, {(0,): [], (1,): []}) == (Path((0, 1), "NET"),)
+    assert introductions.addresses(ranks, {1: ("127.0.0.1", "127.0.0.1")}) == ("", "")
 
 
 def test_one_host_of_two_networks_needs_addresses() -> None:
     ranks = (rank(0), rank(1, host_key="key a", network_key="net b"))
-    assert distributed_ranks.host_names(ranks) == ("a", "a")
-    assert distributed_ranks.addresses(ranks, {1: ("10.0.0.2", "10.0.0.1")}) == ("10.0.0.1", "10.0.0.2")
+    assert introductions.host_names(ranks) == ("a", "a")
+    assert introductions.addresses(ranks, {1: ("10.0.0.2", "10.0.0.1")}) == ("10.0.0.1", "10.0.0.2")
 
 
 def test_ranks_may_share_a_core_and_good_ranks_pass() -> None:
-    distributed_ranks.check(FOUR)
-    distributed_ranks.check([rank(0, backend="host"), rank(0, backend="host")])
+    introductions.check(FOUR)
+    introductions.check([rank(0, backend="host"), rank(0, backend="host")])
 
 
 def test_two_nccls_are_refused() -> None:
     facts = [RankFacts(1, nccl="2.28.9", nccl_path="/x"), RankFacts(1, nccl="2.27.5", nccl_path="/y")]
-    distributed_ranks.check_libraries(FOUR[:2], facts[:1] * 2)
+    introductions.check_libraries(FOUR[:2], facts[:1] * 2)
     with pytest.raises(UsageError, match=r"rank 1 on a has NCCL 2\.27\.5 \(/y\)"):
-        distributed_ranks.check_libraries(FOUR[:2], facts)
+        introductions.check_libraries(FOUR[:2], facts)
 
 
 def test_paths_are_each_hosts_own_and_the_network_between() -> None:
-    assert distributed_ranks.host_leaders(FOUR) == {0: (0, 1), 2: (2, 3)}
+    assert introductions.host_leaders(FOUR) == {0: (0, 1), 2: (2, 3)}
     reported: dict[tuple[int, ...], list[Path]] = {(0, 1): [Path((0, 1), "NV18")], (2, 3): [Path((0, 1), "SYS")]}
-    found = {path.devices: path.label for path in distributed_ranks.all_paths(4, reported)}
+    found = {path.devices: path.label for path in introductions.all_paths(4, reported)}
     assert found == {(0, 1): "NV18", (2, 3): "SYS", (0, 2): "NET", (0, 3): "NET", (1, 2): "NET", (1, 3): "NET"}
 
 
 def test_paths_of_ranks_that_are_dealt_out_to_hosts_in_turn() -> None:
     found = {
-        path.devices: path.label for path in distributed_ranks.all_paths(4, {(0, 2): [Path((0, 1), "PIX")], (1, 3): []})
+        path.devices: path.label for path in introductions.all_paths(4, {(0, 2): [Path((0, 1), "PIX")], (1, 3): []})
     }
     assert found == {(0, 2): "PIX", (0, 1): "NET", (0, 3): "NET", (1, 2): "NET", (2, 3): "NET"}, "1-3 is not reported"
 
@@ -166,7 +167,7 @@ def test_paths_of_ranks_that_are_dealt_out_to_hosts_in_turn() -> None:
 def test_ranks_are_reached_where_they_came_from(
     title: str, ranks: tuple[Introduction, ...], ends: dict[int, tuple[str, str]], expected: tuple[str, ...]
 ) -> None:
-    assert distributed_ranks.addresses(ranks, ends) == expected
+    assert introductions.addresses(ranks, ends) == expected
 
 
 @pytest.mark.timeout(60)
@@ -174,15 +175,15 @@ def test_the_paths_of_many_ranks_take_no_longer_than_their_number() -> None:
     """Of 512 ranks on 64 hosts; a table made anew for each pair would take hours."""
     hosts = [tuple(range(first, first + 8)) for first in range(0, 512, 8)]
     inside = {members: [Path((a, b), "NV18") for a in range(8) for b in range(a + 1, 8)] for members in hosts}
-    found = distributed_ranks.all_paths(512, inside)
+    found = introductions.all_paths(512, inside)
     assert [path.devices for path in found] == list(itertools.combinations(range(512), 2))
     assert Counter(path.label for path in found) == {"NV18": 64 * 28, "NET": 512 * 511 // 2 - 64 * 28}
-    listed = distributed_ranks.all_paths(512, inside, between_hosts=False)
+    listed = introductions.all_paths(512, inside, between_hosts=False)
     assert [path.devices for path in listed] == [path.devices for path in found if path.label == "NV18"]
 
 
 def test_groups_of_several_hosts_alone_are_timed_by_plain_launches() -> None:
-    devices = distributed_ranks.devices_of(FOUR)
+    devices = introductions.devices_of(FOUR)
     assert [spans_hosts(devices, group) for group in ((0, 1), (0, 2), (2, 3), (0, 1, 2, 3))] == [
         False,
         True,
@@ -195,5 +196,5 @@ def test_groups_of_several_hosts_alone_are_timed_by_plain_launches() -> None:
 def test_a_rank_that_timed_plain_launches_says_so_for_its_group_alone() -> None:
     step = Step(Operation.ALLREDUCE, ((0, 1), (2, 3)), 8, 1, 1)
     plain, replays = Timing(((1.0,), (1.0,)), plain=(True, False)), Timing(((1.0,), (1.0,)))
-    assert distributed_ranks.slowest(step, [plain, plain, replays, replays]).plain == (True, False)
-    assert distributed_ranks.slowest(step, [replays] * 4).plain == ()
+    assert slowest(step, [plain, plain, replays, replays]).plain == (True, False)
+    assert slowest(step, [replays] * 4).plain == ()

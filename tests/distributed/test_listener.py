@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import socket
 import threading
@@ -137,7 +138,7 @@ def test_strangers_neither_hang_nor_stop_nor_become_rank_0s_ranks(
         begin, answers = time.monotonic(), list[object]()
         thread = knocking(listener, KEY, 1, answers)
         assert listener.admit(PATIENCE_S) == []
-        assert time.monotonic() - begin < under_test._GREETING_S, "the strangers' time is not the rank's"
+        assert time.monotonic() - begin < under_test._HANDSHAKE_S, "the strangers' time is not the rank's"
         thread.join(PATIENCE_S)
         (found,) = answers
         assert isinstance(found, socket.socket)
@@ -149,12 +150,12 @@ def test_strangers_neither_hang_nor_stop_nor_become_rank_0s_ranks(
 def test_more_strangers_than_there_is_room_for_make_room(
     guests: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(under_test, "_MOST_STRANGERS", 3)
+    monkeypatch.setattr(under_test, "_MOST_OTHER_CLIENTS", 3)
     with listening(2) as listener:
         for _ in range(10):
             guests.enter_context(stranger(listener))
             listener.admit(0.02)
-        assert len(listener._guests) <= 5
+        assert len(listener._clients) <= 5
         answers: list[Any] = []
         thread = knocking(listener, KEY, 1, answers)
         assert listener.admit(PATIENCE_S) == []
@@ -164,13 +165,13 @@ def test_more_strangers_than_there_is_room_for_make_room(
 
 
 def test_who_takes_too_long_is_sent_away(guests: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "_GREETING_S", 0.05)
+    monkeypatch.setattr(under_test, "_HANDSHAKE_S", 0.05)
     with listening(2) as listener:
         slow = guests.enter_context(stranger(listener))
         deadline = time.monotonic() + PATIENCE_S
         slow.settimeout(PATIENCE_S)
         asked = b""
-        while (listener._guests or not asked) and time.monotonic() < deadline:
+        while (listener._clients or not asked) and time.monotonic() < deadline:
             listener.admit(0.02)
             asked = asked or slow.recv(32)
         assert slow.recv(1) == b"", "the connection is closed"
@@ -302,7 +303,9 @@ def test_who_said_how_long_to_wait_is_obeyed(
     world.launch = LaunchEnvironment(0, 3, 0, 1, HERE, 1, "Slurm")
     world._store = SimpleNamespace(publish=lambda *_values: None, forget=lambda _name: None)  # type: ignore[assignment]
     said: list[str] = []
-    assert world._admit(300.0, said.append, goes_on=True, since=since) == {}
+    world._say = said.append
+    late = None if since is None else functools.partial(factory.late_after, since)
+    assert world._admit(300.0, late, survives_losses=True) == {}
     (first, none), (rest, until) = waits
     assert (first, none) == (10.0, None)
     assert rest > 200.0

@@ -36,21 +36,21 @@ def test_a_rank_that_dies_in_any_phase_costs_only_its_own_groups(phase: str, vic
         workers[victim].dies_at = phase
     board = Board()
     alive = [rank for rank in range(5) if rank not in victims]
-    with world(workers, board, goes_on=True) as coordinator:
+    with world(workers, board, survives_losses=True) as coordinator:
         coordinator.open()
         coordinator.reserve(8)
         coordinator.prepare(((0, 1), (2, 3), (0, 3)))
         with contextlib.suppress(StepFailed):  # of the victims, if they had lived until then
-            coordinator.time_collective(step((0, 1), (2, 3)))
+            coordinator.time(step((0, 1), (2, 3)))
         coordinator.health()
         assert set(coordinator.lost) == set(victims)
-        timing = coordinator.time_collective(step((3, 0)))
+        timing = coordinator.time(step((3, 0)))
         assert timing.seconds == ((4.0, 8.0),), "the slower one's, who is another place in the world of those left"
         with pytest.raises(StepFailed, match=f"rank {victims[0]} is gone") as caught:
-            coordinator.time_collective(step((0, 3), (victims[0],)))
+            coordinator.time(step((0, 3), (victims[0],)))
         assert caught.value.failure.rank == victims[0]
         assert caught.value.failure.kind is FailureKind.CRASH
-        assert coordinator.time_collective(step((0,), (3,))).seconds == ((1.0, 2.0), (4.0, 8.0))
+        assert coordinator.time(step((0,), (3,))).seconds == ((1.0, 2.0), (4.0, 8.0))
         assert [found.temperature for found in coordinator.health()] == [
             40 + rank if rank in alive else None for rank in range(5)
         ]
@@ -69,11 +69,11 @@ def test_one_that_works_hears_that_another_was_lost() -> None:
             seat.wait_to_be_interrupted()
 
     workers[2].on_step = wait_once
-    with world(workers, goes_on=True) as coordinator:
+    with world(workers, survives_losses=True) as coordinator:
         coordinator.open()
         with pytest.raises(StepFailed, match="rank 1 is gone"):
-            coordinator.time_collective(step((0, 1, 2)))
-        assert coordinator.time_collective(step((0, 2))).seconds == ((3.0, 6.0),)
+            coordinator.time(step((0, 1, 2)))
+        assert coordinator.time(step((0, 2))).seconds == ((3.0, 6.0),)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def silent() -> Iterator[Ranks]:
     """Give two ranks that say nothing, and go on without them."""
     ends = [pair() for _ in range(2)]
     lines = {rank: ours for rank, (ours, _) in enumerate(ends)}
-    ranks = Ranks(lines, {0: "rank 0", 1: "rank 1 on node1"}, silence_s=0.3, goes_on=True)
+    ranks = Ranks(lines, {0: "rank 0", 1: "rank 1 on node1"}, silence_s=0.3, survives_losses=True)
     yield ranks
     ranks.close()
     for _, theirs in ends:
@@ -102,19 +102,19 @@ def test_a_silent_rank_is_a_hang_and_asked_no_more(silent: Ranks) -> None:
 def test_nobody_is_left_to_measure_with() -> None:
     workers = seats(2)
     workers[1].dies_at = "open"
-    with world(workers, goes_on=True) as coordinator, pytest.raises(BackendError, match="rank 1 is gone"):
+    with world(workers, survives_losses=True) as coordinator, pytest.raises(BackendError, match="rank 1 is gone"):
         coordinator.open()
 
 
 def test_a_rank_is_missed_while_it_owes_nothing() -> None:
     workers = seats(3)
-    with world(workers, goes_on=True) as coordinator:
+    with world(workers, survives_losses=True) as coordinator:
         coordinator.open()
         workers[1].dies_at = "now"
         workers[1].hang_up()
         with pytest.raises(StepFailed, match="rank 1 is gone"):
-            coordinator.time_collective(step((0, 1), (2,)))
-        assert coordinator.time_collective(step((0,), (2,))).seconds == ((1.0, 2.0), (3.0, 6.0))
+            coordinator.time(step((0, 1), (2,)))
+        assert coordinator.time(step((0,), (2,))).seconds == ((1.0, 2.0), (3.0, 6.0))
 
 
 def test_places_are_positions_again_in_what_a_rank_answers() -> None:
@@ -136,7 +136,7 @@ def test_places_are_positions_again_in_what_a_rank_answers() -> None:
 
 def test_a_rank_that_did_not_come_is_lost_from_the_start() -> None:
     ours, theirs = pair()
-    ranks = Ranks({0: ours}, {0: "rank 0 on a", 1: "rank 1"}, goes_on=True)
+    ranks = Ranks({0: ours}, {0: "rank 0 on a", 1: "rank 1"}, survives_losses=True)
     assert ranks.present == (0,)
     assert str(ranks.lost[1]) == "rank 1 did not connect"
     assert ranks.lost[1].exit_code is ExitStatus.FAILED

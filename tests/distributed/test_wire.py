@@ -9,7 +9,15 @@ from collections.abc import Iterator
 import pytest
 
 from collbench.distributed import connection
-from collbench.distributed.connection import MOST_BYTES, far_end, framed, is_loopback, line, own_address, plain_address
+from collbench.distributed.connection import (
+    MOST_BYTES,
+    framed,
+    is_loopback,
+    own_address,
+    plain_address,
+    to_rank,
+    to_rank_0,
+)
 from collbench.distributed.factory import _address, _own_address
 from collbench.distributed.launchers import LaunchEnvironment
 from collbench.distributed.messages import BadMessage, Done, Introduce, Leave, UniqueId
@@ -31,7 +39,7 @@ def both() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def test_messages_cross_and_an_end_is_noticed(both: tuple[socket.socket, socket.socket]) -> None:
-    near, far = line(both[0]), far_end(both[1])
+    near, far = to_rank(both[0]), to_rank_0(both[1])
     large = Done(UniqueId("f" * 10**7))  # more than a socket's buffer holds
 
     def send() -> None:
@@ -49,7 +57,7 @@ def test_messages_cross_and_an_end_is_noticed(both: tuple[socket.socket, socket.
 
 
 def test_part_of_a_message_keeps_nobody_waiting(both: tuple[socket.socket, socket.socket]) -> None:
-    far = far_end(both[1])
+    far = to_rank_0(both[1])
     whole = framed(Leave())
     for byte in whole[:-1]:
         both[0].sendall(bytes([byte]))
@@ -72,14 +80,14 @@ def test_part_of_a_message_keeps_nobody_waiting(both: tuple[socket.socket, socke
 def test_a_rank_that_cannot_be_understood_is_lost_by_name(
     title: str, data: bytes, both: tuple[socket.socket, socket.socket]
 ) -> None:
-    ranks = Ranks({1: line(both[0])}, {1: "rank 1 on node1"})
+    ranks = Ranks({1: to_rank(both[0])}, {1: "rank 1 on node1"})
     both[1].sendall(data)
     with pytest.raises(RankLost, match="rank 1 on node1 sent a bad message"):
         ranks.ask({1: Introduce()})
 
 
 def test_a_rank_that_stops_in_the_middle_of_a_message_is_lost(both: tuple[socket.socket, socket.socket]) -> None:
-    ranks = Ranks({1: line(both[0])}, {1: "rank 1 on node1"}, silence_s=0.3)
+    ranks = Ranks({1: to_rank(both[0])}, {1: "rank 1 on node1"}, silence_s=0.3)
     both[1].sendall(framed(Done(None))[:-1])
     with pytest.raises(RankLost, match="rank 1 on node1 is silent"):
         ranks.ask({1: Introduce()})
@@ -89,7 +97,7 @@ def test_a_side_that_takes_nothing_is_given_up(
     both: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_SEND_S", 0.2)
-    near = far_end(both[0])
+    near = to_rank_0(both[0])
     with pytest.raises(TimeoutError):
         near.send(Done(UniqueId("f" * (MOST_BYTES - 100))))
     with pytest.raises(BrokenPipeError):
@@ -102,7 +110,7 @@ def test_what_is_too_long_is_not_sent() -> None:
 
 
 def test_of_a_rank_0_that_cannot_be_understood_nothing_is_believed(both: tuple[socket.socket, socket.socket]) -> None:
-    far = far_end(both[1])
+    far = to_rank_0(both[1])
     both[0].sendall(b"\0\0\0\4abcd")
     with pytest.raises(BadMessage):
         far.recv()

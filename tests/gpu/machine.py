@@ -8,7 +8,7 @@ import pytest
 
 from collbench import _native
 from collbench.backends.cuda import shipped_ptx
-from collbench.machine.nccl_library import find_nccl
+from collbench.machine.nccl import find_nccl
 from collbench.model.errors import MachineError
 
 

@@ -1,4 +1,4 @@
-"""The workers of overlap and replay as two ranks that share one GPU: NCCL takes them for two hosts (NCCL_HOSTID)."""
+"""Two ranks that share one GPU, as NCCL takes them for two hosts (NCCL_HOSTID): collectives, overlap and replay."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from collbench.backends.replay_protocol import ReplayLoad
 from collbench.backends.torch_world import OverlapWorld, ReplayWorld
 from collbench.model.compute import Compute, ComputeKind, Priority
 from collbench.model.job import Call
-from collbench.model.operations import Operation, Registration
+from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant
 from collbench.model.run import Pauses
+from collbench.runfile import run_file
+from tests.distributed.processes import as_slurm, ends, free_port, started
 from tests.gpu.machine import need_gpus
 from tests.replay_jobs import data_parallel, job_of
 
@@ -60,9 +62,9 @@ def test_a_collective_and_compute_are_timed_and_verified(overlapping: OverlapWor
     overlapping.warm()
     for times in overlapping.run(Load(collective_chunks=3, calls=2, compute_chunks=4, units=8, delay_s=0.01)):
         assert (len(times.collective), len(times.compute)) == (3, 4)
-        for ends in (times.collective, times.compute):
-            assert 0 < ends[0] < ends[-1] < 10
-            assert list(ends) == sorted(ends)
+        for chunk_ends in (times.collective, times.compute):
+            assert 0 < chunk_ends[0] < chunk_ends[-1] < 10
+            assert list(chunk_ends) == sorted(chunk_ends)
         assert (times.wrong, times.wrong_compute) == (0, 0)
 
 
@@ -99,3 +101,23 @@ def test_each_operation_arrives_as_sent(replaying: ReplayWorld) -> None:
     for times in replaying.run(ReplayLoad(3), 1.0):
         assert len(times.units) == len(calls)
     assert replaying.verify() == 0
+
+
+@pytest.mark.parametrize("operation", COLLECTIVES)
+def test_every_collective_is_exact_in_and_out_of_place(operation: Operation, tmp_path: Path) -> None:
+    file, port = tmp_path / "run.json", free_port()
+    arguments = [operation.value, "--backend", "cuda", "--sizes", "8,64K,1M", "--in-place", "--quick"]
+    shared = {"NCCL_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "SLURM_LOCALID": 0, "CUDA_VISIBLE_DEVICES": 0}
+    places = [
+        as_slurm(rank, 2, port, SLURM_NODEID=rank, SLURM_STEP_TASKS_PER_NODE="1(x2)", NCCL_HOSTID=f"h{rank}", **shared)
+        for rank in range(2)
+    ]
+    with started(tmp_path, [*arguments, "--output", str(file)], places, all_of_torch=True) as processes:
+        (status, _, err), other = ends(processes)
+    assert (status, other[0]) == (0, 0), err
+    run = run_file.load(file)
+    assert {measurement.point.variant for measurement in run.measurements} == {Variant.PLAIN, Variant.IN_PLACE}
+    assert [measurement.failure for measurement in run.measurements if measurement.failure] == []
+    for measurement in run.measurements:
+        assert measurement.wrong == (0 if measurement.point.work.verifiable else None)
+        assert all(sample.plain and min(sample.seconds) > 0 for sample in measurement.samples)

@@ -23,9 +23,10 @@ from collbench.bench.session import wrong_data
 from collbench.model.errors import DataCorruption, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Run, Sample, Skipped, StopReason
-from collbench.sim import fabrics, faults, random_fabrics
+from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from tests.builders import run_of
+from tests.sim import faults, random_fabrics
 
 SIZE = 64 * 2**20
 _MANY = int(os.environ.get("COLLBENCH_INVARIANTS", "0"))

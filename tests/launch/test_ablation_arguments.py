@@ -19,7 +19,6 @@ def test_every_word_reaches_whom_it_is_for() -> None:
     assert found.train.program == ("train.py", "--repeats", "9", "--without", "all", "--", "-o")
     assert (found.train.auto_select, found.train.max_age) == (2, "1d")
     assert found.passed == ("--max-restarts", "1", "-t3")
-    assert found.choosing == (("--auto-select", "2"), ("--max-age", "1d"))
     assert (found.without, found.repeats, found.skip, found.seed) == (("p2p,shm",), 5, 0, 7)
     assert (found.output, found.json, found.allreduce, found.verbose) == ("out.json", True, False, True)
 

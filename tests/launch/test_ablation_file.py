@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from collbench.launch import experiment
+from collbench.launch import ablation as ablations
 from collbench.launch.ablation import Ablation, Measure, judge, stop_of
 from collbench.model.errors import RunFileError
 from tests.launch.made import ablation, run
@@ -59,9 +59,9 @@ def test_the_schema_is_one() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_written_comes_back_and_follows_the_schema(case: str, tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "a.json"
-    experiment.save(CASES[case], path)
-    assert experiment.load(path) == CASES[case]
+    path = tmp_path / "a.json"
+    path.write_text(ablations.dumps(CASES[case]), encoding="utf-8")
+    assert ablations.load(path) == CASES[case]
     Draft202012Validator(SCHEMA).validate(json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -79,10 +79,10 @@ def test_a_file_from_before_says_by_name_alone_what_an_arm_lacks(name: str, with
     for arm in data["arms"]:
         del arm["without"]
     data["arms"][1]["name"] = name
-    assert [arm.without for arm in experiment.loads(json.dumps(data), "old").arms] == [(), without]
+    assert [arm.without for arm in ablations.loads(json.dumps(data), "old").arms] == [(), without]
 
 
-@pytest.mark.parametrize("text", [RECORDED.read_text(encoding="utf-8"), experiment.dumps(CASES["with the GPU's time"])])
+@pytest.mark.parametrize("text", [RECORDED.read_text(encoding="utf-8"), ablations.dumps(CASES["with the GPU's time"])])
 def test_files_follow_the_schema_and_have_nothing_that_it_does_not_tell(text: str) -> None:
     data = json.loads(text)
     Draft202012Validator(SCHEMA).validate(data)
@@ -91,29 +91,29 @@ def test_files_follow_the_schema_and_have_nothing_that_it_does_not_tell(text: st
     assert set(data["arms"][0]) == set(definitions["arm"]["properties"])
     assert set(data["arms"][0]["runs"][0]) <= set(definitions["run"]["properties"])
     assert set(data["result"]) <= set(definitions["result"]["properties"])
-    written = experiment.dumps(experiment.loads(text, "again"))
+    written = ablations.dumps(ablations.loads(text, "again"))
     Draft202012Validator(SCHEMA).validate(json.loads(written))
     assert set(json.loads(written)) == set(SCHEMA["properties"])
-    assert experiment.loads(written, "again") == experiment.loads(text, "again")
+    assert ablations.loads(written, "again") == ablations.loads(text, "again")
 
 
 def changed(**changes: object) -> str:
-    return json.dumps(json.loads(experiment.dumps(CASES["finished"])) | changes)
+    return json.dumps(json.loads(ablations.dumps(CASES["finished"])) | changes)
 
 
 def with_a_run(**changes: object) -> str:
-    data = json.loads(experiment.dumps(CASES["finished"]))
+    data = json.loads(ablations.dumps(CASES["finished"]))
     data["arms"][0]["runs"][0] |= changes
     return json.dumps(data)
 
 
 def with_gpu_ratio(middle: float) -> str:
-    data = json.loads(experiment.dumps(CASES["with the GPU's time"]))
+    data = json.loads(ablations.dumps(CASES["with the GPU's time"]))
     data["result"]["gpu"]["ratio"]["middle"] = middle
     return json.dumps(data)
 
 
-SPREAD = json.loads(experiment.dumps(CASES["finished"]))["result"] | {"spread": {"between": -0.1, "within": None}}
+SPREAD = json.loads(ablations.dumps(CASES["finished"]))["result"] | {"spread": {"between": -0.1, "within": None}}
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,14 @@ def test_another_file_is_one_line(case: str, text: str, reported: str, tmp_path:
     path = tmp_path / "a.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(RunFileError, match=reported) as error:
-        experiment.load(path)
+        ablations.load(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunFileError, match="No such file"):
-        experiment.load(tmp_path / "none.json")
+        ablations.load(tmp_path / "none.json")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(RunFileError, match="not text"):
-        experiment.load(tmp_path / "binary")
+        ablations.load(tmp_path / "binary")

@@ -22,8 +22,8 @@ from collbench.model.run import Device
 GPUS = (Device(3, "GPU-aaaa", "H200"), Device(0, "GPU-bbbb", "H200"))
 CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))
 INSIDE = torchrun.Inside("py", ("-P",), "/launch")
-PIN = ["--no-python", "--", "py", "-I", "-S", "-cexec(open('/launch/pin.py','rb').read())", "--cores=2,5"]
-SAME = "py -I -S -cexec(open('/launch/same_count.py','rb').read())"
+PIN = ["--no-python", "--", "py", "-I", "-S", "-cexec(open('/launch/rank_start.py','rb').read())", "--cores=2,5"]
+SAME = "py -I -S -cexec(open('/launch/rank_start.py','rb').read()) --compare-nodes"
 SAME_PY = f"{SAME} --program=py --"
 AGENT = ["py", "-P", "-m", "torch.distributed.run"]
 

@@ -47,10 +47,10 @@ def test_the_words_between_torchrun_and_the_ranks_are_bound_read_only() -> None:
     folder = Path(torchrun.__file__).parent
     assert words[words.index("--bind") + 1] == f"{folder}:{SHIMS}:ro"
     assert words.index("--bind") < words.index("a.sif")
-    assert (folder / "same_count.py").is_file()
-    assert f"'{SHIMS}/same_count.py'" in words[words.index("-S") + 1]
+    assert (folder / "rank_start.py").is_file()
+    assert f"'{SHIMS}/rank_start.py'" in words[words.index("-S") + 1]
     pinned = wrapped("a.py", {"CUDA_VISIBLE_DEVICES": ""}, backend="host")
-    assert f"'{SHIMS}/pin.py'" in pinned[pinned.index("-S") + 1]
+    assert f"'{SHIMS}/rank_start.py'" in pinned[pinned.index("-S") + 1]
 
 
 def test_an_empty_list_hides_all_gpus_inside_too() -> None:

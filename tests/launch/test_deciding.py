@@ -15,15 +15,14 @@ from collbench.launch.ablation import (
     LEAST_REPEATS,
     Ablation,
     Measure,
-    Reader,
     Stop,
     TrainingRun,
-    gpu_seconds,
     gpu_value,
     judge,
     precise,
     stop_of,
 )
+from collbench.launch.child import Reader, gpu_seconds
 from tests.launch.made import ablation, run
 
 STEP, RUN_S = 0.024, 15.0

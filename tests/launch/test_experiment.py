@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from collbench.launch import ablation as ablations
 from collbench.launch import experiment
-from collbench.launch.ablation import Ablation, Measure, Reader
-from collbench.launch.experiment import Ended, Experiment, Plan, Reporter, environment_of
+from collbench.launch.ablation import Ablation, Measure
+from collbench.launch.child import Ended, Reader
+from collbench.launch.experiment import Experiment, Plan, Reporter, environment_of
 from collbench.model.errors import BackendError, UsageError
 from tests.launch.made import ablation
 
@@ -65,7 +67,7 @@ class Stage:
 
     @property
     def saved(self) -> Ablation:
-        return experiment.load(self.tmp_path / "a.json")
+        return ablations.load(self.tmp_path / "a.json")
 
 
 @pytest.fixture

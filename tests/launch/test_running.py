@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.launch import experiment
-from collbench.launch.ablation import Reader
+from collbench.launch.child import Reader, run_child
 from collbench.model.errors import BackendError
 
 
@@ -22,7 +21,7 @@ def python(code: str) -> list[str]:
 def test_both_streams_reach_the_log_the_reader_and_whoever_watches(tmp_path: Path) -> None:
     log, reader, seen = tmp_path / "run.log", Reader(), bytearray()
     code = "import sys; print('step_time=2ms', flush=True); print('step_time=3ms', file=sys.stderr); sys.exit(7)"
-    ended = experiment.run_child(python(code), dict(os.environ), log, reader, seen.extend)
+    ended = run_child(python(code), dict(os.environ), log, reader, seen.extend)
     assert ended.status == 7
     assert ended.wall_seconds > 0
     assert reader.steps == [0.002, 0.003]
@@ -32,7 +31,7 @@ def test_both_streams_reach_the_log_the_reader_and_whoever_watches(tmp_path: Pat
 def test_a_child_gets_this_environment_and_no_input(tmp_path: Path) -> None:
     reader = Reader()
     code = "import os, sys; print(os.environ.get('NCCL_P2P_DISABLE'), os.environ.get('LEFT'), repr(sys.stdin.read()))"
-    experiment.run_child(python(code), {"NCCL_P2P_DISABLE": "1"}, tmp_path / "log", reader)
+    run_child(python(code), {"NCCL_P2P_DISABLE": "1"}, tmp_path / "log", reader)
     assert list(reader.tail) == ["1 None ''"]
 
 
@@ -41,7 +40,7 @@ def test_what_outlives_the_job_and_holds_its_output_keeps_nobody_waiting(tmp_pat
     fifo, reader = tmp_path / "fifo", Reader()
     os.mkfifo(fifo)
     code = f"import subprocess; print('step_time=2ms', flush=True); subprocess.Popen(['cat', {str(fifo)!r}])"
-    ended = experiment.run_child(python(code), dict(os.environ), tmp_path / "log", reader)
+    ended = run_child(python(code), dict(os.environ), tmp_path / "log", reader)
     fifo.open("w", encoding="utf-8").close()
     assert (ended.status, reader.steps) == (0, [0.002])
 
@@ -78,23 +77,23 @@ def test_ctrl_c_ends_the_child_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     presser = threading.Thread(target=press, daemon=True)
     presser.start()
     with pytest.raises(KeyboardInterrupt):
-        experiment.run_child(command, dict(os.environ), tmp_path / "log", reader, watch)
+        run_child(command, dict(os.environ), tmp_path / "log", reader, watch)
     presser.join()
     assert list(reader.tail) == [f"ended by {int(signal.SIGTERM)}"]
 
 
 def test_a_command_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="cannot run '/nowhere/python' with its output in "):
-        experiment.run_child(["/nowhere/python"], {}, tmp_path / "log", Reader())
+        run_child(["/nowhere/python"], {}, tmp_path / "log", Reader())
 
 
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="No such file or directory"):
-        experiment.run_child(python("pass"), dict(os.environ), tmp_path / "none" / "log", Reader())
+        run_child(python("pass"), dict(os.environ), tmp_path / "none" / "log", Reader())
 
 
 def test_a_full_disk_does_not_stop_the_job_and_is_reported(tmp_path: Path) -> None:
     reader = Reader()
     with pytest.raises(BackendError, match="No space left on device"):
-        experiment.run_child(python("print('step_time=2ms')"), dict(os.environ), Path("/dev/full"), reader)
+        run_child(python("print('step_time=2ms')"), dict(os.environ), Path("/dev/full"), reader)
     assert reader.steps == [0.002]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.launch.ablation import Reader, compile_pattern, last_lines, step_seconds, train_runtime
+from collbench.launch.child import Reader, compile_pattern, last_lines, step_seconds, train_runtime
 from collbench.model.errors import UsageError
 
 

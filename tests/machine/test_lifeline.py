@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.backends import gloo_process
+from collbench.backends import gloo
 from collbench.machine import lifeline
 from tests.distributed.processes import PATIENCE_S, environment, trials, wait_for
 from tests.launch.test_running import WAITS
@@ -108,25 +109,27 @@ def test_gloo_workers_end_with_a_killed_parent_and_leave_nothing(
     assert list(tmp_path.glob("collbench-gloo-*")) == []
 
 
-def test_a_gloo_worker_that_comes_last_to_a_folder_that_is_gone_ends(tmp_path: Path) -> None:
+def test_a_gloo_worker_that_comes_last_to_a_folder_that_is_gone_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its parent was killed while it loaded torch, and the other worker has cleaned up."""
-    folder = tmp_path / "collbench-gloo-gone"
-    folder.mkdir()
-    worker = gloo_process.spawn(0, sorted(os.sched_getaffinity(0))[:1] * 2, folder)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    workers = gloo.start_workers({0: min(os.sched_getaffinity(0))}, 2)
     try:
-        worker.pipe.close()
+        ((worker,), (folder,)) = workers._workers, tmp_path.iterdir()
+        worker.child.pipe.close()
         shutil.rmtree(folder)
-        worker.process.wait(PATIENCE_S / 2)
+        worker.child.process.wait(PATIENCE_S / 2)
     finally:
-        worker.end()
-    assert not folder.exists()
+        workers.kill()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_store_in_a_folder_that_is_gone_keeps_no_thread_from_seeing_the_parents_end(tmp_path: Path) -> None:
     """FileStore itself would wait 300 s for the folder, with Python's lock held."""
-    gloo_worker = pytest.importorskip("collbench.backends.gloo_worker")
+    torch_rank = pytest.importorskip("collbench.backends.torch_rank")
     with pytest.raises(FileNotFoundError):
-        gloo_worker.file_store(tmp_path / "gone", 2)
+        torch_rank.file_store(tmp_path / "gone", 2)
 
 
 PARENT = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.machine.nccl_environment import configured, host_identity
+from collbench.machine.nccl import configured, host_identity
 
 
 def put(root: Path, name: str, text: str) -> Path:
@@ -79,9 +79,7 @@ def test_nccl_hostid_may_stand_in_nccls_files(tmp_path: Path) -> None:
 
 
 def test_processes_of_this_machine_share_its_host() -> None:
-    program = (
-        "import os; from collbench.machine.nccl_environment import host_identity; print(host_identity(os.environ))"
-    )
+    program = "import os; from collbench.machine.nccl import host_identity; print(host_identity(os.environ))"
     said = {
         subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=variables

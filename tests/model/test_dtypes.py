@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.model.dtypes import DTYPE_BYTES, parse_dtype, whole_elements
 from collbench.model.errors import UsageError
+from collbench.model.units import DTYPE_BYTES, parse_dtype, whole_elements
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ typedef struct Kind {
   const char* name;
   int sends, receives;
   bool reduces, rooted;
-  bool root_sends, root_receives;  // it alone
+  bool root_sends, root_receives;  // only the root does
   void (*run)(Op* const ranks[], int count);
 } Kind;
 
@@ -52,7 +52,7 @@ static double reduce_at(Op* const ranks[], int count, uint64_t offset) {
   return reduce_numbers(values, count, dtype, (unsigned)ranks[0]->arguments[kReduction]);
 }
 
-// The same of a few sums of float32, which nearly all messages are: compilers make vectors of these loops.
+// The same for a few sums of float32, the most common case: compilers vectorize these loops.
 static void sum_at(Op* const ranks[], int count, uint64_t offset, double* sums, unsigned elements) {
   float values[kSums];
   for (unsigned i = 0; i < elements; ++i) sums[i] = 0;
@@ -130,7 +130,7 @@ static const Transfer* nth_transfer(const Op* op, bool sends, int peer, int nth)
   return NULL;
 }
 
-// Sends and receives of one group: the first send to a rank meets that rank's first receive from us, and so on.
+// Sends and receives of one group: the first send to a rank matches that rank's first receive from this one, and so on.
 static void run_exchange(Op* const ranks[], int count) {
   for (int from = 0; from < count; ++from)
     for (int to = 0; to < count; ++to)
@@ -180,7 +180,8 @@ static void add_transfer(Op* op, bool sends, const void* at, uint64_t elements, 
 }
 
 // Queues one rank's part. The first use of an operation connects the communicator's ranks, which wait for each other in
-// the call, of an exchange for the peers that it names; a blocking kernel or a capture would stop that.
+// the call (in an exchange, for the peers that it names); behind a blocking kernel or in a capture that would never
+// end.
 static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
   Clique* clique = comm->clique;
   const int gpu = clique->gpus[comm->rank];

@@ -156,7 +156,7 @@ EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
 }
 
 EXPORT int cuCtxSetCurrent(Context* context) {
-  LOCKED;  // not logged: it stands before almost every other call
+  LOCKED;  // not logged: it comes before almost every other call
   RETURN_IF(injected(__func__));
   current = context;
   return kSuccess;
@@ -181,8 +181,8 @@ enum { kPage = 4096, kView = 1 << 22 };  // bytes
 
 static size_t mapped_bytes(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage + kPage; }
 
-// Memory starts out dirty, as the real one does: it is many views of one dirty file, private to who writes them, so
-// that memory which nobody uses costs no time. The page behind it belongs to nobody.
+// Memory starts out dirty, as on a real GPU: it is many private views of one dirty file, so that memory which is never
+// used costs no time. The page behind it may not be touched.
 static void* map_memory(size_t bytes) {
   static int file = -1;
   if (file < 0) {
@@ -256,7 +256,7 @@ EXPORT int cuMemFreeHost(void* at) {
   return release_memory(at, "pinned");
 }
 
-// Takes PTX alone, which is text that names its kernels.
+// Takes only PTX, which is text that names its kernels.
 EXPORT int cuModuleLoadData(Module** module, const char* image) {
   CALLED_ON_GPU;
   RETURN_IF(blocking(__func__));

@@ -14,8 +14,6 @@ typedef struct Module {
 typedef const char* const* Function;  // a kernel's name
 
 Context* current_context(void);
-// The context's GPU, kHost where none is current.
-EXPORT int current_gpu(void);
 
 #define RETURN_IF(error)                   \
   do {                                     \

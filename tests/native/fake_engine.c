@@ -82,11 +82,12 @@ bool answered(int gpu, bool finished) {
   return finished;
 }
 
-// Whether those who would unblock ask about their GPUs instead. Other ranks may ask as often as they like: they
-// wait for a collective, perhaps while the system has put the thread that is to unblock it aside.
+// Whether the threads that should raise the latch query their GPUs instead, which is a deadlock. Other ranks may query
+// as often as they like: they wait for a collective, perhaps while the thread that must raise the latch is not
+// scheduled.
 static bool waited_for(uint64_t latch) {
   for (int gpu = 0; gpu < kMostGpus; ++gpu)
-    if (latch_of[gpu] == latch && unanswered[gpu] >= kPatience) return true;
+    if (latch_of[gpu] == latch && unanswered[gpu] >= kMostUnanswered) return true;
   return false;
 }
 
@@ -102,7 +103,7 @@ static int waiting_behind(const Stream* stream) {
   return count;
 }
 
-// Whether no stream has work left before this blocking kernel, that of failed GPUs aside.
+// Whether no stream, except those of failed GPUs, has work left before this blocking kernel.
 static bool all_blocked(uint32_t ticket) {
   for (const Stream* stream = streams; stream != NULL; stream = stream->next)
     for (const Op* op = sticky_error(stream->gpu) == kSuccess ? stream->first : NULL; op != NULL; op = op->next)
@@ -111,7 +112,7 @@ static bool all_blocked(uint32_t ticket) {
   return true;
 }
 
-// True once the host has raised the latch. All streams are unblocked at the same moment: the latest of them all.
+// True once the host has raised the latch. All streams are unblocked at the same moment, that of the latest stream.
 static bool pass_block(Stream* stream) {
   const uint64_t* arguments = stream->first->arguments;
   const uint32_t ticket = (uint32_t)arguments[1];
@@ -134,9 +135,9 @@ static bool pass_block(Stream* stream) {
 }
 
 static double rate(int user, int from, int to) {
-  const double wire = by_pair("FAKE_RATE", from, to, 100) * 1e9;
+  const double direct = by_pair("FAKE_RATE", from, to, 100) * 1e9;
   const double staged = by_pair("FAKE_STAGED", from, to, 10) * 1e9;
-  return peers(user, user == from ? to : from) ? wire : staged;
+  return peers(user, user == from ? to : from) ? direct : staged;
 }
 
 // The copy engine needs no peer access: the driver stages then. `user` is one of both.
@@ -172,7 +173,7 @@ static double run_copy(const Op* op, int user) {
   return (double)bytes / (copy_rate(user, from, to) * share);
 }
 
-// A kernel copies its messages in turn, after one start.
+// A kernel copies its messages one after another, after one start.
 static double run_copies(const Op* op, int user) {
   const uint64_t* a = op->arguments;
   const bool kernel = strcmp(op->name, "copy") == 0;
@@ -187,7 +188,7 @@ static double run_copies(const Op* op, int user) {
   return seconds;
 }
 
-// Copies by the engine when it comes to it; a kernel starts at once.
+// A copy engine starts a copy when it is free; a kernel starts at once.
 static void queue_on_engine(Stream* stream, const Op* op) {
   const double seconds = run_copies(op, stream->gpu);
   if (strcmp(op->name, "copy") == 0) {
@@ -200,15 +201,15 @@ static void queue_on_engine(Stream* stream, const Op* op) {
   stream->now = *free_at = begin + seconds;
 }
 
-// Seconds of a ring over the ranks in order: the slowest wire decides.
+// Seconds of a ring over the ranks in order: the slowest link decides.
 static double ring_time(const Op* op, uint64_t bytes) {
   const Clique* clique = op->clique;
   double slowest = 1e30;
   for (int i = 0; i < clique->ranks; ++i) {
-    const double wire = rate(clique->gpus[i], clique->gpus[i], clique->gpus[(i + 1) % clique->ranks]);
-    if (wire < slowest) slowest = wire;
+    const double link = rate(clique->gpus[i], clique->gpus[i], clique->gpus[(i + 1) % clique->ranks]);
+    if (link < slowest) slowest = link;
   }
-  // The share of the message that crosses each wire [nccl-tests doc/PERFORMANCE.md].
+  // The share of the message that crosses each link [nccl-tests doc/PERFORMANCE.md].
   const double others = (double)(clique->ranks - 1) / clique->ranks;
   const bool whole =
       strcmp(op->name, "broadcast") == 0 || strcmp(op->name, "reduce") == 0 || strcmp(op->name, "sendrecv") == 0;
@@ -238,7 +239,7 @@ static bool agree(const Op* one, const Op* other) {
          one->arguments[kReduction] == other->arguments[kReduction] && one->arguments[kRoot] == other->arguments[kRoot];
 }
 
-// The size of the message: what the busiest rank sends or receives. 0 where a rank's memory is not its own.
+// Bytes of the message: what the busiest rank sends or receives. 0 where a rank uses memory of another GPU.
 static uint64_t message_bytes(Op* const ranks[], const Clique* clique) {
   uint64_t most = 0;
   for (int i = 0; i < clique->ranks; ++i) {
@@ -272,8 +273,8 @@ EXPORT bool names_peer(const Op* op, int peer) {
   return false;
 }
 
-// Puts an empty part in the place of each rank that an exchange does not need: NCCL waits for the peers that are named,
-// and a rank with nothing to send or receive queues nothing. Returns false where a rank is needed that has not come.
+// Adds an empty operation for each rank that an exchange does not need: NCCL waits only for the peers that are named,
+// and a rank with nothing to send or receive queues nothing. Returns false where a rank is needed that has not arrived.
 static bool without_idle(Stream* members[], Op* ranks[], int count) {
   static Op idle;
   const Op* one = NULL;
@@ -353,7 +354,7 @@ static bool step(Stream* stream) {
     ++op->event->finished;
   } else {
     run_kernel(op, stream->gpu);
-    stream->now += 1e-6;  // checking and filling are not measured: any time will do
+    stream->now += 1e-6;  // verification and filling are not measured: any time will do
   }
   pop(stream);
   return true;

@@ -19,7 +19,7 @@ enum {
   kPeerAlreadyEnabled = 704,
   kCaptureUnsupported = 900
 };
-enum { kMostRanks = kMostGpus, kMostArguments = 13, kDeepestQueue = 32, kPatience = 10000 };
+enum { kMostRanks = kMostGpus, kMostArguments = 13, kDeepestQueue = 32, kMostUnanswered = 10000 };
 enum { kMostWindows = 8, kMostCalls = 4096 };
 
 typedef struct Event {
@@ -34,10 +34,10 @@ typedef struct Clique {
   int ranks;
   int gpus[kMostRanks];
   unsigned connected[kMostRanks];  // a bit for each operation
-  int states[kMostRanks];          // ncclResult_t, as ncclCommGetAsyncError tells it
+  int states[kMostRanks];          // ncclResult_t, which ncclCommGetAsyncError reports
   bool broken;                     // a rank has failed: nothing runs any more
   bool aborted[kMostRanks];        // a rank's own operations end at once
-  // Windows of each rank, so many bytes each; and the offsets of collectives on them, as the first rank had them.
+  // Windows of each rank and their bytes; and the offsets of collectives on them, as the first rank had them.
   int windows[kMostRanks], calls[kMostRanks], most_calls;
   uint64_t window_bytes[kMostRanks][kMostWindows], offsets[kMostCalls][2];
 } Clique;
@@ -79,23 +79,26 @@ typedef struct Stream {
   int behind;              // operations since the last blocking kernel, events aside
 } Stream;
 
+// The GPU of this thread's context, kHost where none is current.
+EXPORT int current_gpu(void);
+
 EXPORT void lock_simulation(void);
 EXPORT void unlock_simulation(bool* unused);
 // Holds the simulation's one lock until the end of the block.
 #define LOCKED __attribute__((cleanup(unlock_simulation), unused)) bool locked_ = (lock_simulation(), true)
 
 EXPORT void queue_op(Stream* stream, const Op* op);
-// For each operation (a whole graph is one) that is queued while a stream may be blocked.
+// Called for each operation (a whole graph is one) that is queued while a stream may be blocked.
 EXPORT void count_behind(Stream* stream);
 void run_ready(void);
 EXPORT bool names_peer(const Op* op, int peer);
-// Returns whether it is finished, which a query about the GPU's work answers. kPatience times "no" in a row are a
-// deadlock where the blocking kernel that was queued last on the GPU, or one with the same latch, has not ended.
+// Notes the answer of a query about the GPU's work, and returns it. kMostUnanswered times "no" in a row are a deadlock
+// where the blocking kernel that was queued last on the GPU, or one with the same latch, has not ended.
 bool answered(int gpu, bool finished);
 void add_stream(Stream* stream);
 void remove_stream(Stream* stream);
 bool any_stream_blocked(void);
-// By this thread: a capture is thread-local.
+// Whether this thread captures a stream: a capture is thread-local.
 EXPORT bool any_capture(void);
 // For calls that wait for the device, or would: deadlocks behind a blocking kernel, forbidden while the thread captures
 // a stream.
@@ -117,9 +120,9 @@ void set_error(int gpu, int error);
 
 const char* kernel_widths(const char* name);  // bytes of each argument as characters, NULL for an unknown kernel
 void run_kernel(const Op* op, int gpu);
-// Writes a stamp at a moment of virtual time; the seconds that it takes.
+// Writes a stamp at a moment of virtual time; returns the seconds that this takes.
 double run_stamp(const Op* op, int gpu, double now);
-// Answers what the host has asked for; false while it has not asked for all. Virtual time follows the host's.
+// Answers the host's questions for the time; false while it has not asked all of them. Virtual time follows the host's.
 bool run_tell_time(const Op* op, int gpu, double* now);
-// Follows the pointer chase; the seconds that it takes.
+// Follows the pointer chase; returns the seconds that this takes.
 double run_chase(const Op* op, int gpu);

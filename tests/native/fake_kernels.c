@@ -1,4 +1,4 @@
-// What kernels.cu's functions promise, written again for one thread: same arguments, other patterns.
+// The kernels of kernels.cu, written again for one thread: the same arguments, other patterns.
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdlib.h>
@@ -49,12 +49,12 @@ static void write_pattern(unsigned char* to, uint64_t seed, uint64_t at, uint64_
   memcpy(to, &word, count);
 }
 
-// expected and found count only where one unit was checked, so they are nonsense after a second wrong one.
+// As in kernels.cu, expected and found are meaningful only where one unit was checked.
 static void wrong(Report* report, uint64_t at, double expected, double found) {
-  const bool alone = ++report->wrong == 1;
+  const bool first = ++report->wrong == 1;
   report->first = at < report->first ? at : report->first;
-  report->expected = alone ? expected : NAN;
-  report->found = alone ? found : NAN;
+  report->expected = first ? expected : NAN;
+  report->found = first ? found : NAN;
 }
 
 static void fill(const uint64_t* a, unsigned slots, int gpu) {
@@ -90,8 +90,7 @@ static void verify(const uint64_t* a, unsigned slots, int gpu) {
   }
 }
 
-// As kernels.cu promises them: single values to 7, sums that int8 and float8e5m2 hold, products of two by six ranks at
-// a time.
+// As in elements.cuh: values up to 7, sums that int8 and float8e5m2 hold, factors of two from at most six ranks.
 static unsigned contribution(uint64_t seed, unsigned rank, uint64_t index, unsigned reduction, unsigned world,
                              unsigned dtype) {
   const unsigned noise = (unsigned)(scramble(seed + scramble(index * kMostRanks + rank)) >> 40);
@@ -127,7 +126,7 @@ static void fill_elements(const uint64_t* a, unsigned slots, int gpu) {
   }
 }
 
-// What a check expects of all its elements: those of an all-reduce's other ranks expect the same, one after the other.
+// What the last verification expected of all its elements: those of an all-reduce's other ranks expect the same.
 static const double* expected_elements(const Check* check) {
   static Check known;
   static double* elements;
@@ -173,7 +172,7 @@ double run_chase(const Op* op, int gpu) {
   uint64_t* turns = touch(a[2], 2 * sizeof *turns, gpu);
   if (turns == NULL) return 0;
   if (turns[0] != a[3])
-    fault("a chase on GPU %d waits for turn %d at %d: nobody takes it", gpu, (int)a[3], (int)turns[0]);
+    fault("a chase on GPU %d waits for turn %d at %d, which never comes", gpu, (int)a[3], (int)turns[0]);
   turns[0] += op->blocks;
   uint64_t at = a[0];
   for (uint64_t i = lost ? 1 : 0; i < a[1]; ++i) {
@@ -222,7 +221,7 @@ bool run_tell_time(const Op* op, int gpu, double* now) {
   uint64_t answered = 0;
   while (answered < a[2] && answers[answered] != 0) ++answered;
   for (; answered < a[2] && *asked > answered; ++answered) {
-    // Virtual time is behind the host's or, after work that would have taken longer, waits for it.
+    // Virtual time is behind the host's; after work that would have taken longer, it waits for the host's.
     const int64_t begin = begin_of_time();
     while (host_time() < begin + (int64_t)(*now * 1e9)) {
     }

@@ -8,12 +8,10 @@
 
 enum { kMostSplits = kMostRanks, kMostWorlds = 16 };
 
-int current_gpu(void);  // the driver's
-
 typedef struct Id {
   char bytes[128];
 } Id;
-// A world whose ranks come one by one.
+// A world whose ranks join one by one.
 typedef struct World {
   Id id;
   Clique clique;
@@ -88,7 +86,7 @@ bool busy(const Comm* comm) {
 
 void let_others_run(unsigned turn) {
   unlock_simulation(NULL);
-  usleep(turn < 100 ? 20 : 1000);  // who is late by then mostly never comes
+  usleep(turn < 100 ? 20 : 1000);  // a rank that is late by then rarely comes at all
   lock_simulation();
 }
 
@@ -136,7 +134,7 @@ EXPORT int ncclCommInitRankConfig(Comm** comm, int count, Id id, int rank, const
   return refused != kNcclSuccess ? refused : join(comm, count, id, rank);
 }
 
-// Makes the new communicators once all ranks have called: one thread makes everybody's, others wait or come later.
+// Makes the new communicators once all ranks have called: the last one's thread makes those of all ranks.
 static int finish_splits(Comm* parent) {
   const int ranks = splits[0].parent->clique->ranks;
   if (splits_done == split_turn && split_count < ranks) {

@@ -9,16 +9,17 @@ typedef struct Comm {
   Clique* clique;
   int rank;
   bool captured;        // once in a graph
-  int looks;            // ncclCommGetAsyncError says "in progress" so often, where communicators do not block
+  int looks;            // how often ncclCommGetAsyncError returns "in progress", where communicators do not block
   const int* progress;  // and until this is `until`, if it is not NULL
   int until;
 } Comm;
 
 // Whether calls return only when they are done (NCCL_COMM_BLOCKING).
 bool blocks(void);
-// Lets other threads go on, which may be what the caller waits for. Called with the lock held.
-void let_others_run(unsigned turn);  // the turns of a loop that waits, from 0
-// Returns what a call on the communicator returns that has begun well: for one that blocks, success.
+// Lets other threads run, for which the caller waits in a loop; `turn` counts its iterations. Called with the lock
+// held.
+void let_others_run(unsigned turn);
+// What a call on the communicator returns that has started without an error: success where calls block.
 int begun(Comm* comm);
 // Whether the communicator is still busy with its last call, and may not be used.
 bool busy(const Comm* comm);
@@ -34,7 +35,7 @@ void drop_exchange(void);
 int read_config(const void* given);
 // Notes a collective on registered memory, and whether its ranks have it at the same offsets.
 void note_registered(Comm* comm, uint64_t send, uint64_t receive);
-// What an aborted communicator knew goes with it.
+// Forgets what was registered with an aborted communicator.
 void forget_registered(const Comm* comm);
 
 #define CALLED                            \

@@ -39,7 +39,7 @@ static int gpu_of(Handle handle) { return (int)(uintptr_t)handle - 1; }
 // Readings of each GPU's temperature so far: every look at its health asks for it once, and first.
 static int looks[kMostGpus];
 
-// A setting of the GPU once it has fallen ill, `healthy` before.
+// A setting of the GPU from the look FAKE_ILL_FROM on, `healthy` before.
 static double ill(const char* setting, int gpu, double healthy) {
   const int from = (int)by_gpu("FAKE_ILL_FROM", gpu, 0);
   return __atomic_load_n(&looks[gpu], __ATOMIC_RELAXED) < from ? healthy : by_gpu(setting, gpu, healthy);
@@ -50,7 +50,7 @@ static double ill(const char* setting, int gpu, double healthy) {
   const int injected_ = injected(__func__); \
   if (injected_ != kSuccess) return injected_
 
-// Every answer of one number looks like this.
+// A function that answers with one number.
 #define ANSWER(name, type, value)                \
   EXPORT int name(Handle handle, type* answer) { \
     (void)handle;                                \

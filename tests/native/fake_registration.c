@@ -1,4 +1,4 @@
-// Fake libnccl.so.2, third part: memory of NCCL's own, what communicators know of it, and what they are made with.
+// Fake libnccl.so.2, third part: memory that NCCL allocates, its registrations, and the communicators' config.
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@ int cuMemFree_v2(uint64_t at);
 
 enum { kMostRegistered = 256, kSymmetric = 1 };
 
-// One buffer that one communicator knows; its address is the handle.
+// One registration of a buffer with a communicator; its address is the handle.
 typedef struct Registered {
   Comm* comm;
   uint64_t at, bytes;
@@ -97,7 +97,7 @@ EXPORT int ncclCommDeregister(Comm* comm, void* handle) {
   return drop(comm, handle, false);
 }
 
-// All ranks wait for each other, and want the same windows in the same order.
+// All ranks wait for each other, and must register the same windows in the same order.
 EXPORT int ncclCommWindowRegister(Comm* comm, void* at, size_t bytes, void** window, int flags) {
   CALLED;
   if (flags != kSymmetric) return failed(kNcclInvalidArgument, "not simulated");
@@ -138,7 +138,7 @@ void note_registered(Comm* comm, uint64_t send, uint64_t receive) {
   if (from == NULL || to == NULL || from->window != to->window) fault("half of a collective's memory is registered");
   note("%s collective", to != NULL && to->window ? "window" : "registered");
   if (window_of(comm, send) == NULL || window_of(comm, receive) == NULL) return;
-  // The nth on windows of each rank must lie at the same place.
+  // The nth collective on windows must have the same offsets on each rank.
   Clique* clique = comm->clique;
   const int nth = clique->calls[comm->rank]++ % kMostCalls;
   const uint64_t offsets[2] = {send - from->at, receive - to->at};

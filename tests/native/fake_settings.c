@@ -81,7 +81,7 @@ void write_uuid(int gpu, char* text, size_t length) {
         (size_t)snprintf(text + at, length - at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
 }
 
-// False where another process has had the fault of FAKE_ONCE already.
+// False where another process has already had the fault of FAKE_ONCE.
 static bool my_turn(void) {
   const char* once = text_setting("FAKE_ONCE", NULL);
   const int file = once == NULL ? -1 : open(once, O_CREAT | O_EXCL, 0600);
@@ -135,7 +135,7 @@ static int log_file(void) {
 // Lines of several threads and processes stay whole: each is one write.
 static void append(char* line, size_t length) {
   line[length] = '\n';
-  if (write(log_file(), line, length + 1) < 0) return;  // nobody to tell
+  if (write(log_file(), line, length + 1) < 0) return;  // the test then misses the line
 }
 
 static size_t written(char* line, size_t size, const char* format, va_list values) {

@@ -5,7 +5,7 @@
 
 #include "fake_cuda.h"
 
-// A captured stream, and what it is instantiated to: both are the same list of operations.
+// A captured graph, also once instantiated: the same list of operations.
 typedef struct Graph {
   int gpu;
   Op* first;
@@ -41,7 +41,7 @@ EXPORT int cuStreamDestroy_v2(Stream* stream) {
 }
 
 EXPORT int cuStreamQuery(Stream* stream) {
-  LOCKED;  // not logged: how often a caller polls is chance
+  LOCKED;  // not logged: how often a caller polls varies
   RETURN_IF(injected(__func__));
   if (stream->capturing) return kCaptureUnsupported;
   run_ready();

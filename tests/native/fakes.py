@@ -180,6 +180,7 @@ def _compile(folder: Path, library: str, flags: Sequence[str]) -> None:
     parts = SOURCES[library]
     sources = [str(HERE / f"fake_{part}.c") for part in parts]
     driver = [f"-L{folder}", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"] if "nccl" in parts else []
-    shared = ["-std=gnu17", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", f"-Wl,-soname,{library}"]
+    warnings = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
+    shared = ["-std=gnu17", "-fPIC", "-shared", "-fvisibility=hidden", *warnings, f"-Wl,-soname,{library}"]
     compiler = os.environ.get("CC", "cc")
     subprocess.run([compiler, *shared, *flags, *sources, "-o", str(folder / library), *driver, "-lm"], check=True)

@@ -1,6 +1,5 @@
-// A malloc, to be preloaded, whose blocks end at a page that may not be touched and are never used again: who writes
-// behind a block, or into one that was freed, is stopped there and then. guard_on() begins it, after the program's
-// start.
+// A malloc, to be preloaded, whose blocks end at a page that may not be touched and are never used again: code that
+// writes behind a block, or into one that was freed, crashes at once. guard_on() starts it, after the program's start.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdbool.h>
@@ -12,7 +11,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-// The C library's own, for all that is not guarded.
+// The C library's functions, for all that is not guarded.
 extern void* __libc_malloc(size_t size);
 extern void __libc_free(void* block);
 extern void* __libc_calloc(size_t count, size_t size);

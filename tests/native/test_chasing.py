@@ -32,7 +32,7 @@ def test_the_time_is_one_accesss(
     script = f"say(seconds=chase(open_gpus(), {links}, accesses=1000, batches=3, warmup=1))"
     done = fakes.script(script, tmp_path, **settings)
 
-    assert len(done.lines("chase ")) == 5 * len(nanoseconds), case  # before all others each ring is followed once
+    assert len(done.lines("chase ")) == 5 * len(nanoseconds), case  # first, each ring is followed once, untimed
     for link, expected in zip(done.said["seconds"], nanoseconds, strict=True):
         assert link == pytest.approx([expected * 1e-9] * 3, rel=_PRECISION), case
 
@@ -52,7 +52,7 @@ def test_the_ring_trials_every_line_before_it_comes_back() -> None:
 @pytest.mark.parametrize("accesses", [1, 100, _LINES - 1, _LINES, 3 * _LINES + 1])
 def test_a_chase_that_misses_one_access_ends_in_the_wrong_place(fakes: Fakes, tmp_path: Path, accesses: int) -> None:
     script = f"say(**failure(chase, open_gpus(), [(2, 3), (0, 1)], accesses={accesses}, batches=2)); gc.collect()"
-    # Of two readers, once around the ring and two blocks, one chase of the second block.
+    # Two readers each make one untimed chase and two batches; the fault is in the second batch of one.
     done = fakes.script(script, tmp_path, lose_hop=6)
     said = done.said
 
@@ -98,7 +98,7 @@ def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, c
 
 def test_a_chase_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, tmp_path: Path) -> None:
     script = "say(**failure(chase, open_gpus(2), [(1, 0)], deadline=3.0)); gc.collect()"
-    # Each look at the clock takes a second.
+    # Each reading of the clock takes a second.
     done = fakes.script(script, tmp_path, {"LD_PRELOAD": str(fakes.folder / "libclock.so")}, hang="chase")
 
     assert (done.said["kind"], done.said["position"]) == ("HangError", 1)

@@ -31,7 +31,7 @@ def _run_file(tmp_path: Path) -> dict[str, Any]:
 
 
 def _seconds(run: dict[str, Any], operation: str, members: list[int], size: int, variant: str = "plain") -> set[float]:
-    """Return the distinct block times of one data point."""
+    """Return the distinct batch times of one data point."""
     for measurement in run["measurements"]:
         point = {"operation": operation, "members": members, "size_bytes": size, "variant": variant, "numa_node": None}
         if measurement["point"] == point | {"registration": "none", "skew": None}:
@@ -170,7 +170,7 @@ def test_a_wrong_byte_ends_the_run_with_the_link_and_exit_status_4(fakes: Fakes,
     assert "byte 17" in done.stderr
     run = _run_file(tmp_path)
     assert run["complete"] is False
-    assert run["skipped"][-1]["wrong"]["members"] == [2, 1]  # the file tells it, too
+    assert run["skipped"][-1]["wrong"]["members"] == [2, 1]  # also in the run file
 
 
 def test_a_wrong_element_ends_the_run_with_the_gpu_and_exit_status_4(fakes: Fakes, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_topo_shows_the_labels_of_the_simulated_machine(fakes: Fakes, tmp_path: 
 
 
 def test_as_many_iterations_as_people_type_are_measured(fakes: Fakes, tmp_path: Path) -> None:
-    """-n 100 is common with nccl-tests; the engine's chains are shorter, the launch loop is not."""
+    """-n 100 is common with nccl-tests; the engine's batches are shorter, the launch loop is not."""
     done = _collbench(fakes, tmp_path, "allreduce", "--backend", "cuda", *_QUICK, "-n", "100")
 
     assert done.code == 0, done.stderr

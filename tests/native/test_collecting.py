@@ -1,4 +1,4 @@
-"""Collective rounds on simulated GPUs: communicators, captured chains, times, failures."""
+"""Collective rounds on simulated GPUs: communicators, captured graphs, times, failures."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MEGABYTE = "count=250000, iterations=1"  # of float32, decimal
 @pytest.mark.parametrize(
     ("case", "groups", "arguments", "settings", "microseconds"),
     [
-        # 5 µs of latency, and 10 µs for each megabyte that crosses a wire of 100 GB/s; four ranks send 2·3/4 of it.
+        # 5 µs of latency, and 10 µs for each megabyte that crosses a link of 100 GB/s; four ranks send 2·3/4 of it.
         ("all-reduce on a pair", "[[0, 1]]", "", {}, [15]),
         ("all-reduce on four", _ALL, "", {}, [20]),
         ("two pairs at once, one slow", _PAIRS, "", {"rate": "100,2-3=50"}, [15, 25]),
-        ("a slow wire of the ring", _ALL, "", {"rate": "100,1-2=50"}, [35]),
+        ("a slow link of the ring", _ALL, "", {"rate": "100,1-2=50"}, [35]),
         ("broadcast", _ALL, "operation='broadcast', root=2", {}, [15]),
         ("reduce", _ALL, "operation='reduce', root=1", {}, [15]),
         # Of the total, a quarter stays where it is.
@@ -35,7 +35,7 @@ _MEGABYTE = "count=250000, iterations=1"  # of float32, decimal
         ("all-gather in place", _ALL, "operation='allgather', in_place=True", {}, [12.5]),
         ("unverified", _ALL, "verify=False", {}, [20]),
         ("the slowest rank is the time", _ALL, "", {"lag": "0,2=3e-6"}, [23]),
-        ("the time is one collective's, not the chain's", "[[0, 1]]", "iterations=8", {}, [15]),
+        ("the time is one collective's, not the graph's", "[[0, 1]]", "iterations=8", {}, [15]),
     ],
 )
 def test_times_are_what_the_gpus_clock_says(
@@ -100,7 +100,7 @@ def test_graphs_are_captured_once_and_launched_at_later_trials(fakes: Fakes, tmp
 
     assert calls["cuStreamBeginCapture_v2"] == calls["cuGraphInstantiateWithFlags"] == 2 * 4
     assert calls["cuGraphLaunch"] == (3 * 3 + 1) * 4
-    # Once to connect and four times in the chain, for each rank of each shape; two wake a trial without warming up.
+    # Once to connect and four times in the graph, for each rank of each shape; two wake a trial without warming up.
     assert calls["ncclAllReduce"] == 2 * 4 * (1 + 4) + 4 * 2
 
 
@@ -116,7 +116,7 @@ def test_ranks_are_captured_by_their_own_threads_and_wait_for_nobody_between_poi
     log = fakes.script(script, tmp_path).log
     trial = log[log.index("measured") + 1 :]
 
-    # Fresh data once, and for each of two blocks of each rank one poison, blocking kernel, graph and check.
+    # Fresh data once, and for each of two batches of each rank one poison, blocking kernel, graph and check.
     assert Counter(line.split()[1] for line in trial if line.startswith("launch ")) == {
         "fill_elements": 4,
         "block_stream": 2 * 4,
@@ -134,7 +134,7 @@ def test_all_streams_wait_behind_one_blocking_kernel_for_one_graph_and_its_check
     assert done.log.index(opened[0]) > max(i for i, line in enumerate(done.log) if line == "cuGraphLaunch")
 
 
-# The untimed launches: of none, one connects the communicator's ranks nevertheless.
+# The untimed launches: where none are asked for, one still connects the communicator's ranks.
 @pytest.mark.parametrize(("warmup", "untimed"), [(3, 3), (0, 1)])
 def test_the_launch_loop_calls_every_collective_from_every_rank(
     fakes: Fakes, tmp_path: Path, warmup: int, untimed: int
@@ -225,13 +225,13 @@ def test_a_trial_without_untimed_batches_begins_with_two_small_calls(
         assert sorted(woken[: 2 * len(one)]) == sorted(waking * 2), case
         assert woken[2 * len(one) :] == one, case
     assert trials[2] == one * 2, case
-    # One message of a block, or of two, and no other, all of it compared.
+    # One message of a batch, or of two, and no other, all of it compared.
     received = done.said["coverage"][0]
     assert all(verified == moved > 0 for verified, moved in received), case
     assert done.said["coverage"] == [received, received, [[2 * bytes_ for bytes_ in group] for group in received]], case
 
 
-# The first call connects, in place the second is compared; two wake, and the next is the chain's.
+# The first call connects, in place the second is compared; two wake, and the next is the graph's.
 @pytest.mark.parametrize(("in_place", "compared"), [(False, [4, 5]), (True, [2])])
 def test_what_wakes_is_not_compared_and_spoils_nothing(
     fakes: Fakes, tmp_path: Path, in_place: bool, compared: list[int]
@@ -254,7 +254,7 @@ def test_what_wakes_is_not_compared_and_spoils_nothing(
 @pytest.mark.parametrize(
     ("case", "call", "text"),
     [
-        ("33 collectives are too long a chain", "[[0, 1]], iterations=33", "a batch holds 1 to 32 collectives"),
+        ("33 collectives are too large a graph", "[[0, 1]], iterations=33", "a batch holds 1 to 32 collectives"),
         ("no collective", "[[0, 1]], iterations=0", "a batch holds 1 to 32 collectives"),
         ("no element", "[[0, 1]], count=0", "a collective of no elements"),
         ("a message larger than the buffers", "[[0, 1]], count=20000", "does not fit the buffers"),
@@ -277,7 +277,7 @@ def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, c
 
 def test_a_collective_that_never_ends_is_given_up_at_its_deadline(fakes: Fakes, tmp_path: Path) -> None:
     script = "say(**failure(collective, session(open_gpus(2)), [[0, 1]], deadline=12.5)); gc.collect()"
-    # Each look at the clock takes a second, so that the deadline comes after some looks.
+    # Each reading of the clock takes a second, so that the deadline passes after some readings.
     clock = {"LD_PRELOAD": str(fakes.folder / "libclock.so")}
     done = fakes.script(script, tmp_path, clock, hang="allreduce")
 
@@ -297,7 +297,7 @@ def test_a_collective_that_never_ends_is_given_up_at_its_deadline(fakes: Fakes, 
     ],
 )
 def test_the_others_do_not_wait_for_a_rank_that_failed(fakes: Fakes, tmp_path: Path, case: str, fail: str) -> None:
-    # Whoever waits for a collective that one rank never calls waits for ever: so does the deadline here.
+    # A rank that waits for a collective which another rank never calls waits for ever, until the deadline.
     script = """
         held = session(open_gpus(3))
         say(**failure(collective, held, [[2, 1]], deadline=1e9))

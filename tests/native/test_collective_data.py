@@ -23,7 +23,7 @@ def test_every_type_and_reduction_is_checked_on_two_three_and_four_ranks(fakes: 
     """
     done = fakes.script(script, tmp_path)
 
-    # One to connect, two to wake links and two in the chain, of five reductions, for twelve types and three groups.
+    # One to connect, two to wake links and two in the graph, of five reductions, for twelve types and three groups.
     assert len(done.lines("collective allreduce ")) == 3 * 5 * 12 * 5
 
 
@@ -47,10 +47,10 @@ def test_every_operation_arrives_in_every_type_from_every_root(
     checks = len(done.lines("launch verify_elements"))
     trials, ranks = 12 * (1 + 2 + 3 + 4), 12 * (1 * 1 + 2 * 2 + 3 * 3 + 4 * 4)  # of every root; and their ranks
 
-    blocks = 1 if in_place else 2  # in place, one collective before the blocks is checked
+    batches = 1 if in_place else 2  # in place, one collective before the batches is checked
     unchecked = in_place and operation in {"alltoall", "sendrecv"}  # as in nccl-tests
     only_the_root = operation in {"reduce", "gather"}
-    assert checks == (0 if unchecked else blocks * (trials if only_the_root else ranks))
+    assert checks == (0 if unchecked else batches * (trials if only_the_root else ranks))
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["out of place", "in place"])
@@ -101,7 +101,7 @@ def test_a_rank_that_neither_sends_nor_receives_waits_for_nobody(
     assert all(seconds > 0 for found in said["launches"] for seconds in found), title
 
 
-# Rank 0 gets 3 elements of its own and 5 of rank 1, which gets 70 of rank 0 alone.
+# Rank 0 gets 3 elements of its own and 5 of rank 1; rank 1 gets 70 of rank 0 and none of its own.
 _UNEVEN = "[[0, 1]], 'alltoallv', count=73, blocks=[3, 70, 5, 0]"
 
 
@@ -162,7 +162,7 @@ def test_the_calls_are_those_of_nccl_tests(
     script = f"collective(session(open_gpus()), [[2, 0, 3]], {operation!r}, count=300, root=1, iterations=2)"
     log = Counter(fakes.script(script, tmp_path, environment).log)
 
-    # Once to connect, twice to wake links and twice in the chain.
+    # Once to connect, twice to wake links and twice in the graph.
     names = ("ncclSend", "ncclRecv", "ncclAlltoAll", "ncclGather", "ncclScatter")
     assert {name: log[name] for name in names if log[name]} == {name: 5 * count for name, count in calls.items()}
 
@@ -170,10 +170,10 @@ def test_the_calls_are_those_of_nccl_tests(
 @pytest.mark.parametrize(
     ("case", "call", "corrupt", "found"),
     [
-        # The first collective connects the ranks and two wake links, unchecked: the chain's begin with the fourth.
+        # The first collective connects the ranks and two wake links, unchecked: the graph's begin with the fourth.
         ("an element on the last rank", "[[0, 1]]", "4:7:1", {"group": 0, "rank": 1, "offset": 28}),
         ("the first element on rank 0", "[[0, 1]]", "4:0:0", {"group": 0, "rank": 0, "offset": 0}),
-        ("the last of the chain, its last element", "[[0, 1]]", "7:255:0", {"group": 0, "rank": 0, "offset": 1020}),
+        ("the last of the graph, its last element", "[[0, 1]]", "7:255:0", {"group": 0, "rank": 0, "offset": 1020}),
         ("bytes", "[[0, 1]], dtype=1", "5:9:0", {"group": 0, "rank": 0, "offset": 9}),
         ("half floats", "[[0, 1]], dtype=6", "5:9:0", {"group": 0, "rank": 0, "offset": 18}),
         ("8-bit floats, e4m3", "[[0, 1]], dtype=10", "5:9:0", {"group": 0, "rank": 0, "offset": 9}),
@@ -195,8 +195,8 @@ def test_the_calls_are_those_of_nccl_tests(
         ("a send", "[[0, 1]], 'sendrecv'", "5:9:1", {"rank": 1, "offset": 36}),
         ("a gather, at the root", "[[0, 1]], 'gather', root=1", "5:130:1", {"rank": 1, "offset": 520}),
         ("a scatter", "[[0, 1]], 'scatter', root=1", "5:9:0", {"rank": 0, "offset": 36}),
-        ("in place, before the blocks", "[[0, 1]], in_place=True", "2:9:1", {"rank": 1, "offset": 36}),
-        ("a warm-up block", "[[0, 1]], warmup=1", "2:7:1", {"group": 0, "rank": 1, "offset": 28}),
+        ("in place, before the batches", "[[0, 1]], in_place=True", "2:9:1", {"rank": 1, "offset": 36}),
+        ("a warm-up batch", "[[0, 1]], warmup=1", "2:7:1", {"group": 0, "rank": 1, "offset": 28}),
         ("a group in another order", "[[3, 1]]", "4:7:1", {"group": 0, "rank": 1, "offset": 28}),
     ],
 )
@@ -218,14 +218,14 @@ def test_one_wrong_element_fails_the_group_and_is_named(
 @pytest.mark.parametrize(
     ("case", "call"),
     [
-        # In place, a chain changes its own input.
-        ("a chain in place", "in_place=True"),
+        # In place, a graph changes its own input.
+        ("a graph in place", "in_place=True"),
         ("unverified", "verify=False"),
         ("an all-to-all in place", "operation='alltoall', in_place=True"),
     ],
 )
 def test_what_is_not_checked_raises_nothing(fakes: Fakes, tmp_path: Path, case: str, call: str) -> None:
-    # The fifth collective is in the timed chain in all of these: one connects, two wake, in place one is checked.
+    # The fifth collective is in the timed graph in all of these: one connects, two wake, in place one is checked.
     script = f"say(**failure(collective, session(open_gpus()), [[0, 1]], **dict({call})))"
     done = fakes.script(script, tmp_path, corrupt_collective="5:9:1")
 
@@ -233,7 +233,7 @@ def test_what_is_not_checked_raises_nothing(fakes: Fakes, tmp_path: Path, case: 
 
 
 def test_the_wrong_group_of_a_round_is_named(fakes: Fakes, tmp_path: Path) -> None:
-    # Each pair connects and has two calls to wake it: the chains hold the 7th and 8th; which is first is chance.
+    # Each pair connects and has two calls to wake it: the graphs hold the 7th and 8th; which is first is chance.
     script = f"say(**failure(collective, session(open_gpus()), {_PAIRS}, iterations=1))"
     groups = {fakes.script(script, tmp_path, corrupt_collective=f"{nth}:7:1").said["group"] for nth in (7, 8)}
 

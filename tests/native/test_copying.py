@@ -26,7 +26,7 @@ _PRECISION = 1e-6
         ("two links at once, each its own", "[(3, 2), (0, 1)]", {"rate": "100,0-1=50"}, [11, 21]),
         ("loads and stores", "[(0, 1)], multiprocessors=True", {"sm_share": 0.5}, [21]),
         ("without peer access the driver stages", "[(0, 1)]", {"no_peer": "0,0-1=1"}, [101]),
-        ("the time is one message's, not the block's", "[(0, 1)], iterations=8", {}, [11]),
+        ("the time is one message's, not the batch's", "[(0, 1)], iterations=8", {}, [11]),
     ],
 )
 def test_times_are_what_the_gpus_clock_says(
@@ -71,11 +71,11 @@ def test_odd_sizes_at_odd_places_are_copied_and_checked_on_every_path(fakes: Fak
     assert len(lines) == 6 * 6 * 2 * 2 * (1 + 2 + 4)  # the first three wake link and engine
     for bytes_ in (1, 3, 7, 255, 4097, 65537):
         aligned = {line.split(" align ")[1].split()[0] for line in lines if f" bytes {bytes_} " in line}
-        assert len(aligned) >= 5  # 0 and 16 fall on the same place of sixteen, the other shifts on four others
+        assert len(aligned) >= 5  # 0 and 16 have the same remainder modulo 16, the other shifts have four others
 
 
 @pytest.mark.parametrize(
-    # The first copy wakes the link, the first two of each block the engine.
+    # The first copy wakes the link, the first two of each batch the engine.
     ("case", "call", "corrupt", "found"),
     [
         ("a byte of the first message", "[(0, 1)]", "4:17", {"group": 0, "offset": 17}),
@@ -83,8 +83,8 @@ def test_odd_sizes_at_odd_places_are_copied_and_checked_on_every_path(fakes: Fak
         ("the second link", "[(0, 1), (3, 2)]", "4:5:3>2", {"group": 1, "offset": 5}),
         ("a copy by kernel", "[(0, 1)], multiprocessors=True", "5:0", {"group": 0, "offset": 0}),
         ("a shifted message", "[(0, 1)], shift=3", "4:1", {"group": 0, "offset": 1}),
-        ("a warm-up block", "[(0, 1)], warmup=1", "4:9", {"group": 0, "offset": 9}),
-        ("the second block, in other memory", "[(0, 1)], batches=2", "10:9", {"group": 0, "offset": 9}),
+        ("a warm-up batch", "[(0, 1)], warmup=1", "4:9", {"group": 0, "offset": 9}),
+        ("the second batch, in other memory", "[(0, 1)], batches=2", "10:9", {"group": 0, "offset": 9}),
     ],
 )
 def test_one_wrong_byte_fails_the_link_and_is_named(
@@ -101,7 +101,7 @@ def test_one_wrong_byte_fails_the_link_and_is_named(
 
 
 def test_a_message_that_never_arrives_is_wrong_from_its_first_byte(fakes: Fakes, tmp_path: Path) -> None:
-    # A tiny buffer: both blocks use the same memory, which the first one has filled correctly.
+    # A tiny buffer: both batches use the same memory, which the first one has filled correctly.
     script = "say(**failure(copies, open_gpus(2, buffer=256), [(0, 1)], bytes=256, iterations=1, batches=2))"
     said = fakes.script(script, tmp_path, lose_copy=7).said
 
@@ -132,20 +132,20 @@ def test_what_arrives_is_verified_behind_the_same_blocking_kernel_where_the_dest
 
 
 @pytest.mark.parametrize("call", ["[(0, 1)]", "[(0, 1)], pull=True", "[(2, 3)], warmup=1"])
-def test_nothing_is_queued_while_a_block_is_timed(fakes: Fakes, tmp_path: Path, call: str) -> None:
+def test_nothing_is_queued_while_a_batch_is_timed(fakes: Fakes, tmp_path: Path, call: str) -> None:
     log = fakes.script(f"copies(open_gpus(), {call}, batches=3)", tmp_path).log
     opened = [i for i, line in enumerate(log) if line.startswith("unblock")]
     queued = [i for i, line in enumerate(log) if line == "cuMemcpyPeerAsync"]
     timed = [i for i, line in enumerate(log) if line.startswith("copy ") and " bytes 1024 " in line]
 
-    # The fakes run what they can when they are asked: a batch queued beside another stands before its blocking kernel.
+    # The fakes run what they can at each query: a second batch would be queued before the first blocking kernel ends.
     assert sum(i < opened[0] for i in queued) == 1 + 6
     for begin, beyond in pairwise((*opened, len(log))):
         last = max(i for i in timed if begin < i < beyond)
         assert not [i for i in queued if begin < i < last]
 
 
-def test_a_block_of_a_link_costs_three_kernels_beside_its_copies(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_batch_of_a_link_costs_three_kernels_besides_its_copies(fakes: Fakes, tmp_path: Path) -> None:
     script = """
         gpus = open_gpus()
         print("START", file=open(os.environ["FAKE_LOG"], "a"))
@@ -154,11 +154,11 @@ def test_a_block_of_a_link_costs_three_kernels_beside_its_copies(fakes: Fakes, t
     log = fakes.script(script, tmp_path).log
     calls = Counter(log[log.index("START") :])
 
-    blocks, links = 5, 2
-    assert calls["cuLaunchKernel"] == 3 * blocks * links  # poison, blocking kernel, verification
-    assert calls["cuMemcpyPeerAsync"] == (1 + 6 * blocks) * links  # one wakes the link, two of a block the engine
-    assert calls["cuEventRecord"] == 3 * blocks * links  # poisoned, start, end
-    assert calls["cuStreamWaitEvent"] == 2 * blocks * links  # the copies for the poison, the verification for them
+    batches, links = 5, 2
+    assert calls["cuLaunchKernel"] == 3 * batches * links  # poison, blocking kernel, verification
+    assert calls["cuMemcpyPeerAsync"] == (1 + 6 * batches) * links  # one wakes the link, two of a batch the engine
+    assert calls["cuEventRecord"] == 3 * batches * links  # poisoned, start, end
+    assert calls["cuStreamWaitEvent"] == 2 * batches * links  # the copies for the poison, the verification for them
 
 
 def test_groups_queued_at_once_each_get_all_of_their_work(fakes: Fakes, tmp_path: Path) -> None:
@@ -181,13 +181,13 @@ def test_groups_queued_at_once_each_get_all_of_their_work(fakes: Fakes, tmp_path
     [
         # At 90 GB/s, and 1 µs for each launch; three launches wake link and engine.
         ("just below 16 MiB each message has its own launch", 16_777_215, 3 + 3, 186.413500 + 1),
-        ("from 16 MiB on, one launch copies the three of a block", 16_777_217, 3 + 1, 186.413522 + 1 / 3),
+        ("from 16 MiB on, one launch copies the three of a batch", 16_777_217, 3 + 1, 186.413522 + 1 / 3),
     ],
 )
 def test_large_messages_by_kernel_share_a_launch(
     fakes: Fakes, tmp_path: Path, case: str, bytes_: int, launches: int, microseconds: float
 ) -> None:
-    # The buffers hold two messages: the third lies in the first one's place.
+    # The buffers hold two messages: the third uses the first one's slot.
     plan = f"multiprocessors=True, bytes={bytes_}, iterations=3"
     script = f"say(seconds=copies(open_gpus(2, (2 << 24) + 512), [(0, 1)], {plan}))"
     done = fakes.script(script, tmp_path)
@@ -299,7 +299,7 @@ def test_free_memory_is_reported_and_too_large_a_buffer_is_refused(fakes: Fakes,
 @pytest.mark.parametrize("hanging", ["memcpy", "verify"])
 def test_work_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, tmp_path: Path, hanging: str) -> None:
     script = "say(**failure(copies, open_gpus(2), [(0, 1)], deadline=12.5)); gc.collect()"
-    # Each look at the clock takes a second, so that the deadline comes after some 13 looks.
+    # Each reading of the clock takes a second, so that the deadline passes after some 13 readings.
     clock = {"LD_PRELOAD": str(fakes.folder / "libclock.so")}
     done = fakes.script(script, tmp_path, clock, hang=hanging)
 

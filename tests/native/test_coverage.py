@@ -1,4 +1,4 @@
-"""A fault in any message of any block is found, or its bytes count as unverified; and that count is exact."""
+"""A fault in any message of any batch is found, or its bytes count as unverified; and that count is exact."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.native.fakes import Fakes
 
-# Plants one fault at each of `places` in turn, in a process each, and says which were found.
+# Plants one fault at each of `places`, in a process each, and says which were found.
 _EACH = """
 def found(setting, places, run):
     names = []
@@ -40,15 +40,15 @@ def test_a_fault_in_any_copy_is_found_or_counted(
         plan = dict(iterations=4, batches=2, warmup=1, **dict({changes}))
         def run():
             return times(open_gpus(2, buffer={slots} * 1024), [[(0, 1)]], **plan)
-        # The first copy wakes the link; of a block's six the first two the engine.
-        places = [f"{{1 + 6 * block + 3 + message}}:9" for block in range(3) for message in range(4)]
+        # The first copy wakes the link; of a batch's six the first two the engine.
+        places = [f"{{1 + 6 * batch + 3 + message}}:9" for batch in range(3) for message in range(4)]
         faults = found("FAKE_CORRUPT_COPY", places, run)
         say(found=faults, coverage=coverage(run()))
     """
     said = fakes.script(_EACH + _dedented(script), tmp_path).said
-    blocks = [said["found"][at : at + 4] for at in (0, 4, 8)]
+    batches = [said["found"][at : at + 4] for at in (0, 4, 8)]
 
-    assert blocks == [[message >= 4 - slots for message in range(4)]] * 3, case
+    assert batches == [[message >= 4 - slots for message in range(4)]] * 3, case
     assert said["coverage"] == [[1024 * sum(said["found"]), 1024 * len(said["found"])]], case
 
 
@@ -77,7 +77,7 @@ def test_every_transfer_of_a_group_counts(fakes: Fakes, tmp_path: Path, groups: 
         ("a slot for every collective", 4, "allreduce", 2048),
         ("two slots for four collectives", 2, "allreduce", 2048),
         ("one slot", 1, "broadcast", 2048),
-        ("at the root alone", 2, "reduce", 1024),
+        ("only at the root", 2, "reduce", 1024),
         ("in groups of sends", 3, "sendrecv", 2048),
         ("in halves", 2, "reducescatter", 1024),
     ],
@@ -94,18 +94,18 @@ def test_a_fault_in_any_collective_is_found_or_counted(
         say(found=faults, coverage=coverage(run()))
     """
     said = fakes.script(_EACH + _dedented(script), tmp_path).said
-    blocks = [said["found"][at : at + 4] for at in (0, 4, 8)]
+    batches = [said["found"][at : at + 4] for at in (0, 4, 8)]
 
-    assert blocks == [[message >= 4 - slots for message in range(4)]] * 3, case
+    assert batches == [[message >= 4 - slots for message in range(4)]] * 3, case
     assert said["coverage"] == [[sent * sum(said["found"]), sent * len(said["found"])]], case
 
 
 @pytest.mark.parametrize(
     ("case", "changes", "verified"),
     [
-        # Four collectives in each of two blocks, before which one is compared in place.
+        # Four collectives in each of two batches, before which one is compared in place.
         ("in place", "in_place=True", [2048, 9 * 2048]),
-        ("in place, where nobody knows what should arrive", "operation='alltoall', in_place=True", [0, 9 * 2048]),
+        ("in place, where what should arrive is undefined", "operation='alltoall', in_place=True", [0, 9 * 2048]),
         ("unverified", "verify=False", [0, 8 * 2048]),
         ("with a launch loop", "launch_iterations=5", [8 * 2048, 8 * 2048]),
     ],

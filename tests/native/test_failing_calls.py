@@ -39,7 +39,7 @@ def everything():
 say(**failure(everything))
 gc.collect()
 """
-# Called where nobody could be reported (releases), to describe another error, or with a meaning of their own.
+# Errors of these calls are ignored (releases), or the calls describe another error, or their errors have a meaning.
 _RELEASES = {
     "cuDevicePrimaryCtxRelease_v2",
     "cuMemFree_v2",
@@ -170,8 +170,8 @@ def test_a_call_that_fails_in_one_of_two_links_threads_names_its_gpu_and_ends_bo
 
     assert done.said["failed"]["kind"] == "CudaError", case
     assert done.said["failed"]["position"] in positions, case
-    assert [len(blocks) for blocks in done.said["then"]] == [2, 2], case  # and every byte of them was right
-    assert [len(blocks) for blocks in done.said["collective"][0]] == [1, 1], case
+    assert [len(batches) for batches in done.said["then"]] == [2, 2], case  # and every byte of them was right
+    assert [len(batches) for batches in done.said["collective"][0]] == [1, 1], case
     assert done.leaks() == [], case
 
 

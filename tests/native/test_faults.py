@@ -1,4 +1,4 @@
-"""Faults while measuring: each costs its data point, the sweep goes on, and the saved run tells."""
+"""Faults while measuring: each costs its data point, the sweep goes on, and the saved run reports it."""
 
 from __future__ import annotations
 

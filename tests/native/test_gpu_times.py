@@ -61,7 +61,7 @@ RUNS = st.tuples(
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(RUNS, min_size=1, max_size=8), st.sampled_from(CLOCKED))
 def test_what_the_gpu_took_is_what_the_job_says(groups: list[tuple[int, int, str, int]], abi: int) -> None:
-    """Calls alone and in groups, on any number of channels, whose ends NCCL reports together or in turn."""
+    """Single and grouped calls, on any number of channels, whose ends NCCL reports together or in turn."""
     script, expected = WORLD, []
     size = 0
     for nanoseconds, channels, mode, count in groups:
@@ -178,7 +178,7 @@ def test_after_a_send_to_oneself_times_of_that_communicator_are_unknown(abi: int
 
 @pytest.mark.parametrize("abi", CLOCKED)
 def test_messages_of_one_group_share_a_channel(abi: int) -> None:
-    """Sends to other ranks alone: their events are told apart by call, not by channel."""
+    """Sends to other ranks only: their events are distinguished by call, not by channel."""
     parts = "".join(Made(kind, 100 + peer, root=peer).line() for peer in (1, 2, 3) for kind in ("send", "recv"))
     found = recorded(f"{WORLD}{gpu(5_000, 1)}(\n{parts})\n{CALL}finalize 0\n", abi)
     assert close(times(found.job), [took(5_000, 1)] * 7)
@@ -268,7 +268,7 @@ def test_samples_say_when_kernels_began_on_the_hosts_clock(repetitions: int) -> 
     assert len(phase.samples) >= 16
     for sample in phase.samples:
         assert len(sample.gpu_starts) == 3
-        # The host hears of a beginning some time later, and by the quickest news the clocks are compared.
+        # NCCL reports a beginning some time later; the report with the least delay compares the clocks.
         assert all(begun >= made - 0.05 for begun, made in zip(sample.gpu_starts, sample.starts, strict=True))
         ends = [begun + took for begun, took in zip(sample.gpu_starts, sample.gpu, strict=True)]
         assert all(later >= ended - 0.05 for ended, later in zip(ends, sample.gpu_starts[1:], strict=False))

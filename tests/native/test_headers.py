@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS
+from collbench.model.units import DTYPE_BYTES, REDOPS
 
 _SOURCE = Path(__file__).parents[2] / "csrc"
 _PACKAGES = Path(sysconfig.get_path("purelib")) / "nvidia"
@@ -19,8 +19,8 @@ _TOOLKITS = sorted(Path("/usr/local").glob("cuda*/include"))
 _SYSTEM = Path("/usr/include")
 # Tables of functions that not every NCCL has, and the minor version of NCCL 2 that brought them.
 _SINCE = {"NEWER_": 28, "BUFFER_": 19, "WINDOW_": 27}
-_OLDEST = 12010  # has every name that ours stand for
-# Ours take int for every enum, and void* where a caller passes nothing else than null.
+_OLDEST = 12010  # declares every name that csrc/ uses
+# Ours take int for every enum, and void* where a caller passes only null.
 _COMPARISON = """
 #include <type_traits>
 template <class Ours, class Theirs>
@@ -170,7 +170,7 @@ def test_nccl_functions_and_constants_are_those_of_nccl_h() -> None:
     assert _compiles("\n".join(code), _NCCL, include, _SOURCE) == ""
 
 
-# Ours of ncclConfig_t's fields, theirs, and the minor version of NCCL 2 that brought it.
+# Our names of ncclConfig_t's fields, nccl.h's, and the minor version of NCCL 2 that brought each.
 _FIELDS = (
     ("size", "size", 18),
     ("magic", "magic", 18),
@@ -203,7 +203,7 @@ def _same_config(minor: int) -> list[str]:
     size = f"offsetof(collbench::NcclConfig, {known})" if known else "sizeof(collbench::NcclConfig)"
     relation = "<=" if minor > 28 else "=="
     return [
-        '#include "nccl_config.hpp"',
+        '#include "nccl.hpp"',
         *same,
         f"static_assert({size} {relation} sizeof(::ncclConfig_t));",
         "static_assert(INT_MIN == NCCL_CONFIG_UNDEF_INT);",

@@ -17,7 +17,7 @@ from tests.native.fakes import Fakes
 
 _REFUSAL = _native.node_memory_refusal(0)
 _allowed = pytest.mark.skipif(bool(_REFUSAL), reason=_REFUSAL)
-# MPOL_BIND [linux/mempolicy.h], to node 0 alone.
+# MPOL_BIND [linux/mempolicy.h], to node 0 only.
 _BOUND = "policy 2 nodes 1"
 _ANYWHERE, _NODE_0, _NODE_1023 = -1, -2, -1025
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.native.fakes import Fakes
 
-# So long does nobody wait for a hang: what fails here fails by itself.
+# No test waits this long: every failure here ends by itself.
 _FOR_EVER = "deadline=1e9"
 _SYSTEM, _REMOTE = 2, 6
 _SYSTEM_WORDS = "unhandled system error"
@@ -20,9 +20,9 @@ _SYSTEM_WORDS = "unhandled system error"
     [
         ("where the ranks connect", 1, ""),
         ("where links wake", 3, ""),
-        ("first of a chain", 4, ""),
-        ("in the middle of a later block", 10, "batches=3"),
-        ("in the collective before the blocks", 2, "in_place=True"),
+        ("first of a graph", 4, ""),
+        ("in the middle of a later batch", 10, "batches=3"),
+        ("in the collective before the batches", 2, "in_place=True"),
         ("where the launch loop's ranks connect", 8, "launch_iterations=3"),
         ("in the launch loop", 10, "launch_iterations=3"),
         ("in a broadcast", 5, "operation='broadcast'"),
@@ -44,16 +44,16 @@ def test_a_rank_that_fails_mid_collective_is_named(
     assert done.said["kind"] == "NcclError", case
     assert done.said["text"].startswith(f"rank {rank} of 3: failed in the background: {_SYSTEM_WORDS}"), case
     assert done.said["position"] == [1, 2, 0][rank], case
-    assert done.leaks() == [], case  # the others came back, and streams ended
+    assert done.leaks() == [], case  # the other threads returned, and streams ended
     assert len(done.lines("+comm")) == len(done.lines("-comm")), case
 
 
 @pytest.mark.parametrize(
     ("case", "nth", "launches", "splits"),
     [
-        ("in a chain", 7, 0, 1),
-        ("in a chain before the launch loop", 7, 3, 2),
-        # Of each pair one that connects, two that wake and four in the chain; then one that connects and the loop.
+        ("in a graph", 7, 0, 1),
+        ("in a graph before the launch loop", 7, 3, 2),
+        # Of each pair one that connects, two that wake and four in the graph; then one that connects and the loop.
         ("in the launch loop", 2 * (1 + 2 + 4 + 1) + 1, 3, 2),
     ],
 )
@@ -70,7 +70,7 @@ def test_communicators_that_lost_a_rank_are_aborted_and_new_ones_measure(
     done = fakes.script(script, tmp_path, **{"break": f"{nth}:1:{_SYSTEM}"})
 
     assert done.said["kind"] == "NcclError", case
-    assert [len(blocks) for blocks in done.said["then"]] == [1, 1], case
+    assert [len(batches) for batches in done.said["then"]] == [1, 1], case
     assert len(done.said["loops"]) == (2 if launches else 0), case
     assert Counter(done.log)["split of 4 ranks"] == 2 * splits, case
     assert len(done.lines("+comm")) == len(done.lines("-comm")), case

@@ -9,7 +9,7 @@ import pytest
 from tests.native.fakes import Fakes
 
 _PRECISION = 1e-6  # the driver gives single-precision milliseconds
-_WAKING = 1e-4  # a slow stream is awake a little later
+_WAKING = 1e-4  # a slow stream wakes a little later
 _BOTH_WAYS = "[[(0, 1), (1, 0)]]"
 _ONE_TO_ALL = "[[(0, 1), (0, 2), (0, 3)]]"
 _ALL_TO_ONE = "[[(1, 0), (2, 0), (3, 0)]]"
@@ -29,7 +29,12 @@ _ALL_TO_ONE = "[[(1, 0), (2, 0), (3, 0)]]"
         ("all to one, the slowest counts", _ALL_TO_ONE, {"rate": "100,3>0=25"}, [41]),
         ("all to one, pulled: the receiver's engine", f"{_ALL_TO_ONE}, pull=True", {"rate": "100,3>0=25"}, [63]),
         ("one to all by kernels", f"{_ONE_TO_ALL}, multiprocessors=True", {"sm_share": 0.5}, [21]),
-        ("a pattern beside a link", "[[(0, 1), (0, 2)], [(3, 4)]]", {"gpus": 5, "rate": "100,3>4=50"}, [22, 21]),
+        (
+            "a pattern and a link concurrently",
+            "[[(0, 1), (0, 2)], [(3, 4)]]",
+            {"gpus": 5, "rate": "100,3>4=50"},
+            [22, 21],
+        ),
         ("from host memory", "[[(-1, 0)]]", {"host_rate": 40}, [26]),
         ("to host memory", "[[(0, -1)]]", {"host_rate": 40}, [26]),
         ("host memory issues nothing, whoever should", "[[(-1, 0)]], pull=False", {"host_rate": 40}, [26]),
@@ -57,8 +62,8 @@ def test_a_group_is_timed_from_a_common_start_to_a_common_end(
     ("case", "call", "settings", "microseconds"),
     [
         # As above; what covers the timed messages takes longer than they do, and is no part of their time.
-        ("in beside out", "[[(-1, 0), (0, -1)]]", {"host_rate": 50, "to_host_rate": 20}, [21]),
-        ("out beside in", "[[(0, -1), (-1, 0)]]", {"host_rate": 50, "to_host_rate": 20}, [51]),
+        ("in while out", "[[(-1, 0), (0, -1)]]", {"host_rate": 50, "to_host_rate": 20}, [21]),
+        ("out while in", "[[(0, -1), (-1, 0)]]", {"host_rate": 50, "to_host_rate": 20}, [51]),
         ("two GPUs at once, each by its own clock", "[[(-1, 0)], [(-1, 1)]]", {"host_rate": "50,1=25"}, [21, 41]),
         (
             "two GPUs at once in both directions",
@@ -147,7 +152,7 @@ def test_odd_sizes_at_odd_places_are_copied_and_checked_in_every_pattern(fakes: 
     """
     done = fakes.script(script, tmp_path)
 
-    # Three messages and two waking copies a block, two blocks, and one that wakes the link; 2 + 3 + 3 + 2 + 2 + 1
+    # Three messages and two waking copies a batch, two batches, and one that wakes the link; 2 + 3 + 3 + 2 + 2 + 1
     # transfers of the six patterns.
     assert len(done.lines("copy ")) == (1 + 5 * 2) * (2 + 3 + 3 + 2 + 2 + 1) * 4 * 3 * 2 * 2
     assert done.leaks() == []

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.job import Call, Ending, Job, JobRank, Unknown
+from collbench.model.units import DTYPE_BYTES
 from collbench.runfile.recorded import merge
 from tests.native.recorded import ABIS, PLUGIN, Made, host, play, streams
 
@@ -123,7 +123,7 @@ def test_a_phase_that_comes_again_is_found_again() -> None:
     assert all(spread is not None and spread.count >= 14_999 for spread in (p.pause for p in rank.phases[0].positions))
     samples = [sample.repetition for sample in rank.phases[0].samples]
     stride = samples[1] - samples[0]
-    assert samples == list(range(0, samples[-1] + 1, stride))  # chosen by number alone
+    assert samples == list(range(0, samples[-1] + 1, stride))  # only the number decides
     assert stride & (stride - 1) == 0
 
 

@@ -1,4 +1,4 @@
-"""Collectives on memory that NCCL knows: what is registered, where, in which order, and when it is given back."""
+"""Collectives on registered memory: what is registered, where, in which order, and when it is released."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_send_and_target_are_registered_once_with_each_communicator_that_is_used
     done = fakes.script(script, tmp_path)
     found = _registered(done, kind)
 
-    # A rank has a communicator for graphs and one for launches: each knows the same two buffers, in the same order.
+    # A rank has a communicator for graphs and one for launches: each has the same two buffers, in the same order.
     assert Counter(map(tuple, found.values())) == dict.fromkeys({tuple(memory) for memory in found.values()}, 2)
     assert len({memory for pair in found.values() for memory in pair}) == 2 * 4
     assert len(done.lines("+ncclmemory")) == len(done.lines("-ncclmemory")) == 2 * 4
@@ -104,7 +104,7 @@ def body(rank, held):
     collective(held, [[0, 1]], registration="window")
     return "done"
 """
-    # Nobody splits for one rank alone here, as the world is what both have.
+    # In a session of its own, because both ranks must take part in a split of the world.
     script = script.replace('held, [[0]], "broadcast"', 'other, [[0]], "broadcast"').replace(
         "    if rank", "    other = session(every[rank])\n    if rank"
     )

@@ -13,7 +13,7 @@ import pytest
 from tests.native.fakes import Fakes
 
 _ALL, _PAIRS = "[[0, 1, 2, 3]]", "[[0, 1], [2, 3]]"
-_MEGABYTE = "count=250000, iterations=1"  # of float32, decimal: 5 µs, and 10 µs over each wire of 100 GB/s
+_MEGABYTE = "count=250000, iterations=1"  # of float32, decimal: 5 µs, and 10 µs over each link of 100 GB/s
 _SAY = """
     def launches(held, groups, **plan):
         return [
@@ -46,7 +46,7 @@ def test_each_launch_of_each_rank_is_timed_between_two_stamps(fakes: Fakes, tmp_
     assert all(len(one["arrived"]) == len(one["left"]) == 23 for one in found)
     assert [one["cost"] for one in found] == pytest.approx([1000, 2000, 1000, 1000], abs=2)
     assert {one["step"] for one in found} == {32}
-    # On a pair whose stamps take alike, what is between two stamps is the collective and the first stamp.
+    # On a pair whose stamps take equally long, the time between two stamps is the collective and the first stamp.
     own = _array(found, "left")[2:] - _array(found, "arrived")[2:]
     assert own == pytest.approx(np.full((2, 23), 26_000), abs=50)
 

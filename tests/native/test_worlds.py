@@ -34,7 +34,7 @@ def body(rank, held):
         for in_place in (False, True):
             times, launches = collective(held, [[2, 0, 1]], operation, count=300, in_place=in_place, root=2, batches=2,
                                          launch_iterations=3, launch_warmup=2)
-            assert [len(blocks) for blocks in times] == [2] and launches[0] > 0
+            assert [len(batches) for batches in times] == [2] and launches[0] > 0
     return "done"
 ranks(3, body)
 """
@@ -52,7 +52,7 @@ def body(rank, held):
     held.prepare([[0, 1], [2, 3], [0, 2], [1, 3], [1, 2]])
     pairs = collective(held, [[0, 1], [2, 3]])[0]
     one = collective(held, [[1, 2]], launch_iterations=1)
-    return [[len(blocks) for blocks in pairs], len(one[0][0]), one[1][0] > 0]
+    return [[len(batches) for batches in pairs], len(one[0][0]), one[1][0] > 0]
 ranks(4, body)
 """
     done = fakes.script(_RANKS + script, tmp_path)
@@ -68,7 +68,7 @@ ranks(4, body)
 
 
 def test_all_ranks_make_the_communicators_for_launches_in_one_order(fakes: Fakes, tmp_path: Path) -> None:
-    # A rank that split for another group than the others would meet ranks that are not its own, or nobody.
+    # A rank that split for another group than the others would join ranks that are not its own, or none.
     script = """
 pairs, middle, everyone = [[0, 1], [2, 3]], [[1, 2]], [[0, 1, 2, 3]]
 def body(rank, held):
@@ -88,8 +88,8 @@ ranks(4, body)
     # Of the pairs and of the middle one each; for the launches of all three.
     assert Counter(done.log)["split of 4 ranks"] == 2 + 3
     assert len(done.lines("+comm")) == len(done.lines("-comm")) == 4 + (4 + 2) + (2 + 4 + 4)
-    assert done.lines("plain broadcast ") == []  # all loops; barriers before a block are plain all-reduces
-    # One that connects, two blocks once, and the loop, twice for the middle ranks.
+    assert done.lines("plain broadcast ") == []  # all loops; barriers before a batch are plain all-reduces
+    # One that connects, two batches once, and the loop, twice for the middle ranks.
     broadcasts = Counter(line for line in done.lines("collective broadcast "))
     assert broadcasts == {
         "collective broadcast ranks 2 bytes 1024": 2 * (3 + 2 + 3) + (3 + 3) + (2 + 3),
@@ -101,19 +101,19 @@ def test_ranks_start_behind_a_tiny_all_reduce(fakes: Fakes, tmp_path: Path) -> N
     script = "ranks(2, lambda rank, held: collective(held, [[0, 1]], 'broadcast', warmup=1, batches=2)[0])"
     lines = fakes.script(_RANKS + script, tmp_path).lines("collective ")
 
-    # Once to connect, then before each of three blocks; not between the four broadcasts of a chain.
+    # Once to connect, then before each of three batches; not between the four broadcasts of a graph.
     assert lines == (["collective broadcast ranks 2 bytes 1024", "collective allreduce ranks 2 bytes 4"]) + (
         ["collective allreduce ranks 2 bytes 4", *["collective broadcast ranks 2 bytes 1024"] * 4] * 3
     )
 
 
-def test_a_rank_says_how_long_it_waited_before_each_block(fakes: Fakes, tmp_path: Path) -> None:
-    """Of its own group alone; in a world of one process nobody waits for another."""
+def test_a_rank_says_how_long_it_waited_before_each_batch(fakes: Fakes, tmp_path: Path) -> None:
+    """Only for its own group; in a world of one process no rank waits for another."""
     script = """
 def body(rank, held):
     if rank == 1:
         import time
-        time.sleep(0.2)  # the first block's barrier waits for it, and those after it do not
+        time.sleep(0.2)  # the first batch's barrier waits for it, and those after it do not
     return collect(held, [[0, 1], [2, 3]], warmup=1, batches=3).waits
 ranks(4, body)
 """
@@ -133,7 +133,7 @@ say(waits=collect(native.Collectives(gpus, native.Nccl(os.environ["NCCL"])), [[0
 
 def test_a_wrong_element_is_reported_by_the_rank_that_holds_it(fakes: Fakes, tmp_path: Path) -> None:
     script = "ranks(2, lambda rank, held: failure(collective, held, [[1, 0]]))"
-    # After the two that connect, two that wake and the barrier's: the chain's first, on rank 1 of the group, which is
+    # After the two that connect, two that wake and the barrier's: the graph's first, on rank 1 of the group, which is
     # the world's 0.
     said = fakes.script(_RANKS + script, tmp_path, corrupt_collective="6:9:1").said["said"]
 
@@ -160,7 +160,7 @@ def test_a_world_that_cannot_be_is_refused(fakes: Fakes, tmp_path: Path, case: s
     assert text in said["text"], case
 
 
-# GPU 1 waits for what GPU 0 does behind its blocking kernel; `asked` is the GPU that the host then asks about, in vain.
+# GPU 1 waits for what GPU 0 does behind its blocking kernel; `asked` is the GPU that the host queries meanwhile.
 _ASK = """
 import ctypes
 cuda, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p
@@ -182,8 +182,8 @@ for gpu in range(2):
         ctypes.memset(latch, 0, 8)
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
 call("cuCtxSetCurrent", context)
-expired, ticket, patience = pointer(latch.value + 4), ctypes.c_uint32(1), ctypes.c_uint64(4 * 10**9)
-each = (pointer * 4)(*(ctypes.addressof(one) for one in (latch, ticket, patience, expired)))
+expired, ticket, timeout = pointer(latch.value + 4), ctypes.c_uint32(1), ctypes.c_uint64(4 * 10**9)
+each = (pointer * 4)(*(ctypes.addressof(one) for one in (latch, ticket, timeout, expired)))
 call("cuLaunchKernel", pointer(kernels[0]), 1, 1, 1, 1, 1, 1, 0, pointer(streams[0]), each, None)
 call("cuEventRecord", event, pointer(streams[0]))
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 1)

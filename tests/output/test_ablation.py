@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.launch import experiment
+from collbench.launch import ablation as ablations
 from collbench.launch.ablation import Ablation, GpuResult, Measure, Ratio, Result, Spread, format_range, format_seconds
 from collbench.output.text.ablation import page, verdict
 from tests.launch.made import ablation
@@ -109,7 +109,7 @@ def test_the_verdict_goes_by_what_an_arm_lacks_and_not_by_what_it_is_called() ->
 
 def test_the_page_of_the_committed_file_is_the_one_that_the_document_shows() -> None:
     document = (ROOT / "docs" / "ablate.md").read_text(encoding="utf-8")
-    shown = text(page(experiment.load(ROOT / "tests" / "data" / "ablation" / "h200x2-gpt2-ddp.json"))).rstrip("\n")
+    shown = text(page(ablations.load(ROOT / "tests" / "data" / "ablation" / "h200x2-gpt2-ddp.json"))).rstrip("\n")
     assert "\n".join(f"    {line}".rstrip() for line in shown.splitlines()) in document
 
 

@@ -1,5 +1,7 @@
 """Causes in words, and the commands that check them: one for each, and none that a value does not ask for."""
 
+from dataclasses import replace
+
 import pytest
 
 from collbench.analysis.diagnose.causes import (
@@ -7,12 +9,11 @@ from collbench.analysis.diagnose.causes import (
     ErrorCounter,
     GpuItself,
     GpuPart,
-    HidesNvlinks,
     Known,
     LikelyCause,
     Look,
     NewErrors,
-    NvlinksIdle,
+    OfLinks,
     Throttled,
     VariableSet,
 )
@@ -27,8 +28,7 @@ EVERY: list[LikelyCause] = [
     *(NewErrors(1, counter, 2) for counter in ErrorCounter),
     *(GpuItself(1, part) for part in GpuPart),
     *(VariableSet(name, "7") for name in SLOWING),
-    *(NvlinksIdle(alone) for alone in (None, Extent.PAIR, Extent.DIRECTION)),
-    *(HidesNvlinks(virtualization) for virtualization in ("", "vGPU")),
+    *(OfLinks(Known.NVLINKS_IDLE, alone) for alone in (Extent.PAIR, Extent.DIRECTION)),
     *(Throttled(("HW slowdown",), seen) for seen in (Presence(1, 2, 3), Presence(1, when="after"))),
 ]
 
@@ -37,6 +37,15 @@ def test_every_cause_has_words_of_its_own() -> None:
     said = [causes.cause(cause, RUN) for cause in EVERY]
     assert len(set(said)) == len(said)
     assert not any(clause.endswith(".") for clause in said)
+
+
+@pytest.mark.parametrize(
+    ("virtualization", "who"),
+    [("vGPU", "the virtual machine (vGPU)"), ("none", "a virtual machine or the driver")],
+)
+def test_hidden_nvlinks_name_the_virtual_machine_if_there_is_one(virtualization: str, who: str) -> None:
+    run = replace(RUN, machine=replace(RUN.machine, virtualization=virtualization))
+    assert causes.cause(Known.NVLINKS_HIDDEN, run).startswith(f"{who} hides the NVLinks")
 
 
 @pytest.mark.parametrize("look", Look)

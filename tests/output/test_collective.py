@@ -4,7 +4,7 @@ import pytest
 
 from collbench.model.operations import COLLECTIVES, Operation, Variant
 from collbench.model.run import Chosen, DataPoint, Measurement, Run, StopReason
-from collbench.output.text import measured as text_measured
+from collbench.output.text.collectives import collectives_page
 from collbench.output.text.measured import page
 from tests.builders import GIB, gpus, in_words, left_out, measured, run_of, shared, throttled
 from tests.output.pages import text
@@ -206,4 +206,4 @@ def test_the_page_is_that_of_the_command_which_measured(command: tuple[str, ...]
 
 def test_nothing_measured_is_a_header() -> None:
     run = run_of(gpus(2), [], command=("allreduce",))
-    assert text(text_measured.collectives_page(run)).count("\n") == 5
+    assert text(collectives_page(run)).count("\n") == 5

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.output.text.curves import Line, Spread, draw, legend
+from collbench.output.text.curves import Line, Spread
+from collbench.output.text.operation import curves_legend, draw_curves
 from tests.output.pages import text
 
 SIZES = tuple(8 * 4**power for power in range(14))  # 8 B to 512 MiB, as `pairs` has them
@@ -18,7 +19,7 @@ def line(mark: str, rates: dict[int, float]) -> Line:
 
 def rows(lines: list[Line], limits: list[float]) -> dict[float, str]:
     """Return what is drawn, by the GB/s that stand before each row: those at its lower edge."""
-    drawn = draw(lines, limits)
+    drawn = draw_curves(lines, limits)
     assert drawn is not None
     split = [row.partition("|") for row in text([drawn]).split("\n") if re.match(r" *[\d.e-]+ \|", row)]
     return {float(label): marks for label, _, marks in split}
@@ -50,13 +51,13 @@ def test_theory_lies_across_above_what_it_limits() -> None:
 
 
 def test_ticks_name_sizes() -> None:
-    drawn = draw([line("1", {2**20: 1.0, 2**30: 2.0})], [])
+    drawn = draw_curves([line("1", {2**20: 1.0, 2**30: 2.0})], [])
     assert drawn is not None
     assert text([drawn]).rstrip("\n").split("\n")[-1].split() == ["|", "1M", "4M", "16M", "64M", "256M", "1G"]
 
 
 def test_one_size_is_no_curve() -> None:
-    assert draw([line("1", {8: 1.0})], [450.0]) is None
+    assert draw_curves([line("1", {8: 1.0})], [450.0]) is None
 
 
 @given(
@@ -65,7 +66,7 @@ def test_one_size_is_no_curve() -> None:
     limit=st.floats(1e-3, 2000.0),
 )
 def test_any_sizes_and_rates_fit_80_columns_and_keep_their_last_mark(sizes: set[int], gbs: float, limit: float) -> None:
-    drawn = draw([line("1", dict.fromkeys(sorted(sizes), gbs))], [limit])
+    drawn = draw_curves([line("1", dict.fromkeys(sorted(sizes), gbs))], [limit])
     assert drawn is not None
     plain = text([drawn])
     assert max(map(len, plain.split("\n"))) <= 80
@@ -74,7 +75,7 @@ def test_any_sizes_and_rates_fit_80_columns_and_keep_their_last_mark(sizes: set[
 
 
 def test_colour_is_the_terminals_choice() -> None:
-    drawn = draw([line("1", dict.fromkeys(SIZES, 300.0))], [450.0])
+    drawn = draw_curves([line("1", dict.fromkeys(SIZES, 300.0))], [450.0])
     assert drawn is not None
     assert "\x1b[" not in text([drawn])
     assert "\x1b[" not in text([drawn], terminal=True, no_color=True)
@@ -82,7 +83,7 @@ def test_colour_is_the_terminals_choice() -> None:
 
 
 def test_the_legend_says_what_each_mark_is() -> None:
-    assert legend([line("1", {8: 1.0})], {"NV18": 450.0, "SYS": 15.75}).split("\n") == [
+    assert curves_legend([line("1", {8: 1.0})], {"NV18": 450.0, "SYS": 15.75}).split("\n") == [
         "  1 line 1, median of 2",
         "  = theory: 450 GB/s NV18, 15.75 GB/s SYS",
     ]

@@ -7,7 +7,7 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.output.text.layout import legend
 from collbench.output.text.matrix import heat_map, render_bandwidths
-from collbench.output.text.measured import pairs_page
+from collbench.output.text.pairs import pairs_page
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.output.pages import pairs_run, text
 

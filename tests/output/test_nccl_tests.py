@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from collbench.model.dtypes import whole_blocks, whole_elements
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Measurement, Run, Sample, StopReason
+from collbench.model.skew import whole_blocks
+from collbench.model.units import whole_elements
 from collbench.output.nccl_tests import lines
 from tests.builders import gpus, in_words, left_out, measured, throttled
 from tests.builders import run_of as built

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from collbench.analysis.node_fit import Observation
 from collbench.analysis.nodes import (
     Effect,
     Judgement,
     LateNode,
     NodeEffect,
-    Observation,
     Rail,
     State,
     choose_nodes,

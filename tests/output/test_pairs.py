@@ -5,7 +5,7 @@ import pytest
 from rich.table import Table
 
 from collbench.model.operations import Operation
-from collbench.output.text.measured import pairs_page
+from collbench.output.text.pairs import pairs_page
 from tests.builders import gpus, measured, pair_run, paths, run_of
 from tests.output.pages import pairs_run, text
 

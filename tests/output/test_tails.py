@@ -7,8 +7,7 @@ import itertools
 
 from collbench.model.operations import Operation
 from collbench.model.run import Flag, FlagKind, Latency, RankLaunches, Run
-from collbench.output.html import tails as html
-from collbench.output.html.content import content
+from collbench.output.html.content import content, single_launches
 from collbench.output.html.page import render
 from collbench.output.text.measured import page, section
 from tests.builders import gpus, measured, run_of
@@ -59,13 +58,13 @@ def test_a_run_without_single_launches_says_nothing_of_them() -> None:
     run = run_of(gpus(2), [measured(Operation.ALLREDUCE, (0, 1), 1.0)], command=("allreduce",))
 
     assert "single launches" not in text(page(run))
-    assert list(html.content(run)) == []
+    assert list(single_launches(run)) == []
     assert "Tails and stragglers" not in render(content([("a", run)], "0"))
 
 
 def test_the_html_page_draws_every_launch() -> None:
     run = run_with(50)
-    (part,) = html.content(run)
+    (part,) = single_launches(run)
     (picture,) = part["histograms"]
     drawn = render(content([("a", run)], "0"))
 

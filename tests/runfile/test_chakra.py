@@ -15,7 +15,8 @@ from collbench.runfile import job_file
 from collbench.runfile.traces import protobuf
 from collbench.runfile.traces.folding import job_of
 from collbench.runfile.traces.formats import parse, read
-from collbench.runfile.traces.trace import Trace, Unreadable
+from collbench.runfile.traces.trace import Trace
+from collbench.runfile.traces.values import Unreadable
 from tests.traces import ABOUT, delimited, node
 
 METADATA, COMPUTE, SEND, RECV, COLLECTIVE = 1, 4, 5, 6, 7

@@ -17,7 +17,6 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from collbench.bench.plan import Request
 from collbench.bench.session import Session
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
 from collbench.model.operations import Operation, Variant, Work
@@ -36,6 +35,7 @@ from collbench.model.run import (
     Skipped,
     StopReason,
 )
+from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, pair_run, run_of, shared
 

@@ -15,8 +15,18 @@ from hypothesis import strategies as st
 
 from collbench.model.job import Job, Unknown
 from collbench.runfile import job_file
-from collbench.runfile.recorded import fold, merge
-from collbench.runfile.streams import Communicator, NcclCall, Repeated, Stream, StreamError, bucket_median, parse
+from collbench.runfile.recorded import merge
+from collbench.runfile.repeats import fold
+from collbench.runfile.streams import (
+    Communicator,
+    NcclCall,
+    Repeated,
+    Repetition,
+    Stream,
+    StreamError,
+    bucket_median,
+    parse,
+)
 from tests.native.recorded import Made, play
 
 # 10^5 and more: COLLBENCH_INVARIANTS=100000.
@@ -47,6 +57,8 @@ def stream(**changes: object) -> Stream:
         tail=np.zeros(3, np.int64),
         tail_starts=np.array([2000, 3000, 5000]),
         before_tail=0,
+        tail_gpu=np.zeros(3, np.int64),
+        tail_begins=np.zeros((3, 2), np.int64),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -184,9 +196,9 @@ def test_ranks(case: str) -> None:
 
 def test_of_two_jobs_under_one_command_the_larger_is_kept() -> None:
     first = [stream(communicators=(Communicator(7, rank, 2, ""),)) for rank in range(2)]
-    second = [stream(communicators=(Communicator(8, rank, 2, ""),), tail=np.zeros(3, np.int64)) for rank in range(2)]
-    long = np.arange(5) * 1000
-    second = [replace(one, tail=np.zeros(5, np.int64), tail_starts=long) for one in second]
+    long = {"tail": np.zeros(5, int), "tail_starts": np.arange(5) * 1000, "tail_gpu": np.zeros(5, int)}
+    long["tail_begins"] = np.zeros((5, 2), int)
+    second = [stream(communicators=(Communicator(8, rank, 2, ""),), **long) for rank in range(2)]
     merged = merge([*first, *second])
     assert merged.others == 2
     assert [rank.calls for rank in merged.job.ranks] == [5, 5]
@@ -236,10 +248,8 @@ def test_the_median_of_a_histogram_is_within_its_bucket(pauses: list[int]) -> No
 
 
 def test_a_phase_with_samples_of_its_own_length(tmp_path: Path) -> None:
-    starts = np.array([2000, 3000])
-    made = stream(
-        phases=(Repeated(np.array([0, 0]), None, ((0, starts), (9, starts))),), runs=((0, 2),), tail=np.zeros(0, int)
-    )
+    samples = tuple(Repetition(number, np.array([2000, 3000]), np.zeros(2, int), np.zeros(4, int)) for number in (0, 9))
+    made = stream(phases=(Repeated(np.array([0, 0]), samples),), runs=((0, 2),), tail=np.zeros(0, int))
     job = merge([replace(made, tail_starts=np.zeros(0, int))]).job
     (phase,) = job.ranks[0].phases
     assert [sample.repetition for sample in phase.samples] == [0]  # the other one was not finished

@@ -23,7 +23,8 @@ from collbench.model.job import Job, JobRank, Source, Unknown
 from collbench.runfile import job_file
 from collbench.runfile.traces.folding import job_of
 from collbench.runfile.traces.formats import parse, read
-from collbench.runfile.traces.trace import Trace, Unreadable
+from collbench.runfile.traces.trace import Trace
+from collbench.runfile.traces.values import Unreadable
 from tests.traces import ABOUT, delimited, inspected, node, noted, observed
 
 # Three steps under torch.profiler, the dump of the whole job, and its recording, all of one run (2026-11-23).
@@ -193,9 +194,9 @@ def test_a_pickle_gets_no_memory_that_its_bytes_do_not_fill(greedy: bytes) -> No
     """And runs nothing. In a process of little memory, which an answer must reach."""
     limited = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
-        "from collbench.runfile.traces import formats, trace\n"
+        "from collbench.runfile.traces import formats, values\n"
         "try: formats.parse(sys.stdin.buffer.read(), 'trace_0')\n"
-        "except trace.Unreadable as error: print(error)\n"
+        "except values.Unreadable as error: print(error)\n"
     )
     one_thread = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads would have address space each
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,23 @@ from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import DataCorruption
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
-from collbench.sim.fabrics import Bridge, Bundle, Delays, Engines, Fabric, Fault, Gpu, HostBridge, Noise, Sockets
+from collbench.runfile.codec import plain
+from collbench.sim.cluster import Cluster
+from collbench.sim.collectives import truth_of
+from collbench.sim.fabrics import (
+    FORMAT,
+    VERSION,
+    Bridge,
+    Bundle,
+    Delays,
+    Engines,
+    Fabric,
+    Fault,
+    Gpu,
+    HostBridge,
+    Noise,
+    Sockets,
+)
 from collbench.sim.network import Transfer, network_of, shared_rates
 
 SLOT = 20.0
@@ -87,10 +104,25 @@ def simulate(fabric: Fabric, request: Request, seed: int) -> Run:
     opened = open_simulated(fabric, request.devices, seed)
     plan, skipped = make_plan(request, opened.backend)
     run = empty_run(request, opened, plan, skipped)
-    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.watch.flags, opened.clock)
+    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.flags, opened.clock)
     try:
         sweep(opened.backend, plan, run, request.effort(), random.Random(seed), watcher)
     except DataCorruption as error:
         run.skipped.append(wrong_data(error))
     run.health_after = opened.health()
     return run
+
+
+def fabric_text(fabric: Fabric) -> str:
+    """Return the fabric as its file's text."""
+    return json.dumps({"format": FORMAT, "format_version": VERSION, **plain(fabric)})
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """Return the cluster as its file's text."""
+    return json.dumps(plain(cluster))
+
+
+def allreduce_busbw(fabric: Fabric, members: Sequence[int]) -> float:
+    """Return the busbw in GB/s of a large all-reduce on these GPUs, alone."""
+    return truth_of(fabric).busbw(tuple(members))

@@ -19,13 +19,13 @@ from collbench.sim.cluster import (
     UplinkFault,
     allreduce_busbw,
     best_bound,
-    dumps,
     load,
     measured,
     named,
     names,
     pair_rates,
 )
+from tests.sim.made import cluster_text
 
 TREE = named("tree-128")
 # Every node of leaf 0 with one of leaf 1.
@@ -103,8 +103,8 @@ def test_noise_is_drawn_around_the_true_rate_and_again_by_its_seed() -> None:
 @pytest.mark.parametrize("name", names())
 def test_a_shipped_cluster_says_where_it_comes_from_and_survives_json(name: str) -> None:
     cluster = named(name)
-    assert load(dumps(cluster), "file") == cluster
-    assert load(dumps(cluster).replace('"reported"', '"told"'), "an older file") == cluster
+    assert load(cluster_text(cluster), "file") == cluster
+    assert load(cluster_text(cluster).replace('"reported"', '"told"'), "an older file") == cluster
     assert len(cluster.source) > 20
 
 
@@ -131,13 +131,13 @@ def test_a_cluster_that_cannot_be_is_refused(title: str, changes: dict[str, obje
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"name": 1}', dumps(TREE)[:-9], "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"name": 1}', cluster_text(TREE)[:-9], "[" * 100_000])
 def test_what_is_no_cluster_file_is_reported(text: str) -> None:
     with pytest.raises(RunFileError, match=r"my\.json is not a cluster file"):
         load(text, "my.json")
 
 
-_FIELDS = some.sampled_from([field for field in dumps(TREE).split('"') if field.isidentifier()])
+_FIELDS = some.sampled_from([field for field in cluster_text(TREE).split('"') if field.isidentifier()])
 _VALUES = some.one_of(
     some.none(), some.booleans(), some.integers(), some.floats(), some.text(), some.lists(some.integers(-3, 200))
 )
@@ -146,7 +146,7 @@ _VALUES = some.one_of(
 @given(changes=some.dictionaries(_FIELDS, _VALUES, max_size=3))
 def test_no_file_ends_in_a_traceback(changes: dict[str, object]) -> None:
     try:
-        cluster = load(json.dumps({**json.loads(dumps(TREE)), **changes}), "file")
+        cluster = load(json.dumps({**json.loads(cluster_text(TREE)), **changes}), "file")
     except CollbenchError:
         return
     assert isinstance(cluster, Cluster)

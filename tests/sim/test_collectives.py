@@ -7,11 +7,12 @@ from itertools import combinations, permutations
 import numpy as np
 import pytest
 
-from collbench.sim import fabrics, random_fabrics
-from collbench.sim.collectives import Truth, allreduce_busbw, best_order, best_packing, hops_of, rates
+from collbench.sim import fabrics
+from collbench.sim.collectives import Truth, best_order, best_packing, hops_of, rates
 from collbench.sim.fabrics import Bridge, Fabric, Fault, FaultKind
 from collbench.sim.network import Medium, Network
-from tests.sim.made import complete, faulty, mesh, tree
+from tests.sim import random_fabrics
+from tests.sim.made import allreduce_busbw, complete, faulty, mesh, tree
 
 DGX = fabrics.load("dgx-1v")
 V100_LINK = 24.17 * DGX.engines.nccl_nvlink

@@ -8,11 +8,11 @@ import pytest
 
 from collbench.model.errors import UsageError
 from collbench.model.run import Path, PeerStatus
-from collbench.sim import fabrics, faults, labels, random_fabrics
-from collbench.sim.collectives import allreduce_busbw
+from collbench.sim import fabrics, labels
 from collbench.sim.fabrics import Fabric, FaultKind
 from collbench.sim.network import Transfer
-from tests.sim.made import copy_rates
+from tests.sim import faults, random_fabrics
+from tests.sim.made import allreduce_busbw, copy_rates
 
 KINDS = [
     *("data-corrupt", "hang", "nv-degraded", "nv-not-used", "linkcount-mismatch", "hidden-nvlink", "impossible"),

@@ -13,8 +13,10 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from collbench.model.errors import UsageError
-from collbench.sim import fabrics, faults, random_fabrics
+from collbench.sim import fabrics
 from collbench.sim.fabrics import Fabric, FaultKind
+from tests.sim import faults, random_fabrics
+from tests.sim.made import fabric_text
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 SCHEMA: dict[str, Any] = json.loads((DOCS / "fabric-file.schema.json").read_text(encoding="utf-8"))
@@ -39,7 +41,7 @@ def test_the_shipped_files_the_example_and_made_up_machines_follow_it() -> None:
         rng = np.random.default_rng(seed)
         fabric = random_fabrics.make(rng)
         possible = faults.possible(fabric)
-        validate(fabrics.dumps(faults.with_fault(fabric, possible[seed % len(possible)], rng)[0]))
+        validate(fabric_text(faults.with_fault(fabric, possible[seed % len(possible)], rng)[0]))
 
 
 def test_version_1_had_other_names_for_noise() -> None:

@@ -8,7 +8,7 @@ import pytest
 from collbench.machine import nvidia_smi
 from collbench.model.run import PeerStatus
 from collbench.sim import fabrics, labels
-from collbench.sim.fabrics import Bridge, Fabric, Fault, FaultKind, Telling
+from collbench.sim.fabrics import Bridge, Fabric, Fault, FaultKind, ReportedPath
 from tests.sim.made import complete, faulty, tree
 
 TOPOLOGIES = Path(__file__).parents[1] / "data" / "topologies"
@@ -81,7 +81,7 @@ def test_a_link_of_one_gpu_down_at_a_switch_shows_in_its_row() -> None:
 
 
 def test_a_file_may_say_what_the_tools_tell() -> None:
-    telling = Telling((1, 0), label="PIX", tool_label="SYS", tool_peer_access=PeerStatus.GNS, cuda_peers=False)
+    telling = ReportedPath((1, 0), label="PIX", tool_label="SYS", tool_peer_access=PeerStatus.GNS, cuda_peers=False)
     (path,) = labels.paths(replace(tree(("root0", "root0")), labels=(telling,)))
     assert (path.label, path.tool_label, path.tool_peer_access, path.cuda_peers) == (
         "PIX",

@@ -94,7 +94,11 @@ def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
     """
     k = sets.shape[1]
     limits, hops = uplink_limits(sets, wired.uplinks, wired.links)
-    ring = ring_table(wired.alone, k)[masks(sets)] if k <= MOST_MEMBERS else np.full(len(sets), best_ring(wired.alone))
+    ring = (
+        ring_table(wired.unshared, k)[masks(sets)]
+        if k <= MOST_MEMBERS
+        else np.full(len(sets), best_ring(wired.unshared))
+    )
     hi = np.minimum(ring, limits)
     return hi * lowest_pair(wired.share, sets), hi, hops
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from statistics import median
 
-from collbench.analysis.outcome import outcome
+from collbench.analysis.outcome import outcome, unordered
 from collbench.analysis.stats import FEWEST_TRIALS, log_rates, student, summarize
 from collbench.analysis.tiers import Estimate, Members, estimates_of, tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
-from collbench.model.operations import Endpoints, Operation, Work
-from collbench.model.run import FlagKind, Layout, Machine, Measurement, Path, Run, Settings
+from collbench.model.operations import Operation, Work
+from collbench.model.run import FlagKind, Layout, Measurement, Path, Run
 from collbench.model.units import TELLING_BYTES
 
 # Which device of one run is which of another: by UUID where it is the same GPU, else by its place in the list.
@@ -92,15 +92,6 @@ def points_by_key(run: Run, positions: Mapping[int, int] | None = None) -> dict[
             key = Key(str(point.work), unordered(point.work, members), root, point.size_bytes)
             made[key] = Named(key, point.work, measurement)
     return made
-
-
-def unordered(work: Work, members: tuple[int, ...]) -> tuple[int, ...]:
-    """Return members so that those of one data point are equal in any order that says nothing."""
-    if work.operation.is_collective or work.variant.endpoints is Endpoints.PAIR:
-        return tuple(sorted(members))
-    if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:  # one device faces all the others, which have no order
-        return (members[0], *sorted(members[1:]))
-    return members
 
 
 # A data point's log bandwidth with its error, and how far the truth may lie from it; docs/exchange.md has the rule.
@@ -388,7 +379,7 @@ _MOST_LABELS = 4  # of a machine with many links the first ones show which
 
 
 class Subject(StrEnum):
-    """What may differ between two runs."""
+    """What may differ between two runs, the likeliest causes of a change first."""
 
     HOSTNAME = auto()
     DRIVER = auto()
@@ -430,43 +421,6 @@ class Subject(StrEnum):
 
 Fact = str | int | float | bool | Sequence[object] | None
 
-_OF_MACHINES: dict[Subject, Callable[[Machine], Fact]] = {
-    Subject.HOSTNAME: lambda machine: machine.hostname,
-    Subject.DRIVER: lambda machine: machine.driver,
-    Subject.CUDA: lambda machine: machine.cuda,
-    Subject.NCCL: lambda machine: machine.nccl,
-    Subject.NCCL_PATH: lambda machine: machine.nccl_path,
-    Subject.KERNEL_IMAGE: lambda machine: machine.kernel_image,
-    Subject.SYSTEM: lambda machine: machine.system,
-    Subject.CPU: lambda machine: machine.cpu,
-    Subject.VIRTUALIZATION: lambda machine: machine.virtualization,
-    Subject.MULTICAST: lambda machine: machine.multicast,
-    Subject.FABRIC: lambda machine: machine.fabric,
-}
-_OF_COLLECTIVES: dict[Subject, Callable[[Settings], Fact]] = {
-    Subject.DTYPE: lambda settings: settings.dtype,
-    Subject.REDOP: lambda settings: settings.redop,
-}
-# What was asked for. The seed is another one every time, and the devices are compared themselves.
-_OF_REQUESTS: dict[Subject, Callable[[Settings], Fact]] = {
-    Subject.PROCESSES: lambda settings: settings.processes,
-    Subject.COMMAND: lambda settings: settings.command_name,
-    Subject.SIZES: lambda settings: settings.requested_sizes,
-    Subject.COPIES: lambda settings: settings.copies,
-    Subject.COLLECTIVES: lambda settings: settings.collectives,
-    Subject.LAYOUT: lambda settings: (
-        (settings.layout, settings.split) if settings.layout is Layout.SPLIT else (settings.layout,)
-    ),
-    Subject.QUICK: lambda settings: settings.quick,
-    Subject.PRECISION: lambda settings: settings.precision,
-    Subject.BUDGET: lambda settings: settings.budget_seconds,
-    Subject.ITERATIONS: lambda settings: settings.iterations,
-    Subject.WARMUP: lambda settings: settings.warmup,
-    Subject.VERIFY: lambda settings: settings.verify,
-    Subject.ROOT: lambda settings: settings.root,
-    Subject.NCCL_CONFIG: lambda settings: sorted(settings.nccl_config.items()),
-}
-
 
 def _flags(run: Run) -> list[tuple[FlagKind, int]]:
     """Return how many trials have a flag of each kind, most first."""
@@ -479,13 +433,48 @@ def _flags(run: Run) -> list[tuple[FlagKind, int]]:
     return kinds.most_common()
 
 
-_OF_RUNS: dict[Subject, Callable[[Run], Fact]] = {
+def _layout(run: Run) -> Fact:
+    layout = run.settings.layout
+    return (layout, run.settings.split) if layout is Layout.SPLIT else (layout,)
+
+
+# The seed is another one every time. Variables and labels are compared one by one.
+_FACTS: dict[Subject, Callable[[Run], Fact]] = {
+    Subject.HOSTNAME: lambda run: run.machine.hostname,
+    Subject.DRIVER: lambda run: run.machine.driver,
+    Subject.CUDA: lambda run: run.machine.cuda,
+    Subject.NCCL: lambda run: run.machine.nccl,
+    Subject.NCCL_PATH: lambda run: run.machine.nccl_path,
+    Subject.KERNEL_IMAGE: lambda run: run.machine.kernel_image,
+    Subject.SYSTEM: lambda run: run.machine.system,
+    Subject.CPU: lambda run: run.machine.cpu,
+    Subject.VIRTUALIZATION: lambda run: run.machine.virtualization,
+    Subject.MULTICAST: lambda run: run.machine.multicast,
+    Subject.FABRIC: lambda run: run.machine.fabric,
+    Subject.DTYPE: lambda run: run.settings.dtype,
+    Subject.REDOP: lambda run: run.settings.redop,
+    Subject.PROCESSES: lambda run: run.settings.processes,
+    Subject.COMMAND: lambda run: run.settings.command_name,
+    Subject.SIZES: lambda run: run.settings.requested_sizes,
+    Subject.COPIES: lambda run: run.settings.copies,
+    Subject.COLLECTIVES: lambda run: run.settings.collectives,
+    Subject.LAYOUT: _layout,
+    Subject.QUICK: lambda run: run.settings.quick,
+    Subject.PRECISION: lambda run: run.settings.precision,
+    Subject.BUDGET: lambda run: run.settings.budget_seconds,
+    Subject.ITERATIONS: lambda run: run.settings.iterations,
+    Subject.WARMUP: lambda run: run.settings.warmup,
+    Subject.VERIFY: lambda run: run.settings.verify,
+    Subject.ROOT: lambda run: run.settings.root,
+    Subject.NCCL_CONFIG: lambda run: sorted(run.settings.nccl_config.items()),
+    Subject.DEVICES: lambda run: tuple(device.name for device in run.devices),
     Subject.FLAGS: _flags,
     Subject.FAILED: lambda run: sum(bool(measurement.failure) for measurement in run.measurements),
     Subject.COMPLETE: lambda run: run.complete,
     Subject.VERSION: lambda run: run.version,
     Subject.STARTED: lambda run: run.started,
 }
+_OF_COLLECTIVES = (Subject.DTYPE, Subject.REDOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,24 +492,21 @@ class Difference:
 
 
 def differences(base: Run, new: Run, positions: Mapping[int, int]) -> tuple[Difference, ...]:
-    """Return what differs, the likeliest causes first; `positions` are the new run's devices as the base's."""
+    """Return what differs, in the order of Subject; `positions` are the new run's devices as the base's."""
     old, now = base.settings.environment, new.settings.environment
     variables = sorted({*old, *now} - _IDLE)
     collectives = any(operation.is_collective for operation in base.settings.operations)
-    requested = (_OF_COLLECTIVES if collectives else {}) | _OF_REQUESTS
-    all_differences = (
-        *(Difference(what, of(base.machine), of(new.machine)) for what, of in _OF_MACHINES.items()),
+    found = [
+        *(Difference(subject, of(base), of(new)) for subject, of in _FACTS.items()),
         *(Difference(Subject.VARIABLE, old.get(name), now.get(name), name) for name in variables),
-        *(Difference(what, of(base.settings), of(new.settings)) for what, of in requested.items()),
-        Difference(Subject.DEVICES, _names(base), _names(new)),
         *_of_labels(base, new, positions),
-        *(Difference(what, of(base), of(new)) for what, of in _OF_RUNS.items()),
+    ]
+    order = list(Subject)
+    return tuple(
+        one
+        for one in sorted(found, key=lambda one: order.index(one.subject))
+        if one.base != one.new and (collectives or one.subject not in _OF_COLLECTIVES)
     )
-    return tuple(difference for difference in all_differences if difference.base != difference.new)
-
-
-def _names(run: Run) -> tuple[str, ...]:
-    return tuple(device.name for device in run.devices)
 
 
 def _of_labels(base: Run, new: Run, positions: Mapping[int, int]) -> Iterator[Difference]:

@@ -178,8 +178,6 @@ def _bounded(estimates: _Array, drawn: _Array) -> list[Bounded]:
 
 # Times of a collective over message sizes, from a few measured ones (docs/method.md 12).
 
-Values = NDArray[np.float64]
-
 
 class Curve:
     """Seconds of one operation on one set of devices, by message size in bytes: never less for more bytes.
@@ -196,7 +194,7 @@ class Curve:
         self.sizes = tuple(sorted(points))
         sizes = np.array(self.sizes, dtype=float)
         logs = np.log([points[size] for size in self.sizes])
-        self._logs: Values = np.asarray(isotonic_regression(logs).x, dtype=float)
+        self._logs: _Array = np.asarray(isotonic_regression(logs).x, dtype=float)
         self._line = _least_squares(sizes, np.exp(self._logs))
         self._between = PchipInterpolator(np.log(sizes), self._logs) if len(sizes) > 1 else None
 
@@ -222,7 +220,7 @@ class Curve:
         return float(np.exp(self._logs[0])) if self.sizes[0] <= SMALL_BYTES else self._line[0]
 
 
-def _least_squares(sizes: Values, times: Values) -> tuple[float, float]:
+def _least_squares(sizes: _Array, times: _Array) -> tuple[float, float]:
     """Return α in seconds and 1/β in seconds a byte, both ≥ 0, that come nearest to all points in relative terms.
 
     Points that show no growth, or a single one, say nothing of larger messages: those are taken as proportional.

@@ -250,35 +250,42 @@ def kernels(positions: Sequence[Position], seconds: Sequence[float] | Values) ->
     return array
 
 
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """A rank that calls collectives of a group in its step: at which positions, after how many in earlier phases."""
+
+    rank: JobRank
+    phase: Phase
+    indices: tuple[int, ...]
+    sent_before: int
+
+    def calls(self) -> tuple[int, ...]:
+        """Return the calls, as places in the job's table."""
+        return tuple(self.phase.positions[index].call for index in self.indices)
+
+
 def matched(job: Job) -> list[MatchedGroup]:
     """Return the collectives that are known to be the same on several ranks, by group.
 
     Ranks of a group that sent other calls before or in their step are not matched: nothing is guessed.
     """
-    callers: dict[int, list[JobRank]] = defaultdict(list)
-    indices_of: dict[tuple[int, int], list[int]] = {}
-    before: dict[tuple[int, int], tuple[int, int]] = {}
+    callers: dict[int, list[_Caller]] = defaultdict(list)
     for rank in sorted(job.ranks, key=lambda one: one.rank):
         phase = shown_phase(rank)
         if phase is None:
             continue
-        mine: dict[int, list[int]] = defaultdict(list)
+        indices: dict[int, list[int]] = defaultdict(list)
         for index, position in enumerate(phase.positions):
             call = job.calls[position.call]
             if call.collective is not None:
-                mine[call.group].append(index)
+                indices[call.group].append(index)
         sent = _sent_before(job, rank, phase)
-        for group, indices in mine.items():
+        for group, own in indices.items():
             known = job.groups[group].ranks
             if not known or rank.rank in known:
-                callers[group].append(rank)
-                indices_of[group, rank.rank], before[group, rank.rank] = indices, (sent.get(group, 0), len(indices))
-    matched_groups = []
-    for group, ranks in sorted(callers.items()):
-        matched_group = _matched_group(job, group, ranks, indices_of, before)
-        if matched_group is not None:
-            matched_groups.append(matched_group)
-    return matched_groups
+                callers[group].append(_Caller(rank, phase, tuple(own), sent.get(group, 0)))
+    groups = (_matched_group(job, group, ours) for group, ours in sorted(callers.items()))
+    return [group for group in groups if group is not None]
 
 
 def _sent_before(job: Job, rank: JobRank, phase: Phase) -> Mapping[int, int]:
@@ -293,41 +300,37 @@ def _sent_before(job: Job, rank: JobRank, phase: Phase) -> Mapping[int, int]:
     return sent
 
 
-def _matched_group(
-    job: Job,
-    group: int,
-    ranks: Sequence[JobRank],
-    indices_of: Mapping[tuple[int, int], list[int]],
-    before: Mapping[tuple[int, int], tuple[int, int]],
-) -> MatchedGroup | None:
-    size = job.groups[group].size
-    phases = [phase for rank in ranks if (phase := shown_phase(rank)) is not None]
-    if not 2 <= len(ranks) <= size or len({before[group, rank.rank] for rank in ranks}) > 1:
+def _matched_group(job: Job, group: int, callers: Sequence[_Caller]) -> MatchedGroup | None:
+    first, size = callers[0], job.groups[group].size
+    if not 2 <= len(callers) <= size:
         return None
-    indices = np.array([indices_of[group, rank.rank] for rank in ranks])
-    calls = [tuple(phase.positions[index].call for index in row) for phase, row in zip(phases, indices, strict=True)]
-    if any(other != calls[0] for other in calls):
+    if any((one.sent_before, one.calls()) != (first.sent_before, first.calls()) for one in callers):
         return None
+    phases = [one.phase for one in callers]
+    indices = np.array([one.indices for one in callers])
     samples = _common(phases)
     own, least = _durations(phases, indices, samples)
-    hosts = {rank.host for rank in ranks}
-    clock = len(hosts) == 1 and hosts != {""} and samples and Unknown.PAUSES not in job.unknown
+    hosts = {one.rank.host for one in callers}
     arrived = None
-    if clock:
-        stamps = np.array(
-            [np.array([one.starts for one in mine])[:, row] for mine, row in zip(samples, indices, strict=True)]
-        )
-        arrived = stamps * MICRO if np.isfinite(stamps).all() else None
+    if len(hosts) == 1 and hosts != {""} and samples and Unknown.PAUSES not in job.unknown:
+        starts = [np.array([one.starts for one in mine])[:, row] for mine, row in zip(samples, indices, strict=True)]
+        stamps = np.array(starts) * MICRO
+        arrived = stamps if np.isfinite(stamps).all() else None
+    judged = []
+    for index in first.indices:
+        position = first.phase.positions[index]
+        collective = job.calls[position.call].collective
+        judged.append(collective is not None and not collective.rooted and not position.together)
     return MatchedGroup(
         group,
-        tuple(rank.rank for rank in ranks),
-        calls[0],
+        tuple(one.rank.rank for one in callers),
+        first.calls(),
         indices,
         own,
         least,
         arrived,
-        np.array([_judged(job, phases[0].positions[index]) for index in indices[0]]),
-        whole=len(ranks) == size,
+        np.array(judged),
+        whole=len(callers) == size,
     )
 
 
@@ -411,11 +414,6 @@ def _rank_row(job: Job, rank: JobRank, phase: Phase | None, matched_groups: Sequ
         str(rank.ending),
         rank.dropped,
     )
-
-
-def _judged(job: Job, position: Position) -> bool:
-    collective = job.calls[position.call].collective
-    return collective is not None and not collective.rooted and not position.together
 
 
 def _late(matched_group: MatchedGroup, *, by_call: bool = False) -> Iterator[LateRank]:

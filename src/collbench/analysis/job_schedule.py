@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean, median
 
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import UsageError
 from collbench.model.job import MICRO, Call, Job, JobRank, Phase, PointToPoint, Unknown
 from collbench.model.operations import Operation
 from collbench.model.run import ReplayedCall
-from collbench.model.units import format_size
+from collbench.model.units import DTYPE_BYTES, REDOPS, format_size
 
 P2P, MIXED = "p2p", "mixed"
 # What only moves is moved as bytes, as NCCL does it [nccl 2.28 src/collectives.cc: ncclAllGather and ncclBroadcast].
@@ -341,7 +340,9 @@ def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[
         raise UsageError(
             f"the recording does not say which rank is the root of a {operation}: record the job with the plugin"
         )
-    dtype = _dtype(call.dtype) if operation.reduces else _BYTES
+    dtype = _BYTES
+    if operation.reduces:
+        dtype = _SIGNED.get(call.dtype, call.dtype) if call.dtype in DTYPE_BYTES else "float32"
     unit = DTYPE_BYTES[dtype] * (ranks if operation.shares else 1)
     yield Post(
         operation.value,
@@ -350,10 +351,6 @@ def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[
         (call.reduction if call.reduction in REDOPS else "sum") if operation.reduces else "",
         None if not operation.rooted or call.root is None else order[call.root],
     )
-
-
-def _dtype(name: str) -> str:
-    return _SIGNED.get(name, name) if name in DTYPE_BYTES else "float32"
 
 
 # Which units wait for each other: a run of the step without time.

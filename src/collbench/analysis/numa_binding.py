@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from collbench.analysis.stats import log_rates
+from collbench.analysis.stats import log_rates, most_measured
 from collbench.analysis.tiers import Estimate, differs, estimates_of, ties, tolerance
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Measurement, Run
@@ -50,9 +50,7 @@ def bindings(run: Run) -> tuple[Binding, ...]:
     """
     copies = {m.point: m for m in run.measured(Variant.HOST) if m.point.operation in _DIRECTIONS}
     copies = {point: one for point, one in copies.items() if point.numa_node is not None}
-    # At the size that most have, of these the largest.
-    counts = Counter(point.size_bytes for point in copies)
-    size = max(counts, key=lambda size: (counts[size], size), default=0)
+    size = most_measured(Counter(point.size_bytes for point in copies)) or 0
     at_size = {point: one for point, one in copies.items() if point.size_bytes == size}
     nodes = tuple(sorted({point.numa_node for point in at_size if point.numa_node is not None}))
     if len(nodes) < 2:

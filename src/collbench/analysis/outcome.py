@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import Failure, FailureKind
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Endpoints, Operation, Work
 from collbench.model.run import Measurement, Overlap, Path, Replay, Run, SkipKind, Skipped
 
 # Why a run has no figure for a place: one answer, from what the run says in types, for every page and command.
@@ -58,18 +58,18 @@ class Absences:
         self._failed: dict[tuple[Work, Members], Measurement] = {}
         for measurement in run.measurements:
             work = measurement.point.work
-            key = work, _ordered(work, measurement.point.members)
+            key = work, unordered(work, measurement.point.members)
             self._measured[*key, measurement.point.size_bytes] = measurement
             if measurement.failure:
                 self._failed.setdefault(key, measurement)
         self._skipped = {
-            (left.work, _ordered(left.work, left.members)): left for left in run.skipped if left.work is not None
+            (left.work, unordered(left.work, left.members)): left for left in run.skipped if left.work is not None
         }
         self._paths = {frozenset(path.devices): path for path in run.paths}
 
     def of(self, work: Work, members: Members, size_bytes: int | None = None) -> Absence:
         """Return why a work has no figure, or too few trials for one, on its members; at any size for None."""
-        key = work, _ordered(work, members)
+        key = work, unordered(work, members)
         measurement = self._failed.get(key) if size_bytes is None else self._measured.get((*key, size_bytes))
         if measurement is not None and measurement.failure:
             return Absence(AbsenceKind.FAILED, failure=measurement.failure)
@@ -94,10 +94,13 @@ def _denied(path: Path) -> bool:
     return path.peers_denied
 
 
-def _ordered(work: Work, members: Members) -> Members:
-    """Return members so that those of one place are equal."""
-    unordered = work.operation.is_collective or work.variant is Variant.BOTH_WAYS
-    return tuple(sorted(members)) if unordered else members
+def unordered(work: Work, members: Members) -> Members:
+    """Return members so that those of one data point are equal, whatever order they were listed in."""
+    if work.operation.is_collective or work.variant.endpoints is Endpoints.PAIR:
+        return tuple(sorted(members))
+    if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:  # one device faces all the others, which have no order
+        return (members[0], *sorted(members[1:]))
+    return members
 
 
 # How a run ended: what failed, where, and the exit status that it earns. Decided here alone; pages only print it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import fmean, median
 
 import numpy as np
@@ -157,12 +157,9 @@ def slowdown(
         return upper
     lower, low = _factors(points[above - 1]), math.log(points[above - 1].size_bytes)
     share = (math.log(size_bytes) - low) / (math.log(points[above].size_bytes) - low)
-    return Slowdown(
-        _between(lower.collective, upper.collective, share),
-        _between(lower.compute, upper.compute, share),
-        _between(lower.collective_most, upper.collective_most, share),
-        _between(lower.compute_most, upper.compute_most, share),
-    )
+    ends = zip(astuple(lower), astuple(upper), strict=True)
+    # In logs, because factors multiply.
+    return Slowdown(*(math.exp((1 - share) * math.log(one) + share * math.log(other)) for one, other in ends))
 
 
 def _factors(overlap: Overlap) -> Slowdown:
@@ -174,11 +171,6 @@ def _factors(overlap: Overlap) -> Slowdown:
         math.inf if collective.interval is None else collective.interval[1],
         math.inf if compute.interval is None else compute.interval[1],
     )
-
-
-def _between(low: float, high: float, share: float) -> float:
-    """Return a factor between two, in logs: factors multiply."""
-    return math.exp((1 - share) * math.log(low) + share * math.log(high))
 
 
 def strongest(overlaps: Iterable[Overlap]) -> Overlap | None:

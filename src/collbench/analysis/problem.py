@@ -314,7 +314,7 @@ def _order_of(devices: Sequence[Device]) -> TieBreak:
 
 
 def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> SelectionProblem:
-    """Return the case that a run makes for its fit devices, by the ranking of their pairs.
+    """Return the problem of choosing among a run's fit devices, by the ranking of their pairs.
 
     How the machine is wired is what all of its devices show, also those that may not be chosen.
     """
@@ -366,7 +366,7 @@ def _rates(run: Run, ranking: Ranking, index: Mapping[int, int]) -> Rates:
 
 
 def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collection[int]) -> SelectionProblem:
-    """Return the case that labels alone make, with the rates that such labels have on healthy machines."""
+    """Return the problem that labels alone pose, with the rates that such labels have on healthy machines."""
     order = in_bus_order(devices, fit)
     known = _paths(paths, {position: at for at, position in enumerate(order)})
     labels = sorted({path.label for path in known.values()})
@@ -376,7 +376,7 @@ def from_labels(devices: Sequence[Device], paths: Sequence[Path], fit: Collectio
 
 
 def from_rates(devices: Sequence[Device], rates: Rates, paths: Sequence[Path] = ()) -> SelectionProblem:
-    """Return the case that a matrix of rates makes, GB/s, row source and column destination; 0 is not measured."""
+    """Return the problem that a matrix of rates poses, GB/s, row source and column destination; 0 is not measured."""
     order = in_bus_order(devices, range(len(devices)))
     known = _paths(paths, {position: at for at, position in enumerate(order)})
     ordered = rates[np.ix_(order, order)]

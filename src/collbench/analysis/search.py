@@ -130,12 +130,12 @@ def search(wired: Wiring, k: int, delta: float) -> Candidates:
     return _some(wired, sorted(grown(wired, k)))
 
 
-def best(field: Candidates, delta: float) -> NDArray[np.intp]:
+def best(candidates: Candidates, delta: float) -> NDArray[np.intp]:
     """Return the indices of the sets that no figure separates from the best: by `lo`, then `hi`, then fewest hops."""
-    indices = np.arange(len(field.sets))
-    for values in (field.lo, field.hi):
+    indices = np.arange(len(candidates.sets))
+    for values in (candidates.lo, candidates.hi):
         indices = indices[values[indices] >= values[indices].max() * (1 - delta)]
-    return np.asarray(indices[field.hops[indices] == field.hops[indices].min()])
+    return np.asarray(indices[candidates.hops[indices] == candidates.hops[indices].min()])
 
 
 def _some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
@@ -176,31 +176,31 @@ def _every(wired: Wiring, sets: Sets, delta: float) -> Candidates:
     return Candidates(sets, lo, hi, hops, quick, heuristic=False)
 
 
-def _pack(wired: Wiring, field: Candidates, meshed: NDArray[np.intp], delta: float) -> None:
+def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta: float) -> None:
     """Fill in `lo` and `hi` of the meshes, the highest bounds first, until no bound reaches the best."""
     packed: dict[bytes, Packed] = {}
     widest: dict[bytes, float] = {}
-    enough = field.lo.max(initial=0.0) * (1 - delta)
+    enough = candidates.lo.max(initial=0.0) * (1 - delta)
     keys: dict[int, bytes] = {}
-    order = meshed[np.argsort(-field.quick[meshed], kind="stable")]
+    order = meshed[np.argsort(-candidates.quick[meshed], kind="stable")]
     for index in order.tolist():
-        if field.quick[index] < enough:
+        if candidates.quick[index] < enough:
             break
-        nvlink, links = _ordered(wired, field.sets[index])
+        nvlink, links = _ordered(wired, candidates.sets[index])
         key = keys[index] = nvlink.tobytes()
         if key not in packed:
             bound = widest[key] = cut_bound(nvlink)
             packed[key] = packing(nvlink, links) if bound >= enough else Packed(0, 0.0)
-        port = float(wired.port[field.sets[index]].min())
-        field.lo[index] = max(field.lo[index], min(packed[key].gbs, port))
-        field.hi[index] = min(widest[key], port)
-        enough = max(enough, field.lo[index] * (1 - delta))
+        port = float(wired.port[candidates.sets[index]].min())
+        candidates.lo[index] = max(candidates.lo[index], min(packed[key].gbs, port))
+        candidates.hi[index] = min(widest[key], port)
+        enough = max(enough, candidates.lo[index] * (1 - delta))
     fractional: dict[bytes, float] = {}
     for index, key in keys.items():
-        if field.lo[index] >= enough:
+        if candidates.lo[index] >= enough:
             if key not in fractional:
-                fractional[key] = most(_ordered(wired, field.sets[index])[0], packed[key].gbs)
-            field.hi[index] = min(fractional[key], float(wired.port[field.sets[index]].min()))
+                fractional[key] = most(_ordered(wired, candidates.sets[index])[0], packed[key].gbs)
+            candidates.hi[index] = min(fractional[key], float(wired.port[candidates.sets[index]].min()))
 
 
 def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
@@ -224,19 +224,19 @@ MOST_FINALISTS = 4
 _COARSE = 4
 
 
-def finalists(wired: Wiring, field: Candidates, chosen: int, delta: float) -> tuple[Candidate, ...]:
+def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) -> tuple[Candidate, ...]:
     """Return the set at the place `chosen` and up to three others, best first, and the first k wherever they stand.
 
     All could be as good as the chosen one: their `hi` reaches its `lo`. Of a PCIe ring no interference check is sure
     enough to rule out what the 0.6 does not. Those predicted alike are alike in what the prediction knows, so one of
     each kind goes first, then those that share the fewest devices with the others.
     """
-    least = field.lo[chosen]
-    if field.hops[chosen]:
-        least = min(least, CROWDED * field.hi[chosen])
-    able = field.hi >= least * (1 - delta)
-    kinds = _kinds(wired, field, delta)
-    order = np.lexsort((-_inside(wired, field), *kinds.T[::-1]))
+    least = candidates.lo[chosen]
+    if candidates.hops[chosen]:
+        least = min(least, CROWDED * candidates.hi[chosen])
+    able = candidates.hi >= least * (1 - delta)
+    kinds = _kinds(wired, candidates, delta)
+    order = np.lexsort((-_inside(wired, candidates), *kinds.T[::-1]))
     order = order[able[order]]
     picked = [chosen]
     for columns in (_COARSE, None):
@@ -244,35 +244,40 @@ def finalists(wired: Wiring, field: Candidates, chosen: int, delta: float) -> tu
         picked += [index for index in order[np.sort(first)].tolist() if index not in picked]
         picked = picked[:MOST_FINALISTS]
     while len(picked) < min(MOST_FINALISTS, len(order)):
-        picked.append(_farthest(field, order, picked))
-    default = tuple(range(field.sets.shape[1]))
-    members = [tuple(field.sets[index].tolist()) for index in picked]
-    ordered = dict.fromkeys([*members, default])
-    return tuple(Candidate(some, predict(wired.of(some)), default=some == default) for some in ordered)
+        picked.append(_farthest(candidates, order, picked))
+    return with_default(wired, [tuple(candidates.sets[index].tolist()) for index in picked])
 
 
-def _kinds(wired: Wiring, field: Candidates, delta: float) -> NDArray[np.float64]:
+def with_default(wired: Wiring, sets: Sequence[Members]) -> tuple[Candidate, ...]:
+    """Return sets of as many devices with their bands; the last one is the first k, where these are not among them."""
+    default = tuple(range(len(sets[0])))
+    return tuple(
+        Candidate(some, predict(wired.of(some)), default=some == default) for some in dict.fromkeys([*sets, default])
+    )
+
+
+def _kinds(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
     """Return the figures that separate sets, smaller is better, shape (sets, figures); rates in steps of δ.
 
     Band, hops, and how many share a host bridge at most, for what they share there no pair shows; then what is inside.
     """
-    hosts = wired.host[field.sets]
+    hosts = wired.host[candidates.sets]
     crowd = (hosts[:, :, None] == hosts[:, None, :]).sum(axis=2).max(axis=1)
-    rates = (field.lo, field.hi, _inside(wired, field))
+    rates = (candidates.lo, candidates.hi, _inside(wired, candidates))
     lo, hi, inside = (-np.round(np.log(np.maximum(values, 1e-9)) / delta) for values in rates)
-    return np.column_stack([lo, hi, field.hops, crowd, inside])
+    return np.column_stack([lo, hi, candidates.hops, crowd, inside])
 
 
-def _inside(wired: Wiring, field: Candidates) -> NDArray[np.float64]:
+def _inside(wired: Wiring, candidates: Candidates) -> NDArray[np.float64]:
     """Return all bandwidth within each set, GB/s: of sets alike in all else, one without weak devices has more."""
-    return np.asarray(wired.rates[field.sets[:, :, None], field.sets[:, None, :]].sum(axis=(1, 2)))
+    return np.asarray(wired.rates[candidates.sets[:, :, None], candidates.sets[:, None, :]].sum(axis=(1, 2)))
 
 
-def _farthest(field: Candidates, order: NDArray[np.intp], picked: list[int]) -> int:
+def _farthest(candidates: Candidates, order: NDArray[np.intp], picked: list[int]) -> int:
     """Return the set that shares the fewest members with any picked one, the best predicted of those."""
     shared = np.zeros(len(order))
     for index in picked:
-        common = np.isin(field.sets[order], field.sets[index]).sum(axis=1)
+        common = np.isin(candidates.sets[order], candidates.sets[index]).sum(axis=1)
         shared = np.maximum(shared, common)
     shared[np.isin(order, picked)] = np.inf
     return int(order[np.argmin(shared)])

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.analysis import problem
 from collbench.analysis.bands import predict
 from collbench.analysis.choice import (
     AllLeft,
@@ -42,12 +41,13 @@ from collbench.analysis.problem import (
     from_labels,
     from_rates,
     from_run,
+    left_out,
     what_remains,
 )
 from collbench.analysis.registration import ordinary
 from collbench.analysis.rings import MOST_MEMBERS, Sets, all_sets
-from collbench.analysis.search import best, finalists, search
-from collbench.analysis.stats import summarize
+from collbench.analysis.search import best, finalists, search, with_default
+from collbench.analysis.stats import most_measured, summarize
 from collbench.analysis.tiers import estimates, margin, ties, tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import UsageError
@@ -110,8 +110,7 @@ def _points(choice: Choice, run: Run) -> dict[Members, Measurement]:
         and not m.wrong
         and not m.failure
     ]
-    sizes = Counter(m.point.size_bytes for m in measurements)
-    size = max(sizes, key=lambda size: (sizes[size], size), default=None)
+    size = most_measured(Counter(m.point.size_bytes for m in measurements))
     return {tuple(sorted(m.point.members)): m for m in measurements if m.point.size_bytes == size}
 
 
@@ -139,12 +138,12 @@ def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool 
     UsageError for a k that cannot be, a run without pairs, or too few devices that are left.
     """
     run = ordinary(run)
-    out = problem.left_out(run, exclude, allow_busy=allow_busy)
+    out = left_out(run, exclude, allow_busy=allow_busy)
     choice = _chosen(run, k, out)
     if not choice.failed:
         return choice
     # A slow device is better than one on which work never ends.
-    fewer = problem.left_out(run, exclude, allow_busy=allow_busy, allow_throttled=True)
+    fewer = left_out(run, exclude, allow_busy=allow_busy, allow_throttled=True)
     other = _chosen(run, k, fewer)
     if other.failed:
         return choice
@@ -157,20 +156,23 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
     ranking = evidence(run, fit)
     if ranking is None and k < len(fit):
         raise UsageError("the run has no pair: measure with 'collbench pairs' first")
-    if ranking is None or k == len(fit):
-        choice = _all(run, fit, out, None if ranking is None else from_run(run, fit, ranking))
+    problem = None if ranking is None else from_run(run, fit, ranking)
+    if problem is None or k == len(fit):
+        band = predict(problem.wired) if problem else None
+        candidates = (Candidate(tuple(fit), band, default=True),) if band else ()
+        choice = Choice(tuple(fit), AllLeft(len(fit), len(run.devices)), band, candidates)
     else:
-        choice = replace(_decided(from_run(run, fit, ranking), k), left_out=out)
+        choice = _decided(problem, k)
     trials = None if ranking is None else ranking.trials
     finalists_left = tuple(replace(some, sound=not ended.within(some.members)) for some in choice.finalists)
     failed = ended.within(choice.members)
     beaten = tuple(filter(ended.impossible, failed))
-    return replace(choice, failed=failed, impossible=beaten, finalists=finalists_left, trials=trials)
+    return replace(choice, left_out=out, failed=failed, impossible=beaten, finalists=finalists_left, trials=trials)
 
 
 def choose_each(run: Run) -> Iterator[Choice]:
     """Yield the choices of 2, 4, 8, … devices, as far as those that are left share pairs."""
-    k, left = 2, len(run.devices) - len(problem.left_out(run))
+    k, left = 2, len(run.devices) - len(left_out(run))
     with suppress(UsageError):
         while k <= left:
             yield choose(run, k)
@@ -210,34 +212,41 @@ def _fit(devices: Sequence[Device], k: int, out: tuple[LeftOut, ...]) -> list[in
     return fit
 
 
-def _all(run: Run, fit: Sequence[int], out: tuple[LeftOut, ...], case: SelectionProblem | None) -> Choice:
-    members = tuple(sorted(fit))
-    band = predict(case.wired) if case else None
-    candidates = (Candidate(members, band, default=True),) if band else ()
-    return Choice(members, AllLeft(len(fit), len(run.devices)), band, candidates, out)
-
-
-def _decided(case: SelectionProblem, k: int) -> Choice:
-    """Return the choice among the devices of a case: by bandwidth where it matters, then by the tie-breaks."""
-    if k == 1 or case.tied:
-        sets, heuristic = _tied_sets(case, k)
-        sets = sets[_preferred(sets, case.failed)]
-        index, used = decide(sets, case.levels, case.order_of)
+def _decided(problem: SelectionProblem, k: int) -> Choice:
+    """Return the choice among the devices of a problem: by bandwidth where it matters, then by the tie-breaks."""
+    reason: Reason
+    tied = k == 1 or problem.tied
+    if tied:
+        sets, heuristic = _tied_sets(problem, k)
+        sets = sets[_preferred(sets, problem.failed)]
+        index, used = decide(sets, problem.levels, problem.order_of)
         members = tuple(sets[index].tolist())
-        why = OneDevice() if k == 1 else Undecided(case.grounds)
-        return _choice(case, members, why, _with_default(case, members), used, tied=True, heuristic=heuristic)
-    field = search(case.wired, k, case.delta)
-    field = field.only(_preferred(field.sets, case.failed))
-    equal = best(field, case.delta)
-    levels = case.levels
-    if not field.heuristic and 2 * k <= len(case.order):
-        costs = what_remains(field.sets, field.quick, case.delta)
-        levels = (*levels, Level(TieBreak.REMAINDER, costs))
-    index, used = decide(field.sets[equal], levels, case.order_of)
-    chosen = int(equal[index])
-    candidates = finalists(case.wired, field, chosen, case.delta)
-    return _choice(
-        case, candidates[0].members, _why(case, candidates), candidates, used, tied=False, heuristic=field.heuristic
+        shortlist = with_default(problem.wired, [members]) if k > 1 else ()
+        reason = OneDevice() if k == 1 else Undecided(problem.grounds)
+    else:
+        candidates = search(problem.wired, k, problem.delta)
+        candidates = candidates.only(_preferred(candidates.sets, problem.failed))
+        heuristic = candidates.heuristic
+        equal = best(candidates, problem.delta)
+        levels = problem.levels
+        if not heuristic and 2 * k <= len(problem.order):
+            costs = what_remains(candidates.sets, candidates.quick, problem.delta)
+            levels = (*levels, Level(TieBreak.REMAINDER, costs))
+        index, used = decide(candidates.sets[equal], levels, problem.order_of)
+        shortlist = finalists(problem.wired, candidates, int(equal[index]), problem.delta)
+        members, reason = shortlist[0].members, _why(problem, shortlist)
+
+    def positions(some: Members) -> Members:
+        return tuple(sorted(problem.order[index] for index in some))
+
+    return Choice(
+        members=positions(members),
+        reason=reason,
+        band=shortlist[0].band if shortlist else None,
+        finalists=tuple(replace(some, members=positions(some.members)) for some in shortlist),
+        decided_by=used,
+        tied=tied,
+        heuristic=heuristic,
     )
 
 
@@ -249,58 +258,22 @@ def _preferred(sets: Sets, failed: Sequence[Members]) -> NDArray[np.bool_]:
     return sound if sound.any() else ~sound
 
 
-def _tied_sets(case: SelectionProblem, k: int) -> tuple[Sets, bool]:
+def _tied_sets(problem: SelectionProblem, k: int) -> tuple[Sets, bool]:
     """Return the sets that tie-breaks decide among; beyond 16 devices a few: the first k from each device on."""
-    n = len(case.order)
+    n = len(problem.order)
     if n <= MOST_MEMBERS or k == 1:
         return all_sets(n, k), False
     return np.sort((np.arange(n)[:, None] + np.arange(k)) % n, axis=1), True
 
 
-def _with_default(case: SelectionProblem, members: Members) -> tuple[Candidate, ...]:
-    if len(members) < 2:
-        return ()
-    default = tuple(range(len(members)))
-    return tuple(
-        Candidate(some, predict(case.wired.of(some)), default=some == default)
-        for some in dict.fromkeys([members, default])
-    )
-
-
-def _why(case: SelectionProblem, candidates: tuple[Candidate, ...]) -> Reason:
+def _why(problem: SelectionProblem, shortlist: tuple[Candidate, ...]) -> Reason:
     """Return what rate the chosen set should reach; no rate where nothing is significant."""
-    chosen, default = candidates[0], next(some for some in candidates if some.default)
-    if case.undecided:
-        return Undecided(case.grounds)
+    chosen, default = shortlist[0], next(some for some in shortlist if some.default)
+    if problem.undecided:
+        return Undecided(problem.grounds)
     if len(chosen.members) == 2 and not chosen.band.unmeasured:
-        return BestPair(chosen.band.lo, case.worst, all_measured=not case.wired.missing.any())
+        return BestPair(chosen.band.lo, problem.worst, all_measured=not problem.wired.missing.any())
     return Predicted(chosen.band, None if chosen is default else default.band)
-
-
-def _choice(
-    case: SelectionProblem,
-    members: Members,
-    reason: Reason,
-    candidates: tuple[Candidate, ...],
-    decided_by: tuple[TieBreak, ...],
-    *,
-    tied: bool,
-    heuristic: bool,
-) -> Choice:
-    """Return the choice in the run's positions."""
-
-    def positions(some: Members) -> Members:
-        return tuple(sorted(case.order[index] for index in some))
-
-    return Choice(
-        members=positions(members),
-        reason=reason,
-        band=candidates[0].band if candidates else None,
-        finalists=tuple(replace(some, members=positions(some.members)) for some in candidates),
-        decided_by=decided_by,
-        tied=tied,
-        heuristic=heuristic,
-    )
 
 
 # A choice by the devices' own names, with all that explains it: what `collbench select` prints and Python gets.

@@ -1,14 +1,14 @@
-"""Statistics: medians, intervals over trials, noise, quantiles, Huber's robust estimate (docs/method.md 8.1, 8.2)."""
+"""Statistics: medians, intervals over trials, noise, quantiles, Huber's weights (docs/method.md 8.1, 8.2)."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import NormalDist, fmean, median, stdev  # of a few values; numpy takes 20 µs for the same
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,11 @@ def rate_gbs(point: DataPoint, seconds: float) -> float:
     """Return a data point's rate in GB/s at a time per iteration: algbw of copies, busbw of collectives."""
     factor = point.operation.busbw_factor(len(point.members))
     return algbw(point.moved_bytes, seconds) * factor
+
+
+def most_measured(counts: Counter[int]) -> int | None:
+    """Return the size in bytes that most data points have, of equally common ones the largest; None for none."""
+    return max(counts, key=lambda size: (counts[size], size), default=None)
 
 
 def summarize(measurement: Measurement) -> Summary:
@@ -348,107 +353,10 @@ def median_deviation(n: int) -> float:
     return math.sqrt(float(np.trapezoid((_GRID - mean) ** 2 * density, _GRID)))
 
 
-# Huber's robust linear estimate for many unknowns; each measurement depends on a few of them.
-
 # Residuals that count in full, in robust σ: 95 % efficient for normal ones [Huber & Ronchetti, Robust Statistics, §4].
 _HUBER = 1.345
-# Of log bandwidth: the estimate is settled when nothing moves by a thousandth of a percent.
-_STEPS, _SETTLED = 50, 1e-5
-# Of log bandwidth: nothing repeats better than to 0.1 %, and weights would divide by nothing.
-_LEAST_SIGMA = 1e-3
-# Holds near 0 what the measurements leave open (a ring of even length, a leaf never crossed): as if its standard
-# deviation were 16 times the noise, 30 % for 2 %. Of an effect that eight measurements show it takes a two-thousandth.
-_RIDGE = 0.004
-_PRECISE = 1e-10
-# A few residuals may be small by chance. So what is assumed about the scatter counts as much as two of them: a
-# moderated t statistic [Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004), 3], with a fixed prior.
-_PRIOR_FREEDOM = 2
 
 
 def huber_weights(residuals: _Array, sigma: float | _Array, least: float | _Array) -> _Array:
     """Return Huber's weights of absolute residuals for a robust scale; none counts as less than `least`."""
     return np.minimum(1.0, _HUBER * sigma / np.maximum(residuals, least))
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """The unknowns, the noise `sigma` of a measurement that counts once, and the matrix of normal equations.
-
-    `freedom` are the degrees of freedom of `sigma`.
-    """
-
-    values: _Array
-    sigma: float
-    freedom: int
-    normal: _Array
-
-    def errors(self) -> _Array:
-        """Return the unknowns' standard errors."""
-        return self.sigma * np.sqrt(np.diag(_inverse(self.normal)))
-
-
-def estimate(dense: _Array, held: _Array, measured: _Array, counts: _Array, scatter: float) -> Estimate:
-    """Return the unknowns (columns of `dense`) that explain `measured`, under `held` @ unknowns = 0.
-
-    The first one is common to all measurements. Each measurement has as much weight as `counts` of those that have the
-    noise `sigma`, which is assumed to be `scatter` until residuals say otherwise. Solved by conjugate gradients from
-    the last step's result, without the zeros: each measurement shows few unknowns.
-    """
-    from scipy.sparse import csr_array  # late: 0.2 s, and only nodes need it
-
-    design: Any = csr_array(dense)
-    ridge = np.where(np.arange(dense.shape[1]) > 0, _RIDGE, 0.0)
-    values, weights = np.zeros(dense.shape[1]), np.ones(len(measured))
-    known = max(0, len(measured) - dense.shape[1] + len(held))
-    sigma = _LEAST_SIGMA
-    for _ in range(_STEPS):
-        before = values
-        system = _System(design, weights * counts, held, ridge)
-        values = system.solved(design.T @ (weights * counts * measured), before)
-        rest = np.abs(measured - design @ values) * np.sqrt(counts)
-        sigma = max(_LEAST_SIGMA, MAD_TO_SIGMA * float(np.median(rest)) * math.sqrt(len(rest) / max(1, known)))
-        weights = huber_weights(rest, sigma, _LEAST_SIGMA)
-        if float(np.max(np.abs(values - before))) < _SETTLED:
-            break
-    squares = float(weights @ rest**2) + _PRIOR_FREEDOM * scatter**2
-    freedom = known + _PRIOR_FREEDOM
-    return Estimate(values, math.sqrt(squares / freedom), freedom, system.dense())
-
-
-class _System:
-    """The normal equations of weighted least squares: designᵀ W design + heldᵀ held + ridge."""
-
-    def __init__(self, design: Any, weights: _Array, held: _Array, ridge: _Array) -> None:
-        self._normal: Any = (design.T @ design.multiply(weights[:, None])).tocsr()
-        self._held, self._ridge = held, ridge
-
-    def dense(self) -> _Array:
-        matrix: _Array = self._normal.toarray() + self._held.T @ self._held + np.diag(self._ridge)
-        return matrix
-
-    def solved(self, right: _Array, begin: _Array) -> _Array:
-        from scipy.sparse.linalg import LinearOperator, cg
-
-        diagonal = self._normal.diagonal() + (self._held**2).sum(axis=0) + self._ridge
-        shape = 2 * (len(begin),)
-        system: Any = LinearOperator(shape, matvec=self._times, dtype=np.float64)
-        scaling: Any = LinearOperator(shape, matvec=lambda values: values / diagonal, dtype=np.float64)
-        solution, _ = cg(system, right, begin, rtol=_PRECISE, M=scaling, maxiter=20 * len(begin))
-        return np.asarray(solution, dtype=np.float64)
-
-    def _times(self, values: _Array) -> _Array:
-        product: _Array = self._normal @ values + self._held.T @ (self._held @ values) + self._ridge * values
-        return product
-
-
-def _inverse(matrix: _Array) -> _Array:
-    """Return the inverse of a positive definite matrix, by sweeping one row after another.
-
-    Not by LAPACK: beside other work its threads wait for each other for seconds, over what one does in milliseconds.
-    """
-    swept = matrix.copy()
-    for k in range(len(swept)):
-        pivot, row, column = swept[k, k], swept[k].copy(), swept[:, k].copy()
-        swept -= np.multiply.outer(column, row / pivot)
-        swept[k], swept[:, k], swept[k, k] = row / pivot, -column / pivot, 1 / pivot
-    return swept

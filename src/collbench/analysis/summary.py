@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from collbench.analysis.fits import Fit, Unfitted, fit_links
-from collbench.analysis.outcome import Absence, Absences, Outcome, outcome
+from collbench.analysis.outcome import Absence, Absences, Outcome, outcome, unordered
 from collbench.analysis.stats import FEWEST_TRIALS, summarize
 from collbench.analysis.tiers import (
     Members,
     Ranking,
-    kind_of,
     points_of,
     rank_links,
     sets_of,
@@ -115,9 +114,7 @@ def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], requeste
 
 def _missing(run: Run, work: Work, size_bytes: int) -> Iterator[Missing]:
     """Yield the links, pairs or devices that have no sample."""
-    there = {
-        tuple(sorted(members)) if kind_of(work) == "pair" else members for members in points_of(run, work, size_bytes)
-    }
+    there = {unordered(work, members) for members in points_of(run, work, size_bytes)}
     absences = Absences(run)
     for members in sets_of(work, range(len(run.devices))):
         if members not in there:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from itertools import combinations, permutations
 from statistics import median
 
-from collbench.analysis.outcome import Absences, Outcome, outcome
+from collbench.analysis.outcome import Absences, Outcome, outcome, unordered
 from collbench.analysis.stats import (
     DELTA,
     FEWEST_TRIALS,
@@ -362,8 +362,8 @@ def _ranking(
         standings.append(
             RankedLink(members, estimate.label, summary.busbw, summary.interval, summary.seconds, tier, relation)
         )
-    there = {frozenset(members) if kind == "pair" else members for members in estimated}
-    absent = [some for some in sets if (frozenset(some) if kind == "pair" else some) not in there]
+    there = {unordered(work, members) for members in estimated}
+    absent = [some for some in sets if some not in there]
     absences = Absences(run) if absent else None
     excused = [link for link in absent if absences and absences.of(work, link, size_bytes).by_design]
     return Ranking(

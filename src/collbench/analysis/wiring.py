@@ -223,7 +223,7 @@ CROWDED = 0.6
 class Wiring:
     """The matrices that predictions rest on, of shape (n, n); `plane`, `host` and `port` are (n,).
 
-    `rates` are each pair's own, `nvlink` those over NVLinks, `links` counts those, `alone` is what a hop has that
+    `rates` are each pair's own, `nvlink` those over NVLinks, `links` counts those, `unshared` is what a hop has that
     shares its way with none; none exceeds what its links or its slots carry. `share` is what a hop over PCIe keeps of
     its rate in a ring. `plane` numbers the NVSwitch that a device is on, −1 without. `capacity` is what each pair
     carries at most, `port` what a device sends over all its NVLinks; ∞ where that is not known, or there are none.
@@ -236,7 +236,7 @@ class Wiring:
     rates: Rates
     nvlink: Rates
     links: Rates
-    alone: Rates
+    unshared: Rates
     share: Rates
     plane: NDArray[np.intp]
     capacity: Rates
@@ -259,7 +259,7 @@ class Wiring:
             rates=self.rates[some],
             nvlink=self.nvlink[some],
             links=self.links[some],
-            alone=self.alone[some],
+            unshared=self.unshared[some],
             share=self.share[some],
             plane=self.plane[positions],
             capacity=self.capacity[some],
@@ -315,7 +315,7 @@ def _wired(
         rates=rates,
         nvlink=np.minimum(_snapped(nvlink, links), capacity),
         links=links,
-        alone=np.minimum(single_hops(rates, links, below, capacity), capacity),
+        unshared=np.minimum(single_hops(rates, links, below, capacity), capacity),
         share=np.where(links > 0, 1.0, _shares(n, paths, checks)),
         plane=plane,
         capacity=capacity,

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import replaying, training
-from collbench.api.measuring import new_seed
 from collbench.api.notices import SILENT, Notices
 from collbench.api.replaying import ReplayOptions
+from collbench.api.sessions import new_seed
 from collbench.backends import factory
 from collbench.bench.replay import ReplayRequest
 from collbench.distributed.launchers import find_launch
@@ -23,6 +23,7 @@ from collbench.launch import experiment as experiments
 from collbench.launch import rendezvous, torchrun
 from collbench.launch.ablation import Ablation, Arm, Change, Measure
 from collbench.launch.arguments import AblateArguments, split
+from collbench.launch.child import compile_pattern
 from collbench.machine import visible_devices
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import Interrupted, UsageError
@@ -41,7 +42,7 @@ def prepare(arguments: AblateArguments, reported: Reporter, notices: Notices = S
     Raises errors for what cannot be compared or started, before starting anything.
     """
     change = ablations.parse_change(arguments.without)
-    pattern = None if arguments.step_pattern is None else ablations.compile_pattern(arguments.step_pattern)
+    pattern = None if arguments.step_pattern is None else compile_pattern(arguments.step_pattern)
     _check(arguments, change, notices)
     path, logs = _output_paths(arguments)
     chosen = _choose(arguments, notices)

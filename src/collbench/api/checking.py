@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from collbench.api.measuring import Measured
 from collbench.api.notices import Notices
+from collbench.api.sessions import Measured
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.machine import nvidia_smi
@@ -109,7 +109,7 @@ def confirm(request: Request, run: Run, say: Callable[[str], None]) -> bool:
         tags = "-".join(run.devices[position].tag for position in pair)
         say(f"measuring {tags} once more, isolated")
         try:
-            _add(run, _alone(request, run, pair), pair)
+            _add(run, _isolated(request, run, pair), pair)
             added = True
         except BackendError as error:
             say(f"{tags} was not confirmed: {error}")
@@ -140,7 +140,7 @@ def _neighbour(run: Run, device: int, label: str) -> int | None:
     return None
 
 
-def _alone(request: Request, run: Run, pair: Pair) -> Run:
+def _isolated(request: Request, run: Run, pair: Pair) -> Run:
     from collbench.bench.session import Session  # late: numpy
 
     pair_request = replace(
@@ -157,10 +157,10 @@ def _alone(request: Request, run: Run, pair: Pair) -> Run:
     return session.run
 
 
-def _add(run: Run, alone: Run, pair: Pair) -> None:
+def _add(run: Run, isolated: Run, pair: Pair) -> None:
     """Add the samples of a run of this isolated pair to the data points of the whole run."""
     points = {measurement.point: measurement for measurement in run.measurements}
-    for measurement in alone.measurements:
+    for measurement in isolated.measurements:
         members = tuple(pair[position] for position in measurement.point.members)
         for point in (replace(measurement.point, members=members), replace(measurement.point, members=members[::-1])):
             if point in points and (point.members == members or point.operation.is_collective):

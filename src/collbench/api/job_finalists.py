@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import replaying
-from collbench.api.measuring import Measured
 from collbench.api.notices import Notices
 from collbench.api.replaying import Replaying, ReplayOptions
+from collbench.api.sessions import Measured
 from collbench.bench.replay import ReplayRequest
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import CollbenchError, DataCorruption, Interrupted, NotTrusted, UsageError

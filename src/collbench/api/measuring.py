@@ -1,161 +1,380 @@
-"""Measure a request in this process, whose worker process alone starts CUDA, and return what there is of the run."""
+"""`collbench.measure`, and what each measuring command times: from the options that all of them share to a request."""
 
 from __future__ import annotations
 
+import math
 import os
-import random
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeVar
 
-from collbench.analysis.outcome import outcome
-from collbench.api.notices import Notices
+from collbench.api import keywords, sessions
+from collbench.api.checking import confirmed, planned
+from collbench.api.notices import SILENT, Notices
+from collbench.api.sessions import named_nccl, new_seed
 from collbench.backends import factory
-from collbench.backends.protocol import OpenWorkers
-from collbench.bench.plan import Request
-from collbench.distributed.launchers import LaunchEnvironment, join_seconds
-from collbench.model.capabilities import capabilities
-from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
-from collbench.model.run import Run
-from collbench.output.stale_runs import unfit
+from collbench.bench.plan import Request, requested
+from collbench.distributed.launchers import find_launch
+from collbench.model.capabilities import BACKENDS, capabilities, is_simulated
+from collbench.model.errors import UsageError
+from collbench.model.nccl_options import checked_config
+from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
+from collbench.model.run import CommandKind, Run
+from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
+from collbench.model.units import REDOPS, parse_dtype, parse_sizes
 from collbench.runfile import run_file
-from collbench.runfile.run_file import RunWriter
+
+# All that a latency needs: the smallest message of the reference tools.
+_SMALLEST = 8
+# Generous: twenty times what a sweep of four GPUs takes without it, and no one waits longer without having asked.
+_SECONDS_FOR_PRECISION = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A run, and its file; None if it has none, as `failure` says where that was not wanted."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of every command that makes a run, as values.
 
-    run: Run
-    path: Path | None
-    failure: RunFileError | None = None
-
-
-def measure(
-    request: Request, path: Path | None, notices: Notices, title: str, launch: LaunchEnvironment | None = None
-) -> Measured:
-    """Measure the request to its end; the worker has exited when this returns. `title` is the progress bar's title.
-
-    With a `launch`, this process is rank 0 of several that measure. The run is saved as `path`, also if this
-    raises: KeyboardInterrupt, DataCorruption, BackendError, MachineError, and UsageError.
-    """
-    worker = None if launch else factory.begin(request.backend)
-    notices.starting()
-    from collbench.bench.session import NotResumed, Session  # late: numpy, while the driver starts
-
-    with ExitStack() as stack:
-        world = None
-        if launch is not None:
-            from collbench.distributed.factory import World  # late: a tenth of a second
-
-            world = stack.enter_context(World(launch, request, join_seconds(os.environ), notices.say))
-        try:
-            session = stack.enter_context(Session(request, path, notices.say, world, worker))
-        except NotResumed as error:
-            # A run file names no library to load: the user repeats --nccl.
-            nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""
-            advice = f"{nccl}measure again, without --resume"
-            raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {advice}") from None
-        notices.begun(session)
-        try:
-            with notices.progress(title) as progress:
-                session.measure(progress)
-        except DataCorruption as error:
-            raise explained(error, session.run) from error
-        except BackendError as error:
-            error.exit_code = max(error.exit_code, outcome(session.run).status)
-            raise
-        notices.measured(session.run)
-        return Measured(session.run, session.path, session.failure)
-
-
-def explained(error: DataCorruption, run: Run) -> DataCorruption:
-    """Return the error with the sentence on which data of the run was wrong; as it is where no facts are known."""
-    if error.wrong is None:
-        return error
-    from collbench.output.sentences import wrong_data  # late: only for a failure
-
-    simulated = "sim: " if capabilities(run.backend).simulated else ""
-    return DataCorruption(simulated + wrong_data(error.wrong, run.devices), error.wrong)
-
-
-def serve(request: Request, launch: LaunchEnvironment, notices: Notices) -> None:
-    """Measure this process's part for rank 0 of its launch, until that says to leave. Raises BackendError."""
-    from collbench.distributed.factory import join  # late: a tenth of a second
-
-    if not join(launch, request, join_seconds(os.environ), notices.say):
-        raise BackendError(f"rank {launch.rank} stops: rank 0 is gone, and its output says why")
-
-
-def new_seed() -> int:
-    """Return a random seed that fits on a line."""
-    return random.SystemRandom().randrange(10**6)
-
-
-Workers = TypeVar("Workers")
-
-
-class WorkerSession(ABC, Generic[Workers]):
-    """A request on open workers. `run` holds what was measured at any moment, and so does the file after each step.
-
-    Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
+    `devices` are indices or UUIDs with commas, None for all; `output` is the file to save the run in, which gives way
+    with `force`. `seed` None leaves it to chance.
     """
 
-    def __init__(self, path: Path | None, notices: Notices, *, replace: bool) -> None:
-        if path is not None:
-            run_file.check_writable(path, replace=replace)
-        self._notices = notices
-        self._opened = self._open()
-        try:
-            self.run: Run = self._begun(self._opened)
-            self._writer = RunWriter(self.run, path, notices.say, replace=replace)
-        except BaseException:
-            self.close()
-            raise
+    devices: str | None = None
+    backend: str = "auto"
+    fabric: str | None = None
+    output: Path | None = None
+    force: bool = False
+    seed: int | None = None
 
-    @abstractmethod
-    def _open(self) -> OpenWorkers[Workers]:
-        """Start the workers."""
 
-    @abstractmethod
-    def _begun(self, opened: OpenWorkers[Workers]) -> Run:
-        """Return the run with nothing measured. Raises UsageError if the devices do not suit the request."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOptions(RunOptions):
+    """The options of every command that measures links or collectives, as values.
 
-    @abstractmethod
-    def _measure(self, opened: OpenWorkers[Workers], saved: Callable[[], None]) -> None:
-        """Measure all of it into `run`, and call `saved` after each step."""
+    `sizes` are bytes, `precision` is a ratio, `budget` seconds; None leaves the choice to the method. `resume` is a
+    run's file to continue with.
+    """
 
-    @property
-    def path(self) -> Path | None:
-        """Where the run is saved, None for nowhere."""
-        return self._writer.path
+    sizes: tuple[int, ...] | None = None
+    precision: float | None = None
+    budget: float | None = None
+    quick: bool = False
+    resume: Path | None = None
+    nccl: str | None = None
+    dtype: str = "float32"
+    redop: str = "sum"
 
     @property
-    def failure(self) -> RunFileError | None:
-        """Why the run is not in its file."""
-        return self._writer.failure
+    def file(self) -> Path | None:
+        """The run's file, None if it has no name yet."""
+        return self.resume or self.output
 
-    def measure(self) -> None:
-        """Measure; what was measured is saved however it ends. Raises MachineError, BackendError, DataCorruption."""
+
+def request_of(
+    command: str, options: MeasureOptions, command_line: Sequence[str], notices: Notices = SILENT
+) -> Request:
+    """Return what the shared options ask for of a command, whose name says what can be resumed.
+
+    With `resume` it is the whole request of the run in that file. A notice says where "auto" takes CPU cores. Raises
+    UsageError, RunFileError.
+    """
+    for name, value in (("precision", options.precision), ("budget", options.budget)):
+        if options.quick and value is not None:
+            raise UsageError(f"--quick and --{name} both say how long to measure: use only one")
+    if options.resume is not None:
+        request = _resumed(command, options, options.resume)
+    else:
+        request = Request(
+            backend=options.backend,
+            devices=options.devices,
+            sizes=options.sizes,
+            dtype=options.dtype,
+            redop=options.redop,
+            nccl=named_nccl(options.nccl),
+            seed=new_seed() if options.seed is None else options.seed,
+            command=tuple(command_line),
+            precision=options.precision,
+            budget_seconds=_SECONDS_FOR_PRECISION if options.precision and options.budget is None else options.budget,
+            quick=options.quick,
+            force=options.force,
+            fabric=options.fabric,
+            kind=CommandKind.of(command),
+        )
+    return replace(request, backend=resolved_backend(request.backend, request.fabric, notices))
+
+
+def resolved_backend(backend: str, fabric: str | None, notices: Notices) -> str:
+    """Return the backend's name, with "auto" the one that there is here; a notice says where it takes CPU cores.
+
+    Raises UsageError for a fabric that does not go with the backend.
+    """
+    check_fabric(backend, fabric)
+    name, reason = factory.resolve(backend)
+    if reason is not None:
+        notices.say(f"measuring CPU cores (host backend): {reason}")
+    return name
+
+
+def check_no_launcher(command: str) -> None:
+    """Raise UsageError in one of several processes, for a command that starts one process per GPU itself."""
+    launch = find_launch(os.environ)
+    if launch is not None:
+        raise UsageError(f"{command} starts one process per GPU itself: run it without {launch.launcher}")
+
+
+def _resumed(command: str, options: MeasureOptions, file: Path) -> Request:
+    """Return what the run in the file asked for. Raises UsageError if another command did, and RunFileError.
+
+    The file may come from somebody else, so nothing that it names is loaded, read or written: the user names it again.
+    """
+    run = run_file.load(file)
+    name, fabric = run.settings.command_name, options.fabric
+    if not name:
+        raise UsageError(f"{file} was not measured by a collbench command: it has no options to resume with")
+    if name != command:
+        raise UsageError(f"{file} was measured by 'collbench {name}': write 'collbench {name} --resume {file}'")
+    if fabric is None and run.settings.fabric:
+        from collbench.sim.fabrics import names  # late: other backends need none
+
+        fabric = run.settings.fabric
+        if fabric not in names():
+            raise UsageError(f"{file} was measured on the machine in {fabric}: add --fabric {fabric}")
+    return requested(run, options.nccl, fabric)
+
+
+def check_fabric(backend: str, fabric: str | None) -> None:
+    """Raise UsageError for a fabric that nothing simulates, no or a wrong one to simulate, and several processes."""
+    if not is_simulated(backend):
+        if fabric is not None:
+            raise UsageError(f"--fabric {fabric} is a machine to simulate: add --backend sim, or leave it out")
+        return
+    factory.simulated(fabric)
+    if find_launch(os.environ) is not None:
+        raise UsageError("--backend sim simulates all GPUs in one process: start it without torchrun, srun or mpirun")
+
+
+# What the commands time. A request that resumes has it already.
+
+# Each kind of registered memory in one run.
+EVERY_REGISTRATION = "all"
+
+
+def pairs(request: Request, operations: Sequence[Operation] | None = None, *, raw: bool = True) -> Request:
+    """Return the request for every link and pair: raw copies, and these collectives on every pair."""
+    timed = (Operation.ALLREDUCE, Operation.BROADCAST) if operations is None else operations
+    works = tuple(map(Work, timed))
+    return replace(request, copies=(Variant.PLAIN,) if raw else (), collectives=works, pairs=True)
+
+
+def registered(works: Sequence[Work], kind: str) -> tuple[Work, ...]:
+    """Return the collectives on memory of this kind of registration, with "all" on each kind side by side."""
+    kinds = tuple(Registration) if kind == EVERY_REGISTRATION else (Registration(kind),)
+    return tuple(replace(work, registration=registration_kind) for registration_kind in kinds for work in works)
+
+
+def skewed(works: Sequence[Work], skew: Skew | None) -> tuple[Work, ...]:
+    """Return the collectives with blocks of such sizes."""
+    return tuple(replace(work, skew=skew) if work.operation.irregular else work for work in works)
+
+
+PATTERNS = {
+    "one-way": Variant.PLAIN,
+    "both-ways": Variant.BOTH_WAYS,
+    "one-to-all": Variant.ONE_TO_ALL,
+    "all-to-one": Variant.ALL_TO_ONE,
+    "host": Variant.HOST,
+    "host-both-ways": Variant.HOST_BOTH_WAYS,
+    "host-all": Variant.HOST_ALL,
+    "host-all-both-ways": Variant.HOST_ALL_BOTH_WAYS,
+    "local": Variant.LOCAL,
+    "staged": Variant.STAGED,
+}
+
+
+def copies(request: Request, patterns: tuple[Variant, ...] | None = None) -> Request:
+    """Return the request for raw copies in these patterns, in all for None, at one large size unless others are named.
+
+    Raises UsageError for a pattern that the backend has not.
+    """
+    row = capabilities(request.backend)
+    elsewhere = [variant for variant in patterns or () if variant is not Variant.PLAIN]
+    if row.cores and elsewhere:
+        raise UsageError(f"the {row.name} backend copies one-way only: leave out {', '.join(elsewhere)}")
+    variants = patterns or tuple(PATTERNS.values())
+    return replace(request, copies=variants, sizes=request.sizes or (row.largest_pattern_bytes,))
+
+
+def latency(request: Request) -> Request:
+    """Return the request for one access, one copy and one all-reduce of 8 bytes."""
+    return replace(
+        request,
+        sizes=(_SMALLEST,),
+        copies=(Variant.PLAIN,),
+        chase=True,
+        collectives=(Work(Operation.ALLREDUCE),),
+        pairs=True,
+        launches=True,
+    )
+
+
+def collective(operation: Operation) -> Callable[[Request], Request]:
+    """Return what makes a request one for a collective over all devices, its ungraphed launches too."""
+    return lambda request: replace(request, collectives=(Work(operation),), launches=True)
+
+
+COMMANDS: dict[str, Callable[[Request], Request]] = {
+    "pairs": pairs,
+    "copies": copies,
+    "latency": latency,
+    "check": planned,
+    **{operation.value: collective(operation) for operation in COLLECTIVES},
+}
+
+
+_SEED = re.compile(r"\d{1,9}", re.ASCII)
+
+
+def parse_skew(text: str) -> Skew | None:
+    """Return the skew that `text` names: "uniform" (None), "zipf:EXPONENT[:SEED]" or a matrix file. Raises UsageError.
+
+    A seed says which ranks are popular, 0 without one and whatever the seed of a run is, so that runs compare. The file
+    is as NCCL_TESTS_ALLTOALLV_MATRIX_FILE names one for nccl-tests: a row of the matrix on each line, in bytes,
+    separated by blanks; each is cut to whole units of 16 bytes.
+    """
+    kind, colon, parameters = text.strip().partition(":")
+    if kind.lower() == "uniform" and not colon:
+        return None
+    if kind.lower() == SkewKind.ZIPF:
+        number, colon, seed = parameters.partition(":")
         try:
-            self._measure(self._opened, self._writer.rewrite)
-        finally:
-            if self.run.overlaps or self.run.replays:
-                with suppress(CollbenchError):  # a GPU that fell off the bus has no health
-                    self.run.health_after = self._opened.health()
-                self._writer.end()
+            exponent = float(number)
+        except ValueError:
+            exponent = math.nan
+        if not 0 <= exponent <= LARGEST_EXPONENT:
+            raise UsageError(f"--skew {text}: write an exponent from 0 to {LARGEST_EXPONENT}, as zipf:1.2")
+        if colon and _SEED.fullmatch(seed) is None:
+            raise UsageError(f"--skew {text}: '{seed}' is not a seed: write a whole number, as in zipf:1.2:7")
+        return Skew(SkewKind.ZIPF, exponent, int(seed or 0)) if exponent else None
+    return Skew(SkewKind.MATRIX, matrix=_read_matrix(text))
 
-    def finish(self) -> Measured:
-        """Measure to the end, and return the run; the workers have exited when this returns."""
-        try:
-            self.measure()
-        finally:
-            self.close()
-        return Measured(self.run, self.path, self.failure)
 
-    def close(self) -> None:
-        """End the workers."""
-        self._opened.close()
+def _read_matrix(name: str) -> Blocks:
+    try:
+        lines = Path(name).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(
+            f"--skew {name} is not uniform or zipf:EXPONENT, and no matrix can be read from it: {reason}"
+        ) from error
+    rows = [tuple(_block_bytes(name, value) for value in line.split()) for line in lines if line.strip()]
+    if not rows:
+        raise UsageError(f"--skew {name}: the file holds no matrix: write a row of bytes for each rank")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(rows):
+            raise UsageError(f"--skew {name}: row {number} of {len(rows)} has {len(row)} values: write a square matrix")
+    if not any(map(any, rows)):
+        raise UsageError(f"--skew {name}: no value reaches 16 bytes, the smallest block: nothing would be sent")
+    return tuple(rows)
+
+
+def _block_bytes(name: str, text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 2**62:  # not a number is none of these
+        raise UsageError(f"--skew {name}: '{text}' is not a number of bytes: write 0 or more")
+    return int(value) // BLOCK_UNIT * BLOCK_UNIT
+
+
+# The Python call.
+
+# Measuring commands without --dtype and --op.
+_WITHOUT_DTYPE = ("copies", "latency", "check")
+
+
+def measure(  # noqa: PLR0913 - keywords, each an option of the command line
+    command: str = "pairs",
+    *,
+    devices: Iterable[int | str] | None = None,
+    sizes: Iterable[int | str] | None = None,
+    backend: str = "auto",
+    fabric: str | None = None,
+    dtype: str = "float32",
+    redop: str = "sum",
+    precision: float | None = None,
+    budget: float | None = None,
+    quick: bool = False,
+    latency: int | None = None,
+    nccl: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    registration: str = "none",
+    nccl_config: Mapping[str, int] | None = None,
+    skew: str = "uniform",
+    output: str | os.PathLike[str] | None = None,
+    save: bool = True,
+) -> Run:
+    """Measure what `collbench COMMAND` measures (pairs, latency, check, allreduce, …), and return the run.
+
+    `devices` are indices or UUIDs, `sizes` bytes or texts such as "1M:1G", `precision` a ratio, `budget` seconds, and
+    `latency` a number of single launches, as the options of these names. `registration` ("none", "buffer", "window",
+    "all") and `nccl_config`, fields of ncclConfig_t, apply to collectives and pairs; `skew` ("uniform", "zipf:1.2" or a
+    matrix file) to alltoallv. A worker process uses the GPUs; this process does not start CUDA. The run is saved as
+    `output`, or as a new file that `runs` lists, unless `save` is False. Raises Error; partial failures are in the run
+    (docs/run-file.md).
+    """
+    keywords.check_only_process("measure")
+    if not isinstance(command, str) or command not in COMMANDS:
+        raise UsageError(f"{command!r} is not a measurement: write one of {', '.join(COMMANDS)}")
+    if command in _WITHOUT_DTYPE and (dtype, redop) != ("float32", "sum"):
+        raise UsageError(f"{command} takes no dtype and no redop: leave out dtype and redop")
+    if command == "latency" and sizes is not None:
+        raise UsageError("latency has fixed sizes: leave out sizes")
+    if latency is not None and command not in COLLECTIVES:
+        raise UsageError(f"{command} has no single launches: leave out latency, or measure a collective")
+    config = checked_config(nccl_config or {})
+    keywords.text("registration", registration, choices=(*Registration, EVERY_REGISTRATION))
+    if command not in ("pairs", *COLLECTIVES) and (registration != "none" or config):
+        raise UsageError(f"{command} does not use registration or nccl_config: leave them out")
+    parsed_skew = parse_skew(keywords.text("skew", skew))
+    if parsed_skew is not None and command != Operation.ALLTOALLV:
+        raise UsageError(f"{command} sends blocks of one size: leave out skew, or measure alltoallv")
+    options = MeasureOptions(
+        devices=keywords.optional(keywords.listed, "devices", devices),
+        sizes=None if sizes is None else parse_sizes(keywords.listed("sizes", sizes)),
+        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
+        fabric=keywords.optional(keywords.text, "fabric", fabric),
+        dtype=parse_dtype(keywords.text("dtype", dtype)),
+        redop=keywords.text("redop", redop, choices=REDOPS),
+        precision=keywords.optional(keywords.number, "precision", precision, below=1),
+        budget=keywords.optional(keywords.number, "budget", budget),
+        quick=keywords.flag("quick", quick),
+        nccl=keywords.optional(keywords.file_name, nccl),
+        seed=keywords.optional(keywords.whole, "seed", seed),
+    )
+    launches = keywords.optional(keywords.whole, "latency", latency, least=1)
+    words = [command, "--backend", backend]
+    words += [] if command in _WITHOUT_DTYPE else ["--dtype", dtype, "--op", redop]
+    command_line = keywords.command_line(
+        words,
+        {
+            "--devices": options.devices,
+            "--sizes": keywords.optional(keywords.listed, "sizes", sizes),
+            "--fabric": fabric,
+            "--precision": None if precision is None else f"{precision:f}",
+            "--budget": None if budget is None else f"{budget:f}s",
+            "--quick": options.quick,
+            "--latency": None if launches is None else str(launches),
+            "--registration": None if registration == "none" else registration,
+            "--skew": None if skew == "uniform" else skew,
+            "--nccl-config": ",".join(f"{name}={value}" for name, value in config.items()) or None,
+        },
+    )
+    request = COMMANDS[command](request_of(command, options, command_line))
+    works = skewed(registered(request.collectives, registration), parsed_skew)
+    request = replace(request, collectives=works, nccl_config=config, latency=launches or 0)
+    path = keywords.run_path(command, request.backend, output, save)
+    done = sessions.measure(request, path, SILENT, f"measuring {command}")
+    if done.failure is not None:
+        raise done.failure
+    return confirmed(request, done, SILENT) if command == "check" else run_file.again(done.run)

@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collbench.bench.session import Session
-    from collbench.model.run import Run
 
 
 @contextmanager
@@ -19,22 +14,13 @@ def _unseen(_what: str) -> Iterator[Callable[[int, int], None]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notices:
-    """Where a call reports to: `say` takes one line, `progress` draws how far (done, total) it is with what it names.
+    """Where a call reports to.
 
-    The methods report how far a measurement is; these do nothing.
+    `say` takes one line; `progress` takes a title and gives a function that draws (done, total).
     """
 
     say: Callable[[str], None] = lambda _text: None
     progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _unseen
-
-    def starting(self) -> None:
-        """Use the moment in which the worker starts."""
-
-    def begun(self, session: Session) -> None:
-        """Take note of a session that is about to measure: its run fills meanwhile."""
-
-    def measured(self, run: Run) -> None:
-        """Take a run that is done, while its worker ends."""
 
 
 SILENT = Notices()

@@ -1,45 +1,42 @@
-"""A collective beside compute: from typed options to a request, and to a run that is saved after each data point."""
+"""A collective that overlaps compute: from typed options to a request, and to a run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from collbench.api.measuring import WorkerSession, new_seed
+from collbench.api import keywords
+from collbench.api.measuring import RunOptions, check_no_launcher, resolved_backend
 from collbench.api.notices import SILENT, Notices
-from collbench.api.requests import check_fabric
-from collbench.backends import factory
+from collbench.api.sessions import WorkerSession, new_seed
 from collbench.backends.overlap_protocol import OPERATIONS, OverlapBackend, OverlapOpened
 from collbench.bench import overlap as bench
 from collbench.bench.overlap import OverlapRequest
-from collbench.distributed.launchers import find_launch
-from collbench.model.capabilities import capabilities
+from collbench.model.capabilities import BACKENDS, capabilities
 from collbench.model.compute import Compute, ComputeKind, Priority, parse_compute
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
-
-if TYPE_CHECKING:
-    from collbench.model.run import Run
+from collbench.model.run import Run
+from collbench.model.units import parse_sizes
+from collbench.runfile import run_file
 
 PRIORITIES = {"normal": (Priority.NORMAL,), "high": (Priority.HIGH,), "both": (Priority.NORMAL, Priority.HIGH)}
 # From where links rather than launches take the time, to the largest buckets of a large model.
 _GPU_SIZES = tuple(size * 2**20 for size in (16, 64, 256, 1024))
 _CORE_SIZES = tuple(size * 2**20 for size in (1, 4, 16))
 _GPU_COMPUTE, _CORE_COMPUTE = Compute(ComputeKind.GEMM, 8192), Compute(ComputeKind.GEMM, 512)
-# docs/method.md 4.8: six have up to 120 calls beside compute, at moments that are spread over all of them.
+# docs/method.md 4.8: six have up to 120 calls concurrently with compute, at moments that are spread over all of them.
 _GPU_TRIALS, _CORE_TRIALS = 6, 5
 _MOST_CTAS = 64  # MAXCHANNELS [NCCL 2.28 src/include/device.h]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapOptions:
+class OverlapOptions(RunOptions):
     """The options of `collbench overlap`, as values; None leaves the choice to the backend's defaults.
 
-    `sizes` are bytes, `devices` indices or UUIDs with commas, `ctas` thread blocks for NCCL. `output` is the file to
-    save the run in.
+    `sizes` are bytes, `ctas` thread blocks for NCCL.
     """
 
     operation: Operation = Operation.ALLREDUCE
@@ -48,12 +45,6 @@ class OverlapOptions:
     priorities: tuple[Priority, ...] = (Priority.NORMAL,)
     ctas: tuple[int, ...] | None = None
     trials: int | None = None
-    devices: str | None = None
-    backend: str = "auto"
-    fabric: str | None = None
-    output: Path | None = None
-    force: bool = False
-    seed: int | None = None
 
 
 def parse_computes(text: str) -> tuple[Compute, ...]:
@@ -80,15 +71,10 @@ def parse_operation(text: str) -> Operation:
 
 def request_of(options: OverlapOptions, command: Sequence[str], notices: Notices = SILENT) -> OverlapRequest:
     """Return what the options ask for; the command line is `command`, for people. Raises UsageError."""
-    launch = find_launch(os.environ)
-    if launch is not None:
-        raise UsageError(f"overlap starts one process per GPU itself: run it without {launch.launcher}")
+    check_no_launcher("overlap")
     if options.operation not in OPERATIONS:
         raise UsageError(f"overlap cannot run {options.operation}: choose from {', '.join(OPERATIONS)}")
-    check_fabric(options.backend, options.fabric)
-    name, reason = factory.resolve(options.backend)
-    if reason is not None:
-        notices.say(f"measuring CPU cores (host backend): {reason}")
+    name = resolved_backend(options.backend, options.fabric, notices)
     cores = capabilities(name).cores
     if cores and (options.ctas is not None or Priority.HIGH in options.priorities):
         raise UsageError(f"the {name} backend has no streams and no channels: leave out --priority and --ctas")
@@ -120,7 +106,14 @@ class Overlapping(WorkerSession[OverlapBackend]):
         super().__init__(path, notices, replace=request.force)
 
     def _open(self) -> OverlapOpened:
-        return _opened(self._request)
+        request = self._request
+        if capabilities(request.backend).simulated:
+            from collbench.backends import sim_world  # late: simulations are rare
+
+            return sim_world.open_overlap(request.fabric, request.devices, request.seed)
+        from collbench.backends.torch_world import open_overlap
+
+        return open_overlap(request.backend, request.devices)
 
     def _begun(self, opened: OverlapOpened) -> Run:
         run = bench.begun_run(self._request, opened)
@@ -133,11 +126,58 @@ class Overlapping(WorkerSession[OverlapBackend]):
             bench.measure(self._request, opened, self.run, saved, progress)
 
 
-def _opened(request: OverlapRequest) -> OverlapOpened:
-    if capabilities(request.backend).simulated:
-        from collbench.backends.overlap_sim import open_simulated  # late: simulations are rare
+# The Python call.
 
-        return open_simulated(request.fabric, request.devices, request.seed)
-    from collbench.backends.torch_world import open_overlap
 
-    return open_overlap(request.backend, request.devices)
+def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
+    operation: str = "allreduce",
+    *,
+    devices: Iterable[int | str] | None = None,
+    sizes: Iterable[int | str] | None = None,
+    compute: str | Iterable[str] | None = None,
+    priority: str = "normal",
+    ctas: int | Iterable[int] | None = None,
+    trials: int | None = None,
+    backend: str = "auto",
+    fabric: str | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    save: bool = True,
+) -> Run:
+    """Measure what `collbench overlap` measures, a collective that overlaps compute, and return the run.
+
+    The keywords are its options: `sizes` in bytes or texts such as "64M", `compute` texts such as "gemm:8192". Worker
+    processes use the GPUs and torch; this process does not start CUDA. The run is saved as `output`, or as a new file
+    that `runs` lists, unless `save` is False. Raises Error; partial failures are in the run (docs/run-file.md).
+    """
+    keywords.check_only_process("overlap")
+    size_list = keywords.optional(keywords.listed, "sizes", sizes)
+    compute_list = keywords.optional(keywords.listed, "compute", compute)
+    cta_list = keywords.optional(keywords.listed, "ctas", ctas)
+    options = OverlapOptions(
+        operation=parse_operation(keywords.text("operation", operation)),
+        sizes=keywords.optional(parse_sizes, size_list),
+        computes=keywords.optional(parse_computes, compute_list),
+        priorities=PRIORITIES[keywords.text("priority", priority, choices=PRIORITIES)],
+        ctas=keywords.optional(parse_ctas, cta_list),
+        trials=keywords.optional(keywords.whole, "trials", trials, least=1),
+        devices=keywords.optional(keywords.listed, "devices", devices),
+        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
+        fabric=keywords.optional(keywords.text, "fabric", fabric),
+        seed=keywords.optional(keywords.whole, "seed", seed),
+    )
+    command_line = keywords.command_line(
+        ["overlap", operation, "--priority", priority, "--backend", backend],
+        {
+            "--devices": options.devices,
+            "--sizes": size_list,
+            "--compute": compute_list,
+            "--ctas": cta_list,
+            "--fabric": fabric,
+        },
+    )
+    request = request_of(options, command_line)
+    done = Overlapping(request, keywords.run_path("overlap", request.backend, output, save)).finish()
+    if done.failure is not None:
+        raise done.failure
+    return run_file.again(done.run)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from collbench.api.evidence import refusals
+from collbench.api import keywords
+from collbench.api.jobs import NamedRuns
+from collbench.api.suitable_run import refusals
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Registration
 from collbench.model.printable import one_line
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from collbench.analysis.predict.predict import Prediction
     from collbench.analysis.predict.timing import Evidence
 
-# Named runs, each with its file's name.
-Named = Sequence[tuple[str, Run]]
 # Saved runs of `overlap` that are read to find one of this machine; each takes 0.1 s, and others may share the home.
 _RECENT = 10
 
@@ -56,8 +56,8 @@ class PredictRequest:
     bucket_bytes: int = parse_size(DEFAULT_BUCKET)
     registration: Registration = Registration.NONE
 
-    def check(self) -> None:
-        """Raise UsageError for what contradicts itself, before any file is read."""
+    def __post_init__(self) -> None:
+        """Raise UsageError for what contradicts itself."""
         if (self.model is None) == (self.params is None):
             raise UsageError("name one network: write either --model gpt2 or --params 124M")
         if self.layers is not None and self.model is not None:
@@ -76,7 +76,7 @@ class PredictRequest:
             )
 
 
-def predict(runs: Named, request: PredictRequest, overlaps: Named | None = ()) -> tuple[Run, Prediction]:
+def predict_step(runs: NamedRuns, request: PredictRequest, overlaps: NamedRuns | None = ()) -> tuple[Run, Prediction]:
     """Return the run whose GPUs are chosen from, and what a step costs on them; each run comes with its name.
 
     `overlaps` are runs of `collbench overlap`, None for the newest saved ones of this machine and these settings.
@@ -88,7 +88,6 @@ def predict(runs: Named, request: PredictRequest, overlaps: Named | None = ()) -
     from collbench.analysis.predict.step import ALL, parse_phases, parse_strategies
     from collbench.analysis.predict.timing import gather
 
-    request.check()
     if request.model is not None:
         network = networks.find(request.model)
     else:
@@ -143,3 +142,66 @@ def _counts(evidence: Evidence) -> tuple[int, ...]:
     measured, devices = {len(members) for members in evidence.sets}, len(evidence.run.devices)
     doubled = {2**power for power in range(1, devices.bit_length())} | {devices}
     return tuple(sorted(doubled if 2 in measured else measured))
+
+
+# The Python call.
+
+
+def predict(  # noqa: PLR0913 - keywords, each an option of the command line
+    runs: Run | Iterable[Run],
+    *,
+    model: str | None = None,
+    params: int | str | None = None,
+    layers: int | None = None,
+    strategy: str | Iterable[str] = "ddp",
+    dtype: str = "bf16",
+    grad_dtype: str | None = None,
+    micro_batches: int = 1,
+    gpus: int | Iterable[int] | None = None,
+    step_time: float | None = None,
+    timed_on: str = "alone",
+    gpu_time: float | None = None,
+    host_phases: Iterable[float] | None = None,
+    head_share: float | None = None,
+    shard: int | None = None,
+    bucket: int | str = "25M",
+    overlap: Run | Iterable[Run] | None = None,
+    registration: str = "none",
+) -> Prediction:
+    """Return what communication costs a training step on the best and the worst GPUs of one machine's runs.
+
+    The keywords are the options of `collbench predict`; `step_time` and `gpu_time` are in seconds. `overlap` are runs
+    of `collbench.overlap`; without one, the prediction assumes that overlap costs nothing. Raises Error.
+    """
+    all_runs = keywords.several(runs)
+    for run in all_runs:
+        keywords.check_run(run, "predict")
+    if not all_runs:
+        raise UsageError("no run to predict from: collbench.load returns one")
+    gpu_counts = None
+    if gpus is not None:
+        gpu_counts = tuple(keywords.whole("gpus", count, least=2) for count in keywords.several(gpus))
+    request = PredictRequest(
+        model=keywords.optional(keywords.text, "model", model),
+        params=keywords.optional(str, params),
+        layers=keywords.optional(keywords.whole, "layers", layers, least=1),
+        strategies=keywords.listed("strategy", strategy),
+        dtype=keywords.text("dtype", dtype, choices=BYTES),
+        grad_dtype=keywords.optional(keywords.text, "grad_dtype", grad_dtype, choices=BYTES),
+        micro_batches=keywords.whole("micro_batches", micro_batches, least=1),
+        gpus=gpu_counts,
+        step_seconds=keywords.optional(keywords.number, "step_time", step_time),
+        on_best=keywords.text("timed_on", timed_on, choices=("alone", "best")) == "best",
+        gpu_seconds=keywords.optional(keywords.number, "gpu_time", gpu_time),
+        host_phases=None if host_phases is None else ",".join(map(str, keywords.several(host_phases))),
+        head_share=keywords.optional(keywords.number, "head_share", head_share, below=1),
+        shards=keywords.optional(keywords.whole, "shard", shard, least=2),
+        bucket_bytes=keywords.size(bucket),
+        registration=Registration(keywords.text("registration", registration, choices=tuple(Registration))),
+    )
+    overlap_runs = [] if overlap is None else keywords.several(overlap)
+    for run in overlap_runs:
+        keywords.check_run(run, "predict")
+    named_runs = [(f"run {number}", run) for number, run in enumerate(all_runs, 1)]
+    named_overlaps = [(f"overlap {number}", run) for number, run in enumerate(overlap_runs, 1)]
+    return predict_step(named_runs, request, named_overlaps)[1]

@@ -1,42 +1,41 @@
-"""A recorded step, replayed: from typed options and a job to a request, and to a run that is saved after each trial."""
+"""A recorded step, replayed: from typed options and a job to a request, and to a run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from collbench.analysis.job_schedule import Assumption, Schedule, schedule_of, step_number
-from collbench.api.measuring import WorkerSession, new_seed
+from collbench.api import keywords
+from collbench.api.measuring import RunOptions, check_no_launcher, resolved_backend
 from collbench.api.notices import SILENT, Notices
-from collbench.api.requests import check_fabric
-from collbench.backends import factory
+from collbench.api.sessions import WorkerSession, new_seed
 from collbench.backends.replay_protocol import ReplayArm, ReplayBackend, ReplayOpened
 from collbench.bench import replay as bench
 from collbench.bench.replay import ReplayRequest
-from collbench.distributed.launchers import find_launch
 from collbench.launch import ablation
-from collbench.model.capabilities import Capabilities, capabilities
+from collbench.model.capabilities import BACKENDS, Capabilities, capabilities
 from collbench.model.errors import UsageError
 from collbench.model.job import Job
 from collbench.model.operations import Registration
 from collbench.model.run import Device, Pauses, Run
 from collbench.model.units import amount
+from collbench.runfile import run_file
 
 # What an arm may go without.
 WITHOUT = ("p2p",)
-# As many as of a data point beside compute (docs/method.md 4.8): a median of eight has a 95 % interval.
+# About as many as for a data point that overlaps compute (docs/method.md 4.8): a median of eight has a 95 % interval.
 _GPU_TRIALS, _CORE_TRIALS = 8, 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions:
+class ReplayOptions(RunOptions):
     """The options of `collbench replay`, as values; None leaves the choice to the job or the backend.
 
     `phase` counts from 1. `without` adds an arm in which NCCL goes without these (`launch.ablation.SWITCHES`).
-    `devices` are indices or UUIDs with commas, rank 0's first; `ranks` says how many, where they come later, by
-    `on_sets`. `output` is the file to save the run in.
+    `devices` are those of the ranks in order; `ranks` says how many, if `on_sets` names them later.
     """
 
     phase: int | None = None
@@ -44,13 +43,7 @@ class ReplayOptions:
     without: tuple[str, ...] = ()
     registration: Registration = Registration.NONE
     trials: int | None = None
-    devices: str | None = None
     ranks: int | None = None
-    backend: str = "auto"
-    fabric: str | None = None
-    output: Path | None = None
-    force: bool = False
-    seed: int | None = None
 
 
 def request_of(
@@ -60,18 +53,13 @@ def request_of(
 
     Raises UsageError, for a job that cannot be replayed too.
     """
-    launch = find_launch(os.environ)
-    if launch is not None:
-        raise UsageError(f"replay starts one process per GPU itself: run it without {launch.launcher}")
-    check_fabric(options.backend, options.fabric)
+    check_no_launcher("replay")
+    backend = resolved_backend(options.backend, options.fabric, notices)
     rank_count = options.ranks
     if options.devices is not None:
         rank_count = len([device for device in options.devices.split(",") if device.strip()])
     phase = None if options.phase is None else options.phase - 1
     schedule = schedule_of(job, rank_count, phase)
-    backend, reason = factory.resolve(options.backend)
-    if reason is not None:
-        notices.say(f"measuring CPU cores (host backend): {reason}")
     backend_capabilities = capabilities(backend)
     _check_backend(backend_capabilities, options, schedule)
     for assumption in schedule.assumed:
@@ -137,7 +125,28 @@ class Replaying(WorkerSession[ReplayBackend]):
         super().__init__(path, notices, replace=request.force)
 
     def _open(self) -> ReplayOpened:
-        return _opened(self._request)
+        request = self._request
+        if capabilities(request.backend).simulated:
+            from collbench.backends import sim_world  # late: simulations are rare
+
+            return sim_world.open_replay(request.fabric, request.devices, request.seed, self._chosen, request.arms)
+        from collbench.backends.torch_world import open_replay
+
+        return open_replay(
+            request.backend, request.devices, request.arms, self._chosen, independent=request.independent
+        )
+
+    def _chosen(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """Return a device for each rank: those that were named, else the first ones; all if arms have their own."""
+        ranks = len(self._request.schedule.ranks)
+        if any(arm.places for arm in self._request.arms):
+            return devices
+        if len(devices) == ranks or (self._request.devices is None and len(devices) > ranks):
+            return devices[:ranks]
+        raise UsageError(
+            f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name one of --devices "
+            "per rank, or fewer if every group of the job has all ranks"
+        )
 
     def _begun(self, opened: ReplayOpened) -> Run:
         return bench.begun_run(self._request, opened)
@@ -147,24 +156,48 @@ class Replaying(WorkerSession[ReplayBackend]):
             bench.measure(self._request, opened, self.run, saved, progress)
 
 
-def _opened(request: ReplayRequest) -> ReplayOpened:
-    ranks = len(request.schedule.ranks)
+# The Python call.
 
-    def chosen(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """Return a device for each rank: those that were named, else the first ones; of several sets all."""
-        if any(arm.places for arm in request.arms):
-            return devices
-        if len(devices) == ranks or (request.devices is None and len(devices) > ranks):
-            return devices[:ranks]
-        raise UsageError(
-            f"the job has {amount(ranks, 'rank')} and {amount(len(devices), 'device')}: name one of --devices "
-            "per rank, or fewer if every group of the job has all ranks"
-        )
 
-    if capabilities(request.backend).simulated:
-        from collbench.backends.replay_sim import open_simulated  # late: simulations are rare
+def replay(  # noqa: PLR0913 - keywords, each an option of the command line
+    job: Job,
+    *,
+    devices: Iterable[int | str] | None = None,
+    compute: str = "none",
+    without: str | None = None,
+    registration: str = "none",
+    phase: int | None = None,
+    trials: int | None = None,
+    backend: str = "auto",
+    fabric: str | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    save: bool = True,
+) -> Run:
+    """Replay a recorded job's step, as `collbench replay` does, and return the run: its results are in `replays`.
 
-        return open_simulated(request.fabric, request.devices, request.seed, chosen, request.arms)
-    from collbench.backends.torch_world import open_replay
-
-    return open_replay(request.backend, request.devices, request.arms, chosen, independent=request.independent)
+    The keywords are its options; `phase` counts from 1. Worker processes use the GPUs and torch; this process does not
+    start CUDA. The run is saved as `output`, or as a new file that `runs` lists, unless `save` is False. Raises Error.
+    """
+    keywords.check_only_process("replay")
+    keywords.check_job(job)
+    options = ReplayOptions(
+        phase=keywords.optional(keywords.whole, "phase", phase, least=1),
+        pauses=Pauses(keywords.text("compute", compute, choices=tuple(Pauses))),
+        without=() if without is None else (keywords.text("without", without, choices=WITHOUT),),
+        registration=Registration(keywords.text("registration", registration, choices=tuple(Registration))),
+        trials=keywords.optional(keywords.whole, "trials", trials, least=1),
+        devices=keywords.optional(keywords.listed, "devices", devices),
+        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
+        fabric=keywords.optional(keywords.text, "fabric", fabric),
+        seed=keywords.optional(keywords.whole, "seed", seed),
+    )
+    command_line = keywords.command_line(
+        ["replay", "--compute", compute, "--registration", registration, "--backend", backend],
+        {"--devices": options.devices, "--without": without, "--fabric": fabric},
+    )
+    request = request_of(job, "job", options, command_line)
+    done = Replaying(request, keywords.run_path("replay", request.backend, output, save)).finish()
+    if done.failure is not None:
+        raise done.failure
+    return run_file.again(done.run)

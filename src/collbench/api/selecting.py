@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import os
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.analysis.outcome import outcome
-from collbench.api import evidence, job_finalists
-from collbench.api.evidence import Evidence, RunCriteria
-from collbench.api.measuring import measure, new_seed
+from collbench.api import job_finalists, keywords, suitable_run
+from collbench.api.measuring import check_fabric
 from collbench.api.notices import SILENT, Notices
-from collbench.api.requests import check_fabric
+from collbench.api.sessions import measure, named_nccl, new_seed
+from collbench.api.suitable_run import RunCriteria, SuitableRun
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.launch import formats, torchrun
@@ -70,7 +73,7 @@ class SelectRequest:
     fresh: bool = False
     nccl: str | None = None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise UsageError for wishes that contradict each other."""
         check_fabric(self.backend, self.fabric)
         if self.fabric is not None and (self.run is not None or self.topology is not None):
@@ -121,7 +124,6 @@ class Selected:
 
 def select_devices(request: SelectRequest, notices: Notices = SILENT) -> Selected:
     """Return the best devices, and why. Raises CollbenchError, Interrupted."""
-    request.check()
     if request.topology is not None:
         return Selected(_by_labels(request, request.topology))
     if request.elsewhere and request.run is not None:
@@ -133,7 +135,7 @@ def _by_labels(request: SelectRequest, topology: str) -> Selection:
     devices, paths = nvidia_smi.facts(nvidia_smi.read_topology(Path(topology)))
     from collbench.analysis.select import Origin, choose_by_labels  # late: numpy, scipy
 
-    with evidence.refusals():
+    with suitable_run.refusals():
         choice = choose_by_labels(devices, paths, request.count, exclude=_excluded(request, devices))
     return _named(choice, devices, Origin("labels", f"labels in {topology}"))
 
@@ -142,7 +144,7 @@ def _by_a_run_of_elsewhere(request: SelectRequest, file: str) -> Selected:
     from collbench.analysis.select import Origin, choose  # late: numpy
 
     run = run_file.load(Path(file))
-    with evidence.refusals():
+    with suitable_run.refusals():
         choice = choose(run, request.count, exclude=_excluded(request, run.devices), allow_busy=request.allow_busy)
     mark = f"{run.backend} " if capabilities(run.backend).simulated else ""
     source = f"{mark}{torchrun.saved_run(run.started, file)}"
@@ -157,13 +159,13 @@ def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
         replay = job_finalists.request_for(
             request.job, request.job_name, request.count, criteria.backend, request.fabric, notices
         )
-    first = _evidence(request, criteria, notices)
+    first = _suitable_run(request, criteria, notices)
     from collbench.analysis.select import Origin, choose, settle  # late: numpy
 
-    evidence_now, run = evidence.as_of_now(criteria, first, notices, allow_busy=request.allow_busy)
-    with evidence.refusals():
+    found, run = suitable_run.as_of_now(criteria, first, notices, allow_busy=request.allow_busy)
+    with suitable_run.refusals():
         choice = choose(run, request.count, exclude=_excluded(request, run.devices), allow_busy=request.allow_busy)
-    origin = Origin.of(run, criteria.backend, evidence_now.source)
+    origin = Origin.of(run, criteria.backend, found.source)
     if replay is not None:
         settled = job_finalists.settle(choice, run, replay, notices)
         origin = replace(origin, verification=str(settled.path or ""))
@@ -197,7 +199,7 @@ def _run_criteria(request: SelectRequest) -> RunCriteria:
     )
 
 
-def _evidence(request: SelectRequest, criteria: RunCriteria, notices: Notices) -> Evidence:
+def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notices) -> SuitableRun:
     """Return what to choose from. Raises UsageError for more devices than there are, MachineError for none."""
     if capabilities(criteria.backend).simulated:
         present, count = factory.simulated_devices(criteria.fabric), request.count
@@ -211,8 +213,8 @@ def _evidence(request: SelectRequest, criteria: RunCriteria, notices: Notices) -
         tags = ", ".join(device.tag for device in available) or "none"
         raise UsageError(f"{count} is more than the {len(available)} available here ({tags}): ask for fewer")
     if count == len(present) and request.run is None:
-        return evidence.nothing_to_compare(criteria.backend, present, criteria.fabric)
-    return evidence.find(criteria, present, notices)
+        return suitable_run.nothing_to_compare(criteria.backend, present, criteria.fabric)
+    return suitable_run.find(criteria, present, notices)
 
 
 def _excluded(request: SelectRequest, devices: Sequence[Device]) -> tuple[int, ...]:
@@ -273,7 +275,7 @@ def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: s
     )
 
 
-# The finalists of a choice, measured with real all-reduces, each alone and in turn, before one of them is taken.
+# The finalists of a choice: before one is chosen, each is measured with real all-reduces, isolated and in turn.
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +327,7 @@ def _finalists_request(request: FinalistRequest, used: Sequence[int]) -> Request
         devices=",".join(request.devices[member].uuid for member in used),
         sizes=(request.size_bytes,),
         collectives=(Work(Operation.ALLREDUCE),),
-        nccl=evidence.named_nccl(request.nccl),
+        nccl=named_nccl(request.nccl),
         seed=new_seed(),
         command=("select", str(len(request.sets[0]))),
         kind=CommandKind.SELECT,
@@ -344,3 +346,83 @@ def _over_all(run: Run, devices: Sequence[Device], used: Sequence[int]) -> Run:
         for measurement in run.measurements
     ]
     return replace(run, devices=tuple(devices), paths=(), measurements=measurements)
+
+
+# The Python call.
+
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED [cuda.h]: this process has not called cuInit
+
+
+def select(  # noqa: PLR0913 - keywords, each an option of the command line
+    k: int,
+    *,
+    run: str | os.PathLike[str] | None = None,
+    exclude: Iterable[int | str] = (),
+    allow_busy: bool = False,
+    verify: bool | None = None,
+    size: int | str | None = None,
+    fresh: bool = False,
+    job: Job | None = None,
+) -> Selection:
+    """Choose this machine's best `k` GPUs, set CUDA_VISIBLE_DEVICES to them, and return them with the reasons.
+
+    The options are those of `collbench select`: `run` is a run file to choose from, `exclude` indices or UUIDs, `size`
+    bytes or a text such as "64M", and `job` a job from `load_job`, as with --for. With `verify` None, the finalists are
+    measured if the choice matters. Call it before CUDA starts in this process. Worker processes take all measurements
+    and end before it returns. Raises Error; the environment is then unchanged.
+    """
+    keywords.check_only_process("select")
+    _check_cuda_is_down()
+    if job is not None:
+        keywords.check_job(job)
+        if size is not None:
+            raise UsageError("job is replayed in its own sizes, and size is for all-reduces: use only one")
+    request = SelectRequest(
+        count=keywords.whole("k", k, least=1),
+        backend="cuda",
+        run=keywords.optional(keywords.file_name, run),
+        exclude=_excluded_gpus(exclude),
+        allow_busy=keywords.flag("allow_busy", allow_busy),
+        verify=keywords.optional(keywords.flag, "verify", verify),
+        size_bytes=keywords.size(DEFAULT_SIZE if size is None else size),
+        fresh=keywords.flag("fresh", fresh),
+        job=job,
+    )
+    selection = select_devices(request).check()
+    os.environ.update(selection.environment)
+    return selection
+
+
+def _excluded_gpus(value: object) -> str | None:
+    """Return the indices and UUIDs of a list, with commas between them; None for none."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise UsageError(f"exclude={value!r} is not a list of GPUs: write [0, 3], or a list of UUIDs")
+    gpus = list(value)
+    return keywords.listed("exclude", gpus) if gpus else None
+
+
+def _check_cuda_is_down() -> None:
+    """Raise UsageError if CUDA has started in this process: it reads CUDA_VISIBLE_DEVICES only at its start."""
+    user = _cuda_user()
+    if user:
+        raise UsageError(
+            f"collbench.select came too late: {user} in this process, and CUDA reads CUDA_VISIBLE_DEVICES only when it "
+            "starts; call select before anything uses a GPU"
+        )
+
+
+def _cuda_user() -> str:
+    """Return what started CUDA in this process, as a clause; "" if nothing did.
+
+    torch.cuda.is_available() may start the driver without torch knowing. RTLD_NOLOAD finds the driver only if it is
+    loaded, and querying the number of devices starts nothing.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "torch has started CUDA"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return ""
+    status = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
+    return "" if status == _NOT_INITIALIZED else "CUDA has started"

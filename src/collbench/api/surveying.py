@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.analysis.outcome import outcome
-from collbench.api.measuring import explained, new_seed
+from collbench.api import keywords
+from collbench.api.measuring import MeasureOptions, request_of
 from collbench.api.notices import SILENT, Notices
-from collbench.backends.factory import Opened
+from collbench.api.sessions import explained, new_seed, serve
+from collbench.backends.protocol import Opened
 from collbench.bench.plan import Request, settings_of
-from collbench.distributed.launchers import JOIN_VARIABLE, LaunchEnvironment, join_seconds
-from collbench.machine.switches import read_switches
-from collbench.model.capabilities import SIM
+from collbench.distributed.launchers import JOIN_VARIABLE, LaunchEnvironment, find_launch, join_seconds
+from collbench.machine.slurm import format_node_list, read_switches
+from collbench.model.capabilities import BACKENDS, SIM, is_simulated
 from collbench.model.errors import (
     CollbenchError,
     DataCorruption,
@@ -27,11 +29,10 @@ from collbench.model.errors import (
     UsageError,
 )
 from collbench.model.failures import FailureKind
-from collbench.model.node_names import compressed
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
 from collbench.model.units import parse_size
-from collbench.runfile import run_file
+from collbench.runfile import run_file, saved_runs
 from collbench.runfile.run_file import RunWriter
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def plan(nodes: int, gpus: int, size_bytes: int) -> tuple[Phase, ...]:
 
 
 def survey_simulated(nodes_request: NodesRequest, cluster_name: str | None, seed: int | None = None) -> NodeSurvey:
-    """Survey a simulated cluster. Raises UsageError, and RunFileError for a file that is none."""
+    """Survey a simulated cluster. Raises UsageError, and RunFileError for a file that describes no cluster."""
     # Late: numpy and scipy need not be there for --help.
     from collbench.analysis.nodes import choose_nodes
     from collbench.bench.nodes import survey_cluster, switches
@@ -174,15 +175,31 @@ def request_for(nodes_request: NodesRequest, shared: Request) -> Request:
     )
 
 
-def resumed(nodes_request: NodesRequest, request: Request) -> NodesRequest:
-    """Return what a saved run's request asked of the cluster; what is chosen of it may be another number of nodes.
+def requests_for_launch(
+    nodes_request: NodesRequest,
+    options: MeasureOptions,
+    command: Sequence[str],
+    launch: LaunchEnvironment,
+    notices: Notices = SILENT,
+) -> tuple[NodesRequest, Request]:
+    """Return what is asked of the cluster, and what the ranks of the launch measure for it.
 
-    Raises UsageError for a request that no command `nodes` made.
+    With `resume` both are those of the saved run; only the nodes that are chosen may differ. Raises UsageError,
+    RunFileError.
     """
-    if not request.sizes or request.budget_seconds is None or not request.collectives:
-        raise UsageError("--resume: the file does not have the options of the run: measure again, without --resume")
-    one_way = request.collectives[0].operation is Operation.BROADCAST
-    return replace(nodes_request, size_bytes=request.sizes[0], budget_seconds=request.budget_seconds, one_way=one_way)
+    if launch.rank > 0 and options.resume is not None and not options.resume.exists():
+        options = replace(options, resume=None)  # it is on rank 0's host
+    shared = request_of("nodes", options, command, notices)
+    if options.resume is not None:
+        if not shared.sizes or shared.budget_seconds is None or not shared.collectives:
+            raise UsageError("--resume: the file does not have the options of the run: measure again, without --resume")
+        nodes_request = replace(
+            nodes_request,
+            size_bytes=shared.sizes[0],
+            budget_seconds=shared.budget_seconds,
+            one_way=shared.collectives[0].operation is Operation.BROADCAST,
+        )
+    return nodes_request, request_for(nodes_request, shared)
 
 
 def survey_launch(
@@ -211,7 +228,7 @@ def survey_launch(
                     request,
                     join_seconds(os.environ),
                     notices.say,
-                    goes_on=True,
+                    survives_losses=True,
                     waits=bool(os.environ.get(JOIN_VARIABLE, "").strip()),
                 )
             )
@@ -245,7 +262,7 @@ def _same_run(previous: Previous, opened: Opened) -> Run:
     then, now = previous.run.devices, opened.backend.devices()
     anew = "start the same hosts, or measure again, without --resume"
     hosts = [dict.fromkeys(device.host for device in devices) for devices in (then, now)]
-    gone, new = (compressed([host for host in one if host not in other]) for one, other in (hosts, hosts[::-1]))
+    gone, new = (format_node_list([host for host in one if host not in other]) for one, other in (hosts, hosts[::-1]))
     differ = [f"{names} {what}" for names, what in ((gone, "missing"), (new, "new")) if names]
     if differ:
         raise RunFileError(f"{previous.path} was measured on other hosts: {', '.join(differ)}; {anew}")
@@ -274,7 +291,7 @@ def _survey(
 
     try:
         pairs, done, switch_levels = _measured(nodes_request, opened, world, run, writer, notices)
-        with suppress(CollbenchError):  # what was measured counts, whoever is left to say more
+        with suppress(CollbenchError):  # what was measured counts, even if the hosts no longer answer
             read_ports_after(run, opened)
     finally:
         if run.measurements:
@@ -388,3 +405,73 @@ def _gpus(run: Run, nodes: Sequence[tuple[int, ...]], gpu_count: int) -> tuple[t
         tuple(node_run.devices[position].index for position in choose(node_run, gpu_count).members)
         for node_run in node_runs
     )
+
+
+# The Python call.
+
+
+def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
+    select: int | None = None,
+    *,
+    gpus: int | None = None,
+    backend: str = "auto",
+    fabric_cluster: str | os.PathLike[str] | None = None,
+    size: int | str = DEFAULT_SIZE,
+    budget: float = DEFAULT_BUDGET,
+    one_way: bool = False,
+    rails: bool = False,
+    switches: str | os.PathLike[str] | None = None,
+    nccl: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+) -> NodeSurvey | None:
+    """Find slow nodes and uplinks of a cluster, and the best `select` nodes, with the best `gpus` GPUs of each.
+
+    Call it in every process of a launch, one per GPU: rank 0 gets the result, the other ranks None. Or simulate a
+    cluster: backend="sim", fabric_cluster="tree-128". `budget` is in seconds. `rails` also measures each GPU with the
+    GPU of the same index on other nodes. `switches` is a file that lists the switches of each node, or "slurm". The run
+    is saved as `output`, or as a new file. `resume` names a run on rank 0's host to continue, with its size, budget,
+    direction and seed. Raises Error.
+    """
+    nodes_request = NodesRequest(
+        count=keywords.optional(keywords.whole, "select", select, least=1),
+        gpus=keywords.optional(keywords.whole, "gpus", gpus, least=1),
+        size_bytes=keywords.size(size),
+        budget_seconds=keywords.number("budget", budget),
+        one_way=keywords.flag("one_way", one_way),
+        rails=keywords.flag("rails", rails),
+        switches=keywords.optional(keywords.file_name, switches),
+    )
+    options = MeasureOptions(
+        backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
+        nccl=keywords.optional(keywords.file_name, nccl),
+        seed=keywords.optional(keywords.whole, "seed", seed),
+        output=keywords.optional(keywords.path, output),
+        resume=keywords.optional(keywords.path, resume),
+    )
+    cluster = keywords.optional(keywords.file_name, fabric_cluster)
+    from_run = (size, budget, one_way, seed, output)
+    if resume is not None and from_run != (DEFAULT_SIZE, DEFAULT_BUDGET, False, None, None):
+        raise UsageError("resume takes size, budget, one_way, seed and file from the run: leave them out")
+    if is_simulated(backend):
+        if resume is not None:
+            raise UsageError("a simulation measures nothing, so there is nothing to resume")
+        return survey_simulated(nodes_request, cluster, options.seed)
+    if cluster is not None:
+        raise UsageError(f"fabric_cluster={cluster!r} is simulated: add backend='sim'")
+    launch = find_launch(os.environ)
+    if launch is None:
+        raise UsageError(
+            "nodes are measured by one process for each GPU: start them with srun, torchrun or mpirun, or simulate a "
+            "cluster with backend='sim'"
+        )
+    nodes_request, request = requests_for_launch(nodes_request, options, ("nodes",), launch)
+    if launch.rank > 0:
+        serve(request, launch, SILENT)
+        return None
+    path = options.file or saved_runs.new_run("nodes", request.backend, SILENT.say)
+    survey = survey_launch(nodes_request, request, path, launch)
+    if survey.failure is not None:
+        raise survey.failure
+    return survey

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from collbench.analysis import freshness
 from collbench.analysis.outcome import outcome
-from collbench.api import evidence
-from collbench.api.evidence import Evidence, RunCriteria
+from collbench.api import keywords, suitable_run
 from collbench.api.notices import SILENT, Notices
+from collbench.api.suitable_run import RunCriteria, SuitableRun
 from collbench.backends import factory
 from collbench.backends.factory import Present
 from collbench.launch import rendezvous, torchrun
-from collbench.launch.arguments import TrainArguments
+from collbench.launch.arguments import TrainArguments, split
 from collbench.machine import numa, visible_devices
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import NotTrusted, UsageError
@@ -67,6 +67,21 @@ def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
     return Launch(changes, command, executed, tuple(filter(None, notes)), choice)
 
 
+def train_command(words: Iterable[str]) -> Launch:
+    """Choose GPUs as `collbench train` does with these arguments, and return what it would start, without starting it.
+
+    `command` are the arguments of the command, `changes` the variables to set for it. Raises Error.
+    """
+    argument_list = keywords.several(words)
+    if isinstance(words, str) or not argument_list or not all(isinstance(word, str) for word in argument_list):
+        raise UsageError(f"{words!r} is not a list of words: write ['--auto-select', '2', 'train.py']")
+    keywords.check_only_process("train_command")
+    arguments = split(argument_list)
+    if arguments.help:
+        raise UsageError("--help works only on the command line: 'collbench train --help'")
+    return prepare(arguments)
+
+
 def _check(arguments: TrainArguments) -> str | None:
     """Raise UsageError or MachineError for what cannot be started; return the command for the image, None for none."""
     freshness.parse_duration(arguments.max_age)
@@ -88,7 +103,7 @@ _MIG = "in MIG mode, whose instances have no P2P"
 class Chosen:
     """Devices, why, the evidence as text; and where there is some, the run, whose positions `members` are.
 
-    `note` is what else is to be said, "" for nothing: what was left out, or what is wrong with one taken by hand.
+    `note` is a further line, "" for none: the devices left out, or what is wrong with those chosen by hand.
     """
 
     devices: tuple[Device, ...]
@@ -113,8 +128,8 @@ def choose(arguments: TrainArguments, look: Callable[[], Present], notices: Noti
         return _by_hand(arguments.devices, present)
     k, candidates = arguments.auto_select or 0, _candidates(arguments, present)
     settle = _for_job(arguments.job, k, present, notices)
-    chosen_from, run = _evidence(arguments, present, candidates, notices)
-    with evidence.refusals():
+    chosen_from, run = _suitable_run(arguments, present, candidates, notices)
+    with suitable_run.refusals():
         choice = choose_of(run, k, allow_busy=arguments.allow_busy)
     choice = settle(choice, run)
     if choice.failed:
@@ -161,7 +176,7 @@ def _by_hand(device_list: str, present: Present) -> Chosen:
     cut = [device.tag for device in devices if device in present.mig]
     if cut:
         raise UsageError(f"{', '.join(cut)} cannot train with others: {_MIG}: choose others, or turn MIG mode off")
-    run = evidence.nothing_to_compare(present.backend, devices).as_now(present.states)
+    run = suitable_run.nothing_to_compare(present.backend, devices).as_now(present.states)
     wrong = [(devices[exclusion.member], sentences.left_out(exclusion)) for exclusion in left_out(run)]
     note = f"used anyway: {torchrun.against(wrong)}" if wrong else ""
     return Chosen(devices, "chosen by hand", "--devices", note=note)
@@ -190,16 +205,16 @@ def _barred(present: Present, excluded: Sequence[Device]) -> list[tuple[Device, 
 
 def _lost(present: Present) -> list[tuple[Device, str]]:
     """Return the GPUs that this machine had when it was last measured, and what to do about them."""
-    gone = evidence.vanished((*present.every, *present.hidden)) if capabilities(present.backend).nvml else ()
+    gone = suitable_run.vanished((*present.every, *present.hidden)) if capabilities(present.backend).nvml else ()
     return [(device, f"gone since the last run, {device.uuid}: see nvidia-smi -L") for device in gone]
 
 
-def _evidence(
+def _suitable_run(
     arguments: TrainArguments, present: Present, candidates: tuple[Device, ...], notices: Notices
-) -> tuple[Evidence, Run]:
+) -> tuple[SuitableRun, Run]:
     """Return what to choose from, and it as a run with the health of now."""
     if arguments.auto_select == len(candidates) and arguments.run is None:
-        whole = evidence.nothing_to_compare(present.backend, candidates)
+        whole = suitable_run.nothing_to_compare(present.backend, candidates)
         return whole, whole.as_now(present.states)
     barred = tuple(device for device in present.every if device not in candidates)
     criteria = RunCriteria(
@@ -214,8 +229,8 @@ def _evidence(
         driver=present.driver,
         job_nccl=arguments.container is None,
     )
-    first = evidence.find(criteria, candidates, notices)
-    return evidence.as_of_now(criteria, first, notices, allow_busy=arguments.allow_busy, states=present.states)
+    first = suitable_run.find(criteria, candidates, notices)
+    return suitable_run.as_of_now(criteria, first, notices, allow_busy=arguments.allow_busy, states=present.states)
 
 
 # Whether torchrun binds ranks to NUMA nodes, and the half line that says why.
@@ -232,7 +247,7 @@ class Decision:
 def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -> Decision:
     """Return whether the chosen `members` of a run on this machine's GPUs are bound to their NUMA nodes.
 
-    They are where host copies find each one's own node the fastest. Nothing is said where the user decides, where the
+    They are bound if host copies reach each GPU's own node fastest. Nothing is said where the user decides, where the
     run does not compare nodes, or where nodes tie.
     """
     if run is None or not capabilities(run.backend).visible or arguments.has("--numa-binding"):

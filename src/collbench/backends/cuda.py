@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
 
 from collbench import _native
-from collbench.backends.protocol import Coverage, Step, Timing, time_each
+from collbench.backends.protocol import Backend, Coverage, Step, Timing
 from collbench.backends.worker_messages import World
 from collbench.machine.numa import usable_nodes
 from collbench.model.capabilities import CUDA
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import (
     BackendError,
     DataCorruption,
@@ -26,7 +25,7 @@ from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Endpoints, Operation, Variant, Work
 from collbench.model.run import NO_PEERS, Device, RankLaunches, Refusal, SkipKind
-from collbench.model.units import format_size
+from collbench.model.units import DTYPE_BYTES, format_size
 
 # Native exceptions as collbench's, with what was attempted, on what, and what to do next.
 
@@ -129,7 +128,7 @@ _WORD = 8  # bytes that an access of the pointer chase reads
 _DEADLINE_S = 30.0
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """Times steps on GPUs. Positions are indices of `devices`; CUDA's order is matched by UUID."""
 
     name = "cuda"
@@ -243,17 +242,12 @@ class CudaBackend:
             with explained("making NCCL communicators", Cause.NO_COMMUNICATOR, self._devices, ours=self._ours):
                 self._collectives.prepare([list(group) for group in groups])
 
-    def ready(self) -> None:
-        """Return at once: `prepare` has made all communicators."""
-
-    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
-        """Time steps one after another."""
-        return time_each(self, steps)
-
-    def time_copies(self, step: Step) -> Timing:
-        """Time copies or pointer chases on the step's groups. Raises DataCorruption, StepFailed."""
+    def time(self, step: Step) -> Timing:
+        """Time a step. Raises DataCorruption, StepFailed, UsageError for what NCCL lacks."""
         doing = f"{step.work} of {format_size(step.size_bytes)}"
         with explained(doing, Cause.REFUSED, self._devices, step, self._ours):
+            if step.operation.is_collective:
+                return self._collective(step)
             return self._chase(step) if step.operation is Operation.CHASE else self._copy(step)
 
     def _copy(self, step: Step) -> Timing:
@@ -302,39 +296,37 @@ class CudaBackend:
         read = step.iterations * (step.batches + step.warmup) * _WORD
         return Timing(tuple(map(tuple, seconds)), coverage=(Coverage(read, read),) * len(step.groups))
 
-    def time_collective(self, step: Step) -> Timing:
-        """Time a collective on disjoint groups. Raises DataCorruption, StepFailed."""
+    def _collective(self, step: Step) -> Timing:
+        """Time a collective on disjoint groups."""
         if self._collectives is None:
             raise BackendError(f"{step.operation} was asked for, but the backend was opened without NCCL")
         if step.dtype not in _native.Dtype.__members__:
             raise UsageError(f"NCCL has no dtype '{step.dtype}'")
         if not step.operation.collective.native:
             raise UsageError(f"the cuda backend cannot time {step.operation}: {CUDA.lacks(step.operation)}")
-        doing = f"{step.work} of {format_size(step.size_bytes)}"
         plain = [spans_hosts(self._devices, group) for group in step.groups]
-        with explained(doing, Cause.REFUSED, self._devices, step, self._ours):
-            times = self._collectives.time(
-                _native.CollectiveRound(
-                    groups=[list(group) for group in step.groups],
-                    operation=_native.Collective.__members__[step.operation],
-                    dtype=_native.Dtype.__members__[step.dtype],
-                    reduction=_native.Reduction.__members__[step.redop],
-                    root=step.root,
-                    count=step.size_bytes // DTYPE_BYTES[step.dtype],
-                    in_place=step.variant is Variant.IN_PLACE,
-                    verify=step.verify,
-                    iterations=step.iterations,
-                    batches=step.batches,
-                    warmup=step.warmup,
-                    launch_iterations=step.launches,
-                    launch_warmup=_LAUNCH_WARMUP,
-                    deadline=_DEADLINE_S,
-                    single_launches=step.singles,
-                    registration=_native.Registration.__members__[step.registration],
-                    blocks=[block // DTYPE_BYTES[step.dtype] for row in step.blocks for block in row],
-                    plain=plain,
-                )
+        times = self._collectives.time(
+            _native.CollectiveRound(
+                groups=[list(group) for group in step.groups],
+                operation=_native.Collective.__members__[step.operation],
+                dtype=_native.Dtype.__members__[step.dtype],
+                reduction=_native.Reduction.__members__[step.redop],
+                root=step.root,
+                count=step.size_bytes // DTYPE_BYTES[step.dtype],
+                in_place=step.variant is Variant.IN_PLACE,
+                verify=step.verify,
+                iterations=step.iterations,
+                batches=step.batches,
+                warmup=step.warmup,
+                launch_iterations=step.launches,
+                launch_warmup=_LAUNCH_WARMUP,
+                deadline=_DEADLINE_S,
+                single_launches=step.singles,
+                registration=_native.Registration.__members__[step.registration],
+                blocks=[block // DTYPE_BYTES[step.dtype] for row in step.blocks for block in row],
+                plain=plain,
             )
+        )
         return Timing(
             _by_group(times),
             tuple(times.launch_seconds),
@@ -344,11 +336,8 @@ class CudaBackend:
             tuple((tuple(own[step.warmup :]),) if own else () for own in times.waits),
         )
 
-    def close(self) -> None:
-        """Do nothing: the driver takes back memory, contexts and communicators when the process ends.
-
-        Destroying communicators here would cost 0.5–1.0 s a round [docs/method.md 4.1, 4×H200] and gain nothing.
-        """
+    # No `close`: the driver takes back memory, contexts and communicators when the process ends. Destroying the
+    # communicators would cost 0.5–1.0 s a round [docs/method.md 4.1, 4×H200] and gain nothing.
 
 
 def spans_hosts(devices: Sequence[Device], group: Sequence[int]) -> bool:

@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 import platform
 import socket
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from collbench.backends.protocol import Backend
+from collbench.backends.protocol import Opened
 from collbench.backends.worker_messages import Facts
 from collbench.machine import numa, visible_devices
+from collbench.machine.health import HealthWatch, Occupants
 from collbench.machine.nvidia_smi import LiveTools
-from collbench.machine.nvml import Nvml
+from collbench.machine.nvml import Glance, Nvml
 from collbench.machine.visible_devices import NAME, ORDER, visible
-from collbench.machine.watch import HealthWatch, Occupants, nothing_to_watch
 from collbench.model.capabilities import BACKENDS, HOST, capabilities
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.nccl_options import NcclOptions
-from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
+from collbench.model.run import Device, Health, Machine, Path
 
 if TYPE_CHECKING:
     from collbench.backends.isolated import IsolatedBackend
+    from collbench.backends.sim import SimBackend
     from collbench.sim.fabrics import Fabric
 
 
@@ -115,35 +115,7 @@ def _no_gpu(why: str) -> MachineError:
 NAMES = ("auto", *BACKENDS)  # auto never takes sim
 # A starting worker; None if there is nothing to start.
 Begun: TypeAlias = "IsolatedBackend | None"
-
-
-class Watch(Protocol):
-    """Reports problems of devices: on this host through NVML, on other hosts from their ranks' messages."""
-
-    def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
-        """Return what is wrong on these positions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """An open backend and what is known of its machine. `health` reads the devices' current state, by position.
-
-    `watch` sees what goes wrong on them. `close` lets all of it go, and `vacate` the backend alone; both wait until the
-    devices have their memory back. `environment` are the NCCL_* variables that count, `clock` gives the seconds that
-    budgets count. `ports` reads the network cards' ports of several hosts, () if no host has any; None where they are
-    not read, as on one host.
-    """
-
-    backend: Backend
-    machine: Machine
-    paths: tuple[Path, ...]
-    health: Callable[[], tuple[Health, ...]]
-    close: Callable[[], None]
-    watch: Watch = field(default_factory=nothing_to_watch)
-    vacate: Callable[[], None] = lambda: None
-    environment: Mapping[str, str] = field(default_factory=lambda: nccl_settings(os.environ))
-    clock: Callable[[], float] = time.monotonic
-    ports: Callable[[], tuple[NetworkPort, ...] | None] = lambda: None
+Choice: TypeAlias = Callable[[tuple[Device, ...]], tuple[Device, ...]]  # may drop some of the devices
 
 
 def resolve(name: str) -> tuple[str, str | None]:
@@ -222,22 +194,26 @@ def simulated_devices(fabric: str | None) -> tuple[Device, ...]:
 
 def open_simulated(fabric: Fabric, wanted: str | None, seed: int) -> Opened:
     """Open the sim backend on the devices of a fabric that `wanted` names. A seed draws the same samples again."""
+    backend = simulated_backend(fabric, wanted, seed)
+    return Opened(
+        backend,
+        machine=backend.machine(),
+        paths=backend.paths(),
+        health=backend.health,
+        flags=backend.flags,
+        environment=backend.environment(),
+        clock=backend.clock,
+        close=backend.close,
+    )
+
+
+def simulated_backend(fabric: Fabric, wanted: str | None, seed: int, chosen: Choice = tuple) -> SimBackend:
+    """Return the sim backend on the devices of a fabric that are `chosen` of those that `wanted` names."""
     from collbench.backends.sim import SimBackend
     from collbench.sim.labels import devices
 
     every = devices(fabric)
-    chosen = choose_devices(every, wanted)
-    backend = SimBackend(fabric, seed, tuple(every.index(device) for device in chosen))
-    return Opened(
-        backend,
-        backend.machine(),
-        backend.paths(),
-        health=backend.health,
-        close=backend.close,
-        watch=backend,
-        environment=backend.environment(),
-        clock=backend.clock,
-    )
+    return SimBackend(fabric, seed, tuple(every.index(device) for device in chosen(choose_devices(every, wanted))))
 
 
 def driver_version() -> str:
@@ -246,15 +222,40 @@ def driver_version() -> str:
         return nvml.driver_version()
 
 
-def nccl_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the NCCL_* variables that are set, and no others: they configure NCCL, and the rest is private."""
-    return {name: value for name, value in environment.items() if name.startswith("NCCL_")}
-
-
-def here() -> Machine:
-    """Return what is known of this host, without its GPUs."""
+def here(nvml: Nvml | None = None) -> Machine:
+    """Return what is known of this host, with what NVML knows of its driver and GPUs."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
-    return Machine(hostname=socket.gethostname(), system=system, cpu=numa.cpu_model())
+    machine = Machine(hostname=socket.gethostname(), system=system, cpu=numa.cpu_model())
+    if nvml is None:
+        return machine
+    return replace(
+        machine, driver=nvml.driver_version(), cuda=nvml.cuda_version(), virtualization=nvml.virtualization()
+    )
+
+
+class ObservedGpus:
+    """GPUs to measure as NVML reports them, without what our own processes do on them."""
+
+    def __init__(self, nvml: Nvml, devices: tuple[Device, ...], our_processes: Callable[[], Collection[int]]) -> None:
+        """Read what is on the GPUs now, before our own processes open them."""
+        self._nvml, self._devices = nvml, devices
+        self._occupants = Occupants([nvml.processes(device) for device in devices], our_processes)
+        self._memory_before = [nvml.memory_used(device) for device in devices]
+        self.flags = HealthWatch(devices, self._glances, self._occupants).flags
+
+    def health(self) -> tuple[Health, ...]:
+        """Return the devices' current state, by position."""
+        return tuple(
+            replace(
+                self._nvml.health(device),
+                processes=self._occupants.others(position, self._nvml.processes(device)),
+                others_memory=self._memory_before[position],
+            )
+            for position, device in enumerate(self._devices)
+        )
+
+    def _glances(self) -> list[Glance]:
+        return [self._nvml.glance(device) for device in self._devices]
 
 
 def choose_devices(present: tuple[Device, ...], wanted: str | None) -> tuple[Device, ...]:
@@ -269,7 +270,7 @@ def _open_host(wanted: str | None) -> Opened:
 
     devices = choose_devices(numa.devices(), wanted)
     backend = HostBackend(devices)
-    return Opened(backend, here(), numa.paths(devices), health=tuple, close=backend.close)
+    return Opened(backend, machine=here(), paths=numa.paths(devices), close=backend.close)
 
 
 def _open_cuda(
@@ -286,22 +287,18 @@ def _open_cuda(
         present = nvml.devices()
         visible = backend.list_gpus()
         devices = choose_devices(tuple(device for device in present if device.uuid in visible), wanted)
-        occupants = Occupants([nvml.processes(device) for device in devices], lambda: backend.process_ids)
-        held = [nvml.memory_used(device) for device in devices]  # before ours holds any
+        gpus = ObservedGpus(nvml, devices, lambda: backend.process_ids)
         backend.open(devices, nccl_path, collectives=collectives, options=options)
-        machine = replace(
-            here(), driver=nvml.driver_version(), cuda=nvml.cuda_version(), virtualization=nvml.virtualization()
-        )
-        paths = nvml.paths(devices)
+        machine, paths = here(nvml), nvml.paths(devices)
         facts = backend.facts  # waits for CUDA and NCCL; nvidia-smi has answered by then
         return Opened(
             backend,
-            _with_facts(machine, facts),
-            tools.with_reports(devices, _with_peers(paths, facts)),
-            health=lambda: health_of(nvml, devices, occupants, held),
+            machine=_with_facts(machine, facts),
+            paths=tools.with_reports(devices, _with_peers(paths, facts)),
+            health=gpus.health,
+            flags=gpus.flags,
             close=stack.pop_all().close,
             vacate=backend.reap,
-            watch=HealthWatch(devices, lambda: [nvml.glance(device) for device in devices], occupants),
         )
 
 
@@ -320,18 +317,4 @@ def _with_facts(machine: Machine, facts: Facts) -> Machine:
         nccl_path=facts.nccl_path,
         kernel_image=facts.kernel_image,
         multicast=facts.multicast,
-    )
-
-
-def health_of(
-    nvml: Nvml, devices: tuple[Device, ...], occupants: Occupants, held: Sequence[int | None]
-) -> tuple[Health, ...]:
-    """Return the devices' current state without our workers' processes and without the memory `held` by them."""
-    return tuple(
-        replace(
-            nvml.health(device),
-            processes=occupants.others(position, nvml.processes(device)),
-            others_memory=held[position],
-        )
-        for position, device in enumerate(devices)
     )

@@ -1,31 +1,23 @@
-"""One gloo rank's process: makes groups, times iterations, verifies every element outside the timed region.
-
-Started as `… -m collbench.backends.gloo_worker FD RANK WORLD_SIZE CORE FOLDER [HOST PORT PREFIX]`.
-"""
+"""One rank of the host backend's collectives: it times gloo's calls, and verifies all data outside the timed region."""
 
 from __future__ import annotations
 
 import functools
-import os
-import pathlib
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
 
-from collbench.backends.gloo_tasks import DTYPE_BYTES, REDOPS, Reply, Task, Wrong, layout
-from collbench.machine import lifeline
-from collbench.model.operations import Operation
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # dist.Store, whose name the types of torch.distributed lack
-
+from collbench.backends.gloo import GlooTimes
+from collbench.backends.protocol import Step
+from collbench.backends.torch_collectives import Blocks, call_of, layout_of
+from collbench.backends.torch_rank import Answers, run
+from collbench.model.operations import Variant
+from collbench.model.units import DTYPE_BYTES
 
 # What gloo ranks send, and what must arrive: small integers, so that every reduction is exact in every dtype.
 
@@ -57,40 +49,49 @@ class Slot:
 
 
 class Message:
-    """What the rank at `position` of `members` ranks puts into the task's collective, and must get out of it.
+    """What one rank of a step puts into its collective, and must get out of it.
+
+    `position` and `root` are places in the rank's group; `blocks` are elements, in the group's order.
 
     A reduction in place overwrites its input, and a copy of fresh input would be timed with the iterations. So for them
     the data is `steady`: zeros to be summed and ones to be multiplied; all else repeats unharmed with the data it has.
     """
 
-    def __init__(self, task: Task, position: int, members: int) -> None:
-        self._layout = layout(task, position, members)
-        self._dtype: torch.dtype = getattr(torch, task["dtype"])
-        self._redop = task["redop"] if Operation(task["operation"]).reduces else ""
-        self._overwrites = bool(self._redop) and self._layout.shared
+    def __init__(self, step: Step, position: int, root: int, blocks: Blocks = ()) -> None:
+        count, ranks = _count(step), len(step.groups[0])
+        self._layout = layout_of(step.operation, count, position, ranks, root, blocks)
+        # Some of gloo's calls work in the buffer that holds the input.
+        self._in_place = step.variant is Variant.IN_PLACE or step.operation.collective.gloo_buffers == 1
+        self._block = count // ranks
+        self._dtype: torch.dtype = getattr(torch, step.dtype)
+        self._redop = step.redop if step.operation.reduces else ""
+        self._overwrites = bool(self._redop) and self._in_place
         self._position = position
-        self._base = _random_base(task["count"] + members * _RANK_SHIFT)
+        self._base = _random_base(count + ranks * _RANK_SHIFT)
 
     def slot(self) -> Slot:
-        """Return new buffers for one message."""
-        elements = self._layout
-        buffer = torch.empty(elements.length, dtype=self._dtype)
-        if not elements.shared:
-            return Slot(buffer[: elements.sent], buffer[elements.sent :])
-        inner = slice(elements.offset, elements.offset + min(elements.sent, elements.received))
-        return Slot(buffer, buffer[inner]) if elements.sent >= elements.received else Slot(buffer[inner], buffer)
+        """Return new buffers for one message; in place the shorter is this rank's part of the longer."""
+        sends, receives = self._layout.sends, self._layout.receives
+        if not self._in_place:
+            buffer = torch.empty(sends + receives, dtype=self._dtype)
+            return Slot(buffer[:sends], buffer[sends:])
+        shorter, longer = sorted((sends, receives))
+        buffer = torch.empty(longer, dtype=self._dtype)
+        start = self._position * self._block if 0 < shorter < longer else 0
+        inner = buffer[start : start + shorter]
+        return Slot(buffer, inner) if sends >= receives else Slot(inner, buffer)
 
     def fill(self, slot: Slot, *, steady: bool) -> None:
         """Write what this rank puts in; where it only receives there are zeros, which no rank sends by itself."""
         slot.received.zero_()
-        for start, stop in _windows(self._layout.sent):
+        for start, stop in _windows(self._layout.sends):
             slot.sent[start:stop] = self._contribution(self._position, start, stop, steady=steady)
 
-    def first_wrong(self, slot: Slot, *, steady: bool) -> Wrong | None:
-        """Return the first received element that is not what the ranks' contributions make, or None."""
+    def first_wrong(self, slot: Slot, *, steady: bool) -> tuple[int, float, float] | None:
+        """Return the first received element that is not what the ranks' contributions make, as in GlooTimes."""
         for segment in self._layout.segments:
             for start, stop in _windows(segment.length):
-                first, last = segment.offset + start, segment.offset + stop
+                first, last = segment.first + start, segment.first + stop
                 parts = (self._contribution(sender, first, last, steady=steady) for sender in segment.senders)
                 expected = functools.reduce(_COMBINE.get(self._redop, torch.add), parts)
                 delivered = slot.received[segment.start + start : segment.start + stop]
@@ -123,7 +124,9 @@ def _random_base(length: int) -> torch.Tensor:
     return words.view(torch.uint8).bitwise_and_(7)
 
 
-# What one gloo rank does with torch: make groups, time iterations, verify every element outside the timed region.
+def _count(step: Step) -> int:
+    """Return the elements of a step's message."""
+    return step.size_bytes // DTYPE_BYTES[step.dtype]
 
 
 # Small messages rotate over this many bytes, beyond a core's own L2 (docs/method.md 3.5).
@@ -131,21 +134,18 @@ _SPAN_BYTES = 8 * 2**20
 
 
 class GlooRank:
-    """A process's place in the world, and its process groups."""
+    """One rank of the world, and its process groups."""
 
-    def __init__(self, rank: int, world_size: int, store: Store) -> None:
-        """Join `world_size` ranks that meet in the store."""
-        torch.set_num_threads(1)  # the process has one core
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    def __init__(self, rank: int) -> None:
         self._rank = rank
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
-    def perform(self, task: Task) -> Reply:
-        """Time the task's collective in this rank's group; a rank outside all groups answers at once."""
-        for members in task["groups"]:
+    def time(self, step: Step) -> GlooTimes:
+        """Time the step in this rank's group; a rank outside all groups answers at once."""
+        for members in step.groups:
             self._group(members)
-        mine = next((members for members in task["groups"] if self._rank in members), None)
-        return Reply(seconds=[], waits=[], wrong=None) if mine is None else self._measure(task, mine)
+        mine = next((members for members in step.groups if self._rank in members), None)
+        return GlooTimes() if mine is None else self._measure(step, mine)
 
     def _group(self, members: tuple[int, ...]) -> dist.ProcessGroup:
         """Return the members' process group, made by *all* ranks of the world at its first use.
@@ -157,83 +157,40 @@ class GlooRank:
             self._groups[members] = cast("dist.ProcessGroup", dist.new_group(list(members), backend="gloo"))
         return self._groups[members]
 
-    def _measure(self, task: Task, members: tuple[int, ...]) -> Reply:
+    def _measure(self, step: Step, members: tuple[int, ...]) -> GlooTimes:
         group = self._group(members)
         order = sorted(members)  # as torch has them: blocks come in this order
-        task = {**task, "root": order.index(members[task["root"]]), "blocks": _sorted(task["blocks"], members)}
-        run = _collective(task, order, self._rank, group)
-        message = Message(task, order.index(self._rank), len(order))
-        slots = [message.slot() for _ in range(_slots(task))]
+        root = members[step.root]
+        blocks = _sorted_blocks(step, members)
+        call = call_of(step.operation, group, order, self._rank, root=root, redop=step.redop, blocks=blocks)
+        message = Message(step, order.index(self._rank), order.index(root), blocks)
+        slots = [message.slot() for _ in range(_slots(step))]
+
+        def collective(slot: Slot) -> None:
+            call(slot.sent, slot.received)
 
         message.fill(slots[0], steady=False)
-        run(slots[0])  # untimed: real data, and the group's first use opens its connections
-        wrong = message.first_wrong(slots[0], steady=False) if task["verify"] else None
+        collective(slots[0])  # untimed: real data, and the group's first use opens its connections
+        wrong = message.first_wrong(slots[0], steady=False) if step.verify else None
         for slot in slots:
             message.fill(slot, steady=True)
-        times = [_time_batch(run, slots, task["iterations"], group) for _ in range(task["warmup"] + task["batches"])]
-        timed = times[task["warmup"] :]
-        for slot in slots if task["verify"] else ():
+        batches = range(step.warmup + step.batches)
+        waits, seconds = zip(*(_time_batch(collective, slots, step.iterations, group) for _ in batches), strict=True)
+        for slot in slots if step.verify else ():
             wrong = wrong or message.first_wrong(slot, steady=True)
-        return Reply(seconds=[took for _, took in timed], waits=[wait for wait, _ in timed], wrong=wrong)
+        return GlooTimes(seconds[step.warmup :], waits[step.warmup :], wrong)
 
 
-def file_store(folder: pathlib.Path, world_size: int) -> Store:
-    """Return a store for ranks that share a folder."""
-    # Opened here: where the folder is gone, FileStore would wait 300 s for it, and let no other thread run meanwhile.
-    file = os.open(folder / "rendezvous", os.O_RDWR | os.O_CREAT, 0o600)
-    return dist.FileStore(f"/proc/self/fd/{file}", world_size)  # type: ignore[attr-defined]  # absent from __all__
-
-
-def tcp_store(host: str, port: int, prefix: str) -> Store:
-    """Return the part called `prefix` of a store that somebody keeps at this address."""
-    store = dist.TCPStore(host, port, is_master=False)  # type: ignore[attr-defined]  # likewise
-    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
-
-
-def _sorted(blocks: Sequence[Sequence[int]], members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return blocks that are in the members' order in that of their ranks."""
+def _sorted_blocks(step: Step, members: Sequence[int]) -> Blocks:
+    """Return the step's blocks, which are bytes in the members' order, as elements in the order of their ranks."""
     order = sorted(range(len(members)), key=lambda index: members[index])
-    return tuple(tuple(blocks[src][dst] for dst in order) for src in order) if blocks else ()
+    width = DTYPE_BYTES[step.dtype]
+    return [[step.blocks[src][dst] // width for dst in order] for src in order] if step.blocks else ()
 
 
-def _slots(task: Task) -> int:
+def _slots(step: Step) -> int:
     """Return how many messages the iterations rotate over: enough for _SPAN_BYTES, no more than are used."""
-    enough = max(1, _SPAN_BYTES // (task["count"] * DTYPE_BYTES[task["dtype"]]))
-    return min(task["iterations"], enough)
-
-
-def _collective(task: Task, order: Sequence[int], rank: int, group: dist.ProcessGroup) -> Callable[[Slot], object]:
-    """Return the task's collective among the ranks `order`, on the buffers that it is given."""
-    ranks, root = len(order), order[task["root"]]
-    after, before = (order[(order.index(rank) + offset) % ranks] for offset in (1, -1))
-    redop = getattr(dist.ReduceOp, REDOPS.get(task["redop"], "SUM"))
-
-    def send_and_receive(slot: Slot) -> None:
-        for one in (dist.isend(slot.sent, after, group=group), dist.irecv(slot.received, before, group=group)):
-            if one is not None:
-                one.wait()
-
-    def exchange(slot: Slot) -> None:
-        mine, here = task["blocks"][order.index(rank)], order.index(rank)
-        theirs = [row[here] for row in task["blocks"]]
-        dist.all_to_all_single(slot.received, slot.sent, theirs, list(mine), group=group)
-
-    def parts(whole: torch.Tensor) -> list[torch.Tensor] | None:
-        return list(whole.chunk(ranks)) if rank == root else None
-
-    calls: dict[str, Callable[[Slot], object]] = {
-        "allreduce": lambda slot: dist.all_reduce(slot.sent, redop, group=group),
-        "broadcast": lambda slot: dist.broadcast(slot.sent, root, group=group),
-        "reduce": lambda slot: dist.reduce(slot.sent, root, redop, group=group),
-        "allgather": lambda slot: dist.all_gather_into_tensor(slot.received, slot.sent, group=group),
-        "reducescatter": lambda slot: dist.reduce_scatter_tensor(slot.received, slot.sent, redop, group=group),
-        "alltoall": lambda slot: dist.all_to_all_single(slot.received, slot.sent, group=group),
-        "alltoallv": exchange,
-        "sendrecv": send_and_receive,
-        "gather": lambda slot: dist.gather(slot.sent, parts(slot.received), root, group=group),
-        "scatter": lambda slot: dist.scatter(slot.received, parts(slot.sent), root, group=group),
-    }
-    return calls[task["operation"]]
+    return min(step.iterations, max(1, _SPAN_BYTES // step.size_bytes))
 
 
 def _time_batch(
@@ -249,54 +206,13 @@ def _time_batch(
     return start - arrived, (time.perf_counter() - start) / iterations
 
 
-# One gloo rank's process: `… -m collbench.backends.gloo_worker FD RANK WORLD_SIZE CORE FOLDER [HOST PORT PREFIX]`.
-#
-# The ranks meet in FOLDER, or in the TCPStore at HOST. It answers tasks from the pipe FD until the pipe closes.
-# Whatever fails here ends the process with a traceback: the parent reads its last line.
+def _no_device(_backend: str, _core: int) -> None:
+    """Open nothing: the process is on its core already."""
 
 
-# How often to remove the folder: a rank that begins meanwhile may put its file into it.
-_REMOVALS = 10
-
-
-def main(arguments: list[str]) -> None:
-    """Join the world and serve tasks until the parent closes the pipe, or is gone."""
-    lifeline.leave_signals_to_parent()
-    descriptor, rank, world_size, core = map(int, arguments[:4])
-    folder = pathlib.Path(arguments[4])
-
-    def clean_up() -> None:
-        for _ in range(_REMOVALS):
-            shutil.rmtree(folder, ignore_errors=True)
-            if not folder.exists():
-                return
-
-    # At any moment, in the middle of a collective too: the parent may be killed before it could clean up. It ends by
-    # os._exit: FileStore's destructor would make its file again, or abort where it cannot.
-    lifeline.leave_with_parent(descriptor, clean_up)
-    # Before torch comes, so that its threads, and gloo's, inherit the core.
-    os.sched_setaffinity(0, {core})
-
-    pipe: Connection[Reply, Task] = Connection(descriptor)
-    try:
-        match arguments[5:]:
-            case [host, port, prefix]:
-                store = tcp_store(host, int(port), prefix)
-            case _:
-                store = file_store(folder, world_size)
-        member = GlooRank(rank, world_size, store)
-        pipe.send(Reply(seconds=[], waits=[], wrong=None))
-        while True:
-            pipe.send(member.perform(pipe.recv()))
-    except (EOFError, ConnectionError):
-        clean_up()
-        os._exit(0)
-    # A peer is gone, or the folder, perhaps together with our parent, which reads the traceback otherwise.
-    except (RuntimeError, OSError):
-        if lifeline.parent_is_gone(descriptor):
-            clean_up()
-        raise
+def _answers(rank: int, _ranks: int, _device: None) -> Answers:
+    return {Step: GlooRank(rank).time}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(sys.argv[1:], _no_device, _answers)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-import subprocess
-import sys
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from multiprocessing.connection import Connection, Pipe
+from dataclasses import dataclass, replace
 from typing import cast
 
-import collbench
-from collbench.backends.protocol import Step, Timeouts, Timing
+from collbench.backends.child_process import Child, ChildLost, own_environment
+from collbench.backends.protocol import Backend, Step, Timing
 from collbench.backends.worker_messages import (
     Answer,
     AwaitPrepared,
@@ -33,97 +27,52 @@ from collbench.backends.worker_messages import (
 )
 from collbench.machine.numa import usable_nodes
 from collbench.model.errors import BackendError, CollbenchError, PeerLost, StepFailed, failure_of
-from collbench.model.failures import Cause, Failure, FailureKind, died
+from collbench.model.failures import Cause, Failure
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Device, Refusal
+from collbench.model.run import DataPoint, Device, Refusal
 
-# One worker process: started, driven through its pipe, watched, and killed.
+# How long silence may last before it is a hang: from the bytes that a step moves, or from its own earlier times.
 
-
-# Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
-_SLICE_S = 0.25
-# A process that died closes its pipe first; one that is killed needs a moment to give its memory back.
-_EXIT_S = 5.0
-_STDERR = 2
-
-
-class ChildLost(BackendError):
-    """The worker hangs or has exited. The failure says which."""
+# A message costs at least this many seconds on the slowest path that we know: small collectives over sockets.
+_SECONDS_A_MESSAGE = 1e-4
+# Ungraphed launches that warm up the timed ones, generously (nccl-tests: 5).
+_LAUNCH_WARMUP = 10
+# A step that took this much longer than the slowest of its kind before would be no measurement anyway.
+_MULTIPLE = 20
 
 
-class Child:
-    """A running worker; `module` is its module. After ChildLost the caller must kill it."""
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds to wait, and the slowest rates in B/s that a message may have.
 
-    def __init__(self, module: str, extra: Mapping[str, str]) -> None:
-        """Start the process with our environment plus the `extra` variables, and return at once."""
-        self._stderr = tempfile.TemporaryFile(prefix="collbench-worker-")  # noqa: SIM115  # closed when it is reaped
-        self._pipe: Connection[Request, Reply]
-        self._pipe, theirs = Pipe()
-        with theirs:
-            # -P: a file in the user's folder must not become one of our modules. What NCCL prints on stdout under
-            # NCCL_DEBUG goes to our stderr: our stdout holds the page.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,
-                stderr=self._stderr,
-                pass_fds=(theirs.fileno(),),
-                env={**_environment(), **extra},
-            )
+    Staged PCIe gen 3 gives 3 GB/s, shared by several pairs a part of it; between hosts 1 Gbit Ethernet 0.12 GB/s.
+    Opening may start the driver on every GPU, a second each without nvidia-persistenced. Starting NCCL takes 0.7 s on
+    4 × H200 [docs/method.md 4.1], and much longer where it first looks for networks. A worker's first step loads code.
+    """
 
-    @property
-    def process_id(self) -> int:
-        """The worker's process id."""
-        return self._process.pid
+    opening_s: float = 120.0
+    communicators_s: float = 60.0
+    first_s: float = 20.0
+    floor_s: float = 5.0
+    slowest_rate: float = 1e9
+    slowest_network: float = 0.1e9
 
-    def send(self, request: Request) -> None:
-        """Send a request. A worker that is gone shows at the next `receive`."""
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self._pipe.send(request)
-
-    def receive(self, timeout_s: float) -> Answer | Prepared:
-        """Return the next reply. Raises the failure that it reports, or ChildLost after so much silence or a death."""
-        left = timeout_s
-        try:
-            while not self._pipe.poll(min(left, _SLICE_S)):
-                left -= _SLICE_S
-                if left <= 0:
-                    raise ChildLost(failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=timeout_s))
-            reply = self._pipe.recv()
-        except (EOFError, OSError) as error:
-            raise ChildLost(failure=self._death()) from error
-        if isinstance(reply, Answer | Prepared):
-            return reply
-        raise reply
-
-    def kill(self) -> None:
-        """End the process, even a stopped one, without waiting for it."""
-        self._process.kill()
-        self._pipe.close()
-
-    def reap(self, seconds: float = _EXIT_S) -> None:
-        """Wait a while for a killed process to exit and release its memory on the GPUs."""
-        with suppress(subprocess.TimeoutExpired):  # stuck in the driver: it goes when the driver lets go
-            self._process.wait(seconds)
-        self._stderr.close()
-
-    def _death(self) -> Failure:
-        """Return how the process ended, with the last line that it wrote to stderr."""
-        try:
-            status = self._process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            return Failure(FailureKind.CRASH, Cause.ENDING)
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode("utf-8", errors="replace").split("\n")
-        return died(status, next((line.strip() for line in reversed(lines) if line.strip()), ""))
+    def for_step(self, step: Step, known_s: float | None, *, network: bool) -> float:
+        """Return the seconds for a step; `known_s` is the longest that its like took before, None at first."""
+        rate = self.slowest_network if network else self.slowest_rate
+        return self.floor_s + (_expected_s(step, rate) if known_s is None else _MULTIPLE * known_s)
 
 
-def _environment() -> dict[str, str]:
-    """Return our environment, so that CUDA and NCCL obey the same variables; the worker runs the same collbench."""
-    ours = str(pathlib.Path(collbench.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path}
+def _expected_s(step: Step, rate: float) -> float:
+    messages = step.iterations * (step.warmup + step.batches)
+    messages += step.launches + _LAUNCH_WARMUP if step.launches else 0
+    messages += 2 * step.singles + _LAUNCH_WARMUP if step.singles else 0  # the untimed ones of its bursts, too
+    points = (DataPoint(step.operation, members, step.size_bytes, step.variant) for members in step.groups)
+    ranks = len(step.groups[0]) if step.operation.is_collective else 1  # each of them sends the message about once
+    if step.variant.covered:  # all members copy, and as much again behind what is timed, perhaps in both directions
+        ranks = 2 * len(step.groups[0]) * (2 if step.variant.opposed else 1)
+    return messages * (_SECONDS_A_MESSAGE + sum(point.moved_bytes for point in points) * ranks / rate)
 
 
 # A worker that may crash in any step, and is then restarted, opened and prepared again.
@@ -165,7 +114,7 @@ class Supervised:
     @property
     def process_ids(self) -> tuple[int, ...]:
         """The running worker's process id, or none."""
-        return (self._child.process_id,) if self._child else ()
+        return (self._child.process.pid,) if self._child else ()
 
     @property
     def waiting(self) -> int:
@@ -175,7 +124,9 @@ class Supervised:
     def start(self) -> None:
         """Start the process, if none runs, and return at once; it lists the GPUs meanwhile."""
         if self._child is None:
-            self._child, self._warm, self._collects = Child(self._module, self._extra), False, False
+            # What NCCL prints on stdout under NCCL_DEBUG goes to our stderr: our stdout holds the page.
+            self._child = Child(self._module, (), {**own_environment(), **self._extra}, stdout=_STDERR)
+            self._warm = self._collects = False
 
     def ask(self, request: ListGpus | MakeUniqueId | CanRun | AwaitPrepared) -> object:
         """Return the answer to a question. Raises what the worker reports, BackendError if it is lost."""
@@ -269,7 +220,7 @@ class Supervised:
     def _receive(self, doing: str) -> object:
         """Return the answer to anything but a step."""
         try:
-            return cast("Answer", self._live.receive(self._timeouts.opening_s)).value
+            return cast("Answer", _reply(self._live, self._timeouts.opening_s)).value
         except ChildLost as error:
             self.kill()
             raise BackendError(f"{doing} failed: {error}", failure=error.failure) from error
@@ -310,10 +261,10 @@ class Supervised:
         while self._sent < ahead and not self._refusal(self._waiting[self._sent]):
             self._live.send(self._waiting[self._sent])
             self._sent += 1
-        reply = self._live.receive(self._wait_s(step))
+        reply = _reply(self._live, self._wait_s(step))
         if isinstance(reply, Prepared):
             self._collects = True
-            reply = self._live.receive(self._wait_s(step) + self._timeouts.first_s)
+            reply = _reply(self._live, self._wait_s(step) + self._timeouts.first_s)
         answer = cast("Answer", reply)
         self._note(step, answer)
         return cast("Timing", answer.value)
@@ -343,6 +294,14 @@ class Supervised:
         return error if isinstance(error, StepFailed) else StepFailed(str(error), failure=error.failure)
 
 
+def _reply(child: Child, timeout_s: float) -> Answer | Prepared:
+    """Return the worker's next reply. Raises the failure that it reports, or ChildLost."""
+    reply: Reply = child.receive(timeout_s)
+    if isinstance(reply, Answer | Prepared):
+        return reply
+    raise reply
+
+
 def _kind(step: Step) -> tuple[Work, int, int, int]:
     return step.work, step.size_bytes, len(step.groups[0]), step.singles
 
@@ -351,12 +310,13 @@ def _kind(step: Step) -> tuple[Work, int, int, int]:
 
 
 _WORKER = "collbench.backends.worker"
+_STDERR = 2  # the file descriptor
 _TIMEOUTS = Timeouts()
 # Steps with the worker: one that it times, and enough behind it to cover the parent's own work between two answers.
 _AHEAD = 4
 
 
-class IsolatedBackend:
+class IsolatedBackend(Backend):
     """Times steps on GPUs in a worker process that is started again when a step breaks it.
 
     In order: `start`, `list_gpus`, `open`, and the rest. The facts of opening are waited for when first needed.
@@ -455,12 +415,8 @@ class IsolatedBackend:
             with suppress(BackendError):  # the first collective's own failure says more
                 self._worker.ask(AwaitPrepared())
 
-    def time_copies(self, step: Step) -> Timing:
-        """Time copies or pointer chases. Raises DataCorruption, StepFailed."""
-        return self._worker_for(step).time(step)
-
-    def time_collective(self, step: Step) -> Timing:
-        """Time a collective. Raises DataCorruption, StepFailed; BackendError with a world, whose ranks need each other.
+    def time(self, step: Step) -> Timing:
+        """Time a step. Raises DataCorruption, StepFailed; BackendError with a world, whose ranks need each other.
 
         A group without a rank of this worker has an empty tuple of seconds.
         """
@@ -469,7 +425,7 @@ class IsolatedBackend:
     def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
         """Time steps one after another, a few of them with the worker at any time.
 
-        After a StepFailed none is, and `time_copies` and `time_collective` may be called before the next.
+        After a StepFailed none is, and `time` may be called before the next.
         """
         source = iter(steps)
         step = next(source, None)

@@ -107,9 +107,6 @@ class OverlapBackend(Protocol):
     def run(self, load: Load) -> tuple[RankTimes, ...]:
         """Run a load of the data point, and verify its results. Raises BackendError."""
 
-    def close(self) -> None:
-        """End the workers; must be safe to call twice."""
-
 
 OverlapOpened = OpenWorkers[OverlapBackend]
 

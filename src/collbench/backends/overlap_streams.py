@@ -192,7 +192,6 @@ class CpuAccelerator:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        torch.set_num_threads(1)
         self._group: dist.ProcessGroup | None = None
 
     def group(self, ranks: int, priority: Priority, ctas: int | None) -> dist.ProcessGroup:

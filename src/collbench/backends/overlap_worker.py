@@ -1,8 +1,4 @@
-"""One rank of `collbench overlap`: a collective of torch.distributed that overlaps torch's compute, both verified.
-
-Started as `… -m collbench.backends.overlap_worker FD RANK WORLD_SIZE KIND PLACE FOLDER`: KIND is cuda or host, PLACE
-the GPU's number among those that CUDA shows, or the core. It answers requests from the pipe FD until the pipe closes.
-"""
+"""One rank of `collbench overlap`: a collective of torch.distributed that overlaps torch's compute, both verified."""
 
 from __future__ import annotations
 
@@ -15,10 +11,11 @@ import torch.distributed as dist
 
 from collbench.backends.overlap_protocol import DTYPE, LAUNCHES_AHEAD, Done, Load, OverlapPoint, RankTimes, Warm
 from collbench.backends.overlap_streams import Accelerator, CpuAccelerator, CudaAccelerator, StreamWork
-from collbench.backends.torch_rank import RankProcess, answer, run
+from collbench.backends.torch_collectives import Call, call_of, hashed, layout_of
+from collbench.backends.torch_rank import Answers, run
 from collbench.model.compute import Compute, ComputeKind
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.operations import Operation
+from collbench.model.units import DTYPE_BYTES
 
 # The collective: its buffers, what they hold, what must arrive.
 
@@ -27,8 +24,6 @@ _MOST_SLOTS = 16
 _WINDOW = 2**24
 # Ranks and slots hold the same random sequence from other elements on: primes, so that no swap of blocks goes unseen.
 _RANK_SHIFT, _SLOT_SHIFT = 4099, 104729
-# Knuth's multiplicative hash [The Art of Computer Programming, vol. 3, section 6.4]; bits 16 and 17 make the element.
-_HASH, _BITS = 2654435761, 16
 # 2^100 times a small integer is still a bfloat16.
 _LARGEST_SCALE = 100
 
@@ -39,8 +34,7 @@ def elements(rank: int, slot: int, first: int, count: int, device: torch.device)
     shift = first + rank * _RANK_SHIFT + slot * _SLOT_SHIFT
     for start in range(0, count, _WINDOW):
         stop = min(start + _WINDOW, count)
-        at = torch.arange(shift + start, shift + stop, dtype=torch.int64, device=device)
-        made[start:stop] = ((at * _HASH) >> _BITS & 3) + 1
+        made[start:stop] = (hashed(shift + start, stop - start, device) & 3) + 1
     return made
 
 
@@ -101,48 +95,19 @@ class Messages:
         return float(self._ranks ** (slot.uses - 1)) if exact else None
 
     def _slot(self, number: int) -> Slot:
-        count, block = self._count, self._count // self._ranks
-        own = self._rank * block
-        match self._operation:
-            case Operation.ALLREDUCE:
-                fresh, expected = self._of(self._rank, number, 0, count), self._sum(number, 0, count)
-            case Operation.BROADCAST:
-                expected = self._of(0, number, 0, count)
-                fresh = expected if self._rank == 0 else torch.zeros_like(expected)
-            case Operation.REDUCESCATTER:
-                fresh, expected = self._of(self._rank, number, 0, count), self._sum(number, own, block)
-            case Operation.ALLGATHER:
-                fresh = self._of(self._rank, number, 0, block)
-                expected = torch.cat([self._of(rank, number, 0, block) for rank in range(self._ranks)])
-            case Operation.ALLTOALL:
-                fresh = self._of(self._rank, number, 0, count)
-                expected = torch.cat([self._of(rank, number, own, block) for rank in range(self._ranks)])
-            case unknown:
-                raise RuntimeError(f"the expected data of {unknown} is not defined: it cannot be verified")
+        layout = layout_of(self._operation, self._count, self._rank, self._ranks)
+        expected = torch.empty(layout.receives, dtype=getattr(torch, DTYPE), device=self._device)
+        for segment in layout.segments:
+            part = expected[segment.start : segment.start + segment.length].zero_()
+            for sender in segment.senders:
+                part += elements(sender, number, segment.first, segment.length, self._device)
         received = torch.empty_like(expected)
         in_place = self._operation in (Operation.ALLREDUCE, Operation.BROADCAST)
+        # A rank that only receives, in place, begins with zeros.
+        fresh = (
+            elements(self._rank, number, 0, layout.sends, self._device) if layout.sends else torch.zeros_like(expected)
+        )
         return Slot(received if in_place else fresh.clone(), received, fresh, expected)
-
-    def _of(self, rank: int, slot: int, first: int, count: int) -> torch.Tensor:
-        return elements(rank, slot, first, count, self._device)
-
-    def _sum(self, slot: int, first: int, count: int) -> torch.Tensor:
-        total = self._of(0, slot, first, count)
-        for rank in range(1, self._ranks):
-            total += self._of(rank, slot, first, count)
-        return total
-
-
-def call_of(operation: Operation, group: dist.ProcessGroup) -> Callable[[Slot], object]:
-    """Return the call of torch.distributed, on the stream of its caller."""
-    calls: dict[Operation, Callable[[Slot], object]] = {
-        Operation.ALLREDUCE: lambda slot: dist.all_reduce(slot.sent, group=group),
-        Operation.BROADCAST: lambda slot: dist.broadcast(slot.sent, 0, group=group),
-        Operation.ALLGATHER: lambda slot: dist.all_gather_into_tensor(slot.received, slot.sent, group=group),
-        Operation.REDUCESCATTER: lambda slot: dist.reduce_scatter_tensor(slot.received, slot.sent, group=group),
-        Operation.ALLTOALL: lambda slot: dist.all_to_all_single(slot.received, slot.sent, group=group),
-    }
-    return calls[operation]
 
 
 # The compute that the collective overlaps, and its result.
@@ -229,8 +194,8 @@ class Rank:
         """Create the communicator for the point's priority and CTAs, and run the collective and the compute once."""
         point, messages, (_, unit, _) = self._allocated()
         self._group = self._accelerator.group(self._ranks, point.priority, point.ctas)
-        call = call_of(point.operation, self._group)
-        once = StreamWork(1, lambda _number: call(messages.slots[0]))
+        slot, call = messages.slots[0], self._call(point, self._group)
+        once = StreamWork(1, lambda _number: call(slot.sent, slot.received))
         self._accelerator.run_both(self._align, once, StreamWork(1, lambda _number: unit.run()), 0.0)
         return Done()
 
@@ -239,7 +204,7 @@ class Rank:
         point, messages, (_, unit, alone) = self._allocated()
         if self._group is None:
             raise RuntimeError("the data point was not warmed up")
-        call, slots = call_of(point.operation, self._group), messages.slots
+        call, slots = self._call(point, self._group), messages.slots
         messages.fill()
         unit.result.zero_()
         self._accelerator.finish()
@@ -247,7 +212,7 @@ class Rank:
         def collective(chunk: int) -> None:
             for number in range(chunk * load.calls, (chunk + 1) * load.calls):
                 slot = slots[number % len(slots)]
-                call(slot)
+                call(slot.sent, slot.received)
                 slot.uses += 1
 
         works = (
@@ -268,6 +233,9 @@ class Rank:
         chunk = self._chunks[load.units]
         return lambda _chunk: chunk()
 
+    def _call(self, point: OverlapPoint, group: dist.ProcessGroup) -> Call:
+        return call_of(point.operation, group, range(self._ranks), self._rank)
+
     def _align(self) -> None:
         dist.all_reduce(self._tiny, group=self._group)
 
@@ -280,16 +248,16 @@ class Rank:
 # The process.
 
 
-def opened(kind: str, index: int) -> Accelerator:
+def opened(backend: str, index: int) -> Accelerator:
     """Open the GPU or the core."""
-    return CudaAccelerator(index) if kind == "cuda" else CpuAccelerator()
+    return CudaAccelerator(index) if backend == "cuda" else CpuAccelerator()
 
 
-def serve(process: RankProcess, accelerator: Accelerator) -> None:
-    """Answer requests until the pipe closes."""
-    rank = Rank(process.rank, process.ranks, accelerator)
-    answer(process, {OverlapPoint: rank.allocate, Warm: lambda _: rank.warm(), Load: rank.run})
+def answers_of(number: int, ranks: int, accelerator: Accelerator) -> Answers:
+    """Return what answers each request."""
+    rank = Rank(number, ranks, accelerator)
+    return {OverlapPoint: rank.allocate, Warm: lambda _: rank.warm(), Load: rank.run}
 
 
 if __name__ == "__main__":
-    run(sys.argv[1:], opened, serve)
+    run(sys.argv[1:], opened, answers_of)

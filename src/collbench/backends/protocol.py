@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from collbench.model.errors import StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Operation, Registration, Variant, Work
-from collbench.model.run import DataPoint, Device, Flag, Health, Machine, Path, RankLaunches, Refusal
+from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path, RankLaunches, Refusal
 from collbench.model.skew import Blocks, Skew, blocks_of
 
 
@@ -87,143 +89,121 @@ class Timing:
         return step.iterations * sum(longest)
 
 
-class Backend(Protocol):
-    """A source of samples. Errors are CollbenchErrors; wrong data raises DataCorruption and names the offset."""
+class Backend(ABC):
+    """A source of samples. Errors are CollbenchErrors; wrong data raises DataCorruption, which names the offset.
+
+    A backend defines `name` and the abstract methods, and overrides the others if their default does not apply to it.
+    """
 
     name: str
 
+    @abstractmethod
     def devices(self) -> tuple[Device, ...]:
         """Return the devices that steps refer to, by position."""
 
+    @abstractmethod
     def operations(self, variant: Variant) -> tuple[Operation, ...]:
-        """Return the copies (and with the plain or host variant the pointer chase) that this backend can time so."""
+        """Return the copies that can be timed in this variant; in the plain and host ones also the pointer chase."""
 
+    @abstractmethod
     def capacity_bytes(self) -> int:
         """Return the largest message size in bytes that every device has room for."""
 
+    @abstractmethod
+    def time(self, step: Step) -> Timing:
+        """Time the step on all of its groups concurrently. Raises StepFailed if that costs the step's points only."""
+
+    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
+        """Time steps one after another and yield each with its result; steps may be drawn a little ahead."""
+        for step in steps:
+            try:
+                yield step, time_step(self, step)
+            except StepFailed as error:
+                yield step, error
+
     def free_bytes(self) -> tuple[int, ...]:
         """Return each device's free memory in bytes, by position; empty if devices share the machine's."""
+        return ()
 
     def numa_nodes(self) -> tuple[int, ...]:
         """Return the host's NUMA nodes between which host copies may differ; empty if there are none to compare."""
-
-    def reserve(self, largest_bytes: int) -> None:
-        """Make room for messages of up to `largest_bytes`; called once, before the first step."""
+        return ()
 
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return None if these devices can do this copy or chase, else the reason why they cannot."""
+        return None
 
-    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
-        """Expect collectives on these groups: their communicators may be made meanwhile, beside copies."""
+    def reserve(self, largest_bytes: int) -> None:  # noqa: B027
+        """Make room for messages of up to `largest_bytes`; called once, before the first step."""
 
-    def ready(self) -> None:
-        """Wait for what `prepare` began, so that no step has to. Its failure shows in the first collective."""
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:  # noqa: B027
+        """Start to create the communicators of these groups, which may continue while copies are timed."""
 
-    def time_copies(self, step: Step) -> Timing:
-        """Time the step's copies, or pointer chases, on all of its groups concurrently."""
+    def ready(self) -> None:  # noqa: B027
+        """Wait for what `prepare` started, so that no step has to. Its failure shows in the first collective."""
 
-    def time_collective(self, step: Step) -> Timing:
-        """Time one collective on each of the step's communicators, concurrently."""
-
-    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
-        """Time steps one after another and yield each with what became of it; steps are drawn a little ahead."""
-
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Release what would outlive the process; must be safe to call twice."""
 
 
 def time_step(backend: Backend, step: Step) -> Timing:
-    """Time a step of either kind. Raises StepFailed if it costs its data points only."""
-    timing = sound(backend.time_collective(step) if step.operation.is_collective else backend.time_copies(step))
-    if isinstance(timing, StepFailed):
-        raise timing
+    """Time a step. Raises StepFailed if it costs its data points only, or if a batch took no time."""
+    timing = backend.time(step)
+    shortest = min(seconds for batches in timing.seconds for seconds in batches)
+    if not shortest > 0:  # NaN, or a clock that does not run
+        raise StepFailed(failure=Failure(FailureKind.ERROR, Cause.NO_TIME, seconds=shortest))
     return timing
 
 
-def sound(outcome: Timing | StepFailed) -> Timing | StepFailed:
-    """Return what became of a step: a failure where a batch took no time, which no clock that runs gives."""
-    if isinstance(outcome, StepFailed):
-        return outcome
-    least = min(seconds for batches in outcome.seconds for seconds in batches)
-    if least > 0:
-        return outcome
-    return StepFailed(failure=Failure(FailureKind.ERROR, Cause.NO_TIME, seconds=least))
+def nccl_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the NCCL_* variables that are set, and no others: they configure NCCL, and the rest is private."""
+    return {name: value for name, value in environment.items() if name.startswith("NCCL_")}
 
 
-def time_each(backend: Backend, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
-    """Time steps one by one: what `time_steps` means for a backend that gains nothing from knowing the next."""
-    for step in steps:
-        try:
-            yield step, time_step(backend, step)
-        except StepFailed as error:
-            yield step, error
+@dataclass(frozen=True, kw_only=True)
+class OpenDevices:
+    """Devices that were opened to be measured: what is known of them and of their machine.
 
-
-# How long silence may last before it is a hang: from the bytes that a step moves, or from its own earlier times.
-
-
-# A message costs at least this many seconds on the slowest path that we know: small collectives over sockets.
-_SECONDS_A_MESSAGE = 1e-4
-# Ungraphed launches that warm up the timed ones, generously (nccl-tests: 5).
-_LAUNCH_WARMUP = 10
-# A step that took this much longer than the slowest of its kind before would be no measurement anyway.
-_MULTIPLE = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds to wait, and the slowest rates in B/s that a message may have.
-
-    Staged PCIe gen 3 gives 3 GB/s, shared by several pairs a part of it; between hosts 1 Gbit Ethernet 0.12 GB/s.
-    Opening may start the driver on every GPU, a second each without nvidia-persistenced. Starting NCCL takes 0.7 s on
-    4 × H200 [docs/method.md 4.1], and much longer where it first looks for networks. A worker's first step loads code.
+    `health` reads the devices' current state, by position; `flags` returns what is wrong on some positions right now.
+    `environment` are the NCCL_* variables that count, `clock` gives the seconds that budgets count. `close` lets all of
+    it go and waits until the devices have their memory back.
     """
 
-    opening_s: float = 120.0
-    communicators_s: float = 60.0
-    first_s: float = 20.0
-    floor_s: float = 5.0
-    slowest_rate: float = 1e9
-    slowest_network: float = 0.1e9
-
-    def for_step(self, step: Step, known_s: float | None, *, network: bool) -> float:
-        """Return the seconds for a step; `known_s` is the longest that its like took before, None at first."""
-        rate = self.slowest_network if network else self.slowest_rate
-        return self.floor_s + (_expected_s(step, rate) if known_s is None else _MULTIPLE * known_s)
+    machine: Machine
+    paths: tuple[Path, ...] = ()
+    health: Callable[[], tuple[Health, ...]] = tuple
+    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _positions: ()
+    environment: Mapping[str, str] = field(default_factory=nccl_settings)
+    clock: Callable[[], float] = time.monotonic
+    close: Callable[[], None] = lambda: None
 
 
-def _expected_s(step: Step, rate: float) -> float:
-    messages = step.iterations * (step.warmup + step.batches)
-    messages += step.launches + _LAUNCH_WARMUP if step.launches else 0
-    messages += 2 * step.singles + _LAUNCH_WARMUP if step.singles else 0  # the untimed ones of its bursts, too
-    points = (DataPoint(step.operation, members, step.size_bytes, step.variant) for members in step.groups)
-    ranks = len(step.groups[0]) if step.operation.is_collective else 1  # each of them sends the message about once
-    if step.variant.covered:  # all members copy, and as much again behind what is timed, perhaps in both directions
-        ranks = 2 * len(step.groups[0]) * (2 if step.variant.opposed else 1)
-    return messages * (_SECONDS_A_MESSAGE + sum(point.moved_bytes for point in points) * ranks / rate)
+@dataclass(frozen=True)
+class Opened(OpenDevices):
+    """An open backend. `vacate` lets the backend alone go and waits until the devices have their memory back.
+
+    `ports` reads the network cards' ports of several hosts, () if no host has any; None where they are not read, as on
+    one host.
+    """
+
+    backend: Backend
+    vacate: Callable[[], None] = lambda: None
+    ports: Callable[[], tuple[NetworkPort, ...] | None] = lambda: None
 
 
 Workers_co = TypeVar("Workers_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class OpenWorkers(Generic[Workers_co]):
-    """Open workers with torch, or simulated ones, and what is known of their machine, as in `factory.Opened`.
+class OpenWorkers(OpenDevices, Generic[Workers_co]):
+    """Open workers with torch, or simulated ones, on the devices of the backend `name`.
 
     `worlds` are all ranks of a run with overlap, or those of each arm of a replay. `span_seconds` is how long a load
-    runs: in a trial with overlap collective and compute each, in a replay at least. `clock` gives the seconds that a
-    run took. `traces`: loads can be traced.
+    runs: in a trial with overlap collective and compute each, in a replay at least. `traces`: loads can be traced.
     """
 
     name: str
     worlds: tuple[Workers_co, ...]
     devices: tuple[Device, ...]
-    machine: Machine
-    paths: tuple[Path, ...]
     span_seconds: float
-    environment: dict[str, str] = field(default_factory=dict)
-    health: Callable[[], tuple[Health, ...]] = tuple
-    flags: Callable[[tuple[int, ...]], tuple[Flag, ...]] = lambda _members: ()
-    close: Callable[[], None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
     traces: bool = False

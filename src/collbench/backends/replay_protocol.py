@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from collbench.analysis.job_schedule import Schedule, Unit
+from collbench.analysis.job_schedule import MIXED, P2P, Schedule, Unit
 from collbench.backends.protocol import OpenWorkers
-from collbench.model.operations import Registration
+from collbench.model.operations import Operation, Registration
 from collbench.model.run import Pauses
+
+
+def operation_of(name: str) -> Operation:
+    """Return the operation as which a kind of call of a schedule is measured."""
+    return {P2P: Operation.SENDRECV, MIXED: Operation.ALLREDUCE}.get(name) or Operation(name)
 
 
 @dataclass(frozen=True, slots=True)

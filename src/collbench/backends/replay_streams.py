@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -36,8 +37,20 @@ _MOST_POWER = 7
 _LEAST_PAUSE_S = 2e-6
 
 
+@dataclass(frozen=True, slots=True)
+class Units:
+    """A rank's units of a step, in order: each one's group, the function that makes its calls, the pause before it.
+
+    The last of the `pauses`, in seconds, is the one at the end of the step.
+    """
+
+    groups: Sequence[int]
+    calls: Sequence[Callable[[], object]]
+    pauses: Sequence[float]
+
+
 class Accelerator(Protocol):
-    """A device, as the worker sees it. `posts[n]` makes the calls of unit n, which is of group `groups[n]`."""
+    """A device, as the worker sees it."""
 
     device: torch.device
 
@@ -47,15 +60,8 @@ class Accelerator(Protocol):
     def memory(self, group: dist.ProcessGroup, registration: Registration) -> AbstractContextManager[object]:
         """Return the allocator of a group's buffers, with the requested registration."""
 
-    def run(
-        self,
-        load: ReplayLoad,
-        align: Callable[[], object],
-        groups: Sequence[int],
-        pauses: Sequence[float],
-        posts: Sequence[Callable[[], object]],
-    ) -> ReplayTimes:
-        """Run a load; `pauses` are before each unit, and at last at the end of the step, in seconds."""
+    def run(self, load: ReplayLoad, align: Callable[[], object], units: Units) -> ReplayTimes:
+        """Run a load. `align`, a tiny collective, synchronizes the ranks before it."""
 
     def use(self, pauses: Pauses) -> None:
         """Idle in pauses, or compute."""
@@ -151,51 +157,37 @@ class CudaAccelerator:
         self.finish()
         return float(first.elapsed_time(last)) / 1e3
 
-    def run(
-        self,
-        load: ReplayLoad,
-        align: Callable[[], object],
-        groups: Sequence[int],
-        pauses: Sequence[float],
-        posts: Sequence[Callable[[], object]],
-    ) -> ReplayTimes:
+    def run(self, load: ReplayLoad, align: Callable[[], object], units: Units) -> ReplayTimes:
         """Queue all of it. A call waits for what was queued before it on the main stream, as in torch; the step ends
         when its pauses and all of its calls have.
         """
-        for group in groups:
+        for group in units.groups:
             if group not in self._side:
                 self._side[group] = _cuda.Stream()
         if load.traced:
             with profile(activities=[ProfilerActivity.CUDA]) as trace:
-                self._queue(load, align, groups, pauses, posts)
-            took = kernel_seconds(trace.events(), len(posts) * load.steps)
+                self._queue(load, align, units)
+            took = kernel_seconds(trace.events(), len(units.calls) * load.steps)
             return ReplayTimes(0.0, _means(took, load.steps))
-        return self._queue(load, align, groups, pauses, posts)
+        return self._queue(load, align, units)
 
-    def _queue(
-        self,
-        load: ReplayLoad,
-        align: Callable[[], object],
-        groups: Sequence[int],
-        pauses: Sequence[float],
-        posts: Sequence[Callable[[], object]],
-    ) -> ReplayTimes:
+    def _queue(self, load: ReplayLoad, align: Callable[[], object], units: Units) -> ReplayTimes:
         self._sleep(load.delay_s)
         align()
         start, stamps, last = self._stamp(self._main), list[tuple[Any, Any]](), None
         for _ in range(load.steps):
-            for number, post in enumerate(posts):
+            for group, call, pause in zip(units.groups, units.calls, units.pauses, strict=False):
                 if load.pauses:
-                    self._pause(pauses[number])
+                    self._pause(pause)
                 if load.calls:
-                    side, last = self._side[groups[number]], self._stamp(self._main)
+                    side, last = self._side[group], self._stamp(self._main)
                     side.wait_event(last)
                     begin = self._stamp(side)
                     with _cuda.stream(side):
-                        post()
+                        call()
                     stamps.append((begin, self._stamp(side)))
             if load.pauses:
-                self._pause(pauses[-1])
+                self._pause(units.pauses[-1])
             if load.calls:
                 for side in self._side.values():
                     self._main.wait_stream(side)
@@ -263,8 +255,7 @@ class CpuAccelerator:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        torch.set_num_threads(1)
-        self._lanes: dict[int, queue.SimpleQueue[Callable[[], object]]] = {}
+        self._queues: dict[int, queue.SimpleQueue[Callable[[], object]]] = {}
         self._pause = _Pausing(time.sleep)
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
@@ -286,44 +277,38 @@ class CpuAccelerator:
         result = torch.empty_like(a)
         self._pause.compute(lambda count: repeat(lambda: torch.mm(a, b, out=result), count), _timed_on_core)
 
-    def run(
-        self,
-        load: ReplayLoad,
-        align: Callable[[], object],
-        groups: Sequence[int],
-        pauses: Sequence[float],
-        posts: Sequence[Callable[[], object]],
-    ) -> ReplayTimes:
+    def run(self, load: ReplayLoad, align: Callable[[], object], units: Units) -> ReplayTimes:
         """Hand each unit to its group's thread; the step ends when its pauses and all of its calls have."""
-        took = [0.0] * (len(posts) * load.steps)
+        took = [0.0] * (len(units.calls) * load.steps)
         failures: list[BaseException] = []
         align()
         start = time.perf_counter()
         for step in range(load.steps):
-            left = threading.Semaphore(0)
-            for number, post in enumerate(posts):
+            ended = threading.Semaphore(0)
+            for number, (group, call, pause) in enumerate(zip(units.groups, units.calls, units.pauses, strict=False)):
                 if load.pauses:
-                    self._pause(pauses[number])
+                    self._pause(pause)
                 if load.calls:
-                    work = _timed(post, took, step * len(posts) + number, left, failures)
-                    self._lane(groups[number]).put(work)
+                    index = step * len(units.calls) + number
+                    self._queue_of(group).put(_timed(call, took, index, ended, failures))
             if load.pauses:
-                self._pause(pauses[-1])
-            for _ in posts if load.calls else ():
-                left.acquire()
+                self._pause(units.pauses[-1])
+            for _ in units.calls if load.calls else ():
+                ended.acquire()
             if failures:
                 raise failures[0]
-        whole = (time.perf_counter() - start) / load.steps
-        return ReplayTimes(whole, _means(took, load.steps) if load.calls else ())
+        step_s = (time.perf_counter() - start) / load.steps
+        return ReplayTimes(step_s, _means(took, load.steps) if load.calls else ())
 
     def finish(self) -> None:
         """Return at once: what was called has ended."""
 
-    def _lane(self, group: int) -> queue.SimpleQueue[Callable[[], object]]:
-        if group not in self._lanes:
-            made = self._lanes[group] = queue.SimpleQueue()
-            threading.Thread(target=_work, args=(made,), daemon=True).start()
-        return self._lanes[group]
+    def _queue_of(self, group: int) -> queue.SimpleQueue[Callable[[], object]]:
+        """Return the queue of the thread that makes a group's calls."""
+        if group not in self._queues:
+            made = self._queues[group] = queue.SimpleQueue()
+            threading.Thread(target=_run_all, args=(made,), daemon=True).start()
+        return self._queues[group]
 
 
 def _timed_on_core(work: Callable[[], object]) -> float:
@@ -332,28 +317,30 @@ def _timed_on_core(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def _work(lane: queue.SimpleQueue[Callable[[], object]]) -> None:
+def _run_all(calls: queue.SimpleQueue[Callable[[], object]]) -> None:
     while True:
-        lane.get()()
+        calls.get()()
 
 
 def _timed(
-    post: Callable[[], object],
+    call: Callable[[], object],
     took: list[float],
-    number: int,
-    left: threading.Semaphore,
+    index: int,
+    ended: threading.Semaphore,
     failures: list[BaseException],
 ) -> Callable[[], None]:
-    def work() -> None:
+    """Return a function that makes a call and notes its seconds in `took`, or its error in `failures`."""
+
+    def make_call() -> None:
         begin = time.perf_counter()
         try:
-            post()
+            call()
         except BaseException as error:  # noqa: BLE001  # raised by the main thread
             failures.append(error)
-        took[number] = time.perf_counter() - begin
-        left.release()
+        took[index] = time.perf_counter() - begin
+        ended.release()
 
-    return work
+    return make_call
 
 
 def _means(took: Sequence[float], steps: int) -> tuple[float, ...]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from collbench.analysis.job_schedule import Post, Unit
 from collbench.backends.replay_protocol import Prepare, Prepared, ReplayLoad, ReplayTimes, Verified, Verify
-from collbench.backends.replay_streams import Accelerator, CpuAccelerator, CudaAccelerator
-from collbench.backends.torch_rank import RankProcess, answer, run
-from collbench.model.dtypes import DTYPE_BYTES
+from collbench.backends.replay_streams import Accelerator, CpuAccelerator, CudaAccelerator, Units
+from collbench.backends.torch_collectives import Layout, Segment, call_of, hashed, layout_of
+from collbench.backends.torch_rank import Answers, run
 from collbench.model.job import PointToPoint
 from collbench.model.operations import Operation
+from collbench.model.units import DTYPE_BYTES
 
 # What ranks send, and what must arrive.
 
@@ -23,8 +25,6 @@ from collbench.model.operations import Operation
 _WINDOW = 2**22
 # Ranks and buffers hold the same random sequence from other elements on: primes, so that no swap goes unseen.
 _RANK_SHIFT, _GROUP_SHIFT, _SIZE_SHIFT = 4099, 104729, 7919
-# Knuth's multiplicative hash [The Art of Computer Programming, vol. 3, section 6.4].
-_HASH = 2654435761
 _EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
 
 
@@ -56,16 +56,6 @@ def combined(parts: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
     return stacked.amin(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Received elements [start, start + length): what `senders` have from element `first` on, reduced if several."""
-
-    start: int
-    length: int
-    senders: tuple[int, ...]
-    first: int = 0
-
-
 @dataclass(slots=True)
 class Buffers:
     """What a rank sends from and receives into, in place where they are one; reused by every call of this kind."""
@@ -85,12 +75,10 @@ class Buffers:
 
     def value(self, rank: int, first: int, count: int) -> torch.Tensor:
         """Return elements of a rank's sequence as integers: bytes, or of a reduction 0 and 1, for products 1 and 2."""
-        device = self.sent.device
-        shift = first + rank * _RANK_SHIFT + self.salt
-        at = torch.arange(shift, shift + count, dtype=torch.int64, device=device) * _HASH
+        values = hashed(first + rank * _RANK_SHIFT + self.salt, count, self.sent.device)
         if not self.reduces:
-            return at >> 16 & 0xFF
-        return (at >> 16 & 1) + (1 if self.post.reduction == "prod" else 0)
+            return values & 0xFF
+        return (values & 1) + (1 if self.post.reduction == "prod" else 0)
 
     def fill(self, rank: int) -> None:
         """Write what this rank sends; where it only receives there are zeros."""
@@ -118,81 +106,37 @@ class Buffers:
                 count += (delivered != expected.to(delivered.dtype)).sum()
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Elements that a rank sends and receives, in one buffer where it is in place, and what it must receive."""
-
-    sends: int
-    receives: int
-    segments: tuple[Segment, ...] = ()
-    in_place: bool = False
+# What works in the buffer that holds the input.
+_IN_PLACE = (Operation.ALLREDUCE, Operation.REDUCE, Operation.BROADCAST)
 
 
 def buffers_of(post: Post, rank: int, members: Sequence[int], group: int, device: torch.device) -> Buffers:
     """Return the buffers of a call of this rank in a group of `members`."""
     dtype = getattr(torch, post.dtype)
-    layout = layout_of(post, rank, tuple(members), post.size_bytes // DTYPE_BYTES[post.dtype])
+    layout = _layout(post, rank, members, post.size_bytes // DTYPE_BYTES[post.dtype])
     known = not post.reduction or exact(post.dtype, post.reduction, len(members))
     salt = (group * _GROUP_SHIFT + post.size_bytes * _SIZE_SHIFT) % 2**31
-    received = torch.empty(layout.receives, dtype=dtype, device=device)
-    sent = received if layout.in_place else torch.empty(layout.sends, dtype=dtype, device=device)
+    if post.operation in _IN_PLACE:
+        sent = received = torch.empty(max(layout.sends, layout.receives), dtype=dtype, device=device)
+    else:
+        sent, received = (torch.empty(n, dtype=dtype, device=device) for n in (layout.sends, layout.receives))
     return Buffers(sent, received, layout.sends, layout.segments if known else (), salt, post)
 
 
-def layout_of(post: Post, rank: int, members: tuple[int, ...], count: int) -> Layout:
-    """Return what a rank sends and receives of a call of `count` elements, as nccl-tests counts them."""
+def _layout(post: Post, rank: int, members: Sequence[int], count: int) -> Layout:
+    """Return what a rank sends and receives of a call of `count` elements; senders are ranks of the job."""
     if post.operation == PointToPoint.SEND:
-        return Layout(count, 0)
+        return Layout(count, 0, ())
     if post.operation == PointToPoint.RECV:
         assert post.peer is not None  # noqa: S101  # as the schedule has it
         return Layout(0, count, (Segment(0, count, (post.peer,)),))
-    operation, block, at = Operation(post.operation), count // len(members), members.index(rank)
-    everyone = Segment(0, count, members)
-    # A block of each rank's, from where on it begins in what that rank sends.
-    blocks = [Segment(n * block, block, (one,)) for n, one in enumerate(members)]
-    own = [replace(one, first=at * block) for one in blocks]
-    layouts = {
-        Operation.ALLREDUCE: Layout(count, count, (everyone,), in_place=True),
-        Operation.ALLGATHER: Layout(block, count, tuple(blocks)),
-        Operation.REDUCESCATTER: Layout(count, block, (Segment(0, block, members, at * block),)),
-        Operation.ALLTOALL: Layout(count, count, tuple(own)),
-    }
-    if post.root is not None:
-        root = rank == post.root
-        layouts |= {
-            Operation.REDUCE: Layout(count, count, (everyone,) if root else (), in_place=True),
-            Operation.BROADCAST: Layout(count if root else 0, count, (Segment(0, count, (post.root,)),), in_place=True),
-            Operation.GATHER: Layout(block, count if root else 0, tuple(blocks) if root else ()),
-            Operation.SCATTER: Layout(count if root else 0, block, (Segment(0, block, (post.root,), at * block),)),
-        }
-    return layouts[operation]
+    root = 0 if post.root is None else members.index(post.root)
+    layout = layout_of(Operation(post.operation), count, members.index(rank), len(members), root)
+    by_rank = (replace(one, senders=tuple(members[sender] for sender in one.senders)) for one in layout.segments)
+    return replace(layout, segments=tuple(by_rank))
 
 
 # The calls.
-
-
-def called(
-    post: Post, buffers: Buffers, group: dist.ProcessGroup, ranks: int, rank: int, *, later: bool
-) -> Callable[[], dist.Work | None]:
-    """Return the collective on its buffers; `later` lets it return what is to be waited for."""
-    sent, received, root = buffers.sent, buffers.received, post.root
-    name = post.reduction or "sum"
-    redop = getattr(dist.ReduceOp, "PRODUCT" if name == "prod" else name.upper())
-
-    def blocks(whole: torch.Tensor) -> list[torch.Tensor] | None:
-        return list(whole.chunk(ranks)) if rank == root else None
-
-    calls: dict[Operation, Callable[[], dist.Work | None]] = {
-        Operation.ALLREDUCE: lambda: dist.all_reduce(sent, redop, group=group, async_op=later),
-        Operation.REDUCE: lambda: dist.reduce(sent, root, redop, group=group, async_op=later),
-        Operation.BROADCAST: lambda: dist.broadcast(sent, root, group=group, async_op=later),
-        Operation.ALLGATHER: lambda: dist.all_gather_into_tensor(received, sent, group=group, async_op=later),
-        Operation.REDUCESCATTER: lambda: dist.reduce_scatter_tensor(received, sent, redop, group=group, async_op=later),
-        Operation.ALLTOALL: lambda: dist.all_to_all_single(received, sent, group=group, async_op=later),
-        Operation.GATHER: lambda: dist.gather(sent, blocks(received), root, group=group, async_op=later),
-        Operation.SCATTER: lambda: dist.scatter(received, blocks(sent), root, group=group, async_op=later),
-    }
-    return calls[Operation(post.operation)]
 
 
 def together(calls: Sequence[Callable[[], dist.Work | None]], group: dist.ProcessGroup, device: torch.device) -> None:
@@ -302,7 +246,8 @@ class Rank:
     def _run(self, load: ReplayLoad, posts: Sequence[Callable[[], object]]) -> ReplayTimes:
         request = self._prepared().request
         pauses = [*(unit.pause for unit in request.units), request.rest]
-        return self._accelerator.run(load, self._align, [unit.group for unit in request.units], pauses, posts)
+        units = Units([unit.group for unit in request.units], posts, pauses)
+        return self._accelerator.run(load, self._align, units)
 
     def _align(self) -> None:
         dist.all_reduce(self._tiny, group=self._world)
@@ -341,12 +286,12 @@ class Rank:
     ) -> Callable[[], object]:
         if unit.messages:
             return lambda: exchanged(unit.posts, used, group, self._rank)
-        members = self._prepared().request.groups[unit.group]
-        several = len(unit.posts) > 1
-        calls = [
-            called(post, one, group, len(members), self._rank, later=several)
-            for post, one in zip(unit.posts, used, strict=True)
-        ]
+        members, several = self._prepared().request.groups[unit.group], len(unit.posts) > 1
+        calls = []
+        for post, one in zip(unit.posts, used, strict=True):
+            root, redop = post.root or 0, post.reduction or "sum"
+            call = call_of(Operation(post.operation), group, members, self._rank, root=root, redop=redop)
+            calls.append(partial(call, one.sent, one.received, async_op=several))
         return calls[0] if len(calls) == 1 else lambda: together(calls, group, device)
 
     @staticmethod
@@ -364,16 +309,16 @@ class Rank:
 # The process.
 
 
-def opened(kind: str, index: int) -> Accelerator:
+def opened(backend: str, index: int) -> Accelerator:
     """Open the GPU or the core."""
-    return CudaAccelerator(index) if kind == "cuda" else CpuAccelerator()
+    return CudaAccelerator(index) if backend == "cuda" else CpuAccelerator()
 
 
-def serve(process: RankProcess, accelerator: Accelerator) -> None:
-    """Answer requests until the pipe closes."""
-    rank = Rank(process.rank, process.ranks, accelerator)
-    answer(process, {Prepare: rank.prepare, Verify: lambda _: rank.verify(), ReplayLoad: rank.run})
+def answers_of(number: int, ranks: int, accelerator: Accelerator) -> Answers:
+    """Return what answers each request."""
+    rank = Rank(number, ranks, accelerator)
+    return {Prepare: rank.prepare, Verify: lambda _: rank.verify(), ReplayLoad: rank.run}
 
 
 if __name__ == "__main__":
-    run(sys.argv[1:], opened, serve)
+    run(sys.argv[1:], opened, answers_of)

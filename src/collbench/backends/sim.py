@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
-from collbench.backends.protocol import Step, Timing, time_each
+from collbench.backends.protocol import Backend, Step, Timing
 from collbench.machine import theory
 from collbench.machine.health import wrong
 from collbench.model.errors import DataCorruption, StepFailed
@@ -52,12 +53,18 @@ _FASTEST = math.log(0.97)
 _DRAWN = 8192  # normal values at a time: one call of numpy's costs as much as a hundred values
 
 
-def _alike(step: Step) -> object:
-    """Return what steps have in common that cost as much a byte: of blocks of their own sizes the size, too."""
-    return step.work, step.groups, None if step.skew is None else step.size_bytes
+class _Cost(NamedTuple):
+    """What a message takes: seconds if it is empty, and seconds for each byte."""
+
+    empty: float
+    each_byte: float
+
+    def of(self, size_bytes: int) -> float:
+        """Return the seconds of a message of a size."""
+        return self.empty + size_bytes * self.each_byte
 
 
-class SimBackend:
+class SimBackend(Backend):
     """Simulated GPUs of a fabric; positions are places in `gpus`, which are the fabric's own (all by default)."""
 
     name = "sim"
@@ -75,7 +82,7 @@ class SimBackend:
         )
         self._rng = np.random.default_rng(seed)
         self._drawn: Iterator[float] = iter(())
-        self._rates: dict[object, list[tuple[float, float]]] = {}
+        self._rates: dict[object, list[_Cost]] = {}
         self._ends = fabric.faults_of(FaultKind.CORRUPT_LINK, FaultKind.HANGING_LINK)
         self._late = fabric.faults_of(FaultKind.LATE_GPU)
         self._mistimed = fabric.faults_of(FaultKind.MISTIMED)
@@ -105,7 +112,7 @@ class SimBackend:
         return self._health
 
     def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
-        """Return what is wrong on these positions, as machine.watch would see it."""
+        """Return what is wrong on these positions, as machine.health would see it."""
         return tuple(flag for position in sorted(set(members)) for flag in self._flags[position])
 
     def environment(self) -> dict[str, str]:
@@ -139,9 +146,6 @@ class SimBackend:
         nodes = {root.numa_node for root in self._fabric.host_bridges}
         return () if self._fabric.numa_hidden else tuple(sorted(nodes))
 
-    def reserve(self, largest_bytes: int) -> None:
-        """Do nothing: nothing is moved."""
-
     def can_run(self, work: Work, members: tuple[int, ...]) -> Refusal | None:
         """Return why these GPUs cannot do it: a kernel needs peer access, the copy engine does not."""
         one_end = work.variant.host_memory or work.variant is Variant.LOCAL
@@ -151,33 +155,18 @@ class SimBackend:
             return None
         return NO_PEERS
 
-    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
-        """Do nothing: there are no communicators."""
-
-    def ready(self) -> None:
-        """Return at once: nothing was begun."""
-
-    def time_steps(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Timing | StepFailed]]:
-        """Draw the steps' times one after another."""
-        return time_each(self, steps)
-
-    def time_copies(self, step: Step) -> Timing:
-        """Return drawn times of copies or chases. Raises DataCorruption, StepFailed if the fabric says so."""
+    def time(self, step: Step) -> Timing:
+        """Return drawn times of a step. Raises DataCorruption, StepFailed if the fabric says so."""
         self._fail(step)
-        alike = (step.work, step.groups)
+        # Steps that share this key cost the same per byte; blocks of unequal sizes do so only at the same size.
+        alike = step.work, step.groups, None if step.skew is None else step.size_bytes
         if alike not in self._rates:
-            self._rates[alike] = self._chases(step) if step.operation is Operation.CHASE else self._copies(step)
-        return self._timing(step, self._rates[alike])
-
-    def time_collective(self, step: Step) -> Timing:
-        """Return drawn times of a collective. Raises DataCorruption, StepFailed if the fabric says so."""
-        self._fail(step)
-        alike = _alike(step)
-        if alike not in self._rates:
-            self._rates[alike] = self._collectives(step)
-        timing = self._timing(step, self._rates[alike])
+            self._rates[alike] = self._costs(step)
+        costs = self._rates[alike]
+        timing = self._timing(step, costs)
         if step.singles:
-            return replace(timing, singles=tuple(self._singles(step, index) for index in range(len(step.groups))))
+            singles = tuple(self._singles(step, *each) for each in zip(step.groups, costs, strict=True))
+            return replace(timing, singles=singles)
         if not step.launches:
             return timing
         launch = self._fabric.delays.launch * _MICRO
@@ -185,11 +174,14 @@ class SimBackend:
         loops = tuple(batches[0] + launch * math.exp(noise * self._normal()) for batches in timing.seconds)
         return Timing(timing.seconds, loops)
 
-    def close(self) -> None:
-        """Do nothing: nothing was opened."""
+    def _costs(self, step: Step) -> list[_Cost]:
+        """Return what each group's slowest message takes."""
+        if step.operation.is_collective:
+            return self._collectives(step)
+        return self._chases(step) if step.operation is Operation.CHASE else self._copies(step)
 
-    def _copies(self, step: Step) -> list[tuple[float, float]]:
-        """Return seconds without bytes and seconds a byte of each group: that of its slowest message."""
+    def _copies(self, step: Step) -> list[_Cost]:
+        """Return the cost of each group's copies: that of its slowest message."""
         if step.variant is Variant.LOCAL:
             return [self._local(step, self._gpus[members[0]]) for members in step.groups]
         if step.variant.covered:
@@ -200,11 +192,11 @@ class SimBackend:
         times = []
         for transfers in groups:
             waits = [self._wait(transfer) for transfer in transfers]
-            times.append((max(waits) * _MICRO, 1e-9 / min(next(rates) * self._hurry(t) for t in transfers)))
+            times.append(_Cost(max(waits) * _MICRO, 1e-9 / min(next(rates) * self._hurry(t) for t in transfers)))
         return times
 
-    def _covered(self, step: Step) -> list[tuple[float, float]]:
-        """Return the same of copies that are timed while all that their members name run, each device's once."""
+    def _covered(self, step: Step) -> list[_Cost]:
+        """Return the cost of the copy of each group's first device while the copies of all its devices run."""
         busy = dict.fromkeys(member for members in step.groups for member in members)
         every = [(member, transfer) for member in busy for transfer in self._transfers(step, (member,))]
         rates = shared_rates(self._network, [transfer for _, transfer in every])
@@ -212,14 +204,14 @@ class SimBackend:
         for (member, transfer), rate in zip(every, rates, strict=True):
             timed.setdefault(member, (transfer, rate))
         covered = [timed[members[0]] for members in step.groups]
-        return [(self._wait(one) * _MICRO, 1e-9 / (rate * self._hurry(one))) for one, rate in covered]
+        return [_Cost(self._wait(one) * _MICRO, 1e-9 / (rate * self._hurry(one))) for one, rate in covered]
 
-    def _local(self, step: Step, gpu: int) -> tuple[float, float]:
-        """Return the same of a copy within a GPU's memory, which reads and writes; as fast as H200's is of its own."""
+    def _local(self, step: Step, gpu: int) -> _Cost:
+        """Return the cost of a copy within a GPU's memory, which reads and writes it: with an H200's efficiency."""
         name = self._fabric.gpus[gpu].name
-        gbs = (theory.memory_gbs(name) or _MEMORY_GBS) / 2 * _LOCAL_SHARE * self._network.scale(gpu)
+        gbs = (theory.memory_gbs(name) or _MEMORY_GBS) / 2 * _LOCAL_SHARE * self._network.scale[gpu]
         delays = self._fabric.delays
-        return (delays.kernel if step.operation in _KERNELS else delays.copy) * _MICRO, 1e-9 / gbs
+        return _Cost((delays.kernel if step.operation in _KERNELS else delays.copy) * _MICRO, 1e-9 / gbs)
 
     def _transfers(self, step: Step, members: tuple[int, ...]) -> list[Transfer]:
         first, *rest = (self._gpus[member] for member in members)
@@ -255,16 +247,16 @@ class SimBackend:
         ends = {transfer.src, transfer.dst}
         return math.prod(fault.factor for fault in self._mistimed if ends <= set(fault.devices))
 
-    def _chases(self, step: Step) -> list[tuple[float, float]]:
-        """Return the seconds of one access, there and back, of each group."""
+    def _chases(self, step: Step) -> list[_Cost]:
+        """Return the cost of one access, there and back, of each group."""
         times = []
         for members in step.groups:
             reader, *owner = (self._gpus[member] for member in members)
             away = self._network.direct[owner[0], reader] if owner else self._network.host(reader, inward=True)
-            times.append(((self._fabric.delays.access + away.latency_us) * _MICRO, 0.0))
+            times.append(_Cost((self._fabric.delays.access + away.latency_us) * _MICRO, 0.0))
         return times
 
-    def _collectives(self, step: Step) -> list[tuple[float, float]]:
+    def _collectives(self, step: Step) -> list[_Cost]:
         row, groups = step.operation.collective, [tuple(self._gpus[one] for one in members) for members in step.groups]
         times = []
         for members, ringed in zip(groups, self._truth.concurrent(groups), strict=True):
@@ -277,13 +269,13 @@ class SimBackend:
             each_byte = row.busbw.of(count) / rate * 1e-9
             if step.skew is not None:
                 each_byte = self._uneven(step.blocks, members, rate) / step.size_bytes
-            times.append((wait * _MICRO, each_byte))
+            times.append(_Cost(wait * _MICRO, each_byte))
         return times
 
     def _uneven(self, blocks: Blocks, members: tuple[int, ...], rate: float) -> float:
-        """Return the seconds of blocks of their own sizes: of the busiest rank's at the ring's rate in GB/s, or longer.
+        """Return the seconds of blocks of unequal sizes: those of the busiest rank at the ring's rate in GB/s.
 
-        Longer takes a block that is large for the one way between its two ranks.
+        A block that is large for the path between its two ranks may take longer.
         """
         ranks = range(len(members))
         ports = max(across(blocks, (rank,)) for rank in ranks) / rate
@@ -295,28 +287,27 @@ class SimBackend:
         )
         return max(ports, max(links, default=0.0)) * 1e-9
 
-    def _timing(self, step: Step, costs: list[tuple[float, float]]) -> Timing:
+    def _timing(self, step: Step, costs: list[_Cost]) -> Timing:
         """Return the batches of each group: its time, times the trial's noise and the batch's."""
         noise = self._fabric.noise
         seconds = []
-        for wait, each_byte in costs:
+        for cost in costs:
             trial = noise.trial * self._normal()
             logs = (max(trial + noise.batch * self._normal(), _FASTEST) for _ in range(step.batches))
-            seconds.append(tuple((wait + step.size_bytes * each_byte) * math.exp(log) for log in logs))
+            seconds.append(tuple(cost.of(step.size_bytes) * math.exp(log) for log in logs))
         slowest = max(batches[0] for batches in seconds)
         self._seconds += _STEP_S + slowest * step.iterations * (step.batches + step.warmup)
         return Timing(tuple(seconds))
 
-    def _singles(self, step: Step, group: int) -> tuple[RankLaunches, ...]:
+    def _singles(self, step: Step, members: tuple[int, ...], cost: _Cost) -> tuple[RankLaunches, ...]:
         """Return drawn single launches of each rank: all leave together, and each comes to the next as soon as it can.
 
         What a launch takes varies as a batch does, and when a rank comes, by some ten nanoseconds.
         """
-        members = [self._gpus[member] for member in step.groups[group]]
-        wait, each_byte = self._rates[_alike(step)][group]
-        usual = wait + step.size_bytes * each_byte + self._fabric.delays.launch * _MICRO
-        late = [sum(fault.us for fault in self._late if fault.covers(gpu)) * _MICRO for gpu in members]
-        jitter = np.abs(self._rng.standard_normal((len(members), step.singles))) * _JITTER_S
+        gpus = [self._gpus[member] for member in members]
+        usual = cost.of(step.size_bytes) + self._fabric.delays.launch * _MICRO
+        late = [sum(fault.us for fault in self._late if fault.covers(gpu)) * _MICRO for gpu in gpus]
+        jitter = np.abs(self._rng.standard_normal((len(gpus), step.singles))) * _JITTER_S
         spread = np.exp(self._fabric.noise.trial * self._rng.standard_normal(step.singles))
         came = np.array(late)[:, None] + jitter
         took = came.max(axis=0) + usual * spread

@@ -1,55 +1,42 @@
-"""A worker process that loads torch, behind a private pipe: started, heard, and its end explained. Its parent has none.
+"""Worker processes that load torch, one per rank, each behind a pipe. Their parent, which uses this module, does not.
 
-gloo_worker, overlap_worker and replay_worker are such workers.
+The workers are gloo_worker, overlap_worker and replay_worker; torch_rank.py is their side.
 """
 
 from __future__ import annotations
 
-import os
 import pathlib
+import shutil
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
+from importlib.util import find_spec
+from multiprocessing.connection import wait
 from typing import Any
 
-import collbench
-from collbench.model.errors import BackendError
+from collbench.backends.child_process import EXIT_S, Child, own_environment
+from collbench.model.errors import BackendError, MachineError
 from collbench.model.failures import Cause, Failure, FailureKind, died
 
+# `import torch` takes 3 s, and tens of seconds from a cold network disk.
+JOIN_S = 120.0
 _NO_WORDS = "it wrote nothing to stderr"
-# A worker whose pipe has closed is about to exit; a worker that was asked to go exits at once.
-EXIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class TorchProcess:
-    """A running worker, one of several ranks; `stderr` is the file that its complaints go to.
+    """The running worker of one rank.
 
-    Errors call it by `kind`, `at` and `number`: the "gloo worker" "on core" 3, the "worker" "of rank" 1.
+    Errors call it by `kind`, `place` and `number`: the "gloo worker" "on core" 3, the "worker" "of rank" 1.
     """
 
     rank: int
     kind: str
-    at: str
+    place: str
     number: int
-    process: subprocess.Popen[bytes]
-    pipe: Connection[Any, Any]  # what a module's own worker understands, and its answers
-    stderr: pathlib.Path
-
-    def end(self) -> None:
-        """Kill and reap the process."""
-        self.pipe.close()
-        # Killed, not awaited: a worker holds nothing that outlives it, and a hung one would not listen.
-        self.process.kill()
-        self.process.wait()
-
-    def last_line(self) -> str:
-        """Return the last line that the process wrote to stderr, "" for none."""
-        text = self.stderr.read_text(encoding="utf-8", errors="replace") if self.stderr.exists() else ""
-        return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
+    child: Child
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +48,101 @@ class Joined:
     nccl_path: str = ""
 
 
-def start(
-    module: str,
-    arguments: Sequence[object],
-    rank: int,
-    folder: pathlib.Path,
-    environment: Mapping[str, str],
-    name: tuple[str, str, int],
-) -> TorchProcess:
-    """Start `python -m MODULE FD WORDS…`, where FD is its end of the pipe; `name` is its kind, at and number."""
-    stderr = folder / f"rank{rank}.stderr"
-    ours, theirs = Pipe()
-    # -P: a torch.py in the user's folder must not become ours.
-    command = [sys.executable, "-P", "-m", module, *map(str, (theirs.fileno(), *arguments))]
-    with theirs, stderr.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(theirs.fileno(),),
-            env=environment,
-        )
-    return TorchProcess(rank, *name, process, ours, stderr)
+class TorchWorkers:
+    """The workers of some ranks, which get their requests together. After an error they have exited."""
+
+    def __init__(
+        self,
+        command: str,
+        backend: str,
+        devices: Mapping[int, int],
+        ranks: int,
+        environment: Mapping[str, str],
+        meeting: Sequence[str] = (),
+        *,
+        by_core: bool = False,
+    ) -> None:
+        """Start `collbench.backends.COMMAND_worker` for each rank of `devices` and return at once.
+
+        `backend` is cuda or host; `devices` has the number of each rank's GPU among the visible ones, or of its core.
+        All `ranks` meet in a new folder, or at `meeting`: host, port and prefix of a TCPStore. Messages name a worker
+        `by_core`, or else by its rank.
+        """
+        self._command = command
+        self._workers: list[TorchProcess] = []
+        self._lost: BackendError | None = None
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix=f"collbench-{command}-"))
+        try:
+            for rank, device in devices.items():
+                words = (rank, ranks, backend, device, self._folder, *meeting)
+                child = Child(f"collbench.backends.{command}_worker", words, environment)
+                name = ("gloo worker", "on core", device) if by_core else ("worker", "of rank", rank)
+                self._workers.append(TorchProcess(rank, *name, child))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """The workers' ids."""
+        return tuple(worker.child.process.pid for worker in self._workers)
+
+    def join(self, timeout_s: float = JOIN_S) -> Joined:
+        """Wait until all ranks have met; return what the first worker has loaded. Raises BackendError."""
+        replies = collected(self._workers, timeout_s)
+        assert isinstance(replies[0], Joined)  # noqa: S101  # what a worker says first
+        return replies[0]
+
+    def ask(self, request: object, timeout_s: float) -> list[Any]:
+        """Give every worker the same request, and return their answers by rank. Raises BackendError."""
+        return self.ask_each([request] * len(self._workers), timeout_s)
+
+    def ask_each(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
+        """Give each worker its request, in the order of ranks, and return their answers. Raises BackendError."""
+        if self._lost is not None:
+            raise self._lost
+        if not self._workers:
+            raise BackendError(f"the workers of {self._command} have exited: an earlier request failed")
+        try:
+            for worker, request in zip(self._workers, requests, strict=True):
+                worker.child.send(request)
+            return collected(self._workers, timeout_s)
+        except BaseException:  # Ctrl-C too: an unread reply would answer the next request
+            self.kill()
+            raise
+
+    def give_up(self, error: BackendError) -> None:
+        """End the workers; every later request fails for this reason."""
+        self._lost = error
+        self.kill()
+
+    def interrupt(self) -> None:
+        """Kill the processes: another thread that waits for an answer gets an error at once."""
+        for worker in self._workers:
+            worker.child.process.kill()
+
+    def kill(self) -> None:
+        """End and reap the workers, also those that hang in a collective and would not listen."""
+        self.interrupt()
+        self.close()
+
+    def close(self) -> None:
+        """Let the workers go, end those that do not, and remove their folder; does nothing the second time."""
+        for worker in self._workers:
+            worker.child.pipe.close()  # they exit at once
+        deadline = time.monotonic() + EXIT_S
+        for worker in self._workers:
+            worker.child.reap(max(0.0, deadline - time.monotonic()))
+            worker.child.process.kill()  # does nothing if it has exited
+            worker.child.process.wait()
+        self._workers = []
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def need_torch(doing: str) -> None:
+    """Raise MachineError if torch is not installed; `doing` is what the message says before "torch"."""
+    if find_spec("torch") is None:
+        raise MachineError(f"{doing} torch, which is not installed: pip install torch")
 
 
 def collected(workers: Sequence[TorchProcess], timeout_s: float) -> list[Any]:
@@ -91,13 +150,13 @@ def collected(workers: Sequence[TorchProcess], timeout_s: float) -> list[Any]:
     deadline = time.monotonic() + timeout_s
     replies: dict[int, Any] = {}
     while missing := [worker for worker in workers if worker.rank not in replies]:
-        ready = wait([worker.pipe for worker in missing], max(0.0, deadline - time.monotonic()))
+        ready = wait([worker.child.pipe for worker in missing], max(0.0, deadline - time.monotonic()))
         if not ready:
             raise silence(missing, timeout_s)
         for worker in missing:
-            if worker.pipe in ready:
+            if worker.child.pipe in ready:
                 try:
-                    replies[worker.rank] = worker.pipe.recv()
+                    replies[worker.rank] = worker.child.pipe.recv()
                 except (EOFError, OSError) as error:
                     raise lost(worker, workers) from error
     return [replies[worker.rank] for worker in workers]
@@ -106,10 +165,10 @@ def collected(workers: Sequence[TorchProcess], timeout_s: float) -> list[Any]:
 def silence(workers: Sequence[TorchProcess], seconds: float) -> BackendError:
     """Return the error for workers that did not answer in so many seconds."""
     first, numbers = workers[0], ", ".join(str(worker.number) for worker in workers)
-    said, devices = first.last_line(), tuple(worker.rank for worker in workers)
+    said, devices = first.child.last_line(), tuple(worker.rank for worker in workers)
     return BackendError(
-        f"no answer within {seconds:.0f} s from the {first.kind}s {first.at}s {numbers}, still running and now killed; "
-        f"last output of the first: {said or _NO_WORDS}",
+        f"no answer within {seconds:.0f} s from the {first.kind}s {first.place}s {numbers}, still running and now "
+        f"killed; last output of the first: {said or _NO_WORDS}",
         failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, devices, seconds=seconds, detail=said),
     )
 
@@ -117,26 +176,21 @@ def silence(workers: Sequence[TorchProcess], seconds: float) -> BackendError:
 def lost(worker: TorchProcess, every: Sequence[TorchProcess]) -> BackendError:
     """Explain a death. The others fail when a peer is killed, so one that a signal ended is the cause."""
     try:
-        worker.process.wait(EXIT_S)
+        worker.child.process.wait(EXIT_S)
     except subprocess.TimeoutExpired:
         return silence([worker], EXIT_S)
-    ended = [worker, *(other for other in every if other.process.poll() is not None)]
-    cause = min(ended, key=lambda other: other.process.returncode)  # signals are negative; a tie goes to `worker`
-    status, said = cause.process.returncode, cause.last_line()
+    ended = [worker, *(other for other in every if other.child.process.poll() is not None)]
+    cause = min(ended, key=lambda other: other.child.process.returncode)  # signals are negative; a tie goes to `worker`
+    status, said = cause.child.process.returncode, cause.child.last_line()
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
     return BackendError(
-        f"the {cause.kind} {cause.at} {cause.number} died ({how}): {said or _NO_WORDS}",
+        f"the {cause.kind} {cause.place} {cause.number} died ({how}): {said or _NO_WORDS}",
         failure=died(status, said, (cause.rank,)),
     )
 
 
 def worker_environment(interface: str = "lo") -> dict[str, str]:
     """Return our variables, and the network interface to listen on unless the user has chosen one."""
-    environment = dict(os.environ)
     # Gloo listens on the address that the host name resolves to, and in containers that name often resolves to
     # nothing or to another machine. Where all ranks are on one host, loopback always works.
-    environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-    # The workers run this very collbench, even where it was found through a changed sys.path.
-    ours = str(pathlib.Path(collbench.__file__).parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (ours, environment.get("PYTHONPATH"))))
-    return environment
+    return {"GLOO_SOCKET_IFNAME": interface, **own_environment()}

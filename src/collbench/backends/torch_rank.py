@@ -1,7 +1,8 @@
-"""One rank's process with torch.distributed: it joins the others and answers its parent until one of them is gone.
+"""A worker's side of torch_process.py: one rank joins the others and answers its parent until one of them is gone.
 
-Started as `… -m MODULE FD RANK WORLD_SIZE KIND PLACE FOLDER`: KIND is cuda or host, PLACE the GPU's number among those
-that CUDA shows, or the core, FD its end of the pipe. overlap_worker and replay_worker are such modules.
+Started as `… -m MODULE FD RANK WORLD_SIZE BACKEND DEVICE FOLDER [HOST PORT PREFIX]`: FD is its end of the pipe, BACKEND
+cuda or host, DEVICE the GPU's number among those that CUDA shows, or the core. The ranks meet in FOLDER, or in the
+TCPStore at HOST. gloo_worker, overlap_worker and replay_worker are such modules.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,32 +23,32 @@ from collbench.backends.torch_process import Joined
 from collbench.machine import lifeline
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # as in gloo_worker
+    from torch._C._distributed_c10d import Store  # dist.Store, whose name the types of torch.distributed lack
 
 
-Accelerator = TypeVar("Accelerator")
-
-
-@dataclass(frozen=True, slots=True)
-class RankProcess:
-    """This process among the ranks, and its pipe to the parent."""
-
-    rank: int
-    ranks: int
-    pipe: Connection[Any, Any]
+Device = TypeVar("Device")
+Answers: TypeAlias = Mapping[type, Callable[[Any], object]]  # what answers each type of request
+# How often to remove the folder: a rank that begins meanwhile may put its file into it.
+_REMOVALS = 10
 
 
 def file_store(folder: pathlib.Path, ranks: int) -> Store:
     """Return a store for ranks that share a folder."""
-    # Opened here: where the folder is gone, FileStore would wait 300 s for it (gloo_worker.py).
+    # Opened here: where the folder is gone, FileStore would wait 300 s for it, and let no other thread run meanwhile.
     file = os.open(folder / "rendezvous", os.O_RDWR | os.O_CREAT, 0o600)
     return dist.FileStore(f"/proc/self/fd/{file}", ranks)  # type: ignore[attr-defined]  # absent from __all__
 
 
-def joined(kind: str) -> Joined:
+def _tcp_store(host: str, port: str, prefix: str) -> Store:
+    """Return the part called `prefix` of the store that another process serves at this address."""
+    store = dist.TCPStore(host, int(port), is_master=False)  # type: ignore[attr-defined]  # likewise
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+
+
+def joined(backend: str) -> Joined:
     """Return what this process has loaded."""
     release = str(torch.__version__)  # a plain one: unpickling torch's own kind of string would import torch
-    if kind != "cuda":
+    if backend != "cuda":
         return Joined(release)
     nccl: Any = torch.cuda.nccl  # without types
     version = ".".join(map(str, nccl.version()))
@@ -57,42 +57,47 @@ def joined(kind: str) -> Joined:
     return Joined(release, version, path)
 
 
-def answer(process: RankProcess, answers: Mapping[type, Callable[[Any], object]]) -> None:
-    """Answer requests, each by its type, until the pipe closes."""
-    while True:
-        request = process.pipe.recv()
-        process.pipe.send(answers[type(request)](request))
-
-
 def run(
-    arguments: list[str],
-    opened: Callable[[str, int], Accelerator],
-    serve: Callable[[RankProcess, Accelerator], None],
+    arguments: list[str], open_device: Callable[[str, int], Device], answers_of: Callable[[int, int, Device], Answers]
 ) -> None:
-    """Open the device by its kind and place, join the world, and serve until the parent closes the pipe, or is gone."""
+    """Join the world and answer requests until the parent closes the pipe, or is gone.
+
+    `open_device` gets the backend and the device's number; `answers_of` the rank, the number of ranks and the device.
+    """
     lifeline.leave_signals_to_parent()
-    descriptor, number, ranks = map(int, arguments[:3])
-    kind, device, folder = arguments[3], int(arguments[4]), pathlib.Path(arguments[5])
+    descriptor, rank, ranks = map(int, arguments[:3])
+    backend, number, folder = arguments[3], int(arguments[4]), pathlib.Path(arguments[5])
 
     def clean_up() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
+        for _ in range(_REMOVALS):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                return
 
-    # At any moment, in the middle of a collective too: the parent may be killed before it could clean up.
+    # At any moment, in the middle of a collective too: the parent may be killed before it could clean up. The process
+    # ends by os._exit: FileStore's destructor would make its file again, or abort where it cannot.
     lifeline.leave_with_parent(descriptor, clean_up)
-    if kind != "cuda":
-        os.sched_setaffinity(0, {device})
-    accelerator = opened(kind, device)
+    if backend != "cuda":
+        os.sched_setaffinity(0, {number})  # before there are other threads, which inherit the core
+        torch.set_num_threads(1)
+    device = open_device(backend, number)
     pipe: Connection[Any, Any] = Connection(descriptor)
-    # The groups that are timed are made of it; its own communicator is never used, so NCCL never starts for it.
-    backend = "nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, store=file_store(folder, ranks), rank=number, world_size=ranks)
     try:
-        pipe.send(joined(kind))
-        serve(RankProcess(number, ranks, pipe), accelerator)
+        store = _tcp_store(*arguments[6:9]) if arguments[6:] else file_store(folder, ranks)
+        # The groups that are timed are made of it; its own communicator is never used, so NCCL never starts for it.
+        name = "nccl" if backend == "cuda" else "gloo"
+        dist.init_process_group(name, store=store, rank=rank, world_size=ranks)
+        pipe.send(joined(backend))
+        answers = answers_of(rank, ranks, device)
+        while True:
+            request = pipe.recv()
+            pipe.send(answers[type(request)](request))
     except (EOFError, ConnectionError):
         clean_up()
         os._exit(0)  # at once, with all that is open: the driver takes back what CUDA and NCCL hold
     except BaseException:  # noqa: BLE001  # the parent reads the last line of it
+        if lifeline.parent_is_gone(descriptor):
+            clean_up()
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # at once: NCCL's threads would wait for a rank that is gone

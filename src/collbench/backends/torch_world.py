@@ -6,20 +6,14 @@ The parent never loads torch. Workers end with `close()`, with any failure, or w
 
 from __future__ import annotations
 
-import os
-import pathlib
-import shutil
-import subprocess
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from collbench.analysis.job_schedule import Schedule
 from collbench.backends import factory
+from collbench.backends.factory import Choice
 from collbench.backends.overlap_protocol import Done, Load, OverlapOpened, OverlapPoint, RankTimes, Warm
 from collbench.backends.protocol import OpenWorkers
 from collbench.backends.replay_protocol import (
@@ -32,112 +26,38 @@ from collbench.backends.replay_protocol import (
     Verified,
     Verify,
 )
-from collbench.backends.torch_process import EXIT_S, Joined, TorchProcess, collected, start, worker_environment
+from collbench.backends.torch_process import Joined, TorchWorkers, need_torch, worker_environment
 from collbench.machine import numa, visible_devices
 from collbench.machine.nvml import Nvml
-from collbench.machine.watch import HealthWatch, Occupants
 from collbench.model.capabilities import CUDA, HOST
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.operations import Registration
-from collbench.model.run import Device, Pauses
-
-# `import torch` takes 3 s, and tens of seconds from a cold network disk.
-_JOIN_S = 120.0
+from collbench.model.run import Pauses
 
 
-class TorchWorld:
-    """All ranks of one kind of worker: rank r has the device at position r. After an error the workers have exited."""
+class TorchWorld(TorchWorkers):
+    """All ranks of one kind of worker: rank r has the device at position r."""
 
     def __init__(
         self,
         command: str,
-        kind: str,
+        backend: str,
         devices: Sequence[int],
         visible: Sequence[str] = (),
         settings: Mapping[str, str] | None = None,
     ) -> None:
         """Start `collbench.backends.COMMAND_worker` for each device and return at once.
 
-        `kind` is cuda or host; `devices` are GPUs' numbers among the `visible` UUIDs, or cores. `settings` are the
-        workers' variables beside ours.
+        `backend` is cuda or host; `devices` are GPUs' numbers among the `visible` UUIDs, or cores. `settings` are the
+        workers' variables in addition to ours.
         """
-        if find_spec("torch") is None:
-            raise MachineError(f"{command} computes with torch, which is not installed: pip install torch")
-        self._command = command
-        self._workers: list[TorchProcess] = []
-        self._lost: BackendError | None = None
-        self._folder = pathlib.Path(tempfile.mkdtemp(prefix=f"collbench-{command}-"))
+        need_torch(f"{command} computes with")
         environment = {**worker_environment(), **(settings or {})}
         if visible:
             environment[visible_devices.NAME] = ",".join(visible)
-        if kind == HOST.name:
+        if backend == HOST.name:
             environment["OMP_NUM_THREADS"] = "1"  # more threads would wait for each other on a worker's one core
-        try:
-            for rank, device in enumerate(devices):
-                arguments = (rank, len(devices), kind, device, self._folder)
-                name = ("worker", "of rank", rank)
-                module = f"collbench.backends.{command}_worker"
-                self._workers.append(start(module, arguments, rank, self._folder, environment, name))
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def process_ids(self) -> tuple[int, ...]:
-        """The workers' ids."""
-        return tuple(worker.process.pid for worker in self._workers)
-
-    def join(self) -> Joined:
-        """Wait until all ranks have met; return what the first one has loaded. Raises BackendError."""
-        replies = collected(self._workers, _JOIN_S)
-        assert isinstance(replies[0], Joined)  # noqa: S101  # what a worker says first
-        return replies[0]
-
-    def give_up(self, error: BackendError) -> None:
-        """End the workers; every later request fails for this reason."""
-        self._lost = error
-        self._end()
-
-    def close(self) -> None:
-        """Let the workers go, end those that do not, and remove their folder; does nothing the second time."""
-        for worker in self._workers:
-            worker.pipe.close()  # they exit at once
-        deadline = time.monotonic() + EXIT_S
-        for worker in self._workers:
-            try:
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
-        self._workers = []
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _ask(self, request: object, timeout_s: float) -> list[Any]:
-        """Give every worker the same request, and return their answers by rank."""
-        return self._ask_each([request] * len(self._workers), timeout_s)
-
-    def _ask_each(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
-        """Give rank r request r, and return their answers by rank."""
-        if self._lost is not None:
-            raise self._lost
-        if not self._workers:
-            raise BackendError(f"the workers of {self._command} have exited: an earlier request failed")
-        try:
-            for worker, request in zip(self._workers, requests, strict=True):
-                try:
-                    worker.pipe.send(request)
-                except OSError:  # it died: its end is explained where it is waited for
-                    continue
-            return collected(self._workers, timeout_s)
-        except BaseException:  # Ctrl-C too: an unread reply would answer the next request
-            self._end()
-            raise
-
-    def _end(self) -> None:
-        """Kill the workers: one that hangs in a collective would not listen."""
-        for worker in self._workers:
-            worker.process.kill()
-        self.close()
+        super().__init__(command, backend, dict(enumerate(devices)), len(devices), environment)
 
 
 # From a backend's name to open workers, with the facts about their machine.
@@ -147,7 +67,6 @@ World = TypeVar("World", bound=TorchWorld)
 
 # Starts one world: on a kind of backend, at these places, of these visible GPUs.
 Starter = Callable[[str, Sequence[int], Sequence[str]], World]
-Choice = Callable[[tuple[Device, ...]], tuple[Device, ...]]
 
 
 def open_worlds(
@@ -198,10 +117,9 @@ def _open_cores(
             HOST.name,
             worlds,
             devices,
-            factory.here(),
-            numa.paths(devices),
             0.0,
-            environment=factory.nccl_settings(os.environ),
+            machine=factory.here(),
+            paths=numa.paths(devices),
             close=stack.pop_all().close,
         )
 
@@ -212,31 +130,19 @@ def _open_gpus(
     with ExitStack() as stack:
         nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
         devices = chosen(factory.choose_devices(factory.may_use(nvml), wanted))
-        before = [nvml.processes(device) for device in devices]
-        held = [nvml.memory_used(device) for device in devices]
+        gpus = factory.ObservedGpus(nvml, devices, lambda: [pid for world in worlds for pid in world.process_ids])
         visible = [device.uuid for device in devices]
         worlds = tuple(_started(stack, one, CUDA.name, range(len(devices)), visible) for one in starters)
-        occupants = Occupants(before, lambda: [pid for world in worlds for pid in world.process_ids])
-        facts = _met(worlds, independent)
-        machine = replace(
-            factory.here(),
-            driver=nvml.driver_version(),
-            cuda=nvml.cuda_version(),
-            virtualization=nvml.virtualization(),
-            nccl=facts.nccl,
-            nccl_path=facts.nccl_path,
-        )
-        watch = HealthWatch(devices, lambda: [nvml.glance(device) for device in devices], occupants)
+        loaded = _met(worlds, independent)
         return OpenWorkers(
             CUDA.name,
             worlds,
             devices,
-            machine,
-            nvml.paths(devices),
             0.0,
-            environment=factory.nccl_settings(os.environ),
-            health=lambda: factory.health_of(nvml, devices, occupants, held),
-            flags=watch.flags,
+            machine=replace(factory.here(nvml), nccl=loaded.nccl, nccl_path=loaded.nccl_path),
+            paths=nvml.paths(devices),
+            health=gpus.health,
+            flags=gpus.flags,
             close=stack.pop_all().close,
         )
 
@@ -267,17 +173,17 @@ class OverlapWorld(TorchWorld):
 
     def allocate(self, point: OverlapPoint) -> None:
         """Make room for a data point. Raises MachineError if it does not fit, BackendError."""
-        for rank, reply in enumerate(self._ask(point, _WARM_S)):
+        for rank, reply in enumerate(self.ask(point, _WARM_S)):
             if isinstance(reply, Done) and reply.problem:
                 raise MachineError(f"rank {rank} has no room for {point.operation}: {reply.problem}")
 
     def warm(self) -> None:
         """Run both once, untimed. Raises BackendError."""
-        self._ask(Warm(), _WARM_S)
+        self.ask(Warm(), _WARM_S)
 
     def run(self, load: Load) -> tuple[RankTimes, ...]:
         """Run a load on every rank. Raises BackendError for a worker that died or hangs."""
-        return tuple(reply for reply in self._ask(load, self._load_s) if isinstance(reply, RankTimes))
+        return tuple(reply for reply in self.ask(load, self._load_s) if isinstance(reply, RankTimes))
 
 
 # How long each of the two runs alone in a trial, in seconds: some 17 products of 8192³ on an H200, and as many
@@ -321,25 +227,25 @@ class ReplayWorld(TorchWorld):
             Prepare(schedule.groups, units, rest, pauses, registration)
             for units, rest in zip(schedule.ranks, schedule.rests, strict=True)
         ]
-        for rank, reply in enumerate(self._ask_each(requests, _PREPARE_S)):
+        for rank, reply in enumerate(self.ask_each(requests, _PREPARE_S)):
             if isinstance(reply, Prepared) and reply.problem:
                 raise MachineError(f"rank {rank} cannot prepare the step: {reply.problem}")
 
     def verify(self) -> int | None:
         """Run a step, and return how many elements were wrong on all ranks. Raises BackendError."""
-        counts = [reply.wrong for reply in self._ask(Verify(), _VERIFY_S) if isinstance(reply, Verified)]
+        counts = [reply.wrong for reply in self.ask(Verify(), _VERIFY_S) if isinstance(reply, Verified)]
         known = [wrong for wrong in counts if wrong is not None]
         return sum(known) if known else None
 
     def run(self, load: ReplayLoad, expected_s: float) -> tuple[ReplayTimes, ...]:
         """Run a load on every rank. Raises BackendError for a worker that died or hangs."""
         timeout = _REPLAY_LOAD_S + _REPLAY_MULTIPLE * expected_s
-        return tuple(reply for reply in self._ask(load, timeout) if isinstance(reply, ReplayTimes))
+        return tuple(reply for reply in self.ask(load, timeout) if isinstance(reply, ReplayTimes))
 
-    def _ask_each(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
+    def ask_each(self, requests: Sequence[object], timeout_s: float) -> list[Any]:
         """Ask as TorchWorld does; failures name devices by their positions in the run, not by ranks."""
         try:
-            return super()._ask_each(requests, timeout_s)
+            return super().ask_each(requests, timeout_s)
         except BackendError as error:
             if not self._members:
                 raise

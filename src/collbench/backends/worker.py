@@ -63,14 +63,14 @@ class CudaSource:
 
     def unique_id(self, nccl_path: str | None) -> bytes:
         """Return NCCL's id for a new world. Raises MachineError."""
-        from collbench.machine.nccl_library import find_nccl
+        from collbench.machine.nccl import find_nccl
 
         return find_nccl(nccl_path).unique_id()
 
     def open(self, opening: Open) -> tuple[Backend, Facts]:
         """Open the GPUs, and NCCL if it is wanted. Raises MachineError, StepFailed, and UsageError for an old NCCL."""
         from collbench.backends.cuda import CudaBackend
-        from collbench.machine.nccl_library import find_nccl
+        from collbench.machine.nccl import find_nccl
         from collbench.model.nccl_options import format_version
 
         nccl = find_nccl(opening.nccl_path) if opening.collectives else None

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collbench.analysis.nodes import UNKNOWN, Judgement, NodeEffect, Observation, Rail, Switches, judge, judge_rails
+from collbench.analysis.node_fit import Observation
+from collbench.analysis.nodes import UNKNOWN, Judgement, NodeEffect, Rail, Switches, judge, judge_rails
 from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.bench.plan import Pair, pair_rounds, relabelled
-from collbench.machine.switches import NodeSwitches, levels
+from collbench.machine.slurm import NodeSwitches, levels
 from collbench.model.errors import BackendError, StepFailed, UsageError
 from collbench.model.failures import Failure
 from collbench.model.operations import Operation

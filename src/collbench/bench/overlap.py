@@ -13,11 +13,12 @@ from collbench.backends.overlap_protocol import DTYPE, Load, OverlapBackend, Ove
 from collbench.bench.plan import device_words
 from collbench.bench.session import new_run
 from collbench.model.compute import Compute, Priority
-from collbench.model.dtypes import whole_blocks, whole_elements
 from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Operation
 from collbench.model.run import CommandKind, Overlap, OverlapTrial, Run, Settings
+from collbench.model.skew import whole_blocks
+from collbench.model.units import whole_elements
 
 # A chunk is no shorter, so that the event at its end (0.5 µs) is a thousandth of it.
 _CHUNK_S = 4e-4

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 
 from collbench.backends.protocol import Backend, Step
 from collbench.model.capabilities import capabilities
-from collbench.model.dtypes import whole_blocks, whole_elements
 from collbench.model.errors import UsageError
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.operations import Endpoints, InPlace, Operation, Registration, Variant, Work
@@ -22,8 +21,8 @@ from collbench.model.run import (
     Skipped,
     command_name,
 )
-from collbench.model.skew import whole_size
-from collbench.model.units import format_approximate_size, format_size
+from collbench.model.skew import whole_blocks, whole_size
+from collbench.model.units import format_approximate_size, format_size, whole_elements
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from collbench.analysis.job_schedule import MIXED, P2P, Schedule
-from collbench.backends.replay_protocol import ReplayArm, ReplayBackend, ReplayLoad, ReplayOpened, ReplayTimes
+from collbench.analysis.job_schedule import Schedule
+from collbench.backends.replay_protocol import (
+    ReplayArm,
+    ReplayBackend,
+    ReplayLoad,
+    ReplayOpened,
+    ReplayTimes,
+    operation_of,
+)
 from collbench.bench.plan import device_words
 from collbench.bench.session import new_run
 from collbench.model.errors import BackendError, DataCorruption, MachineError, failure_of
 from collbench.model.failures import WrongData
-from collbench.model.operations import Operation, Registration, Work
+from collbench.model.operations import Registration, Work
 from collbench.model.run import CommandKind, Pauses, Replay, ReplayTrial, Run, Settings
 
 # Steps of a load: one that is long says enough, and a thousand short ones no more than twenty.
@@ -72,11 +79,6 @@ def begun_run(request: ReplayRequest, opened: ReplayOpened) -> Run:
         fabric=request.fabric or "",
     )
     return new_run(opened.name, opened.devices, opened, settings)
-
-
-def operation_of(name: str) -> Operation:
-    """Return the operation that a kind of call is filed under."""
-    return {P2P: Operation.SENDRECV, MIXED: Operation.ALLREDUCE}.get(name) or Operation(name)
 
 
 def measure(

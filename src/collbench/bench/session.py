@@ -14,15 +14,15 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from collbench.analysis.freshness import Here, OtherOrder, Unfit, mismatch
-from collbench.backends.factory import Begun, Opened, open_backend, open_simulated, simulated
+from collbench.backends.factory import Begun, open_backend, open_simulated, simulated
 from collbench.backends.nccl_choices import ask, probe, questions
+from collbench.backends.protocol import OpenDevices, Opened
 from collbench.bench.plan import Plan, Request, check_nccl_options, make_plan, settings_of
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
 from collbench.model.failures import FailureKind
-from collbench.model.run import Device, Health, Machine, Run, Settings, SkipKind, Skipped
-from collbench.model.run import Path as Route
+from collbench.model.run import Device, Run, Settings, SkipKind, Skipped
 from collbench.runfile import atomic_write, run_file
 from collbench.runfile.journal import Journal
 from collbench.runfile.run_file import RunWriter
@@ -114,7 +114,7 @@ class Session:
         """Sweep the plan. Results are saved however this ends. Raises BackendError, DataCorruption."""
         backend, corrupt = self._opened.backend, False
         try:
-            watcher = Watcher(progress, self._writer.finished, self._opened.watch.flags, self._opened.clock)
+            watcher = Watcher(progress, self._writer.finished, self._opened.flags, self._opened.clock)
             order = random.Random(self._request.seed)  # noqa: S311  # no secret
             sweep(backend, self._plan, self.run, self._request.effort(), order, watcher)
         except DataCorruption as error:
@@ -232,22 +232,6 @@ def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skippe
     return replace(begun_run(opened, settings), skipped=skipped)
 
 
-class Known(Protocol):
-    """What an open backend of any kind knows about its machine."""
-
-    @property
-    def machine(self) -> Machine:
-        """The machine."""
-
-    @property
-    def paths(self) -> tuple[Route, ...]:
-        """The paths between its devices."""
-
-    @property
-    def health(self) -> Callable[[], tuple[Health, ...]]:
-        """The devices' state now."""
-
-
 def begun_run(opened: Opened, settings: Settings) -> Run:
     """Return a run that starts now on the opened devices, without measurements."""
     run = new_run(opened.backend.name, opened.backend.devices(), opened, settings)
@@ -262,7 +246,7 @@ def read_ports_after(run: Run, opened: Opened) -> None:
     run.ports_after, run.ports_after_read = ports or (), ports is not None
 
 
-def new_run(backend: str, devices: tuple[Device, ...], opened: Known, settings: Settings) -> Run:
+def new_run(backend: str, devices: tuple[Device, ...], opened: OpenDevices, settings: Settings) -> Run:
     """Return a run that starts now on these devices, without measurements."""
     return Run(
         backend=backend,

@@ -14,7 +14,7 @@ import numpy as np
 
 from collbench.analysis.physics import Check, marked
 from collbench.analysis.stats import half_width, trial_noise, trial_seconds
-from collbench.backends.protocol import Backend, Step, Timing, sound, time_step
+from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.bench.interference import check_interference, distrusted
 from collbench.bench.plan import Effort, Members, Plan, point_of
 from collbench.model.errors import BackendError, StepFailed
@@ -64,7 +64,6 @@ def _noise_is_stable(trials: Sequence[float]) -> bool:
 # Whether the data points that decide were measured often enough to distinguish a slow pair from a noisy one
 # (docs/method.md 8.3).
 
-
 # The error of a data point's median, a ratio, at which a pair that is 8 % slow is found 99 times of 100
 # (benchmarks/ties.py).
 _ERROR = 0.008
@@ -102,7 +101,6 @@ def trials_wanted(logs: Sequence[Sequence[float]]) -> int:
 
 # The trials of a sweep: which data points still need one, what each measured, and what a failed one costs.
 
-
 _SETTLED = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
 # One stuck link costs its data point. If copies or collectives fail this often in a row, that kind is given up; an NCCL
 # that does not start says nothing about copies.
@@ -126,7 +124,7 @@ class Watcher:
 
 
 class Trials:
-    """A sweep's state between steps. `wanted` points need more trials; `timed_seconds` is the time in timed regions.
+    """A sweep's state between steps. `wanted` points get more trials; `timed_seconds` is the time in timed regions.
 
     `plan` may be replaced by one with more isolated points before `make` is called.
     """
@@ -135,110 +133,116 @@ class Trials:
         """Continue `run`: settled points are left alone, failed and interrupted ones are measured again."""
         self.plan = plan
         self._run, self._effort, self._watcher = run, effort, watcher
-        self._check = Check(run)  # by the labels: what copies show beside them is known at the end of a sweep
+        self._check = Check(run)  # by the labels alone: what copies show is known at the end of a sweep
         self._results = {measurement.point: measurement for measurement in run.measurements}
-        self._owed: dict[DataPoint, int] = {}
+        self._required: dict[DataPoint, int] = {}  # trials that a point gets even after the deadline
         for point in plan.points():
             measurement = self._results.get(point)
             if measurement is None or measurement.stop not in _SETTLED:
                 trials = effort.deciding if plan.decides(point) else effort.screening
-                self._owed[point] = max(0, trials - (len(measurement.samples) if measurement else 0))
+                self._required[point] = max(0, trials - (len(measurement.samples) if measurement else 0))
         for measurement in run.measurements:
             if measurement.stop not in _SETTLED:
                 measurement.stop, measurement.failure = None, None
-        self.wanted = set(self._owed)
+        self.wanted = set(self._required)
         self.timed_seconds = 0.0
-        self._failures = {True: 0, False: 0}  # in a row, by whether they are collectives
-        self._hopeless: set[bool] = set()
-        self._last: float | None = None  # by the clock: when the deciding points get no more trials than they are owed
+        # By whether they are collectives: failures in a row, and whether the others are left unmeasured.
+        self._failures = {True: 0, False: 0}
+        self._given_up: set[bool] = set()
+        self._deciding_deadline: float | None = None  # by the clock: then deciding points get no more trials
 
     def make(self, backend: Backend, rng: random.Random, deadline: float) -> None:
-        """Give every point the trials that it is owed, and until the deadline (by the clock) unsettled ones more."""
+        """Give every point its required trials, and unsettled ones more until the deadline (by the clock)."""
         first, done, total = True, 0, 0
         while self.wanted:
             steps = self.plan.passes(rng, self.wanted)
             total = max(total, done + len(steps) * (self._effort.screening if first else 1))
-            for step, outcome in backend.time_steps(self._due(steps, deadline)):
-                self._take(backend, step, outcome)
+            for step, outcome in backend.time_steps(self._affordable(steps, deadline)):
+                self._record_outcome(backend, step, outcome)
                 done += 1
                 self._watcher.progress(done, max(done, total))
             first = False
-            self._dismiss(late=self._watcher.clock() > deadline)
-            self._owe_deciding(deadline)
+            self._drop_settled(late=self._watcher.clock() > deadline)
+            self._require_deciding(deadline)
         for measurement in self._results.values():
             measurement.stop = measurement.stop or stop_reason(measurement, self._effort.precision) or StopReason.BUDGET
 
-    def _due(self, steps: list[Step], deadline: float) -> Iterator[Step]:
-        """Yield the steps that are owed or that time allows; call it shortly before sending each step."""
+    def _affordable(self, steps: list[Step], deadline: float) -> Iterator[Step]:
+        """Yield the steps that are required or that time allows; each is decided when it is drawn."""
         for step in steps:
-            if step.operation.is_collective in self._hopeless:
+            if step.operation.is_collective in self._given_up:
                 continue
-            if self._watcher.clock() <= deadline or any(self._owed[point] > 0 for point in points_of(step)):
+            if self._watcher.clock() <= deadline or any(self._required[point] > 0 for point in points_of(step)):
                 yield step
 
-    def _dismiss(self, *, late: bool) -> None:
-        """Keep only the data points that are owed trials, or that are unsettled while there is time."""
-        self.wanted = {
-            point
-            for point in self.wanted
-            if not (self._results[point].failure or point.operation.is_collective in self._hopeless)
-            and (self._owed[point] > 0 or not (late or stop_reason(self._results[point], self._effort.precision)))
-        }
+    def _drop_settled(self, *, late: bool) -> None:
+        """Keep only the data points that require trials, or that are unsettled while there is time."""
 
-    def _owe_deciding(self, deadline: float) -> None:
-        """Owe points that decide one more trial where noise would hide a slow pair; soon after the deadline none."""
-        if self._effort.deciding == self._effort.screening or any(self._owed[point] > 0 for point in self.wanted):
+        def continues(point: DataPoint) -> bool:
+            if self._results[point].failure or point.operation.is_collective in self._given_up:
+                return False
+            settled = late or stop_reason(self._results[point], self._effort.precision)
+            return self._required[point] > 0 or not settled
+
+        self.wanted = set(filter(continues, self.wanted))
+
+    def _require_deciding(self, deadline: float) -> None:
+        """Require one more trial of deciding points if noise would hide a slow pair; not long after the deadline."""
+        if self._effort.deciding == self._effort.screening or any(self._required[point] > 0 for point in self.wanted):
             return
         now = self._watcher.clock()
-        self._last = self._last or max(deadline, now) + _FOR_DECIDING * self._effort.budget_seconds
-        deciding = [self._results[point] for point in self._owed if self.plan.decides(point) and point in self._results]
-        hopeful = [m for m in deciding if not m.failure and m.point.operation.is_collective not in self._hopeless]
-        for point in undecided(hopeful, self._run.paths) if now < self._last else ():
-            self._owed[point] = 1
+        self._deciding_deadline = (
+            self._deciding_deadline or max(deadline, now) + _FOR_DECIDING * self._effort.budget_seconds
+        )
+        deciding = [
+            self._results[point] for point in self._required if self.plan.decides(point) and point in self._results
+        ]
+        measurable = [m for m in deciding if not m.failure and m.point.operation.is_collective not in self._given_up]
+        for point in undecided(measurable, self._run.paths) if now < self._deciding_deadline else ():
+            self._required[point] = 1
             self.wanted.add(point)
 
-    def _take(self, backend: Backend, step: Step, outcome: Timing | StepFailed) -> None:
-        """Record a step's result. A failed step of several groups is repeated, each isolated, to find the cause."""
-        outcome = sound(outcome)
+    def _record_outcome(self, backend: Backend, step: Step, outcome: Timing | StepFailed) -> None:
+        """Record a step's result. If a step of several groups failed, each is timed isolated to find the cause."""
         if isinstance(outcome, Timing):
             self._failures[step.operation.is_collective] = 0
-            self._record(step, outcome, concurrent=len(step.groups) > 1 and not step.variant.at_once)
+            self._record_samples(step, outcome, concurrent=len(step.groups) > 1 and not step.variant.at_once)
         elif len(step.groups) > 1 and not self.plan.together:
             for members in step.groups:
                 alone = replace(step, groups=(members,))
                 try:
-                    self._take(backend, alone, time_step(backend, alone))
+                    self._record_outcome(backend, alone, time_step(backend, alone))
                 except StepFailed as error:
-                    self._take(backend, alone, error)
+                    self._record_outcome(backend, alone, error)
         else:
-            self._give_up(step, outcome)
+            self._record_failure(step, outcome)
 
-    def _give_up(self, step: Step, error: StepFailed) -> None:
+    def _record_failure(self, step: Step, error: StepFailed) -> None:
         for point in points_of(step):
-            self._fail(point, error.failure)
+            self._mark_failed(point, error.failure)
         kind = step.operation.is_collective
         self._failures[kind] += 1
-        if self._failures[kind] >= _FAILURES_IN_A_ROW and kind not in self._hopeless:
-            self._give_up_all(kind, error)
+        if self._failures[kind] >= _FAILURES_IN_A_ROW and kind not in self._given_up:
+            self._give_up_kind(kind, error)
 
-    def _give_up_all(self, kind: bool, last: StepFailed) -> None:
-        """Leave collectives (True), or all others, as they are. Raises BackendError if nothing else is wanted."""
-        self._hopeless.add(kind)
+    def _give_up_kind(self, kind: bool, last: StepFailed) -> None:
+        """Measure no more collectives (True), or no more others. Raises BackendError if nothing else is wanted."""
+        self._given_up.add(kind)
         many = Failure(last.kind, Cause.IN_A_ROW, count=_FAILURES_IN_A_ROW, because=last.failure)
-        if all(point.operation.is_collective in self._hopeless for point in self.wanted):
+        if all(point.operation.is_collective in self._given_up for point in self.wanted):
             text = f"measuring stops: {_FAILURES_IN_A_ROW} data points in a row failed; last error: {last}"
             raise BackendError(text, failure=many)
         for point in self.plan.points():
-            if point.operation.is_collective is kind and self._owed.get(point, 0) > 0:
-                self._fail(point, replace(many, kind=FailureKind.UNTRIED))
+            if point.operation.is_collective is kind and self._required.get(point, 0) > 0:
+                self._mark_failed(point, replace(many, kind=FailureKind.UNTRIED))
 
-    def _fail(self, point: DataPoint, failure: Failure) -> None:
+    def _mark_failed(self, point: DataPoint, failure: Failure) -> None:
         measurement = self._measurement(point)
         if not measurement.failure:
             measurement.stop, measurement.failure = StopReason.FAILED, failure
             self._watcher.finished(measurement)
 
-    def _record(self, step: Step, timing: Timing, *, concurrent: bool) -> None:
+    def _record_samples(self, step: Step, timing: Timing, *, concurrent: bool) -> None:
         """Add the trial's samples; a data point enters the run with its first one."""
         flags = self._watcher.flags(tuple(member for members in step.groups for member in members))
         self.timed_seconds += timing.region_seconds(step)
@@ -257,7 +261,7 @@ class Trials:
                 plain=bool(timing.plain) and timing.plain[index],
             )
             measurement.samples.append(self._check.marked(point, sample))
-            self._owed[point] -= 1
+            self._required[point] -= 1
             self._watcher.finished(measurement)
 
     def _measurement(self, point: DataPoint) -> Measurement:

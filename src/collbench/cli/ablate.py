@@ -3,33 +3,89 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from collbench.cli import options
-from collbench.cli.measuring import Showing, measured_by_workers
+from collbench.cli.measuring import measure_with_workers, new_file
 from collbench.cli.terminal import NOTICES, echo, say, show_page, show_whole
-from collbench.cli.train import interrupted, reporter
+from collbench.cli.train import ScriptCommand, train
 from collbench.launch import torchrun
 from collbench.launch.arguments import AblateArguments, split_ablation
+from collbench.model.errors import Interrupted
 from collbench.model.printable import one_line
-from collbench.runfile import job_file, saved_runs
+from collbench.runfile import job_file
+
+if TYPE_CHECKING:
+    from collbench.launch.experiment import Reporter
+
+# A line that changes more often cannot be read.
+_SECONDS_BETWEEN_LINES = 0.2
 
 
-class _Ablate(click.Command):
-    """A command whose arguments are split by ablation.arguments, because a script's own options must stay untouched."""
+def _reporter(*, verbose: bool) -> Reporter:
+    """Return what prints an experiment's notices on stderr; with `verbose`, also the script's own output."""
+    from collbench.launch.experiment import Reporter  # late: numpy
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        arguments = split_ablation(args)
-        if arguments.train.help:
-            click.echo(ctx.get_help())
-            ctx.exit()
-        ctx.params["arguments"] = arguments
-        return []
+    live = _Live(drawing=sys.stderr.isatty() and not verbose)
+
+    def show(lines: Sequence[str]) -> None:
+        for line in () if verbose else lines:  # seen already
+            echo(line, err=True)
+
+    def watch(data: bytes) -> None:
+        if verbose:
+            with suppress(OSError):  # nobody reads it
+                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.flush()
+
+    return Reporter(say=live.say, show=show, watch=watch, step=live.step)
 
 
-# For --help alone: ablation.arguments holds the names that are read, and a test compares the two.
+class _Live:
+    """One line in a terminal that says how far a run is, and gives way to notices."""
+
+    def __init__(self, *, drawing: bool) -> None:
+        self._drawing, self._last = drawing, 0.0
+
+    def step(self, text: str) -> None:
+        """Redraw the line, unless the last one was drawn a moment ago."""
+        now = time.monotonic()
+        if self._drawing and now - self._last > _SECONDS_BETWEEN_LINES:
+            self._last = now
+            click.echo(f"\r\x1b[2K{one_line(text)}", err=True, nl=False)
+
+    def say(self, text: str) -> None:
+        """Print a notice in place of the line."""
+        if self._drawing and self._last:
+            click.echo("\r\x1b[2K", err=True, nl=False)
+        say(text)
+
+
+class _Ablate(ScriptCommand):
+    """The command `ablate`, which takes `train`'s arguments, too."""
+
+    def read(self, arguments: list[str]) -> AblateArguments | None:
+        """Return what was asked, None for the help. Raises UsageError."""
+        ablate_arguments = split_ablation(arguments)
+        return None if ablate_arguments.train.help else ablate_arguments
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the options in the help; for a shell also those of `train` and torchrun."""
+        params = super().get_params(ctx)
+        if not ctx.resilient_parsing:
+            return params
+        own = {param.opts[-1] for param in params}
+        return [*params, *(param for param in train.params if param.opts[-1] not in own)]
+
+
+# Only for --help and for shells, as in `train`.
 _options_in_help = options.apply(
     click.option(
         "--without",
@@ -52,10 +108,19 @@ _options_in_help = options.apply(
     click.option("--no-allreduce", is_flag=True, help="Do not measure both arms' all-reduce first."),
     click.option("--seed", metavar="N", help="Even or odd selects which arm runs first.  [default: random]"),
     click.option(
-        "-o", "--output", metavar="FILE", help="Save the runs in this file.  [default: a new file in the state folder]"
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=options.FILE_NAME,
+        help="Save the runs in this file.  [default: a new file in the state folder]",
     ),
     options.force,
-    click.option("--fabric", metavar="NAME|FILE", help="For a job with --backend sim: the machine to simulate."),
+    click.option(
+        "--fabric",
+        metavar="NAME|FILE",
+        type=options.FILE_NAME,
+        help="For a job with --backend sim: the machine to simulate.",
+    ),
     click.option("--json", is_flag=True, help="Print the file's content instead of the page."),
     click.option(
         "--verbose", is_flag=True, help="Also print the script's output on stderr. For a job: show the whole page."
@@ -92,16 +157,21 @@ def ablate(arguments: AblateArguments) -> None:
         return
     from collbench.api import ablating  # late: numpy
     from collbench.launch import experiment
+    from collbench.launch.ablation import dumps
 
-    with interrupted("nothing was trained"):
-        prepared = ablating.prepare(arguments, reporter(verbose=arguments.verbose), NOTICES)
+    try:
+        prepared = ablating.prepare(arguments, _reporter(verbose=arguments.verbose), NOTICES)
         if arguments.train.dry_run:
             for arm in prepared.ablation.arms:
                 echo(torchrun.shell_line(arm.environment, experiment.collbench(*prepared.train_arguments(arm))))
             return
         ablation = ablating.perform(prepared, NOTICES, allreduce=arguments.allreduce)
+    except Interrupted:
+        raise  # its text says more
+    except KeyboardInterrupt as error:
+        raise Interrupted("interrupted: nothing was trained") from error
     if arguments.json:
-        echo(experiment.dumps(ablation), end="")
+        echo(dumps(ablation), end="")
         say(f"saved {prepared.path}")
         return
     from collbench.output.text.ablation import page  # late: rich's tables
@@ -116,10 +186,8 @@ def _replay(arguments: AblateArguments, path: Path) -> None:
 
     if arguments.verbose:
         show_whole()
-    command = ("ablate", *sys.argv[2:])
+    command = options.command_line("ablate")
     request = ablating.request_of(arguments, job_file.load(path), one_line(path.name), command, NOTICES)
-    showing = Showing("json" if arguments.json else "table")
-    file = Path(arguments.output) if arguments.output is not None else None
-    # Named as a replay: what its run holds is one, whoever asked.
-    file = file or saved_runs.new_run("replay", request.backend, say, advice=", or name a file with --output FILE")
-    measured_by_workers(Replaying(request, file, showing), showing, "replay")
+    # A new file is named as a replay's: its run is one.
+    file = new_file("replay", request.backend) if arguments.output is None else Path(arguments.output)
+    measure_with_workers(partial(Replaying, request, file, NOTICES), "replay", as_json=arguments.json)

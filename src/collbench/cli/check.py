@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from collbench.api.checking import ToolTexts, confirmed, planned, refuse_cores, shortfall
-from collbench.api.requests import MeasureOptions
+from collbench.api.measuring import MeasureOptions
+from collbench.api.sessions import OpenSession
 from collbench.cli import options
-from collbench.cli.measuring import Showing, measure_and_show
-from collbench.cli.terminal import echo, leave, prose_width, say, show_page
+from collbench.cli.measuring import SILENTLY, measured
+from collbench.cli.terminal import NOTICES, echo, leave, prose_width, say, show_page
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, UsageError
 from collbench.model.run import Run
 from collbench.runfile import run_file as runfile_run_file
 
-_file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
+_file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.FILE)
 _topology = click.option(
-    "--topology", metavar="FILE", help="Judge this 'nvidia-smi topo -m' text instead of the run's."
+    "--topology",
+    metavar="FILE",
+    type=options.FILE_NAME,
+    help="Judge this 'nvidia-smi topo -m' text instead of the run's.",
 )
-_p2p = click.option("--p2p", metavar="FILE", help="Judge this 'nvidia-smi topo -p2p r' text instead of the run's.")
+_p2p = click.option(
+    "--p2p",
+    metavar="FILE",
+    type=options.FILE_NAME,
+    help="Judge this 'nvidia-smi topo -p2p r' text instead of the run's.",
+)
 _expect = click.option("--expect", metavar="N", type=click.IntRange(min=2), help="Fail unless N devices were checked.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON (docs/check.md).")
 
@@ -64,36 +72,21 @@ def check(
     _show(texts.applied(run), lacking, as_json=as_json)
 
 
-@dataclass(frozen=True, slots=True)
-class _Silently(Showing):
-    """Shows nothing: the run is judged first."""
-
-    def show(self, run: Run) -> None:
-        """Do nothing."""
-
-    def status(self, run: Run) -> ExitStatus:
-        """Return DONE for the measurement: failures are judged, too."""
-        return ExitStatus.DONE
-
-    def tell_saved(self, path: Path) -> None:
-        """Report the run's file on stderr: stdout may be parsed."""
-        say(f"saved {path}")
-
-
 def _measured(measure_options: MeasureOptions) -> Run:
     """Measure this machine and return the run; after wrong data or a hang, the run so far."""
     if measure_options.quick:
         refuse_cores(measure_options.backend)
-    request, shown = planned(options.make_request("check", measure_options)), _Silently()
+    request = planned(options.make_request("check", measure_options))
+    begun: list[OpenSession] = []
     try:
-        done = measure_and_show(request, measure_options.file, shown)
+        done = measured(request, measure_options.file, SILENTLY, begun)
     except (DataCorruption, BackendError) as error:
-        runs = [runfile_run_file.again(session.run) for session in shown.sessions]
+        runs = [runfile_run_file.again(session.run) for session in begun]
         if not runs or not _fails(runs[0]):
             raise
         say(str(error))
         return runs[0]
-    return confirmed(request, done, shown)
+    return confirmed(request, done, NOTICES)
 
 
 def _fails(run: Run) -> bool:

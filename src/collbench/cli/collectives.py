@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,20 +12,19 @@ from typing import Any
 
 import click
 
-from collbench.api import requests
-from collbench.api.requests import MeasureOptions, parse_skew
+from collbench.api import measuring
+from collbench.api.measuring import MeasureOptions, parse_skew
 from collbench.backends import factory
 from collbench.bench.plan import Request, default_sizes
 from collbench.cli import options
-from collbench.cli.measuring import FORMAT, JSON, NCCL_TESTS, Showing, measure_and_show
-from collbench.cli.nonzero_ranks import processes
+from collbench.cli.measuring import RunPrinter, measure_and_show
+from collbench.distributed.launchers import find_launch
 from collbench.model.capabilities import capabilities
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.model.errors import UsageError
 from collbench.model.nccl_options import parse_config
 from collbench.model.operations import COLLECTIVES, Collective, Operation, Registration, Variant, Work
 from collbench.model.skew import Skew
-from collbench.model.units import format_size, parse_size
+from collbench.model.units import DTYPE_BYTES, REDOPS, format_size, parse_dtype, parse_size
 
 # nccl-tests' flags that collbench takes only where they change nothing: else a line says what to use instead.
 
@@ -233,8 +233,8 @@ def translated(arguments: Sequence[str]) -> list[str]:
     """
     as_in_nccl_tests = (
         _NCCL_TESTS_FLAGS in arguments
-        or f"--format={NCCL_TESTS}" in arguments
-        or ("--format", NCCL_TESTS) in pairwise(arguments)
+        or f"--format={options.NCCL_TESTS}" in arguments
+        or ("--format", options.NCCL_TESTS) in pairwise(arguments)
     )
     if as_in_nccl_tests:
         return [_THEIRS if argument == _CLASHING else _spelt_out(argument) for argument in arguments]
@@ -320,7 +320,7 @@ NCCL_FLAGS = (
         "-J",
         "--output_file",
         metavar="FILE",
-        type=click.Path(path_type=Path),
+        type=options.FILE,
         help="Also write nccl-tests' JSON (version 3) to this file.",
     ),
     click.option(
@@ -354,7 +354,7 @@ _latency = click.option(
 registration = click.option(
     "--registration",
     metavar="KIND",
-    type=click.Choice([*(one.value for one in Registration), requests.EVERY_REGISTRATION]),
+    type=click.Choice([*(one.value for one in Registration), measuring.EVERY_REGISTRATION]),
     default=Registration.NONE.value,
     show_default=True,
     help="Registered memory: none, buffer, window, or all (each in turn).",
@@ -423,7 +423,7 @@ def _command(operation: Operation) -> click.Command:
 
     ours = (_pairs, _split, _in_place, _latency, registration, nccl_config, _algorithms)
 
-    @options.measuring(*((_skew,) if row.irregular else ()), *ours, FORMAT, JSON, *NCCL_FLAGS)
+    @options.measuring(*((_skew,) if row.irregular else ()), *ours, options.layout, options.json, *NCCL_FLAGS)
     def measure(  # noqa: PLR0913 - options
         measure_options: MeasureOptions,
         *,
@@ -445,16 +445,17 @@ def _command(operation: Operation) -> click.Command:
             raise UsageError("--pairs and --split both say which sets to time: use only one")
         if pairs and theirs.root > 1:
             raise UsageError(f"--root {theirs.root} is not a rank of a pair: write 0 or 1")
-        showing = Showing.of(measure_options, layout, as_json=as_json, json=output_file)
+        printer = RunPrinter.of(measure_options, layout, as_json=as_json, json=output_file)
         request = options.make_request(operation.value, measure_options)
+        launch = find_launch(os.environ)
         if not request.resume:
             # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
             possible = capabilities(request.backend).undefined_in_place or Work(operation, Variant.IN_PLACE).verifiable
-            variants = [Variant.PLAIN, Variant.IN_PLACE][: 1 + (in_place or (showing.as_nccl_tests and possible))]
+            variants = [Variant.PLAIN, Variant.IN_PLACE][: 1 + (in_place or (printer.as_nccl_tests and possible))]
             request = replace(
-                theirs.applied(request, processes()),
-                collectives=requests.skewed(
-                    requests.registered([Work(operation, variant) for variant in variants], registration), skew
+                theirs.applied(request, launch.world_size if launch else 1),
+                collectives=measuring.skewed(
+                    measuring.registered([Work(operation, variant) for variant in variants], registration), skew
                 ),
                 nccl_config=nccl_config or {},
                 pairs=pairs,
@@ -463,7 +464,7 @@ def _command(operation: Operation) -> click.Command:
                 latency=latency or 0,
                 algorithms=algorithms,
             )
-        measure_and_show(request, measure_options.file, showing)
+        measure_and_show(request, measure_options.file, printer)
 
     command = click.command(
         operation.value,

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from collbench.analysis.outcome import outcome
+from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest
-from collbench.cli.show import parse_operation
 from collbench.cli.terminal import echo, leave, prose_width, show_page, verbose_option
 from collbench.model.errors import ExitStatus, NotTrusted, UsageError
 from collbench.model.operations import Operation
@@ -22,7 +22,7 @@ _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
 
 
 @click.command(short_help="Show what became faster or slower between runs.")
-@click.argument("files", metavar="BASE.JSON NEW.JSON…", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("files", metavar="BASE.JSON NEW.JSON…", nargs=-1, type=options.FILE)
 @click.option(
     "--fail-below",
     metavar="SHARE",
@@ -30,11 +30,13 @@ _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(%?)", re.ASCII)
     show_default=True,
     help="Exit with 3 if something is slower than the base by significantly more than this.",
 )
-@click.option("--operation", metavar="OP", help="Only this operation: allreduce, ce-write, …  [default: all]")
+@options.operation
 @click.option("--reference", is_flag=True, help="Compare one run with published figures for its kind of machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the page (docs/exchange.md).")
 @verbose_option
-def compare(files: tuple[Path, ...], fail_below: str, operation: str | None, reference: bool, as_json: bool) -> None:
+def compare(
+    files: tuple[Path, ...], fail_below: str, operation: Operation | None, reference: bool, as_json: bool
+) -> None:
     """Show what became faster or slower from one run to another.
 
     The page first lists other differences between the runs: NCCL, driver, variables. Then it lists the changes that are
@@ -49,17 +51,16 @@ def compare(files: tuple[Path, ...], fail_below: str, operation: str | None, ref
       collbench compare run.json --reference
     """
     limit = _parse_share(fail_below)
-    wanted = None if operation is None else parse_operation(operation)
     run_files = all_named_or_newest(files, of_links=True) if reference else files
     _check_count(run_files, reference=reference)
     runs = [run_file.load(path) for path in run_files]
     _check_alike(runs, run_files)
     if reference:
-        status = _reference(runs[0], wanted, as_json=as_json)
+        status = _reference(runs[0], operation, as_json=as_json)
     elif len(runs) == 2:
-        status = _two(runs, run_files, limit, wanted, as_json=as_json)
+        status = _two(runs, run_files, limit, operation, as_json=as_json)
     else:
-        status = _many(runs, run_files, limit, wanted, as_json=as_json)
+        status = _many(runs, run_files, limit, operation, as_json=as_json)
     leave(status)
 
 
@@ -139,14 +140,14 @@ def _nothing(runs: Sequence[Run], paths: Sequence[Path], wanted: Operation | Non
 
 def _reference(run: Run, wanted: Operation | None, *, as_json: bool) -> int:
     from collbench.analysis.references import judge, load
-    from collbench.output.text import comparison
+    from collbench.output.text import reference
 
     answers = judge(run, load(), wanted)
     status = answers.status
     if as_json:
-        echo(comparison.of_answers(answers, status), end="")
+        echo(reference.dumps(answers, status), end="")
     else:
-        show_page(comparison.reference_page(answers, prose_width()))
+        show_page(reference.page(answers, prose_width()))
     return status
 
 

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from collbench.cli import manual, options
-from collbench.cli.completing import NAME, VARIABLE
+from collbench.cli.program import NAME, VARIABLE
 from collbench.cli.terminal import echo
 from collbench.model.errors import MachineError, UsageError
 from collbench.runfile import atomic_write
@@ -100,7 +100,7 @@ def script_for(shell: str) -> str:
 
 
 def _users_shell() -> str:
-    """Return the name of the user's shell. Raises UsageError for one that is not served."""
+    """Return the name of the user's shell. Raises UsageError for an unsupported one."""
     name = Path(os.environ.get("SHELL", "")).name
     if name not in _SHELLS:
         problem = f"$SHELL is '{name}'" if name else "$SHELL is not set"

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import click
 
-from collbench.api import requests
-from collbench.api.requests import PATTERNS, MeasureOptions
+from collbench.api import measuring
+from collbench.api.measuring import PATTERNS, MeasureOptions
 from collbench.cli import options
 from collbench.cli.collectives import nccl_config, registration
-from collbench.cli.measuring import JSON, Showing, measure_and_show
+from collbench.cli.measuring import RunPrinter, measure_and_show
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.units import parse_sizes
@@ -49,7 +49,7 @@ _sizes = click.option(
 
 
 @click.command(short_help="Time raw copies in every pattern, host memory included.")
-@options.measuring(_patterns, JSON, sized=_sizes)
+@options.measuring(_patterns, options.json, sized=_sizes)
 def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | None, as_json: bool) -> None:
     """Time raw copies by copy engine (ce) and by kernel (sm), written and read, in every pattern.
 
@@ -67,12 +67,12 @@ def copies(measure_options: MeasureOptions, *, patterns: tuple[Variant, ...] | N
       collbench copies --patterns one-way --devices 0,1 -o run.json
     """
     request = options.make_request("copies", measure_options)
-    request = request if request.resume else requests.copies(request, patterns)
-    measure_and_show(request, measure_options.file, Showing.of(measure_options, as_json=as_json))
+    request = request if request.resume else measuring.copies(request, patterns)
+    measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))
 
 
 @click.command(short_help="Time one memory access, one small copy, one small all-reduce.")
-@options.measuring(JSON, sized=None)
+@options.measuring(options.json, sized=None)
 def latency(measure_options: MeasureOptions, *, as_json: bool) -> None:
     """Time three latencies: one memory access, one copy of 8 bytes, one all-reduce of 8 bytes.
 
@@ -86,8 +86,8 @@ def latency(measure_options: MeasureOptions, *, as_json: bool) -> None:
       collbench latency --devices 0,1 --precision 1%
     """
     request = options.make_request("latency", measure_options)
-    request = request if request.resume else requests.latency(request)
-    measure_and_show(request, measure_options.file, Showing.of(measure_options, as_json=as_json))
+    request = request if request.resume else measuring.latency(request)
+    measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))
 
 
 _OPERATIONS = {"copy": None, **{operation.value: operation for operation in (Operation.ALLREDUCE, Operation.BROADCAST)}}
@@ -103,7 +103,7 @@ _operations = click.option(
 
 @click.command(short_help="Measure every link and pair of GPUs, and rank the pairs.")
 @options.measuring(
-    _operations, options.dtype, options.redop, registration, nccl_config, JSON, sized=options.survey_sizes
+    _operations, options.dtype, options.redop, registration, nccl_config, options.json, sized=options.survey_sizes
 )
 def pairs(
     measure_options: MeasureOptions,
@@ -128,7 +128,7 @@ def pairs(
     request = options.make_request("pairs", measure_options)
     if not request.resume:
         timed = [operation for operation in operations if operation is not None]
-        request = requests.pairs(request, timed, raw=None in operations)
-        works = requests.registered(request.collectives, registration)
+        request = measuring.pairs(request, timed, raw=None in operations)
+        works = measuring.registered(request.collectives, registration)
         request = replace(request, collectives=works, nccl_config=nccl_config or {})
-    measure_and_show(request, measure_options.file, Showing.of(measure_options, as_json=as_json))
+    measure_and_show(request, measure_options.file, RunPrinter.of(measure_options, as_json=as_json))

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest, named_or_newest
-from collbench.cli.show import check_size, find_works
 from collbench.cli.terminal import echo, say
 from collbench.model.errors import UsageError
-from collbench.model.operations import Operation, Work
 from collbench.model.printable import one_line, printable
 from collbench.model.run import Run
-from collbench.model.units import format_size, parse_size
+from collbench.model.units import parse_size
 from collbench.runfile import atomic_write, job_file
 from collbench.runfile import run_file as runfile_run_file
-
-if TYPE_CHECKING:
-    from collbench.output.plot.figure import Named, Picture
-
 
 _SAVE = ("write the export to", "--output")
 _FORMATS = ("csv", "markdown", "json", "nccl-tests", "parquet", "prometheus")
@@ -33,13 +25,13 @@ _OF_MEASUREMENTS = ("nccl-tests", "prometheus")
 
 
 @click.command(short_help="Write a saved run in other tools' formats.")
-@click.argument("file", metavar="[RUN.JSON]", required=False, type=click.Path(path_type=Path))
+@options.run_file
 @click.option("--format", "layout", type=click.Choice(_FORMATS), required=True, help="What to write.")
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=options.FILE,
     help="Write to this file.  [default: standard output]",
 )
 @click.option("--per-link", is_flag=True, help="With prometheus: also one series for each link, pair and set.")
@@ -106,14 +98,14 @@ def _print_bytes(content: bytes) -> None:
 
 
 _PLOT_REFUSAL = ("write the figure", "--output")
-_KINDS = ("heatmap", "curves", "scaling")
-_FILE = click.Path(path_type=Path)
 
 
 @click.command(short_help="Draw a figure from saved runs.")
-@click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=_FILE)
-@click.option("--kind", type=click.Choice(_KINDS), required=True, help="What to draw.")
-@click.option("-o", "--output", metavar="FILE", type=_FILE, required=True, help="The figure: .svg, .png or .pdf.")
+@options.run_files
+@click.option("--kind", type=click.Choice(("heatmap", "curves", "scaling")), required=True, help="What to draw.")
+@click.option(
+    "-o", "--output", metavar="FILE", type=options.FILE, required=True, help="The figure: .svg, .png or .pdf."
+)
 @click.option(
     "--operation",
     "operations",
@@ -139,7 +131,8 @@ def plot(
       collbench plot old.json new.json --kind curves -o both.png
       collbench plot two.json four.json --kind scaling --size 256M -o scaling.svg
     """
-    from collbench.output.plot import figure  # late: numpy takes as long to load as the rest of the program
+    from collbench.api.plotting import draw  # late: numpy takes as long to load as the rest of the program
+    from collbench.output.plot import figure
 
     suffix = output.suffix.removeprefix(".").lower()
     if suffix not in figure.SUFFIXES:
@@ -150,93 +143,9 @@ def plot(
     run_files = all_named_or_newest(files)
     atomic_write.check(output, *_PLOT_REFUSAL, force=force, sources=run_files)
     with figure.drawing():
-        runs = _load(run_files)
-        picture = _draw(kind, runs, operations, size_bytes)
+        picture = draw(kind, run_files, operations, size_bytes)
         atomic_write.write(figure.encode(picture, suffix), output, *_PLOT_REFUSAL, force=force)
     say(f"wrote {output}: {picture.title}")
-
-
-def _load(paths: tuple[Path, ...]) -> list[tuple[Path, Named]]:
-    """Return the runs, each called by its file's name, by its path where two have the same."""
-    from collbench.output.plot.figure import Named
-
-    stems = Counter(path.stem for path in dict.fromkeys(paths))
-    names = {path: path.stem if stems[path.stem] == 1 else str(path) for path in paths}
-    return [(path, Named(one_line(name), runfile_run_file.load(path))) for path, name in names.items()]
-
-
-def _draw(kind: str, runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: int | None) -> Picture:
-    overlapped = [named.run.overlaps for _, named in runs]
-    if any(overlapped):
-        return _overlaps(kind, runs, operations, size)
-    if kind == "heatmap":
-        return _heatmap(runs, operations, size)
-    from collbench.output.plot import curves, scaling
-
-    shown = [(named, work) for path, named in runs for work in _works(kind, named, path, operations, size)]
-    return curves.draw(shown) if kind == "curves" else scaling.draw(shown, size)
-
-
-def _overlaps(kind: str, runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: int | None) -> Picture:
-    """Draw runs of `collbench overlap`. Raises UsageError for what has no such picture, and beside other runs."""
-    from collbench.output.plot import overlaps
-
-    named_runs = [named_run for _, named_run in runs]
-    for path, named_run in runs:
-        if not named_run.run.overlaps:
-            raise UsageError(f"{path} holds no overlaps, and another run does: draw each to its own file")
-        if not any(overlap.trials for overlap in named_run.run.overlaps):
-            raise UsageError(f"{path}: no overlap was measured to the end: measure again")
-    if operations or size is not None:
-        raise UsageError(f"{runs[0][0]} holds overlaps, drawn at all sizes: leave out --operation and --size")
-    if kind == "scaling":
-        raise UsageError(f"{runs[0][0]} holds overlaps on one number of GPUs: write --kind curves or heatmap")
-    if kind == "curves":
-        return overlaps.curves(named_runs)
-    if len(runs) > 1:
-        raise UsageError(f"--kind heatmap draws one run, {len(runs)} were given: draw each to its own file")
-    return overlaps.heatmap(named_runs[0])
-
-
-def _heatmap(runs: list[tuple[Path, Named]], operations: tuple[str, ...], size: int | None) -> Picture:
-    """Draw one work of one run. Raises UsageError for more of either, and where it has no links or pairs."""
-    from collbench.analysis.tiers import rank_links
-    from collbench.output.plot import heatmap
-    from collbench.output.text.curves import curves_of, sizes_of
-
-    if len(runs) > 1 or len(operations) > 1:
-        what = f"{len(runs)} runs" if len(runs) > 1 else f"{len(operations)} operations"
-        raise UsageError(f"--kind heatmap draws one operation of one run, {what} were given: draw each to its own file")
-    path, named = runs[0]
-    work = _works("heatmap", named, path, operations, size)[0]
-    ranking = rank_links(named.run, work, size or sizes_of(work, curves_of(named.run, work))[-1])
-    if ranking is None or ranking.kind == "device":
-        at = f" at {format_size(size)}" if size else ""
-        raise UsageError(f"{path} has no {work}{at} on links or pairs, which a heat map needs: try --kind curves")
-    return heatmap.draw(named, ranking)
-
-
-def _works(kind: str, named: Named, path: Path, operations: tuple[str, ...], size: int | None) -> list[Work]:
-    """Return the works that were asked for, or the run's most telling one. Raises UsageError if it has none."""
-    works = [work for typed in operations for work in find_works(named.run, typed, path)]
-    works = list(dict.fromkeys(works or _default(kind, named, path)))
-    if kind == "curves" and any(work.operation is Operation.CHASE for work in works):
-        raise UsageError(f"{path}: a pointer chase has no bandwidth over size: draw it with --kind heatmap")
-    if kind == "scaling" and not all(work.operation.is_collective for work in works):
-        raise UsageError(f"{path}: {works[0]} runs on links, so it has no number of GPUs: scaling needs a collective")
-    return works if size is None else check_size(named.run, works, size, path)
-
-
-def _default(kind: str, named: Named, path: Path) -> list[Work]:
-    from collbench.output.text.curves import works_of
-
-    works = [work for work in works_of(named.run) if kind == "heatmap" or work.operation is not Operation.CHASE]
-    collectives = [work for work in works if work.operation.is_collective]
-    if not collectives and kind == "scaling":
-        raise UsageError(f"{path} has no collective, which --kind scaling needs: measure with 'collbench allreduce'")
-    if not works:
-        raise UsageError(f"{path} holds nothing that was measured to the end: measure again")
-    return (collectives or works)[:1]
 
 
 _SUFFIXES = (".html", ".htm")
@@ -244,9 +153,13 @@ _REPORT_REFUSAL = ("write the report as", "--output")
 
 
 @click.command(short_help="Make one HTML page of saved runs.")
-@click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=_FILE)
+@options.run_files
 @click.option(
-    "-o", "--output", metavar="FILE", type=_FILE, help="Write it to this file.  [default: the first run's name, .html]"
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=options.FILE,
+    help="Write it to this file.  [default: the first run's name, .html]",
 )
 @options.force
 def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
@@ -283,14 +196,14 @@ def report(files: tuple[Path, ...], output: Path | None, force: bool) -> None:
 
 def _report_job(files: Sequence[Path], path: Path, *, force: bool) -> None:
     """Write the page of a recorded job, against runs that are named after it. Raises UsageError for two jobs."""
-    from collbench.api import recorded
+    from collbench.api import jobs
+    from collbench.api.runs import load_named
     from collbench.output.html.job import content
     from collbench.output.html.page import render_job
 
     if any(map(job_file.holds_job, files[1:])):
         raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
-    against = [(one_line(str(file)), runfile_run_file.load(file)) for file in files[1:]]
-    job_report, compared = recorded.report(job_file.load(files[0]), runs=against)
+    job_report, compared = jobs.report(job_file.load(files[0]), runs=load_named(files[1:]))
     text = printable(render_job(content(job_report, one_line(files[0].name), version("collbench"), compared)))
     atomic_write.write(text, path, *_REPORT_REFUSAL, force=force)
     _saved(path, text)

@@ -1,6 +1,6 @@
 """Manual pages of every command from the same help that --help prints. `python -m collbench.cli.manual FOLDER`.
 
-Not click-man, for it sees no command that is loaded late, and keeps click's marks and quotes in the text.
+click-man does not find commands that are loaded late, and leaves click's marks and quotes in the text.
 """
 
 from __future__ import annotations

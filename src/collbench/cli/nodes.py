@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from collbench.api.requests import MeasureOptions
+from collbench.api.measuring import MeasureOptions
 from collbench.api.surveying import (
     ASSUMED_GBS,
     DEFAULT_BUDGET,
@@ -18,23 +17,22 @@ from collbench.api.surveying import (
     NodesRequest,
     NodeSurvey,
     plan,
-    request_for,
-    resumed,
+    requests_for_launch,
     survey_launch,
     survey_simulated,
 )
 from collbench.cli import options
+from collbench.cli.measuring import new_file
 from collbench.cli.nonzero_ranks import serve_rank_0
 from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, say, show_page, verbose_option
 from collbench.distributed.launchers import find_launch
 from collbench.model.capabilities import is_simulated
 from collbench.model.errors import UsageError
 from collbench.model.units import parse_budget, parse_size
-from collbench.runfile import saved_runs
 
 _SHAPE = re.compile(r"(\d{1,6})[x×](\d{1,3})", re.ASCII)
 
-# What may be said with --resume: it measures nothing. The backend is for hosts that do not see the file.
+# Options that may be given with --resume: they change no measurement. --backend is for hosts that lack the file.
 _SAID_AGAIN = ("resume", "count", "gpus", "rails", "switches", "as_json", "verbose", "nccl", "backend")
 
 _own_options = options.apply(
@@ -53,6 +51,7 @@ _own_options = options.apply(
     click.option(
         "--switches",
         metavar="FILE",
+        type=options.FILE_NAME,
         help="Each node's switches: Slurm's topology.conf, or lines 'node leaf pod'; slurm: ask scontrol.",
     ),
     click.option(
@@ -77,7 +76,7 @@ _own_options = options.apply(
     options.nccl,
     options.output,
     options.force,
-    options.OPTION,
+    options.resume,
     options.seed,
     verbose_option,
 )
@@ -159,15 +158,10 @@ def _measured(nodes_request: NodesRequest, shared: MeasureOptions) -> NodeSurvey
             "nodes are measured by one process for each GPU: start this with srun, torchrun or mpirun, simulate a "
             "cluster with --backend sim, or estimate its duration with --plan"
         )
-    if launch.rank > 0 and shared.resume is not None and not shared.resume.exists():
-        shared = replace(shared, resume=None)  # it is on rank 0's host
-    request = options.make_request("nodes", shared)
-    nodes_request = resumed(nodes_request, request) if shared.resume is not None else nodes_request
-    request = request_for(nodes_request, request)
+    nodes_request, request = requests_for_launch(nodes_request, shared, options.command_line("nodes"), launch, NOTICES)
     if launch.rank > 0:
         serve_rank_0(launch, request)
-    path = shared.file
-    path = path or saved_runs.new_run("nodes", request.backend, say, advice=", or name a file with --output FILE")
+    path = shared.file or new_file("nodes", request.backend)
     return survey_launch(nodes_request, request, path, launch, NOTICES)
 
 

@@ -31,12 +31,6 @@ _INSTEAD = {
 _ONCE_A_NODE = ("train", "record")
 
 
-def processes() -> int:
-    """Return how many processes were started together: 1 for a single process. Raises UsageError."""
-    launch = find_launch(os.environ)
-    return launch.world_size if launch else 1
-
-
 def launch_of(arguments: list[str]) -> LaunchEnvironment | None:
     """Return this process's launch environment for this command; None if it runs on its own.
 
@@ -68,7 +62,7 @@ def _command(arguments: list[str]) -> str:
 def follow(invoke: Callable[[], object]) -> int:
     """Run the command as a rank other than 0; return the rank's exit status.
 
-    Nothing is printed, and what is wrong with the command line fails nobody here: rank 0 has the same one and says it.
+    Nothing is printed. A wrong command line does not fail here: rank 0 has the same one and reports it.
     """
     try:
         with (
@@ -94,8 +88,8 @@ def _say_aside(text: str) -> None:
 def serve_rank_0(launch: LaunchEnvironment, request: Request) -> NoReturn:
     """Measure this rank's part for rank 0, and end with Followed. Raises UsageError for what rank 0 refuses too."""
     # Late: a tenth of a second.
-    from collbench.api.measuring import serve
     from collbench.api.notices import Notices
+    from collbench.api.sessions import serve
     from collbench.distributed.factory import refuse
 
     refuse(request)

@@ -12,26 +12,53 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from collbench.api.requests import MeasureOptions, request_of
+from collbench.api.measuring import MeasureOptions, request_of
+from collbench.api.runs import as_typed
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.cli.terminal import NOTICES, verbose_option
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS, parse_dtype
 from collbench.model.errors import UsageError
-from collbench.model.units import parse_budget, parse_precision, parse_sizes
+from collbench.model.operations import Operation
+from collbench.model.units import DTYPE_BYTES, REDOPS, parse_budget, parse_dtype, parse_precision, parse_sizes
 
 Value = TypeVar("Value")
 
 
-def parsed(parse: Callable[[str], Value]) -> Callable[[click.Context, click.Parameter, str | None], Value | None]:
-    """Return a callback for an option whose text this function reads."""
-    return lambda _context, _option, text: None if text is None else parse(text)
+def parsed(parse: Callable[[Any], Value]) -> Callable[[click.Context, click.Parameter, Any], Value | None]:
+    """Return a callback for an option whose value this function reads."""
+    return lambda _context, _option, value: None if value is None else parse(value)
 
 
-# How long to measure, as options of every command that measures.
+def _checked_seed(seed_given: int) -> int:
+    """Return the seed. Raises UsageError."""
+    if seed_given < 0:
+        raise UsageError(f"--seed {seed_given} is negative: write a whole number from 0")
+    return seed_given
 
 
-OPTIONS = (
+def _parse_operation(text: str) -> Operation:
+    """Return the operation that a word names. Raises UsageError."""
+    for known in Operation:
+        if as_typed(text) == as_typed(known):
+            return known
+    raise UsageError(f"--operation '{text}' is unknown: choose from {', '.join(Operation)}")
+
+
+FILE = click.Path(path_type=Path)
+# The name of a file that the command does not open itself; so typed, shells complete it.
+FILE_NAME = click.Path(readable=False)
+# Saved runs; if none is named, the newest is taken.
+run_file = click.argument("file", metavar="[RUN.JSON]", required=False, type=FILE)
+run_files = click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=FILE)
+operation = click.option(
+    "--operation",
+    metavar="OP",
+    callback=parsed(_parse_operation),
+    help="Only this operation: allreduce, ce-write, …  [default: all]",
+)
+
+# How long to measure.
+_stopping = (
     click.option(
         "--precision",
         metavar="SHARE",
@@ -49,20 +76,15 @@ OPTIONS = (
 )
 
 
-# --resume FILE: continue with a run under the options that it was started with.
-#
-# What is measured comes from the file, as values. The file may be a stranger's, so it names no file to be loaded, read
-# or written: these, and how the run is shown, are said again.
-
-
-OPTION = click.option(
+resume = click.option(
     "--resume",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="Finish this interrupted run, with its options, in its file. Nothing is measured twice.",
 )
 
-# Options that may be given with --resume: they name files, or say how to show the run.
+# Options that may be given with --resume, which takes what to measure from the file. The file may be a stranger's, so
+# it names no file to be loaded, read or written: these options are given again, as are those for printing.
 _SAID_AGAIN = ("nccl", "fabric", "output_file", "topology", "p2p", "layout", "as_json", "expect", "verbose")
 
 
@@ -111,14 +133,16 @@ backend_of_a_machine = click.option(
     show_default=True,
     help="cuda (GPUs), host (CPU cores), sim (simulated), or auto: GPUs, never CPU cores.",
 )
-fabric = click.option("--fabric", metavar="NAME|FILE", help="The machine to simulate (docs/fabric-file.md).")
+fabric = click.option(
+    "--fabric", metavar="NAME|FILE", type=FILE_NAME, help="The machine to simulate (docs/fabric-file.md)."
+)
 _SAVE = "Save the run in this file.  [default: a new file in $XDG_STATE_HOME/collbench/runs]"
-_FILE = click.Path(path_type=Path)
-output = click.option("-o", "--output", metavar="FILE", type=_FILE, help=_SAVE)
+output = click.option("-o", "--output", metavar="FILE", type=FILE, help=_SAVE)
 force = click.option("--force", is_flag=True, help="Replace a file that exists.")
 nccl = click.option(
     "--nccl",
     metavar="PATH",
+    type=FILE_NAME,
     envvar="COLLBENCH_NCCL",
     show_envvar=True,
     help="Time this libnccl.so.2 instead of torch's or the system's.",
@@ -127,7 +151,7 @@ seed = click.option(
     "--seed",
     metavar="N",
     type=int,
-    callback=lambda _context, _option, value: _checked_seed(value),
+    callback=parsed(_checked_seed),
     help="Seed of the random order.  [default: random, printed]",
 )
 dtype = click.option(
@@ -147,6 +171,18 @@ redop = click.option(
     show_default=True,
     help=f"Reduction: {', '.join(REDOPS)}.",
 )
+TABLE, NCCL_TESTS = "table", "nccl-tests"
+layout = click.option(
+    "--format",
+    "layout",
+    type=click.Choice((TABLE, NCCL_TESTS)),
+    default=TABLE,
+    show_default=True,
+    help="nccl-tests: print the text of nccl-tests, in and out of place.",
+)
+json = click.option("--json", "as_json", is_flag=True, help="Print the run file's JSON, not the page.")
+# The last options of the commands that measure with torch.
+of_workers = (backend, fabric, output, force, seed, json, verbose_option)
 
 
 def apply(*options: Command) -> Callable[[Command], Command]:
@@ -171,7 +207,7 @@ def measuring(*own_options: Command, sized: Command | None = sizes) -> Callable[
     """
     first = (devices,) if sized is None else (devices, sized)
     add_options = apply(
-        *first, *own_options, *OPTIONS, backend, fabric, output, force, OPTION, nccl, seed, verbose_option
+        *first, *own_options, *_stopping, backend, fabric, output, force, resume, nccl, seed, verbose_option
     )
 
     def decorate(function: Command) -> Command:
@@ -193,11 +229,9 @@ def measuring(*own_options: Command, sized: Command | None = sizes) -> Callable[
 
 def make_request(command: str, measure_options: MeasureOptions) -> Request:
     """Return what the shared options ask for. Raises UsageError, RunFileError."""
-    return request_of(command, measure_options, (command, *sys.argv[2:]), NOTICES)
+    return request_of(command, measure_options, command_line(command), NOTICES)
 
 
-def _checked_seed(seed_given: int | None) -> int | None:
-    """Return the seed. Raises UsageError."""
-    if seed_given is not None and seed_given < 0:
-        raise UsageError(f"--seed {seed_given} is negative: write a whole number from 0")
-    return seed_given
+def command_line(command: str) -> tuple[str, ...]:
+    """Return the words that were typed, with the command's own name, to be kept in the run."""
+    return (command, *sys.argv[2:])

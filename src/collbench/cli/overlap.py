@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from typing import Any
 
 import click
@@ -10,10 +10,9 @@ import click
 from collbench.api import overlapping
 from collbench.api.overlapping import PRIORITIES, OverlapOptions, Overlapping, parse_computes, parse_ctas
 from collbench.cli import options
-from collbench.cli.measuring import JSON, Showing, measured_by_workers
-from collbench.cli.terminal import NOTICES, say, verbose_option
+from collbench.cli.measuring import measure_with_workers, new_file
+from collbench.cli.terminal import NOTICES
 from collbench.model.operations import Operation
-from collbench.runfile import saved_runs
 
 
 @click.command(short_help="Time a collective while the GPUs compute, as in training.")
@@ -47,13 +46,7 @@ from collbench.runfile import saved_runs
     click.option(
         "--trials", metavar="N", type=click.IntRange(min=1), help="Trials of each data point.  [default: 6; host: 5]"
     ),
-    options.backend,
-    options.fabric,
-    options.output,
-    options.force,
-    options.seed,
-    JSON,
-    verbose_option,
+    *options.of_workers,
 )
 def overlap(operation: Operation, *, priority: str, as_json: bool, **option_values: Any) -> None:
     """Time a collective and compute on the same GPUs, each alone and both together.
@@ -71,8 +64,6 @@ def overlap(operation: Operation, *, priority: str, as_json: bool, **option_valu
       collbench overlap --sizes 256M --ctas 4,8,16
     """
     overlap_options = OverlapOptions(operation=operation, priorities=PRIORITIES[priority], **option_values)
-    request = overlapping.request_of(overlap_options, ("overlap", *sys.argv[2:]), NOTICES)
-    showing = Showing("json" if as_json else "table")
-    advice = ", or name a file with --output FILE"
-    path = overlap_options.output or saved_runs.new_run("overlap", request.backend, say, advice=advice)
-    measured_by_workers(Overlapping(request, path, showing), showing, "overlap")
+    request = overlapping.request_of(overlap_options, options.command_line("overlap"), NOTICES)
+    path = overlap_options.output or new_file("overlap", request.backend)
+    measure_with_workers(partial(Overlapping, request, path, NOTICES), "overlap", as_json=as_json)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from collbench.analysis.outcome import outcome
-from collbench.api.predicting import BYTES, DEFAULT_BUCKET, PredictRequest
-from collbench.api.predicting import predict as predicted
+from collbench.api.predicting import BYTES, DEFAULT_BUCKET, PredictRequest, predict_step
+from collbench.api.runs import load_named
 from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest
 from collbench.cli.terminal import echo, leave, show_page, verbose_option
 from collbench.model.errors import UsageError
 from collbench.model.operations import Registration
-from collbench.model.printable import one_line
 from collbench.model.run import Run
 from collbench.model.units import parse_size
-from collbench.runfile import job_file, run_file
+from collbench.runfile import job_file
 
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(us|ms|s)", re.ASCII)
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -31,6 +29,8 @@ _NUMBER = re.compile(r"\d{1,4}", re.ASCII)
 _MOST_MICRO_BATCHES = 1024
 _ALONE, _ON_BEST = "alone", "best"
 NO_OVERLAP = "none"
+# The options that a recorded job takes.
+_OF_A_JOB = ("files", "overlaps", "devices", "recorded", "as_json", "verbose")
 
 
 def _seconds(_context: click.Context, option: click.Parameter, text: str | None) -> float | None:
@@ -138,6 +138,7 @@ _own_options = options.apply(
         "--overlap",
         "overlaps",
         metavar="RUN",
+        type=options.FILE_NAME,
         multiple=True,
         help="Run of 'collbench overlap', or none.  [default: the newest that fits]",
     ),
@@ -153,7 +154,7 @@ _own_options = options.apply(
         "--recorded",
         metavar="RUN",
         multiple=True,
-        type=click.Path(path_type=Path),
+        type=options.FILE,
         help="For a job: a run of the links that it used.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/predict.md)."),
@@ -162,7 +163,7 @@ _own_options = options.apply(
 
 
 @click.command(short_help="Predict what communication costs a training step.")
-@click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=click.Path(path_type=Path))
+@options.run_files
 @_own_options
 def predict(
     files: tuple[Path, ...],
@@ -190,17 +191,19 @@ def predict(
     if NO_OVERLAP in overlaps and len(overlaps) > 1:
         raise UsageError(f"--overlap {NO_OVERLAP} ignores the cost of overlap: leave the other --overlap out")
     if files and job_file.holds_job(files[0]):
-        _refuse_options_of_a_network()
-        factors = [] if NO_OVERLAP in overlaps else _loaded(map(Path, overlaps))
+        if others := options.typed_besides(_OF_A_JOB):
+            raise UsageError(
+                f"{others[0]} describes a network, and a recorded job already has its messages: leave it out"
+            )
+        factors = [] if NO_OVERLAP in overlaps else load_named(map(Path, overlaps))
         predict_job(files[0], files[1:], devices, recorded, factors, as_json=as_json)
         return
     if devices is not None or recorded:
         raise UsageError("--devices and --recorded are for a recorded job: name its file first, before the runs")
     request = PredictRequest(on_best=timed_on == _ON_BEST, registration=Registration(registration), **option_values)
-    request.check()
-    beside = () if NO_OVERLAP in overlaps else _loaded(map(Path, overlaps)) if overlaps else None
-    runs = _loaded(all_named_or_newest(files, of_links=True))
-    run, answer = predicted(runs, request, beside)
+    overlap_runs = () if NO_OVERLAP in overlaps else load_named(map(Path, overlaps)) if overlaps else None
+    runs = load_named(all_named_or_newest(files, of_links=True))
+    run, answer = predict_step(runs, request, overlap_runs)
     # Late: numpy takes as long to load as the rest of the program.
     from collbench.output.text import prediction
     from collbench.output.text.frame import alarm
@@ -223,34 +226,15 @@ def predict_job(
     as_json: bool,
 ) -> None:
     """Print what a recorded job's step takes on the links of runs."""
-    from collbench.api import recorded as api
+    from collbench.api import jobs
     from collbench.output.text import predicted_job as pages
     from collbench.output.text.frame import alarm
 
     loaded = job_file.load(job)
-    runs = _loaded(all_named_or_newest(files, of_links=True))
-    run, answer = api.predict(loaded, runs, devices=devices, recorded=_loaded(recorded), overlaps=overlaps)
+    runs = load_named(all_named_or_newest(files, of_links=True))
+    run, answer = jobs.predict_job(loaded, runs, devices=devices, recorded=load_named(recorded), overlaps=overlaps)
     if as_json:
         echo(json.dumps(pages.as_json(loaded, run, answer), indent=1, ensure_ascii=False))
     else:
         show_page([*(block for _, saved_run in runs for block in alarm(saved_run)), *pages.page(loaded, run, answer)])
     leave(max(outcome(saved_run).status for _, saved_run in runs))
-
-
-# Those that have a meaning without a network.
-_OF_ANY = frozenset({"files", "overlaps", "devices", "recorded", "as_json"})
-
-
-def _refuse_options_of_a_network() -> None:
-    """Raise UsageError where an option was written that a recorded job answers by itself."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        written = option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-        if written and option.expose_value and option.name not in _OF_ANY:
-            raise UsageError(
-                f"{option.opts[0]} describes a network, and a recorded job already has its messages: leave it out"
-            )
-
-
-def _loaded(files: Iterable[Path]) -> list[tuple[str, Run]]:
-    return [(one_line(str(file)), run_file.load(file)) for file in files]

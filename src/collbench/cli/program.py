@@ -6,7 +6,7 @@ import importlib
 import io
 import os
 import sys
-from typing import cast
+from typing import NoReturn, cast
 
 import click
 
@@ -15,6 +15,8 @@ from collbench.cli.nonzero_ranks import check_command, follow, launch_of
 from collbench.model.errors import CollbenchError
 from collbench.model.operations import COLLECTIVES
 
+# The program's name, and the variable in which shells ask what may follow.
+NAME, VARIABLE = "collbench", "_COLLBENCH_COMPLETE"
 # In the order of a first session: each command, and the module of collbench.cli that holds it under its name, or in a
 # dictionary COMMANDS.
 _HOMES = {
@@ -24,8 +26,8 @@ _HOMES = {
     **{operation.value: "collectives" for operation in COLLECTIVES},
     "overlap": "overlap",
     "replay": "replay",
-    "topo": "show",
-    "doctor": "doctor",
+    "topo": "inspecting",
+    "doctor": "inspecting",
     "runs": "runs",
     "show": "show",
     "rank": "show",
@@ -39,8 +41,8 @@ _HOMES = {
     "predict": "predict",
     "train": "train",
     "ablate": "ablate",
-    "record": "record",
-    "import": "import_job",
+    "record": "jobs",
+    "import": "jobs",
     "completion": "completion",
 }
 
@@ -60,7 +62,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Take "all-reduce" and "all_reduce" for "allreduce"; of another word, name the command that is nearest."""
+        """Take "all-reduce" and "all_reduce" for "allreduce"; for an unknown word, suggest the nearest command."""
         plain = args[0].replace("-", "").replace("_", "")
         name = plain if plain in _HOMES else args[0]
         if name not in _HOMES and not name.startswith("-") and not ctx.resilient_parsing:
@@ -91,7 +93,7 @@ def cli() -> None:
 
 def _invoke() -> None:
     # Not cli.main(): it would end a closed pipe with status 1 and Ctrl-C with an empty line.
-    with cli.make_context("collbench", sys.argv[1:]) as context:
+    with cli.make_context(NAME, sys.argv[1:]) as context:
         try:
             cli.invoke(context)
         except click.UsageError as error:
@@ -110,11 +112,18 @@ def _invoke_together() -> None:
     _invoke()
 
 
-def _complete(question: str) -> None:
-    """Answer a shell that completes a line, and leave."""
-    from collbench.cli.completing import answer
+def _complete(question: str) -> NoReturn:
+    """Print what a shell may complete a line with, for "bash_complete" or the like, and leave.
 
-    raise click.exceptions.Exit(answer(cli, question))
+    It asks in the middle of a line: whatever is wrong there, nothing is said on stderr.
+    """
+    from click.shell_completion import shell_complete
+
+    try:
+        status = shell_complete(cli, {}, NAME, VARIABLE, question)
+    except (CollbenchError, click.ClickException, click.exceptions.Exit, KeyError, ValueError, OSError):
+        status = 1
+    raise click.exceptions.Exit(status)
 
 
 def run() -> int:
@@ -124,7 +133,7 @@ def run() -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal without "×" or "→" shows "?"
     exit_codes.heed_signals()
     try:
-        if question := os.environ.get("_COLLBENCH_COMPLETE"):
+        if question := os.environ.get(VARIABLE):
             _complete(question)
         launch = launch_of(sys.argv[1:])
         if launch is not None and launch.rank > 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,15 @@ import click
 from collbench.api import replaying
 from collbench.api.replaying import Replaying, ReplayOptions
 from collbench.cli import options
-from collbench.cli.measuring import JSON, Showing, measured_by_workers
-from collbench.cli.terminal import NOTICES, say, verbose_option
+from collbench.cli.measuring import measure_with_workers, new_file
+from collbench.cli.terminal import NOTICES
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses
-from collbench.runfile import job_file, saved_runs
+from collbench.runfile import job_file
 
 
 @click.command(short_help="Time the communication of a recorded job's step.")
-@click.argument("job", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("job", metavar="JOB", type=options.FILE)
 @options.apply(
     click.option(
         "--devices",
@@ -54,13 +54,7 @@ from collbench.runfile import job_file, saved_runs
     click.option(
         "--trials", metavar="N", type=click.IntRange(min=1), help="How often to time the step.  [default: 8; host: 6]"
     ),
-    options.backend,
-    options.fabric,
-    options.output,
-    options.force,
-    options.seed,
-    JSON,
-    verbose_option,
+    *options.of_workers,
 )
 def replay(
     job: Path, *, compute: str, registration: str, without: str | None, as_json: bool, **option_values: Any
@@ -81,8 +75,8 @@ def replay(
     replay_options = ReplayOptions(
         pauses=Pauses(compute), registration=Registration(registration), without=lacking, **option_values
     )
-    request = replaying.request_of(job_file.load(job), job.name, replay_options, ("replay", *sys.argv[2:]), NOTICES)
-    showing = Showing("json" if as_json else "table")
-    advice = ", or name a file with --output FILE"
-    path = replay_options.output or saved_runs.new_run("replay", request.backend, say, advice=advice)
-    measured_by_workers(Replaying(request, path, showing), showing, "replay")
+    request = replaying.request_of(
+        job_file.load(job), job.name, replay_options, options.command_line("replay"), NOTICES
+    )
+    path = replay_options.output or new_file("replay", request.backend)
+    measure_with_workers(partial(Replaying, request, path, NOTICES), "replay", as_json=as_json)

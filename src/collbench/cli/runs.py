@@ -7,21 +7,22 @@ from pathlib import Path
 
 import click
 
-from collbench.api import saved
+from collbench.api.runs import newest
+from collbench.api.runs import runs as newest_runs
 from collbench.cli.terminal import NOTICES, echo
-from collbench.runfile.saved_runs import SavedRun
+from collbench.runfile.codec import plain
 
 _LIMIT = 20
 
 
 def named_or_newest(file: Path | None, *, of_links: bool = False) -> Path:
     """Return the file that was named, else the newest saved run's. Raises UsageError if none is saved."""
-    return saved.newest(NOTICES, of_links=of_links) if file is None else file
+    return newest(NOTICES, of_links=of_links) if file is None else file
 
 
 def all_named_or_newest(files: tuple[Path, ...], *, of_links: bool = False) -> tuple[Path, ...]:
     """Return the files that were named, else the newest saved run's. Raises UsageError if none is saved."""
-    return files or (saved.newest(NOTICES, of_links=of_links),)
+    return files or (newest(NOTICES, of_links=of_links),)
 
 
 @click.command(short_help="List the saved runs, newest first.")
@@ -45,25 +46,12 @@ def runs(limit: int, as_json: bool) -> None:
       collbench runs
       collbench runs --limit 100 --json
     """
-    saved_list = saved.runs(limit, NOTICES)
+    saved_list = newest_runs(limit, notices=NOTICES)
     if as_json:
-        echo(json.dumps([_plain(run) for run in saved_list], ensure_ascii=False, indent=1))
+        rows = [{**plain(run), "path": str(run.path)} for run in saved_list]
+        echo(json.dumps(rows, ensure_ascii=False, indent=1))
         return
     from collbench.output.text.saved_runs import lines
 
     for line in lines(saved_list) if saved_list else ["there is no saved run: measure with 'collbench pairs'"]:
         echo(line)
-
-
-def _plain(run: SavedRun) -> dict[str, object]:
-    return {
-        "path": str(run.path),
-        "started": run.started,
-        "backend": run.backend,
-        "machine": run.machine,
-        "fabric": run.fabric,
-        "devices": list(run.devices),
-        "command": list(run.command),
-        "complete": run.complete,
-        "status": int(run.status),
-    }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from collbench.analysis import freshness
 from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
@@ -67,9 +68,16 @@ def _failing(*, in_shell: bool) -> Iterator[None]:
 
 
 _own_options = options.apply(
-    click.option("--from", "older_file", metavar="RUN", hidden=True),  # RUN.JSON, as it was written once
+    click.option(
+        "--from", "older_file", metavar="RUN", type=options.FILE_NAME, hidden=True
+    ),  # RUN.JSON, as it was written once
     click.option("--elsewhere", is_flag=True, help="With RUN.JSON: accept a run of another or a simulated machine."),
-    click.option("--topology", metavar="FILE", help="Estimate from the labels in saved 'nvidia-smi topo -m' text."),
+    click.option(
+        "--topology",
+        metavar="FILE",
+        type=options.FILE_NAME,
+        help="Estimate from the labels in saved 'nvidia-smi topo -m' text.",
+    ),
     click.option("--exclude", metavar="LIST", help="Exclude these: nvidia-smi indices or UUIDs."),
     click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."),
     click.option(
@@ -81,7 +89,7 @@ _own_options = options.apply(
         "--for",
         "job",
         metavar="JOB",
-        type=click.Path(path_type=Path),
+        type=options.FILE,
         help="Replay this recorded job on the best sets, and choose the set where its communication is fastest.",
     ),
     click.option(
@@ -112,7 +120,7 @@ _own_options = options.apply(
 
 @click.command(cls=_Select, short_help="Choose the best K GPUs, for a shell, a container or Slurm.")
 @click.argument("count", metavar="K", type=click.IntRange(min=1))
-@click.argument("file", metavar="[RUN.JSON]", required=False)
+@click.argument("file", metavar="[RUN.JSON]", required=False, type=options.FILE_NAME)
 @_own_options
 def select(
     *,
@@ -148,12 +156,11 @@ def select(
     if file is not None and older_file is not None:
         raise UsageError(f"--from {older_file} and {file} are two run files: use only one")
     if job is not None:
-        if "--size" in options.typed_besides([name for name in click.get_current_context().params if name != "size"]):
+        if click.get_current_context().get_parameter_source("size") is ParameterSource.COMMANDLINE:
             raise UsageError("--for replays the job's own sizes, --size is of all-reduces: use only one")
         option_values |= {"job": job_file.load(job), "job_name": one_line(job.name)}
     age, size_bytes = freshness.parse_duration(max_age), parse_size(size)
     request = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **option_values)
-    request.check()
     _check_layout(request, layout)
     selected = select_devices(request, NOTICES)
     _print(selected.selection if layout in (_TEXT, _JSON) else _usable(selected, request, layout), layout)

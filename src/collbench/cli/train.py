@@ -3,103 +3,80 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from collbench.api.training import prepare
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, say
 from collbench.launch import torchrun
-from collbench.launch.arguments import TrainArguments, split
-from collbench.model.errors import Interrupted
-from collbench.model.printable import one_line
-
-if TYPE_CHECKING:
-    from collbench.launch.experiment import Reporter
-
-
-# What people see, and how it ends, while children of ours train: notices, one live line, and no child left behind.
-
-
-# A line that changes more often cannot be read.
-_SECONDS_BETWEEN_LINES = 0.2
+from collbench.launch.arguments import (
+    BACKENDS,
+    SHORT,
+    TORCHRUN_FLAGS,
+    TORCHRUN_VALUES,
+    AblateArguments,
+    TrainArguments,
+    split,
+)
 
 
-@contextmanager
-def interrupted(what: str) -> Iterator[None]:
-    """Raise Interrupted for Ctrl-C and other signals; `what` says what happened to the results."""
-    try:
-        yield
-    except Interrupted:
-        raise  # its text says more
-    except KeyboardInterrupt as error:
-        raise Interrupted(f"interrupted: {what}") from error
+class ScriptCommand(click.Command):
+    """A command that starts a script. launch.arguments reads its arguments: the script's own must stay untouched.
 
+    click parses them only for a shell that completes the line, and then with torchrun's options, so that their values
+    are not mistaken for the script.
+    """
 
-def reporter(*, verbose: bool) -> Reporter:
-    """Return how an experiment speaks: on stderr, and with `verbose` the script's own output among it."""
-    from collbench.launch.experiment import Reporter  # late: numpy
+    allow_interspersed_args = False
 
-    live = _Live(drawing=sys.stderr.isatty() and not verbose)
-
-    def show(lines: Sequence[str]) -> None:
-        for line in () if verbose else lines:  # seen already
-            echo(line, err=True)
-
-    def watch(data: bytes) -> None:
-        if verbose:
-            with suppress(OSError):  # nobody reads it
-                sys.stderr.buffer.write(data)
-                sys.stderr.buffer.flush()
-
-    return Reporter(say=live.say, show=show, watch=watch, step=live.step)
-
-
-class _Live:
-    """One line in a terminal that says how far a run is, and gives way to notices."""
-
-    def __init__(self, *, drawing: bool) -> None:
-        self._drawing, self._last = drawing, 0.0
-
-    def step(self, text: str) -> None:
-        """Redraw the line, unless the last one was drawn a moment ago."""
-        now = time.monotonic()
-        if self._drawing and now - self._last > _SECONDS_BETWEEN_LINES:
-            self._last = now
-            click.echo(f"\r\x1b[2K{one_line(text)}", err=True, nl=False)
-
-    def say(self, text: str) -> None:
-        """Print a notice in place of the line."""
-        if self._drawing and self._last:
-            click.echo("\r\x1b[2K", err=True, nl=False)
-        say(text)
-
-
-class _Train(click.Command):
-    """A command whose arguments are split by launch.arguments, because a script's own options must stay untouched."""
+    def read(self, arguments: list[str]) -> TrainArguments | AblateArguments | None:
+        """Return what was asked, None for the help. Raises UsageError."""
+        train_arguments = split(arguments)
+        return None if train_arguments.help else train_arguments
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        arguments = split(args)
-        if arguments.help:
+        """Read the arguments."""
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        arguments = self.read(args)
+        if arguments is None:
             click.echo(ctx.get_help())
             ctx.exit()
         ctx.params["arguments"] = arguments
         return []
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the options in the help; for a shell also torchrun's, and the script."""
+        params = super().get_params(ctx)
+        if not ctx.resilient_parsing:
+            return params
+        short = {name: letter for letter, name in SHORT.items()}
+        torchrun_options = [
+            click.Option([*([short[name]] if name in short else []), name], is_flag=name in TORCHRUN_FLAGS)
+            for name in sorted(TORCHRUN_FLAGS | TORCHRUN_VALUES)
+        ]
+        return [*params, *torchrun_options, click.Argument(["script"], nargs=-1, type=click.Path())]
 
-# For --help alone: launch.options holds the table that arguments are read by, and a test compares the two.
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return options before the script, and nothing of ours after it."""
+        return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
+
+
+# Only for --help and for shells: launch.arguments has the table by which arguments are read; a test compares the two.
 _options_in_help = options.apply(
     click.option("--auto-select", metavar="K", help="Choose the best K devices."),
     click.option("--devices", metavar="LIST", help="Use these devices instead: nvidia-smi indices or UUIDs."),
     click.option("--exclude", metavar="LIST", help="Never choose these: nvidia-smi indices or UUIDs."),
     click.option("--for", metavar="JOB", help="Replay this recorded job on the best sets, and choose among them."),
     click.option("--allow-busy", is_flag=True, help="Do not exclude busy or throttled GPUs; exclude only faulty ones."),
-    click.option("--run", metavar="FILE", help="Choose from this run file, not from the newest saved run that fits."),
+    click.option(
+        "--run",
+        metavar="FILE",
+        type=options.FILE_NAME,
+        help="Choose from this run file, not from the newest saved run that fits.",
+    ),
     click.option(
         "--max-age", metavar="AGE", help="Ignore saved runs that are older: 7d, 12h, 30m or 90s.  [default: 7d]"
     ),
@@ -107,11 +84,13 @@ _options_in_help = options.apply(
     click.option(
         "--backend",
         metavar="NAME",
+        type=click.Choice(BACKENDS),
         help="cuda (GPUs), host (CPU cores, gloo), or auto: GPUs, never CPU cores.  [default: auto]",
     ),
     click.option(
         "--nccl",
         metavar="PATH",
+        type=options.FILE_NAME,
         help="The job's libnccl.so.2: use only runs that timed it.  [env var: COLLBENCH_NCCL]",
     ),
     click.option("--container", metavar="IMAGE", help="Run torchrun in this image: apptainer exec --nv IMAGE …"),
@@ -120,7 +99,7 @@ _options_in_help = options.apply(
 
 
 @click.command(
-    cls=_Train,
+    cls=ScriptCommand,
     short_help="Start a training script with torchrun on the best GPUs.",
     options_metavar="(--auto-select K | --devices LIST) [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]...",
     epilog="In the job, devices count from 0, whatever their indices on the host: use LOCAL_RANK.",

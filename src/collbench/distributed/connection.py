@@ -14,25 +14,24 @@ from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
 from collbench.distributed.messages import BadMessage, Order, RankMessage, decode_order, decode_rank_message, encode
 
-# How a rank connects to rank 0: first both prove that they know this launch's key.
-
+# The handshake: a rank connects to rank 0, and both prove that they know this launch's key.
 
 KEY_BYTES = 32
 _NONCE_BYTES, _PROOF_BYTES, _RANK_BYTES = 32, 32, 4
-_SAID_BYTES = _RANK_BYTES + _NONCE_BYTES + _PROOF_BYTES
+_ANSWER_BYTES = _RANK_BYTES + _NONCE_BYTES + _PROOF_BYTES
 # Seconds that a client has to prove itself, and how many clients besides the ranks may try at a time.
-_GREETING_S = 10.0
-_MOST_STRANGERS = 64
-_DIAL_S = 5.0
+_HANDSHAKE_S = 10.0
+_MOST_OTHER_CLIENTS = 64
+_CONNECT_S = 5.0
 
 
 @dataclass(slots=True)
-class _Guest:
+class _Client:
     """A client that has not yet proved to be a rank: its challenge, its deadline, and the bytes received so far."""
 
     nonce: bytes
     deadline: float
-    said: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
 
 
 class Listener:
@@ -46,9 +45,9 @@ class Listener:
         self._key, self._world_size = key, world_size
         self._socket = _listening(address)
         self._socket.setblocking(False)
-        self._guests: dict[socket.socket, _Guest] = {}
-        self._came: dict[int, socket.socket] = {}
-        self._latest = time.monotonic()  # when one came last
+        self._clients: dict[socket.socket, _Client] = {}
+        self._admitted: dict[int, socket.socket] = {}
+        self._latest_admission = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         self.address = address
@@ -63,95 +62,96 @@ class Listener:
         deadline = time.monotonic() + timeout_s
 
         def ends() -> float:
-            most = 2 * (len(self._came) + 1) > self._world_size
-            return min(deadline, until(self._latest)) if most and until is not None else deadline
+            most = 2 * (len(self._admitted) + 1) > self._world_size
+            return min(deadline, until(self._latest_admission)) if most and until is not None else deadline
 
         while (missing := self._missing()) and (left := ends() - time.monotonic()) > 0:
-            for chosen, _ in self._selector.select(min(left, self._patience())):
+            for chosen, _ in self._selector.select(min(left, self._seconds_to_deadline())):
                 if chosen.fileobj is self._socket:
-                    self._welcome()
-                elif chosen.fileobj in self._guests:
-                    self._hear(chosen.fileobj)
-            for guest in [guest for guest, state in self._guests.items() if state.deadline < time.monotonic()]:
-                self._refuse(guest)
+                    self._accept()
+                elif chosen.fileobj in self._clients:
+                    self._read(chosen.fileobj)
+            for peer in [peer for peer, client in self._clients.items() if client.deadline < time.monotonic()]:
+                self._drop(peer)
         return missing
 
     def take(self) -> dict[int, socket.socket]:
         """Return the sockets of the connected ranks, by rank. The caller must close them."""
-        came, self._came = self._came, {}
-        return came
+        admitted, self._admitted = self._admitted, {}
+        return admitted
 
     def close(self) -> None:
         """Stop accepting clients."""
-        for peer in (*self._guests, *self._came.values(), self._socket):
+        for peer in (*self._clients, *self._admitted.values(), self._socket):
             peer.close()
-        self._guests, self._came = {}, {}
+        self._clients, self._admitted = {}, {}
         self._selector.close()
 
     def _missing(self) -> list[int]:
-        return [rank for rank in range(1, self._world_size) if rank not in self._came]
+        return [rank for rank in range(1, self._world_size) if rank not in self._admitted]
 
-    def _patience(self) -> float:
+    def _seconds_to_deadline(self) -> float:
         """Return the seconds until the first client's deadline."""
         now = time.monotonic()
-        return max(0.0, min((state.deadline - now for state in self._guests.values()), default=_GREETING_S))
+        return max(0.0, min((client.deadline - now for client in self._clients.values()), default=_HANDSHAKE_S))
 
-    def _welcome(self) -> None:
-        if len(self._guests) >= self._world_size + _MOST_STRANGERS:
-            self._refuse(next(iter(self._guests)))
+    def _accept(self) -> None:
+        if len(self._clients) >= self._world_size + _MOST_OTHER_CLIENTS:
+            self._drop(next(iter(self._clients)))
         try:
             peer, _ = self._socket.accept()
-        except OSError:  # gone again; or this process may have no more files, and one of them is a stranger's
-            if self._guests:
-                self._refuse(next(iter(self._guests)))
+        except OSError:  # gone again; or this process may open no more files, and another client holds one
+            if self._clients:
+                self._drop(next(iter(self._clients)))
             else:
                 time.sleep(0.1)
             return
         peer.setblocking(False)
-        guest = _Guest(secrets.token_bytes(_NONCE_BYTES), time.monotonic() + _GREETING_S)
-        self._guests[peer] = guest
+        client = _Client(secrets.token_bytes(_NONCE_BYTES), time.monotonic() + _HANDSHAKE_S)
+        self._clients[peer] = client
         self._selector.register(peer, selectors.EVENT_READ)
-        self._tell(peer, guest.nonce)
+        self._send(peer, client.nonce)
 
-    def _hear(self, peer: socket.socket) -> None:
-        guest = self._guests[peer]
+    def _read(self, peer: socket.socket) -> None:
+        client = self._clients[peer]
         try:
-            part = peer.recv(_SAID_BYTES - len(guest.said))
+            part = peer.recv(_ANSWER_BYTES - len(client.received))
         except BlockingIOError:
             return
         except OSError:
             part = b""
-        guest.said += part
+        client.received += part
         if not part:
-            self._refuse(peer)
-        elif len(guest.said) == _SAID_BYTES:
-            self._judge(peer, guest)
+            self._drop(peer)
+        elif len(client.received) == _ANSWER_BYTES:
+            self._admit(peer, client)
 
-    def _judge(self, peer: socket.socket, guest: _Guest) -> None:
+    def _admit(self, peer: socket.socket, client: _Client) -> None:
         """Accept the client if it has proved to be a missing rank."""
-        head, proof = bytes(guest.said[:-_PROOF_BYTES]), bytes(guest.said[-_PROOF_BYTES:])
+        head, proof = bytes(client.received[:-_PROOF_BYTES]), bytes(client.received[-_PROOF_BYTES:])
         rank = int.from_bytes(head[:_RANK_BYTES], "big")
-        if not hmac.compare_digest(proof, _proof(self._key, b"rank", guest.nonce, head)) or rank not in self._missing():
-            self._refuse(peer)
-        elif self._tell(peer, _proof(self._key, b"rank 0", guest.nonce, head)):
+        proved = hmac.compare_digest(proof, _proof(self._key, b"rank", client.nonce, head))
+        if not proved or rank not in self._missing():
+            self._drop(peer)
+        elif self._send(peer, _proof(self._key, b"rank 0", client.nonce, head)):
             self._selector.unregister(peer)
-            del self._guests[peer]
-            self._came[rank] = peer
-            self._latest = time.monotonic()
+            del self._clients[peer]
+            self._admitted[rank] = peer
+            self._latest_admission = time.monotonic()
 
-    def _tell(self, peer: socket.socket, data: bytes) -> bool:
+    def _send(self, peer: socket.socket, data: bytes) -> bool:
         """Send bytes that fit every socket's buffer; drop the client if it has disconnected."""
         try:
             sent = peer.send(data) == len(data)
         except OSError:
             sent = False
         if not sent:
-            self._refuse(peer)
+            self._drop(peer)
         return sent
 
-    def _refuse(self, peer: socket.socket) -> None:
+    def _drop(self, peer: socket.socket) -> None:
         self._selector.unregister(peer)
-        del self._guests[peer]
+        del self._clients[peer]
         peer.close()
 
 
@@ -160,12 +160,12 @@ def connect(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> soc
     failure = OSError("rank 0 reported no address")
     for address in addresses:
         try:
-            peer = socket.create_connection((address, port), timeout=_DIAL_S)
+            peer = socket.create_connection((address, port), timeout=_CONNECT_S)
         except OSError as error:
             failure = error
             continue
         try:
-            _introduce(peer, key, rank)
+            _prove_key(peer, key, rank)
         except OSError as error:
             peer.close()
             failure = error
@@ -174,9 +174,9 @@ def connect(addresses: tuple[str, ...], port: int, key: bytes, rank: int) -> soc
     raise failure
 
 
-def _introduce(peer: socket.socket, key: bytes, rank: int) -> None:
+def _prove_key(peer: socket.socket, key: bytes, rank: int) -> None:
     """Prove knowledge of the key, and check the other side's proof. Raises OSError."""
-    peer.settimeout(_GREETING_S)
+    peer.settimeout(_HANDSHAKE_S)
     nonce = _exactly(peer, _NONCE_BYTES)
     head = rank.to_bytes(_RANK_BYTES, "big") + secrets.token_bytes(_NONCE_BYTES)
     peer.sendall(head + _proof(key, b"rank", nonce, head))
@@ -184,22 +184,22 @@ def _introduce(peer: socket.socket, key: bytes, rank: int) -> None:
         raise PermissionError("the process that listens there does not have the key of this launch")
 
 
-def _proof(key: bytes, who: bytes, nonce: bytes, head: bytes) -> bytes:
-    """Return an HMAC over the speaker, both sides' random numbers and the rank; it requires the key."""
-    return hmac.digest(key, b"collbench %s\0%s%s" % (who, nonce, head), "sha256")
+def _proof(key: bytes, sender: bytes, nonce: bytes, head: bytes) -> bytes:
+    """Return an HMAC over the sender, both sides' random numbers and the rank; it requires the key."""
+    return hmac.digest(key, b"collbench %s\0%s%s" % (sender, nonce, head), "sha256")
 
 
 def _exactly(peer: socket.socket, count: int) -> bytes:
     """Return so many bytes. Raises OSError if fewer arrive, or too late."""
-    deadline, said = time.monotonic() + _GREETING_S, b""
-    while len(said) < count and time.monotonic() < deadline:
-        part = peer.recv(count - len(said))
+    deadline, received = time.monotonic() + _HANDSHAKE_S, b""
+    while len(received) < count and time.monotonic() < deadline:
+        part = peer.recv(count - len(received))
         if not part:
             raise ConnectionResetError("the other side closed the connection")
-        said += part
-    if len(said) < count:
-        raise TimeoutError(f"the other side did not complete the handshake in {_GREETING_S:.0f} s")
-    return said
+        received += part
+    if len(received) < count:
+        raise TimeoutError(f"the other side did not complete the handshake in {_HANDSHAKE_S:.0f} s")
+    return received
 
 
 def _listening(address: str) -> socket.socket:
@@ -215,10 +215,8 @@ def _listening(address: str) -> socket.socket:
     return socket.create_server(("", 0), backlog=128)
 
 
-# The connections between rank 0 and the other ranks: one over TCP each, so that a rank that dies is missed at once.
-#
-# Both sides have proved who they are (listener.py). A frame is its length, four bytes, and a message (codec.py).
-
+# The connections after the handshake: one over TCP each, so that a rank that dies is missed at once. A frame is its
+# length, four bytes, and a message (messages.py).
 
 # A host that loses power does not close its connections: probe after 10 s of silence, every 5 s, at most 3 times.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
@@ -242,19 +240,19 @@ class HasFile(Protocol):
 _Ready = TypeVar("_Ready", bound=HasFile)
 
 
-def ready(heard: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]:
-    """Return those of which there is something to read, waiting so long for the first; None: for ever."""
-    with selectors.PollSelector() as selector:  # a thousand sockets cost it one call of the system
-        for file in heard:
+def ready(files: Iterable[_Ready], seconds: float | None = None) -> list[_Ready]:
+    """Return the files that can be read, waiting so many seconds for the first; None: for ever."""
+    with selectors.PollSelector() as selector:
+        for file in files:
             selector.register(file, selectors.EVENT_READ, file)
         return [key.data for key, _ in selector.select(seconds)]
 
 
-class Hearing:
+class Poller:
     """Polls up to a thousand connections: each is registered once, not at every poll. A context manager."""
 
     def __init__(self) -> None:
-        """Hear nobody yet."""
+        """Poll nothing yet."""
         self._selector = selectors.DefaultSelector()
         self._files: dict[int, int] = {}  # by name: a closed connection has no file descriptor
 
@@ -265,17 +263,17 @@ class Hearing:
         self._selector.close()
 
     def add(self, name: int, file: HasFile) -> None:
-        """Hear one more, by this name."""
+        """Poll one more connection, called `name`."""
         self._files[name] = file.fileno()
         self._selector.register(file, selectors.EVENT_READ, name)
 
     def drop(self, name: int) -> None:
-        """Hear it no more."""
+        """Poll it no more."""
         with suppress(KeyError):
             self._selector.unregister(self._files.pop(name))
 
     def ready(self, seconds: float) -> list[int]:
-        """Return the names of those of which there is something to read, waiting so long for the first."""
+        """Return the names of the connections that can be read, waiting so many seconds for the first."""
         return [key.data for key, _ in self._selector.select(seconds)]
 
 
@@ -286,7 +284,7 @@ class Connection(Generic[_Sent, _Received]):
         """Take over the socket."""
         peer.setblocking(False)
         self._socket, self._decode = peer, decode
-        self._frame = bytearray()  # what has come of it, its length included
+        self._frame = bytearray()  # what has arrived of it, its length included
 
     def fileno(self) -> int:
         """Return the socket's number."""
@@ -307,7 +305,7 @@ class Connection(Generic[_Sent, _Received]):
                     if not _writable(self._socket, deadline - time.monotonic()):
                         raise TimeoutError(f"the receiver accepted no data for {_SEND_S:.0f} s") from None
         except OSError:
-            self._hang_up()  # else the rest of this frame would be read as the start of the next
+            self._shut_down()  # else the rest of this frame would be read as the start of the next
             raise
 
     def receive(self) -> _Received | None:
@@ -349,14 +347,14 @@ class Connection(Generic[_Sent, _Received]):
             raise BadMessage(f"it announced a message of {length} bytes: 1 to {MOST_BYTES} are possible")
         return _LENGTH_BYTES + length - here
 
-    def _hang_up(self) -> None:
+    def _shut_down(self) -> None:
         with suppress(OSError):  # the other side was faster
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-# Rank 0's end, and the other ranks'.
-Line: TypeAlias = Connection[Order, RankMessage]
-FarEnd: TypeAlias = Connection[RankMessage, Order]
+# Rank 0's end of a connection to a rank, and that rank's end.
+RankConnection: TypeAlias = Connection[Order, RankMessage]
+Rank0Connection: TypeAlias = Connection[RankMessage, Order]
 
 
 def framed(message: Order | RankMessage) -> bytes:
@@ -367,17 +365,17 @@ def framed(message: Order | RankMessage) -> bytes:
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 
-def line(peer: socket.socket) -> Line:
+def to_rank(peer: socket.socket) -> RankConnection:
     """Return rank 0's end of an admitted socket."""
-    return Connection(_kept_alive(peer), decode_rank_message)
+    return Connection(_with_keepalive(peer), decode_rank_message)
 
 
-def far_end(peer: socket.socket) -> FarEnd:
-    """Return another rank's end."""
-    return Connection(_kept_alive(peer), decode_order)
+def to_rank_0(peer: socket.socket) -> Rank0Connection:
+    """Return another rank's end of its socket to rank 0."""
+    return Connection(_with_keepalive(peer), decode_order)
 
 
-def pair() -> tuple[Line, FarEnd]:
+def pair() -> tuple[RankConnection, Rank0Connection]:
     """Return both ends of a connection within this process, for rank 0's own device."""
     ours, theirs = socket.socketpair()
     return Connection(ours, decode_rank_message), Connection(theirs, decode_order)
@@ -405,7 +403,7 @@ def plain_address(address: str) -> str:
     return address.removeprefix("::ffff:") if "." in address else address
 
 
-def _kept_alive(peer: socket.socket) -> socket.socket:
+def _with_keepalive(peer: socket.socket) -> socket.socket:
     """Return the socket with TCP keepalive, which detects a power loss of the other host."""
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -15,15 +15,15 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from collbench.backends.factory import Opened
+from collbench.backends.protocol import Opened
 from collbench.bench.plan import Request, check_nccl_options
-from collbench.distributed import connection
-from collbench.distributed import ranks as distributed_ranks
+from collbench.distributed import connection, introductions
 from collbench.distributed.connection import KEY_BYTES, Listener, connect
+from collbench.distributed.coordinator import Coordinator
 from collbench.distributed.launchers import JOIN_S, JOIN_VARIABLE, LaunchEnvironment
 from collbench.distributed.messages import FindPaths, FoundPaths, Introduce, Introduction, RankFacts
 from collbench.distributed.rank_worker import RankWorker, serve
-from collbench.distributed.ranks import SILENCE_S, Coordinator, RankLost, Ranks, checked
+from collbench.distributed.ranks import SILENCE_S, RankLost, Ranks, checked
 from collbench.distributed.store import UNSAID_S, Store, still_waiting
 from collbench.machine import lifeline
 from collbench.model.capabilities import capabilities
@@ -31,16 +31,17 @@ from collbench.model.errors import BackendError, UsageError
 from collbench.model.run import Machine
 from collbench.runfile.codec import build
 
-# Where the others find rank 0: the name of that value in the store.
+# The name of the value in the store that says where rank 0 listens.
 _LISTENER = "listener"
-# If the others can continue without a rank, it is lost after so many seconds without an Alive (sent every 2 s).
+# If losses are survived, a rank is lost after so many seconds without an Alive (sent every 2 s).
 _SHORT_SILENCE_S = 15.0
-# Of so many ranks a run lists each pair's path (8,128): that of two hosts is the network's, listed or not.
+# A run of up to so many ranks lists the path of each pair (8,128). Between hosts it is the network's, listed or not.
 _MOST_LISTED = 128
-# There most ranks wait for another one so long since rank 0 began to load torch, as all do at the same time, or twice
-# as long as the last one took: a file system that is slow for all gives each more time. With eight hosts on two loaded
-# cores 3 s go before it and 9 s after it, so that all ends within 30 s [benchmarks/results/2026-11-23-emulated-hosts].
-_COMING_S = 12.0
+# If losses are survived, a missing rank is late so long after rank 0 began to load torch, as all ranks do at the same
+# time, or after twice as long as the last one took: a file system that is slow for all gives each more time. With eight
+# hosts on two loaded cores 3 s go before it and 9 s after it, so that all ends within 30 s
+# [benchmarks/results/2026-11-23-emulated-hosts].
+_LATE_S = 12.0
 
 
 def late_after(begin: float, latest: float) -> float:
@@ -48,7 +49,7 @@ def late_after(begin: float, latest: float) -> float:
 
     All in seconds of one clock.
     """
-    return begin + max(_COMING_S, 2 * (latest - begin))
+    return begin + max(_LATE_S, 2 * (latest - begin))
 
 
 def _in_silence(_text: str) -> None:
@@ -82,16 +83,16 @@ class World:
         timeout_s: float = JOIN_S,
         say: Callable[[str], object] = _in_silence,
         *,
-        goes_on: bool = False,
+        survives_losses: bool = False,
         waits: bool = False,
     ) -> None:
-        """Wait for all ranks, and `say` so when it lasts. Raises BackendError when one does not come, MachineError.
+        """Wait for all ranks, and report through `say` when that takes long.
 
-        Where it `goes_on`, ranks that are lost later on cost only what they take part in, and so do those that do not
-        come when most are here; `lost` and `unknown` tell who they are. Where it `waits` it continues without them only
-        after `timeout_s`, and else as `late_after` says.
+        If it `survives_losses`, a rank that is lost later costs only what it takes part in, and so does a rank that is
+        missing when most have connected; `lost` and `unknown` say which ranks these are. It continues without a missing
+        rank when that is late by `late_after`, or if it `waits`, after `timeout_s`.
 
-        Raises UsageError for what is not for several processes.
+        Raises BackendError if a rank does not connect, MachineError, UsageError for what several processes cannot do.
         """
         refuse(request)
         self.launch, self._say = launch, say
@@ -107,17 +108,19 @@ class World:
             rank_0_thread.start()
             stack.callback(rank_0_thread.join)
             stack.callback(ours.close)
-            came = self._admit(timeout_s, say, goes_on=goes_on, since=None if waits or not goes_on else begin)
-            self._ends = {rank: _ends(peer) for rank, peer in came.items()}
-            lines = {0: ours, **{rank: connection.line(peer) for rank, peer in came.items()}}
-            names = {rank: f"rank {rank} at {wire_end[0]}" for rank, wire_end in self._ends.items()}
-            own_name = {0: f"rank 0 on {socket.gethostname()}"}
+            late = partial(late_after, begin) if survives_losses and not waits else None
+            sockets = self._admit(timeout_s, late, survives_losses=survives_losses)
+            self._ends = {rank: _ends(peer) for rank, peer in sockets.items()}
+            names = {rank: f"rank {rank}" for rank in range(launch.world_size)}
+            names[0] += f" on {socket.gethostname()}"
+            for rank, (rank_address, _) in self._ends.items():
+                names[rank] += f" at {rank_address}"
             self._ranks = Ranks(
-                lines,
-                {rank: {**own_name, **names}.get(rank, f"rank {rank}") for rank in range(launch.world_size)},
-                on_loss=self._go_on if goes_on else _end_in_peace,
-                silence_s=_SHORT_SILENCE_S if goes_on else SILENCE_S,
-                goes_on=goes_on,
+                {0: ours, **{rank: connection.to_rank(peer) for rank, peer in sockets.items()}},
+                names,
+                on_loss=self._report_loss if survives_losses else _ignore_sigterm,
+                silence_s=_SHORT_SILENCE_S if survives_losses else SILENCE_S,
+                survives_losses=survives_losses,
             )
             stack.callback(self._ranks.close)
             self._stack = stack.pop_all()
@@ -148,9 +151,9 @@ class World:
         """Return the ranks that were lost since all were introduced, by position, and how."""
         return self._coordinator.lost if self._coordinator is not None else {}
 
-    def _go_on(self) -> None:
-        """Report lost ranks at once, because the next steps take time."""
-        _end_in_peace()
+    def _report_loss(self) -> None:
+        """Report a lost rank at once, because the next steps take time."""
+        _ignore_sigterm()
         *_, last = self._ranks.lost.values()
         self._say(f"{last}; the other ranks continue without it")
 
@@ -163,25 +166,23 @@ class World:
         numbers = {rank: number for number, rank in enumerate(kept)}
         # As they came: the first failure is the cause of those after it.
         present = {numbers[rank]: reply for rank, reply in replies.items() if rank in numbers}
-        introductions = ranks.values(present, Introduction)
+        introduced = ranks.values(present, Introduction)
         ends = {number: self._ends[rank] for number, rank in enumerate(kept) if rank in self._ends}
-        ranks.rename(
-            {rank: f"rank {rank} on {host}" for rank, host in enumerate(distributed_ranks.host_names(introductions))}
-        )
-        distributed_ranks.check(introductions)
-        for text in distributed_ranks.shared_gpus(introductions):
+        ranks.rename({rank: f"rank {rank} on {host}" for rank, host in enumerate(introductions.host_names(introduced))})
+        introductions.check(introduced)
+        for text in introductions.shared_gpus(introduced):
             self._say(text)
-        devices = distributed_ranks.devices_of(introductions)
+        devices = introductions.devices_of(introduced)
         backend = Coordinator(
-            introductions[0].backend, ranks, self._store, devices, distributed_ranks.addresses(introductions, ends)
+            introduced[0].backend, ranks, self._store, devices, introductions.addresses(introduced, ends)
         )
         self._coordinator = backend
         backend.open()
-        left = [rank for rank in range(len(introductions)) if rank not in backend.lost]
-        distributed_ranks.check_libraries([introductions[rank] for rank in left], backend.facts)
-        leaders = distributed_ranks.host_leaders(introductions)
+        left = [rank for rank in range(len(introduced)) if rank not in backend.lost]
+        introductions.check_libraries([introduced[rank] for rank in left], backend.facts)
+        leaders = introductions.host_leaders(introduced)
         requests = {
-            first: FindPaths(tuple(introductions[rank].device for rank in host_ranks))
+            first: FindPaths(tuple(introduced[rank].device for rank in host_ranks))
             for first, host_ranks in leaders.items()
         }
         answers = ranks.ask(requests)
@@ -191,53 +192,53 @@ class World:
         }
         return Opened(
             backend,
-            _with_facts(introductions[0].machine, backend.facts),
-            distributed_ranks.all_paths(len(introductions), paths, between_hosts=len(introductions) <= _MOST_LISTED),
+            machine=_with_facts(introduced[0].machine, backend.facts),
+            paths=introductions.all_paths(len(introduced), paths, between_hosts=len(introduced) <= _MOST_LISTED),
             health=backend.health,
             ports=backend.ports,
             close=self.close,
-            watch=backend,
+            flags=backend.flags,
         )
 
     def _admit(
-        self, timeout_s: float, say: Callable[[str], object], *, goes_on: bool, since: float | None
+        self, timeout_s: float, late: Callable[[float], float] | None, *, survives_losses: bool
     ) -> Mapping[int, socket.socket]:
         """Publish rank 0's address, and return the ranks' sockets. Raises BackendError, which names the missing ranks.
 
-        `since` is when rank 0 began, if it does not wait for late ranks.
+        `late` returns until when to wait for the others once most have connected, from the time of the last connection;
+        None: until the timeout.
         """
         key = secrets.token_bytes(KEY_BYTES)
         listener = Listener(key, self.launch.world_size, _own_address(self.launch))
         address = {"address": listener.address, "port": listener.port, "key": key.hex()}
-        begin, goes_on_without = time.monotonic(), False
+        begin, continues = time.monotonic(), False
         try:
             self._store.publish(_LISTENER, json.dumps(address))
             missing = listener.admit(min(UNSAID_S, timeout_s))
             if missing and timeout_s > UNSAID_S:
-                until = None if since is None else partial(late_after, since)
-                if until is None:
-                    say(still_waiting(f"{self._count(missing)} not connected yet", timeout_s - UNSAID_S, timeout_s))
+                waiting = f"{self._names(missing)} not connected yet"
+                if late is None:
+                    self._say(still_waiting(waiting, timeout_s - UNSAID_S, timeout_s))
                 else:
-                    say(f"{self._count(missing)} not connected yet: once most ranks are, they continue without it")
-                missing = listener.admit(begin + timeout_s - time.monotonic(), until)
-            goes_on_without = goes_on and 0 < len(missing) < self.launch.world_size - 1
-            if goes_on_without:
+                    self._say(f"{waiting}: once most ranks are, they continue without it")
+                missing = listener.admit(begin + timeout_s - time.monotonic(), late)
+            continues = survives_losses and 0 < len(missing) < self.launch.world_size - 1
+            if continues:
                 waited = time.monotonic() - begin
-                longer = "" if since is None else f" (to wait longer set {JOIN_VARIABLE}, in seconds)"
-                say(f"{self._count(missing)} did not connect in {waited:.0f} s; the others continue{longer}")
-                return listener.take()
-            if missing:
+                longer = "" if late is None else f" (to wait longer set {JOIN_VARIABLE}, in seconds)"
+                self._say(f"{self._names(missing)} did not connect in {waited:.0f} s; the others continue{longer}")
+            elif missing:
                 raise BackendError(
-                    f"{self._count(missing)} did not connect to {self.launch.meeting_point} within {timeout_s:.0f} s: "
+                    f"{self._names(missing)} did not connect to {self.launch.meeting_point} within {timeout_s:.0f} s: "
                     f"check that {self.launch.launcher} started all ranks, and that they reach that address"
                 )
             return listener.take()
         finally:
             listener.close()
-            if not goes_on_without:  # a late rank finds no address and need not wait for it
+            if not continues:  # a late rank finds no address and need not wait for it
                 self._store.forget(_LISTENER)
 
-    def _count(self, missing: Sequence[int]) -> str:
+    def _names(self, missing: Sequence[int]) -> str:
         names = ", ".join(map(str, missing))
         return f"rank{'s' if len(missing) > 1 else ''} {names} of {self.launch.world_size}"
 
@@ -266,7 +267,7 @@ def join(
         rank_worker.close()
         raise
     lifeline.leave_signals_to_parent()  # from here on the ranks reach rank 0 directly
-    return serve(connection.far_end(peer), rank_worker)
+    return serve(connection.to_rank_0(peer), rank_worker)
 
 
 def _own_address(launch: LaunchEnvironment) -> str:
@@ -313,8 +314,8 @@ def _ends(peer: socket.socket) -> tuple[str, str]:
     return connection.plain_address(peer.getpeername()[0]), connection.plain_address(peer.getsockname()[0])
 
 
-def _end_in_peace() -> None:
-    """Save the results so far: torchrun also notices a dead rank, and sends SIGTERM to the others."""
+def _ignore_sigterm() -> None:
+    """Let this process save its results: torchrun also notices a dead rank, and sends SIGTERM to the others."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

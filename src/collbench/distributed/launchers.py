@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from collbench.machine.slurm import expand_node_list
 from collbench.model.errors import UsageError
-from collbench.model.node_names import expanded
 
 # Slurm's compressed words for nodes and tasks: "node[01-03,7]" and "2(x3),1". Pure.
 
@@ -18,7 +18,7 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 def first_host(nodes: str) -> str:
     """Return the first host of a node list: "node01" of "node[01-03,7],login". Raises UsageError."""
     try:
-        return expanded(nodes)[0]
+        return expand_node_list(nodes)[0]
     except UsageError as error:
         raise UsageError(f"{error}; or set MASTER_ADDR to the host of rank 0") from error
 

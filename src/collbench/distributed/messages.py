@@ -40,7 +40,7 @@ class Introduction:
     """A rank's host, machine and device. Ranks with the same `host_key` share a host, as NCCL sees it.
 
     Two ranks that can connect over loopback have the same `network_key`; two ranks on one kernel have the same `boot`;
-    "" if unknown (machine/nccl_environment.py).
+    "" if unknown (machine/nccl.py).
     """
 
     host: str

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
 import signal
 import socket
-import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Protocol, cast
 
 from collbench.backends.factory import here
-from collbench.backends.gloo_process import TIMEOUT_S, expected_seconds, spawn, task_of
-from collbench.backends.gloo_tasks import Reply as GlooReply
-from collbench.backends.host import corruption
+from collbench.backends.gloo import TIMEOUT_S, check, corruption, expected_seconds, start_workers
 from collbench.backends.isolated import IsolatedBackend
 from collbench.backends.protocol import Step, Timing
-from collbench.backends.torch_process import TorchProcess, lost, silence
+from collbench.backends.torch_process import TorchWorkers
 from collbench.backends.worker_messages import Prepare, Reserve, World
-from collbench.distributed.connection import FarEnd, HasFile, ready
+from collbench.distributed.connection import HasFile, Rank0Connection, ready
 from collbench.distributed.launchers import LaunchEnvironment
 from collbench.distributed.messages import (
     Abandon,
@@ -50,56 +46,63 @@ from collbench.distributed.messages import (
 )
 from collbench.distributed.store import Store, interface_of, prefix
 from collbench.machine import cgroups, numa
-from collbench.machine.nccl_environment import host_identity
+from collbench.machine.health import HealthWatch, Occupants
+from collbench.machine.nccl import host_identity
 from collbench.machine.network_ports import read_ports
 from collbench.machine.nvml import Nvml
-from collbench.machine.watch import HealthWatch, Occupants
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, UsageError
 from collbench.model.failures import Failure
 from collbench.model.nccl_options import NcclOptions
 from collbench.model.run import Device, Flag, Health, Machine, Path
 
-# What a rank does for rank 0: it has one device, and times its part of each step on it.
 
-
-class RankWorker(Protocol):
+class RankWorker(ABC):
     """One rank's device. Errors are CollbenchErrors; after any error but DataCorruption it must be opened again.
 
-    Groups are of positions in the world that was opened.
+    Groups are of indices in the opened world. A subclass overrides the methods whose default does not apply to it.
     """
 
+    @abstractmethod
     def introduce(self) -> Introduction:
         """Return this host and device. Raises MachineError, UsageError."""
 
-    def make_id(self) -> str:
-        """Return what the ranks of a new world must share to find each other; "" if they need nothing."""
-
+    @abstractmethod
     def open(self, opening: OpenRank) -> RankFacts:
-        """Open the device for a new world, in the place of the one before."""
+        """Open the device for a new world, in place of the one before."""
 
-    def reserve(self, largest_bytes: int) -> None:
-        """Make room for messages of up to `largest_bytes`."""
-
-    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
-        """Expect collectives on these groups of ranks."""
-
+    @abstractmethod
     def time(self, step: Step) -> Timing:
         """Time the step; groups without this rank have no seconds."""
 
+    @abstractmethod
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         """Return the paths between devices of this host, by their indices here; none if it is not reported."""
 
+    @abstractmethod
+    def interrupt(self) -> None:
+        """End the step that another thread waits for: it fails at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything."""
+
+    def make_id(self) -> str:
+        """Return what the ranks of a new world must share to find each other; "" if they need nothing."""
+        return ""
+
+    def reserve(self, largest_bytes: int) -> None:  # noqa: B027
+        """Make room for messages of up to `largest_bytes`."""
+
+    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:  # noqa: B027
+        """Start to create the communicators of these groups; all ranks create the same ones in the same order."""
+
     def health(self) -> tuple[Health, ...]:
         """Return the device's state now; none if it is not reported."""
+        return ()
 
     def flags(self) -> tuple[Flag, ...]:
         """Return what is wrong with the device."""
-
-    def interrupt(self) -> None:
-        """End the step that another thread waits for: that one fails."""
-
-    def close(self) -> None:
-        """Release everything."""
+        return ()
 
 
 def _introduction(backend: str, device: Device, machine: Machine) -> Introduction:
@@ -110,7 +113,7 @@ def _introduction(backend: str, device: Device, machine: Machine) -> Introductio
 # A rank with a GPU: NVML in this process, CUDA and NCCL in a worker process that may crash.
 
 
-class CudaRankWorker:
+class CudaRankWorker(RankWorker):
     """One GPU: the LOCAL_RANK-th that CUDA shows to this process, or the only one."""
 
     def __init__(
@@ -136,7 +139,7 @@ class CudaRankWorker:
         """Return this host and the rank's GPU. Raises UsageError if there are more ranks than GPUs."""
         self._device = self._own(self._backend.list_gpus())
         self._occupants = Occupants([self._nvml.processes(self._device)], lambda: self._backend.process_ids)
-        return _introduction("cuda", self._device, self._of(here()))
+        return _introduction("cuda", self._device, here(self._nvml))
 
     def make_id(self) -> str:
         """Return NCCL's id as hexadecimal digits; the worker that makes it listens for the other ranks."""
@@ -173,7 +176,7 @@ class CudaRankWorker:
 
     def time(self, step: Step) -> Timing:
         """Time the step in the worker, which is ended by any failure."""
-        return self._backend.time_collective(step)
+        return self._backend.time(step)
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         """Return what NVML says of the paths; nothing if this rank's container shows it fewer GPUs."""
@@ -193,7 +196,7 @@ class CudaRankWorker:
         return self._watch.flags((0,)) if self._watch else ()
 
     def interrupt(self) -> None:
-        """Kill the worker: whoever waits for its answer hears of it at once."""
+        """Kill the worker: the thread that waits for its answer gets an error at once."""
         for process_id in self._backend.process_ids:
             with suppress(ProcessLookupError):
                 os.kill(process_id, signal.SIGKILL)
@@ -213,14 +216,6 @@ class CudaRankWorker:
         device = self._device or named
         self._watch = HealthWatch((named,), lambda: [self._nvml.glance(device)], self._occupants)
 
-    def _of(self, machine: Machine) -> Machine:
-        return replace(
-            machine,
-            driver=self._nvml.driver_version(),
-            cuda=self._nvml.cuda_version(),
-            virtualization=self._nvml.virtualization(),
-        )
-
     def _own(self, visible: tuple[str, ...]) -> Device:
         """Return the GPU of this rank among the UUIDs that CUDA shows, in its order. Raises UsageError."""
         if len(visible) > 1 and self._launch.local_rank >= len(visible):
@@ -237,123 +232,80 @@ class CudaRankWorker:
 
 # A rank with a CPU core: one gloo worker, which finds the others through the store that all ranks share.
 
-
 # Buffers a rank may hold of the largest message: sent, received, random data, and gloo's own.
 _BUFFERS = 6
 
 
-class HostRankWorker:
-    """One core: the LOCAL_RANK-th that this process may use; ranks wrap around if there are more ranks than cores."""
+class HostRankWorker(RankWorker):
+    """One core: the LOCAL_RANK-th that this process may use; ranks share cores if there are more ranks than cores."""
 
-    def __init__(self, launch: LaunchEnvironment, patience_s: float = TIMEOUT_S) -> None:
-        """Start nothing yet; `patience_s` is how long silence may last beyond the expected work, in seconds."""
-        self._launch, self._patience_s = launch, patience_s
+    def __init__(self, launch: LaunchEnvironment, timeout_s: float = TIMEOUT_S) -> None:
+        """Start nothing yet; `timeout_s` is how long silence may last beyond the expected work, in seconds."""
+        self._launch, self._timeout_s = launch, timeout_s
         reach = sorted(os.sched_getaffinity(0))
         self._core = reach[launch.local_rank % len(reach)]
-        self._worker: TorchProcess | None = None
-        self._folder: pathlib.Path | None = None
-        self._devices: tuple[Device, ...] = ()
+        self._worker: TorchWorkers | None = None
         self._index = launch.rank
 
     def introduce(self) -> Introduction:
         """Return this host and the rank's core."""
         return _introduction("host", numa.device(self._core), here())
 
-    def make_id(self) -> str:
-        """Return nothing: gloo ranks meet under the opening's key."""
-        return ""
-
     def open(self, opening: OpenRank) -> RankFacts:
         """Start the worker and wait until it has met all others."""
-        self._end()
-        self._devices = tuple(opening.devices[position] for position in opening.positions)
+        self.close()
         self._index = opening.index
-        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="collbench-gloo-"))
-        self._worker = spawn(
-            self._index,
-            [self._core] * len(self._devices),
-            self._folder,
+        self._worker = start_workers(
+            {self._index: self._core},
+            len(opening.positions),
             (self._launch.master_addr, str(self._launch.master_port), f"{prefix(self._launch)}/{opening.key}"),
             (interface_of(opening.address) if opening.address else "") or "lo",
         )
-        self._receive(self._worker, self._patience_s)
+        self._worker.join(self._timeout_s)
         here_too = max(1, self._launch.local_size)
         return RankFacts(capacity_bytes=cgroups.available_bytes() // 2 // (_BUFFERS * here_too))
-
-    def reserve(self, largest_bytes: int) -> None:
-        """Do nothing: buffers come with the sizes."""
-
-    def prepare(self, groups: tuple[tuple[int, ...], ...]) -> None:
-        """Do nothing: gloo's groups come with the first collective."""
 
     def time(self, step: Step) -> Timing:
         """Time the step in the worker. Raises UsageError, DataCorruption, BackendError."""
         if self._worker is None:
             raise BackendError(f"{step.work} before the gloo worker was started")
-        task = task_of(step)
-        with suppress(OSError):  # a worker that is gone shows when it should answer
-            self._worker.pipe.send(task)
-        reply = self._receive(self._worker, self._patience_s + expected_seconds(step))
-        if reply["wrong"] is not None:
-            raise corruption(step, self._index, reply["wrong"])
-        seconds, waits = tuple(reply["seconds"]), (tuple(reply["waits"]),)
+        check(step)
+        (times,) = self._worker.ask(step, self._timeout_s + expected_seconds(step))
+        if error := corruption(step, self._index, times):
+            raise error
+        mine = [self._index in group for group in step.groups]
         return Timing(
-            tuple(seconds if self._index in group else () for group in step.groups),
-            waits=tuple(waits if self._index in group else () for group in step.groups),
+            tuple(times.seconds if is_mine else () for is_mine in mine),
+            waits=tuple((times.waits,) if is_mine else () for is_mine in mine),
         )
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         """Return the paths between cores."""
         return numa.paths(devices)
 
-    def health(self) -> tuple[Health, ...]:
-        """Return nothing: nothing reports of cores what NVML reports of GPUs."""
-        return ()
-
-    def flags(self) -> tuple[Flag, ...]:
-        """Return nothing, for the same reason."""
-        return ()
-
     def interrupt(self) -> None:
-        """Kill the worker: whoever waits for its answer hears of it at once."""
+        """Kill the worker: the thread that waits for its answer gets an error at once."""
         worker = self._worker
         if worker is not None:
-            worker.process.kill()
+            worker.interrupt()
 
     def close(self) -> None:
         """End the worker."""
-        self._end()
-
-    def _receive(self, worker: TorchProcess, patience_s: float) -> GlooReply:
-        try:
-            if worker.pipe.poll(patience_s):
-                return cast("GlooReply", worker.pipe.recv())
-            failure = silence([worker], patience_s)
-        except (EOFError, OSError):
-            failure = lost(worker, [worker])
-        self._end()
-        raise failure
-
-    def _end(self) -> None:
         if self._worker is not None:
-            self._worker.end()
+            self._worker.kill()
             self._worker = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
 
 
 # The rank's loop: it answers rank 0's requests one by one, and listens for Abandon and Leave at any time.
-
 
 # Rank 0 counts a rank as lost after several of these without a message.
 ALIVE_EVERY_S = 2.0
 
 
-def serve(line: FarEnd, rank_worker: RankWorker, alive_every_s: float = ALIVE_EVERY_S) -> bool:
+def serve(rank_0: Rank0Connection, rank_worker: RankWorker, alive_every_s: float = ALIVE_EVERY_S) -> bool:
     """Answer requests until rank 0 sends Leave (returns True) or exits (False). Closes the worker."""
     with ThreadPoolExecutor(1) as worker:
-        server = _Server(line, rank_worker, worker, alive_every_s)
+        server = _Server(rank_0, rank_worker, worker, alive_every_s)
         try:
             while True:
                 match server.next_order():
@@ -370,8 +322,12 @@ def serve(line: FarEnd, rank_worker: RankWorker, alive_every_s: float = ALIVE_EV
 
 
 class _Server:
-    def __init__(self, line: FarEnd, rank_worker: RankWorker, worker: ThreadPoolExecutor, alive_every_s: float) -> None:
-        self._line, self._rank_worker, self._worker, self._alive_every_s = line, rank_worker, worker, alive_every_s
+    """What a rank needs to answer rank 0."""
+
+    def __init__(
+        self, rank_0: Rank0Connection, rank_worker: RankWorker, worker: ThreadPoolExecutor, alive_every_s: float
+    ) -> None:
+        self._rank_0, self._rank_worker, self._worker, self._alive_every_s = rank_0, rank_worker, worker, alive_every_s
         self._positions: tuple[int, ...] = ()  # the present world's positions, by index
         self._next: Order | None = None  # it arrived during another request
         self._hung_up = False
@@ -384,44 +340,44 @@ class _Server:
         if self._hung_up:
             return None
         try:
-            return self._line.recv()
+            return self._rank_0.recv()
         except (EOFError, OSError, BadMessage):  # a bad message: the connection is unusable
             self._hung_up = True
             return None
 
     def work(self, request: Request) -> None:
         """Answer one request in another thread, while this thread listens for Abandon."""
-        ended, ends = socket.socketpair()
-        with ended, ends:
+        done, notify_done = socket.socketpair()
+        with done, notify_done:
             if isinstance(request, OpenRank):
                 self._positions = request.positions
             answer = self._worker.submit(_answer, self._rank_worker, with_indices(request, self._positions))
-            answer.add_done_callback(lambda _answer: ends.send(b"."))
-            self._accompany(ended)
-            ended.recv(1)
-        self._say(with_positions(answer.result(), self._positions))
+            answer.add_done_callback(lambda _answer: notify_done.send(b"."))
+            self._wait_until(done)
+            done.recv(1)
+        self._send(with_positions(answer.result(), self._positions))
 
-    def _accompany(self, ended: socket.socket) -> None:
-        """Return when the request is answered; any request that arrives earlier ends it."""
-        heard: list[HasFile] = [ended, self._line]
+    def _wait_until(self, done: socket.socket) -> None:
+        """Return when the request is answered, and send Alive meanwhile; any order that arrives earlier ends it."""
+        polled: list[HasFile] = [done, self._rank_0]
         abandoned = False
-        while ended not in (speaking := ready(heard, self._alive_every_s)):
-            if self._line in speaking:
+        while done not in (readable := ready(polled, self._alive_every_s)):
+            if self._rank_0 in readable:
                 order = self.next_order()
                 abandoned = True
                 if not isinstance(order, Abandon):
-                    self._next, heard = order, [ended]
+                    self._next, polled = order, [done]
             if abandoned:
                 self._rank_worker.interrupt()  # repeatedly: the worker may just be starting
-            if self._line in heard:
-                self._say(Alive())
+            if self._rank_0 in polled:
+                self._send(Alive())
 
-    def _say(self, message: Reply | Alive) -> None:
-        with suppress(OSError):  # rank 0 is gone, as the next order will tell
+    def _send(self, message: Reply | Alive) -> None:
+        with suppress(OSError):  # rank 0 is gone, as the next order will show
             try:
-                self._line.send(message)
+                self._rank_0.send(message)
             except ValueError as error:  # NaN, for example: rank 0 would wait forever
-                self._line.send(BackendError(f"an answer that cannot be sent: {error}"))
+                self._rank_0.send(BackendError(f"an answer that cannot be sent: {error}"))
 
 
 def with_indices(request: Request, positions: Sequence[int]) -> Request:

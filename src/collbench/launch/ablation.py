@@ -1,18 +1,21 @@
-"""What links are worth to a training job: two arms, the step times that they print, and what may be said of them."""
+"""An ablation: a training job in two arms, their times, the ratio with its interval, and the file that holds them."""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import json
 import math
 import re
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from statistics import fmean, median, stdev
+from typing import Any
 
 from collbench.model.errors import UsageError
+from collbench.runfile.codec import FileFormat, build, plain
 
 
 def format_seconds(seconds: float) -> str:
@@ -229,7 +232,7 @@ class Change:
 
     @property
     def without(self) -> tuple[str, ...]:
-        """What the second arm lacks, where that is all that it changes."""
+        """What the second arm lacks, if it changes nothing else."""
         return () if self.given else self.switches
 
     @property
@@ -309,134 +312,6 @@ def in_turn(repeat: int, seed: int) -> tuple[int, int]:
     """
     first = (seed + repeat) % 2
     return first, 1 - first
-
-
-# Step times in what a training script prints, whatever else it prints: pure, and safe on any bytes.
-
-
-SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_SCALE = SECONDS | {"µs": 1e-6, "μs": 1e-6}  # the micro sign and the Greek letter
-_NUMBER = r"(?P<number>[0-9]{1,18}(?:\.[0-9]{0,18})?(?:e[+-]?[0-9]{1,3})?)"
-_TIMED = rf"[ _]time\s{{0,8}}[=:]\s{{0,8}}{_NUMBER}\s{{0,8}}(?P<unit>ms|us|µs|μs|s)\b"
-_STEP = re.compile(rf"\bstep{_TIMED}", re.IGNORECASE)
-_GPU = re.compile(rf"\bgpu{_TIMED}", re.IGNORECASE)
-# The dictionary that Hugging Face's Trainer prints at its end; its version 5 prints the numbers as strings.
-_TRAIN_RUNTIME = re.compile(rf"""(["'])train_runtime\1\s{{0,8}}:\s{{0,8}}["']?{_NUMBER}""")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# Progress bars end their lines with a carriage return.
-_LINE_END = re.compile(rb"[\r\n]")
-# A longer line is binary output, or a tensor: it is read in pieces.
-_LONGEST_LINE = 16 * 1024
-# Nothing outside is one training step, and inside no ratio of two overflows: a nanosecond to 115 days.
-_SHORTEST, _LONGEST = 1e-9, 1e7
-# A traceback of every rank of a node, and torchrun's own report below it.
-_TAIL = 400
-
-
-def compile_pattern(text: str) -> re.Pattern[str]:
-    """Return --step-pattern, whose group named s, ms or us is the time of a step in that unit. Raises UsageError."""
-    try:
-        pattern = re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"--step-pattern '{text}' is not a regular expression of Python's re: {error}") from error
-    if not SECONDS.keys() & pattern.groupindex.keys():
-        raise UsageError(
-            f"--step-pattern '{text}' has no group named s, ms or us, the unit of its number: "
-            r"write it like 'took (?P<ms>[0-9.]+)'"
-        )
-    return pattern
-
-
-def step_seconds(line: str, pattern: re.Pattern[str] | None = None) -> float | None:
-    """Return the first step time of a line in seconds; None without one. `pattern` replaces the documented words."""
-    if pattern is None:
-        return _timed(_STEP, line)
-    match = pattern.search(line)
-    if match is None:
-        return None
-    units = (unit for unit in SECONDS if unit in pattern.groupindex and match[unit] is not None)
-    return next((_time(match[unit], SECONDS[unit]) for unit in units), None)
-
-
-def gpu_seconds(line: str) -> float | None:
-    """Return what the GPU worked in a step, in seconds, as in "gpu_time=18.2ms"; None if the line does not say."""
-    return _timed(_GPU, line)
-
-
-def _timed(pattern: re.Pattern[str], line: str) -> float | None:
-    match = pattern.search(line)
-    return match and _time(match["number"], _SCALE[match["unit"].lower()])
-
-
-def train_runtime(line: str) -> float | None:
-    """Return what Hugging Face's Trainer says that training took, in seconds; None if the line does not say."""
-    match = _TRAIN_RUNTIME.search(line)
-    return match and _time(match["number"], 1.0)
-
-
-def _time(text: str, scale: float) -> float | None:
-    try:
-        seconds = float(text) * scale
-    except ValueError:
-        return None
-    return seconds if _SHORTEST <= seconds <= _LONGEST else None
-
-
-class Reader:
-    """Reads the bytes of one run as they come: its step times, its train_runtime, and its last lines."""
-
-    def __init__(self, pattern: re.Pattern[str] | None = None) -> None:
-        self._pattern, self._rest = pattern, b""
-        self.steps: list[float] = []
-        self.gpu: list[float] = []
-        self.train_runtime: float | None = None
-        self.tail: deque[str] = deque(maxlen=_TAIL)
-
-    def feed(self, data: bytes) -> None:
-        """Read some more; where the bytes are cut makes no difference."""
-        *whole, self._rest = _LINE_END.split(self._rest + data)
-        for line in whole:
-            self._read_all(line)
-        while len(self._rest) >= _LONGEST_LINE:
-            self._read(self._rest[:_LONGEST_LINE])
-            self._rest = self._rest[_LONGEST_LINE:]
-
-    def close(self) -> None:
-        """Read what is left: a last line without its end."""
-        self._read_all(self._rest)
-        self._rest = b""
-
-    def _read_all(self, line: bytes) -> None:
-        for start in range(0, len(line), _LONGEST_LINE):
-            self._read(line[start : start + _LONGEST_LINE])
-
-    def _read(self, piece: bytes) -> None:
-        line = _COLOUR.sub("", piece.decode("utf-8", errors="replace"))
-        self.tail.append(line)
-        seconds = step_seconds(line, self._pattern)
-        if seconds is not None:
-            self.steps.append(seconds)
-        gpu_time = gpu_seconds(line)
-        if gpu_time is not None:
-            self.gpu.append(gpu_time)
-        runtime = train_runtime(line)
-        if runtime is not None:
-            self.train_runtime = runtime  # the last: a script that trains twice prints the whole time last
-
-
-# A screen or two.
-_LAST_LINES = 60
-
-
-def last_lines(tail: Iterable[str]) -> list[str]:
-    """Return the lines that explain why a script ended: the tail from its first traceback on, else the last lines.
-
-    Torchrun's report follows the script's traceback, and would push it out of the last lines.
-    """
-    lines = list(tail)
-    starts = (number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line)
-    first = next(starts, None)
-    return lines[-_LAST_LINES // 2 :] if first is None else lines[first : first + _LAST_LINES]
 
 
 # The result of the runs: one value per run, the ratio of the arms, and its significance. Pure.
@@ -603,7 +478,7 @@ LEAST_REPEATS = 3
 
 
 def stop_of(ablation: Ablation, spent_seconds: float) -> Stop | None:
-    """Return why to stop after the repeats made so far, of which the last took its share of the time; None to go on."""
+    """Return why to stop after the repeats so far, which took `spent_seconds`; None to continue."""
     repeats_done = len(_whole_repeats(ablation))
     if ablation.budget_seconds is None:
         return Stop.REPEATS if repeats_done >= ablation.repeats else None
@@ -616,3 +491,68 @@ def stop_of(ablation: Ablation, spent_seconds: float) -> Stop | None:
     if result.gpu is not None and all(result.gpu.host_bound) and precise(result.gpu.ratio, ablation.precision):
         return Stop.HOST
     return Stop.BUDGET if spent_seconds * (repeats_done + 1) / repeats_done > ablation.budget_seconds else None
+
+
+# Ablation ↔ versioned JSON, written whole or not at all. docs/ablate.md describes the format.
+
+
+_FORMAT = FileFormat("collbench-ablation", 1, "ablation", again="train again")
+
+
+def load(path: Path) -> Ablation:
+    """Read an ablation file. Raises RunFileError: what is wrong, and where."""
+    return loads(_FORMAT.read(path), str(path))
+
+
+def dumps(ablation: Ablation) -> str:
+    """Return the ablation as JSON text, ending in a line break."""
+    data = {**_FORMAT.head, **plain(ablation)}
+    return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
+
+
+def loads(text: str, name: str) -> Ablation:
+    """Return the ablation in JSON text; `name` is the file's, for errors. Raises RunFileError."""
+    return _FORMAT.loads(text, name, _build)
+
+
+def _build(fields: dict[str, Any]) -> Ablation:
+    ablation: Ablation = build(Ablation, fields, "ablation")
+    if not any("without" in arm for arm in fields["arms"]):
+        ablation.arms[1].without = _variable_named(ablation.arms[1].name)
+    _check_meaning(ablation)
+    return ablation
+
+
+def _variable_named(name: str) -> tuple[str, ...]:
+    """Return what an arm lacks by its name: files from before the field `without` have nothing else."""
+    switches = name.removeprefix("without ").split(" and ")
+    return tuple(switches) if name.startswith("without ") and set(switches) <= set(SWITCHES) else ()
+
+
+def _check_meaning(ablation: Ablation) -> None:
+    """Raise ValueError for times and sizes that cannot be, before they are compared."""
+    times: list[tuple[str, Any]] = []
+    for number, arm in enumerate(ablation.arms):
+        where = f"ablation.arms[{number}]"
+        times += [(f"{where}.allreduce", figure) for one in arm.allreduce for figure in (one.seconds, one.size_bytes)]
+        times += [
+            (f"{where}.runs", figure)
+            for run in arm.runs
+            for figure in (*run.step_seconds, *run.gpu_seconds, run.wall_seconds)
+        ]
+        times += [(f"{where}.runs", run.train_runtime) for run in arm.runs if run.train_runtime is not None]
+    if ablation.result is not None:
+        ratio = ablation.result.ratio
+        times += [("ablation.result.ratio", one) for one in (ratio.low, ratio.middle, ratio.high)]
+        times += [("ablation.result.arms", one) for arm in ablation.result.arms for one in (arm.seconds, *arm.interval)]
+        if (gpu := ablation.result.gpu) is not None:
+            ratios = (gpu.ratio, *gpu.shares)
+            times += [("ablation.result.gpu", one) for made in ratios for one in (made.low, made.middle, made.high)]
+            times += [("ablation.result.gpu", one) for arm in gpu.arms for one in (arm.seconds, *arm.interval)]
+        if (spread := ablation.result.spread) is not None:
+            figures = (spread.between, spread.within or 0.0)
+            if not all(0 <= figure < math.inf for figure in figures):
+                raise ValueError("ablation.result.spread is negative or not finite")
+    for where, figure in times:
+        if not 0 < figure < math.inf:
+            raise ValueError(f"{where} has a time or a size that is not positive and finite")

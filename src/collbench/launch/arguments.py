@@ -44,7 +44,7 @@ VALUES = frozenset(
     {"--without", "--against", "--repeats", "--precision", "--budget", "--skip", "--step-pattern", "--seed"}
 )
 VALUES |= {"--output"}
-# Of them those that replaying a recorded job has, and those that it alone has.
+# Those that only replaying a recorded job has, and all that it has.
 JOB_ONLY = frozenset({"--compute", "--fabric"})
 VALUES |= JOB_ONLY
 OF_A_JOB = JOB_ONLY | {"--without", "--against", "--repeats", "--seed", "--output", "--json", "--verbose", "--force"}
@@ -267,15 +267,14 @@ DEFAULT_BUDGET_S = 180.0
 class AblateArguments:
     """What `collbench ablate` was asked.
 
-    `train` are the arguments as `collbench train` reads them, `passed` those of them, before the script, that reach it
-    as they are; `choosing` the others of them; `without` and `against` raw text. `repeats` None: until the ratio is
-    known to ± `precision`, a share, or `budget_seconds` are spent. `job` is the file of a recorded job that is replayed
-    instead of a script: of `train` then only `devices` and `backend` count; `compute` and `fabric` are as in replay.
+    `train` are the arguments as `collbench train` reads them, `passed` those before the script that each training gets
+    unchanged; `without` and `against` are raw text. `repeats` None: until the ratio is known to ± `precision`, a share,
+    or `budget_seconds` are spent. `job` is the file of a recorded job that is replayed instead of a script: of `train`
+    then only `devices` and `backend` count; `compute` and `fabric` are as in replay.
     """
 
     train: TrainArguments
     passed: tuple[str, ...] = ()
-    choosing: tuple[tuple[str, str | None], ...] = ()
     without: tuple[str, ...] = ()
     against: str | None = None
     repeats: int | None = None
@@ -388,7 +387,6 @@ def _checked_ablation(
     return AblateArguments(
         split([*train_tokens, "--", *program]),
         passed=tuple(token for option in train_options if option.name not in CHOOSING for token in option.tokens),
-        choosing=tuple((option.name, option.value) for option in train_options if option.name in CHOOSING),
         without=without,
         against=own_options.get("--against"),
         repeats=_whole(own_options, "--repeats", None, least=2, why="one run of each arm gives no interval"),

@@ -2,235 +2,43 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
-from typing import IO, Any
 
 from collbench.analysis.stats import summarize
 from collbench.launch.ablation import (
-    SWITCHES,
     Ablation,
     AllReduce,
     Arm,
     Measure,
-    Reader,
     TrainingRun,
+    dumps,
     format_seconds,
     in_turn,
     judge,
-    last_lines,
     measure_of,
     run_value,
     step_value,
     stop_of,
     warm_up,
 )
-from collbench.machine import lifeline
+from collbench.launch.child import Reader, last_lines, run_child
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
 from collbench.model.units import amount
 from collbench.runfile import atomic_write, run_file
-from collbench.runfile.codec import build, plain
-from collbench.runfile.versions import Kind
 
-# Ablation ↔ versioned JSON, written whole or not at all. docs/ablate.md describes the format.
-
-
-_KIND = Kind("collbench-ablation", 1, "ablation", again="train again")
 _REFUSAL = ("save the ablation as", "--output")
-
-
-def save(ablation: Ablation, path: Path) -> None:
-    """Write the ablation atomically: after a crash the file is old or complete. Raises RunFileError, Taken."""
-    atomic_write.write(dumps(ablation), path, *_REFUSAL)
-
-
-def own_file(path: Path, warn: Callable[[str], None], *, force: bool = False) -> atomic_write.OwnFile:
-    """Return a file to write an ablation to again and again."""
-    return atomic_write.OwnFile(path, _REFUSAL, warn, force=force)
 
 
 def check_writable(path: Path, *, force: bool = False) -> None:
     """Raise RunFileError if an ablation could not be saved at `path`, or if a file exists there."""
     atomic_write.check(path, *_REFUSAL, force=force)
-
-
-def load(path: Path) -> Ablation:
-    """Read an ablation file. Raises RunFileError: what is wrong, and where."""
-    return loads(_KIND.read(path), str(path))
-
-
-def dumps(ablation: Ablation) -> str:
-    """Return the ablation as JSON text, ending in a line break."""
-    data = {**_KIND.head, **plain(ablation)}
-    return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
-
-
-def loads(text: str, name: str) -> Ablation:
-    """Return the ablation in JSON text; `name` is the file's, for errors. Raises RunFileError."""
-    return _KIND.loads(text, name, _build)
-
-
-def _build(fields: dict[str, Any]) -> Ablation:
-    ablation: Ablation = build(Ablation, fields, "ablation")
-    if not any("without" in arm for arm in fields["arms"]):
-        ablation.arms[1].without = _variable_named(ablation.arms[1].name)
-    _check_meaning(ablation)
-    return ablation
-
-
-def _variable_named(name: str) -> tuple[str, ...]:
-    """Return what an arm lacks, as files before `without` say it: in its name alone."""
-    switches = name.removeprefix("without ").split(" and ")
-    return tuple(switches) if name.startswith("without ") and set(switches) <= set(SWITCHES) else ()
-
-
-def _check_meaning(ablation: Ablation) -> None:
-    """Raise ValueError for times and sizes that cannot be, before they are compared."""
-    times: list[tuple[str, Any]] = []
-    for number, arm in enumerate(ablation.arms):
-        where = f"ablation.arms[{number}]"
-        times += [(f"{where}.allreduce", figure) for one in arm.allreduce for figure in (one.seconds, one.size_bytes)]
-        times += [
-            (f"{where}.runs", figure)
-            for run in arm.runs
-            for figure in (*run.step_seconds, *run.gpu_seconds, run.wall_seconds)
-        ]
-        times += [(f"{where}.runs", run.train_runtime) for run in arm.runs if run.train_runtime is not None]
-    if ablation.result is not None:
-        ratio = ablation.result.ratio
-        times += [("ablation.result.ratio", one) for one in (ratio.low, ratio.middle, ratio.high)]
-        times += [("ablation.result.arms", one) for arm in ablation.result.arms for one in (arm.seconds, *arm.interval)]
-        if (gpu := ablation.result.gpu) is not None:
-            ratios = (gpu.ratio, *gpu.shares)
-            times += [("ablation.result.gpu", one) for made in ratios for one in (made.low, made.middle, made.high)]
-            times += [("ablation.result.gpu", one) for arm in gpu.arms for one in (arm.seconds, *arm.interval)]
-        if (spread := ablation.result.spread) is not None:
-            figures = (spread.between, spread.within or 0.0)
-            if not all(0 <= figure < math.inf for figure in figures):
-                raise ValueError("ablation.result.spread is negative or not finite")
-    for where, figure in times:
-        if not 0 < figure < math.inf:
-            raise ValueError(f"{where} has a time or a size that is not positive and finite")
-
-
-# One child of an ablation: started, its output read and logged as it comes, timed, and ended with us.
-
-
-# Torchrun gives its workers 30 s to end before it kills them [torch 2.13, elastic agent, shutdown]; we, it a bit more.
-_GRACE_SECONDS = 40.0
-# A grandchild that outlives the job may hold its output open; later output is not of the job's steps.
-_AFTERMATH_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a child ended: its exit status (negative: the signal), and the seconds from its start to its end."""
-
-    status: int
-    wall_seconds: float
-
-
-class _Output:
-    """Reads a child's output on a thread of its own, because the main one waits for the child and for signals."""
-
-    def __init__(self, pipe: IO[bytes], log: IO[bytes], reader: Reader, watch: Callable[[bytes], None]) -> None:
-        self._pipe, self._log, self._reader, self._watch = pipe, log, reader, watch
-        self._thread = Thread(target=self._follow, name="output", daemon=True)
-        self._over = False
-        self.failure: OSError | None = None
-        self._thread.start()
-
-    def _follow(self) -> None:
-        while data := os.read(self._pipe.fileno(), 65536):
-            if self._over:
-                return
-            self._reader.feed(data)
-            try:
-                self._log.write(data)
-                self._watch(data)
-            except OSError as error:  # a full disk; reading continues, else the job would stand still
-                self.failure = self.failure or error
-
-    def end(self) -> None:
-        """Take what is left, from a child that has ended."""
-        self._thread.join(_AFTERMATH_SECONDS)
-        self._over = True
-        self._reader.close()
-        if not self._thread.is_alive():
-            self._pipe.close()
-
-
-def run_child(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    log: Path,
-    reader: Reader,
-    watch: Callable[[bytes], None] = lambda _data: None,
-) -> Ended:
-    """Run a command to its end, its stdout and stderr going to the log, the reader, and `watch`.
-
-    KeyboardInterrupt (Ctrl-C, SIGTERM) ends the child first, which has a process group of its own: torchrun must get
-    one signal, for a second one would interrupt it while it ends its workers. It gets SIGTERM, too, when this process
-    is killed. Raises BackendError.
-    """
-    try:
-        with log.open("wb", buffering=0) as file:
-            return _run(command, environment, file, reader, watch)
-    except OSError as error:
-        raise BackendError(f"cannot run '{command[0]}' with its output in {log}: {error.strerror}") from error
-
-
-def _run(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    log: IO[bytes],
-    reader: Reader,
-    watch: Callable[[bytes], None],
-) -> Ended:
-    begun = time.monotonic()
-    child = subprocess.Popen(
-        lifeline.with_us(command),
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        process_group=0,
-    )
-    assert child.stdout is not None  # noqa: S101 - asked for above
-    output = _Output(child.stdout, log, reader, watch)
-    try:
-        status = child.wait()
-        seconds = time.monotonic() - begun
-    except BaseException:
-        _end(child)
-        raise
-    finally:
-        output.end()
-    if output.failure is not None:
-        raise output.failure
-    return Ended(status, seconds)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask the child to end, and after a while, or at a second Ctrl-C, make it."""
-    try:
-        child.send_signal(signal.SIGTERM)
-        child.wait(_GRACE_SECONDS)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
 
 
 def collbench(*arguments: str) -> list[str]:
@@ -284,7 +92,7 @@ class Experiment:
         self, ablation: Ablation, plan: Plan, reporter: Reporter, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.ablation, self._plan, self._reporter, self._clock = ablation, plan, reporter, clock
-        self._file = own_file(plan.path, reporter.say, force=plan.force)
+        self._file = atomic_write.OwnFile(plan.path, _REFUSAL, reporter.say, force=plan.force)
 
     def measure_allreduces(self) -> None:
         """Time the all-reduce of both arms, each in its own environment. Raises BackendError."""

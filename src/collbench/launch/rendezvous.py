@@ -56,7 +56,7 @@ def variables(arguments: TrainArguments, environment: Mapping[str, str]) -> dict
 
 
 def override_note(arguments: TrainArguments, environment: Mapping[str, str], count: int) -> str:
-    """Return a clause on a PET_NPROC_PER_NODE that is not `count`, the number of ranks here; "" if none is."""
+    """Return a clause if PET_NPROC_PER_NODE is not `count`, the number of ranks here; else ""."""
     per_node = environment.get("PET_NPROC_PER_NODE", "")
     if not per_node.isdecimal() or int(per_node) == count or arguments.has("--nproc-per-node"):
         return ""
@@ -73,7 +73,7 @@ def _check_nnodes(arguments: TrainArguments, environment: Mapping[str, str]) -> 
 
 
 def _in_a_step(step: Step, arguments: TrainArguments) -> list[str]:
-    """Slurm's step of one task a node: its first node is the host, and says so, for it may have many names."""
+    """Return the options for Slurm's step of one task a node. The first node is the host; is_host tells torchrun so."""
     given = arguments.value("--nnodes")
     if given is not None and given.rpartition(":")[2] != str(step.nodes):
         raise UsageError(f"--nnodes {given} contradicts srun, which starts {step.nodes} nodes: leave it out")

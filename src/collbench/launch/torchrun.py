@@ -26,7 +26,7 @@ def for_devices(devices: Sequence[Device], inherited: Mapping[str, str], *, back
     """Return the variables to change in `inherited` so that local rank r has `devices[r]`; none that already fit.
 
     GPUs go by UUID: CUDA's indices differ from nvidia-smi's unless CUDA_DEVICE_ORDER=PCI_BUS_ID. The host backend
-    hides every GPU, so that training uses gloo; its cores are pinned by `launch.pin`, not by the environment.
+    hides every GPU, so that training uses gloo; its cores are pinned by `launch.rank_start`, not by the environment.
     """
     visible = "" if capabilities(backend).cores else ",".join(device.uuid for device in devices)
     variables = {"CUDA_VISIBLE_DEVICES": visible}
@@ -92,7 +92,7 @@ def choice(
 
 
 def against(used: Sequence[tuple[Device, str]]) -> str:
-    """Return devices with what is said against each: "GPU1 (busy: 1 other process), GPU3 (faulty: …)"."""
+    """Return devices with what is wrong with each: "GPU1 (busy: 1 other process), GPU3 (faulty: …)"."""
     return ", ".join(f"{device.tag} ({why})" for device, why in used)
 
 
@@ -102,7 +102,7 @@ def shell_line(changes: Mapping[str, str], command: Sequence[str]) -> str:
     return " ".join([*assignments, shlex.join(command)])
 
 
-# Each of these says what a rank binds to, or starts it in a way that leaves pin.py no process of its own.
+# Each of these says what a rank binds to, or starts it in a way that leaves rank_start.py no process of its own.
 _UNPINNABLE = ("--run-path", "--virtual-local-rank", "--numa-binding")
 _FOLDER = str(Path(__file__).parent)
 
@@ -147,13 +147,10 @@ def start_command(
         start += ["--nproc-per-node", str(len(devices))]
     if bind:
         start += ["--numa-binding", "node"]
-    shims = _shims(arguments, devices, inherited, backend)
-    if not shims:
+    start_options = _rank_start_options(arguments, devices, inherited, backend)
+    if not start_options:
         return [*start, *_options(arguments), "--", *_escaped(arguments.program, arguments.has("--no-python"))]
-    program = _program(arguments, inherited.get("PYTHON_EXEC", inside.python))
-    named = not arguments.has("--no-python")
-    for shim in reversed(shims):
-        program, named = _behind(shim, program, inside, named=named), True
+    program = _behind_rank_start(start_options, arguments, inherited, inside)
     rest = _options(arguments, without=("--module", "--no-python"))
     return [*start, *rest, "--no-python", "--", *_escaped(program, is_executable=True)]
 
@@ -187,45 +184,44 @@ def _escaped(program: Sequence[str], is_executable: bool) -> list[str]:
     return [*first, *(argument.replace("$", "$$") for argument in program[len(first) :])]
 
 
-def _shims(
+def _rank_start_options(
     arguments: TrainArguments, devices: Sequence[Device], inherited: Mapping[str, str], backend: str
-) -> list[tuple[str, ...]]:
-    """Return the commands before each rank's program: the one that pins it to its core, the one that compares nodes.
+) -> list[str]:
+    """Return rank_start.py's options for each rank; none if the rank needs nothing before its program.
 
     --run-path leaves no process for them: then nodes are not compared.
     """
-    commands: list[tuple[str, ...]] = []
+    options = []
     if capabilities(backend).cores:
         _refuse_unpinnable(arguments)
-        commands.append(("pin.py", f"--cores={','.join(str(device.index) for device in devices)}"))
+        options.append(f"--cores={','.join(str(device.index) for device in devices)}")
     if rendezvous.several_nodes(arguments, inherited) and not arguments.has("--run-path"):
-        commands.append(("same_count.py",))
-    return commands
+        options.append("--compare-nodes")
+    return options
 
 
-def _behind(shim: Sequence[str], program: Sequence[str], inside: Inside, *, named: bool) -> list[str]:
-    """Return the command that runs a program behind a shim, isolated (-I, -S), so that it starts in 10 ms.
+def _behind_rank_start(
+    options: Sequence[str], arguments: TrainArguments, inherited: Mapping[str, str], inside: Inside
+) -> list[str]:
+    """Return the command of rank_start.py and of the program after it, as torchrun builds the latter.
 
-    torchrun's report of a failure names the first argument that begins with no dash [torch 2.13,
-    distributed/launcher/api.py, _get_entrypoint_name]. `named`: of the program that is not its first, an interpreter.
+    rank_start.py is isolated (-I, -S), so that it starts in 10 ms. torchrun's report of a failure names the first
+    argument that begins with no dash [torch 2.13, distributed/launcher/api.py, _get_entrypoint_name]: an interpreter is
+    therefore an option's value, and the script that argument.
     """
-    name, *options = shim
-    code = f"-cexec(open({f'{inside.shims}/{name}'!r},'rb').read())"
-    rest = [f"--program={program[0]}", "--", *program[1:]] if named else ["--", *program]
-    return [inside.python, "-I", "-S", code, *options, *rest]
+    code = f"-cexec(open({f'{inside.shims}/rank_start.py'!r},'rb').read())"
+    start = [inside.python, "-I", "-S", code, *options]
+    if arguments.has("--no-python"):
+        return [*start, "--", *arguments.program]
+    module = ["-m"] if arguments.has("--module") else []
+    python = inherited.get("PYTHON_EXEC", inside.python)
+    return [*start, f"--program={python}", "--", "-u", *module, *arguments.program]
 
 
 def _refuse_unpinnable(arguments: TrainArguments) -> None:
     for option in arguments.torchrun_options:
         if option.name in _UNPINNABLE:
             raise UsageError(f"{option.name} cannot be used on the host backend, which pins ranks: leave it out")
-
-
-def _program(arguments: TrainArguments, python: str) -> list[str]:
-    """Return the program's command as torchrun builds it."""
-    if arguments.has("--no-python"):
-        return list(arguments.program)
-    return [python, "-u", *(["-m"] if arguments.has("--module") else []), *arguments.program]
 
 
 def in_container(

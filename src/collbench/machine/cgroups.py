@@ -1,4 +1,4 @@
-"""What this process may still take, by /proc and the cgroups that hold it: memory, and CPU time."""
+"""How much memory and CPU time this process may use, by /proc and its cgroups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def available_bytes(root: pathlib.Path = _ROOT) -> int:
 
 
 def _left(root: pathlib.Path) -> Iterator[int]:
-    """Yield limit − use of each memory cgroup that has a limit; page cache that nobody uses counts as free."""
+    """Yield limit − use of each memory cgroup that has a limit; inactive page cache counts as free."""
     for unified, folder in _folders(root, "memory"):
         names = ("memory.max", "memory.current", "inactive_file")
         if not unified:

@@ -1,10 +1,17 @@
-"""When a GPU is not well: what throttles it, how hot it is, and who else uses it."""
+"""When a GPU is not well: heat, throttling, other people's processes; and looking for them while it is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from collbench.model.run import Flag, FlagKind, Health
+from collbench.model.errors import CollbenchError
+from collbench.model.run import Device, Flag, FlagKind, Health
+
+if TYPE_CHECKING:
+    from collbench.machine.nvml import Glance
 
 # Bits of nvmlClocksEventReasons (nvml.h, r580) in nvidia-smi's words. "Idle" (bit 0) holds nothing back: left out.
 THROTTLE_REASONS = {
@@ -17,8 +24,8 @@ THROTTLE_REASONS = {
     0x080: "HW power brake slowdown",
     0x100: "display clock setting",
 }
-# Clocks that somebody set are low on purpose and steady: what is measured is what this machine gives.
-_SET_BY_SOMEBODY = ("applications clocks setting", "display clock setting")
+# Clocks that a user has set are low on purpose and steady: a measurement with them is valid.
+_SET_BY_USER = ("applications clocks setting", "display clock setting")
 
 # What a process takes that opened a GPU and holds nothing on it: 526 MiB on an H200 with CUDA 13. torch opens all
 # GPUs of an NVSwitch machine where it copies between two.
@@ -40,7 +47,7 @@ def only_opened(state: Health) -> bool:
 
 def holds_back(reason: str) -> bool:
     """Return whether a throttle reason says that the GPU runs slower than it was set to."""
-    return reason not in _SET_BY_SOMEBODY
+    return reason not in _SET_BY_USER
 
 
 def wrong(position: int, throttle: Sequence[str], temperature: int | None, others: int | None) -> Iterator[Flag]:
@@ -51,3 +58,72 @@ def wrong(position: int, throttle: Sequence[str], temperature: int | None, other
         yield Flag(FlagKind.HOT, where, temperature)
     if others:
         yield Flag(FlagKind.SHARED, where, others)
+
+
+# Thermal and power throttling lasts for seconds, and the driver renews utilisation a few times a second.
+_PERIOD_S = 0.25
+
+
+class Occupants:
+    """Distinguishes our own processes on the GPUs from other people's.
+
+    `before` are the processes on each GPU before ours opened it, by position; `ours()` returns the ids of our processes
+    that use the GPUs now, as this process sees them.
+    """
+
+    def __init__(self, before: Sequence[frozenset[int] | None], ours: Callable[[], Collection[int]]) -> None:
+        self._before = tuple(pids or frozenset() for pids in before)
+        self._ours = ours
+        self._known: set[int] = set()  # a killed process of ours stays on its GPU for a moment
+
+    def others(self, position: int, pids: frozenset[int] | None) -> int | None:
+        """Return how many of the processes on a GPU are not ours; None if NVML does not report them.
+
+        Inside a container NVML may give the host's ids, and none of them is ours by number. Each of ours is on each
+        GPU, so then as many of those that were not there before are taken for ours. Which ones does not matter for the
+        count.
+        """
+        if pids is None:
+            return None
+        ours = set(self._ours())
+        self._known |= ours
+        if pids & self._known:
+            return len(pids - self._known)
+        return len(pids) - min(len(ours), len(pids - self._before[position]))
+
+
+class HealthWatch:
+    """Looks at the GPUs' state when it is asked, but not more often than about four times a second.
+
+    `read` returns a glance at each GPU by position; if it fails, nothing is known of that moment and measuring goes on.
+    Use it in a process that does no GPU work, so that no work waits for it. It has no thread of its own: with NVML read
+    on two threads, nvidia-ml-py crashed in one run of eight on 4 × H200.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        read: Callable[[], Sequence[Glance]],
+        occupants: Occupants,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._occupants, self._clock = read, occupants, clock
+        self._looked = -math.inf
+        self._seen: tuple[tuple[Flag, ...], ...] = tuple(() for _ in devices)
+
+    def flags(self, members: Iterable[int]) -> tuple[Flag, ...]:
+        """Return what is wrong on these positions, as of a quarter of a second ago at most."""
+        if self._clock() - self._looked >= _PERIOD_S:
+            self._look()
+            self._looked = self._clock()
+        return tuple(dict.fromkeys(flag for position in sorted(set(members)) for flag in self._seen[position]))
+
+    def _look(self) -> None:
+        try:
+            glances = self._read()
+        except CollbenchError:  # a GPU that fell off the bus: its own step will fail and say so
+            return
+        self._seen = tuple(
+            tuple(wrong(position, seen.throttle, seen.temperature, self._occupants.others(position, seen.processes)))
+            for position, seen in enumerate(glances)
+        )

@@ -110,7 +110,7 @@ def _entries(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def down(ports: tuple[NetworkPort, ...]) -> tuple[NetworkPort, ...]:
-    """Return the ports that carry no traffic, by their own word."""
+    """Return the ports that report that they carry no traffic."""
     return tuple(port for port in ports if port.state not in ("", ACTIVE))
 
 
@@ -137,8 +137,8 @@ def slower(ports: tuple[NetworkPort, ...]) -> tuple[tuple[NetworkPort, float], .
 class PortChange:
     """What changed on a port of a network card while it was measured: `what` from `before` to `after`.
 
-    `what` is "state", "rate" in Gbit/s, or a counter's name, which grew by `growth`, 0 if it was at its largest value
-    already, so that nobody knows. `after` is None for a port that is gone, or whose host is.
+    `what` is "state", "rate" in Gbit/s, or a counter's name, which grew by `growth`: 0 if it was at its largest value
+    already, so that its growth is unknown. `after` is None for a port that is gone, or whose host is.
     """
 
     port: NetworkPort

@@ -13,6 +13,7 @@ from itertools import combinations
 
 from collbench.model.errors import MachineError
 from collbench.model.run import Device, Path
+from collbench.model.units import number_ranges
 
 # The kernel's CPU lists, such as "0-3,8": read and written.
 
@@ -28,17 +29,10 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 def format_cpus(cpus: Iterable[int]) -> str:
     """Return the shortest kernel list of these CPUs: 0, 1, 2, 8 → "0-2,8"."""
-    runs: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if runs and runs[-1][1] == cpu - 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
+    return number_ranges(sorted(cpus))
 
 
 # The NUMA nodes of this host whose CPUs and memory this process may use.
-
 
 _ROOT = pathlib.Path("/")
 _FOLDER = "sys/devices/system/node"
@@ -50,13 +44,14 @@ def usable_nodes(root: pathlib.Path = _ROOT, allowed: Collection[int] | None = N
     """Return the nodes, ascending, that have memory and CPUs which this process may use; none if none is reported.
 
     `allowed` defaults to this process's CPU mask, which already obeys cgroup cpusets and taskset; `root` holds sys/ and
-    proc/. Nodes without CPUs are left out: nobody could run a rank there (slower memory, or a GPU's own).
+    proc/. Nodes without CPUs (slower memory, or a GPU's own) are left out: no rank can run there.
     """
     reach = os.sched_getaffinity(0) if allowed is None else allowed
     status = _MEMORY_ALLOWED.search(read(root / "proc/self/status"))
     nodes = cpus_by_node(root, reach)
     permitted = parse_cpus(status[1]) if status else tuple(nodes)  # the kernel writes both lists alike
-    return tuple(node for node in nodes if node in permitted and _has_memory(root, node))
+    memory_kb = {node: _MEMORY.search(read(root / f"{_FOLDER}/node{node}/meminfo")) for node in nodes}
+    return tuple(node for node, match in memory_kb.items() if node in permitted and match and int(match[1]) > 0)
 
 
 def cpus_by_node(root: pathlib.Path, reach: Collection[int]) -> dict[int, list[int]]:
@@ -95,13 +90,7 @@ def read(file: pathlib.Path) -> str:
         return ""
 
 
-def _has_memory(root: pathlib.Path, node: int) -> bool:
-    match = _MEMORY.search(read(root / f"{_FOLDER}/node{node}/meminfo"))
-    return match is not None and int(match[1]) > 0
-
-
-# Which CPU cores stand for devices on the host backend, and what the NUMA layout says of the paths between them.
-
+# The CPU cores that are the devices of the host backend, and what the NUMA layout says of the paths between them.
 
 # Pairs grow with the square of the devices: 8 give 28 pairs, as many as a DGX has, within `make pairs`' 30 s.
 MOST_DEVICES = 8
@@ -110,8 +99,8 @@ MOST_DEVICES = 8
 _NAMESPACE = uuid.UUID("6d2f0c1e-8f0b-4b43-9a53-2f7c9be1a0d4")
 
 
-def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | None = None) -> tuple[Device, ...]:
-    """Return two to eight cores that stand for devices: one per NUMA node, else one per physical core.
+def devices(root: pathlib.Path = _ROOT, allowed: Collection[int] | None = None) -> tuple[Device, ...]:
+    """Return two to eight cores as devices: one per NUMA node, else one per physical core, else all.
 
     `allowed` defaults to this process's affinity mask, which already obeys cgroup cpusets and taskset.
     `root` holds sys/, proc/ and etc/. Raises MachineError if fewer than two cores are in reach.
@@ -129,7 +118,8 @@ def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | N
         # The interconnect between NUMA nodes is the slowest link of a host: one core of each node shows it.
         chosen = {_physical_cores(root, cores)[0]: format_cpus(cores) for cores in nodes.values()}
     else:
-        chosen = {core: str(core) for core in _physical_or_all(root, reach)}
+        physical = _physical_cores(root, reach)
+        chosen = {core: str(core) for core in (physical if len(physical) >= 2 else reach)}
     nodes_by_core = {core: node for node, cores in nodes.items() for core in cores}
     return tuple(
         Device(
@@ -143,7 +133,7 @@ def devices(root: pathlib.Path = pathlib.Path("/"), allowed: Collection[int] | N
     )
 
 
-def device(core: int, root: pathlib.Path = pathlib.Path("/")) -> Device:
+def device(core: int, root: pathlib.Path = _ROOT) -> Device:
     """Return one core as a device, as `devices` would."""
     nodes = cpus_by_node(root, [core])
     return Device(
@@ -177,12 +167,6 @@ def _physical_cores(root: pathlib.Path, cores: Collection[int]) -> list[int]:
     return firsts
 
 
-def _physical_or_all(root: pathlib.Path, cores: Collection[int]) -> list[int]:
-    """Return one thread per physical core, or all threads where that would leave fewer than two."""
-    physical = _physical_cores(root, cores)
-    return physical if len(physical) >= 2 else list(cores)
-
-
 def _spread(cores: list[int]) -> list[int]:
     """Return at most MOST_DEVICES of `cores`, evenly spaced.
 
@@ -193,14 +177,11 @@ def _spread(cores: list[int]) -> list[int]:
 
 
 def _uuid(root: pathlib.Path, core: int) -> str:
-    return f"CPU-{uuid.uuid5(_NAMESPACE, f'{_machine_identity(root)}/{core}')}"
+    machine = read(root / "etc/machine-id").strip() or socket.gethostname()
+    return f"CPU-{uuid.uuid5(_NAMESPACE, f'{machine}/{core}')}"
 
 
-def _machine_identity(root: pathlib.Path) -> str:
-    return read(root / "etc/machine-id").strip() or socket.gethostname()
-
-
-def cpu_model(root: pathlib.Path = pathlib.Path("/")) -> str:
+def cpu_model(root: pathlib.Path = _ROOT) -> str:
     """Return the kernel's model name; ARM kernels print none, so there it is the architecture."""
     for line in read(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""What `nvidia-smi topo -m` and `topo -p2p r` say, live or saved, as facts."""
+"""Reads what `nvidia-smi topo -m` and `topo -p2p r` print, live or saved."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ from collbench.machine import labels as machine_labels
 from collbench.model.errors import UsageError
 from collbench.model.run import Device, Path, PeerStatus
 
-# Saved or live text of `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`, as facts.
-#
 # The text varies: underline codes around the header, tabs or (once pasted) runs of spaces, columns and rows of
 # network cards, affinity columns that older drivers lack, comments and other output around it. Only the rows of GPUs
 # count.
-
 
 _TOPOLOGY_COMMAND = "nvidia-smi topo -m"
 _PEER_COMMAND = "nvidia-smi topo -p2p r"
@@ -107,7 +104,7 @@ def read_p2p(file: str | pathlib.Path) -> PeerAccess:
 
 
 def parse_topology(text: str, name: str = "the topology") -> Topology:
-    """Return the matrix in the text of `nvidia-smi topo -m`; `name` stands in messages. Raises UsageError."""
+    """Return the matrix in the text of `nvidia-smi topo -m`; `name` is for messages. Raises UsageError."""
     source = _Source(name, _TOPOLOGY_COMMAND)
     header, rows = _matrix(text, source)
     cells = _checked(header, rows, source, machine_labels.is_label)
@@ -150,14 +147,13 @@ def facts(topology: Topology) -> tuple[tuple[Device, ...], tuple[Path, ...]]:
         )
         for gpu, cpus, numa in zip(topology.gpus, topology.cpu_affinity, topology.numa_affinity, strict=True)
     )
-    pairs = combinations(range(len(devices)), 2)
-    return devices, tuple(_path((i, j), topology.labels[i][j]) for i, j in pairs)
-
-
-def _path(positions: tuple[int, int], label: str) -> Path:
-    links = machine_labels.nvlink_count(label)
-    ancestor = None if links or label == machine_labels.UNKNOWN else label
-    return Path(devices=positions, label=label, ancestor=ancestor, nvlinks=links)
+    paths = []
+    for i, j in combinations(range(len(devices)), 2):
+        label = topology.labels[i][j]
+        links = machine_labels.nvlink_count(label)
+        ancestor = None if links or label == machine_labels.UNKNOWN else label
+        paths.append(Path((i, j), label, ancestor, links))
+    return devices, tuple(paths)
 
 
 def _read_text(file: pathlib.Path, command: str) -> str:
@@ -271,7 +267,6 @@ def _is_whole(row: _Row) -> bool:
 
 
 # Runs `nvidia-smi topo` in the background, while the driver starts.
-
 
 _PROGRAM = "nvidia-smi"
 _TOPOLOGY, _PEERS = ("topo", "-m"), ("topo", "-p2p", "r")

@@ -1,7 +1,4 @@
-"""NVML's data about this machine: GPUs, their health, NVLinks, and the paths between GPUs.
-
-One question at a time: an answer, or None if this GPU, driver or binding has none.
-"""
+"""NVML's data about this machine: GPUs, their health, NVLinks, and the paths between GPUs."""
 
 from __future__ import annotations
 
@@ -22,11 +19,6 @@ from collbench.machine.numa import format_cpus, kernel_bus_id
 from collbench.model.errors import MachineError, NoDriver
 from collbench.model.run import Device, Health, Path, PeerReadWrite, PeerStatus
 
-# One question to NVML at a time: an answer, or None if this GPU, driver or binding has none.
-#
-# "Not supported" is an everyday answer (virtual machines, MIG, GeForce), so it never raises here.
-
-
 # nvmlValueType_t → the member of the value union that holds it [nvml.h, r580]
 _UNION_MEMBER = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
@@ -37,10 +29,18 @@ _ROOM = 128
 
 
 class Query:
-    """Asks an NVML binding (the module pynvml, or a double of it). Untyped outside, typed from here on."""
+    """Asks an NVML binding (the module pynvml, or a double of it), about one GPU where it has a handle.
 
-    def __init__(self, lib: Any) -> None:
-        self.lib = lib
+    "Not supported" is an everyday answer (virtual machines, MIG, GeForce), so it never raises here. Untyped outside,
+    typed from here on.
+    """
+
+    def __init__(self, lib: Any, handle: object | None = None) -> None:
+        self.lib, self.handle = lib, handle
+
+    def of(self, handle: object) -> Query:
+        """Return the same for one GPU: its handle is then the first argument of each call."""
+        return Query(self.lib, handle)
 
     def ask(self, function: str, *args: object) -> Any | None:
         """Return what the named function answers, None if it is missing or not supported."""
@@ -48,7 +48,7 @@ class Query:
         if call is None:
             return None
         try:
-            return call(*args)
+            return call(*args) if self.handle is None else call(self.handle, *args)
         except (self.lib.NVMLError, self.lib.NVMLLibraryMismatchError):
             return None
 
@@ -61,25 +61,25 @@ class Query:
         answer = self.ask(function, *args)
         return answer.decode() if isinstance(answer, bytes) else str(answer or "")
 
-    def field(self, handle: object, field_id: int, scope: int = 0) -> int | None:
-        """Return the integer value of one NVML field (scope: the NVLink number), None if not supported."""
-        return self.fields(handle, [(field_id, scope)])[0]
+    def field(self, field_id: int) -> int | None:
+        """Return the integer value of one NVML field, None if not supported."""
+        return self.fields([(field_id, 0)])[0]
 
-    def fields(self, handle: object, wanted: Sequence[tuple[int, int]]) -> list[int | None]:
-        """Return the values of several (field, scope), by one call: each takes 0.7 ms on an H200."""
-        values = self._field_values(handle, wanted) if wanted else None
+    def fields(self, wanted: Sequence[tuple[int, int]]) -> list[int | None]:
+        """Return the values of several (field, NVLink number), by one call: each takes 0.7 ms on an H200."""
+        values = self._field_values(wanted) if wanted else None
         return [None] * len(wanted) if values is None else [_integer(value) for value in values]
 
-    def _field_values(self, handle: object, wanted: Sequence[tuple[int, int]]) -> Sequence[Any] | None:
+    def _field_values(self, wanted: Sequence[tuple[int, int]]) -> Sequence[Any] | None:
         """Return the binding's structures; the library is called by hand, as the binding would leave it no room."""
         library = getattr(self.lib, "nvmlLib", None)
         if library is None:  # not the module pynvml
-            return self.ask("nvmlDeviceGetFieldValues", handle, list(wanted))
+            return self.ask("nvmlDeviceGetFieldValues", list(wanted))
         values = (self.lib.c_nvmlFieldValue_t * (len(wanted) + _ROOM))()
         for value, (field_id, scope) in zip(values, wanted, strict=False):
             value.fieldId, value.scopeId = field_id, scope
         try:
-            refused = library.nvmlDeviceGetFieldValues(handle, ctypes.c_int(len(wanted)), values)
+            refused = library.nvmlDeviceGetFieldValues(self.handle, ctypes.c_int(len(wanted)), values)
         except AttributeError:  # a library older than the call
             return None
         return None if refused else values[: len(wanted)]
@@ -91,7 +91,6 @@ def _integer(value: Any) -> int | None:
 
 
 # Where a GPU's NVLinks end, how many join two GPUs, how fast one is, and what went wrong on them.
-
 
 # nvml.h of r580; the binding's own names differ between releases.
 _MAX_LINKS = 36
@@ -113,20 +112,20 @@ class Ends:
     switch: int
 
 
-def active_links(query: Query, handle: object) -> tuple[int, ...]:
+def active_links(gpu: Query) -> tuple[int, ...]:
     """Return the numbers of the links that are up; empty for a GPU without NVLink."""
-    count = query.field(handle, _FIELD_LINK_COUNT)
+    count = gpu.field(_FIELD_LINK_COUNT)
     links = range(_MAX_LINKS if count is None else count)
-    return tuple(link for link in links if query.ask("nvmlDeviceGetNvLinkState", handle, link) == 1)
+    return tuple(link for link in links if gpu.ask("nvmlDeviceGetNvLinkState", link) == 1)
 
 
-def ends(query: Query, handle: object, links: Sequence[int]) -> Ends:
+def ends(gpu: Query, links: Sequence[int]) -> Ends:
     """Return where the given active links of one GPU end."""
     neighbours: Counter[str] = Counter()
     switch = 0
     for link in links:
-        remote = bus_id(query.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
-        kind = query.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+        remote = bus_id(gpu.ask("nvmlDeviceGetNvLinkRemotePciInfo", link))
+        kind = gpu.ask("nvmlDeviceGetNvLinkRemoteDeviceType", link)
         if kind == _DEVICE_SWITCH or remote == _HIDDEN_REMOTE:
             switch += 1
         elif kind in (_DEVICE_GPU, None) and remote:
@@ -143,11 +142,11 @@ def joining(first: Ends, first_id: str, second: Ends, second_id: str) -> tuple[i
     return switched, switched > 0
 
 
-def line_rate(query: Query, handle: object, links: Sequence[int]) -> int | None:
+def line_rate(gpu: Query, links: Sequence[int]) -> int | None:
     """Return the slowest of the given links' line rate in MB/s as NVML reports it; None if it does not."""
-    rates = query.fields(handle, [(_FIELD_LINE_RATE, link) for link in links])
+    rates = gpu.fields([(_FIELD_LINE_RATE, link) for link in links])
     known_rates = [rate for rate in rates if rate]
-    return min(known_rates) if known_rates else query.field(handle, _FIELD_LINE_RATE_COMMON) or None
+    return min(known_rates) if known_rates else gpu.field(_FIELD_LINE_RATE_COMMON) or None
 
 
 def bus_id(pci_info: object | None) -> str:
@@ -156,30 +155,27 @@ def bus_id(pci_info: object | None) -> str:
     return (value.decode() if isinstance(value, bytes) else str(value)).upper()
 
 
-def replays(query: Query, handle: object, links: Sequence[int]) -> int | None:
+def replays(gpu: Query, links: Sequence[int]) -> int | None:
     """Return replayed packets summed over the given links since driver load; None if not counted."""
-    return _sum_counters(query, handle, links, (_FIELD_REPLAY,), (_REPLAY,))
+    return _sum_counters(gpu, links, (_FIELD_REPLAY,), (_REPLAY,))
 
 
-def errors(query: Query, handle: object, links: Sequence[int]) -> int | None:
+def errors(gpu: Query, links: Sequence[int]) -> int | None:
     """Return CRC errors and recoveries summed over the given links since driver load; None if not counted."""
-    return _sum_counters(query, handle, links, (_FIELD_RECOVERY, _FIELD_CRC), (_RECOVERY, _CRC_FLIT, _CRC_DATA))
+    return _sum_counters(gpu, links, (_FIELD_RECOVERY, _FIELD_CRC), (_RECOVERY, _CRC_FLIT, _CRC_DATA))
 
 
-def _sum_counters(
-    query: Query, handle: object, links: Sequence[int], fields: tuple[int, ...], counters: tuple[int, ...]
-) -> int | None:
+def _sum_counters(gpu: Query, links: Sequence[int], fields: tuple[int, ...], counters: tuple[int, ...]) -> int | None:
     """Sum over links by field (Hopper and newer), else by the older call, which newer drivers drop."""
-    by_field = query.fields(handle, [(field, link) for link in links for field in fields])
+    by_field = gpu.fields([(field, link) for link in links for field in fields])
     known_counts = [count for count in by_field if count is not None]
     if not known_counts:
-        older = (query.integer("nvmlDeviceGetNvLinkErrorCounter", handle, link, c) for link in links for c in counters)
+        older = (gpu.integer("nvmlDeviceGetNvLinkErrorCounter", link, c) for link in links for c in counters)
         known_counts = [count for count in older if count is not None]
     return sum(known_counts) if known_counts else None
 
 
 # The path between two GPUs, as NVML reports it: NVLinks, PCIe ancestor, peer access, and the limit they set.
-
 
 # nvmlGpuTopologyLevel_t → label [nvml.h, r580]. INTERNAL (both GPUs on one board) is a single bridge: PIX.
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -199,9 +195,9 @@ _PEER_READ, _PEER_WRITE = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one GPU brings to each of its paths, asked once: NVML's calls are slow and pairs are many."""
+    """One GPU's end of its paths, asked once: NVML's calls are slow and pairs are many."""
 
-    handle: object
+    gpu: Query
     pci_bus_id: str
     ends: Ends
     line_mbps: int | None
@@ -209,25 +205,25 @@ class Side:
     slot: theory.Theory | None
 
 
-def side(query: Query, handle: object, device: Device) -> Side:
-    """Return one GPU's share of its paths. The slot's *maximum* counts: an idle GPU lowers its generation."""
-    links = active_links(query, handle)
-    generation = query.integer("nvmlDeviceGetMaxPcieLinkGeneration", handle)
-    width = query.integer("nvmlDeviceGetMaxPcieLinkWidth", handle)
+def side(gpu: Query, device: Device) -> Side:
+    """Return one GPU's end of its paths. The slot's *maximum* counts: an idle GPU lowers its generation."""
+    links = active_links(gpu)
+    generation = gpu.integer("nvmlDeviceGetMaxPcieLinkGeneration")
+    width = gpu.integer("nvmlDeviceGetMaxPcieLinkWidth")
     return Side(
-        handle=handle,
+        gpu=gpu,
         pci_bus_id=device.pci_bus_id,
-        ends=ends(query, handle, links),
-        line_mbps=line_rate(query, handle, links),
-        capability=query.ask("nvmlDeviceGetCudaComputeCapability", handle),
+        ends=ends(gpu, links),
+        line_mbps=line_rate(gpu, links),
+        capability=gpu.ask("nvmlDeviceGetCudaComputeCapability"),
         slot=theory.pcie(generation, width),
     )
 
 
-def between(query: Query, positions: tuple[int, int], first: Side, second: Side) -> Path:
+def between(positions: tuple[int, int], first: Side, second: Side) -> Path:
     """Return the path between two GPUs; `theory_gbs` is the slower end's one-way limit in GB/s."""
     links, through_switch = joining(first.ends, first.pci_bus_id, second.ends, second.pci_bus_id)
-    level = query.integer("nvmlDeviceGetTopologyCommonAncestor", first.handle, second.handle)
+    level = first.gpu.integer("nvmlDeviceGetTopologyCommonAncestor", second.gpu.handle)
     ancestor = None if level is None else _ANCESTORS.get(level)
     if links:
         limit = _slowest(
@@ -243,15 +239,15 @@ def between(query: Query, positions: tuple[int, int], first: Side, second: Side)
         nvlinks=links,
         theory_gbs=limit.gbs if limit else None,
         theory_source=limit.source if limit else "",
-        peer_access=_peer_access(query, first.handle, second.handle),
+        peer_access=_peer_access(first.gpu, second.gpu),
     )
 
 
-def _peer_access(query: Query, first: object, second: object) -> PeerReadWrite | None:
+def _peer_access(first: Query, second: Query) -> PeerReadWrite | None:
     """Return whether the first reads and writes the second's memory, and why not; None if NVML reports neither."""
 
     def status(index: int) -> PeerStatus | None:
-        code = query.integer("nvmlDeviceGetP2PStatus", first, second, index)
+        code = first.integer("nvmlDeviceGetP2PStatus", second.handle, index)
         if code is None:
             return None
         return _PEER_STATUSES[code] if 0 <= code < len(_PEER_STATUSES) else PeerStatus.UNKNOWN
@@ -266,7 +262,6 @@ def _slowest(limits: Iterable[theory.Theory | None]) -> theory.Theory | None:
 
 # One GPU's state at this moment: clocks, heat, power, throttling, errors, and other processes on it.
 
-
 # nvml.h of r580
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
@@ -275,7 +270,7 @@ _UNCORRECTED, _VOLATILE = 1, 0
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What may change while measuring and what it takes little time to ask: °C, throttle reasons, compute processes.
+    """What may change while measuring, and is quick to ask: °C, throttle reasons, compute processes.
 
     `processes` are ids as NVML gives them (in a container they may be the host's), None if it does not.
     """
@@ -285,70 +280,71 @@ class Glance:
     processes: frozenset[int] | None = None
 
 
-def glance(query: Query, handle: object) -> Glance:
+def glance(gpu: Query) -> Glance:
     """Return one GPU's temperature in °C, throttle reasons and compute processes now; None if not reported."""
     return Glance(
-        temperature=query.integer("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
-        throttle=_throttle(query, handle),
-        processes=processes(query, handle),
+        temperature=gpu.integer("nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
+        throttle=_throttle(gpu),
+        processes=processes(gpu),
     )
 
 
-def processes(query: Query, handle: object) -> frozenset[int] | None:
+def processes(gpu: Query) -> frozenset[int] | None:
     """Return the ids of the compute processes on one GPU, ours among them; None if NVML does not report them."""
-    running = query.ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    running = gpu.ask("nvmlDeviceGetComputeRunningProcesses")
     return None if running is None else frozenset(process.pid for process in running)
 
 
-def read(query: Query, handle: object) -> Health:
+def read(gpu: Query) -> Health:
     """Return the state of one GPU; a field that NVML does not support on it is None."""
-    links = active_links(query, handle)
-    milliwatts = query.integer("nvmlDeviceGetPowerUsage", handle)
+    links = active_links(gpu)
+    milliwatts = gpu.integer("nvmlDeviceGetPowerUsage")
     return Health(
-        sm_clock=query.integer("nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
-        memory_clock=query.integer("nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY),
-        temperature=query.integer("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
+        sm_clock=gpu.integer("nvmlDeviceGetClockInfo", _CLOCK_SM),
+        memory_clock=gpu.integer("nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
+        temperature=gpu.integer("nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
         power=None if milliwatts is None else milliwatts / 1000,
-        throttle=_throttle(query, handle),
-        utilization=getattr(query.ask("nvmlDeviceGetUtilizationRates", handle), "gpu", None),
-        memory_used=memory_used(query, handle),
-        nvlink_replays=replays(query, handle, links),
-        nvlink_errors=errors(query, handle, links),
-        ecc_errors=query.integer("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
-        processes=_other_processes(query, handle),
-        pcie_generation=query.integer("nvmlDeviceGetCurrPcieLinkGeneration", handle),
-        pcie_width=query.integer("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        throttle=_throttle(gpu),
+        utilization=getattr(gpu.ask("nvmlDeviceGetUtilizationRates"), "gpu", None),
+        memory_used=memory_used(gpu),
+        nvlink_replays=replays(gpu, links),
+        nvlink_errors=errors(gpu, links),
+        ecc_errors=ecc_errors(gpu),
+        processes=_other_processes(gpu),
+        pcie_generation=gpu.integer("nvmlDeviceGetCurrPcieLinkGeneration"),
+        pcie_width=gpu.integer("nvmlDeviceGetCurrPcieLinkWidth"),
     )
 
 
-def _throttle(query: Query, handle: object) -> tuple[str, ...]:
-    bits = query.integer("nvmlDeviceGetCurrentClocksEventReasons", handle)
+def _throttle(gpu: Query) -> tuple[str, ...]:
+    bits = gpu.integer("nvmlDeviceGetCurrentClocksEventReasons")
     if bits is None:  # the name before r535
-        bits = query.integer("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
+        bits = gpu.integer("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
     return tuple(reason for bit, reason in THROTTLE_REASONS.items() if bits & bit)
 
 
-def memory_used(query: Query, handle: object) -> int | None:
+def ecc_errors(gpu: Query) -> int | None:
+    """Return the uncorrected ECC errors since the driver was loaded; None if they are not counted."""
+    return gpu.integer("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE)
+
+
+def memory_used(gpu: Query) -> int | None:
     """Return bytes in use. Version 1 of the call counts the driver's own reserve too, so version 2 goes first."""
-    version = getattr(query.lib, "nvmlMemory_v2", None)
-    memory = None if version is None else query.ask("nvmlDeviceGetMemoryInfo", handle, version)
-    return getattr(memory or query.ask("nvmlDeviceGetMemoryInfo", handle), "used", None)
+    version = getattr(gpu.lib, "nvmlMemory_v2", None)
+    memory = None if version is None else gpu.ask("nvmlDeviceGetMemoryInfo", version)
+    return getattr(memory or gpu.ask("nvmlDeviceGetMemoryInfo"), "used", None)
 
 
-def _other_processes(query: Query, handle: object) -> int | None:
-    """Return how many compute processes but this one hold the GPU: right only before anybody opens it for us.
+def _other_processes(gpu: Query) -> int | None:
+    """Return how many compute processes but this one hold the GPU: right only before collbench opens it.
 
-    In a container NVML may give host ids, so a context of ours counts as another: `watch.Occupants` distinguishes them.
+    In a container NVML may give host ids, and a context of ours counts as another: health.Occupants distinguishes them.
     """
-    pids = processes(query, handle)
+    pids = processes(gpu)
     return None if pids is None else len(pids - {os.getpid()})
 
 
-# Facts about this machine's GPUs and the paths between them, as the driver's management library reports them.
-#
-# GPUs are numbered as nvidia-smi does (PCI order), whatever CUDA_VISIBLE_DEVICES says. A MIG-enabled GPU is reported
-# as the whole GPU that it is part of.
-
+# The open library: GPUs, and the paths between them.
 
 _SYSFS = pathlib.Path("/sys/bus/pci/devices")
 _BITS = 64
@@ -362,11 +358,14 @@ _VIRTUALIZATION = ("none", "pass-through", "vGPU", "host vGPU", "host vSGA")
 class Nvml:
     """An open NVML. Use as a context manager; raises MachineError on entry where there is no driver.
 
-    `lib` stands in for the module pynvml and `sysfs` for the kernel's PCI devices; both are there for tests.
+    GPUs are numbered as nvidia-smi does (PCI order), whatever CUDA_VISIBLE_DEVICES says. A MIG-enabled GPU is reported
+    as the whole GPU that it is part of.
+
+    `lib` replaces the module pynvml and `sysfs` the folder of the kernel's PCI devices, for tests.
     """
 
     def __init__(self, lib: Any | None = None, sysfs: pathlib.Path = _SYSFS) -> None:
-        self._query = Query(lib if lib is not None else _import_binding())
+        self._query = Query(lib if lib is not None else import_binding())
         self._sysfs = sysfs
 
     def __enter__(self) -> Self:
@@ -395,33 +394,40 @@ class Nvml:
         """Return every GPU that this process may use, in nvidia-smi's order. Raises MachineError for a lost one."""
         count = self._query.integer("nvmlDeviceGetCount") or 0
         handles = ((index, self._handle(index)) for index in range(count))
-        return tuple(self._device(index, handle) for index, handle in handles if handle is not None)
+        return tuple(self._device(index, self._query.of(handle)) for index, handle in handles if handle is not None)
+
+    def gpu(self, device: Device) -> Query:
+        """Return what asks about one GPU. Raises MachineError for one that is not here."""
+        handle = self._query.ask("nvmlDeviceGetHandleByUUID", device.uuid)
+        if handle is None:
+            raise MachineError(f"GPU {device.index} ({device.uuid}) is not on this machine: see nvidia-smi -L")
+        return self._query.of(handle)
 
     def paths(self, devices: Sequence[Device]) -> tuple[Path, ...]:
         """Return the path between each unordered pair of positions (i < j) in `devices`, theory in GB/s."""
-        sides = [side(self._query, self._handle_of(device), device) for device in devices]
+        sides = [side(self.gpu(device), device) for device in devices]
         pairs = itertools.combinations(range(len(sides)), 2)
-        return tuple(between(self._query, (i, j), sides[i], sides[j]) for i, j in pairs)
+        return tuple(between((i, j), sides[i], sides[j]) for i, j in pairs)
 
     def health(self, device: Device) -> Health:
         """Return the state of one GPU now; units in model.Health, None if NVML does not report it."""
-        return read(self._query, self._handle_of(device))
+        return read(self.gpu(device))
 
     def memory_used(self, device: Device) -> int | None:
         """Return the bytes in use on one GPU now, None if NVML does not report them."""
-        return memory_used(self._query, self._handle_of(device))
+        return memory_used(self.gpu(device))
 
     def glance(self, device: Device) -> Glance:
-        """Return what of one GPU's state is worth watching while measuring: °C, throttle reasons, process ids."""
-        return glance(self._query, self._handle_of(device))
+        """Return the part of a GPU's state that is watched while measuring: °C, throttle reasons, process ids."""
+        return glance(self.gpu(device))
 
     def processes(self, device: Device) -> frozenset[int] | None:
         """Return the ids of the compute processes on one GPU, ours among them; None if NVML does not report them."""
-        return processes(self._query, self._handle_of(device))
+        return processes(self.gpu(device))
 
     def in_mig_mode(self, device: Device) -> bool:
         """Return whether a GPU is cut into MIG instances now."""
-        modes = self._query.ask("nvmlDeviceGetMigMode", self._handle_of(device))  # current and pending
+        modes = self.gpu(device).ask("nvmlDeviceGetMigMode")  # current and pending
         return modes is not None and modes[0] == 1
 
     def driver_version(self) -> str:
@@ -431,12 +437,12 @@ class Nvml:
     def cuda_version(self) -> str:
         """Return the newest CUDA that the driver supports, such as "13.0"; "" if it does not report one."""
         version = self._query.integer("nvmlSystemGetCudaDriverVersion_v2")
-        return "" if version is None else f"{version // 1000}.{version % 1000 // 10}"
+        return "" if version is None else format_cuda_version(version)
 
     def virtualization(self) -> str:
         """Return how the first GPU is virtualized ("none", "pass-through", "vGPU", …); "" if not reported."""
-        handle = next((self._handle_of(device) for device in self.devices()), None)
-        mode = None if handle is None else self._query.integer("nvmlDeviceGetVirtualizationMode", handle)
+        first = next((self.gpu(device) for device in self.devices()), None)
+        mode = None if first is None else first.integer("nvmlDeviceGetVirtualizationMode")
         return _VIRTUALIZATION[mode] if mode is not None and mode < len(_VIRTUALIZATION) else ""
 
     def _handle(self, index: int) -> object | None:
@@ -452,41 +458,41 @@ class Nvml:
             ) from error
         return handle
 
-    def _handle_of(self, device: Device) -> object:
-        handle = self._query.ask("nvmlDeviceGetHandleByUUID", device.uuid)
-        if handle is None:
-            raise MachineError(f"GPU {device.index} ({device.uuid}) is not on this machine: see nvidia-smi -L")
-        return handle
-
-    def _device(self, index: int, handle: object) -> Device:
-        pci_id = bus_id(self._query.ask("nvmlDeviceGetPciInfo", handle))
+    def _device(self, index: int, gpu: Query) -> Device:
+        pci_id = bus_id(gpu.ask("nvmlDeviceGetPciInfo"))
         return Device(
             index=index,
-            uuid=self._query.text("nvmlDeviceGetUUID", handle),
-            name=self._query.text("nvmlDeviceGetName", handle),
+            uuid=gpu.text("nvmlDeviceGetUUID"),
+            name=gpu.text("nvmlDeviceGetName"),
             pci_bus_id=pci_id,
-            memory_bytes=getattr(self._query.ask("nvmlDeviceGetMemoryInfo", handle), "total", 0),
-            numa_node=self._numa_node(handle, pci_id),
-            cpu_affinity=format_cpus(_set_bits(self._query.ask("nvmlDeviceGetCpuAffinity", handle, _MASK_WORDS))),
-            pcie_generation=self._query.integer("nvmlDeviceGetMaxPcieLinkGeneration", handle),
-            pcie_width=self._query.integer("nvmlDeviceGetMaxPcieLinkWidth", handle),
+            memory_bytes=getattr(gpu.ask("nvmlDeviceGetMemoryInfo"), "total", 0),
+            numa_node=self._numa_node(gpu, pci_id),
+            cpu_affinity=format_cpus(_set_bits(gpu.ask("nvmlDeviceGetCpuAffinity", _MASK_WORDS))),
+            pcie_generation=gpu.integer("nvmlDeviceGetMaxPcieLinkGeneration"),
+            pcie_width=gpu.integer("nvmlDeviceGetMaxPcieLinkWidth"),
         )
 
-    def _numa_node(self, handle: object, pci_id: str) -> int | None:
+    def _numa_node(self, gpu: Query, pci_id: str) -> int | None:
         """Return the *host's* node next to the GPU.
 
         nvmlDeviceGetNumaNodeId would give the node of the GPU's own memory, which only coherent machines have.
         """
-        nodes = _set_bits(self._query.ask("nvmlDeviceGetMemoryAffinity", handle, _MASK_WORDS, _SCOPE_NODE))
+        nodes = _set_bits(gpu.ask("nvmlDeviceGetMemoryAffinity", _MASK_WORDS, _SCOPE_NODE))
         return nodes[0] if len(nodes) == 1 else _sysfs_numa_node(self._sysfs, pci_id)
 
 
-def _import_binding() -> Any:
+def import_binding() -> Any:
+    """Return the module pynvml. Raises MachineError."""
     try:
         import pynvml
     except ImportError as error:
         raise MachineError("cannot read GPU facts: nvidia-ml-py is missing", "pip install nvidia-ml-py") from error
     return pynvml
+
+
+def format_cuda_version(number: int) -> str:
+    """Return CUDA's number of a version as people write it: 13000 is "13.0"."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _set_bits(mask: Sequence[int] | None) -> tuple[int, ...]:

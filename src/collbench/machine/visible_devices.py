@@ -13,7 +13,6 @@ from collbench.model.run import Device
 #
 # [CUDA C++ Programming Guide, "CUDA Environment Variables"]
 
-
 NAME = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 _BY_BUS = "PCI_BUS_ID"  # nvidia-smi's order, too

@@ -1,4 +1,4 @@
-"""What a backend is and can do, by its name: a saved run knows its backend by no more than that."""
+"""What each backend is and can do, by its name, which is all that a saved run has of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Capabilities:
         if self.nccl and not row.native:
             return "csrc/collective_layout.hpp (enum Collective) has no such call, and its row no 'native'"
         if self.gloo and row.gloo_buffers is None:
-            return "backends/gloo_worker.py has no such call, and its row no 'gloo_buffers'"
+            return "backends/torch_collectives.py has no such call, and its row no 'gloo_buffers'"
         return ""
 
 

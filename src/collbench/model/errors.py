@@ -14,7 +14,7 @@ from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 class ExitStatus(IntEnum):
     """Exit statuses, the same for every command. Where several apply, the highest counts.
 
-    `sentence` is the README's. `train` hands its job's own status on.
+    `sentence` is the README's. `train` returns its job's own status.
     """
 
     sentence: str
@@ -77,7 +77,7 @@ class BackendError(CollbenchError):
     """
 
     def __init__(self, text: str = "", kind: FailureKind = FailureKind.ERROR, failure: Failure | None = None) -> None:
-        """Say what failed, and how; a `failure` has its own kind, and stands for the text where there is none."""
+        """Say what failed, and how. A `failure` has its own kind, and gives the text if there is none."""
         super().__init__(text or (str(failure) if failure else ""))
         self.kind = (failure.kind if failure else None) or kind
         self._failure = failure
@@ -90,7 +90,7 @@ class BackendError(CollbenchError):
 
 
 def failure_of(error: CollbenchError) -> Failure:
-    """Return how what the error is about failed."""
+    """Return the failure that an error reports."""
     if isinstance(error, BackendError):
         return error.failure
     return Failure(FailureKind.ERROR, Cause.REPORTED, detail=str(error))
@@ -101,7 +101,7 @@ class StepFailed(BackendError):
 
 
 class PeerLost(StepFailed):
-    """A step that failed here because another rank did: what that one says is the cause."""
+    """A step that failed here because it failed on another rank, whose error has the cause."""
 
 
 class NotTrusted(CollbenchError):

@@ -42,27 +42,21 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a step failed. `kind` is None in files that older versions saved.
+    """Why a step failed."""
 
-    `devices` are the positions where it failed, `rank` is the process of a launch that reported it. `work`,
-    `size_bytes` and `groups` (positions) are the step's. `signal` ended a process, else `exit_status` is its own.
-    `detail` is in the words of CUDA, NCCL, the kernel or a dying process. `because` is an earlier failure that led to
-    this one.
-    """
-
-    kind: FailureKind | None
+    kind: FailureKind | None  # None in files that older versions saved
     cause: Cause
-    devices: tuple[int, ...] = ()
-    rank: int | None = None
-    work: Work | None = None
+    devices: tuple[int, ...] = ()  # positions where it failed
+    rank: int | None = None  # the process of a launch that reported it
+    work: Work | None = None  # the step's, as the next two
     size_bytes: int | None = None
-    groups: tuple[tuple[int, ...], ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()  # positions
     seconds: float | None = None
-    exit_status: int | None = None
-    signal: int | None = None
+    exit_status: int | None = None  # of a process that ended by itself
+    signal: int | None = None  # that ended a process
     count: int | None = None
-    detail: str = ""
-    because: Failure | None = None
+    detail: str = ""  # in the words of CUDA, NCCL, the kernel or a dying process
+    because: Failure | None = None  # an earlier failure that led to this one
 
     def __str__(self) -> str:
         """Return "crash: worker process died (signal 9): detail": a notation, for the texts of exceptions."""
@@ -90,17 +84,12 @@ def died(status: int, last_line: str, devices: tuple[int, ...] = ()) -> Failure:
 
 @dataclass(frozen=True, slots=True)
 class WrongData:
-    """Data that arrived and was not sent: `count` wrong elements of a message of `work` between `members`.
-
-    `members` are positions in the order of the transfer; of a collective the one that found it comes first. The first
-    wrong element is at byte `offset` of the message and is `found` instead of `expected`. None if it was not
-    reported.
-    """
+    """Data that arrived and was not sent, in a message of `work`. None: it was not reported."""
 
     work: Work
     size_bytes: int
-    members: tuple[int, ...]
-    count: int | None = None
-    offset: int | None = None
-    expected: float | None = None
+    members: tuple[int, ...]  # positions in the order of the transfer; a collective's rank that found it comes first
+    count: int | None = None  # of wrong elements
+    offset: int | None = None  # of the first of them, in bytes
+    expected: float | None = None  # there
     found: float | None = None

@@ -36,7 +36,7 @@ class Unknown(StrEnum):
     REDUCTION = "reduction"
     ROOT = "root"
     PEER = "peer"
-    GROUP_RANKS = "group-ranks"  # who is in a group
+    GROUP_RANKS = "group-ranks"  # which ranks are in a group
     PAUSES = "pauses"  # when the host made a call
     GPU_TIMES = "gpu-times"  # how long a call's kernel ran
     GRAPH_REPLAYS = "graph-replays"  # a captured call is seen once, not at every replay
@@ -72,21 +72,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one rank asked NCCL for: all but when. Calls that are equal are one entry of a job's table.
+    """What one rank asked NCCL for: all but when. Calls that are equal are one entry of a job's table."""
 
-    `operation` is a collective's value in the table of collectives or a PointToPoint's; `size_bytes` the message size
-    as nccl-tests counts it (of a send or receive: its bytes); `group` a place in `Job.groups`; `root` and `peer` ranks
-    of that group. `captured` is True for a call inside a CUDA graph.
-    """
-
-    operation: str
-    size_bytes: int
-    group: int
+    operation: str  # a collective's value in Operation, or a PointToPoint
+    size_bytes: int  # of the message, as nccl-tests counts it; of a send or receive, its bytes
+    group: int  # in Job.groups
     dtype: str = ""
     reduction: str = ""
-    root: int | None = None
-    peer: int | None = None
-    captured: bool = False
+    root: int | None = None  # a rank of the group
+    peer: int | None = None  # a rank of the group
+    captured: bool = False  # inside a CUDA graph
 
     @property
     def collective(self) -> Operation | None:
@@ -107,33 +102,27 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One call of a phase. `together` is True if NCCL got it in one group (ncclGroupStart) with the call before it.
-
-    `pause` is the host's time from the call before, of the first position from the last one of the repetition
-    before; `gpu` how long its kernel ran, which on a rank that came early includes the wait for the others.
-    """
+    """One call of a phase."""
 
     call: int  # in Job.calls
-    together: bool = False
+    together: bool = False  # NCCL got it in one group (ncclGroupStart) with the call before it
+    # The host's time since the call before; of the first position, since the last one of the repetition before.
     pause: Spread | None = None
-    gpu: Spread | None = None
+    gpu: Spread | None = None  # how long its kernel ran: on a rank that came early, the wait for the others included
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One repetition of a phase, whole: of each position when the host made the call, and how long its kernel ran.
+    """One repetition of a phase, whole: times of each position in µs, () where any is unknown.
 
-    Times are µs; `starts` count from Job.started on the host's clock, which ranks of one host share. `gpu` is ()
-    where unknown, and 0 of a single call whose time is. `gpu_starts` is when each kernel began, on the host's clock as
-    closely as that is known, some 10 µs; () if any is unknown. `gpu_before` is when the call before the first one
-    began on the GPU, and how long it ran there; () if unknown.
+    Moments count from Job.started on the host's clock, which ranks of one host share.
     """
 
     repetition: int
-    starts: tuple[float, ...]
-    gpu: tuple[float, ...] = ()
-    gpu_starts: tuple[float, ...] = ()
-    gpu_before: tuple[float, ...] = ()
+    starts: tuple[float, ...]  # when the host made the call
+    gpu: tuple[float, ...] = ()  # how long its kernel ran; 0 for a single call whose time is unknown
+    gpu_starts: tuple[float, ...] = ()  # when its kernel began, to some 10 µs
+    gpu_before: tuple[float, ...] = ()  # when the call before the first one began on the GPU, and how long it ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +136,16 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class JobRank:
-    """What one rank sent. `rank` is the job's own numbering; `device` the CUDA index its process saw, None if unknown.
+    """What one rank sent."""
 
-    `dropped` calls were seen but not kept, for the recorder's memory was full. `order` is how the phases came where
-    some came again: places in `phases`, each with how often it was repeated there, together a phase's `repetitions`;
-    () if each phase came once, in the order of `phases`.
-    """
-
-    rank: int
+    rank: int  # the job's own numbering
     phases: tuple[Phase, ...]
     host: str = ""
-    device: int | None = None
+    device: int | None = None  # the CUDA index that its process saw, None if unknown
     ending: Ending = Ending.COMPLETE
-    dropped: int = 0
+    dropped: int = 0  # calls that were seen but not kept, for the recorder's memory was full
+    # How the phases came where some came again: places in `phases`, each with how often it was repeated there, together
+    # a phase's `repetitions`; () if each phase came once, in the order of `phases`.
     order: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -186,23 +172,18 @@ class JobRank:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that was recorded of a job.
-
-    `command` is what was started, () for an import; `started` is UTC; `environment` the NCCL_* variables of rank 0;
-    `nccl` its version, "" if unknown. `unknown` says what the source cannot tell: an empty field elsewhere then means
-    "unknown", and otherwise "there was none".
-    """
+    """All that was recorded of a job. An empty field means "there was none", or "unknown" where `unknown` says so."""
 
     source: Source
-    started: str
+    started: str  # UTC
     world_size: int
     groups: tuple[Group, ...]
     calls: tuple[Call, ...]
     ranks: tuple[JobRank, ...]
-    command: tuple[str, ...] = ()
-    nccl: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
-    unknown: tuple[Unknown, ...] = ()
+    command: tuple[str, ...] = ()  # what was started, () for an import
+    nccl: str = ""  # its version
+    environment: dict[str, str] = field(default_factory=dict)  # the NCCL_* variables of rank 0
+    unknown: tuple[Unknown, ...] = ()  # what the source cannot tell
 
     def called(self, phase: Phase) -> Sequence[Call]:
         """Return the calls of a phase, in order."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from collbench.model.errors import UsageError
 from collbench.model.operations import Registration
 
-# By nccl.h's name, the oldest NCCL whose ncclConfig_t has the field; csrc/nccl_config.cpp writes them. Not here:
+# By nccl.h's name, the oldest NCCL whose ncclConfig_t has the field; csrc/nccl.cpp writes them. Not here:
 # `blocking`, which NCCL_COMM_BLOCKING sets, names (text), and what only ncclCommShrink reads.
 _FIELDS = {
     "cgaClusterSize": 21800,

@@ -73,7 +73,7 @@ class Collective:
     nccl: str  # NCCL's name, after "nccl" [nccl.h; collectives.cc, ncclFuncToString]
     tuned: bool  # NCCL chooses an algorithm for it; what is made of send/recv has none
     native: bool  # csrc/collective_layout.hpp, enum Collective, has it: the extension can time it
-    gloo_buffers: int | None  # arguments of torch's gloo call; None: backends/gloo_worker.py has no call for it
+    gloo_buffers: int | None  # arguments of torch's gloo call; None: backends/torch_collectives.py has no call for it
     nccl_tests: str  # nccl-tests' program
     prints_redop: bool  # that program prints the reduction that was asked for
     reduces: bool  # the reduction (--op) matters
@@ -109,8 +109,8 @@ def _roots_blocks(count: int, ranks: int, root: bool) -> float:
 # Every element depends on every rank, so S leaves each set of ranks and S enters it. Patarasuk and Yuan, J. Parallel
 # Distrib. Comput. 69 (2009), §3: all ranks send 2(n−1)S together.
 _ALLREDUCED = Traffic(_whole, lambda n: 2.0 * (n - 1), in_switch=True, neighbors=False)
-# S enters every set without the root; from each rank of a reduction S leaves, or what it was added to. NVLink SHARP
-# saves a broadcast's senders nothing.
+# S enters every set without the root; in a reduction, S (or a sum with it) leaves each rank. NVLink SHARP saves a
+# broadcast's senders nothing.
 _FROM_ROOT = Traffic(_whole, lambda n: n - 1.0, in_switch=False, neighbors=False)
 # Each rank has one block of n and wants the others', or the reverse.
 _GATHERED = Traffic(_blocks, lambda n: n - 1.0, in_switch=True, neighbors=False)
@@ -125,8 +125,8 @@ _AT_ROOT = Traffic(_roots_blocks, lambda n: (n - 1) / n, in_switch=False, neighb
 class Operation(StrEnum):
     """What is timed. A copy names the engine that moves bytes and the side that issues it; a collective has its row.
 
-    To add a collective: add a row; then its calls in csrc/ and in backends/gloo_worker.py, which `native` and
-    `gloo_buffers` stand for.
+    To add a collective, add a row; then add its calls in csrc/ (`native`) and in backends/torch_collectives.py
+    (`gloo_buffers`).
     """
 
     row: Collective | None
@@ -422,7 +422,7 @@ class Operation(StrEnum):
 
     @property
     def collective(self) -> Collective:
-        """The row of a collective. Raises ValueError for a copy: a collective's facts were asked of none."""
+        """The row of a collective. Raises ValueError for a copy, which has none."""
         if self.row is None:
             raise ValueError(f"{self.value} is no collective: it has no row in the table of collectives")
         return self.row

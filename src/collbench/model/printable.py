@@ -1,7 +1,7 @@
-"""Text of strangers, so that a terminal, a page or a table shows it and never obeys it.
+"""Makes untrusted text safe to print: a terminal, a page or a table shows it and never obeys it.
 
-A run file, a device, a variable or a file may be called anything. What would move a cursor, change the order of the
-letters or begin a new line is written as JSON writes it: \\u001b. So JSON stays the same JSON.
+A run file, a device, a variable or a file may have any name. Characters that would move a cursor, change the order of
+the letters or begin a new line are written as in JSON: \\u001b. So JSON stays the same JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The nouns that every stage shares: devices, paths, data points, samples and the run that holds them.
+"""What every stage shares: devices, paths, data points, samples, and the run that holds them.
 
 Devices are referred to by *position*: the place in `Run.devices`, never an nvidia-smi or CUDA index.
 Matrices are row = source, column = destination, diagonal NaN.
@@ -17,7 +17,7 @@ from collbench.model.operations import COLLECTIVES, Operation, Registration, Var
 from collbench.model.skew import Blocks, Skew, blocks_of
 from collbench.model.units import format_size
 
-# The phase before a sweep, outside its seconds: communicators being made.
+# The phase before a sweep, in which communicators are made; it is not part of the sweep's seconds.
 NCCL_START = "NCCL start"
 
 
@@ -33,22 +33,18 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU, or on the host backend one CPU core. Identity is `uuid` and `pci_bus_id`; `index` is for display.
+    """One GPU, or on the host backend one CPU core. Identity is `uuid` and `pci_bus_id`."""
 
-    `index` is nvidia-smi's (the core number on the host backend); `cpu_affinity` is a list such as "0-63"; `host` is
-    set where a run spans several machines. `pcie_generation` and `pcie_width` are the most that its slot and it can do.
-    """
-
-    index: int
+    index: int  # nvidia-smi's, or the core's number; for display
     uuid: str
     name: str
     pci_bus_id: str = ""
     memory_bytes: int = 0
     numa_node: int | None = None
-    cpu_affinity: str = ""
-    host: str = ""
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
+    cpu_affinity: str = ""  # a list such as "0-63"
+    host: str = ""  # where a run spans several hosts
+    pcie_generation: int | None = None  # the most that the device and its slot support
+    pcie_width: int | None = None  # the same
 
     @property
     def is_core(self) -> bool:
@@ -104,25 +100,21 @@ class PeerReadWrite:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What the machine's tools report about the path between two devices (an unordered pair of positions).
+    """What the machine's tools report about the path between two devices, an unordered pair of positions.
 
-    `label` is nvidia-smi's word (NV18, PIX, …); `ancestor` the PCIe label alone, as if there were no NVLink;
-    `theory_gbs` the one-way limit in GB/s, None if nothing is known; `peer_access` what NVML says of P2P. `tool_label`
-    is the word of `nvidia-smi topo -m`, `tool_peer_access` what `-p2p r` says of the first device reading the second's
-    memory and of the second reading the first's, `cuda_peers` whether CUDA lets both reach each other's memory; None
-    and () if it was not asked.
+    None and () stand for what was not asked, or not reported.
     """
 
     devices: tuple[int, int]
-    label: str
-    ancestor: str | None = None
+    label: str  # nvidia-smi's word: NV18, PIX, …
+    ancestor: str | None = None  # the PCIe label alone, as if there were no NVLink
     nvlinks: int = 0
-    theory_gbs: float | None = None
+    theory_gbs: float | None = None  # the limit in one direction, GB/s
     theory_source: str = ""
-    peer_access: PeerReadWrite | None = None
-    tool_label: str | None = None
-    tool_peer_access: tuple[PeerStatus, ...] = ()
-    cuda_peers: bool | None = None
+    peer_access: PeerReadWrite | None = None  # by NVML
+    tool_label: str | None = None  # by `nvidia-smi topo -m`
+    tool_peer_access: tuple[PeerStatus, ...] = ()  # by `-p2p r`: the first reads the second's memory, and the reverse
+    cuda_peers: bool | None = None  # whether CUDA lets both reach each other's memory
 
     @property
     def peers_denied(self) -> bool:
@@ -213,77 +205,58 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One trial of a data point: raw seconds per iteration of each batch, shape (batches,).
-
-    `concurrent` is True when other disjoint pairs were busy at the same time. `launch_seconds`, for collectives,
-    is the ungraphed launch loop's time per iteration (None if it was not taken). `flags` say what was wrong with
-    the machine meanwhile. `marks` say what is wrong with the sample itself (analysis/physics.py). The trial's
-    batches, untimed ones too, delivered `moved_bytes`, of which `verified_bytes` were compared (None: not counted).
-    `plain`: a collective's batches were plain launches, as between hosts, not replays of a captured graph. `waits` are
-    seconds by member, of `nodes`: the median time for which it waited in the barrier before a batch.
-    """
+    """One trial of a data point: raw seconds per iteration of each batch, shape (batches,)."""
 
     seconds: tuple[float, ...]
     iterations: int
-    concurrent: bool
-    launch_seconds: float | None = None
-    flags: tuple[Flag, ...] = ()
-    marks: tuple[Mark, ...] = ()
-    moved_bytes: int | None = None
-    verified_bytes: int | None = None
-    plain: bool = False
-    waits: tuple[float, ...] = ()
+    concurrent: bool  # other disjoint pairs were busy at the same time
+    launch_seconds: float | None = None  # of a collective's ungraphed launches, per iteration; None if not timed
+    flags: tuple[Flag, ...] = ()  # what was wrong with the machine meanwhile
+    marks: tuple[Mark, ...] = ()  # what is wrong with the sample itself (analysis/physics.py)
+    moved_bytes: int | None = None  # that the trial's batches delivered, untimed ones too; None: not counted
+    verified_bytes: int | None = None  # of these, compared with what was sent
+    plain: bool = False  # a collective's batches were plain launches, as between hosts, not replays of a captured graph
+    waits: tuple[float, ...] = ()  # of `nodes`: seconds by member, median wait in the barrier before a batch
 
 
 @dataclass(slots=True)
 class Measurement:
-    """All samples of one data point, none if it failed before the first was finished.
-
-    `failure` says why a data point was given up, None if it was not. `wrong` counts elements that failed
-    verification: 0, or the run has failed; None if nothing was verified.
-    """
+    """All samples of one data point, none if it failed before the first was finished."""
 
     point: DataPoint
     samples: list[Sample] = field(default_factory=list)
     stop: StopReason | None = None
-    wrong: int | None = 0
-    failure: Failure | None = None
+    wrong: int | None = 0  # elements that failed verification: 0, or the run has failed; None: nothing was verified
+    failure: Failure | None = None  # why the data point was given up
 
     @property
     def untried(self) -> bool:
-        """True if it was not even started, as others before it had failed."""
+        """True if it was not started, because others before it had failed."""
         return self.failure is not None and self.failure.kind is FailureKind.UNTRIED
 
 
 @dataclass(frozen=True, slots=True)
 class RankLaunches:
-    """One rank's single launches, ns: when its stream came to each, and when it had left it; shapes (launches,).
+    """One rank's single launches, ns, shapes (launches,)."""
 
-    All of them may be off together by `uncertainty_ns`, as this rank's clock was read against the host's; `step_ns` is
-    the smallest step of that clock. Reading it adds `stamp_ns` to each `left - arrived`.
-    """
-
-    arrived: tuple[int, ...]
-    left: tuple[int, ...]
-    stamp_ns: int = 0
-    uncertainty_ns: int = 0
-    step_ns: int = 0
+    arrived: tuple[int, ...]  # when its stream came to each launch
+    left: tuple[int, ...]  # when it had left it
+    stamp_ns: int = 0  # what reading the clock adds to each `left - arrived`
+    uncertainty_ns: int = 0  # by which all may be off together, as this rank's clock was read against the host's
+    step_ns: int = 0  # the smallest step of that clock
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Plain launches of a collective's data point, each timed on its own (docs/method.md 4.6).
-
-    `ranks` are in the order of the point's members, with as many launches each. Times count from the launch's earliest
-    arrival; without a `common_clock`, as between hosts, each rank's from its own, so its arrivals are 0. `concurrent`
-    and `flags` as in Sample.
-    """
+    """Plain launches of a collective's data point, each timed on its own (docs/method.md 4.6)."""
 
     point: DataPoint
-    ranks: tuple[RankLaunches, ...]
+    ranks: tuple[RankLaunches, ...]  # in the order of the point's members, with as many launches each
+    # Times count from the launch's earliest arrival; without a common clock, as between hosts, each rank's from its
+    # own, so its arrivals are 0.
     common_clock: bool = True
-    concurrent: bool = False
-    flags: tuple[Flag, ...] = ()
+    concurrent: bool = False  # as in Sample
+    flags: tuple[Flag, ...] = ()  # as in Sample
 
     @property
     def count(self) -> int:
@@ -328,21 +301,17 @@ NO_PEERS = Refusal(SkipKind.NO_PEERS)
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A data point, a family of data points, or the rest of a run that was not measured.
-
-    With `members` (positions) it is one place of `work`; `sizes` are those that were left out, in bytes. `free_bytes`
-    are each device's, () if unreported. `detail` is in another's words: the kernel's, NCCL's, an older file's.
-    """
+    """A data point, a family of data points, or the rest of a run that was not measured."""
 
     kind: SkipKind
     work: Work | None = None
-    members: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()
+    members: tuple[int, ...] = ()  # positions, where it is on some devices only
+    sizes: tuple[int, ...] = ()  # that were left out, bytes
     limit_bytes: int | None = None
-    free_bytes: tuple[int, ...] = ()
+    free_bytes: tuple[int, ...] = ()  # each device's, () if unreported
     count: int | None = None
     wrong: WrongData | None = None
-    detail: str = ""
+    detail: str = ""  # in another's words: the kernel's, NCCL's, an older file's
 
     def __str__(self) -> str:
         """Return "allreduce of 1 B, 2 B: less than an element": a notation, for the texts of exceptions."""
@@ -352,21 +321,18 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class InterferenceCheck:
-    """One comparison of a pair measured alone and among others at a large size (docs/method.md 6.2); None: unrecorded.
-
-    `ratio` is concurrent over isolated bandwidth; `trusted` is False if it leaves 1 ± `delta`.
-    """
+    """One comparison of a pair measured alone and among others at a large size (docs/method.md 6.2)."""
 
     operation: Operation
     members: tuple[int, ...]
     label: str
     isolated_gbs: float
     concurrent_gbs: float
-    ratio: float
+    ratio: float  # concurrent over isolated bandwidth
     delta: float
-    trusted: bool
+    trusted: bool  # the ratio is within 1 ± delta
     variant: Variant = Variant.PLAIN
-    size_bytes: int | None = None
+    size_bytes: int | None = None  # None: an older file does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +371,7 @@ class CommandKind(StrEnum):
 
     @property
     def of_links(self) -> bool:
-        """False if a run holds no link, pair or collective by itself: only what compute or a job has beside it."""
+        """False if a run measures links, pairs or collectives only together with compute, or as part of a job."""
         return self not in {CommandKind.OVERLAP, CommandKind.REPLAY}
 
     @classmethod
@@ -428,53 +394,41 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for: enough to ask for the same again, with what was planned of it.
+    """What was asked for, with what was planned of it: enough to ask for the same again."""
 
-    `operations` and `sizes` are those of the plan, `requested_sizes` those that were asked for (None: the default).
-    `environment` holds the NCCL_* variables (and the like) that were set, no others. `command` is the command line, for
-    people: nothing reads it. `precision` is half the 95 % interval over the median at which a data point has converged,
-    None for docs/method.md 6.4's; `budget_seconds` when trials that are not owed end. `processes` is 1, or the ranks of
-    a launch by `launcher`. `devices` are the words of --devices, () for all. `copies` lists how raw copies ran, `chase`
-    adds the pointer chase. `collectives` ran on all devices, each pair, `split` disjoint sets, or `sets`, as `layout`
-    says. `nccl_config` holds the fields of ncclConfig_t that were asked for. `isolated`: no link or pair while another
-    was busy. `launches`: the ungraphed loop was timed too. `latency`: so many launches of each collective were timed
-    one by one. `iterations` and `warmup` None leave the choice to the
-    method. `graph` is nccl-tests' -G. `fabric` names the simulated machine or its file.
-    """
-
-    operations: tuple[Operation, ...]
-    sizes: tuple[int, ...]
+    operations: tuple[Operation, ...]  # of the plan
+    sizes: tuple[int, ...]  # of the plan
     dtype: str
     redop: str
     trials: int
     seed: int
-    command: tuple[str, ...]
-    environment: dict[str, str]
+    command: tuple[str, ...]  # the command line, for people: nothing reads it
+    environment: dict[str, str]  # the NCCL_* variables (and the like) that were set, no others
     root: int = 0
-    precision: float | None = None
-    budget_seconds: float | None = None
-    processes: int = 1
+    precision: float | None = None  # half the 95 % interval over the median; None: docs/method.md 6.4's
+    budget_seconds: float | None = None  # when trials end that are not owed
+    processes: int = 1  # or the ranks of a launch by `launcher`
     launcher: str = ""
     kind: CommandKind = CommandKind.PAIRS
-    devices: tuple[str, ...] = ()
-    requested_sizes: tuple[int, ...] | None = None
-    copies: tuple[Variant, ...] = ()
-    chase: bool = False
+    devices: tuple[str, ...] = ()  # the words of --devices; () for all
+    requested_sizes: tuple[int, ...] | None = None  # None: the default
+    copies: tuple[Variant, ...] = ()  # how raw copies ran
+    chase: bool = False  # adds the pointer chase
     collectives: tuple[Work, ...] = ()
     layout: Layout = Layout.ALL
-    split: int = 1
+    split: int = 1  # disjoint sets of devices
     sets: tuple[tuple[int, ...], ...] = ()
-    isolated: bool = False
-    launches: bool = False
-    iterations: int | None = None
-    warmup: int | None = None
+    isolated: bool = False  # no link or pair was measured while another was busy
+    launches: bool = False  # the ungraphed loop was timed, too
+    iterations: int | None = None  # None: the method's choice
+    warmup: int | None = None  # None: the method's choice
     verify: bool = True
     quick: bool = False
     algorithms: bool = False
-    graph: int = 0
-    fabric: str = ""
-    latency: int = 0
-    nccl_config: dict[str, int] = field(default_factory=dict)
+    graph: int = 0  # nccl-tests' -G
+    fabric: str = ""  # the simulated machine's name, or its file
+    latency: int = 0  # launches of each collective that were timed one by one
+    nccl_config: dict[str, int] = field(default_factory=dict)  # fields of ncclConfig_t that were asked for
 
     @property
     def command_name(self) -> str:
@@ -505,45 +459,36 @@ class Chosen:
 class OverlapTrial:
     """One trial of a collective that overlaps compute: seconds by rank, in the order of `Overlap.members`.
 
-    `collective_*` are mean seconds a call and `compute_*` mean seconds a unit of compute, each alone and beside the
-    other. `beside_calls` are the seconds of each call beside compute, of its slowest rank: they began at random moments
-    of the compute. `calls` and `units` are a fixed amount: `collective_amount` and `compute_amount` are its seconds
-    alone, and `together` those of both at once, from their common start to the later end. `covered_units` of it ran
-    while the collective did, on every rank: the seconds beside are theirs. `flags` as in Sample.
+    `calls` and `units` are a fixed amount of the collective and of the compute.
     """
 
-    collective_alone: tuple[float, ...]
-    compute_alone: tuple[float, ...]
-    collective_beside: tuple[float, ...]
+    collective_alone: tuple[float, ...]  # mean seconds a call
+    compute_alone: tuple[float, ...]  # mean seconds a unit of compute
+    collective_beside: tuple[float, ...]  # the same while the other runs
     compute_beside: tuple[float, ...]
-    beside_calls: tuple[float, ...]
-    collective_amount: tuple[float, ...]
+    beside_calls: tuple[float, ...]  # each call beside compute, on its slowest rank; begun at a random moment of it
+    collective_amount: tuple[float, ...]  # the fixed amount alone
     compute_amount: tuple[float, ...]
-    together: tuple[float, ...]
+    together: tuple[float, ...]  # both amounts at once, from their common start to the later end
     calls: int
     units: int
-    covered_units: int
-    flags: tuple[Flag, ...] = ()
+    covered_units: int  # ran while the collective did, on every rank: the seconds of `compute_beside` are theirs
+    flags: tuple[Flag, ...] = ()  # as in Sample
 
 
 @dataclass(slots=True)
 class Overlap:
-    """What a collective and compute cost each other when they run at the same time on each GPU.
-
-    `members` are positions in the order of ranks. `ctas` is how many thread blocks NCCL was given for the collective
-    (its channels), None for its own choice. `wrong` counts elements of the collective, and `wrong_compute` those of
-    the compute's result, that were not what they are without the other; None if nothing was compared.
-    """
+    """What a collective and compute cost each other when they run at the same time on each GPU."""
 
     work: Work
-    members: tuple[int, ...]
+    members: tuple[int, ...]  # positions in the order of ranks
     size_bytes: int
     compute: Compute
     priority: Priority = Priority.NORMAL
-    ctas: int | None = None
+    ctas: int | None = None  # thread blocks that NCCL was given for the collective (its channels); None: its own choice
     trials: list[OverlapTrial] = field(default_factory=list)
-    wrong: int | None = None
-    wrong_compute: int | None = None
+    wrong: int | None = None  # elements of the collective that were not what they are alone; None: nothing compared
+    wrong_compute: int | None = None  # the same of the compute's result
     failure: Failure | None = None
 
 
@@ -556,107 +501,82 @@ class Pauses(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCall:
-    """One kind of call of a replayed step: all that agree in these fields, the members of a group being one call.
+    """One kind of call of a replayed step: all that agree in these fields, the members of a group being one call."""
 
-    `operation` is a collective's value, "p2p" for sends and receives, or "mixed" for a group of several collectives;
-    `size_bytes` the message as in a data point, of a group the sum, of sends and receives the most that a rank sends
-    or receives. `ranks` took part. `count` is per step, `recorded_seconds` the mean that a call took in the job, None
-    if unknown.
-    """
-
-    operation: str
-    size_bytes: int
-    ranks: int
-    count: int
-    recorded_seconds: float | None = None
+    operation: str  # a collective's value, "p2p" for sends and receives, or "mixed" for a group of several collectives
+    size_bytes: int  # as in a data point; of a group the sum, of sends and receives the most that a rank sends or gets
+    ranks: int  # that took part
+    count: int  # per step
+    recorded_seconds: float | None = None  # the mean that a call took in the job, None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayTrial:
-    """One trial of a replayed step: raw seconds a step by rank, in the order of `Replay.members`, over `steps` steps.
+    """One trial of a replayed step: raw seconds a step by rank, in the order of `Replay.members`."""
 
-    `step` is with pauses and calls, `pauses` the pauses alone, `calls` the calls alone, one after another.
-    `communication` is within the step: the sum over a rank's calls, each as long as on the rank that waited least.
-    `call_seconds` are the same for each of `Replay.calls`: a call's mean.
-    `queued` is False if a host was too slow to keep its device supplied. `kernels` is True if a call is as long
-    as its kernel; else it is what lies between two events, its launch included. `flags` as in Sample.
-    """
-
-    step: tuple[float, ...]
-    pauses: tuple[float, ...]
-    calls: tuple[float, ...]
+    step: tuple[float, ...]  # with pauses and calls
+    pauses: tuple[float, ...]  # the pauses alone
+    calls: tuple[float, ...]  # the calls alone, one after another
+    # Within the step: the sum over a rank's calls, each as long as on the rank that waited least.
     communication: tuple[float, ...]
-    call_seconds: tuple[float, ...]
-    steps: int
-    queued: bool = True
-    kernels: bool = False
-    flags: tuple[Flag, ...] = ()
+    call_seconds: tuple[float, ...]  # the same for each of `Replay.calls`: a call's mean
+    steps: int  # that the seconds are means over
+    queued: bool = True  # False: a host was too slow to keep its device supplied
+    kernels: bool = False  # a call is as long as its kernel; else as what lies between two events, its launch included
+    flags: tuple[Flag, ...] = ()  # as in Sample
 
 
 @dataclass(slots=True)
 class Replay:
-    """A recorded step on these devices: the job's rank r on `members[r]`, a position.
+    """A recorded step on these devices."""
 
-    `job` is its file's name, `phase` which phase of the first rank it was, from 0. `without` lists what NCCL went
-    without ("p2p"). `recorded_seconds` is the job's own communication a step, as in ReplayTrial, None if unknown or of
-    another number of ranks. `wrong` counts elements that did not arrive as sent; None if nothing was compared.
-    """
-
-    job: str
-    phase: int
-    members: tuple[int, ...]
+    job: str  # its file's name
+    phase: int  # which phase of the first rank it was, from 0
+    members: tuple[int, ...]  # positions: the job's rank r ran on members[r]
     recorded_ranks: int
     pauses: Pauses
     registration: Registration
     calls: tuple[ReplayedCall, ...]
-    without: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # what NCCL went without ("p2p")
+    # The job's own communication a step, as in ReplayTrial; None if unknown, or of another number of ranks.
     recorded_seconds: float | None = None
     trials: list[ReplayTrial] = field(default_factory=list)
-    wrong: int | None = None
+    wrong: int | None = None  # elements that did not arrive as sent; None: nothing was compared
     failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One device's state at one moment, as NVML gives it; None if NVML does not.
+    """One device's state at one moment, as NVML gives it; None if NVML does not."""
 
-    Clocks in MHz, temperature in °C, power in W, `throttle` a list of active reasons, errors since driver load.
-    `processes` counts other processes with memory on the device. PCIe as it is now: an idle GPU lowers its generation.
-    `others_memory` are the bytes that they, and whatever else is not ours, held before ours came.
-    """
-
-    sm_clock: int | None = None
-    memory_clock: int | None = None
-    temperature: int | None = None
-    power: float | None = None
-    throttle: tuple[str, ...] = ()
-    utilization: int | None = None
-    memory_used: int | None = None
-    nvlink_replays: int | None = None
+    sm_clock: int | None = None  # MHz
+    memory_clock: int | None = None  # MHz
+    temperature: int | None = None  # °C
+    power: float | None = None  # W
+    throttle: tuple[str, ...] = ()  # active reasons
+    utilization: int | None = None  # percent
+    memory_used: int | None = None  # bytes
+    nvlink_replays: int | None = None  # since the driver was loaded, as all errors
     nvlink_errors: int | None = None
     ecc_errors: int | None = None
-    processes: int | None = None
-    pcie_generation: int | None = None
+    processes: int | None = None  # other processes with memory on the device
+    pcie_generation: int | None = None  # now: an idle GPU lowers it
     pcie_width: int | None = None
-    others_memory: int | None = None
+    others_memory: int | None = None  # bytes that others' processes, and whatever else is not ours, held before ours
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkPort:
-    """One port of a host's InfiniBand or RoCE card at one moment, as the kernel reports it, "" if unreported.
-
-    `rate_gbits` in Gbit/s, None if unknown; `model` is the card's type (hca_type, as "MT4129"), `link_layer` InfiniBand
-    or Ethernet. `counters` are those of errors and congestion, by the kernel's names, since the driver was loaded.
-    """
+    """One port of a host's InfiniBand or RoCE card at one moment, as the kernel reports it, "" if unreported."""
 
     card: str
     number: int
     state: str = ""
     physical_state: str = ""
-    rate_gbits: float | None = None
-    link_layer: str = ""
-    model: str = ""
-    counters: dict[str, int] = field(default_factory=dict)
+    rate_gbits: float | None = None  # Gbit/s
+    link_layer: str = ""  # InfiniBand or Ethernet
+    model: str = ""  # the card's type (hca_type), such as "MT4129"
+    counters: dict[str, int] = field(default_factory=dict)  # of errors and congestion, since the driver was loaded
     host: str = ""
 
     @property
@@ -671,7 +591,7 @@ class Run:
 
     `phases` are seconds: of warm-up, interference check, trials and single launches, the most of `seconds`; of
     NCCL_START, which came before; and "timed", those inside timed regions. `ports_before_read` and `ports_after_read`
-    say whether hosts were asked for their ports: then no port means that none was there, else that nobody looked.
+    say whether hosts were asked for their ports: if so, no port means that there was none.
     """
 
     backend: str

@@ -1,4 +1,4 @@
-"""How unevenly the ranks of an all-to-all send: uniformly, by Zipf's law, or by a matrix (docs/method.md 4.9)."""
+"""How messages are cut into blocks for each rank: equal ones, by Zipf's law, or by a matrix (docs/method.md 4.9)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from functools import lru_cache
 # Bytes from each rank (row) to each rank (column), its own block on the diagonal.
 Blocks = tuple[tuple[int, ...], ...]
 
-# nccl-tests cuts every block to whole units of 16 bytes, so that NCCL's widest loads fit [src/alltoallv.cu].
+# nccl-tests cuts each rank's block to whole units of 16 bytes, so that NCCL's widest loads fit [src/all_gather.cu:10,
+# src/alltoallv.cu].
 BLOCK_UNIT = 16
 # Shares are whole numbers of 2^-40, so that blocks are cut exactly and alike on every machine.
 _WHOLE = 2**40
@@ -97,6 +98,15 @@ def busiest(blocks: Blocks) -> int:
 def imbalance(blocks: Blocks) -> float:
     """Return the busiest rank's bytes over the mean rank's: 1 where all blocks are alike."""
     return busiest(blocks) * len(blocks) / sum(map(sum, blocks))
+
+
+def whole_blocks(size_bytes: int, world_size: int) -> int:
+    """Return the largest size ≤ size_bytes that `world_size` ranks share in equal blocks of whole 16-byte units.
+
+    Source: nccl-tests' all_gather.cu, GetCollByteCount. 0 if the message is too small for that.
+    """
+    unit = world_size * BLOCK_UNIT
+    return size_bytes // unit * unit
 
 
 def whole_size(skew: Skew | None, ranks: int, size_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""Message sizes, figures and lists in sentences: parsing, printing, and the one place where seconds become GB/s.
+"""Message sizes, element types, figures and lists in sentences: parsing, printing, and where seconds become GB/s.
 
 Sizes are binary (1K = 1024 B) and rates decimal (1 GB/s = 1e9 B/s), as nccl-tests has them.
 """
@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from decimal import Decimal
+from itertools import groupby
 
 from collbench.model.errors import UsageError
 
@@ -26,6 +27,35 @@ _DURATION = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(ms|s|min)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0}
 # A half interval as wide as the median carries no information.
 _COARSEST = 1.0
+# In the order of ncclDataType_t and ncclRedOp_t [nccl.h]: streams of the recorder have their numbers.
+DTYPE_BYTES = {
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+REDOPS = ("sum", "prod", "max", "min", "avg")
+
+# nccl-tests' -d names, and what people call the halves.
+_DTYPE_ALIASES = {
+    "float": "float32",
+    "half": "float16",
+    "double": "float64",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+}
 
 
 def parse_size(text: str) -> int:
@@ -37,6 +67,19 @@ def parse_size(text: str) -> int:
     if size == 0:
         raise UsageError(f"size '{text}' is zero: the smallest message is 1 byte")
     return size
+
+
+def parse_dtype(text: str) -> str:
+    """Return the dtype that `text` names. Raises UsageError."""
+    name = _DTYPE_ALIASES.get(text.lower(), text.lower())
+    if name not in DTYPE_BYTES:
+        raise UsageError(f"dtype '{text}' is unknown: choose from {', '.join(DTYPE_BYTES)}")
+    return name
+
+
+def whole_elements(size_bytes: int, dtype: str) -> int:
+    """Return the largest size ≤ size_bytes that holds whole elements, as nccl-tests rounds; 0 if not even one fits."""
+    return size_bytes // DTYPE_BYTES[dtype] * DTYPE_BYTES[dtype]
 
 
 def parse_precision(text: str) -> float:
@@ -134,6 +177,14 @@ def figure(value: float, decimals: int = 1) -> str:
 def span(low: str, high: str, between: str = " to ") -> str:
     """Return "8 B to 1G"; one of the two where both print alike."""
     return low if low == high else f"{low}{between}{high}"
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Return whole numbers in their order, those that follow each other as a range: 0, 1, 2, 8 → "0-2,8"."""
+    # In such a range each number is as far from its place in the list.
+    ranges = groupby(enumerate(numbers), key=lambda placed: placed[1] - placed[0])
+    runs = [[number for _, number in run] for _, run in ranges]
+    return ",".join(span(str(run[0]), str(run[-1]), "-") for run in runs)
 
 
 def size_span(sizes: Collection[int]) -> str:

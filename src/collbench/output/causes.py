@@ -10,18 +10,13 @@ from collbench.analysis.diagnose.causes import (
     ErrorCounter,
     GpuItself,
     GpuPart,
-    HidesNvlinks,
-    HidesPcie,
     Known,
     LikelyCause,
     Look,
     NewErrors,
-    NoPeerAccess,
-    NvlinksDegraded,
-    NvlinksIdle,
-    PeerDetour,
+    OfLabel,
+    OfLinks,
     Throttled,
-    UplinkShared,
     VariableSet,
 )
 from collbench.analysis.diagnose.evidence import Extent, Presence
@@ -81,6 +76,23 @@ _KNOWN = {
     ),
     Known.ONE_NVLINK: "only this link: a cable, bridge or port, or NVLinks that are down or replay packets",
     Known.ONE_PCIE_PATH: "only this path: a riser, a switch port, or a slot with fewer lanes",
+    Known.NVLINKS_HIDDEN: "{machine} hides the NVLinks or NVSwitches from the labels; the links exist and are used",
+    Known.PCIE_TREE_HIDDEN: "the hypervisor hides the PCIe tree ({virtualization}); only measurements show the paths",
+    Known.NVLINKS_DEGRADED: (
+        "{paths}: NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
+    ),
+    Known.NVLINKS_IDLE: "{slow}traffic does not use the NVLinks of this path",
+    Known.PEER_DETOUR: (
+        "peer traffic takes a detour: {slow}ACS or the IOMMU routes it through the root complex, or the link between "
+        "sockets is slow; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster [nccl#814]"
+    ),
+    Known.NO_PEER_ACCESS: (
+        "no peer access on {label} pairs: copies go through host memory, and GPUs near each other share one uplink to "
+        "it [nccl#1309]"
+    ),
+    Known.UPLINK_SHARED: (
+        "{label} pairs share an uplink, or ACS routes their traffic through the root complex; labels do not name rates"
+    ),
 }
 _COUNTERS = {
     ErrorCounter.NVLINK: "NVLink errors",
@@ -114,11 +126,11 @@ _VARIABLES = (
 )
 
 
-def cause(likely_cause: LikelyCause, run: Run) -> str:  # noqa: C901, PLR0911 - a clause for each kind of cause
+def cause(likely_cause: LikelyCause, run: Run) -> str:
     """Return a likely cause as a clause without a full stop."""
     match likely_cause:
-        case Known():
-            return _KNOWN[likely_cause]
+        case Known() | OfLinks() | OfLabel():
+            return _known(likely_cause, run)
         case Throttled(reasons, seen):
             return f"{run.devices[seen.device].tag} was throttled ({', '.join(reasons)}) {presence(seen)}"
         case NewErrors(device, counter, count):
@@ -127,38 +139,24 @@ def cause(likely_cause: LikelyCause, run: Run) -> str:  # noqa: C901, PLR0911 - 
             return f"the environment variable {name}={value} {dict(_VARIABLES)[name]}"
         case GpuItself(device, part):
             return f"{run.devices[device].tag} itself: {_PARTS[part]}"
-        case NvlinksDegraded(alone):
-            where = "these paths" if alone is None else _ALONE[alone]
-            return f"{where}: NVLinks are down, run at a lower rate, or replay packets (a cable, bridge or port)"
-        case NvlinksIdle(alone):
-            return f"{_slow(alone)}traffic does not use the NVLinks of this path"
-        case PeerDetour(alone):
-            return (
-                f"peer traffic takes a detour: {_slow(alone)}ACS or the IOMMU routes it through the root complex, or "
-                "the link between sockets is slow; without peer access (NCCL_P2P_DISABLE=1) NCCL is faster [nccl#814]"
-            )
-        case NoPeerAccess(label):
-            return (
-                f"no peer access on {label} pairs: copies go through host memory, and GPUs near each other share "
-                "one uplink to it [nccl#1309]"
-            )
-        case UplinkShared(label):
-            share = f"{label} pairs share an uplink, or ACS routes their traffic through the root complex"
-            return f"{share}; labels do not name rates"
-        case HidesNvlinks(virtualization):
-            machine = f"the virtual machine ({virtualization})" if virtualization else "a virtual machine or the driver"
-            return f"{machine} hides the NVLinks or NVSwitches from the labels; the links exist and are used"
-        case HidesPcie(virtualization):
-            return f"the hypervisor hides the PCIe tree ({virtualization}); only measurements show the paths"
+
+
+def _known(likely_cause: Known | OfLinks | OfLabel, run: Run) -> str:
+    known = likely_cause if isinstance(likely_cause, Known) else likely_cause.known
+    single = likely_cause.single if isinstance(likely_cause, OfLinks) else None
+    kind = run.machine.virtualization
+    return _KNOWN[known].format(
+        paths="these paths" if single is None else _ALONE[single],
+        slow="" if single is None else f"{_ALONE[single]} is slow (a riser, a switch port), or ",
+        label=likely_cause.label if isinstance(likely_cause, OfLabel) else "",
+        machine="a virtual machine or the driver" if kind in ("", "none") else f"the virtual machine ({kind})",
+        virtualization=kind,
+    )
 
 
 def presence(seen: Presence) -> str:
     """Return when something was seen: "in 3 of 40 trials", "before measuring"."""
     return f"{seen.when} measuring" if seen.when else f"in {seen.trials} of {seen.of_trials} trials"
-
-
-def _slow(alone: Extent | None) -> str:
-    return "" if alone is None else f"{_ALONE[alone]} is slow (a riser, a switch port), or "
 
 
 # Where to look. {gpus} are nvidia-smi's indices, {on} is its option for them, where there are some.

@@ -14,11 +14,11 @@ from collbench.analysis.outcome import outcome
 from collbench.analysis.physics import Impossible, by_point
 from collbench.analysis.registration import ordinary
 from collbench.analysis.stats import summarize
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, Device, Measurement, Run
 from collbench.model.skew import Skew
+from collbench.model.units import DTYPE_BYTES
 from collbench.output import sentences
 from collbench.output.text.frame import worst_troubles
 

@@ -1,9 +1,10 @@
-"""A run as rows, one for each data point: columns with types, units and meaning."""
+"""A run as rows, one for each data point: columns with types, units and meaning (docs/exchange.md)."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -11,12 +12,11 @@ from collbench.analysis import overlap, replay
 from collbench.analysis.physics import Check, nvls
 from collbench.analysis.stats import summarize
 from collbench.analysis.tails import PERCENTILES, Tails, tails
+from collbench.model.failures import Failure
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import DataPoint, Device, Measurement, Overlap, Replay, Run
+from collbench.model.run import DataPoint, Measurement, OverlapTrial, ReplayTrial, Run, Sample
 from collbench.model.skew import imbalance
 from collbench.output import sentences
-
-# The tidy long form of a run: its columns, with their types, units and meaning. docs/exchange.md shows this table.
 
 
 class Type(StrEnum):
@@ -37,7 +37,8 @@ class Column:
     meaning: str
 
 
-COLUMNS = (
+# What all rows of a run share.
+_ORIGIN = (
     Column("run", Type.TEXT, "the run: its start, host and seed"),
     Column("started", Type.TEXT, "when the run began, ISO 8601, UTC"),
     Column("collbench", Type.TEXT, "the version that measured"),
@@ -51,6 +52,26 @@ COLUMNS = (
     Column("environment", Type.TEXT, "the NCCL variables that were set, as a shell writes them"),
     Column("command", Type.TEXT, "the command line after collbench"),
     Column("complete", Type.YES_NO, "the run finished"),
+)
+# The single launches of a data point.
+_LAUNCHES = (
+    Column("launches", Type.WHOLE, "single launches that were timed (--latency)"),
+    Column(
+        "transfer_p50_seconds",
+        Type.REAL,
+        "s; of single launches, from the last rank's arrival to the last rank's finish: the median",
+    ),
+    Column("transfer_p95_seconds", Type.REAL, "s; the 95th percentile, empty where the launches are too few"),
+    Column("transfer_p99_seconds", Type.REAL, "s; the 99th percentile, likewise"),
+    Column("transfer_max_seconds", Type.REAL, "s; the longest"),
+    Column("waited_p50_seconds", Type.REAL, "s; from the first rank's arrival to the last rank's finish: the median"),
+    Column("waited_p99_seconds", Type.REAL, "s; the 99th percentile"),
+    Column("waited_max_seconds", Type.REAL, "s; the longest"),
+    Column("late", Type.TEXT, "the ranks that arrived significantly late, the latest first, comma-separated"),
+)
+# A run of any other command: a row for each data point.
+COLUMNS = (
+    *_ORIGIN,
     Column("operation", Type.TEXT, "what was timed (run-file.md)"),
     Column("variant", Type.TEXT, f"how it ran: {', '.join(Variant)}"),
     Column("numa_node", Type.WHOLE, "NUMA node of the host memory, for host copies"),
@@ -84,28 +105,11 @@ COLUMNS = (
     Column("impossible", Type.WHOLE, "timed batches above 1.02 × that limit: their times are wrong"),
     Column("failure", Type.TEXT, "why the data point failed; such a row may have no figures"),
     Column("wrong", Type.WHOLE, "elements that failed verification; empty where nothing was verified"),
-    Column("launches", Type.WHOLE, "single launches that were timed (--latency)"),
-    Column(
-        "transfer_p50_seconds",
-        Type.REAL,
-        "s; of single launches, from the last rank's arrival to the last rank's finish: the median",
-    ),
-    Column("transfer_p95_seconds", Type.REAL, "s; the 95th percentile, empty where the launches are too few"),
-    Column("transfer_p99_seconds", Type.REAL, "s; the 99th percentile, likewise"),
-    Column("transfer_max_seconds", Type.REAL, "s; the longest"),
-    Column("waited_p50_seconds", Type.REAL, "s; from the first rank's arrival to the last rank's finish: the median"),
-    Column("waited_p99_seconds", Type.REAL, "s; the 99th percentile"),
-    Column("waited_max_seconds", Type.REAL, "s; the longest"),
-    Column("late", Type.TEXT, "the ranks that arrived significantly late, the latest first, comma-separated"),
+    *_LAUNCHES,
 )
-
-_FIRST_OF_LAUNCHES = next(index for index, column in enumerate(COLUMNS) if column.name == "launches")
-
-
-# Of a run of `collbench overlap`, the same origin and these.
-_SHARED = 13  # columns up to `complete`
+# A run of `collbench overlap`: a row for each data point.
 OVERLAP_COLUMNS = (
-    *COLUMNS[:_SHARED],
+    *_ORIGIN,
     Column("operation", Type.TEXT, "the collective"),
     Column("world_size", Type.WHOLE, "its ranks, one process for each device"),
     Column("members", Type.TEXT, "the devices in rank order, comma-separated: GPU0,GPU1"),
@@ -142,9 +146,9 @@ OVERLAP_COLUMNS = (
     Column("wrong_compute", Type.WHOLE, "elements of the compute's result that differ from those alone"),
 )
 
-# For a run of `collbench replay`: a row per kind of call of each arm, with the figures of its step.
+# A run of `collbench replay`: a row for each kind of call of each arm, with the figures of its step.
 REPLAY_COLUMNS = (
-    *COLUMNS[:_SHARED],
+    *_ORIGIN,
     Column("job", Type.TEXT, "the recorded job's file"),
     Column("phase", Type.WHOLE, "which phase of the job's first rank, from 1"),
     Column("world_size", Type.WHOLE, "ranks of the replay, one process for each device"),
@@ -177,40 +181,10 @@ REPLAY_COLUMNS = (
     Column("wrong", Type.WHOLE, "elements that did not arrive as sent; empty where none was compared"),
 )
 
-
-# A run as rows, one for each data point, in the order of the run file.
+# The rows, in the order of the run file.
 
 Value = str | int | float | bool | None
 Row = dict[str, Value]
-
-_INWARD = (Operation.H2D_CE, Operation.H2D_SM)
-_HOST_MEMORY = "host"
-
-
-def rows(run: Run) -> list[Row]:
-    """Return a row for each data point that was measured or failed; what is unknown or does not apply is None."""
-    if run.overlaps:
-        return overlap_rows(run)
-    if run.replays:
-        return replay_rows(run)
-    origin = _origin(run)
-    paths = {frozenset(path.devices): path for path in run.paths}
-    check, every_row = Check(run), []
-    spreads = {one.point: one for one in tails(run)}
-    for measurement in run.measurements:
-        path = None if measurement.point.variant.host_memory else paths.get(frozenset(measurement.point.members))
-        between = {"label": path.label if path else None, "theory_gbs": path.theory_gbs if path else None}
-        row = {
-            **origin,
-            **_point(run, measurement.point),
-            **between,
-            **_figures(measurement),
-            **_limit_fields(check, measurement),
-            **_ending(run, measurement),
-            **_launches(run, spreads.get(measurement.point)),
-        }
-        every_row.append({column.name: row[column.name] for column in COLUMNS})
-    return every_row
 
 
 def columns_of(run: Run) -> tuple[Column, ...]:
@@ -218,107 +192,11 @@ def columns_of(run: Run) -> tuple[Column, ...]:
     return OVERLAP_COLUMNS if run.overlaps else REPLAY_COLUMNS if run.replays else COLUMNS
 
 
-def replay_rows(run: Run) -> list[Row]:
-    """Return a row for each kind of call of each arm of `collbench replay`, with REPLAY_COLUMNS."""
-    origin = _origin(run)
-    every_row = []
-    for arm in run.replays:
-        shared = {**origin, **_replay_fields(run, arm)}
-        summary = replay.summarize(arm) if arm.trials else None
-        for number, call in enumerate(arm.calls):
-            row: Row = {
-                **shared,
-                "operation": call.operation,
-                "size_bytes": call.size_bytes,
-                "ranks": call.ranks,
-                "count": call.count,
-                "call_seconds": summary.by_kind[number].value if summary else None,
-                "recorded_call_seconds": call.recorded_seconds,
-            }
-            every_row.append({column.name: row.get(column.name) for column in REPLAY_COLUMNS})
-    return every_row
-
-
-def _replay_fields(run: Run, arm: Replay) -> Row:
-    flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in arm.trials for flag in trial.flags)
-    row: Row = {
-        "job": arm.job,
-        "phase": arm.phase + 1,
-        "world_size": len(arm.members),
-        "recorded_ranks": arm.recorded_ranks,
-        "members": ",".join(run.devices[position].tag for position in arm.members),
-        "compute": arm.pauses.value,
-        "registration": arm.registration.value,
-        "without": ",".join(arm.without) or None,
-        "trials": len(arm.trials),
-        "recorded_communication_seconds": arm.recorded_seconds,
-        "flags": "; ".join(flags) or None,
-        "failure": sentences.failure(arm.failure, run.devices) if arm.failure else None,
-        "wrong": arm.wrong,
-    }
-    if not arm.trials:
-        return row
-    summary = replay.summarize(arm)
-    for name, figure in (
-        ("step", summary.step),
-        ("pauses", summary.pauses),
-        ("exposed", summary.exposed),
-        ("communication", summary.communication),
-        ("back_to_back", summary.alone),
-    ):
-        low, high = figure.interval or (None, None)
-        row |= {f"{name}_seconds": figure.value, f"{name}_seconds_low": low, f"{name}_seconds_high": high}
-    return row
-
-
-def overlap_rows(run: Run) -> list[Row]:
-    """Return a row for each data point of `collbench overlap`, with OVERLAP_COLUMNS."""
-    origin = _origin(run)
-    every_row = []
-    for point in run.overlaps:
-        row = {**origin, **_overlap_fields(run, point)}
-        every_row.append({column.name: row.get(column.name) for column in OVERLAP_COLUMNS})
-    return every_row
-
-
-def _overlap_fields(run: Run, point: Overlap) -> Row:
-    devices = [run.devices[position] for position in point.members]
-    flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in point.trials for flag in trial.flags)
-    row: Row = {
-        "operation": point.work.operation.value,
-        "world_size": len(devices),
-        "members": ",".join(device.tag for device in devices),
-        "gpu_names": ",".join(dict.fromkeys(device.name for device in devices)),
-        "gpu_uuids": ",".join(device.uuid for device in devices),
-        "dtype": run.settings.dtype,
-        "size_bytes": point.size_bytes,
-        "compute": str(point.compute),
-        "priority": point.priority.value,
-        "ctas": point.ctas,
-        "trials": len(point.trials),
-        "flags": "; ".join(flags) or None,
-        "failure": sentences.failure(point.failure, run.devices) if point.failure else None,
-        "wrong": point.wrong,
-        "wrong_compute": point.wrong_compute,
-    }
-    if not point.trials:
-        return row
-    summary = overlap.summarize(point)
-    row |= {
-        "collective_alone_seconds": summary.collective_alone.value,
-        "collective_beside_seconds": summary.collective_beside.value,
-        "compute_alone_seconds": summary.compute_alone.value,
-        "compute_beside_seconds": summary.compute_beside.value,
-    }
-    for name, figure in (
-        ("collective_factor", summary.collective_factor),
-        ("compute_factor", summary.compute_factor),
-        ("together_of_sum", summary.of_sum),
-        ("together_of_max", summary.of_max),
-    ):
-        low, high = figure.interval or (None, None)
-        row |= {name: figure.value, f"{name}_low": low, f"{name}_high": high}
-    return row
+def rows(run: Run) -> list[Row]:
+    """Return a row for each data point that was measured or failed; what is unknown or does not apply is None."""
+    kind_of_rows = _overlap_rows if run.overlaps else _replay_rows if run.replays else _point_rows
+    columns, origin = columns_of(run), _origin(run)
+    return [{column.name: (origin | row).get(column.name) for column in columns} for row in kind_of_rows(run)]
 
 
 def run_id(run: Run) -> str:
@@ -345,95 +223,185 @@ def _origin(run: Run) -> Row:
     }
 
 
-def _point(run: Run, point: DataPoint) -> Row:
-    devices = [run.devices[position] for position in point.members]
-    collective = point.operation.is_collective
-    source, destination = _ends(point, devices)
+def _members(run: Run, members: Sequence[int]) -> Row:
+    devices = [run.devices[position] for position in members]
     return {
-        "operation": point.operation.value,
-        "variant": point.variant.value,
-        "numa_node": point.numa_node,
-        "registration": point.registration.value if collective else None,
-        **_unevenness(point),
-        "world_size": len(devices) if collective else None,
         "members": ",".join(device.tag for device in devices),
-        "source": source,
-        "destination": destination,
         "gpu_names": ",".join(dict.fromkeys(device.name for device in devices)),
         "gpu_uuids": ",".join(device.uuid for device in devices),
-        "dtype": run.settings.dtype if collective else None,
-        "redop": run.settings.redop if point.operation.reduces else None,
-        "root": run.settings.root if point.operation.rooted else None,
-        "size_bytes": point.size_bytes,
     }
 
 
-def _unevenness(point: DataPoint) -> Row:
-    if not point.operation.irregular:
-        return {"skew": None, "imbalance": None}
-    uneven = point.skew is not None
-    return {"skew": str(point.skew) if uneven else "uniform", "imbalance": imbalance(point.blocks) if uneven else 1.0}
+def _outcome(run: Run, trials: Sequence[Sample | OverlapTrial | ReplayTrial], failure: Failure | None) -> Row:
+    flags = dict.fromkeys(sentences.flag(flag, run.devices) for trial in trials for flag in trial.flags)
+    return {
+        "trials": len(trials),
+        "flags": "; ".join(flags) or None,
+        "failure": sentences.failure(failure, run.devices) if failure else None,
+    }
 
 
-def _ends(point: DataPoint, devices: list[Device]) -> tuple[str | None, str | None]:
-    """Return where a copy's bytes come from and go, None if they go both ways or to many."""
-    if not point.operation.is_copy:
-        return None, None
+def _with_interval(name: str, figure: overlap.Figure) -> Row:
+    low, high = figure.interval or (None, None)
+    return {name: figure.value, f"{name}_low": low, f"{name}_high": high}
+
+
+def _point_rows(run: Run) -> Iterator[Row]:
+    paths = {frozenset(path.devices): path for path in run.paths}
+    check, launches = Check(run), {one.point: one for one in tails(run)}
+    for measurement in run.measurements:
+        point = measurement.point
+        path = None if point.variant.host_memory else paths.get(frozenset(point.members))
+        impossible = check.beaten(measurement)
+        limit = impossible.capacity if impossible else check.limit(point, 0.0)
+        yield {
+            **_members(run, point.members),
+            **_work(run, point),
+            "label": path.label if path else None,
+            "theory_gbs": path.theory_gbs if path else None,
+            **_rates(measurement),
+            **_outcome(run, measurement.samples, measurement.failure),
+            "batches": sum(len(sample.seconds) for sample in measurement.samples),
+            "stop": measurement.stop.value if measurement.stop else None,
+            "limit_gbs": limit.gbs if limit else None,
+            "impossible": impossible.batches if impossible else 0,
+            "wrong": measurement.wrong,
+            **(_launches(run, launches[point]) if point in launches else {}),
+        }
+
+
+def _work(run: Run, point: DataPoint) -> Row:
+    operation = point.operation
+    row: Row = {
+        "operation": operation.value,
+        "variant": point.variant.value,
+        "numa_node": point.numa_node,
+        "size_bytes": point.size_bytes,
+    }
+    if operation.is_copy:
+        row["source"], row["destination"] = _ends(run, point)
+    if operation.is_collective:
+        row |= {
+            "registration": point.registration.value,
+            "world_size": len(point.members),
+            "dtype": run.settings.dtype,
+            "redop": run.settings.redop if operation.reduces else None,
+            "root": run.settings.root if operation.rooted else None,
+        }
+    if operation.irregular:
+        row["skew"] = "uniform" if point.skew is None else str(point.skew)
+        row["imbalance"] = 1.0 if point.skew is None else imbalance(point.blocks)
+    return row
+
+
+def _ends(run: Run, point: DataPoint) -> tuple[str | None, str | None]:
+    """Return the source and the destination of a copy, None if bytes go both ways or to many devices."""
+    tags = [run.devices[position].tag for position in point.members]
     if point.variant.host_memory:
-        device = devices[0].tag
-        return (_HOST_MEMORY, device) if point.operation in _INWARD else (device, _HOST_MEMORY)
+        to_device = point.operation in (Operation.H2D_CE, Operation.H2D_SM)
+        return ("host", tags[0]) if to_device else (tags[0], "host")
     if point.variant is Variant.LOCAL:
-        return devices[0].tag, devices[0].tag
+        return tags[0], tags[0]
     if point.variant in (Variant.PLAIN, Variant.STAGED):
-        return devices[0].tag, devices[1].tag
+        return tags[0], tags[1]
     return None, None
 
 
-def _figures(measurement: Measurement) -> Row:
-    names = ("seconds", "launch_seconds", "algbw_gbs", "busbw_gbs", "busbw_low_gbs", "busbw_high_gbs", "concurrent")
+def _rates(measurement: Measurement) -> Row:
     if not measurement.samples:
-        return dict.fromkeys(names)
+        return {}
     summary = summarize(measurement)
     low, high = summary.interval or (None, None)
-    values = (summary.seconds, summary.launch_seconds, summary.algbw, summary.busbw, low, high, summary.concurrent)
-    return dict(zip(names, values, strict=True))
-
-
-def _launches(run: Run, spread: Tails | None) -> Row:
-    """Return the columns of single launches, none if there are none."""
-    if spread is None:
-        return {column.name: None for column in COLUMNS[_FIRST_OF_LAUNCHES:]}
-    moved, waited = spread.transfer, spread.waited
     return {
-        "launches": spread.count,
+        "seconds": summary.seconds,
+        "launch_seconds": summary.launch_seconds,
+        "algbw_gbs": summary.algbw,
+        "busbw_gbs": summary.busbw,
+        "busbw_low_gbs": low,
+        "busbw_high_gbs": high,
+        "concurrent": summary.concurrent,
+    }
+
+
+def _launches(run: Run, launches: Tails) -> Row:
+    moved, waited = launches.transfer, launches.waited
+    return {
+        "launches": launches.count,
         **{f"transfer_p{percent}_seconds": _to_ps(moved.at(percent)) if moved else None for percent in PERCENTILES},
         "transfer_max_seconds": _to_ps(moved.maximum) if moved else None,
         "waited_p50_seconds": _to_ps(waited.at(50)),
         "waited_p99_seconds": _to_ps(waited.at(99)),
         "waited_max_seconds": _to_ps(waited.maximum),
-        "late": ",".join(run.devices[rank.member].tag for rank in spread.late) or None,
+        "late": ",".join(run.devices[rank.member].tag for rank in launches.late) or None,
     }
 
 
 def _to_ps(seconds: float | None) -> float | None:
-    """Return a time without the digits that no clock gave it."""
+    """Return a time in whole picoseconds: no clock resolves less."""
     return None if seconds is None else round(seconds, 12)
 
 
-def _limit_fields(check: Check, measurement: Measurement) -> Row:
-    """Return what the figures are limited by, and how many batches are beyond it."""
-    impossible = check.beaten(measurement)
-    limit = impossible.capacity if impossible else check.limit(measurement.point, 0.0)
-    return {"limit_gbs": limit.gbs if limit else None, "impossible": impossible.batches if impossible else 0}
+def _overlap_rows(run: Run) -> Iterator[Row]:
+    for point in run.overlaps:
+        row: Row = {
+            **_members(run, point.members),
+            **_outcome(run, point.trials, point.failure),
+            "operation": point.work.operation.value,
+            "world_size": len(point.members),
+            "dtype": run.settings.dtype,
+            "size_bytes": point.size_bytes,
+            "compute": str(point.compute),
+            "priority": point.priority.value,
+            "ctas": point.ctas,
+            "wrong": point.wrong,
+            "wrong_compute": point.wrong_compute,
+        }
+        if point.trials:
+            summary = overlap.summarize(point)
+            row |= {
+                "collective_alone_seconds": summary.collective_alone.value,
+                "collective_beside_seconds": summary.collective_beside.value,
+                "compute_alone_seconds": summary.compute_alone.value,
+                "compute_beside_seconds": summary.compute_beside.value,
+                **_with_interval("collective_factor", summary.collective_factor),
+                **_with_interval("compute_factor", summary.compute_factor),
+                **_with_interval("together_of_sum", summary.of_sum),
+                **_with_interval("together_of_max", summary.of_max),
+            }
+        yield row
 
 
-def _ending(run: Run, measurement: Measurement) -> Row:
-    flags = dict.fromkeys(sentences.flag(flag, run.devices) for sample in measurement.samples for flag in sample.flags)
-    return {
-        "trials": len(measurement.samples),
-        "batches": sum(len(sample.seconds) for sample in measurement.samples),
-        "stop": measurement.stop.value if measurement.stop else None,
-        "flags": "; ".join(flags) or None,
-        "failure": sentences.failure(measurement.failure, run.devices) if measurement.failure else None,
-        "wrong": measurement.wrong,
-    }
+def _replay_rows(run: Run) -> Iterator[Row]:
+    for arm in run.replays:
+        row: Row = {
+            **_members(run, arm.members),
+            **_outcome(run, arm.trials, arm.failure),
+            "job": arm.job,
+            "phase": arm.phase + 1,
+            "world_size": len(arm.members),
+            "recorded_ranks": arm.recorded_ranks,
+            "compute": arm.pauses.value,
+            "registration": arm.registration.value,
+            "without": ",".join(arm.without) or None,
+            "recorded_communication_seconds": arm.recorded_seconds,
+            "wrong": arm.wrong,
+        }
+        summary = replay.summarize(arm) if arm.trials else None
+        if summary is not None:
+            row |= {
+                **_with_interval("step_seconds", summary.step),
+                **_with_interval("pauses_seconds", summary.pauses),
+                **_with_interval("exposed_seconds", summary.exposed),
+                **_with_interval("communication_seconds", summary.communication),
+                **_with_interval("back_to_back_seconds", summary.alone),
+            }
+        for number, call in enumerate(arm.calls):
+            yield {
+                **row,
+                "operation": call.operation,
+                "size_bytes": call.size_bytes,
+                "ranks": call.ranks,
+                "count": call.count,
+                "call_seconds": summary.by_kind[number].value if summary else None,
+                "recorded_call_seconds": call.recorded_seconds,
+            }

@@ -28,26 +28,21 @@ from collbench.analysis.choice import (
 from collbench.analysis.diagnose import CheckKind, Kind, NotDone, Verdict
 from collbench.analysis.diagnose.evidence import (
     Beaten,
-    BelowBest,
-    BelowLinks,
     Disturbed,
     Extent,
     FewerLinks,
-    FlatLabels,
-    GivenUp,
-    HiddenLinks,
     Inverted,
     LinkCount,
+    OfWorks,
     OtherLabel,
     OtherProcesses,
     PeerAnswers,
     Presence,
     SlotBelowBest,
-    SlowerThanBack,
+    Slower,
     Source,
     StagedFaster,
     TreeLabels,
-    UnusedNvlinks,
     Where,
     WrongElements,
 )
@@ -57,12 +52,20 @@ from collbench.analysis.outcome import Absence, AbsenceKind
 from collbench.analysis.stats import FEWEST_TRIALS
 from collbench.analysis.tiers import Ranking
 from collbench.model.capabilities import capabilities
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.errors import UsageError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData
 from collbench.model.operations import Registration, Variant, Work
 from collbench.model.run import Device, Flag, FlagKind, Run, SkipKind, Skipped
-from collbench.model.units import TELLING_BYTES, amount, fixed, format_approximate_size, format_size, span
+from collbench.model.units import (
+    DTYPE_BYTES,
+    TELLING_BYTES,
+    abridged,
+    amount,
+    fixed,
+    format_approximate_size,
+    format_size,
+    span,
+)
 from collbench.output import causes
 
 _MOST_NAMES = 4
@@ -70,14 +73,14 @@ _MOST_NAMES = 4
 
 def flag(flagged: Flag, devices: Sequence[Device]) -> str:
     """Return "throttled: SW thermal slowdown on GPU1", "hot: GPU1 at 86 °C", "shared: 1 other process on GPU0"."""
-    tags = _tags(flagged.devices, devices)
+    names = tags(flagged.devices, devices)
     match flagged.kind:
         case FlagKind.THROTTLED:
-            return f"throttled: {flagged.reason} on {tags}"
+            return f"throttled: {flagged.reason} on {names}"
         case FlagKind.HOT:
-            return f"hot: {tags} at {flagged.figure} °C"
+            return f"hot: {names} at {flagged.figure} °C"
         case FlagKind.SHARED:
-            return f"shared: {flagged.figure} other process{'' if flagged.figure == 1 else 'es'} on {tags}"
+            return f"shared: {flagged.figure} other process{'' if flagged.figure == 1 else 'es'} on {names}"
         case FlagKind.OTHER:
             return flagged.reason
 
@@ -133,7 +136,7 @@ def _failed(failed: Failure, devices: Sequence[Device]) -> str:
     said = failed.detail or silent
     return _FAILED[failed.cause].format(
         step=_step(failed, devices),
-        at=f" on {_tags(failed.devices, devices)}" if failed.devices else "",
+        at=f" on {tags(failed.devices, devices)}" if failed.devices else "",
         detail=failed.detail,
         said=f": {said}" if said else "",
         seconds=fixed(failed.seconds or 0.0, 3),
@@ -151,32 +154,32 @@ def _ending(failed: Failure) -> str:
 
 def _step(failed: Failure, devices: Sequence[Device]) -> str:
     size = "" if failed.size_bytes is None else f" of {format_size(failed.size_bytes)}"
-    groups = ", ".join("-".join(devices[position].tag for position in group) for group in failed.groups)
+    groups = ", ".join(tags(group, devices, "-") for group in failed.groups)
     return f"{failed.work}{size}{f' on {groups}' if groups else ''}"
 
 
 def wrong_data(wrong: WrongData, devices: Sequence[Device]) -> str:
     """Return which data was wrong, where, and what to do."""
-    names = [devices[position].tag for position in wrong.members]
-    if not names:
+    first, others = tags(wrong.members[:1], devices), tags(wrong.members[1:], devices)
+    if not first:
         where = "location unknown"
     elif wrong.work.operation.is_collective:
-        where = f"{names[0]} among {', '.join(devices[position].tag for position in sorted(wrong.members))}"
+        where = f"{first} among {tags(sorted(wrong.members), devices)}"
     elif wrong.work.variant.host_memory:
-        where = f"link between {names[0]} and host memory"
+        where = f"link between {first} and host memory"
     elif wrong.work.variant is Variant.LOCAL:
-        where = f"memory of {names[0]}"
+        where = f"memory of {first}"
     else:
-        where = f"link {names[0]} → {', '.join(names[1:])}"
-    count = [] if wrong.count is None else [f"{wrong.count} wrong"]
-    first = [] if wrong.offset is None else [f"the first at byte {wrong.offset}"]
+        where = f"link {first} → {others}"
+    details = [] if wrong.count is None else [f"{wrong.count} wrong"]
+    details += [] if wrong.offset is None else [f"the first at byte {wrong.offset}"]
     values = ""
     if wrong.expected is not None and wrong.found is not None:
         values = f": expected {fixed(wrong.expected, 6)}, found {fixed(wrong.found, 6)}"
     advice = "Do not train over this link; IOMMU or ACS settings are the usual cause"
     if devices and devices[0].is_core:
         advice = "Do not trust this machine; test its memory (memtest86+)"
-    reported = f"{', '.join([*count, *first])}{values}"
+    reported = f"{', '.join(details)}{values}"
     return f"wrong data: {wrong.work} of {format_size(wrong.size_bytes)}, {where}: {reported}. {advice}"
 
 
@@ -220,7 +223,7 @@ def skipped_what(skip: Skipped, run: Run) -> str:
         return _SKIPPED_WHAT[skip.kind].format(sizes=sizes)
     if skip.work is None:
         return "host copies by NUMA node" if skip.kind is SkipKind.NUMA else ""
-    return f"{skip.work} {' → '.join(run.devices[position].tag for position in skip.members) or f'of {sizes}'}"
+    return f"{skip.work} {tags(skip.members, run.devices, ' → ') or f'of {sizes}'}"
 
 
 def skipped_reason(skip: Skipped, run: Run) -> str:
@@ -243,9 +246,8 @@ def skipped_reason(skip: Skipped, run: Run) -> str:
 def _free(skip: Skipped, run: Run) -> str:
     if not skip.free_bytes:
         return "half of the free memory is shared among source, target and gloo's buffers"
-    names = (device.tag for device in run.devices)
-    free = zip(names, skip.free_bytes, strict=False)
-    amounts = ", ".join(f"{tag} {format_approximate_size(amount)}" for tag, amount in free)
+    free = zip(run.devices, skip.free_bytes, strict=False)
+    amounts = ", ".join(f"{device.tag} {format_approximate_size(free_bytes)}" for device, free_bytes in free)
     kinds = {work.registration for work in run.settings.collectives} - {Registration.NONE}
     buffers = ("three", "five", "seven")[len(kinds)]  # source, send, target; send and target of each kind
     return f"free now: {amounts}, shared by {buffers} buffers plus those of NCCL"
@@ -276,7 +278,7 @@ def absence(absent: Absence, run: Run) -> str:
         return _ABSENT[absent.kind]
     if absent.needed is not None:
         return f"{absent.trials} of the {absent.needed} trials needed to estimate noise"
-    return f"{absent.trials} trial{'s' if absent.trials > 1 else ''} only"
+    return f"{amount(absent.trials, 'trial')} only"
 
 
 # What was not judged, and what a verdict rests on.
@@ -298,12 +300,10 @@ _NOT_DONE = {
 
 def not_done(check: NotDone, run: Run) -> str:
     """Return which check could not be made, and what would make it possible."""
-    others = len(check.links) - _MOST_NAMES
-    names = ", ".join(" → ".join(run.devices[end].tag for end in link) for link in check.links[:_MOST_NAMES])
     return _NOT_DONE[check.kind].format(
         work=check.work,
         size=format_size(check.size_bytes),
-        links=f"{names}{f' and {others} more' if others > 0 else ''}",
+        links=abridged([tags(link, run.devices, " → ") for link in check.links], _MOST_NAMES),
         why=absence(check.absence, run) if check.absence else "",
         labels=", ".join(check.labels),
         sources=", ".join("CUDA's peer access" if one is Source.CUDA else one for one in check.sources),
@@ -332,23 +332,39 @@ def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence 
         case Disturbed(labels, ratio, works):
             pairs = f"{' and '.join(labels)} pairs"
             return f"{pairs}: concurrently they reach {ratio:.2f} of their isolated rate ({_names(works)})."
-        case Inverted(label, share, worse, works):
-            pairs = f"{label} pairs of {_tags(verdict.members, run.devices)} reach {share:.0%} less than {worse} pairs"
-            return f"{pairs}, though the label is better ({_names(works)})."
+        case Inverted(share, worse, works):
+            pairs = f"{verdict.label} pairs of {tags(verdict.members, run.devices)}"
+            return f"{pairs} reach {share:.0%} less than {worse} pairs, though the label is better ({_names(works)})."
         case TreeLabels(labels, ancestors):
             bridges = f" ({_BRIDGES[ancestors[0]]})" if len(ancestors) == 1 and ancestors[0] in _BRIDGES else ""
             tree = f"the PCIe tree (topo -p) has {', '.join(ancestors)}{bridges}"
             return f"topo -m reports {', '.join(labels)}; {tree}. Both are right."
-        case FlatLabels(label):
-            return f"All pairs have the label {label} and no GPU has a NUMA node: the labels carry no information."
+        case OfWorks() if verdict.kind is Kind.VIRTUAL_FLAT:
+            alike = f"All pairs have the label {verdict.label} and no GPU has a NUMA node"
+            return f"{alike}: the labels carry no information."
         case _:
             return f"{where(verdict.where, run.devices)}: {_clause(verdict, run)}."
 
 
-def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911, PLR0912 - a clause for each kind of evidence
+_OF_WORKS = {
+    Kind.HANG: "the work never ended",
+    Kind.FAILED: "the work failed",
+    Kind.NV_NOT_USED: "{pcie}, though the label is {label}",
+    Kind.HIDDEN_NVLINK: "faster than PCIe can be, though the label has no NVLink",
+}
+_SLOWER = {
+    Kind.ASYMMETRY: "{share:.0%} slower than the opposite direction",
+    Kind.INTRA_LABEL_OUTLIER: "{share:.0%} below the best {label} links",
+    Kind.COLLECTIVE_CONTRADICTION: "NCCL reaches {rest:.0%} of the capacity of its slowest link",
+}
+
+
+def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911 - a clause for each kind of evidence
     match verdict.evidence:
-        case GivenUp(works):
-            return f"the work {'never ended' if verdict.kind is Kind.HANG else 'failed'} ({_names(works)})"
+        case OfWorks(works):
+            pcie = "NCCL is no faster than PCIe" if works else "copies are no faster than PCIe allows"
+            clause = _OF_WORKS[verdict.kind].format(pcie=pcie, label=verdict.label)
+            return f"{clause} ({_names(works)})" if works else clause
         case LinkCount(source, label, nvlinks):
             return f"{source} reports {label}, NVML counts {nvlinks} active NVLinks"
         case PeerAnswers(label, answers, agree):
@@ -356,29 +372,20 @@ def _clause(verdict: Verdict, run: Run) -> str:  # noqa: C901, PLR0911, PLR0912 
             if agree:
                 return f"the label {label} implies peer access, but no source allows it: {reports}"
             return f"the sources disagree on peer access: {reports}"
-        case UnusedNvlinks(label, works):
-            slow = "NCCL is no faster than PCIe" if works else "copies are no faster than PCIe allows"
-            return f"{slow}, though the label is {label}" + (f" ({_names(works)})" if works else "")
         case FewerLinks(links, count):
             return f"reaches the rate of {f'{links:.0f}' if links >= 1 else f'{links:.1f}'} of {count} links"
-        case Beaten(gbs, part, capacity, works, batches):
-            most = f"{gbs:.0f} GB/s, above the capacity of the {part}, {capacity:.0f} GB/s"
+        case Beaten(gbs, part, works, batches):
+            most = f"{gbs:.0f} GB/s, above the capacity of the {part}, {verdict.theory_gbs or 0.0:.0f} GB/s"
             return f"{most} ({_names(works)}; {batches} batch{'' if batches == 1 else 'es'})"
         case SlotBelowBest(now, best):
             return f"PCIe gen {now[0]} ×{now[1]} right after measuring; its maximum is gen {best[0]} ×{best[1]}"
         case StagedFaster(gbs):
             unit = "GB/s sim" if capabilities(run.backend).simulated else "GB/s"
             return f"slower by peer access than through host memory, which reaches {gbs:.1f} {unit}"
-        case SlowerThanBack(share, works):
-            return f"{share:.0%} slower than the opposite direction ({_names(works)})"
-        case BelowBest(share, label, works):
-            return f"{share:.0%} below the best {label} links ({_names(works)})"
-        case BelowLinks(share, works):
-            return f"NCCL reaches {share:.0%} of the capacity of its slowest link ({_names(works)})"
+        case Slower(share, works, label):
+            return f"{_SLOWER[verdict.kind].format(share=share, rest=1 - share, label=label)} ({_names(works)})"
         case OtherLabel(tool, nvml):
             return f"nvidia-smi topo -m reports {tool}, NVML reports {nvml}"
-        case HiddenLinks():
-            return "faster than PCIe can be, though the label has no NVLink"
         case _:
             raise TypeError(f"no sentence for {verdict.evidence}")
 
@@ -387,9 +394,9 @@ def where(location: Where, devices: Sequence[Device]) -> str:
     """Return "GPU0 → GPU1", "all links from GPU2", "all 6 NV18 pairs (one direction each)"."""
     one_way = " (one direction each)" if location.one_way else ""
     return _WHERE[location.extent].format(
-        commas=_tags(location.devices, devices),
-        dash="-".join(devices[position].tag for position in location.devices),
-        arrow=" → ".join(devices[position].tag for position in location.devices),
+        commas=tags(location.devices, devices),
+        dash=tags(location.devices, devices, "-"),
+        arrow=tags(location.devices, devices, " → "),
         pairs=f"{location.pairs} {' and '.join(location.labels)} pairs{one_way}",
     )
 
@@ -633,12 +640,10 @@ def tie_breaks(used: Sequence[TieBreak]) -> str:
 
 def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str:
     """Name sets of devices: "GPU2-GPU3", "GPU4", "GPU0, GPU1, GPU2"; "an unknown device" for none."""
-    joints = {2: "-"}
-    tags = (
-        joints.get(len(device_set), ", ").join(devices[position].tag for position in device_set) for device_set in sets
-    )
-    return "; ".join(tag or "an unknown device" for tag in tags)
+    names = (tags(device_set, devices, "-" if len(device_set) == 2 else ", ") for device_set in sets)
+    return "; ".join(name or "an unknown device" for name in names)
 
 
-def _tags(positions: Sequence[int], devices: Sequence[Device]) -> str:
-    return ", ".join(devices[position].tag for position in positions)
+def tags(positions: Sequence[int], devices: Sequence[Device], between: str = ", ") -> str:
+    """Name devices: "GPU0, GPU1"."""
+    return between.join(devices[position].tag for position in positions)

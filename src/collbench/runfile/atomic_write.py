@@ -1,8 +1,8 @@
 """Files that are written whole or not at all, and never over another one unless that was asked for.
 
-This is the one home of what happens to a file that exists: it is refused, before anything is measured or computed, and
-again where it came to be meanwhile. `--force` replaces it; an empty one (mktemp's) has nothing to lose and is taken.
-What is no file but a stream (a pipe, a device, /dev/stdout) is written to. `doing` and `option` word the refusal:
+This module decides what happens to a file that exists: it is refused before anything is measured or computed, and
+again if it appeared meanwhile. `--force` replaces it; an empty one (mktemp's) is always replaced. A stream (a pipe, a
+device, /dev/stdout) is written to. `doing` and `option` word the refusal:
 "cannot save the run as x.json: …; choose another place with --output FILE".
 """
 
@@ -24,15 +24,15 @@ from collbench.model.errors import RunFileError
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _OWN_DESCRIPTORS = re.compile(r"/proc/(self|[0-9]+)/fd")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# What a folder must take for a file to be written there: a disk without a free block is full before the start.
+# A folder must have room for this before a run starts: a disk without a free block is full.
 _BLOCK = bytes(4096)
 
-# Device, inode and size of a file: what stood there when we last looked. Not its time, which NFS may set later.
+# Device, inode and size of a file when we last looked. Not its time, which NFS may set later.
 Identity = tuple[int, int, int]
 
 
 class Taken(RunFileError):
-    """The place is another file's: nothing was written."""
+    """Another file is in the way: nothing was written."""
 
 
 def write(
@@ -40,7 +40,7 @@ def write(
 ) -> Identity | None:
     """Write text (UTF-8) or bytes so that a reader, or a crash, meets nothing, the old file or the new one.
 
-    Returns what then stands there, None for a stream. Raises Taken for a file that exists, unless `force` replaces it,
+    Returns the new file's identity, None for a stream. Raises Taken for a file that exists, unless `force` replaces it,
     and RunFileError for a folder that cannot be written and for a full disk; an old file is then untouched.
     """
     # A name from the system that is not UTF-8 holds lone surrogates: as \udcxx they are valid JSON.
@@ -70,11 +70,11 @@ def write(
 
 
 class OwnFile:
-    """A file that one process writes again and again. What another one has put in its place meanwhile is not replaced.
+    """A file that one process writes again and again. A file that another process has put there meanwhile stays.
 
-    Then, and where the first write finds a file that was not there before, the content goes beside it: `path` says
-    where, and `warn` says so. `refusal` are `doing` and `option` of `write`. `force` replaces an older file; `stood` is
-    what the file was where we continue with it.
+    Then, and if the first write finds a file that was not there before, the content goes to a new file next to it:
+    `path` is that file, and `warn` reports it. `refusal` are `doing` and `option` of `write`. `force` replaces an older
+    file; `stood` is the identity of the file that is continued.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ def try_folder(folder: Path, name: str = "probe") -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that lack, for this user alone, as XDG's specification has it. Raises OSError.
+    """Make a folder, and missing ones above it, for this user alone, as XDG's specification has it. Raises OSError.
 
     Folders that exist are left as they are.
     """
@@ -156,7 +156,7 @@ def make_private(folder: Path) -> None:
 
 
 def identity(path: Path) -> Identity | None:
-    """Return what stands at a place, None for nothing."""
+    """Return the identity of the file at a path; None if there is none."""
     try:
         return _identity(path.stat())
     except OSError:
@@ -164,7 +164,7 @@ def identity(path: Path) -> Identity | None:
 
 
 def another(path: Path) -> Path:
-    """Return a name beside `path` that nothing has."""
+    """Return an unused name in the folder of `path`."""
     return path.with_name(f"{path.stem}-{secrets.token_hex(4)}{path.suffix}")
 
 
@@ -253,7 +253,7 @@ def _send(data: bytes, path: Path) -> None:
 
 
 def _check_stream(path: Path) -> None:
-    """Raise OSError where a stream cannot be written. Not by opening it: whoever reads a pipe would see it end."""
+    """Raise OSError if a stream cannot be written. It is not opened for that: the reader of a pipe would see it end."""
     number = _descriptor(path)
     if number is not None:
         if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:

@@ -1,4 +1,4 @@
-"""Dataclasses ↔ JSON's own types. Reading checks every field against its annotation."""
+"""Dataclasses ↔ JSON, and JSON files with a format and a version. Reading checks each field against its annotation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import dataclasses
 import enum
 import functools
 import itertools
+import json
 import types
 import typing
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
-# What most of a run file is: nothing needs to be done about it.
+from collbench.model.errors import RunFileError
+from collbench.model.printable import cleaned
+
+_T = TypeVar("_T")
+
+# Most values of a run file have these types, and stay as they are.
 _PLAIN = {float, int, str, bool, types.NoneType}
 
 
@@ -162,3 +170,62 @@ def _expect(data: Any, kind: Any) -> Any:
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise _Wrong(f"is {type(data).__name__}, not {getattr(kind, '__name__', 'a number')}")
     return data
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """A kind of JSON file: its "format", the version that is written, its noun in messages, and how to get it again.
+
+    `earlier` has, for each earlier version that is still read, what brings its fields to this one. A file may be a
+    stranger's: what a terminal would obey in its texts is made readable here, where it comes in.
+    """
+
+    format: str
+    version: int
+    noun: str
+    again: str
+    earlier: Mapping[int, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What such a file begins with."""
+        return {"format": self.format, "format_version": self.version}
+
+    def read(self, path: Path) -> str:
+        """Return a file's text. Raises RunFileError."""
+        try:
+            return path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise RunFileError(f"cannot read {self.noun} file {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise RunFileError(f"{path} is not {self._what}: it is not text") from error
+
+    def loads(self, text: str, name: str, build: Callable[[dict[str, Any]], _T]) -> _T:
+        """Return what `build` makes of the fields in JSON text; `name` is the file's, for errors. Raises RunFileError.
+
+        Of what `build` raises, TypeError, ValueError and KeyError say that the file is damaged.
+        """
+        try:
+            data = cleaned(json.loads(text), text)
+        except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
+            raise RunFileError(f"{name} is not {self._what}: not JSON, or cut off ({error})") from error
+        if not isinstance(data, dict) or data.get("format") != self.format:
+            raise RunFileError(f'{name} is JSON but not a collbench {self.noun}: it has no "format": "{self.format}"')
+        number = data.get("format_version")
+        if type(number) is not int or number not in (self.version, *self.earlier):
+            read = ", ".join(map(str, (*self.earlier, self.version)))
+            raise RunFileError(
+                f"{name} has {self.noun}-file version {number}, this collbench reads version "
+                f"{read}: use the collbench that wrote it, or {self.again}"
+            )
+        fields = {key: value for key, value in data.items() if key not in self.head}
+        try:
+            if number in self.earlier:
+                self.earlier[number](fields)
+            return build(fields)
+        except (TypeError, ValueError, KeyError) as error:
+            raise RunFileError(f"{name} is a damaged {self.noun} file: {error}") from error
+
+    @property
+    def _what(self) -> str:
+        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun} file"

@@ -15,7 +15,7 @@ VERSION = 1
 
 
 def is_job(fields: Any) -> bool:
-    """True if parsed JSON says that it is a job: commands take a run or a job by what the file holds."""
+    """True if parsed JSON says that it is a job. Commands that take a run or a job decide by this."""
     return isinstance(fields, dict) and fields.get("format") == FORMAT
 
 
@@ -25,7 +25,7 @@ def holds_job(path: Path) -> bool:
         text = path.read_text(encoding="utf-8")
         return f'"{FORMAT}"' in text and is_job(json.loads(text))
     except (OSError, ValueError, RecursionError):
-        return False  # whoever loads it as a run says what is wrong
+        return False  # loading it as a run reports what is wrong
 
 
 def dumps(job: Job) -> str:
@@ -69,7 +69,7 @@ def loads(text: str, name: str) -> Job:
 
 
 def _check(job: Job) -> None:
-    """Raise ValueError for what no job can mean: a call of no group, a group of ranks that the job has not."""
+    """Raise ValueError for what no job can have: a call without a group, a group with ranks that do not exist."""
     if job.world_size < 1:
         raise ValueError(f"job.world_size is {job.world_size}")
     for number, group in enumerate(job.groups):

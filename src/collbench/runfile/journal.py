@@ -1,7 +1,7 @@
-"""Trials beside the run file, a JSON line each: what is left of a run whose process was killed.
+"""The journal of a run file: a JSON line for each trial, so that a run survives if its process is killed.
 
-A journal names the text of the file that it continues. Once that file is written anew, it means nothing any more. It is
-locked while its run is measured: so a run has one process that writes it.
+A journal has the checksum of the file that it continues. Once that file is written again, the journal is obsolete. It
+is locked while its run is measured, so that only one process writes a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, default=lambda value: {n: getatt
 
 
 class Journal:
-    """An open journal. Lines reach the kernel at once, which a killed process cannot take back; nothing is synced."""
+    """An open journal. Each line reaches the kernel at once and so survives a killed process; nothing is synced."""
 
     def __init__(self, run_file: Path, text: str | None = None) -> None:
         """Lock the file's journal, and begin it if the file holds `text`. Raises OSError, and RunFileError as `check`.
@@ -69,13 +69,13 @@ class Journal:
     def remove(self) -> None:
         """Delete and close the file: all of it is in the run file now."""
         with contextlib.suppress(OSError):
-            self._path.unlink()  # while it is locked: then it is nobody else's
+            self._path.unlink()  # while it is locked: no other process can use it
         with contextlib.suppress(OSError):
             self._file.close()
 
 
 def journal_of(run_file: Path) -> Path:
-    """Return where the journal of a run file lies: beside it, its name and ".journal"."""
+    """Return the path of a run file's journal: the same, and ".journal"."""
     return run_file.with_name(f"{run_file.name}.journal")
 
 
@@ -98,7 +98,7 @@ def _locked(path: Path, flags: int, run_file: Path) -> int:
             head = os.pread(number, len(_HEAD), 0) if stat.S_ISREG(status.st_mode) else b"?"
             if not _HEAD.startswith(head):
                 raise RunFileError(f"{path} has the name of {run_file}'s journal: move it, or choose another name")
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile by who had it: look again
+            with contextlib.suppress(FileNotFoundError):  # its process has removed it meanwhile: look again
                 if os.path.samestat(status, path.lstat()):
                     return number
         except BaseException:
@@ -157,7 +157,7 @@ def mark_interrupted(run: Run) -> None:
 def _trials(lines: list[str], tags: Sequence[str]) -> Iterator[Measurement | Latency]:
     for number, data in enumerate(_objects(lines)):
         kind = Latency if isinstance(data, dict) and "ranks" in data else Measurement
-        versions.replace([data] if kind is Measurement else [], tags)
+        versions.replace_sentences([data] if kind is Measurement else [], tags)
         try:
             trial: Measurement | Latency = build(kind, data, f"trial {number}")
         except ValueError:

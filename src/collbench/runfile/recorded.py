@@ -1,4 +1,4 @@
-"""The streams of all ranks as one job: who was who, what each call was, and the calls that were not folded yet."""
+"""The recorder's streams of all ranks as one job: ranks and groups, calls, and what repeats with its times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.job import (
     Call,
     Ending,
@@ -29,21 +28,20 @@ from collbench.model.job import (
 )
 from collbench.model.nccl_options import format_version
 from collbench.model.operations import Operation
+from collbench.model.units import DTYPE_BYTES, REDOPS
+from collbench.runfile.repeats import SAMPLES, PhaseOrder, fold, spreads
 from collbench.runfile.streams import (
-    DATATYPES,
     FUNCTIONS,
-    REDUCTIONS,
     CommunicatorKey,
     NcclCall,
     Numbers,
+    Repetition,
     Stream,
     bucket_median,
 )
 
-# A tail is folded where a sequence comes at least twice and covers so many calls.
-_WORTH = 4
 _API_ABI = 5  # from it on NCCL reports calls as they were made; before, launches, whose bytes have lost their type
-_SAMPLES = 32
+_DTYPES = tuple(DTYPE_BYTES)  # by ncclDataType_t
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +111,10 @@ def _unknown(
         Unknown.GRAPH_REPLAYS: old or any(call.captured for call in calls),
         Unknown.OVERLAP: True,
     }
-    return tuple(what for what in Unknown if unknown.get(what))
+    return tuple(what for what, is_unknown in unknown.items() if is_unknown)
 
 
-# Which streams are of one job, and who is who in it.
+# Which streams are of one job, and which rank each is.
 
 
 def _one_job(streams: Sequence[Stream]) -> list[Stream]:
@@ -145,7 +143,7 @@ def _sent(stream: Stream) -> int:
 
 
 def _distinct_hints(streams: Sequence[Stream]) -> bool:
-    """True if the launcher's RANK tells all streams apart, and WORLD_SIZE has room for them."""
+    """True if the launcher's RANK differs between all streams, and is below WORLD_SIZE."""
     hints = [stream.env_rank for stream in streams]
     worlds = {stream.env_world for stream in streams}
     world = worlds.pop() if len(worlds) == 1 else None
@@ -203,7 +201,7 @@ def _clocks(streams: Sequence[Stream]) -> dict[str, int]:
 
 @dataclass
 class _Tables:
-    """The job's groups and calls, as far as they were met."""
+    """The job's groups and calls that have been seen so far."""
 
     sizes: dict[CommunicatorKey, int]
     members: dict[CommunicatorKey, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
@@ -228,14 +226,14 @@ class _Tables:
         return tuple(all_groups)
 
     def translate(self, stream: Stream, call: NcclCall) -> Call | None:
-        """Return what a rank asked for; None for what this collbench does not know and could only guess."""
+        """Return what a rank asked for; None for a function or type that this collbench does not know."""
         operation = FUNCTIONS[call.function] if call.function < len(FUNCTIONS) else ""
-        if not operation or call.datatype >= len(DATATYPES):
+        if not operation or call.datatype >= len(_DTYPES):
             return None
         communicator = stream.communicators[call.communicator]
         key = communicator.key
         size = self.sizes[key]
-        dtype = DATATYPES[call.datatype]
+        dtype = _DTYPES[call.datatype]
         parts = size if operation not in set(PointToPoint) and Operation(operation).shares else 1
         root, peer = (rank if 0 <= rank < size else None for rank in (call.root, call.peer))
         # Launches count these in bytes [NCCL, enqueue.cc, collTaskAppend].
@@ -245,7 +243,7 @@ class _Tables:
             call.count * DTYPE_BYTES[dtype] * parts,
             self.groups.setdefault(key, len(self.groups)),
             dtype="" if bytes_only else dtype,
-            reduction=REDUCTIONS[call.reduction - 1] if 0 < call.reduction <= len(REDUCTIONS) else "",
+            reduction=REDOPS[call.reduction - 1] if 0 < call.reduction <= len(REDOPS) else "",
             root=root,
             peer=peer,
             captured=call.captured,
@@ -275,7 +273,7 @@ def _rank(stream: Stream, number: int, tables: _Tables, clock: int) -> JobRank:
     renumbered = {
         old: new for new, old in enumerate(index for index, phase in enumerate(all_phases) if phase.positions)
     }
-    order = tuple((renumbered[index], times) for index, times in folded.order if index in renumbered)
+    order = tuple((renumbered[index], times) for index, times in folded.sequence.order if index in renumbered)
     once = len(order) == len(renumbered)
     return JobRank(
         rank=number,
@@ -295,14 +293,7 @@ def _add_runs(folded: _Folded, stream: Stream) -> None:
     for phase in {phase for phase, _ in stream.runs}:
         repeated = stream.phases[phase]
         partial = folded.phases[tuple(repeated.symbols.tolist())]
-        length = len(repeated.symbols)
-        gpus = repeated.gpu_samples or itertools.repeat(np.zeros(length, np.int64))
-        begins = repeated.gpu_begins or itertools.repeat(np.zeros(2 + length, np.int64))
-        partial.samples += [
-            _Whole(*sample, gpu, begin)
-            for sample, gpu, begin in zip(repeated.samples, gpus, begins, strict=False)
-            if sample[0] < partial.repetitions
-        ]
+        partial.samples += [sample for sample in repeated.samples if sample.repetition < partial.repetitions]
         if repeated.times is not None:
             partial.pauses = [_summed(times) for times in repeated.times]
         if repeated.gpu_times is not None:
@@ -311,49 +302,37 @@ def _add_runs(folded: _Folded, stream: Stream) -> None:
 
 def _add_tail(folded: _Folded, stream: Stream) -> None:
     """Fold the calls that the plugin had not folded yet, and add what repeats in them."""
-    tail_gpu = np.zeros(len(stream.tail), np.int64) if stream.tail_gpu is None else stream.tail_gpu
     pauses = np.diff(stream.tail_starts, prepend=stream.before_tail or np.nan).clip(min=0.0) / 1e3
     for start, period, repetitions in fold(stream.tail):
         symbols = tuple(stream.tail[start : start + period].tolist())
         before = folded.add(symbols, repetitions)
         partial, size = folded.phases[symbols], period * repetitions
         starts = stream.tail_starts[start : start + size].reshape(repetitions, period)
-        gpu = tail_gpu[start : start + size].reshape(repetitions, period)
-        stride = math.ceil(repetitions / _SAMPLES)
+        gpu = stream.tail_gpu[start : start + size].reshape(repetitions, period)
+        stride = math.ceil(repetitions / SAMPLES)
         partial.samples += [
-            _Whole(
+            Repetition(
                 before + repetition,
                 starts[repetition],
                 gpu[repetition],
                 _begins(stream, start + repetition * period, period),
             )
             for repetition in range(0, repetitions, stride)
-        ][: max(0, _SAMPLES - len(partial.samples))]
+        ][: max(0, SAMPLES - len(partial.samples))]
         partial.tails.append(pauses[start : start + size].reshape(repetitions, period))
         partial.gpu_tails.append(_micro(gpu))
 
 
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """One repetition: starts, GPU times and begins in ns, 0 if unknown; `begins` as in Repeated.gpu_begins."""
-
-    repetition: int
-    starts: Numbers
-    gpu: Numbers
-    begins: Numbers
-
-
 def _begins(stream: Stream, start: int, period: int) -> Numbers:
-    """Return what Repeated.gpu_begins has, of a repetition in the tail."""
+    """Return Repetition.begins of a repetition in the tail."""
+    begins, ahead = stream.tail_begins[:, 0], int(stream.tail_begins[start + period - 1, 1])
     offsets = np.zeros(2 + period, np.int64)
-    if stream.tail_begins is not None and stream.tail_gpu is not None:
-        begins, ahead = stream.tail_begins[:, 0], int(stream.tail_begins[start + period - 1, 1])
-        if start:
-            offsets[:2] = begins[start - 1], stream.tail_gpu[start - 1]
-        offsets[2:] = begins[start : start + period]
-        known = offsets > 0
-        known[1] = False  # it is a time, and no date
-        offsets[known] += ahead
+    if start:
+        offsets[:2] = begins[start - 1], stream.tail_gpu[start - 1]
+    offsets[2:] = begins[start : start + period]
+    known = offsets > 0
+    known[1] = False  # it is a duration, which needs no clock
+    offsets[known] += ahead
     return offsets
 
 
@@ -362,31 +341,26 @@ class _PartialPhase:
     """One phase while it is put together."""
 
     repetitions: int = 0
-    samples: list[_Whole] = field(default_factory=list)
+    samples: list[Repetition] = field(default_factory=list)
     pauses: list[Spread | None] | None = None  # from the plugin's sums
     gpu: list[Spread | None] | None = None
     tails: list[Numbers] = field(default_factory=list)  # pauses in µs, a row for each repetition
     gpu_tails: list[Numbers] = field(default_factory=list)
 
 
+@dataclass
 class _Folded:
-    """Phases by their symbols, in the order in which they were first met, and the order in which they came."""
+    """A rank's phases while they are put together, and their order."""
 
-    def __init__(self) -> None:
-        self.phases: dict[tuple[int, ...], _PartialPhase] = {}
-        self.order: list[tuple[int, int]] = []
-        self._numbers: dict[tuple[int, ...], int] = {}
+    phases: dict[tuple[int, ...], _PartialPhase] = field(default_factory=dict)
+    sequence: PhaseOrder = field(default_factory=PhaseOrder)
 
     def add(self, symbols: tuple[int, ...], repetitions: int) -> int:
         """Note that a phase came; return how often it had come before."""
-        number = self._numbers.setdefault(symbols, len(self._numbers))
+        self.sequence.add(symbols, repetitions)
         partial = self.phases.setdefault(symbols, _PartialPhase())
         before = partial.repetitions
         partial.repetitions += repetitions
-        if self.order and self.order[-1][0] == number:
-            self.order[-1] = (number, self.order[-1][1] + repetitions)
-        else:
-            self.order.append((number, repetitions))
         return before
 
 
@@ -457,7 +431,7 @@ def _phase(symbols: Sequence[int], partial: _PartialPhase, positions: Sequence[_
     )
 
 
-def _sample(whole: _Whole, positions: Sequence[_PhasePosition], clock: int) -> Sample:
+def _sample(whole: Repetition, positions: Sequence[_PhasePosition], clock: int) -> Sample:
     # Parts of an all-to-all share a kernel, which begins with the first and ends with the last of them.
     took = [int(whole.gpu[position.at].max()) if whole.gpu[position.at].all() else 0 for position in positions]
     (before, before_took), begins = whole.begins[:2].tolist(), whole.begins[2:]
@@ -485,23 +459,6 @@ def _micro(times: Numbers) -> Numbers:
     return np.where(times > 0, times / 1e3, np.nan)
 
 
-def spreads(times: Numbers) -> list[Spread | None]:
-    """Return the spread of each column of times in µs, a row for each repetition, NaN where unknown; None of none."""
-    repetitions, length = times.shape
-    if not repetitions:
-        return [None] * length
-    ordered = np.sort(times, axis=0)  # NaN last
-    counts, columns = (~np.isnan(ordered)).sum(axis=0), np.arange(length)
-    last = np.maximum(counts - 1, 0)
-    median = (ordered[last // 2, columns] + ordered[counts // 2, columns]) / 2
-    mean = np.nansum(ordered, axis=0) / np.maximum(counts, 1)
-    figures = np.stack([ordered[0], median, mean, ordered[last, columns]], axis=1).tolist()
-    return [
-        Spread(count, *(round(figure, 3) for figure in four)) if count else None
-        for count, four in zip(counts.tolist(), figures, strict=True)
-    ]
-
-
 def _summed(times: Any) -> Spread | None:
     count = int(times["count"])
     if not count or not math.isfinite(float(times["sum"])):
@@ -509,54 +466,3 @@ def _summed(times: Any) -> Spread | None:
     least, most = float(times["least"]), float(times["most"])
     figures = (least, bucket_median(times), float(times["sum"]) / count, most)
     return Spread(count, *(round(figure / 1e3, 3) for figure in figures))
-
-
-def fold(symbols: Numbers) -> Iterable[tuple[int, int, int]]:
-    """Yield (start, period, repetitions) in order: the sequence as what repeats in it, the widest first.
-
-    Time grows with the square of its length; a stream's tail has 32,768 calls at most.
-    """
-    pending = [(0, len(symbols))]
-    pieces: list[tuple[int, int, int]] = []
-    floor = max(_WORTH, len(symbols) // 256)  # else a tail without order would be searched again for each small piece
-    while pending:
-        start, end = pending.pop()
-        run = _widest(symbols[start:end], floor) if end - start >= floor else None
-        if run is None:
-            pieces += [(start, end - start, 1)] if end > start else []
-            continue
-        offset, period, repetitions = run
-        pieces.append((start + offset, period, repetitions))
-        pending += [(start, start + offset), (start + offset + period * repetitions, end)]
-    return sorted(pieces)
-
-
-def _widest(symbols: Numbers, floor: int) -> tuple[int, int, int] | None:
-    """Return where, with which period and how often the sequence repeats that covers most calls; None for none."""
-    best: tuple[int, int, int] | None = None
-    covered = floor - 1
-    length = len(symbols)
-    if len(np.unique(symbols)) == length:  # nothing comes twice
-        return None
-    for period in range(1, length // 2 + 1):
-        if length <= covered:
-            break
-        breaks = np.flatnonzero(symbols[period:] != symbols[:-period])
-        edges = np.concatenate([[-1], breaks, [length - period]])
-        widths = np.diff(edges) - 1  # calls that equal the one a period later, in a row
-        widest = int(np.argmax(widths))
-        width = int(widths[widest]) + period
-        if width >= 2 * period and width // period * period > covered:
-            covered = width // period * period
-            best = (int(edges[widest]) + 1, period, width // period)
-    return best
-
-
-def counted(job: Job) -> Counter[str]:
-    """Return how many calls of each operation a job's ranks sent, repetitions counted."""
-    counts: Counter[str] = Counter()
-    for rank in job.ranks:
-        for phase in rank.phases:
-            for call in job.called(phase):
-                counts[call.operation] += phase.repetitions
-    return counts

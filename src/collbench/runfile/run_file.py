@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from collbench.model.capabilities import BACKENDS
-from collbench.model.dtypes import DTYPE_BYTES, REDOPS
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Registration
-from collbench.model.run import DataPoint, Device, Latency, Measurement, Run
+from collbench.model.run import DataPoint, Latency, Measurement, Run
+from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.runfile import atomic_write, journal, versions
-from collbench.runfile.codec import build, plain
+from collbench.runfile.codec import FileFormat, build, plain
 from collbench.runfile.journal import Journal
-from collbench.runfile.versions import Kind
 
+_FORMAT = FileFormat(
+    "collbench-run",
+    3,
+    "run",
+    again="measure again",
+    earlier={1: versions.from_version_1, 2: versions.from_version_2},
+)
 _REFUSAL = ("save the run as", "--output")
-# What others can write, `train` does not believe; they may read it where the user's umask says so.
+# `train` does not trust a file that others can write. They may read it if the user's umask allows that.
 _MODE = 0o644
 
 
@@ -55,9 +61,9 @@ def check_writable(path: Path, *, replace: bool = False) -> None:
 def load(path: Path) -> Run:
     """Read a run file, and the journal beside it that a killed process left. Raises RunFileError: what is wrong, where.
 
-    Data points of an unfinished run that nobody marked are interrupted.
+    Data points of an unfinished run that have no reason to stop are marked as interrupted.
     """
-    text = _KIND.read(path)
+    text = _FORMAT.read(path)
     run = loads(text, str(path))
     journal.merge(run, journal.read(path, text, run.devices))
     if not run.complete:
@@ -66,7 +72,7 @@ def load(path: Path) -> Run:
 
 
 def again(run: Run) -> Run:
-    """Return a run in memory as whoever loads its file sees it."""
+    """Return a run as it is once it has been saved and loaded."""
     copy = loads(dumps(run), "the run")
     if not copy.complete:
         journal.mark_interrupted(copy)
@@ -75,14 +81,20 @@ def again(run: Run) -> Run:
 
 def dumps(run: Run) -> str:
     """Return the run as JSON text: what it is and its backend in the first line, then a line for each list item."""
-    first = json.dumps({**_KIND.head, "backend": run.backend})[:-1]
-    rest = {key: value for key, value in plain(run).items() if key != "backend"}
-    return f"{first},\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in rest.items()) + "\n}\n"
+    fields = plain(run)
+    first = json.dumps({**_FORMAT.head, "backend": fields.pop("backend")})[:-1]
+    return f"{first},\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in fields.items()) + "\n}\n"
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def loads(text: str, name: str) -> Run:
     """Return the run in JSON text; `name` is the file's, for errors. Raises RunFileError."""
-    return _KIND.loads(text, name, _build)
+    return _FORMAT.loads(text, name, _build)
 
 
 def _build(fields: dict[str, Any]) -> Run:
@@ -90,33 +102,14 @@ def _build(fields: dict[str, Any]) -> Run:
     _check_settings(run)
     _check_meaning(run)
     _check_latencies(run)
-    _check_skipped(run)
+    for number, left in enumerate(run.skipped):
+        for members in (left.members, left.wrong.members if left.wrong else ()):
+            _check_members(members, range(len(run.devices)), f"run.skipped[{number}].members", fewest=0)
     return run
 
 
-def _from(upgrade: Callable[[dict[str, Any], Sequence[str]], None]) -> Callable[[dict[str, Any]], None]:
-    return lambda fields: upgrade(fields, _tags(fields.get("devices")))
-
-
-_KIND = Kind(
-    "collbench-run",
-    3,
-    "run",
-    again="measure again",
-    earlier={1: _from(versions.from_version_1), 2: _from(versions.from_version_2)},
-)
-
-
-def _tags(devices: Any) -> tuple[str, ...]:
-    """Return the names of the devices by position, none if the file has no devices: the error comes later."""
-    try:
-        return tuple(device.tag for device in build(tuple[Device, ...], devices, "run.devices"))
-    except ValueError:
-        return ()
-
-
 def _check_settings(run: Run) -> None:
-    """Raise ValueError where settings mean nothing: --resume asks for them again, as if they were typed."""
+    """Raise ValueError where settings make no sense: --resume asks for them again, as if they were typed."""
     settings = run.settings
     if settings.dtype not in DTYPE_BYTES:
         raise ValueError(f"run.settings.dtype is '{settings.dtype}', not one of {', '.join(DTYPE_BYTES)}")
@@ -139,7 +132,7 @@ def _check_settings(run: Run) -> None:
 
 
 def _check_meaning(run: Run) -> None:
-    """Raise ValueError where fields of the right kind mean nothing: whoever judges the run would stumble over them."""
+    """Raise ValueError where fields of the right type make no sense, so that no judge of the run has to check them."""
     positions = range(len(run.devices))
     if run.backend not in BACKENDS:
         raise ValueError(f"run.backend is '{run.backend}', not one of {', '.join(BACKENDS)}")
@@ -195,12 +188,6 @@ def _check_latencies(run: Run) -> None:
             _check_members(flag.devices, range(len(run.devices)), f"{where}: a flag's devices", fewest=0)
 
 
-def _check_skipped(run: Run) -> None:
-    for number, left in enumerate(run.skipped):
-        for members in (left.members, left.wrong.members if left.wrong else ()):
-            _check_members(members, range(len(run.devices)), f"run.skipped[{number}].members", fewest=0)
-
-
 def _check_failure(failure: Failure | None, positions: range, where: str) -> None:
     if failure is None:
         return
@@ -212,12 +199,6 @@ def _check_failure(failure: Failure | None, positions: range, where: str) -> Non
 def _check_members(members: tuple[int, ...], positions: range, where: str, fewest: int = 2) -> None:
     if len(members) < fewest or len(set(members)) < len(members) or not set(members) <= set(positions):
         raise ValueError(f"{where} is {list(members)}, not two or more distinct places in a list of {len(positions)}")
-
-
-def _lines(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
-    return json.dumps(value, ensure_ascii=False)
 
 
 class RunWriter:
@@ -298,7 +279,7 @@ class RunWriter:
             self._journal = None
 
     def close(self) -> None:
-        """Let go of the journal; what it holds stays."""
+        """Close the journal; what it holds stays."""
         if self._journal is not None:
             self._journal.close()
         self._journal = None

@@ -1,12 +1,11 @@
-"""What the NCCL profiler plugin leaves of one rank: the bytes of its file as values (csrc/recorder/stream.hpp).
+"""What the NCCL profiler plugin wrote of one rank: the bytes of its file as values (csrc/recorder/stream.hpp).
 
-A file may have been cut off or damaged anywhere, and its process killed between any two stores: whatever does not fit
-together raises StreamError, and nothing is made up.
+A file may be cut off or damaged anywhere, and its process may have been killed between any two stores: parts that do
+not fit together raise StreamError.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -33,23 +32,6 @@ FUNCTIONS = (
     "gather",
     "scatter",
 )
-# ncclDataType_t and ncclRedOp_t, by number [nccl.h].
-DATATYPES = (
-    "int8",
-    "uint8",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-)
-REDUCTIONS = ("sum", "prod", "max", "min", "avg")
-
 _GPU_UNIT = 16  # ns, of a call's time on the GPU
 
 
@@ -159,11 +141,11 @@ class StreamError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """One that the rank was in: NCCL's hash of it, its rank there, how many ranks it has (0: unknown), its name."""
+    """One that the rank was in."""
 
-    hash: int
-    rank: int
-    ranks: int
+    hash: int  # NCCL's
+    rank: int  # its rank there
+    ranks: int  # 0: unknown
     name: str
 
     @property
@@ -174,45 +156,43 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class NcclCall:
-    """One distinct call as NCCL got it: `count` elements; numbers of this module's tables; -1 is no root or peer."""
+    """One distinct call as NCCL got it."""
 
-    count: int
-    root: int
-    peer: int
-    communicator: int
-    function: int
-    datatype: int
+    count: int  # elements
+    root: int  # -1: none
+    peer: int  # -1: none
+    communicator: int  # its place in Stream.communicators
+    function: int  # its place in FUNCTIONS
+    datatype: int  # ncclDataType_t
     captured: bool
-    reduction: int  # its place in REDUCTIONS + 1; 0: unknown
+    reduction: int  # its place in REDOPS + 1; 0: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """One repetition of a sequence of calls, whole: times in ns, 0 if unknown."""
+
+    repetition: int
+    starts: Numbers  # when the host made each call
+    gpu: Numbers  # how long each call ran on the GPU
+    # When the call before the first one began there and how long it ran, then when each call began; on the clock of the
+    # starts.
+    begins: Numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A sequence that came several times: symbols (a call × 2, + 1 where grouped with the one before it).
+    """A sequence of calls that came several times."""
 
-    `times` are the pauses before each, None if they were not summed up; `samples` are (repetition, starts in ns).
-    `gpu_times` are how long each ran on the GPU, and `gpu_samples` the same of each sample in ns, 0 if unknown.
-    `gpu_begins` is when each of a sample's began, ns on the clock of the starts, 0 if unknown; before these are the
-    beginning and the time of the call before the first.
-    """
-
-    symbols: Numbers
-    times: Numbers | None
-    samples: tuple[tuple[int, Numbers], ...]
-    gpu_times: Numbers | None = None
-    gpu_samples: tuple[Numbers, ...] = ()
-    gpu_begins: tuple[Numbers, ...] = ()
+    symbols: Numbers  # a call × 2, + 1 where grouped with the one before it
+    samples: tuple[Repetition, ...]
+    times: Numbers | None = None  # the pauses before each call; None if they were not summed up
+    gpu_times: Numbers | None = None  # how long each call ran on the GPU; None likewise
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """All that one file says. `tail` are the calls after the last run, whole: symbols and starts, ns.
-
-    `before_tail` is the start of the call before these, 0 if there was none. `tail_gpu` is how long they ran on the
-    GPU, ns, 0 if unknown; `tail_begins`, of shape (calls, 2), when they began on its clock, 0 if unknown, and by
-    what the host's is ahead of that. Where GPU times were wanted, `lacks` counts the calls without one, or they are
-    `too_old`: this NCCL has none.
-    """
+    """All that one file says. The tail are the calls after the last run, one by one."""
 
     host: str
     pid: int
@@ -230,14 +210,15 @@ class Stream:
     communicators: tuple[Communicator, ...]
     calls: tuple[NcclCall, ...]
     phases: tuple[Repeated, ...]
-    runs: tuple[tuple[int, int], ...]
-    tail: Numbers
-    tail_starts: Numbers
-    before_tail: int
-    tail_gpu: Numbers | None = None
-    tail_begins: Numbers | None = None
-    too_old: bool = False
-    lacks: dict[Lack, int] = field(default_factory=dict)
+    runs: tuple[tuple[int, int], ...]  # (phase, repetitions)
+    tail: Numbers  # symbols
+    tail_starts: Numbers  # ns
+    before_tail: int  # the start of the call before the tail, ns; 0 if there was none
+    tail_gpu: Numbers  # how long the calls ran on the GPU, ns; 0 if unknown
+    # Shape (calls, 2), ns: when they began on the GPU's clock, 0 if unknown, and by what the host's clock is ahead.
+    tail_begins: Numbers
+    too_old: bool = False  # GPU times were wanted, and this NCCL has none
+    lacks: dict[Lack, int] = field(default_factory=dict)  # calls without a GPU time, where these were recorded
 
 
 _RECORDED, _TOO_OLD = 1, 2  # of a header's gpu_times
@@ -262,13 +243,13 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     tail = _ring(
         file.at(int(header["tail_at"]), _TAIL, int(header["tail_max"])), packed_tail >> 32, packed_tail & 0xFFFFFFFF
     )
-    late_calls, late_symbols, late_starts, late_gpu, late_begins = _waiting(file, header, len(calls))
-    known = [*(_call(record) for record in calls), *late_calls]
-    symbols = np.concatenate([tail["symbol"].astype(np.int64), np.array(late_symbols, np.int64)])
-    begins = np.concatenate([_begins(tail), np.array(late_begins, np.int64).reshape(-1, 2)])
-    _check_clock(tail["start"], late_starts, begins)
-    starts = np.concatenate([tail["start"].astype(np.int64), np.array(late_starts, np.int64)])
-    gpu = np.concatenate([tail["gpu"].astype(np.int64), np.array(late_gpu, np.int64)]) * _GPU_UNIT
+    waiting, waiting_symbols = _waiting(file, header, len(calls))
+    known = tuple(_call(record) for record in (*calls, *waiting["call"]))
+    symbols = np.concatenate([tail["symbol"].astype(np.int64), waiting_symbols])
+    starts = np.concatenate([tail["start"], waiting["start"]])
+    begins = np.concatenate([_begins(tail), _begins(waiting)])
+    _check_clock(starts, begins)
+    gpu = np.concatenate([tail["gpu"], waiting["gpu"]]).astype(np.int64) * _GPU_UNIT
     communicator_list = tuple(
         Communicator(int(record["hash"]), int(record["rank"]), int(record["ranks"]), _text(record["name"]))
         for record in communicators
@@ -293,16 +274,16 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         dropped=int(header["dropped"]),
         environment=_environment(header["environment"]),
         communicators=communicator_list,
-        calls=tuple(known),
+        calls=known,
         phases=phases,
         runs=runs,
         tail=symbols,
-        tail_starts=starts,
+        tail_starts=starts.astype(np.int64),
         before_tail=before,
         tail_gpu=gpu,
         tail_begins=begins,
         too_old=int(header["gpu_times"]) == _TOO_OLD,
-        lacks=_lacks(header, [call.captured for call in late_calls], late_gpu),
+        lacks=_lacks(header, waiting),
     )
 
 
@@ -327,13 +308,13 @@ def _check_tables(
         raise StreamError("a run repeats a phase that is not in their table")
 
 
-def _lacks(header: Any, captured: Sequence[bool], gpu: Sequence[int]) -> dict[Lack, int]:
+def _lacks(header: Any, waiting: Numbers) -> dict[Lack, int]:
     """Return how many calls have no GPU time, by the reason: those that wait have not got it yet."""
     if int(header["gpu_times"]) != _RECORDED:
         return {}
     counts = dict(zip(Lack, map(int, header["lacks"]), strict=True))
-    for one, known in zip(captured, gpu, strict=True):
-        counts[Lack.CAPTURED if one else Lack.MISSING] += not known
+    for call in waiting[waiting["gpu"] == 0]["call"]:
+        counts[Lack.CAPTURED if call["captured"] else Lack.MISSING] += 1
     return counts
 
 
@@ -393,20 +374,19 @@ def _phase(file: _File, phase: Any) -> Repeated:
         raise StreamError("a phase is empty, or has more samples than it can have")
     times, gpu_times = (_times(file, int(phase[name]), length) for name in ("times", "gpu_times"))
     samples = file.at(int(phase["samples"]), "<u8", used * (1 + length)).reshape(used, 1 + length).astype(np.int64)
-    gpu: Numbers = np.zeros((0, length), np.int64)
+    gpu: Numbers = np.zeros((used, length), np.int64)
     if int(phase["gpu_samples"]):
         gpu = file.at(int(phase["gpu_samples"]), "<u4", used * length).reshape(used, length).astype(np.int64)
-    begins: Numbers = np.zeros((0, 2 + length), np.int64)
+    begins: Numbers = np.zeros((used, 2 + length), np.int64)
     if int(phase["gpu_begins"]):
         begins = file.at(int(phase["gpu_begins"]), "<u8", used * (2 + length)).reshape(used, 2 + length)
         _check_clock(begins)
+    sampled = zip(samples, gpu * _GPU_UNIT, begins.astype(np.int64), strict=True)
     return Repeated(
         file.at(int(phase["symbols"]), "<u4", length).astype(np.int64),
+        tuple(Repetition(int(sample[0]), sample[1:], took, began) for sample, took, began in sampled),
         times,
-        tuple((int(sample[0]), sample[1:]) for sample in samples),
         gpu_times,
-        tuple(gpu * _GPU_UNIT),
-        tuple(begins.astype(np.int64)),
     )
 
 
@@ -424,24 +404,17 @@ def _plausible(times: Numbers) -> bool:
     return bool(np.all(inside | (times["count"] == 0)))
 
 
-def _waiting(file: _File, header: Any, known: int) -> tuple[list[NcclCall], list[int], list[int], list[int], list[Any]]:
-    """Return the calls that wait for their launch or their end: calls, symbols, starts, GPU times and beginnings."""
+def _waiting(file: _File, header: Any, known: int) -> tuple[Numbers, Numbers]:
+    """Return the calls that wait for their launch or their end, and their symbols after the `known` calls."""
     first, after, most = (int(header[name]) for name in ("pending_first", "pending_next", "pending_max"))
     if after - first > most:
         raise StreamError("more calls wait to be launched than can")
     if after <= first:
-        return [], [], [], [], []
+        return np.zeros(0, _PENDING), np.zeros(0, np.int64)
     entries = _ring(file.at(int(header["pending_at"]), _PENDING, most), first % most, after - first)
-    groups = [int(header["last_group"]), *(int(entry["group"]) for entry in entries)]
-    together = [group != 0 and group == before for before, group in itertools.pairwise(groups)]
-    calls = [_call(entry["call"]) for entry in entries]
-    return (
-        calls,
-        [(known + number) * 2 + grouped for number, grouped in enumerate(together)],
-        [int(entry["start"]) for entry in entries],
-        [int(entry["gpu"]) for entry in entries],
-        [_begins(entry) for entry in entries],
-    )
+    groups = np.append(header["last_group"], entries["group"])
+    grouped = (groups[1:] != 0) & (groups[1:] == groups[:-1])
+    return entries, (known + np.arange(len(entries))) * 2 + grouped
 
 
 def _call(record: Any) -> NcclCall:

@@ -1,93 +1,24 @@
-"""Our files as JSON: kind and version first, and what earlier versions of the run file wrote otherwise."""
+"""What earlier versions of the run file wrote differently, brought to today's version.
+
+In version 1 the request stood in the command line alone. Up to version 2 some fields had other names, and flags,
+failures and skips were sentences.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from collbench.model.errors import RunFileError, UsageError
+from collbench.model.errors import UsageError
 from collbench.model.failures import Cause
 from collbench.model.operations import COLLECTIVES, Operation, Variant, Work
-from collbench.model.printable import cleaned
-from collbench.model.run import CommandKind, FlagKind, Layout, PeerStatus, SkipKind
+from collbench.model.run import CommandKind, Device, FlagKind, Layout, PeerStatus, SkipKind
 from collbench.model.units import parse_size, parse_sizes
-
-# Our files as JSON: what each says first is its kind and version, and who reads one learns what is wrong with it.
-#
-# They may be a stranger's: what a terminal would obey in their texts is made readable here, where they come in.
-
+from collbench.runfile.codec import build
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of file: its "format", the version that is written, what people call it, how to come by another.
-
-    `earlier` has what brings the fields of each earlier version that is still read to this one.
-    """
-
-    format: str
-    version: int
-    noun: str
-    again: str
-    earlier: Mapping[int, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
-
-    @property
-    def head(self) -> dict[str, Any]:
-        """What such a file begins with."""
-        return {"format": self.format, "format_version": self.version}
-
-    def read(self, path: Path) -> str:
-        """Return a file's text. Raises RunFileError."""
-        try:
-            return path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise RunFileError(f"cannot read {self.noun} file {path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise RunFileError(f"{path} is not {self._what}: it is not text") from error
-
-    def loads(self, text: str, name: str, build: Callable[[dict[str, Any]], _T]) -> _T:
-        """Return what `build` makes of the fields in JSON text; `name` is the file's, for errors. Raises RunFileError.
-
-        Of what `build` raises, TypeError, ValueError and KeyError say that the file is damaged.
-        """
-        try:
-            data = cleaned(json.loads(text), text)
-        except (ValueError, RecursionError) as error:  # the latter for brackets nested a thousand deep
-            raise RunFileError(f"{name} is not {self._what}: not JSON, or cut off ({error})") from error
-        if not isinstance(data, dict) or data.get("format") != self.format:
-            raise RunFileError(f'{name} is JSON but not a collbench {self.noun}: it has no "format": "{self.format}"')
-        number = data.get("format_version")
-        if type(number) is not int or number not in (self.version, *self.earlier):
-            read = ", ".join(map(str, (*self.earlier, self.version)))
-            raise RunFileError(
-                f"{name} has {self.noun}-file version {number}, this collbench reads version "
-                f"{read}: use the collbench that wrote it, or {self.again}"
-            )
-        fields = {key: value for key, value in data.items() if key not in self.head}
-        try:
-            if number in self.earlier:
-                self.earlier[number](fields)
-            return build(fields)
-        except (TypeError, ValueError, KeyError) as error:
-            raise RunFileError(f"{name} is a damaged {self.noun} file: {error}") from error
-
-    @property
-    def _what(self) -> str:
-        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun} file"
-
-
-# Version 1 of the run file: what was asked for stood in the command line alone, and flags were sentences at first.
-# Up to version 2 some fields had other names, and failures and skips were sentences. All that is read here and nowhere
-# else.
-
-
-# Its options of one word; each other one has a value.
+# Options of version 1's command lines that stand alone; each other option has a value.
 _SWITCHES = ("--quick", "--force", "--pairs", "--in-place", "--algorithms", "--one-way")
 _LETTERS = {
     "--minbytes": "-b",
@@ -103,7 +34,18 @@ _LETTERS = {
     "--json": "-J",
     "--output_file": "-J",
 }
-_SIZE_OPTIONS = ("-b", "-e", "-i", "-f")
+_SIZE_OPTIONS = {"-b", "-e", "-i", "-f"}
+
+
+class _Timed(NamedTuple):
+    """What a command timed, whatever its options: the layout is that of its collectives."""
+
+    collectives: tuple[Operation, ...] = ()
+    copies: tuple[Variant, ...] = ()
+    layout: Layout = Layout.ALL
+
+
+_ALLREDUCE = (Operation.ALLREDUCE,)
 _ALL_COPIES = (
     Variant.PLAIN,
     Variant.BOTH_WAYS,
@@ -112,43 +54,37 @@ _ALL_COPIES = (
     Variant.STAGED,
     Variant.HOST,
 )
-_ALLREDUCE, _BROADCAST = Operation.ALLREDUCE, Operation.BROADCAST
-_QUICK = (CommandKind.CHECK, True)
-# The collectives and copies of commands that always timed the same; `--quick` distinguished some.
-_FIXED: dict[tuple[CommandKind, bool], tuple[tuple[Operation, ...], tuple[Variant, ...]]] = {
-    (CommandKind.COPIES, False): ((), _ALL_COPIES),
-    (CommandKind.LATENCY, False): ((_ALLREDUCE,), (Variant.PLAIN,)),
-    (CommandKind.CHECK, False): ((_ALLREDUCE, _BROADCAST), (Variant.PLAIN, Variant.STAGED, Variant.HOST)),
-    _QUICK: ((_ALLREDUCE,), (Variant.PLAIN,)),
-    (CommandKind.SELECT, False): ((_ALLREDUCE,), ()),
-    (CommandKind.NODES, False): ((_ALLREDUCE,), ()),
+_CHECKED_COPIES = (Variant.PLAIN, Variant.STAGED, Variant.HOST)
+_TIMED = {
+    CommandKind.PAIRS: _Timed(layout=Layout.PAIRS),
+    CommandKind.COPIES: _Timed(copies=_ALL_COPIES),
+    CommandKind.LATENCY: _Timed(_ALLREDUCE, (Variant.PLAIN,), Layout.PAIRS),
+    CommandKind.CHECK: _Timed((Operation.ALLREDUCE, Operation.BROADCAST), _CHECKED_COPIES, Layout.PAIRS),
+    CommandKind.SELECT: _Timed(_ALLREDUCE, layout=Layout.SETS),
+    CommandKind.NODES: _Timed(_ALLREDUCE),
 }
-_LAYOUTS = {
-    CommandKind.PAIRS: Layout.PAIRS,
-    CommandKind.LATENCY: Layout.PAIRS,
-    CommandKind.CHECK: Layout.PAIRS,
-    CommandKind.SELECT: Layout.SETS,
-}
+_QUICK_CHECK = _Timed(_ALLREDUCE, (Variant.PLAIN,), Layout.PAIRS)
 
 
-def from_version_2(fields: dict[str, Any], tags: Sequence[str]) -> None:
-    """Bring the fields of a run file of version 2, as JSON has them, to version 3; `tags` are its devices' names.
+def from_version_2(fields: dict[str, Any]) -> None:
+    """Bring the fields of a run file of version 2, as JSON has them, to version 3.
 
-    What is not as a run file has it is left alone: reading it says what is wrong.
+    A value of a wrong type is left as it is: reading it reports what is wrong.
     """
+    tags = _tags(fields.get("devices"))
     _rename(fields, {"audits": "interference_checks"})
     _rename(fields.get("settings"), {"visits": "trials"})
     _rename(fields.get("phases"), {"audit": "interference check", "visits": "trials"})
-    replace(fields.get("measurements"), tags)
+    replace_sentences(fields.get("measurements"), tags)
     skipped = fields.get("skipped")
     if isinstance(skipped, list):
         fields["skipped"] = [_typed_skip(left, tags) if isinstance(left, dict) else left for left in skipped]
 
 
-def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
+def from_version_1(fields: dict[str, Any]) -> None:
     """Bring the fields of a run file of version 1 to version 3, as `from_version_2` does."""
-    from_version_2(fields, tags)
-    for path in _all_of(fields.get("paths"), dict) or ():
+    from_version_2(fields)
+    for path in _objects(fields.get("paths")):
         _type_peer_access(path)
     settings = fields.get("settings")
     if isinstance(settings, dict):
@@ -157,9 +93,23 @@ def from_version_1(fields: dict[str, Any], tags: Sequence[str]) -> None:
             settings.update(_settings_of(command, sizes, fields))
 
 
+def _tags(devices: Any) -> tuple[str, ...]:
+    """Return the names of the devices by position; none if they cannot be read, which is reported later."""
+    try:
+        return tuple(device.tag for device in build(tuple[Device, ...], devices, "run.devices"))
+    except ValueError:
+        return ()
+
+
 def _rename(fields: Any, names: Mapping[str, str]) -> None:
-    for old in names.keys() & fields.keys() if isinstance(fields, dict) else ():
-        fields[names[old]] = fields.pop(old)
+    for old, new in names.items() if isinstance(fields, dict) else ():  # in their order: pages list phases in it
+        if old in fields:
+            fields[new] = fields.pop(old)
+
+
+def _objects(items: Any) -> list[dict[str, Any]]:
+    """Return a list's JSON objects, none of anything else."""
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _all_of(items: Any, kind: type[_T]) -> list[_T] | None:
@@ -206,7 +156,8 @@ def _of_the_command(
     """Return the settings of one command alone."""
     if kind is CommandKind.COLLECTIVE:
         return _of_a_collective(name, options, on_host=on_host)
-    operations, copies = _FIXED.get((kind, quick), _FIXED.get((kind, False), ((), ())))
+    quick_check = quick and kind is CommandKind.CHECK
+    operations, copies, layout = _QUICK_CHECK if quick_check else _TIMED.get(kind, _Timed())
     if kind is CommandKind.PAIRS:
         named = _list(options.get("--operations", "copy,allreduce,broadcast"))
         operations = tuple(one for one in COLLECTIVES if one in named)
@@ -220,8 +171,8 @@ def _of_the_command(
         "copies": [*copies],
         "chase": kind is CommandKind.LATENCY,
         "collectives": [_work(operation) for operation in operations],
-        "layout": _LAYOUTS.get(kind, Layout.ALL),
-        "isolated": (kind, quick) == _QUICK,
+        "layout": layout,
+        "isolated": quick_check,
         "launches": kind is CommandKind.LATENCY,
     }
 
@@ -266,8 +217,7 @@ def _devices(options: Mapping[str, str], fields: Mapping[str, Any]) -> list[str]
         return _list(options["--devices"])
     # -g N takes the first N devices; of several processes it counts those of each.
     counted = ("-g" in options or "-t" in options) and fields["settings"].get("processes", 1) == 1
-    devices = _all_of(fields.get("devices"), dict) if counted else None
-    return [str(device.get("index")) for device in devices or ()]
+    return [str(device.get("index")) for device in _objects(fields.get("devices"))] if counted else []
 
 
 def _requested_sizes(kind: CommandKind, options: Mapping[str, str], planned: list[int]) -> list[int] | None:
@@ -277,7 +227,7 @@ def _requested_sizes(kind: CommandKind, options: Mapping[str, str], planned: lis
         except UsageError:
             return planned or None
     if kind in (CommandKind.PAIRS, CommandKind.COLLECTIVE):
-        return planned if planned and options.keys() & {*_SIZE_OPTIONS} else None
+        return planned if planned and options.keys() & _SIZE_OPTIONS else None
     return planned[-1:] or None  # these commands have one size of their own; host copies may add a smaller one
 
 
@@ -290,38 +240,41 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
-_THROTTLED = re.compile(r"throttled: (?P<reason>.+) on (?P<tag>.+)", re.DOTALL)
-_HOT = re.compile(r"hot: (?P<tag>.+) at (?P<figure>\d{1,9}) °C", re.DOTALL)
-_SHARED = re.compile(r"shared: (?P<figure>\d{1,9}) other process(?:es)? on (?P<tag>.+)", re.DOTALL)
-_PATTERNS = {FlagKind.THROTTLED: _THROTTLED, FlagKind.HOT: _HOT, FlagKind.SHARED: _SHARED}
+_PATTERNS = {
+    FlagKind.THROTTLED: re.compile(r"throttled: (?P<reason>.+) on (?P<tag>.+)", re.DOTALL),
+    FlagKind.HOT: re.compile(r"hot: (?P<tag>.+) at (?P<figure>\d{1,9}) °C", re.DOTALL),
+    FlagKind.SHARED: re.compile(r"shared: (?P<figure>\d{1,9}) other process(?:es)? on (?P<tag>.+)", re.DOTALL),
+}
 
 
-def replace(measurements: Any, tags: Sequence[str]) -> None:
+def replace_sentences(measurements: Any, tags: Sequence[str]) -> None:
     """Replace sentences of measurements, as JSON has them, by what they say: failures, and flags of devices by tag.
 
-    What is not as a run file has it is left alone: reading it says what is wrong.
+    A value of a wrong type is left as it is: reading it reports what is wrong.
     """
-    for measurement in measurements if isinstance(measurements, list) else ():
-        if not isinstance(measurement, dict):
-            continue
+    for measurement in _objects(measurements):
         if isinstance(measurement.get("failure"), str):
             kind = measurement.pop("failure_kind", None)
             measurement["failure"] = _typed_failure(measurement["failure"], kind) if measurement["failure"] else None
         _rename(measurement, {"cell": "point"})
-        samples = measurement.get("samples")
-        for sample in samples if isinstance(samples, list) else ():
-            flags = sample.get("flags") if isinstance(sample, dict) else None
-            if isinstance(flags, list) and flags:
-                sample["flags"] = [_typed(flag, tags) if isinstance(flag, str) else flag for flag in flags]
+        for sample in _objects(measurement.get("samples")):
+            if isinstance(flags := sample.get("flags"), list):
+                sample["flags"] = [_typed_flag(flag, tags) if isinstance(flag, str) else flag for flag in flags]
 
 
-def _typed(sentence: str, tags: Sequence[str]) -> dict[str, Any]:
+def _typed_flag(sentence: str, tags: Sequence[str]) -> dict[str, Any]:
+    """Return what a flag's sentence says; one that is not known is kept as its reason."""
     for kind, pattern in _PATTERNS.items():
         match = pattern.fullmatch(sentence)
         if match and match["tag"] in tags:
-            said = {"figure": None, "reason": "", **match.groupdict()}
-            figure = None if said["figure"] is None else int(said["figure"])
-            return {"kind": kind, "devices": [tags.index(said["tag"])], "figure": figure, "reason": said["reason"]}
+            said = match.groupdict()
+            figure = int(said["figure"]) if "figure" in said else None
+            return {
+                "kind": kind,
+                "devices": [tags.index(said["tag"])],
+                "figure": figure,
+                "reason": said.get("reason", ""),
+            }
     return {"kind": FlagKind.OTHER, "devices": [], "figure": None, "reason": sentence}
 
 
@@ -389,7 +342,7 @@ def _typed_skip(left: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
 
 
 def _location(left: Mapping[str, Any], tags: Sequence[str]) -> dict[str, Any]:
-    """Return the work and the positions of "sm-write GPU0 → GPU1", of which the first version had only the words."""
+    """Return the work and the positions in "sm-write GPU0 → GPU1": the first version had only these words."""
     location = {"work": left.get("work"), "members": left.get("members", [])}
     first, *others = str(left.get("what")).split(" → ")
     work, _, tag = first.rpartition(" ")

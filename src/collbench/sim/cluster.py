@@ -1,4 +1,4 @@
-"""A simulated cluster: nodes under leaf switches and pods, its faults, and what pairs and sets of nodes truly carry.
+"""A simulated cluster: nodes under leaf switches and pods, its faults, and the true rates of pairs and sets of nodes.
 
 Rates are GB/s one way and of a whole node: all its network cards together. Traffic between nodes takes the sender's
 cards, the uplinks of its leaf and pod where it leaves them, the downlinks on the other side, and the receiver's cards.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.printable import cleaned
-from collbench.runfile.codec import build, plain
+from collbench.runfile.codec import build
 
 Pair = tuple[int, int]
 _Array = NDArray[np.float64]
@@ -50,9 +50,9 @@ class Cluster:
     """A simulated cluster. `nic_gbs` is what a node's cards carry one way, `inside_gbs` what its GPUs do without them.
 
     Leaf switches hold `leaf_nodes` nodes and pods `pod_leaves` leaves (0: no pods, all leaves meet at one spine).
-    Oversubscription is what comes in from below over what goes up, 1.0 if nothing is lost. `noise` is the standard
+    Oversubscription is the rate from below over the rate to above, 1.0 if nothing is lost. `noise` is the standard
     deviation of one measurement's log bandwidth. `placement` is each node's leaf, empty if nodes are cabled in
-    order. `reported` False hides switches from whoever judges. `source` says where the figures come from.
+    order. `reported` False: the judge does not know the switches. `source` says where the figures come from.
     """
 
     name: str
@@ -105,7 +105,7 @@ def allreduce_busbw(cluster: Cluster, members: Sequence[int]) -> float:
 
 def best_bound(cluster: Cluster, count: int) -> float:
     """Return a rate in GB/s that no `count` nodes pass: what the slowest of the best `count` nodes' cards carry."""
-    rates = sorted((_own_rate(cluster, node) for node in range(cluster.nodes)), reverse=True)
+    rates = sorted((cluster.nic_gbs * min(_node_ratios(cluster, node)) for node in range(cluster.nodes)), reverse=True)
     return min(cluster.inside_gbs, rates[count - 1]) if count > 1 else cluster.inside_gbs
 
 
@@ -129,11 +129,6 @@ def load(text: str, name: str) -> Cluster:
             f"{name} is not a cluster file: {error}; docs/cluster.md describes one, 'collbench nodes --help' names some"
         ) from error
     return cluster
-
-
-def dumps(cluster: Cluster) -> str:
-    """Return the cluster as JSON text."""
-    return json.dumps(plain(cluster), indent=1) + "\n"
 
 
 def named(name: str) -> Cluster:
@@ -181,10 +176,6 @@ def _shipped() -> tuple[Cluster, ...]:
         leaf_oversubscription=2.0,
     )  # fmt: skip
     return superpod, tree, faulty, thin
-
-
-def _own_rate(cluster: Cluster, node: int) -> float:
-    return min(cluster.nic_gbs * ratio for ratio in _node_ratios(cluster, node))
 
 
 def _node_ratios(cluster: Cluster, node: int) -> tuple[float, float]:

@@ -19,7 +19,6 @@ from collbench.sim.network import Medium, Network, max_min, network_of
 #
 # A ring runs at its slowest link; of each direction of a bundle no more rings can take links than it has.
 
-
 Arc = tuple[int, int]
 Links = Mapping[Arc, tuple[int, float]]
 Cycle = tuple[Arc, ...]
@@ -169,7 +168,6 @@ def _exact(cycles: list[Cycle], arcs: Links) -> float:
 # A ring that passes each branch of the tree in one go crosses each uplink once each way, which no order can better.
 # NVLinks, and links with a limit of their own, make other orders worth a search.
 
-
 Order = tuple[int, ...]
 Figures: TypeAlias = NDArray[np.float64]
 _FEW_GPUS = 5  # 4! = 24 orders: no search is quicker than trying them
@@ -305,7 +303,6 @@ def _moved(order: Order) -> list[Order]:
 # as many rings as it can. Where no ring of NVLinks exists, one ring takes NVLinks and PCIe as they come, and its hops
 # share.
 
-
 Members = tuple[int, ...]
 
 
@@ -320,11 +317,6 @@ class Rings:
     share: float
     latency_us: float
     loads: Mapping[int, float] = field(default_factory=dict)
-
-
-def allreduce_busbw(fabric: Fabric, members: Sequence[int]) -> float:
-    """Return the busbw in GB/s of a large all-reduce on these GPUs, alone; other collectives reach the same."""
-    return truth_of(fabric).busbw(tuple(members))
 
 
 @lru_cache(maxsize=4)

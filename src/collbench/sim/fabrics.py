@@ -20,18 +20,17 @@ from collbench.machine.labels import is_label
 from collbench.model.errors import UsageError
 from collbench.model.printable import cleaned
 from collbench.model.run import Health, PeerStatus
-from collbench.runfile.codec import build, plain
+from collbench.runfile.codec import build
 
 # The nouns of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
 #
 # Rates are what is achieved, in GB/s and one direction; delays are in µs. GPUs are referred to by position.
 
-
 _UNKNOWN_HEALTH = Health()
 
 
 class FaultKind(StrEnum):
-    """What can be wrong with a simulated machine, by its mechanism; `faults` maps verdicts to these."""
+    """What can be wrong with a simulated machine, by its mechanism."""
 
     SLOW_LINK = "slow-link"
     SLOW_GPU = "slow-gpu"
@@ -177,7 +176,7 @@ class OverlapFactors:
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class ReportedPath:
     """What the machine's tools say of one pair, where it is not what the structure says; None leaves it.
 
     `cuda_peers` false is more than words: then no peer access is used.
@@ -195,7 +194,7 @@ class Telling:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault and its place. Which of the fields a kind reads stands in docs/fabric-file.md.
+    """One fault and its place. docs/fabric-file.md says which fields each kind reads.
 
     `devices` empty means all of them.
     """
@@ -239,13 +238,13 @@ class Fabric:
     delays: Delays = Delays()
     noise: Noise = Noise()
     overlap: OverlapFactors = OverlapFactors()
-    labels: tuple[Telling, ...] = ()
+    labels: tuple[ReportedPath, ...] = ()
     faults: tuple[Fault, ...] = ()
     virtualization: str = "none"
     numa_hidden: bool = False
 
     def __hash__(self) -> int:
-        """Of what tells machines apart, not of all parts: what is computed of a fabric is looked up for every pair."""
+        """Return a hash of the name and the faults only: caches look a fabric up for every pair."""
         return hash((self.name, self.faults))
 
     def faults_of(self, *kinds: FaultKind) -> tuple[Fault, ...]:
@@ -254,7 +253,6 @@ class Fabric:
 
 
 # What must hold in a fabric apart from its fields' types, so that the simulation does not fail.
-
 
 # NVML and the label matrix were seen with 16 GPUs in a node; more is a mistake, or several nodes.
 _MOST_GPUS = 64
@@ -386,18 +384,18 @@ def _check_fault(fault: Fault, count: int, where: str) -> None:
 
 
 def _check_labels(fabric: Fabric) -> None:
-    for number, telling in enumerate(fabric.labels):
+    for number, reported in enumerate(fabric.labels):
         where = f"fabric.labels[{number}]"
-        _check_gpus(telling.gpus, len(fabric.gpus), where)
+        _check_gpus(reported.gpus, len(fabric.gpus), where)
         for name, word in (
-            ("label", telling.label),
-            ("ancestor", telling.ancestor),
-            ("tool_label", telling.tool_label),
+            ("label", reported.label),
+            ("ancestor", reported.ancestor),
+            ("tool_label", reported.tool_label),
         ):
             if word is not None and not is_label(word):
                 raise ValueError(f"{where}.{name} is '{word}', not a label of nvidia-smi")
-        if telling.nvlinks is not None and not 0 <= telling.nvlinks <= _MOST_LINKS:
-            raise ValueError(f"{where}.nvlinks is {telling.nvlinks}, not 0 to {_MOST_LINKS}")
+        if reported.nvlinks is not None and not 0 <= reported.nvlinks <= _MOST_LINKS:
+            raise ValueError(f"{where}.nvlinks is {reported.nvlinks}, not 0 to {_MOST_LINKS}")
 
 
 def _check_gpus(numbers: Sequence[int], count: int, where: str, fewest: int = 2) -> None:
@@ -406,7 +404,6 @@ def _check_gpus(numbers: Sequence[int], count: int, where: str, fewest: int = 2)
 
 
 # Fabric files (docs/fabric-file.md): the named ones that are shipped, and a user's own. JSON ↔ Fabric.
-
 
 FORMAT = "collbench-fabric"
 VERSION = 2
@@ -453,13 +450,6 @@ def loads(text: str, name: str) -> Fabric:
     return fabric
 
 
-def dumps(fabric: Fabric) -> str:
-    """Return the fabric as JSON text, a line for each item of a list."""
-    head = json.dumps({"format": FORMAT, "format_version": VERSION})[:-1]
-    lines = [f"{json.dumps(key)}: {_lines(value)}" for key, value in plain(fabric).items()]
-    return f"{head},\n" + ",\n".join(lines) + "\n}\n"
-
-
 def _shipped() -> Traversable:
     return resources.files("collbench.sim") / "machines"
 
@@ -503,9 +493,3 @@ def _refuse_unknown(kind: Any, data: Any, where: str) -> None:
                 if key not in known:
                     raise ValueError(f"{where} has '{key}', which is not one of {', '.join(known)}")
                 _refuse_unknown(known[key], value, f"{where}.{key}")
-
-
-def _lines(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
-    return json.dumps(value, ensure_ascii=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from collbench.machine import theory
 from collbench.model.run import Device, Health, Path, PeerReadWrite, PeerStatus
-from collbench.sim.fabrics import Fabric, FaultKind, Switch, Telling
+from collbench.sim.fabrics import Fabric, FaultKind, ReportedPath
 from collbench.sim.network import Tree, links_up, network_of, pcie_now
 
 # An idle GPU in a cool room, where the file does not say otherwise.
@@ -48,9 +48,9 @@ def devices(fabric: Fabric) -> tuple[Device, ...]:
 def paths(fabric: Fabric) -> tuple[Path, ...]:
     """Return every pair's path as nvidia-smi and NVML report it, theory in GB/s."""
     tree = Tree(fabric)
-    tellings = {frozenset(telling.gpus): telling for telling in fabric.labels}
+    reported = {frozenset(one.gpus): one for one in fabric.labels}
     pairs = combinations(range(len(fabric.gpus)), 2)
-    return tuple(_overridden(_path(fabric, tree, *pair), tellings.get(frozenset(pair))) for pair in pairs)
+    return tuple(_overridden(_path(fabric, tree, *pair), reported.get(frozenset(pair))) for pair in pairs)
 
 
 def health(fabric: Fabric) -> tuple[Health, ...]:
@@ -63,7 +63,7 @@ def _path(fabric: Fabric, tree: Tree, a: int, b: int) -> Path:
     hidden = any(fault.covers(a, b) for fault in fabric.faults_of(FaultKind.HIDDEN_NVLINK))
     up, full, switched = (0, 0, False) if hidden else _nvlinks(fabric, a, b)
     line = fabric.gpus[a].nvlink_line_mbps
-    limit = theory.nvlink(up, capability=None, line_mbps=line, through_switch=switched) or _slots(fabric, a, b)
+    limit = theory.nvlink(up, capability=None, line_mbps=line, through_switch=switched) or slots_limit(fabric, a, b)
     peers = network_of(fabric).reaches(a, b)
     status = PeerStatus.OK if peers else PeerStatus.CNS
     return Path(
@@ -85,35 +85,33 @@ def _nvlinks(fabric: Fabric, a: int, b: int) -> tuple[int, int, bool]:
     for bundle in fabric.bundles:
         if set(bundle.gpus) == {a, b}:
             return links_up(fabric, bundle, a, b), bundle.links, False
-    joining: Switch | None = next((switch for switch in fabric.switches if {a, b} <= set(switch.gpus)), None)
-    if joining is None:
-        return 0, 0, False
-    return min(links_up(fabric, joining, gpu) for gpu in (a, b)), joining.links, True
+    for switch in fabric.switches:
+        if {a, b} <= set(switch.gpus):
+            return min(links_up(fabric, switch, gpu) for gpu in (a, b)), switch.links, True
+    return 0, 0, False
 
 
-def _slots(fabric: Fabric, a: int, b: int) -> theory.Theory | None:
+def slots_limit(fabric: Fabric, a: int, b: int) -> theory.Theory | None:
+    """Return the limit of the slower slot of two GPUs; None if neither is known."""
     ends = (theory.pcie(fabric.gpus[gpu].pcie_generation, fabric.gpus[gpu].pcie_width) for gpu in (a, b))
     return min((end for end in ends if end), key=lambda end: end.gbs, default=None)
 
 
-def _overridden(path: Path, telling: Telling | None) -> Path:
-    if telling is None:
+def _overridden(path: Path, reported: ReportedPath | None) -> Path:
+    if reported is None:
         return path
-    own: dict[str, Any] = {name: getattr(telling, name) for name in Telling.__dataclass_fields__ if name != "gpus"}
-    known = {name: value for name, value in own.items() if value is not None}
-    if telling.peer_access is not None:
-        known["peer_access"] = PeerReadWrite(telling.peer_access, telling.peer_access)
-    if telling.tool_peer_access is not None:
-        known["tool_peer_access"] = (telling.tool_peer_access,) * 2
+    known: dict[str, Any] = _known(reported)
+    del known["gpus"]
+    if reported.peer_access is not None:
+        known["peer_access"] = PeerReadWrite(reported.peer_access, reported.peer_access)
+    if reported.tool_peer_access is not None:
+        known["tool_peer_access"] = (reported.tool_peer_access,) * 2
     return replace(path, **known)
 
 
 def _health(fabric: Fabric, gpu: int) -> Health:
-    given = fabric.gpus[gpu].health
     generation, width = pcie_now(fabric, gpu)
-    reading = replace(_IDLE, pcie_generation=generation, pcie_width=width)
-    said = {name: getattr(given, name) for name in Health.__dataclass_fields__ if getattr(given, name) is not None}
-    reading = replace(reading, **said)
+    reading = replace(_IDLE, **{"pcie_generation": generation, "pcie_width": width, **_known(fabric.gpus[gpu].health)})
     for fault in fabric.faults:
         if fault.kind is FaultKind.THROTTLED_GPU and fault.covers(gpu):
             reading = replace(reading, throttle=(*reading.throttle, fault.words or _THROTTLED))
@@ -121,3 +119,9 @@ def _health(fabric: Fabric, gpu: int) -> Health:
             busy = _BUSY_UTILIZATION if fault.factor < 1 else reading.utilization
             reading = replace(reading, processes=(reading.processes or 0) + 1, utilization=busy)
     return reading
+
+
+def _known(value: Health | ReportedPath) -> dict[str, Any]:
+    """Return the fields that are not None."""
+    fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return {name: field for name, field in fields.items() if field is not None}

@@ -149,7 +149,6 @@ def _filled(
 #
 # A resource is one direction of what transfers share: an NVLink bundle, a switch port, a slot, an uplink.
 
-
 Link = tuple[int, int]
 
 # A whole GPU runs slower: its links and its slot with it.
@@ -178,7 +177,8 @@ class Network:
 
     `direct` are the ways of plain copies: NVLink, else PCIe, else through the host where there is no peer access.
     `bundles` are the NVLinks in use between two GPUs, by link: how many, and what each achieves in that direction.
-    `private` are links with a limit of their own; `shared` are bottlenecks, as (resource, its GPUs).
+    `private` are links with a limit of their own; `shared` are bottlenecks, as (resource, its GPUs). `scale` is what
+    throttling and other jobs leave of each GPU's rates.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -187,7 +187,7 @@ class Network:
         self.bundles: dict[Link, tuple[int, float]] = {}
         self.private: set[Link] = set()
         self.shared: list[tuple[int, frozenset[int]]] = []
-        self._scale = [_slowness(fabric, gpu) for gpu in range(len(fabric.gpus))]
+        self.scale = [_slowness(fabric, gpu) for gpu in range(len(fabric.gpus))]
         self._named: dict[tuple[object, ...], int] = {}
         self._nvlink = self._nvlinks()
         links = list(permutations(range(len(fabric.gpus)), 2))
@@ -202,10 +202,6 @@ class Network:
     def reaches(self, a: int, b: int) -> bool:
         """Return whether two GPUs can address each other's memory."""
         return self.direct[a, b].medium is not Medium.STAGED
-
-    def scale(self, gpu: int) -> float:
-        """Return what throttling and other people's jobs leave of a GPU's rates."""
-        return self._scale[gpu]
 
     def alone_gbs(self, route: Route) -> float:
         """Return what a transfer gets that has its way to itself, GB/s."""
@@ -246,11 +242,11 @@ class Network:
 
     def _port(self, switch: Switch, gpu: int, direction: str) -> int:
         share = links_up(self.fabric, switch, gpu) / switch.links
-        return self._resource(switch.gbs * share * self._scale[gpu], "port", switch.gpus, gpu, direction)
+        return self._resource(switch.gbs * share * self.scale[gpu], "port", switch.gpus, gpu, direction)
 
     def _over(self, bundle: Bundle, a: int, b: int) -> Route:
         links = links_up(self.fabric, bundle, *bundle.gpus)
-        rate = bundle.gbs * self._slow(a, b) * min(self._scale[a], self._scale[b])
+        rate = bundle.gbs * self._slow(a, b) * min(self.scale[a], self.scale[b])
         self.bundles[a, b] = (links, rate)
         return Route(Medium.NVLINK, (self._resource(links * rate, "bundle", a, b),), bundle.latency_us)
 
@@ -266,7 +262,7 @@ class Network:
         """Return the resources between a GPU and what lies above it (None: the root), one way, and their µs."""
         direction = "up" if up else "down"
         placement = self.fabric.gpus[gpu]
-        slot = placement.pcie_gbs * self._scale[gpu] * _slot_share(self.fabric, gpu)
+        slot = placement.pcie_gbs * self.scale[gpu] * _slot_share(self.fabric, gpu)
         resources, latency = [self._resource(slot, "slot", gpu, direction)], 0.0
         for bridge in self.tree.above(gpu):
             latency += bridge.latency_us
@@ -311,7 +307,7 @@ class Network:
 
     def _barred(self, link: Link) -> bool:
         """Return whether this pair has no peer access, whatever its links could do."""
-        denied = (telling.gpus for telling in self.fabric.labels if telling.cuda_peers is False)
+        denied = (reported.gpus for reported in self.fabric.labels if reported.cuda_peers is False)
         return any(set(pair) == set(link) for pair in (*self.fabric.unreachable, *denied))
 
     def _apply_faults(self) -> None:
@@ -326,7 +322,7 @@ class Network:
                 self._load(fault.devices[0], fault.devices[1], fault.factor)
 
     def _load(self, a: int, b: int, left: float) -> None:
-        """Leave a share of all that somebody else's copies from a to b cross."""
+        """Leave a share of each resource that another job's copies from a to b use."""
         for resource in self.direct[a, b].resources:
             self.capacity[resource] *= left
         if (a, b) in self.bundles:
@@ -360,7 +356,7 @@ def links_up(fabric: Fabric, owner: Bundle | Switch, *gpus: int) -> int:
 
 
 def _slowness(fabric: Fabric, gpu: int) -> float:
-    """Return what throttling and other people's jobs leave of a GPU's rates."""
+    """Return what throttling and other jobs leave of a GPU's rates."""
     left = 1.0
     for fault in fabric.faults_of(*_SLOWS_A_GPU):
         if (fault.kind is not FaultKind.FOREIGN_LOAD or len(fault.devices) == 1) and fault.covers(gpu):

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from collbench.analysis.nodes import Judgement, Observation, Switches, judge
+from collbench.analysis.node_fit import Observation
+from collbench.analysis.nodes import Judgement, Switches, judge
 
 Rate = Callable[[int, int], float]
 

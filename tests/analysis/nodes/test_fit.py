@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from collbench.analysis.nodes import Observation, fit
+from collbench.analysis.node_fit import Observation, fit
 from tests.analysis.nodes.made import seen, slow
 
 EFFECTS = (0.0, -0.1, 0.0, 0.02, 0.0, -0.3, 0.0)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from collbench.analysis.nodes import UNKNOWN, Observation, State, Switches, fit, judge
+from collbench.analysis.node_fit import Observation, fit
+from collbench.analysis.nodes import UNKNOWN, State, Switches, judge
 from tests.analysis.nodes.made import Rate, judged, leaves, names_of, seen, slow
 
 

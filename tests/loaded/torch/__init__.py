@@ -20,7 +20,9 @@ def _main() -> tuple[str | None, str]:
 
 
 _module, _script = _main()
-if "COLLBENCH_TEST_TORCH" not in os.environ or _module == "collbench.__main__" or _script == "-c":  # it has begun
+_has_begun = _module == "collbench.__main__" or _script == "-c"
+# A library is preloaded when a process begins: a fork of another one would not have it.
+if "COLLBENCH_TEST_TORCH" not in os.environ or _has_begun or "LD_PRELOAD" in os.environ:
     sys.path.remove(_OURS)
     del sys.modules["torch"]
     import torch  # noqa: F401  # itself

@@ -62,6 +62,7 @@ def test_a_name_like_no_other_is_unknown_and_no_fault() -> None:
         ("NCCL_NVLS_ENABLE", "0", ""),  # a choice that hosts which share a switch must make
         ("NCCL_NVLS_ENABLE", "off", "reads this text as 0"),
         ("NCCL_MAX_NCHANNELS", "0x8", "fewer channels"),
+        ("NCCL_BUFFSIZE", "0xA00000", "smaller buffers"),
         ("NCCL_COMM_BLOCKING", "-1", ""),
         ("NCCL_DEBUG", "trace", "every call"),
         ("NCCL_DEBUG", "INFO", ""),

@@ -12,11 +12,14 @@ import pytest
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Path, Run, StopReason
 from collbench.output.html.page import render
+from collbench.runfile import run_file
 from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
 from tests.output.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, simulated, usual_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
+
+    from tests.cli.program import Program
 
 MIB = 2**20
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
@@ -58,6 +61,12 @@ def choose(tab: Page, **wanted: str) -> None:
         tab.locator(f"article:visible label:has(span:text-is('{title}')) select").select_option(label=text)
 
 
+def open_run(tab: Page, name: str) -> None:
+    """Click the tab of this name and wait until its page is the shown one: a link to a part of a page acts later."""
+    tab.get_by_role("link", name=name, exact=True).click()
+    tab.locator(f".tabs a[aria-current=page]:text-is('{name}')").wait_for()
+
+
 def cell(tab: Page, row: str, column: str) -> Locator:
     """Return the map's cell in the row and column of these heads."""
     grid = tab.locator("article:visible [role=grid]")
@@ -68,6 +77,15 @@ def cell(tab: Page, row: str, column: str) -> Locator:
 
 def readout(tab: Page) -> str:
     return tab.locator("article:visible .readout").inner_text()
+
+
+def test_an_overlap_runs_map_and_curves_are_drawn(opened: Open, program: Program) -> None:
+    words = ("--fabric", "dgx-1v", "--sizes", "1M,64M", "--priority", "both", "-o", "run.json")
+    assert program("overlap", "--backend", "sim", *words).status == 0
+    tab = opened(page(run_file.load(FilePath("run.json"))))
+    names = tab.locator("article:visible [role=grid] tbody th").all_inner_texts()
+    assert names == ["allreduce overlapping gemm:8192", "allreduce overlapping gemm:8192, high priority"]
+    assert tab.locator("article:visible figure svg .curve").count() == 2
 
 
 def test_cells_and_curves_hold_what_the_run_file_holds(opened: Open, recorded_page: str) -> None:
@@ -180,13 +198,14 @@ def test_several_runs_have_a_page_each_and_one_for_their_ratio(opened: Open) -> 
     tab = opened(page(by_hand(), by_hand(slow=360.0)))
     assert tab.locator("article:visible").count() == 1
     tab.evaluate("location.hash = 'run-1-health'")  # a link to a part of another run opens that run
-    tab.wait_for_function("!document.getElementById('run-1').hidden")
+    tab.locator("#run-1").wait_for()
     assert tab.locator("#run-1-health").is_visible()
     tab.evaluate("location.hash = 'run-0'")
-    tab.get_by_role("link", name="b.json", exact=True).click()
+    tab.locator("#run-0").wait_for()
+    open_run(tab, "b.json")
     choose(tab, Operation="ce-write")
     assert cell(tab, "GPU0", "GPU1").inner_text() == "360.0"
-    tab.get_by_role("link", name="b.json over a.json").click()
+    open_run(tab, "b.json over a.json")
     assert tab.locator("article:visible h1").inner_text() == "b.json over a.json"
     choose(tab, Operation="ce-write", Size="1G")
     assert cell(tab, "GPU0", "GPU1").inner_text() == "0.900"
@@ -198,6 +217,7 @@ def test_several_runs_have_a_page_each_and_one_for_their_ratio(opened: Open) -> 
     assert "significantly slower" in reported
     assert tab.locator("[aria-current=page]").inner_text() == "b.json over a.json"
     tab.go_back()
+    tab.locator("#run-1").wait_for()
     assert tab.locator("article:visible").get_attribute("id") == "run-1"
 
 
@@ -349,7 +369,7 @@ def test_a_hostile_machines_words_stay_text(opened: Open) -> None:
 
 def test_a_hostile_machine_beside_another_stays_text(opened: Open) -> None:
     tab = opened(page(by_hand(), hostile()))
-    tab.get_by_role("link", name="b.json over a.json").click()
+    open_run(tab, "b.json over a.json")
     whole = tab.locator("article:visible")
     assert EVIL in whole.get_by_role("region", name="What else differs").inner_text()
     assert tab.evaluate("document.querySelectorAll('img').length") == 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collbench.analysis.diagnose.blame import ailing
+from collbench.analysis.diagnose.blame import unhealthy_devices
 from collbench.analysis.diagnose.collectives import collectives
 from collbench.analysis.diagnose.coverage import CheckKind, Coverage, NotDone, coverage, missing
-from collbench.analysis.diagnose.devices import disturbing, foreign, slots, staged
-from collbench.analysis.diagnose.limits import beyond_labels, failures, limits
+from collbench.analysis.diagnose.devices import degraded_slots, interference, other_processes, staging
+from collbench.analysis.diagnose.limits import excluded_links, failures, limits
 from collbench.analysis.diagnose.links import asymmetries, inversions, outliers
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.reported import reported
@@ -20,21 +20,21 @@ __all__ = ["CheckKind", "Coverage", "Kind", "NotDone", "Severity", "Verdict", "c
 def judge(run: Run) -> tuple[Verdict, ...]:
     """Return the verdicts on a run, strongest first; what `coverage` does not call judged agrees with nothing."""
     facts = Facts(ordinary(run))
-    ill = ailing(facts)
-    by_limit = list(limits(facts, ill))
-    odd = beyond_labels(facts, by_limit)
+    unhealthy = unhealthy_devices(facts)
+    by_limits = list(limits(facts, unhealthy))
+    excluded = excluded_links(facts, by_limits)
     findings = [
         *failures(facts),
         *reported(facts),
-        *foreign(facts, ill),
-        *disturbing(facts),
-        *slots(facts),
-        *by_limit,
-        *staged(facts, odd),
-        *asymmetries(facts, odd, ill),
-        *outliers(facts, odd, ill),
-        *inversions(facts, odd),
-        *collectives(facts, odd, ill),
+        *other_processes(facts, unhealthy),
+        *interference(facts),
+        *degraded_slots(facts),
+        *by_limits,
+        *staging(facts, excluded),
+        *asymmetries(facts, excluded, unhealthy),
+        *outliers(facts, excluded, unhealthy),
+        *inversions(facts, excluded),
+        *collectives(facts, excluded, unhealthy),
     ]
     ranks = list(Severity)
     standing = sorted(explained(findings), key=lambda finding: ranks.index(finding.verdict.severity))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from collbench.analysis.diagnose.causes import Check, ErrorCounter, Look, NewErrors, Throttled
-from collbench.analysis.diagnose.evidence import Extent, Presence, Where
-from collbench.analysis.diagnose.readings import Facts
-from collbench.analysis.diagnose.verdict import Link, both_ways
+from collbench.analysis.diagnose.causes import Check, ErrorCounter, LikelyCause, Look, NewErrors, Throttled
+from collbench.analysis.diagnose.evidence import Evidence, Extent, Presence, Where
+from collbench.analysis.diagnose.readings import Facts, Reading
+from collbench.analysis.diagnose.verdict import Kind, Link, Verdict, both_ways
 from collbench.analysis.problem import at_the_ends, new_errors
 from collbench.machine.health import holds_back, only_opened
-from collbench.machine.labels import is_nvlink
 from collbench.model.run import FlagKind
 
 # What was wrong with the devices while they were measured, as causes: other processes, throttling, new errors.
@@ -40,7 +39,7 @@ def check_of(seen: Throttled | NewErrors, devices: Sequence[int]) -> tuple[Check
     return (Check(Look.LIMITING if isinstance(seen, Throttled) else Look.NVLINK_ERRORS, tuple(devices)),)
 
 
-def ailing(facts: Facts) -> UnhealthyDevices:
+def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
     """Return what disturbed the devices, by the samples' flags and the health before and after."""
     run = facts.run
     trials = sum(len(measurement.samples) for measurement in run.measurements)
@@ -82,18 +81,19 @@ _MOST_SINGLE = 4
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Slow links with one likely cause: `members` and `where` as in Verdict.
+    """Links with one likely cause: `gpu` is the position of the GPU that they have in common, None if there is none."""
 
-    `gpu` is the position of the GPU that they have in common, None if it is the links'.
-    """
-
-    members: tuple[int, ...]
     links: frozenset[Link]
     where: Where
     gpu: int | None = None
 
     @property
-    def alone(self) -> Extent | None:
+    def members(self) -> tuple[int, ...]:
+        """The positions to blame."""
+        return self.where.devices
+
+    @property
+    def single(self) -> Extent | None:
         """PAIR or DIRECTION where no more than that is to blame."""
         if self.gpu is not None or len(both_ways(self.links)) > 2:
             return None
@@ -107,8 +107,8 @@ def blames(facts: Facts, slow: Collection[Link], judged: Collection[Link]) -> tu
     """
     groups: list[Blame] = []
     for over_nvlink in (True, False):
-        ours = frozenset(link for link in slow if is_nvlink(facts.label(link)) is over_nvlink)
-        alike = frozenset(link for link in judged if is_nvlink(facts.label(link)) is over_nvlink)
+        ours = frozenset(link for link in slow if facts.over_nvlink(link) is over_nvlink)
+        alike = frozenset(link for link in judged if facts.over_nvlink(link) is over_nvlink)
         groups += _grouped(facts, ours, alike)
     return tuple(groups)
 
@@ -121,7 +121,7 @@ def _grouped(facts: Facts, slow: frozenset[Link], judged: frozenset[Link]) -> It
     for blame in _rows(slow, judged):
         if not blame.links & rest:
             continue
-        yield Blame(blame.members, blame.links & rest, blame.where, blame.gpu)
+        yield replace(blame, links=blame.links & rest)
         rest -= blame.links
     single = list(_singles(frozenset(rest)))
     if len(single) > _MOST_SINGLE:
@@ -142,7 +142,7 @@ def _rows(slow: frozenset[Link], judged: frozenset[Link]) -> list[Blame]:
         )
         for links, extent in candidates:
             if len({frozenset(link) for link in links}) > 1 and links <= slow:
-                rows.append(Blame((gpu,), links, Where(extent, (gpu,)), gpu))
+                rows.append(Blame(links, Where(extent, (gpu,)), gpu))
                 break
     return sorted(rows, key=lambda blame: -len(blame.links))
 
@@ -150,10 +150,8 @@ def _rows(slow: frozenset[Link], judged: frozenset[Link]) -> list[Blame]:
 def _singles(slow: frozenset[Link]) -> Iterator[Blame]:
     for low, high in sorted({(min(link), max(link)) for link in slow}):
         links = [link for link in ((low, high), (high, low)) if link in slow]
-        if len(links) == 2:
-            yield Blame((low, high), frozenset(links), Where(Extent.PAIR, (low, high)))
-        else:
-            yield Blame(links[0], frozenset(links), Where(Extent.DIRECTION, links[0]))
+        extent = Extent.PAIR if len(links) == 2 else Extent.DIRECTION
+        yield Blame(frozenset(links), Where(extent, links[0]))
 
 
 def _together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blame:
@@ -161,4 +159,28 @@ def _together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blam
     members = tuple(sorted({member for link in links for member in link}))
     names = tuple(sorted({facts.label(link) for link in links}))
     extent = Extent.ALL_PAIRS if everything else Extent.PAIRS
-    return Blame(members, links, Where(extent, members, len(pairs), names, one_way=both_ways(links) != links))
+    return Blame(links, Where(extent, members, len(pairs), names, one_way=both_ways(links) != links))
+
+
+def verdict_on(
+    facts: Facts,
+    kind: Kind,
+    blame: Blame,
+    readings: Collection[Reading],
+    evidence: Evidence,
+    cause: LikelyCause,
+    checks: tuple[Check, ...],
+) -> Verdict:
+    """Return the verdict on some links by what was measured on them, with the label and limit of the first one."""
+    first = min(blame.links)
+    return Verdict(
+        kind,
+        blame.where,
+        evidence,
+        cause,
+        checks,
+        label=facts.label(first),
+        theory_gbs=facts.limit(first),
+        measured=facts.readings.span(readings),
+        confirmed=all(reading.confirmed for reading in readings),
+    )

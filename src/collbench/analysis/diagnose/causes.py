@@ -10,7 +10,7 @@ from collbench.analysis.diagnose.evidence import Extent, Presence
 
 
 class Known(StrEnum):
-    """The likely causes that need no device and no figure."""
+    """The likely causes that are known by name: no figure or device of the run belongs to them."""
 
     OTHER_JOBS = auto()
     NVLINK_TRAFFIC = auto()
@@ -38,6 +38,13 @@ class Known(StrEnum):
     SHARED_PARTS = auto()
     ONE_NVLINK = auto()
     ONE_PCIE_PATH = auto()
+    NVLINKS_HIDDEN = auto()
+    PCIE_TREE_HIDDEN = auto()
+    NVLINKS_DEGRADED = auto()  # this one and the next two in OfLinks
+    NVLINKS_IDLE = auto()
+    PEER_DETOUR = auto()
+    NO_PEER_ACCESS = auto()  # this one and the next in OfLabel
+    UPLINK_SHARED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,68 +97,22 @@ class GpuItself:
 
 
 @dataclass(frozen=True, slots=True)
-class NvlinksDegraded:
-    """NVLinks are down or slow: of one PAIR or one DIRECTION alone, None of several pairs."""
+class OfLinks:
+    """A known cause (NVLINKS_DEGRADED, NVLINKS_IDLE or PEER_DETOUR) of one PAIR or DIRECTION; None: of several."""
 
-    alone: Extent | None
-
-
-@dataclass(frozen=True, slots=True)
-class NvlinksIdle:
-    """NVLinks do not carry the traffic of a path; `alone` where only that PAIR or DIRECTION may be slow, else None."""
-
-    alone: Extent | None
+    known: Known
+    single: Extent | None
 
 
 @dataclass(frozen=True, slots=True)
-class PeerDetour:
-    """Peer copies over PCIe take a detour; `alone` as in NvlinksIdle."""
+class OfLabel:
+    """A known cause (NO_PEER_ACCESS or UPLINK_SHARED) of all pairs of a label."""
 
-    alone: Extent | None
-
-
-@dataclass(frozen=True, slots=True)
-class NoPeerAccess:
-    """Pairs of a label have no peer access, so their copies meet in host memory."""
-
+    known: Known
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class UplinkShared:
-    """Pairs of a label share an uplink, or their traffic takes a detour."""
-
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class HidesNvlinks:
-    """A virtual machine (NVML's word for its kind, "" if there is none) or the driver hides NVLinks."""
-
-    virtualization: str
-
-
-@dataclass(frozen=True, slots=True)
-class HidesPcie:
-    """A hypervisor (NVML's word for its kind) hides the PCIe tree."""
-
-    virtualization: str
-
-
-LikelyCause = (
-    Known
-    | Throttled
-    | NewErrors
-    | VariableSet
-    | GpuItself
-    | NvlinksDegraded
-    | NvlinksIdle
-    | PeerDetour
-    | NoPeerAccess
-    | UplinkShared
-    | HidesNvlinks
-    | HidesPcie
-)
+LikelyCause = Known | OfLinks | OfLabel | Throttled | NewErrors | VariableSet | GpuItself
 
 
 class Look(StrEnum):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, verdict_on
 from collbench.analysis.diagnose.causes import Check, Known, LikelyCause, Look, VariableSet
-from collbench.analysis.diagnose.evidence import BelowLinks, Evidence, Extent, UnusedNvlinks, Where
-from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
+from collbench.analysis.diagnose.evidence import Evidence, Extent, OfWorks, Slower, Where
+from collbench.analysis.diagnose.limits import ExcludedLinks
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, Facts, Reading
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, make_finding
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, both_ways, by_name
 from collbench.analysis.physics import DEGRADED
-from collbench.machine.labels import is_nvlink
-from collbench.model.capabilities import capabilities
 
 # NCCL's busbw over what the slowest link of a copy engine's carries. Over NVLink 64 MiB on two H200 reach 0.68 and
 # 1 GiB 0.83, with NCCL_P2P_DISABLE=1 0.07 [H200x4]. Over PCIe both ways share more, and NCCL takes host memory between
@@ -41,21 +39,21 @@ SLOWING = _P2P + _SLOWER
 _OFF = ("", "0")
 
 
-def collectives(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
+def collectives(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     """Yield where NCCL is far below its links, and where it is no faster than PCIe over NVLink."""
-    if capabilities(facts.run.backend).cores:
+    if facts.on_cores:
         return  # gloo goes through sockets or shared memory, not over the cores' paths
     works = (work for work in facts.readings.works(collective=True) if work.operation.collective.ring_bound)
     large = [reading for work in works for reading in facts.readings.of(work, COLLECTIVE_BYTES).values()]
-    heard = [reading for reading in large if len(reading.members) > 2 or odd.speaks(reading)]
-    readings = [reading for reading in heard if not _links(reading) <= odd.unused]
+    heard = [reading for reading in large if len(reading.members) > 2 or excluded.comparable(reading)]
+    readings = [reading for reading in heard if not _links(reading) <= excluded.unused]
     slow = [case for reading in readings if (case := _far_below(facts, reading))]
     judged = frozenset(link for reading in readings for link in _links(reading))
     for over_nvlink in (True, False):
         ours = [case for case in slow if case.over_nvlink is over_nvlink]
         unused = [case for case in ours if case.no_faster_than_pcie]
-        yield from _findings(facts, Kind.NV_NOT_USED, unused, judged, ill)
-        yield from _findings(facts, Kind.COLLECTIVE_CONTRADICTION, ours, judged, ill)
+        yield from _findings(facts, Kind.NV_NOT_USED, unused, judged, unhealthy)
+        yield from _findings(facts, Kind.COLLECTIVE_CONTRADICTION, ours, judged, unhealthy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +80,17 @@ def _links(reading: Reading) -> frozenset[Link]:
 
 
 def _far_below(facts: Facts, reading: Reading) -> _Case | None:
-    over_nvlink = all(is_nvlink(facts.label(pair)) for pair in combinations(reading.members, 2))
+    over_nvlink = all(map(facts.over_nvlink, combinations(reading.members, 2)))
     if not over_nvlink and len(reading.members) > 2:
         return None  # rings over PCIe share uplinks: no single link limits them
     allowed = _allowed(facts, reading.members, over_nvlink=over_nvlink)
     high, share = facts.readings.interval(reading)[2], _FAR_BELOW_NVLINK
     if not over_nvlink:
-        below_one = facts.label(reading.members) in _BELOW_ONE and not has_peers(facts, reading.members)
+        below_one = facts.label(reading.members) in _BELOW_ONE and not facts.has_peers(reading.members)
         share = _FAR_BELOW_PCIE * (_ONE_UPLINK if below_one else 1.0)
     if allowed is None or high >= share * allowed:
         return None
-    ceiling = pcie_ceiling(facts, reading.members) if over_nvlink else None
+    ceiling = facts.pcie_ceiling(reading.members) if over_nvlink else None
     return _Case(reading, allowed, over_nvlink, no_faster_than_pcie=ceiling is not None and high <= ceiling)
 
 
@@ -100,7 +98,7 @@ def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> fl
     """Return what the slowest link among the members carries in GB/s, measured or by theory; None if unknown."""
     carried = []
     for link in permutations(members, 2):
-        copy, limit = facts.readings.best(link), path_limit(facts, link)
+        copy, limit = facts.readings.best(link), facts.limit(link)
         if copy is not None:
             carried.append(facts.readings.interval(copy)[0])
         elif over_nvlink and limit is not None:
@@ -111,7 +109,7 @@ def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> fl
 
 
 def _findings(
-    facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Link], ill: UnhealthyDevices
+    facts: Facts, kind: Kind, cases: list[_Case], judged: frozenset[Link], unhealthy: UnhealthyDevices
 ) -> Iterator[Finding]:
     """Yield a finding for each group of pairs, and for each larger set that is slow."""
     pairs: dict[Link, list[_Case]] = defaultdict(list)
@@ -121,30 +119,28 @@ def _findings(
                 pairs[link].append(case)
     for blame in blames(facts, pairs, judged):
         ours = [case for link in sorted(blame.links) if link[0] < link[1] for case in pairs[link]]
-        yield _finding(facts, kind, blame, ours, ill)
+        yield _finding(facts, kind, blame, ours, unhealthy)
     for case in cases:
         if len(case.reading.members) > 2:
-            where = Where(Extent.SET, case.reading.members)
-            yield _finding(facts, kind, Blame(case.reading.members, _links(case.reading), where), [case], ill)
+            blame = Blame(_links(case.reading), Where(Extent.SET, case.reading.members))
+            yield _finding(facts, kind, blame, [case], unhealthy)
 
 
-def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], ill: UnhealthyDevices) -> Finding:
+def _finding(facts: Facts, kind: Kind, blame: Blame, cases: list[_Case], unhealthy: UnhealthyDevices) -> Finding:
     unused = kind is Kind.NV_NOT_USED
     worst = min(cases, key=lambda case: case.reading.middle - case.allowed)
-    works = tuple(sorted({case.reading.work for case in cases}, key=str))
-    cause, checks, sure = _cause(facts, blame, ill, unused=unused)
+    works = by_name(case.reading.work for case in cases)
+    cause, checks, sure = _cause(facts, blame, unhealthy, unused=unused)
     ours = [case.reading for case in cases if case.reading.work == worst.reading.work]
-    first = min(blame.links)
-    evidence: Evidence = BelowLinks(worst.reading.gbs / worst.allowed, works)
-    if unused:
-        evidence = UnusedNvlinks(facts.label(first), works)
-    limit = path_limit(facts, first) if unused else worst.allowed
-    rates = Rates(facts.label(first), limit, facts.readings.span(ours), confirmed=all(r.alone for r in ours))
-    return make_finding(kind, blame.members, blame.links, Message(evidence, cause, checks, blame.where, sure), rates)
+    evidence: Evidence = OfWorks(works) if unused else Slower(1 - worst.reading.gbs / worst.allowed, works)
+    verdict = verdict_on(facts, kind, blame, ours, evidence, cause, checks)
+    if not unused:
+        verdict = replace(verdict, theory_gbs=worst.allowed)
+    return Finding(verdict, blame.links, sure)
 
 
 def _cause(
-    facts: Facts, blame: Blame, ill: UnhealthyDevices, *, unused: bool
+    facts: Facts, blame: Blame, unhealthy: UnhealthyDevices, *, unused: bool
 ) -> tuple[LikelyCause, tuple[Check, ...], bool]:
     """Return the likely cause, how to check it, and whether it was seen."""
     gpus = min(blame.links)
@@ -152,7 +148,7 @@ def _cause(
     variable = setting(environment, paths_only=unused) or setting(environment, paths_only=False)
     if variable is not None:
         return variable, (Check(Look.WITHOUT_VARIABLE, gpus, variable.name),), True
-    seen = ill.cause(blame.members)
+    seen = unhealthy.cause(blame.members)
     if seen is not None:
         return seen, check_of(seen, gpus), True
     return Known.NCCL_PATH, (Check(Look.NCCL_LOG, gpus),), False

@@ -9,13 +9,11 @@ from enum import StrEnum
 from itertools import combinations, permutations
 
 from collbench.analysis.diagnose.evidence import Source
-from collbench.analysis.diagnose.limits import path_limit
 from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, COPY_BYTES, STAGED, Facts
 from collbench.analysis.diagnose.verdict import Link
 from collbench.analysis.outcome import Absence, AbsenceKind, Absences, TroubleKind, outcome
 from collbench.analysis.stats import FEWEST_TRIALS
 from collbench.machine.labels import is_nvlink
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 
@@ -147,7 +145,7 @@ class NotDone:
 def missing(facts: Facts) -> Iterator[NotDone]:
     """Yield the checks that could not be made."""
     yield from _points(facts)
-    if not capabilities(facts.run.backend).cores:
+    if not facts.on_cores:
         yield from _copies(facts)
         yield from _collectives(facts)
         yield from _sources(facts)
@@ -179,7 +177,7 @@ def _copies(facts: Facts) -> Iterator[NotDone]:
     if not any(reading.size_bytes >= COPY_BYTES for reading in copies):
         yield NotDone(CheckKind.COPIES)
         return
-    unknown = sorted({r.label for r in copies if path_limit(facts, (r.members[0], r.members[1])) is None})
+    unknown = sorted({r.label for r in copies if facts.limit(r.members) is None})
     if unknown:
         yield NotDone(CheckKind.LIMITS, labels=tuple(unknown))
     if not readings.of(STAGED, COPY_BYTES):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from collbench.analysis.diagnose.blame import UnhealthyDevices, blames
-from collbench.analysis.diagnose.causes import Check, Known, Look, NvlinksIdle, PeerDetour
-from collbench.analysis.diagnose.evidence import Disturbed, OtherProcesses, SlotBelowBest, StagedFaster
-from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit, pcie_ceiling
+from collbench.analysis.diagnose.blame import UnhealthyDevices, blames, verdict_on
+from collbench.analysis.diagnose.causes import Check, Known, Look, OfLinks
+from collbench.analysis.diagnose.evidence import Disturbed, Extent, OtherProcesses, SlotBelowBest, StagedFaster, Where
+from collbench.analysis.diagnose.limits import ExcludedLinks
 from collbench.analysis.diagnose.readings import CE, COPY_BYTES, STAGED, Facts
-from collbench.analysis.diagnose.verdict import Finding, Kind, Message, Rates, both_ways, make_finding
+from collbench.analysis.diagnose.verdict import Finding, Kind, Verdict, both_ways, by_name
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
 from collbench.machine.theory import slot
@@ -23,23 +23,21 @@ _FASTER = math.log(4 / 3)
 _BY_ENGINE = (Operation.H2D_CE, Operation.D2H_CE)  # between a device and host memory
 
 
-def foreign(facts: Facts, ill: UnhealthyDevices) -> Iterator[Finding]:
+def other_processes(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     """Yield the GPUs that other people's processes hold: nothing measured on them is theirs alone."""
-    gpus = tuple(sorted(ill.shared))
+    gpus = tuple(sorted(unhealthy.shared))
     if gpus:
         n = len(facts.run.devices)
-        message = Message(
-            OtherProcesses(tuple(ill.shared[gpu] for gpu in gpus)),
-            Known.OTHER_JOBS,
-            (Check(Look.GPU_PROCESSES, gpus),),
-        )
+        evidence = OtherProcesses(tuple(unhealthy.shared[gpu] for gpu in gpus))
+        checks = (Check(Look.GPU_PROCESSES, gpus),)
+        verdict = Verdict(Kind.CONTENTION, Where(Extent.DEVICES, gpus), evidence, Known.OTHER_JOBS, checks)
         # Its traffic also crosses the bridges and uplinks that other GPUs' PCIe paths share with these.
         shared = (path.devices for path in facts.run.paths if not is_nvlink(path.label))
         links = both_ways([*((gpu, other) for gpu in gpus for other in range(n) if other != gpu), *shared])
-        yield make_finding(Kind.CONTENTION, gpus, links, message)
+        yield Finding(verdict, links)
 
 
-def disturbing(facts: Facts) -> Iterator[Finding]:
+def interference(facts: Facts) -> Iterator[Finding]:
     """Yield pairs that the interference check finds slower concurrently than isolated, although they share no link.
 
     NVLinks of disjoint pairs share nothing, nor do peer copies below one PCIe bridge. Farther PCIe paths name shared
@@ -61,21 +59,22 @@ def disturbing(facts: Facts) -> Iterator[Finding]:
 def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bool) -> Finding:
     check = min(checks, key=lambda one: one.ratio)
     labels = tuple(sorted({one.label for one in checks}, key=rank_key))
-    works = tuple(sorted({Work(one.operation, one.variant) for one in checks}, key=str))
+    works = by_name(Work(one.operation, one.variant) for one in checks)
     links = both_ways((a, b) for path in facts.run.paths if path.label in labels for a, b in [path.devices])
     members = tuple(sorted({member for link in links for member in link}))
-    message = Message(
+    last = Check(Look.NVLINK_TRAFFIC, members[:1]) if over_nvlink else Check(Look.ACS)
+    gbs, off = check.concurrent_gbs, math.exp(_check_noise(facts, check))
+    verdict = Verdict(
+        Kind.CONTENTION,
+        Where(Extent.DEVICES, members),
         Disturbed(labels, check.ratio, works),
         Known.NVLINK_TRAFFIC if over_nvlink else Known.BRIDGE_DETOUR,
-        (
-            Check(Look.LABELS),
-            Check(Look.RUNNING),
-            Check(Look.NVLINK_TRAFFIC, members[:1]) if over_nvlink else Check(Look.ACS),
-        ),
+        (Check(Look.LABELS), Check(Look.RUNNING), last),
+        label=check.label,
+        theory_gbs=check.isolated_gbs,
+        measured=(gbs / off, gbs, gbs * off),
     )
-    gbs, off = check.concurrent_gbs, math.exp(_check_noise(facts, check))
-    rates = Rates(check.label, check.isolated_gbs, (gbs / off, gbs, gbs * off))
-    return make_finding(Kind.CONTENTION, members, links, message, rates)
+    return Finding(verdict, links)
 
 
 def _shares_nothing(facts: Facts, check: InterferenceCheck) -> bool:
@@ -84,13 +83,13 @@ def _shares_nothing(facts: Facts, check: InterferenceCheck) -> bool:
     Beside four GPUs there is one other pair; where each of the two has a NUMA node of its own, they share nothing.
     """
     if is_nvlink(check.label):
-        ceiling = pcie_ceiling(facts, check.members)
+        ceiling = facts.pcie_ceiling(check.members)
         return ceiling is None or check.isolated_gbs > ceiling  # else it runs over PCIe, which is another verdict's
     others = [m for m in range(len(facts.run.devices)) if m not in check.members]
     nodes = [{facts.run.devices[member].numa_node for member in pair} for pair in (check.members, others)]
     apart = len(others) == 2 and nodes[0].isdisjoint(nodes[1]) and all(len(node) == 1 for node in nodes)
     own = check.label == "PIX" or (apart and None not in nodes[0] | nodes[1])
-    return own and has_peers(facts, check.members)
+    return own and facts.has_peers(check.members)
 
 
 def _check_noise(facts: Facts, check: InterferenceCheck) -> float:
@@ -103,7 +102,7 @@ def _check_noise(facts: Facts, check: InterferenceCheck) -> float:
     return facts.readings.z * math.sqrt(2) * max(reading.error for reading in alike)
 
 
-def slots(facts: Facts) -> Iterator[Finding]:
+def degraded_slots(facts: Facts) -> Iterator[Finding]:
     """Yield the GPUs whose PCIe link was below its best right after the last trial, with their contexts still open."""
     for position, (device, state) in enumerate(zip(facts.run.devices, facts.run.health_after, strict=False)):
         best = (device.pcie_generation, device.pcie_width)
@@ -116,37 +115,41 @@ def slots(facts: Facts) -> Iterator[Finding]:
             continue  # it carried more than that: the link was only read after it had gone to rest
         ideal = slot(device)
         others = [other for other in range(len(facts.run.devices)) if other != position]
-        pcie = [(position, other) for other in others if not is_nvlink(facts.label((position, other)))]
-        message = Message(
+        pcie = [(position, other) for other in others if not facts.over_nvlink((position, other))]
+        verdict = Verdict(
+            Kind.PCIE_DEGRADED,
+            Where(Extent.DEVICES, (position,)),
             SlotBelowBest(now, best),
             Known.FEWER_LANES if now[1] != best[1] else Known.LOWER_GENERATION,
             (Check(Look.PCIE_LINKS, (position,)),),
+            theory_gbs=ideal.gbs if ideal else None,
+            measured=facts.readings.interval(seen) if seen else None,
         )
-        rates = Rates("", ideal.gbs if ideal else None, facts.readings.interval(seen) if seen else None)
-        yield make_finding(Kind.PCIE_DEGRADED, (position,), both_ways(pcie), message, rates)
+        yield Finding(verdict, both_ways(pcie))
 
 
-def staged(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
+def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
     """Yield the links that are faster through host memory than by peer access."""
     direct = facts.readings.of(CE[0], COPY_BYTES)
     through = facts.readings.of(STAGED, COPY_BYTES)
-    both = {link: (direct[link], through[link]) for link in direct.keys() & through.keys() if has_peers(facts, link)}
+    both = {link: (direct[link], through[link]) for link in direct.keys() & through.keys() if facts.has_peers(link)}
     alike = {(link[0], link[1]): pair for link, pair in both.items() if pair[0].size_bytes == pair[1].size_bytes}
     slow = [
         link
         for link, (plain, via) in alike.items()
-        if odd.speaks(plain) and facts.readings.exceeds(via, plain, _FASTER)
+        if excluded.comparable(plain) and facts.readings.exceeds(via, plain, _FASTER)
     ]
     for blame in blames(facts, slow, alike):
         plains, vias = zip(*(alike[link] for link in blame.links), strict=True)
         first = min(blame.links)
-        one = blame.alone if len(alike) > 2 else None
-        message = Message(
+        one = blame.single if len(alike) > 2 else None
+        verdict = verdict_on(
+            facts,
+            Kind.P2P_SLOWER_THAN_STAGED,
+            blame,
+            plains,
             StagedFaster(facts.readings.span(vias)[1]),
-            NvlinksIdle(one) if is_nvlink(facts.label(first)) else PeerDetour(one),
+            OfLinks(Known.NVLINKS_IDLE if facts.over_nvlink(first) else Known.PEER_DETOUR, one),
             (Check(Look.ACS), Check(Look.LOG_IOMMU), Check(Look.PCIE_LINKS, first)),
-            blame.where,
         )
-        alone = all(reading.alone for reading in plains)
-        rates = Rates(facts.label(first), path_limit(facts, first), facts.readings.span(plains), confirmed=alone)
-        yield make_finding(Kind.P2P_SLOWER_THAN_STAGED, blame.members, blame.links, message, rates)
+        yield Finding(verdict, blame.links)

@@ -1,6 +1,6 @@
-"""What a verdict rests on, in types: `output.sentences` words it. Shares are of 1, rates GB/s one way.
+"""What a verdict rests on, in types: `output.sentences` puts it in words. Shares are of 1, rates GB/s one way.
 
-`works` are what was timed, in the order of their names; the verdict's devices and links stand in its `where`.
+`works` are what was timed, in the order of their names. Devices, links and their label are the verdict's own.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class WrongElements:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
-    """Works that never ended, or that failed."""
+class OfWorks:
+    """The works that the verdict's kind is about: they hang, fail, or use no NVLinks; () for all copies, or no work."""
 
-    works: tuple[Work, ...]
+    works: tuple[Work, ...] = ()
 
 
 class Presence(NamedTuple):
@@ -106,14 +106,6 @@ class PeerAnswers:
 
 
 @dataclass(frozen=True, slots=True)
-class UnusedNvlinks:
-    """NCCL's `works`, or all copies where there are none, are no faster than PCIe in spite of the label."""
-
-    label: str
-    works: tuple[Work, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class FewerLinks:
     """A path has the rate of `links` of its `count` NVLinks."""
 
@@ -122,19 +114,22 @@ class FewerLinks:
 
 
 @dataclass(frozen=True, slots=True)
-class HiddenLinks:
-    """Faster than PCIe can be, without NVLink in the label."""
-
-
-@dataclass(frozen=True, slots=True)
 class Beaten:
-    """A rate above the capacity of a part, in a number of batches."""
+    """A rate above the capacity of a part (the verdict's theory), in a number of batches."""
 
     gbs: float
     part: str
-    capacity_gbs: float
     works: tuple[Work, ...]
     batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """Slower by this share than what the kind compares with: the way back, the best links of `label`, or all links."""
+
+    share: float
+    works: tuple[Work, ...]
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,36 +149,10 @@ class StagedFaster:
 
 @dataclass(frozen=True, slots=True)
 class Inverted:
-    """Pairs of `label` reach this share less than those of a `worse` one."""
+    """Pairs of the verdict's label reach this share less than those of a `worse` one."""
 
-    label: str
     share: float
     worse: str
-    works: tuple[Work, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SlowerThanBack:
-    """Slower than the way back, by this share."""
-
-    share: float
-    works: tuple[Work, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BelowBest:
-    """Slower than the best links of the same label, by this share."""
-
-    share: float
-    label: str
-    works: tuple[Work, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BelowLinks:
-    """NCCL reaches this share of the capacity of its slowest link."""
-
-    share: float
     works: tuple[Work, ...]
 
 
@@ -203,31 +172,19 @@ class TreeLabels:
     ancestors: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FlatLabels:
-    """All pairs have this label, and no device has a NUMA node."""
-
-    label: str
-
-
 Evidence = (
     WrongElements
-    | GivenUp
+    | OfWorks
     | OtherProcesses
     | Disturbed
     | LinkCount
     | PeerAnswers
-    | UnusedNvlinks
     | FewerLinks
-    | HiddenLinks
     | Beaten
+    | Slower
     | SlotBelowBest
     | StagedFaster
     | Inverted
-    | SlowerThanBack
-    | BelowBest
-    | BelowLinks
     | OtherLabel
     | TreeLabels
-    | FlatLabels
 )

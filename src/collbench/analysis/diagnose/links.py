@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, verdict_on
 from collbench.analysis.diagnose.causes import (
     Check,
     GpuItself,
@@ -17,26 +17,15 @@ from collbench.analysis.diagnose.causes import (
     Known,
     LikelyCause,
     Look,
-    NoPeerAccess,
-    UplinkShared,
+    OfLabel,
 )
-from collbench.analysis.diagnose.evidence import BelowBest, Evidence, Inverted, SlowerThanBack
-from collbench.analysis.diagnose.limits import ExcludedLinks, has_peers, path_limit
+from collbench.analysis.diagnose.evidence import Evidence, Extent, Inverted, Slower, Where
+from collbench.analysis.diagnose.limits import ExcludedLinks
 from collbench.analysis.diagnose.readings import Facts, Reading
-from collbench.analysis.diagnose.verdict import (
-    Finding,
-    Kind,
-    Link,
-    Message,
-    Rates,
-    both_ways,
-    directed_links,
-    make_finding,
-)
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, both_ways, by_name, directed_links
 from collbench.analysis.physics import DEGRADED, chained
 from collbench.analysis.stats import MAD_TO_SIGMA
-from collbench.machine.labels import UNKNOWN, is_nvlink, rank_key
-from collbench.model.capabilities import capabilities
+from collbench.machine.labels import UNKNOWN, rank_key
 from collbench.model.operations import Work
 
 # The two ways of a pair, and links of one label.
@@ -58,28 +47,32 @@ class Gap(NamedTuple):
     wild: bool = False  # a few of its trials make it so
 
 
-def asymmetries(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
+def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     """Yield the links that carry at least 10 % less than their way back, by any kind of copy or by all together."""
     gaps: dict[Link, list[Gap]] = defaultdict(list)
     for work in facts.readings.works(collective=False):
         copies = facts.readings.of(work)
         for (a, b), there in copies.items():
             back = copies.get((b, a))
-            if back is not None and odd.speaks(there) and odd.speaks(back):
+            if back is not None and excluded.comparable(there) and excluded.comparable(back):
                 gaps[a, b].append(Gap(there, back.middle - there.middle, math.hypot(there.error, back.error)))
     slow = {link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _ONE_WAY))}
     for blame in blames(facts, slow, gaps):
         worst, readings, works = _worst(blame, slow)
-        evidence = SlowerThanBack(1 - math.exp(-worst.gap), works)
-        yield _slow(facts, Kind.ASYMMETRY, blame, readings, (evidence, _one_way_cause(facts, blame)), ill)
+        evidence = Slower(1 - math.exp(-worst.gap), works)
+        if blame.gpu is not None:
+            likely: LikelyCause = GpuItself(blame.gpu, GpuPart.ONE_DIRECTION)
+        else:
+            likely = Known.NVLINK_LANES if facts.over_nvlink(min(blame.links)) else Known.PCIE_DIRECTION
+        yield _slow(facts, Kind.ASYMMETRY, blame, readings, evidence, likely, unhealthy)
 
 
-def outliers(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterator[Finding]:
+def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     """Yield the links below the others of their label; copies and collectives apart: NCCL has reasons of its own."""
     for collective in (False, True):
         gaps: dict[Link, list[Gap]] = defaultdict(list)
         for work in facts.readings.works(collective=collective):
-            for group in by_label(facts, work, odd).values():
+            for group in _by_label(facts, work, excluded).values():
                 for gap in _below(facts, group):
                     for link in directed_links(gap.reading.work, gap.reading.members):
                         gaps[link].append(gap)
@@ -88,9 +81,9 @@ def outliers(facts: Facts, odd: ExcludedLinks, ill: UnhealthyDevices) -> Iterato
         }
         for blame in blames(facts, slow, gaps):
             worst, readings, works = _worst(blame, slow)
-            evidence = BelowBest(1 - math.exp(-worst.gap), worst.reading.label, works)
-            message = evidence, _outlier_cause(facts, blame, worst.reading)
-            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, message, ill)
+            evidence = Slower(1 - math.exp(-worst.gap), works, worst.reading.label)
+            likely = _outlier_cause(facts, blame, worst.reading)
+            yield _slow(facts, Kind.INTRA_LABEL_OUTLIER, blame, readings, evidence, likely, unhealthy)
 
 
 def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
@@ -110,25 +103,14 @@ def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[Gap, list[
     gaps = [gap for link in sorted(blame.links) for gap in slow[link]]
     worst = max(gaps, key=lambda gap: gap.gap)
     readings = [gap.reading for gap in gaps if gap.reading.work == worst.reading.work]
-    return worst, readings, works_of(gap.reading for gap in gaps)
+    return worst, readings, by_name(gap.reading.work for gap in gaps)
 
 
-def rates_of(facts: Facts, link: Link, readings: Collection[Reading]) -> Rates:
-    """Return the label and limit of a link, and what was measured on it or its like."""
-    alone = all(reading.alone for reading in readings)
-    return Rates(facts.label(link), path_limit(facts, link), facts.readings.span(readings), confirmed=alone)
-
-
-def works_of(readings: Iterable[Reading]) -> tuple[Work, ...]:
-    """Return the works of some readings, in the order of their names."""
-    return tuple(sorted({reading.work for reading in readings}, key=str))
-
-
-def by_label(facts: Facts, work: Work, odd: ExcludedLinks) -> dict[str, list[Reading]]:
+def _by_label(facts: Facts, work: Work, excluded: ExcludedLinks) -> dict[str, list[Reading]]:
     """Return a work's readings on pairs, by label; of NVLinks and PCIe paths alike, limits of other slots apart."""
     groups: dict[str, list[Reading]] = defaultdict(list)
     for members, reading in facts.readings.of(work).items():
-        if len(members) == 2 and odd.speaks(reading):
+        if len(members) == 2 and excluded.comparable(reading):
             groups[reading.label].append(reading)
     return groups
 
@@ -141,7 +123,7 @@ def _below(facts: Facts, group: Sequence[Reading]) -> Iterator[Gap]:
     """
     by_limit: dict[float | None, list[Reading]] = defaultdict(list)
     for reading in group:
-        by_limit[path_limit(facts, (reading.members[0], reading.members[1]))].append(reading)
+        by_limit[facts.limit(reading.members)].append(reading)
     for alike in by_limit.values():
         if len(alike) < 2:
             continue
@@ -161,34 +143,27 @@ def _slow(
     kind: Kind,
     blame: Blame,
     readings: Collection[Reading],
-    message: tuple[Evidence, LikelyCause],
-    ill: UnhealthyDevices,
+    evidence: Evidence,
+    likely: LikelyCause,
+    unhealthy: UnhealthyDevices,
 ) -> Finding:
-    """Return the finding; `message` are the evidence and the likely cause, which gives way to one that was seen."""
-    first = min(blame.links)
-    seen = ill.cause((blame.gpu,) if blame.gpu is not None else blame.members)
-    checks = check_of(seen, blame.members[:2]) if seen else link_state(facts, first)
-    said = Message(message[0], seen or message[1], checks, blame.where)
-    return make_finding(kind, blame.members, blame.links, said, rates_of(facts, first, readings))
+    """Return the finding on slow links; a cause that was seen on their devices replaces the likely one."""
+    seen = unhealthy.cause((blame.gpu,) if blame.gpu is not None else blame.members)
+    checks = check_of(seen, blame.members[:2]) if seen else link_state(facts, min(blame.links))
+    return Finding(verdict_on(facts, kind, blame, readings, evidence, seen or likely, checks), blame.links)
 
 
 def link_state(facts: Facts, link: Link) -> tuple[Check, ...]:
     """Return where the state of a link shows."""
-    if capabilities(facts.run.backend).cores:
+    if facts.on_cores:
         return Check(Look.CORES), Check(Look.NUMA)
-    if is_nvlink(facts.label(link)):
+    if facts.over_nvlink(link):
         return Check(Look.NVLINKS, link), Check(Look.NVLINK_ERRORS, link)
     return (Check(Look.PCIE_LINKS, link),)
 
 
-def _one_way_cause(facts: Facts, blame: Blame) -> LikelyCause:
-    if blame.gpu is not None:
-        return GpuItself(blame.gpu, GpuPart.ONE_DIRECTION)
-    return Known.NVLINK_LANES if is_nvlink(facts.label(min(blame.links))) else Known.PCIE_DIRECTION
-
-
 def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> LikelyCause:
-    if capabilities(facts.run.backend).cores:
+    if facts.on_cores:
         return Known.SHARED_CORES
     if blame.gpu is not None:
         return GpuItself(blame.gpu, GpuPart.ANY)
@@ -196,7 +171,7 @@ def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> LikelyCause:
         return Known.NCCL_PAIR
     if len(blame.links) > 2:
         return Known.SHARED_PARTS
-    return Known.ONE_NVLINK if is_nvlink(facts.label(min(blame.links))) else Known.ONE_PCIE_PATH
+    return Known.ONE_NVLINK if facts.over_nvlink(min(blame.links)) else Known.ONE_PCIE_PATH
 
 
 # Labels against each other: does a better one carry more?
@@ -218,11 +193,11 @@ class _Beaten(NamedTuple):
     readings: Sequence[Reading]
 
 
-def inversions(facts: Facts, odd: ExcludedLinks) -> Iterator[Finding]:
+def inversions(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
     """Yield the groups of links that worse labels beat: GPUs that one label joins, by the middle of their links."""
     beaten: dict[Members, list[_Beaten]] = defaultdict(list)
     for work in (*facts.readings.works(collective=False), *facts.readings.works(collective=True)):
-        groups = by_label(facts, work, odd)
+        groups = _by_label(facts, work, excluded)
         ordered = sorted((label for label in groups if label not in _NO_ORDER), key=rank_key)
         for better, worse in combinations(ordered, 2):
             for members, part in _joined(groups[better]).items():
@@ -238,30 +213,24 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Findi
     links = both_ways(
         link for case in cases for reading in case.readings for link in directed_links(reading.work, reading.members)
     )
-    better = facts.label(min(links))
-    message = Message(
-        Inverted(
-            better,
-            1 - math.exp(-worst.gap),
-            worst.worse,
-            works_of(reading for case in cases for reading in case.readings),
-        ),
-        _inverted_cause(facts, better, links),
-        (Check(Look.PEERS), *link_state(facts, min(links))),
-    )
-    return make_finding(Kind.ORDER_INVERSION, members, links, message, rates_of(facts, min(links), worst.readings))
+    first = min(links)
+    if not all(map(facts.has_peers, links)):
+        likely: LikelyCause = OfLabel(Known.NO_PEER_ACCESS, facts.label(first))
+    elif facts.over_nvlink(first):
+        likely = Known.NVLINKS_OF_LABEL_UNUSED
+    else:
+        likely = OfLabel(Known.UPLINK_SHARED, facts.label(first))
+    works = by_name(reading.work for case in cases for reading in case.readings)
+    evidence = Inverted(1 - math.exp(-worst.gap), worst.worse, works)
+    checks = Check(Look.PEERS), *link_state(facts, first)
+    blame = Blame(links, Where(Extent.DEVICES, members))
+    return Finding(verdict_on(facts, Kind.ORDER_INVERSION, blame, worst.readings, evidence, likely, checks), links)
 
 
 def _joined(group: Sequence[Reading]) -> dict[Members, list[Reading]]:
     """Return a label's readings by the GPUs that it joins: those below one PCIe switch, say, share its faults."""
     islands = chained(reading.members for reading in group)
     return {tuple(sorted(i)): [reading for reading in group if set(reading.members) <= i] for i in islands}
-
-
-def _inverted_cause(facts: Facts, better: str, links: Collection[Link]) -> LikelyCause:
-    if not all(has_peers(facts, link) for link in links):
-        return NoPeerAccess(better)
-    return Known.NVLINKS_OF_LABEL_UNUSED if is_nvlink(better) else UplinkShared(better)
 
 
 def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]) -> float | None:
@@ -274,7 +243,7 @@ def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]
     gap = upper - lower
     if gap - facts.readings.z * math.hypot(upper_error, lower_error) <= _INVERTED:
         return None
-    limits = [[path_limit(facts, (r.members[0], r.members[1])) for r in group] for group in (better, worse)]
+    limits = [[facts.limit(reading.members) for reading in group] for group in (better, worse)]
     known = [[limit for limit in group if limit is not None] for group in limits]
     if all(known) and median(known[0]) < median(known[1]) and lower > math.log(DEGRADED * median(known[0])):
         return None

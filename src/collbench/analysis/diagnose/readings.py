@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -12,9 +12,11 @@ from statistics import NormalDist, median
 
 from collbench.analysis.diagnose.verdict import Interval, Link
 from collbench.analysis.physics import Hardware
-from collbench.analysis.stats import FEWEST_TRIALS, log_rates, median_deviation, trial_noise
+from collbench.analysis.stats import FEWEST_TRIALS, log_rates, median_deviation, most_measured, trial_noise
 from collbench.analysis.tiers import NOISIER, TRIALS_WITH_AN_OUTLIER
 from collbench.machine.labels import is_nvlink
+from collbench.machine.theory import slot
+from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import DataPoint, Measurement, Path, Run
 
@@ -53,7 +55,7 @@ class Reading:
     label: str
     middle: float
     error: float
-    alone: bool
+    confirmed: bool
     isolated: bool
     trials: tuple[float, ...]
 
@@ -138,10 +140,38 @@ class Facts:
         """What links, ports and slots carry, as the labels say."""
         return Hardware(self.run)
 
+    @cached_property
+    def on_cores(self) -> bool:
+        """True if the devices are CPU cores, whose labels are our own."""
+        return capabilities(self.run.backend).cores
+
     def label(self, link: Sequence[int]) -> str:
         """Return the label between two positions, "?" where none was reported."""
         path = self.paths.get(frozenset(link))
         return path.label if path else "?"
+
+    def over_nvlink(self, link: Sequence[int]) -> bool:
+        """Return whether the label between two positions is one of NVLinks."""
+        return is_nvlink(self.label(link))
+
+    def limit(self, link: Sequence[int]) -> float | None:
+        """Return the theory of a path in GB/s; of a PCIe path the slower slot's where the path has none."""
+        a, b = link
+        return self.hardware.link(a, b)
+
+    def pcie_ceiling(self, members: Collection[int]) -> float | None:
+        """Return the most that PCIe carries between devices in GB/s, by their slots or as measured; None if unknown."""
+        slots = [slot(self.run.devices[member]) for member in members]
+        if all(slots):
+            return min(limit.gbs for limit in slots if limit)
+        host = [reading for member in members for reading in self.readings.host(member)]
+        staged = [r for pair, r in self.readings.of(STAGED, COPY_BYTES).items() if set(pair) <= set(members)]
+        return max((self.readings.interval(reading)[2] for reading in (*host, *staged)), default=None)
+
+    def has_peers(self, link: Sequence[int]) -> bool:
+        """Return whether no source denies peer access to a pair."""
+        path = self.paths.get(frozenset(link))
+        return path is not None and path.cuda_peers is not False and not path.peers_denied
 
 
 def read(run: Run) -> Readings:
@@ -150,7 +180,7 @@ def read(run: Run) -> Readings:
     for measurement in run.measurements:
         if measurement.samples:
             counts[measurement.point.work][measurement.point.size_bytes] += 1
-    sizes = {work: max(have, key=lambda size: (have[size], size)) for work, have in counts.items()}
+    sizes = {work: most_measured(have) for work, have in counts.items()}
     points: dict[DataPoint, Measurement] = {}
     for measurement in run.measurements:
         if measurement.samples and measurement.point.size_bytes == sizes[measurement.point.work]:
@@ -174,7 +204,7 @@ def read(run: Run) -> Readings:
             # Beside others a copy over PCIe is only ever slower than alone, and partners change: the fastest counts.
             middle=median(logs[point]) if own[point] else max(logs[point]),
             error=noise[point] * (median_deviation(len(logs[point])) if own[point] else 1.0),
-            alone=_isolated(measurement) or (point.work, labels[point]) in trusted,
+            confirmed=_isolated(measurement) or (point.work, labels[point]) in trusted,
             isolated=_isolated(measurement),
             trials=tuple(sorted(logs[point])),
         )

@@ -6,41 +6,59 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from collbench.analysis.diagnose.blame import blames
-from collbench.analysis.diagnose.causes import Check, HidesPcie, Known, Look
-from collbench.analysis.diagnose.evidence import FlatLabels, LinkCount, OtherLabel, PeerAnswers, Source, TreeLabels
+from collbench.analysis.diagnose.causes import Check, Known, Look
+from collbench.analysis.diagnose.evidence import (
+    Extent,
+    LinkCount,
+    OfWorks,
+    OtherLabel,
+    PeerAnswers,
+    Source,
+    TreeLabels,
+    Where,
+)
 from collbench.analysis.diagnose.limits import VIRTUAL
 from collbench.analysis.diagnose.readings import Facts
-from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Message, Rates, both_ways, make_finding
+from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Verdict, both_ways
 from collbench.machine.labels import UNKNOWN, is_nvlink, nvlink_count, rank_key
-from collbench.model.capabilities import capabilities
 from collbench.model.run import Path, PeerStatus
 
 
 def reported(facts: Facts) -> Iterator[Finding]:
     """Yield the disagreements between the tools; equal ones share a finding."""
-    if capabilities(facts.run.backend).cores:
-        return  # the labels of CPU cores are our own
-    yield from _merged(facts, Kind.LINKCOUNT_MISMATCH, _link_count)
-    yield from _merged(facts, Kind.P2P_CAP_MISMATCH, _peer_access)
-    yield from _merged(facts, Kind.LABELS_DIFFER, _other_label)
+    if facts.on_cores:
+        return
+    yield from _merged(facts, Kind.LINKCOUNT_MISMATCH, Known.NVLINKS_LOST, _link_count)
+    yield from _merged(facts, Kind.P2P_CAP_MISMATCH, Known.PEERS_TAKEN, _peer_access)
+    yield from _merged(facts, Kind.LABELS_DIFFER, Known.LABEL_RULES, _other_label)
     yield from _beside_nvlink(facts)
     yield from _flat(facts)
 
 
-def _merged(facts: Facts, kind: Kind, ask: Callable[[Path], Message | None]) -> Iterator[Finding]:
-    """Yield a finding for each distinct saying, over all the pairs that share it; a whole row blames its GPU."""
-    sayings: dict[Message, list[Link]] = defaultdict(list)
+_Reports = LinkCount | PeerAnswers | OtherLabel
+
+
+def _merged(facts: Facts, kind: Kind, cause: Known, ask: Callable[[Path], _Reports | None]) -> Iterator[Finding]:
+    """Yield a finding for each different report, over all pairs that share it; a whole row blames its GPU."""
+    pairs_of: dict[_Reports, list[Link]] = defaultdict(list)
     for path in facts.run.paths:
-        saying = ask(path)
-        if saying is not None:
-            sayings[saying].append(path.devices)
+        evidence = ask(path)
+        if evidence is not None:
+            pairs_of[evidence].append(path.devices)
     every = both_ways(path.devices for path in facts.run.paths)
-    for saying, pairs in sayings.items():
+    for evidence, pairs in pairs_of.items():
         for blame in blames(facts, both_ways(pairs), every):
-            message = saying._replace(checks=_checks(kind, blame.members), where=blame.where)
             limits = {facts.paths[frozenset(link)].theory_gbs for link in blame.links}
-            rates = Rates(facts.label(min(blame.links)), limits.pop() if len(limits) == 1 else None)
-            yield make_finding(kind, blame.members, blame.links, message, rates)
+            verdict = Verdict(
+                kind,
+                blame.where,
+                evidence,
+                cause,
+                _checks(kind, blame.members),
+                label=facts.label(min(blame.links)),
+                theory_gbs=limits.pop() if len(limits) == 1 else None,
+            )
+            yield Finding(verdict, blame.links)
 
 
 def _checks(kind: Kind, members: tuple[int, ...]) -> tuple[Check, ...]:
@@ -51,17 +69,17 @@ def _checks(kind: Kind, members: tuple[int, ...]) -> tuple[Check, ...]:
     return Check(Look.LABELS), Check(Look.PCIE_TREE)
 
 
-def _link_count(path: Path) -> Message | None:
+def _link_count(path: Path) -> LinkCount | None:
     """Compare the NV# of label and topo -m with the links that NVML calls active."""
     label = path.tool_label if path.tool_label not in (None, UNKNOWN) else path.label
     counted = path.nvlinks > 0 or path.tool_label is not None  # a file by hand may leave the count out
     if label is None or nvlink_count(label) == path.nvlinks or not counted:
         return None
     source = Source.TOPOLOGY if label == path.tool_label else Source.LABEL
-    return Message(LinkCount(source, label, path.nvlinks), Known.NVLINKS_LOST)
+    return LinkCount(source, label, path.nvlinks)
 
 
-def _peer_access(path: Path) -> Message | None:
+def _peer_access(path: Path) -> PeerAnswers | None:
     """Compare the sources on peer access with each other, and with an NVLink label, which promises it."""
     # As `topo -p2p r` is about reading, so is what NVML says of it.
     nvml = None if path.peer_access is None else _all_allow(path.peer_access.statuses[:1])
@@ -72,8 +90,7 @@ def _peer_access(path: Path) -> Message | None:
     agree = len(set(answers.values())) < 2
     if agree and not (is_nvlink(path.label) and answers and not any(answers.values())):
         return None
-    said = tuple((source, shown[source]) for source in answers)
-    return Message(PeerAnswers(path.label, said, agree), Known.PEERS_TAKEN)
+    return PeerAnswers(path.label, tuple((source, shown[source]) for source in answers), agree)
 
 
 def _all_allow(statuses: Sequence[PeerStatus]) -> bool | None:
@@ -84,13 +101,13 @@ def _all_allow(statuses: Sequence[PeerStatus]) -> bool | None:
     return True if answers and None not in answers else None
 
 
-def _other_label(path: Path) -> Message | None:
+def _other_label(path: Path) -> OtherLabel | None:
     tool = path.tool_label
     if tool in (None, UNKNOWN) or path.label in (tool, UNKNOWN):
         return None
     if nvlink_count(tool or "") != path.nvlinks or is_nvlink(path.label):
         return None  # of NVLinks: LINKCOUNT_MISMATCH says it
-    return Message(OtherLabel(tool or "", path.label), Known.LABEL_RULES)
+    return OtherLabel(tool or "", path.label)
 
 
 def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
@@ -101,14 +118,15 @@ def _beside_nvlink(facts: Facts) -> Iterator[Finding]:
     members = tuple(sorted({member for path in paths for member in path.devices}))
     labels = tuple(sorted({path.label for path in paths}, key=rank_key))
     ancestors = tuple(sorted({str(path.ancestor) for path in paths}, key=rank_key))
-    message = Message(
+    verdict = Verdict(
+        Kind.LABELS_DIFFER,
+        Where(Extent.DEVICES, members),
         TreeLabels(labels, ancestors),
         Known.NVLINKS_NOT_IN_TREE,
         (Check(Look.LABELS), Check(Look.PCIE_LABELS, paths[0].devices)),
+        label=labels[0],
     )
-    yield make_finding(
-        Kind.LABELS_DIFFER, members, both_ways(path.devices for path in paths), message, Rates(labels[0])
-    )
+    yield Finding(verdict, both_ways(path.devices for path in paths))
 
 
 def _flat(facts: Facts) -> Iterator[Finding]:
@@ -116,10 +134,13 @@ def _flat(facts: Facts) -> Iterator[Finding]:
     names = {path.label for path in run.paths}
     flat = len(names) == 1 and not is_nvlink(next(iter(names)))
     if flat and run.machine.virtualization in VIRTUAL and all(device.numa_node is None for device in run.devices):
-        message = Message(
-            FlatLabels(next(iter(names))),
-            HidesPcie(run.machine.virtualization),
+        label = next(iter(names))
+        verdict = Verdict(
+            Kind.VIRTUAL_FLAT,
+            Where(Extent.DEVICES, tuple(range(len(run.devices)))),
+            OfWorks(),
+            Known.PCIE_TREE_HIDDEN,
             (Check(Look.PCIE_TREE), Check(Look.PCIE_NUMA)),
+            label=label,
         )
-        links = both_ways(path.devices for path in run.paths)
-        yield make_finding(Kind.VIRTUAL_FLAT, tuple(range(len(run.devices))), links, message, Rates(next(iter(names))))
+        yield Finding(verdict, both_ways(path.devices for path in run.paths))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
 
 from collbench.analysis.diagnose.causes import Check, LikelyCause
-from collbench.analysis.diagnose.evidence import Evidence, Extent, Where
+from collbench.analysis.diagnose.evidence import Evidence, Where
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Variant, Work
 from collbench.model.run import Skipped
@@ -49,7 +48,7 @@ class Severity(StrEnum):
     INFO = "info"
 
 
-SEVERITIES = {
+_SEVERITIES = {
     Kind.DATA_CORRUPT: Severity.HARD,
     Kind.HANG: Severity.HARD,
     Kind.FAILED: Severity.FAILURE,
@@ -62,32 +61,40 @@ SEVERITIES = {
 class Verdict:
     """One disagreement. `theory_gbs` and `measured` (lo, mid, hi) are GB/s one way, None if the kind has none.
 
-    `members` are positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one GPU is to blame, or
-    all that are concerned. `explains` are kinds that would have been found for the same links without this one.
-    `confirmed` is False where only samples beside others showed it, and no interference check says that they count.
-    `cause` is the likely one, and `checks` what shows whether it is (`output.causes` words both: `collbench.explain`).
-    `evidence` is what was seen, and `where`; `failure` and `skipped` are the first that it rests on, if there is one.
+    `evidence` is what was seen, `where` on which devices and links, `label` the label of these links, "" if there is
+    none. `cause` is the likely one, `checks` show whether it is (`output.causes` words both: `collbench.explain`).
+    `confirmed` is False if only concurrent samples showed it, and no interference check says that those count.
+    `explains` are kinds that would have been found for the same links without this verdict. `failure` and `skipped` are
+    the first ones that it rests on, if there are any.
     """
 
     kind: Kind
-    severity: Severity
-    members: tuple[int, ...]
-    label: str
-    theory_gbs: float | None
-    measured: Interval | None
+    where: Where
+    evidence: Evidence
     cause: LikelyCause
     checks: tuple[Check, ...]
-    evidence: Evidence
-    where: Where
-    explains: tuple[Kind, ...] = ()
+    label: str = ""
+    theory_gbs: float | None = None
+    measured: Interval | None = None
     confirmed: bool = True
+    explains: tuple[Kind, ...] = ()
     failure: Failure | None = None
     skipped: Skipped | None = None
+
+    @property
+    def severity(self) -> Severity:
+        """How bad it is, which its kind decides."""
+        return _SEVERITIES.get(self.kind, Severity.CONTRADICTION)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Positions: (src, dst) of one direction, (low, high) of a pair, (gpu,) where one is to blame, or all."""
+        return self.where.devices
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A verdict on its way, with the directed links that it is about.
+    """A verdict and the directed links that it is about, until it is known whether a stronger one explains it.
 
     `sure`: the cause of unused NVLinks or of a slow collective was seen, not guessed.
     """
@@ -95,56 +102,6 @@ class Finding:
     verdict: Verdict
     links: frozenset[Link]
     sure: bool = False
-
-
-class Message(NamedTuple):
-    """What a finding says, as in Verdict; `where` is by default its devices; `sure` as in Finding."""
-
-    evidence: Evidence
-    cause: LikelyCause
-    checks: tuple[Check, ...] = ()
-    where: Where | None = None
-    sure: bool = False
-    failure: Failure | None = None
-    skipped: Skipped | None = None
-
-
-class Rates(NamedTuple):
-    """A finding's figures, as in Verdict."""
-
-    label: str = ""
-    theory_gbs: float | None = None
-    measured: Interval | None = None
-    confirmed: bool = True
-
-
-NO_RATES = Rates()
-
-
-def make_finding(
-    kind: Kind,
-    members: tuple[int, ...],
-    links: Iterable[Link],
-    message: Message,
-    rates: Rates = NO_RATES,
-) -> Finding:
-    """Return a finding of a kind, with the severity that its kind has."""
-    verdict = Verdict(
-        kind=kind,
-        severity=SEVERITIES.get(kind, Severity.CONTRADICTION),
-        members=members,
-        label=rates.label,
-        theory_gbs=rates.theory_gbs,
-        measured=rates.measured,
-        cause=message.cause,
-        checks=message.checks,
-        evidence=message.evidence,
-        where=message.where or Where(Extent.DEVICES, members),
-        confirmed=rates.confirmed,
-        failure=message.failure,
-        skipped=message.skipped,
-    )
-    return Finding(verdict, frozenset(links), message.sure)
 
 
 def directed_links(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
@@ -159,6 +116,11 @@ def directed_links(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
 def both_ways(links: Iterable[Link]) -> frozenset[Link]:
     """Return the links and their opposites."""
     return frozenset(link for a, b in links for link in ((a, b), (b, a)))
+
+
+def by_name(works: Iterable[Work]) -> tuple[Work, ...]:
+    """Return each work once, in the order of their names."""
+    return tuple(sorted(set(works), key=str))
 
 
 # One root cause, one verdict: what a stronger one explains is named inside it and not reported again.
@@ -186,6 +148,10 @@ _EXPLAINS = {
 }
 
 
+# A variable that is set slows collectives whatever other jobs do: where it was seen, contention does not explain them.
+_WITH_CAUSE_SEEN = (Kind.COLLECTIVE_CONTRADICTION, Kind.NV_NOT_USED)
+
+
 def explained(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings that stand, strongest first, each with the kinds that it explains."""
     order = [*_EXPLAINS, *(kind for kind in Kind if kind not in _EXPLAINS)]
@@ -205,11 +171,6 @@ def _covers(strong: Finding, weak: Finding) -> bool:
     kind = weak.verdict.kind
     if kind not in _EXPLAINS.get(strong.verdict.kind, ()) or not weak.links:
         return False
-    if strong.verdict.kind is Kind.CONTENTION and _named(weak):
+    if strong.verdict.kind is Kind.CONTENTION and weak.sure and kind in _WITH_CAUSE_SEEN:
         return False
     return weak.links <= both_ways(strong.links)
-
-
-def _named(weak: Finding) -> bool:
-    """Return whether a collective's own cause was seen: a variable that is set slows it whatever else is wrong."""
-    return weak.sure and weak.verdict.kind in (Kind.COLLECTIVE_CONTRADICTION, Kind.NV_NOT_USED)

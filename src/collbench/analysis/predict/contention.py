@@ -10,13 +10,11 @@ from collbench.analysis.choice import Members
 from collbench.analysis.overlap import Slowdown, by_condition, slowdown
 from collbench.analysis.predict.step import Contention, Group, Transfer
 from collbench.analysis.predict.timing import INSTEAD, SENT, Evidence, belongs, positions_in
+from collbench.analysis.stats import FEWEST_TRIALS
 from collbench.model.compute import Compute, Priority
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Overlap, Run
-
-# Fewer trials give no interval of a factor (docs/method.md 8.1), and a factor without one is no evidence.
-_FEWEST_TRIALS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +116,7 @@ def gather(evidence: Evidence, runs: Sequence[tuple[str, Run]]) -> tuple[Overlap
         if not curves:
             titles = ", ".join(operation.collective.title for operation in SENT)
             raise UsageError(
-                f"{name} cannot be used to predict: this needs {_FEWEST_TRIALS} trials of {titles} at normal "
+                f"{name} cannot be used to predict: this needs {FEWEST_TRIALS} trials of {titles} at normal "
                 "priority and with NCCL's own CTAs: measure with 'collbench overlap'"
             )
         gathered += curves
@@ -134,17 +132,18 @@ def _curves(name: str, run: Run, base: Run) -> Iterator[OverlapCurve]:
             continue
         for members in dict.fromkeys(one.members for one in ones):
             mine = [one for one in ones if one.members == members]
-            sound = tuple(one for one in mine if _is_sound(one))
+            # With fewer trials a factor has no interval (docs/method.md 8.1): it is no evidence.
+            sound = tuple(
+                one
+                for one in mine
+                if not (one.failure or one.wrong or one.wrong_compute) and len(one.trials) >= FEWEST_TRIALS
+            )
             positions = tuple(sorted(here[member] for member in members))
             if sound and (condition.operation, positions) not in known:
                 known.add((condition.operation, positions))
                 unused = len(mine) - len(sound)
                 nccl = run.machine.nccl
                 yield OverlapCurve(name, condition.operation, positions, condition.compute, sound, unused, nccl)
-
-
-def _is_sound(one: Overlap) -> bool:
-    return not (one.failure or one.wrong or one.wrong_compute) and len(one.trials) >= _FEWEST_TRIALS
 
 
 def curve_for(curves: Sequence[OverlapCurve], operation: Operation, members: Members) -> OverlapCurve | None:

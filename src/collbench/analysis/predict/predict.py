@@ -10,7 +10,6 @@ from math import comb, inf
 
 import numpy as np
 
-from collbench.analysis import problem
 from collbench.analysis.bands import ceiling, on_one_plane, predict
 from collbench.analysis.choice import Band, Grounds, LeftOut, Members, TooFewLeft
 from collbench.analysis.predict.assumptions import Assumed, General, OfStep, OfStrategy, OfTime
@@ -30,9 +29,9 @@ from collbench.analysis.predict.step import (
     schedule,
     step_seconds,
 )
-from collbench.analysis.predict.timing import Evidence, Span, Timing, Timings, assumed_of
-from collbench.analysis.problem import SelectionProblem, from_run
-from collbench.analysis.problem import evidence as ranking_of
+from collbench.analysis.predict.timing import Evidence, Span, Timings, assumed_of
+from collbench.analysis.problem import SelectionProblem, from_run, left_out
+from collbench.analysis.problem import evidence as deciding_ranking
 from collbench.analysis.rings import MOST_MEMBERS
 from collbench.analysis.search import grown, search
 from collbench.analysis.select import choose
@@ -75,23 +74,23 @@ class Machine:
         """Take all that was measured; devices that are faulty are left out."""
         run = evidence.run
         self._evidence = evidence
-        self.left_out = problem.left_out(run, allow_busy=True)
+        self.left_out = left_out(run, allow_busy=True)
         gone = {left.member for left in self.left_out}
         self._fit = [position for position in range(len(run.devices)) if position not in gone]
-        ranking = ranking_of(run, self._fit)
-        self._case: SelectionProblem | None = None if ranking is None else from_run(run, self._fit, ranking)
+        ranking = deciding_ranking(run, self._fit)
+        self._problem: SelectionProblem | None = None if ranking is None else from_run(run, self._fit, ranking)
 
     @property
     def delta(self) -> float:
         """The ratio up to which two sets are equal."""
-        return self._case.delta if self._case else 0.0
+        return self._problem.delta if self._problem else 0.0
 
     def band(self, members: Members) -> Band | None:
         """Return the all-reduce busbw that a set is predicted to reach, GB/s; None if pairs do not tell."""
-        case = self._case
-        if case is None or not set(members) <= set(case.order):
+        problem = self._problem
+        if problem is None or not set(members) <= set(problem.order):
             return None
-        band = predict(case.wired.of(sorted(case.order.index(member) for member in members)))
+        band = predict(problem.wired.of(sorted(problem.order.index(member) for member in members)))
         return band if band.lo > 0 else None
 
     def port(self, members: Members) -> tuple[float, bool]:
@@ -99,9 +98,9 @@ class Machine:
 
         Where no pairs were measured, labels of PCIe say nothing: a virtual machine may hide NVLinks behind those.
         """
-        case = self._case
-        if case is not None and set(members) <= set(case.order):
-            wired = case.wired.of(sorted(case.order.index(member) for member in members))
+        problem = self._problem
+        if problem is not None and set(members) <= set(problem.order):
+            wired = problem.wired.of(sorted(problem.order.index(member) for member in members))
             return ceiling(wired), on_one_plane(wired)
         run, index = self._evidence.run, {member: at for at, member in enumerate(sorted(members))}
         paths = {
@@ -121,16 +120,16 @@ class Machine:
         """
         if not 2 <= k <= len(self._fit):
             raise TooFewLeft(k, self._evidence.run.devices, self.left_out, predicting=True)
-        case = self._case
-        if case is None or len(case.order) < k:
+        problem = self._problem
+        if problem is None or len(problem.order) < k:
             return self._measured(k, rank)
         best = choose(self._evidence.run, k, allow_busy=True).members
-        if k == len(case.order):
+        if k == len(problem.order):
             return Sets(best, None, Compared.ONE_SET)
-        if case.tied:
-            return Sets(best, None, case.grounds)
-        worst = _worst(case, k)
-        by = Compared.ALL if len(case.order) <= MOST_MEMBERS else Compared.HEURISTIC
+        if problem.tied:
+            return Sets(best, None, problem.grounds)
+        worst = _worst(problem, k)
+        by = Compared.ALL if len(problem.order) <= MOST_MEMBERS else Compared.HEURISTIC
         return Sets(best, worst if worst != best else None, by)
 
     def _measured(self, k: int, rank: Callable[[Members], float]) -> Sets:
@@ -145,26 +144,26 @@ class Machine:
         return Sets(measured[0], measured[-1], Compared.MEASURED)
 
 
-def _worst(case: SelectionProblem, k: int) -> Members:
+def _worst(problem: SelectionProblem, k: int) -> Members:
     """Return the set whose band begins lowest; above 16 devices of a few that hold slow pairs."""
-    if len(case.order) > MOST_MEMBERS:
-        slow = replace(case.wired, rates=_turned(case.wired.rates), links=np.zeros_like(case.wired.links))
+    if len(problem.order) > MOST_MEMBERS:
+        slow = replace(problem.wired, rates=_turned(problem.wired.rates), links=np.zeros_like(problem.wired.links))
         sets: Sequence[Members] = sorted(grown(slow, k))
         bounds = [0.0] * len(sets)
     else:
-        field = search(case.wired, k, case.delta)
-        order = np.argsort(field.lo, kind="stable")
+        candidates = search(problem.wired, k, problem.delta)
+        order = np.argsort(candidates.lo, kind="stable")
         # Of meshes that cannot be best `lo` is what their PCIe or a single ring carries: never more than the band's.
-        sets = [tuple(some) for some in field.sets[order].tolist()]
-        bounds = field.lo[order].tolist()
+        sets = [tuple(some) for some in candidates.sets[order].tolist()]
+        bounds = candidates.lo[order].tolist()
     lowest, slowest = np.inf, sets[0]
     for members, bound in list(zip(sets, bounds, strict=True))[:_MOST_JUDGED]:
         if bound >= lowest * (1 - _ROUNDING):
             break
-        carried = predict(case.wired.of(members)).lo
+        carried = predict(problem.wired.of(members)).lo
         if 0 < carried < lowest * (1 - _ROUNDING):
             lowest, slowest = carried, members
-    return tuple(sorted(case.order[index] for index in slowest))
+    return tuple(sorted(problem.order[index] for index in slowest))
 
 
 def _turned(rates: np.typing.NDArray[np.float64]) -> np.typing.NDArray[np.float64]:
@@ -282,14 +281,6 @@ class Prediction:
     registration: Registration = Registration.NONE
 
 
-@dataclass(frozen=True, slots=True)
-class _Where:
-    """Of what something was assumed: operations and devices, in the order met."""
-
-    operations: dict[Operation, None]
-    sets: dict[Members, None]
-
-
 class Predictor:
     """Answers from one machine's evidence; collects what it assumed on the way."""
 
@@ -299,7 +290,8 @@ class Predictor:
         self._used: dict[OverlapUse, None] = {}
         self._machine = Machine(evidence)
         self._timings = Timings(evidence, self._machine.band, self._machine.delta, self._machine.port)
-        self._assumed: dict[OfTime, _Where] = {}
+        # Each assumption with what it was made of, in the order met: operations and devices.
+        self._assumed: dict[OfTime, list[tuple[Operation, Members]]] = {}
 
     def predict(self, question: Question) -> Prediction:
         """Return the answer. Raises UsageError for what cannot be asked of this machine."""
@@ -308,7 +300,7 @@ class Predictor:
                 job_of(question, strategy, gpus)  # what cannot be is said before anything is computed
         sets = {gpus: self._machine.sets(gpus, self._rank) for gpus in question.gpus}
         cases = tuple(
-            self._case(question, strategy, gpus, sets[gpus])
+            self._predicted(question, strategy, gpus, sets[gpus])
             for gpus in question.gpus
             for strategy in question.strategies
         )
@@ -342,7 +334,7 @@ class Predictor:
             f"communication on {tags}: leave --gpu-time out, or check how both were timed"
         )
 
-    def _case(self, question: Question, strategy: str, gpus: int, sets: Sets) -> PredictedSet:
+    def _predicted(self, question: Question, strategy: str, gpus: int, sets: Sets) -> PredictedSet:
         transfers = list(STRATEGIES[strategy](job_of(question, strategy, gpus)))
         ranks = {group: len(groups(group, sets.best, question.shards)[0]) for group in Group}
         sent, messages, through = Counter[Operation](), Counter[Operation](), 0.0
@@ -387,14 +379,14 @@ class Predictor:
             key = transfer.operation, transfer.size_bytes, transfer.group
             if key not in known:
                 sizes.setdefault((transfer.operation, transfer.group), []).append(transfer.size_bytes)
-                seconds = [timing.seconds(transfer.size_bytes) for timing in self._of(*key[::2], members, question)]
+                seconds = [
+                    self._timings.of(transfer.operation, some).seconds(transfer.size_bytes)
+                    for some in groups(transfer.group, members, question.shards)
+                ]
                 low, middle, high = (max(parts) for parts in zip(*seconds, strict=True))
                 known[key] = low, middle, high
         self._note(sizes, members, question)
         return [known[transfer.operation, transfer.size_bytes, transfer.group] for transfer in transfers]
-
-    def _of(self, operation: Operation, group: Group, members: Members, question: Question) -> list[Timing]:
-        return [self._timings.of(operation, some) for some in groups(group, members, question.shards)]
 
     def _note(self, sizes: dict[tuple[Operation, Group], list[int]], members: Members, question: Question) -> None:
         """Record what was assumed, and for which devices."""
@@ -402,13 +394,12 @@ class Predictor:
             for some in groups(group, members, question.shards):
                 timing = self._timings.of(operation, some)
                 for assumption in assumed_of(timing, bytes_sent):
-                    where = self._assumed.setdefault(assumption, _Where({}, {}))
-                    where.operations[operation] = None
-                    where.sets[tuple(sorted(some))] = None
+                    self._assumed.setdefault(assumption, []).append((operation, tuple(sorted(some))))
 
     def _assumptions(self) -> Iterator[Assumed]:
-        for assumption, where in self._assumed.items():
-            yield Assumed(assumption, tuple(where.operations), tuple(where.sets))
+        for assumption, made_of in self._assumed.items():
+            operations, sets = zip(*made_of, strict=True)
+            yield Assumed(assumption, tuple(dict.fromkeys(operations)), tuple(dict.fromkeys(sets)))
 
 
 def job_of(question: Question, strategy: str, gpus: int) -> Job:

@@ -152,7 +152,7 @@ def bounds(calls: Sequence[Sent]) -> StepBounds:
     def hidden(which: int) -> float:
         lanes: dict[int, float] = defaultdict(float)
         for one in calls:
-            lanes[one.lane] += max(_beside(one, which), one.after[which]) * own[one.lane]
+            lanes[one.lane] += max(_during_compute(one, which), one.after[which]) * own[one.lane]
         return max(period, *lanes.values()) if lanes else period
 
     def slowed(which: int) -> float:
@@ -194,7 +194,7 @@ def responding(calls: Sequence[Sent], answer: Responses) -> StepBounds:
     return StepBounds(period, (least, middle, most), before, sum(one.after[1] for one in calls))
 
 
-def _beside(one: Sent, which: int) -> float:
+def _during_compute(one: Sent, which: int) -> float:
     """Return a transfer's seconds during compute: the recorded time already contains the recorded slowdown."""
     gained = max(0.0, one.after[which] - one.before)
     return one.after[which] + (one.concurrent - 1) * gained

@@ -85,7 +85,7 @@ class Schedule:
     """A step's seconds, the seconds of overlap with transfers in it, and the compute time lost to overlap."""
 
     step: float
-    beside: float
+    overlapped: float
     slowed: float
 
 
@@ -171,7 +171,7 @@ class _Lanes:
         self._last_launch = launching
         # Where compute stops while this transfer or a later one has not ended: nearest first.
         self._stops = [*accumulate((t.needed for t in reversed(transfers)), min)][::-1]
-        self._clock = self._position = self._beside = self._slowed = 0.0
+        self._clock = self._position = self._overlapped = self._slowed = 0.0
         self._current = self._knot = 0
         self._left: float | None = None  # of the transfer that runs, its seconds alone
         self._at_hosts_pace = False
@@ -183,7 +183,7 @@ class _Lanes:
             while self._knot < len(self._launched) and self._launched[self._knot][0] <= self._position:
                 self._knot += 1
             if self._current == len(self._transfers) and self._position >= 1.0:
-                return Schedule(max(self._clock, self._last_launch), self._beside, self._slowed)
+                return Schedule(max(self._clock, self._last_launch), self._overlapped, self._slowed)
             self._advance()
 
     def _begin_transfer(self) -> None:
@@ -213,7 +213,7 @@ class _Lanes:
             return
         self._clock += passed
         if left is not None and pace.busy:
-            self._beside += passed * pace.busy
+            self._overlapped += passed * pace.busy
             self._slowed += passed * pace.busy * (1 - 1 / self._contention.compute)
         if ends <= pace.seconds:
             self._left, self._current = None, self._current + 1

@@ -1,4 +1,4 @@
-"""Gathers the facts that `doctor` judges: at most a second, no CUDA context, nothing changed."""
+"""Gathers the facts that `doctor` judges: in at most a second, without a CUDA context, changing nothing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
-from collbench.machine import nccl_library
-from collbench.machine import nvml as machine_nvml
+from collbench.machine import nvml
 from collbench.machine.cgroups import available_bytes, cpu_quota
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
-from collbench.machine.nccl_environment import configured
+from collbench.machine.nccl import configured, find_nccl, wheel_library
 from collbench.machine.network_affinity import read_affinity
 from collbench.machine.network_ports import read_ports
 from collbench.machine.numa import kernel_bus_id, read, usable_nodes
@@ -31,8 +30,7 @@ from collbench.model.errors import MachineError, NoDriver
 from collbench.model.nccl_options import format_version
 from collbench.model.run import Device
 
-# The PCIe way up from a GPU: its IOMMU group, and which bridges send peer traffic to the CPU (ACS).
-
+# The PCIe path up from a GPU: its IOMMU group, and which bridges send peer traffic to the CPU (ACS).
 
 _BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # Extended capabilities begin at 0x100: id in 16 bits, version in 4, the next one's offset in 12 [PCIe 5.0, 7.6.3].
@@ -44,7 +42,10 @@ _MOST_CAPABILITIES = 64  # a broken list may run in circles
 
 
 def slot(root: pathlib.Path, pci_bus_id: str) -> Slot:
-    """Return the way up from one GPU, by its PCI bus id as NVML writes it ("00000000:00:06.0"); `root` holds sys/."""
+    """Return the PCIe path up from one GPU.
+
+    Its PCI bus id is as NVML writes it ("00000000:00:06.0"); `root` holds sys/.
+    """
     try:
         device = (root / "sys/bus/pci/devices" / kernel_bus_id(pci_bus_id)).resolve()
     except (ValueError, OSError, RuntimeError):
@@ -76,8 +77,7 @@ def acs_control(bridge: pathlib.Path) -> int | None:
     return 0
 
 
-# Facts about libraries: NCCL, the driver's CUDA library, torch. Torch is not imported: that takes seconds.
-
+# Libraries: NCCL, the driver's CUDA library, torch. Torch is not imported: that takes seconds.
 
 _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*= *['\"]([0-9.]+)['\"]", re.MULTILINE)
 _NCCL_WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9.]+)\.dist-info")
@@ -86,14 +86,12 @@ _NCCL_WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9.]+)\.dist-info")
 def software(nccl: str | None) -> Software:
     """Return what is installed; `nccl` is the library that the user named, None if none was."""
     try:  # as a measurement opens it, and asked for its version only
-        library = nccl_library.find_nccl(nccl)
+        library = find_nccl(nccl)
         timed = {"nccl": format_version(library.version), "nccl_path": library.path}
     except MachineError as error:
         timed = {"nccl_error": error.problem, "nccl_advice": error.advice}
-    except ImportError as error:  # of our extension
-        timed = {"nccl_error": str(error)}
-    wheel = nccl_library.wheel_library()
-    libcuda, libcuda_error = _libcuda(ctypes.CDLL)
+    wheel = wheel_library()
+    libcuda, libcuda_error = _libcuda()
     torch, torch_cuda = torch_build()
     return Software(
         **timed,
@@ -128,46 +126,39 @@ def _wheel_version(wheel: pathlib.Path | None) -> str:
     return versions[0] if wheel and len(versions) == 1 else ""
 
 
-def _libcuda(opened: Callable[[str], ctypes.CDLL]) -> tuple[str, str]:
+def _libcuda() -> tuple[str, str]:
     """Return the CUDA version of libcuda.so.1, or why it cannot be opened. Opening it starts nothing."""
     version = ctypes.c_int()
     try:
-        library = opened("libcuda.so.1")
+        library = ctypes.CDLL("libcuda.so.1")
         failed = library.cuDriverGetVersion(ctypes.byref(version))
     except (OSError, AttributeError) as error:
         return "", str(error)
-    return ("", f"cuDriverGetVersion: error {failed}") if failed else (_cuda_version(version.value), "")
+    return ("", f"cuDriverGetVersion: error {failed}") if failed else (nvml.format_cuda_version(version.value), "")
 
 
-def _cuda_version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
-# Facts about the GPUs, only from NVML: no CUDA context is made, nothing is changed.
-
+# GPUs, as NVML reports them.
 
 # Any display or 3D controller of NVIDIA's [PCI IDs: vendor 10de; class codes 0300, 0302].
 _VENDOR, _CLASSES = "0x10de", ("0x0300", "0x0302")
-_UNCORRECTED, _VOLATILE = 1, 0  # as machine/health.py has them [nvml.h, r580]
 
 
 def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
     """Return NVML's facts, or in `error` why there are none. `binding` gives the module pynvml; `root` holds sys/.
 
-    A GPU that was lost makes the whole of NVML's word an error: its fix comes first.
+    A GPU that was lost makes everything that NVML reports an error: its fix comes first.
     """
     tool = shutil.which("nvidia-smi") or ""
     on_the_bus = _count_on_the_bus(root)
     try:
-        lib = binding()
-        with Nvml(lib, root / "sys/bus/pci/devices") as nvml:
-            devices = nvml.devices()
+        with Nvml(binding(), root / "sys/bus/pci/devices") as opened:
+            devices = opened.devices()
             return Driver(
-                version=nvml.driver_version(),
-                cuda=nvml.cuda_version(),
-                gpus=tuple(_gpu(Query(lib), device) for device in devices),
-                paths=nvml.paths(devices),
-                virtualization=nvml.virtualization(),
+                version=opened.driver_version(),
+                cuda=opened.cuda_version(),
+                gpus=tuple(_gpu(opened.gpu(device), device) for device in devices),
+                paths=opened.paths(devices),
+                virtualization=opened.virtualization(),
                 on_the_bus=on_the_bus,
                 nvidia_smi=tool,
             )
@@ -176,35 +167,23 @@ def read_driver(root: pathlib.Path, binding: Callable[[], Any]) -> Driver:
         return Driver(error=error.problem, advice=error.advice, missing=missing, on_the_bus=on_the_bus, nvidia_smi=tool)
 
 
-def nvml_binding() -> Any:
-    """Return the module pynvml. Raises MachineError."""
-    try:
-        import pynvml
-    except ImportError as error:
-        raise MachineError("cannot read GPU facts: nvidia-ml-py is missing", "pip install nvidia-ml-py") from error
-    return pynvml
-
-
-def _gpu(query: Query, device: Device) -> Gpu:
-    handle = query.ask("nvmlDeviceGetHandleByUUID", device.uuid)
-    if handle is None:
-        return Gpu(device)
-    glance = machine_nvml.glance(query, handle)
-    rows = query.ask("nvmlDeviceGetRemappedRows", handle)  # Ampere and newer; before, pages are retired
-    pending = rows[2] if rows else query.integer("nvmlDeviceGetRetiredPagesPendingStatus", handle)
-    mig = query.ask("nvmlDeviceGetMigMode", handle)
+def _gpu(asked: Query, device: Device) -> Gpu:
+    glance = nvml.glance(asked)
+    rows = asked.ask("nvmlDeviceGetRemappedRows")  # Ampere and newer; before, pages are retired
+    pending = rows[2] if rows else asked.integer("nvmlDeviceGetRetiredPagesPendingStatus")
+    mig = asked.ask("nvmlDeviceGetMigMode")
     return Gpu(
         device=device,
-        compute_mode=query.integer("nvmlDeviceGetComputeMode", handle),
-        persistence=_flag(query.integer("nvmlDeviceGetPersistenceMode", handle)),
+        compute_mode=asked.integer("nvmlDeviceGetComputeMode"),
+        persistence=_flag(asked.integer("nvmlDeviceGetPersistenceMode")),
         mig=_flag(mig[0] if mig else None),
-        ecc_errors=query.integer("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
+        ecc_errors=nvml.ecc_errors(asked),
         repair_pending=_flag(pending),
         repair_failed=_flag(rows[3] if rows else None),
-        fabric_state=_fabric_state(query, handle),
-        links_up=len(machine_nvml.active_links(query, handle)),
+        fabric_state=_fabric_state(asked),
+        links_up=len(nvml.active_links(asked)),
         processes=None if glance.processes is None else len(glance.processes),
-        memory_used=machine_nvml.memory_used(query, handle),
+        memory_used=nvml.memory_used(asked),
         temperature=glance.temperature,
         throttle=glance.throttle,
     )
@@ -214,14 +193,14 @@ def _flag(number: int | None) -> bool | None:
     return None if number is None else bool(number)
 
 
-def _fabric_state(query: Query, handle: object) -> int | None:
+def _fabric_state(asked: Query) -> int | None:
     """Return nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed [nvml.h, r580]."""
-    structure = getattr(query.lib, "c_nvmlGpuFabricInfo_t", None)
+    structure = getattr(asked.lib, "c_nvmlGpuFabricInfo_t", None)
     if structure is None:
         return None
     info = structure()
-    # byref: the binding hands on what it gets, and a structure by value ends the process [nvidia-ml-py 13, 4 × H200].
-    answer = query.ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
+    # byref: the binding passes its argument on, and a structure by value ends the process [nvidia-ml-py 13, 4 × H200].
+    answer = asked.ask("nvmlDeviceGetGpuFabricInfo", ctypes.byref(info))
     return None if answer is None else int(info.state)
 
 
@@ -236,8 +215,7 @@ def _count_on_the_bus(root: pathlib.Path) -> int | None:
     )
 
 
-# Facts about the operating system around the process. Every function is given the root that holds proc/, sys/, …
-
+# The operating system around the process. `root` holds proc/, sys/, …
 
 # File or variable that a container runtime leaves, and its name; the first that fits counts.
 _MARKS = {".dockerenv": "docker", "run/.containerenv": "podman"}
@@ -249,10 +227,9 @@ _VARIABLES = {
     "ENROOT_ROOTFS": "enroot",
 }
 _CGROUPS = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "lxc": "lxc", "containerd": "containerd"}
-# Read by CUDA and torch and worth a word; NCCL's own begin with NCCL_.
-# nvidia-smi takes a second or two without a persistent driver.
-_NVIDIA_SMI_S = 5.0
-READ_BY_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "LD_PRELOAD", "COLLBENCH_NCCL")
+_NVIDIA_SMI_S = 5.0  # without a persistent driver it takes a second or two
+# Variables that CUDA and torch read and that the report judges; NCCL's own begin with NCCL_.
+_READ_BY_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "LD_PRELOAD", "COLLBENCH_NCCL")
 
 
 def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Device], nvidia_smi: str = "") -> Host:
@@ -261,7 +238,8 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
     `nvidia_smi` is that program's path, "" if there is none; it is asked about network cards where there are any.
     """
     allowed = os.sched_getaffinity(0)
-    gpus, cards = list(gpus), tuple(sorted(_names(root / "sys/class/infiniband")))
+    gpus, cards = list(gpus), tuple(sorted(_entries(root / "sys/class/infiniband") or ()))
+    iommus = _entries(root / "sys/class/iommu")
     return Host(
         name=socket.gethostname(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -274,7 +252,7 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         memory_available=available_bytes(root),
         container=container(root, environment),
         hypervisor=hypervisor(root),
-        iommu=_any(root / "sys/class/iommu"),
+        iommu=None if iommus is None else bool(iommus),
         slots={gpu.index: slot(root, gpu.pci_bus_id) for gpu in gpus},
         network_cards=cards,
         network_affinity=read_affinity(
@@ -340,22 +318,12 @@ def hypervisor(root: pathlib.Path) -> str:
     return " ".join(filter(None, names)) or "unknown hypervisor"
 
 
-def _names(folder: pathlib.Path) -> list[str]:
+def _entries(folder: pathlib.Path) -> list[str] | None:
+    """Return the names in a folder; None if there is no such folder."""
     try:
         return [entry.name for entry in folder.iterdir()]
     except OSError:
-        return []
-
-
-def _any(folder: pathlib.Path) -> bool | None:
-    """Return whether a folder has entries; None if there is no such folder."""
-    try:
-        return any(True for _ in folder.iterdir())
-    except OSError:
         return None
-
-
-# Gathers all facts about this machine: at most a second, no CUDA context, nothing changed.
 
 
 def examine(
@@ -364,7 +332,7 @@ def examine(
     environment: Mapping[str, str],
     nccl: str | None = None,
     root: pathlib.Path = pathlib.Path("/"),
-    binding: Callable[[], Any] = nvml_binding,
+    binding: Callable[[], Any] = nvml.import_binding,
 ) -> Facts:
     """Return the facts for the cuda or the host backend; `root` and `binding` (the module pynvml) are for tests."""
     can = capabilities(backend)
@@ -380,10 +348,8 @@ def examine(
         runs=runs,
         driver=driver,
         software=libraries,
-        environment={name: environment[name] for name in environment if _counts(name)},
+        environment={
+            name: value for name, value in environment.items() if name.startswith("NCCL_") or name in _READ_BY_CUDA
+        },
         configured=configured(root, environment) if can.nccl else (),
     )
-
-
-def _counts(name: str) -> bool:
-    return name.startswith("NCCL_") or name in READ_BY_CUDA

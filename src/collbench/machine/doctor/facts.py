@@ -11,66 +11,53 @@ from collbench.model.run import Device, NetworkPort, Path
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as NVML has it now.
-
-    `compute_mode`, `fabric_state` are NVML's numbers; `repair_pending` and `repair_failed` are about memory rows that a
-    reset, or nothing any more, will replace; `links_up` counts active NVLinks; `memory_used` is in bytes,
-    `temperature` in °C.
-    """
+    """One GPU as NVML has it now."""
 
     device: Device
-    compute_mode: int | None = None
+    compute_mode: int | None = None  # nvmlComputeMode_t
     persistence: bool | None = None
     mig: bool | None = None
     ecc_errors: int | None = None
-    repair_pending: bool | None = None
-    repair_failed: bool | None = None
-    fabric_state: int | None = None
-    links_up: int = 0
+    repair_pending: bool | None = None  # a reset will replace memory rows
+    repair_failed: bool | None = None  # memory rows that nothing can replace any more
+    fabric_state: int | None = None  # nvmlGpuFabricState_t
+    links_up: int = 0  # active NVLinks
     processes: int | None = None
-    memory_used: int | None = None
-    temperature: int | None = None
+    memory_used: int | None = None  # bytes
+    temperature: int | None = None  # °C
     throttle: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The NVIDIA driver through NVML. `error` says why it does not answer, `missing` that its library is not here.
-
-    `advice` says what to do about the error.
-    `on_the_bus` counts NVIDIA GPUs that PCI has.
-    """
+    """The NVIDIA driver through NVML."""
 
     version: str = ""
     cuda: str = ""
-    error: str = ""
+    error: str = ""  # why it does not answer
     gpus: tuple[Gpu, ...] = ()
     paths: tuple[Path, ...] = ()
     virtualization: str = ""
-    on_the_bus: int | None = None
-    nvidia_smi: str = ""
-    missing: bool = False
-    advice: str = ""
+    on_the_bus: int | None = None  # NVIDIA GPUs that PCI has
+    nvidia_smi: str = ""  # that program's path
+    missing: bool = False  # the driver's library is not here
+    advice: str = ""  # what to do about the error
 
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """Libraries: `nccl` is what collbench would time, `wheel` that next to torch, `wheel_version` what pip calls it.
+    """Libraries. Versions of CUDA are as people write them: "13.0"."""
 
-    `nccl_error` says why NCCL cannot be opened, `nccl_advice` what to do. Versions of CUDA are as people write them
-    ("13.0"); `torch_cuda` is "" for a build without CUDA.
-    """
-
-    nccl: str = ""
+    nccl: str = ""  # the version that collbench would time
     nccl_path: str = ""
-    nccl_error: str = ""
-    wheel: str = ""
-    wheel_version: str = ""
+    nccl_error: str = ""  # why NCCL cannot be opened
+    wheel: str = ""  # the NCCL library next to torch
+    wheel_version: str = ""  # as pip calls it
     libcuda: str = ""
     libcuda_error: str = ""
     torch: str = ""
-    torch_cuda: str = ""
-    nccl_advice: str = ""
+    torch_cuda: str = ""  # "" for a build without CUDA
+    nccl_advice: str = ""  # what to do about `nccl_error`
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +80,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The PCIe way up from one GPU: the kernel's word for its IOMMU group, and bridges that redirect peer traffic.
+    """The PCIe path up from one GPU: the kernel's word for its IOMMU group, and bridges that redirect peer traffic.
 
     `redirecting` are the PCI ids of bridges whose ACS control sends peer requests up to the CPU; `unreadable` counts
     bridges whose registers only root may read.
@@ -106,25 +93,21 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The operating system around the process. Limits: None if unknown, -1 where there is none.
-
-    `cpus` this process may run on, `cpu_quota` the CPUs' worth of time that its cgroups allow, `memory_nodes` the NUMA
-    nodes it may take memory from; `slots` by the GPUs' indices; `memory_available` in bytes.
-    """
+    """The operating system around the process. Limits: None if unknown, -1 where there is none."""
 
     name: str = ""
     system: str = ""
     shm: Space | None = None
     memlock: int | None = None
     open_files: int | None = None
-    cpus: tuple[int, ...] = ()
-    cpu_quota: float | None = None
-    memory_nodes: tuple[int, ...] = ()
-    memory_available: int = 0
+    cpus: tuple[int, ...] = ()  # that this process may run on
+    cpu_quota: float | None = None  # CPUs' worth of time that its cgroups allow
+    memory_nodes: tuple[int, ...] = ()  # NUMA nodes that it may take memory from
+    memory_available: int = 0  # bytes
     container: str = ""
     hypervisor: str = ""
     iommu: bool | None = None
-    slots: Mapping[int, Slot] = field(default_factory=dict)
+    slots: Mapping[int, Slot] = field(default_factory=dict)  # by the GPUs' indices
     network_cards: tuple[str, ...] = ()
     network_ports: tuple[NetworkPort, ...] = ()
     network_affinity: NetworkAffinity = field(default_factory=NetworkAffinity)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from typing import NamedTuple
 
 from collbench.machine import labels
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Software
@@ -16,10 +17,8 @@ from collbench.machine.network_ports import down, slower
 from collbench.machine.numa import format_cpus, parse_cpus
 from collbench.machine.visible_devices import NAME, ORDER, read
 from collbench.model.capabilities import capabilities
-from collbench.model.run import Device, NetworkPort, Path, PeerStatus
-from collbench.model.units import fixed, format_approximate_size
-
-# A finding of the doctor: ok, warn, fail or unknown, and the fix. Pure.
+from collbench.model.run import NetworkPort, Path, PeerStatus
+from collbench.model.units import abridged, amount, counted, fixed, format_approximate_size
 
 
 class Level(StrEnum):
@@ -57,25 +56,73 @@ class Finding:
     devices: tuple[int, ...] = ()
 
 
-def tags(gpus: Collection[Gpu], among: Collection[Gpu] = ()) -> str:
+# The exit status if any finding fails; warnings leave it at 0.
+FAILED = 1
+
+
+def judge(facts: Facts) -> tuple[Finding, ...]:
+    """Return all findings, in the order of the report."""
+    gpus = visible_gpus(facts)
+    if capabilities(facts.backend).nvml:
+        sections = [(Group.GPUS, _driver(facts))]
+        if facts.driver.gpus:
+            sections += [(Group.GPUS, _visibility(facts)), (Group.GPUS, _health(gpus)), (Group.LINKS, _links(facts))]
+        sections.append((Group.LIBRARIES, _libraries(facts)))
+    else:
+        sections = [(Group.LIBRARIES, _torch_for_cores(facts.software))]
+    sections += [(Group.HOST, _host(facts)), (Group.VARIABLES, _variables(facts))]
+    return tuple(Finding(group, *line) for group, lines in sections for line in lines)
+
+
+def status(findings: Sequence[Finding]) -> int:
+    """Return the exit status: 0 if nothing fails, else FAILED."""
+    return FAILED if any(finding.level is Level.FAIL for finding in findings) else 0
+
+
+def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves; all of them where it leaves none, for the list may be wrong."""
+    gpus = facts.driver.gpus
+    environment = facts.environment
+    left = read([gpu.device for gpu in gpus], environment.get(NAME), environment.get(ORDER)).devices
+    return tuple(gpu for gpu in gpus if gpu.device in left) or gpus
+
+
+class _Line(NamedTuple):
+    """A finding without its group: all lines of one function below are of the same group."""
+
+    name: str
+    level: Level
+    text: str
+    fix: str = ""
+    devices: tuple[int, ...] = ()
+
+
+_Lines = Iterator[_Line]
+
+
+def _line(level: Level, name: str, text: str, fix: str = "", gpus: Collection[Gpu] = ()) -> _Line:
+    return _Line(name, level, text, fix, tuple(gpu.device.index for gpu in gpus))
+
+
+_ok = partial(_line, Level.OK)
+_warn = partial(_line, Level.WARN)
+_fail = partial(_line, Level.FAIL)
+_unknown = partial(_line, Level.UNKNOWN)
+
+
+def _tags(gpus: Collection[Gpu], among: Collection[Gpu] = ()) -> str:
     """Return the GPUs' names as "GPU0, GPU2", or "all 8 GPUs" where these are all of many."""
     if len(gpus) == len(among) > 2:
         return f"all {len(gpus)} GPUs"
     return ", ".join(gpu.device.tag for gpu in gpus)
 
 
-def numbers(gpus: Collection[Gpu]) -> tuple[int, ...]:
-    """Return the GPUs' numbers, as nvidia-smi counts them."""
-    return tuple(gpu.device.index for gpu in gpus)
+def _nvidia_smi(gpus: Collection[Gpu], options: str) -> str:
+    """Return the command that changes these GPUs."""
+    return f"sudo nvidia-smi -i {','.join(str(gpu.device.index) for gpu in gpus)} {options}"
 
 
-def indices(gpus: Collection[Gpu]) -> str:
-    """Return the GPUs' numbers as `nvidia-smi -i` takes them: "0,2"."""
-    return ",".join(map(str, numbers(gpus)))
-
-
-# What the driver's facts mean: its version, which GPUs are in sight, their modes and health. Pure.
-
+# The driver, which GPUs are visible, their modes and their state.
 
 # Reads the shipped PTX, ISA 7.8 [CONTRIBUTING.md, "The PTX"].
 OLDEST_DRIVER = 520
@@ -93,211 +140,297 @@ _INSTALL = "install the NVIDIA driver"
 _WITHOUT = "or use no GPU: collbench doctor --backend host"
 
 
-def judge_driver(facts: Facts) -> list[Finding]:
+def _driver(facts: Facts) -> _Lines:
     """Judge the driver, its version, and how many GPUs it shows."""
     driver = facts.driver
     if driver.error:
         instead = f"{_GPUS_FOR_CONTAINERS.get(facts.host.container, _INSTALL)}; {_WITHOUT}"
-        return [
-            Finding(
-                Group.GPUS,
-                "driver",
-                Level.FAIL,
-                driver.error,
-                instead if driver.missing else driver.advice,
-            )
-        ]
-    return [_version(driver), *_tool(driver), _count(facts)]
+        yield _fail("driver", driver.error, instead if driver.missing else driver.advice)
+        return
+    yield _driver_version(driver)
+    if not driver.nvidia_smi:
+        text = "not on PATH: its labels cannot be compared with those of NVML; NVML reports everything else"
+        yield _ok("nvidia-smi", text)
+    yield _count(facts)
 
 
-def judge_visibility(facts: Facts) -> list[Finding]:
-    """Judge what CUDA_VISIBLE_DEVICES leaves; no finding where it is not set and there are GPUs enough."""
-    devices = [gpu.device for gpu in facts.driver.gpus]
-    setting = facts.environment.get(NAME)
-    seen = read(devices, setting, facts.environment.get(ORDER))
-    name, unset = NAME, f"unset {NAME}, or write indices or UUIDs of nvidia-smi -L"
-    left = ", ".join(device.tag for device in seen.devices) or "no GPU"
-    why = f": {seen.problem}" if seen.problem else ""
-    findings = []
-    if seen.problem and not seen.certain:
-        findings.append(Finding(Group.GPUS, name, Level.WARN, f"only CUDA knows which GPUs remain visible{why}", unset))
-    elif not seen.devices:
-        findings.append(Finding(Group.GPUS, name, Level.FAIL, f"hides every GPU{why}", unset))
-    elif seen.problem:
-        findings.append(Finding(Group.GPUS, name, Level.WARN, f"leaves {left}{why}", unset))
-    elif len(seen.devices) < 2:
-        text = f"leaves only {left}: no pair to measure" if setting is not None else "one GPU: no pair to measure"
-        findings.append(
-            Finding(Group.GPUS, name if setting is not None else "pairs", Level.WARN, text, "use two or more")
-        )
-    elif setting is not None:
-        findings.append(Finding(Group.GPUS, name, Level.OK, f"leaves {left}, {len(seen.devices)} of {len(devices)}"))
-    return [*findings, *_order(facts)]
-
-
-def judge_health(gpus: Sequence[Gpu]) -> list[Finding]:
-    """Judge the modes and the state of the visible GPUs, one line for each kind of problem."""
-    return [*_modes(gpus), *_gpu_memory(gpus), *_fabric(gpus), *_now(gpus)]
-
-
-def _version(driver: Driver) -> Finding:
+def _driver_version(driver: Driver) -> _Line:
     text = f"{driver.version}, CUDA {driver.cuda or 'unknown'}"
     branch = driver.version.partition(".")[0]
     if not branch.isdigit():
-        return Finding(Group.GPUS, "driver", Level.UNKNOWN, f"version '{driver.version}' cannot be read")
+        return _unknown("driver", f"version '{driver.version}' cannot be read")
     if int(branch) < OLDEST_DRIVER:
         fix = f"install driver r{OLDEST_DRIVER} or newer"
-        return Finding(Group.GPUS, "driver", Level.FAIL, f"{text}: older than r{OLDEST_DRIVER}", fix)
-    return Finding(Group.GPUS, "driver", Level.OK, text)
+        return _fail("driver", f"{text}: older than r{OLDEST_DRIVER}", fix)
+    return _ok("driver", text)
 
 
-def _tool(driver: Driver) -> list[Finding]:
-    if driver.nvidia_smi:
-        return []
-    text = "not on PATH: its labels cannot be compared with those of NVML; NVML reports everything else"
-    return [Finding(Group.GPUS, "nvidia-smi", Level.OK, text)]
-
-
-def _count(facts: Facts) -> Finding:
-    driver = facts.driver
-    kinds = Counter(gpu.device.name for gpu in driver.gpus)
-    text = ", ".join(f"{count} × {name}" for name, count in kinds.items()) or "none"
-    hidden = (driver.on_the_bus or 0) - len(driver.gpus)
-    if not driver.gpus:
+def _count(facts: Facts) -> _Line:
+    gpus = facts.driver.gpus
+    text = counted(gpu.device.name for gpu in gpus)
+    hidden = (facts.driver.on_the_bus or 0) - len(gpus)
+    if not gpus:
         fix = _GPUS_FOR_CONTAINERS.get(facts.host.container, "check nvidia-smi -L and the permissions of /dev/nvidia*")
-        return Finding(Group.GPUS, "GPUs", Level.FAIL, "the driver shows no GPU to this process", fix)
+        return _fail("GPUs", "the driver shows no GPU to this process", fix)
     if hidden <= 0:
-        return Finding(Group.GPUS, "GPUs", Level.OK, text)
+        return _ok("GPUs", text)
     if facts.host.container:
-        return Finding(Group.GPUS, "GPUs", Level.OK, f"{text}; {hidden} more on PCI, not given to this container")
+        return _ok("GPUs", f"{text}; {hidden} more on PCI, not given to this container")
     fix = "check dmesg | grep -i xid for a GPU that fell off the bus, and /dev/nvidia* for one without access"
-    return Finding(Group.GPUS, "GPUs", Level.WARN, f"{text}; {hidden} more on PCI that the driver does not show", fix)
+    return _warn("GPUs", f"{text}; {hidden} more on PCI that the driver does not show", fix)
 
 
-def _order(facts: Facts) -> list[Finding]:
-    """Warn where indices mean other GPUs to CUDA than to nvidia-smi: it puts the fastest first unless asked."""
-    setting = facts.environment.get(NAME, "")
-    by_bus = facts.environment.get(ORDER) == "PCI_BUS_ID"
-    names = {gpu.device.name for gpu in facts.driver.gpus}
-    if by_bus or len(names) < 2 or not any(index.strip().isdigit() for index in setting.split(",")):
-        return []
-    text = "unset, and the GPUs differ: CUDA's indices may differ from those of nvidia-smi"
-    return [Finding(Group.GPUS, ORDER, Level.WARN, text, f"export {ORDER}=PCI_BUS_ID")]
+def _visibility(facts: Facts) -> _Lines:
+    """Judge what CUDA_VISIBLE_DEVICES leaves; no line where it is not set and there are GPUs enough."""
+    devices = [gpu.device for gpu in facts.driver.gpus]
+    setting, order = facts.environment.get(NAME), facts.environment.get(ORDER)
+    seen = read(devices, setting, order)
+    unset = f"unset {NAME}, or write indices or UUIDs of nvidia-smi -L"
+    left = ", ".join(device.tag for device in seen.devices) or "no GPU"
+    why = f": {seen.problem}" if seen.problem else ""
+    if seen.problem and not seen.certain:
+        yield _warn(NAME, f"only CUDA knows which GPUs remain visible{why}", unset)
+    elif not seen.devices:
+        yield _fail(NAME, f"hides every GPU{why}", unset)
+    elif seen.problem:
+        yield _warn(NAME, f"leaves {left}{why}", unset)
+    elif len(seen.devices) < 2 and setting is None:
+        yield _warn("pairs", "one GPU: no pair to measure", "use two or more")
+    elif len(seen.devices) < 2:
+        yield _warn(NAME, f"leaves only {left}: no pair to measure", "use two or more")
+    elif setting is not None:
+        yield _ok(NAME, f"leaves {left}, {len(seen.devices)} of {len(devices)}")
+    # CUDA puts the fastest GPU first unless asked.
+    by_index = any(index.strip().isdigit() for index in (setting or "").split(","))
+    if by_index and order != "PCI_BUS_ID" and len({device.name for device in devices}) > 1:
+        text = "unset, and the GPUs differ: CUDA's indices may differ from those of nvidia-smi"
+        yield _warn(ORDER, text, f"export {ORDER}=PCI_BUS_ID")
 
 
-def _modes(gpus: Sequence[Gpu]) -> Iterable[Finding]:
-    yield _all_or(gpus, "MIG", lambda gpu: gpu.mig, "off", _mig)
-    yield _all_or(
-        gpus,
-        "compute mode",
-        lambda gpu: None if gpu.compute_mode is None else gpu.compute_mode != 0,
-        "default",
-        _compute_mode,
-    )
-    yield _all_or(
-        gpus, "persistence", lambda gpu: None if gpu.persistence is None else not gpu.persistence, "on", _cold
-    )
-
-
-def _gpu_memory(gpus: Sequence[Gpu]) -> Iterable[Finding]:
-    failed = [gpu for gpu in gpus if gpu.repair_failed]
-    pending = [gpu for gpu in gpus if gpu.repair_pending]
-    wrong = [gpu for gpu in gpus if gpu.ecc_errors]
-    if failed:
-        text = f"{tags(failed, gpus)} could not remap a bad memory row"
-        yield Finding(Group.GPUS, "memory", Level.FAIL, text, "do not use this GPU; have it replaced", numbers(failed))
-    elif pending:
-        text = f"{tags(pending, gpus)} will remap a bad memory row at the next reset"
-        fix = f"sudo nvidia-smi -i {indices(pending)} --gpu-reset when nothing runs there, or reboot"
-        yield Finding(Group.GPUS, "memory", Level.WARN, text, fix, numbers(pending))
-    elif wrong:
-        each = ", ".join(f"{gpu.ecc_errors} on {gpu.device.tag}" for gpu in wrong)
-        fix = f"sudo nvidia-smi -i {indices(wrong)} --gpu-reset when nothing runs there; replace the GPU if they return"
-        text = f"uncorrected ECC errors since the driver started: {each}"
-        yield Finding(Group.GPUS, "memory", Level.WARN, text, fix, numbers(wrong))
-    elif any(gpu.ecc_errors is None for gpu in gpus):
-        yield Finding(
-            Group.GPUS, "memory", Level.UNKNOWN, "errors are not counted: ECC is off, or NVML does not report them"
-        )
-    else:
-        yield Finding(Group.GPUS, "memory", Level.OK, "no uncorrected ECC errors, no row remapping pending")
-
-
-def _fabric(gpus: Sequence[Gpu]) -> Iterable[Finding]:
+def _health(gpus: Sequence[Gpu]) -> _Lines:
+    """Judge the modes and the state of the visible GPUs, one line for each kind of problem."""
+    for mode in _MODES:
+        yield _mode(mode, gpus)
+    yield _gpu_memory(gpus)
     waiting = [gpu for gpu in gpus if gpu.fabric_state in _FABRIC_STATES]
     if waiting:
         state = _FABRIC_STATES[waiting[0].fabric_state or 1]
-        text = f"NVSwitch fabric {state} on {tags(waiting, gpus)}: CUDA cannot start (error 802)"
+        text = f"NVSwitch fabric {state} on {_tags(waiting, gpus)}: CUDA cannot start (error 802)"
         fix = "sudo systemctl start nvidia-fabricmanager (same version as the driver)"
-        yield Finding(Group.GPUS, "fabric", Level.FAIL, text, fix, numbers(waiting))
+        yield _fail("fabric", text, fix, waiting)
     elif any(gpu.fabric_state for gpu in gpus):
-        yield Finding(Group.GPUS, "fabric", Level.OK, "NVSwitch fabric ready")
-
-
-def _now(gpus: Sequence[Gpu]) -> Iterable[Finding]:
+        yield _ok("fabric", "NVSwitch fabric ready")
     held = [gpu for gpu in gpus if any(holds_back(reason) for reason in gpu.throttle)]
-    hot = [gpu for gpu in gpus if (gpu.temperature or 0) > HOT_C]
-    busy = [gpu for gpu in gpus if gpu.processes]
     if held:
         each = ", ".join(f"{gpu.device.tag}: {', '.join(gpu.throttle)}" for gpu in held)
-        fix = "check nvidia-smi -q -d PERFORMANCE and the cooling"
-        yield Finding(Group.GPUS, "clocks", Level.WARN, f"throttled: {each}", fix, numbers(held))
+        yield _warn("clocks", f"throttled: {each}", "check nvidia-smi -q -d PERFORMANCE and the cooling", held)
+    hot = [gpu for gpu in gpus if (gpu.temperature or 0) > HOT_C]
     if hot:
         each = ", ".join(f"{gpu.device.tag} {gpu.temperature} °C" for gpu in hot)
-        fix = "check the fans and the air flow"
-        yield Finding(Group.GPUS, "temperature", Level.WARN, f"over {HOT_C} °C: {each}", fix, numbers(hot))
+        yield _warn("temperature", f"over {HOT_C} °C: {each}", "check the fans and the air flow", hot)
+    busy = [gpu for gpu in gpus if gpu.processes]
     if busy:
         each = ", ".join(
             f"{gpu.device.tag} ({gpu.processes}, {format_approximate_size(gpu.memory_used or 0)})" for gpu in busy
         )
         text = f"processes on {each}: they disturb measurements"
-        fix = "nvidia-smi lists them; wait, or use other GPUs"
-        yield Finding(Group.GPUS, "in use", Level.WARN, text, fix, numbers(busy))
+        yield _warn("in use", text, "nvidia-smi lists them; wait, or use other GPUs", busy)
     elif all(gpu.processes is not None for gpu in gpus):
-        yield Finding(Group.GPUS, "in use", Level.OK, "no compute process on any of them")
+        yield _ok("in use", "no compute process on any of them")
 
 
-def _all_or(
-    gpus: Sequence[Gpu],
-    name: str,
-    bad: Callable[[Gpu], bool | None],
-    good: str,
-    problem: Callable[[Collection[Gpu], Sequence[Gpu]], Finding],
-) -> Finding:
-    """Return `text` of the GPUs for which `bad` holds, else that all is good, or that NVML does not report it."""
-    answers = [bad(gpu) for gpu in gpus]
-    if any(answers):
-        return problem([gpu for gpu, answer in zip(gpus, answers, strict=True) if answer], gpus)
-    if name == "MIG" and all(answer is None for answer in answers):
-        return Finding(Group.GPUS, name, Level.OK, "not supported by these GPUs")
-    if any(answer is None for answer in answers):
-        return Finding(Group.GPUS, name, Level.UNKNOWN, "NVML does not report it")
-    return Finding(Group.GPUS, name, Level.OK, good)
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    """A mode of GPUs. `problem` judges those on which it `is_bad`; `good` is said of it where there is none."""
+
+    name: str
+    is_bad: Callable[[Gpu], bool | None]
+    good: str
+    problem: Callable[[Collection[Gpu], Sequence[Gpu]], _Line]
+    everywhere: bool = True  # False: GPUs that do not report it do not have it
 
 
-def _mig(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
-    text = f"on for {tags(bad, gpus)}: CUDA shows parts of a GPU, and NCCL has no peer access between them"
-    return Finding(Group.GPUS, "MIG", Level.FAIL, text, f"sudo nvidia-smi -i {indices(bad)} -mig 0", numbers(bad))
+def _mode(mode: _Mode, gpus: Sequence[Gpu]) -> _Line:
+    bad = [gpu for gpu in gpus if mode.is_bad(gpu)]
+    unreported = [gpu for gpu in gpus if mode.is_bad(gpu) is None]
+    if bad:
+        return mode.problem(bad, gpus)
+    if len(unreported) == len(gpus) and not mode.everywhere:
+        return _ok(mode.name, "not supported by these GPUs")
+    return _unknown(mode.name, "NVML does not report it") if unreported else _ok(mode.name, mode.good)
 
 
-def _compute_mode(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
-    fix = f"sudo nvidia-smi -i {indices(bad)} -c DEFAULT"
+def _mig(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> _Line:
+    text = f"on for {_tags(bad, gpus)}: CUDA shows parts of a GPU, and NCCL has no peer access between them"
+    return _fail("MIG", text, _nvidia_smi(bad, "-mig 0"), bad)
+
+
+def _compute_mode(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> _Line:
+    fix = _nvidia_smi(bad, "-c DEFAULT")
     prohibited = [gpu for gpu in bad if gpu.compute_mode == _PROHIBITED]
     if prohibited:
-        text = f"prohibited on {tags(prohibited, gpus)}: CUDA cannot start there"
-        return Finding(Group.GPUS, "compute mode", Level.FAIL, text, fix, numbers(prohibited))
-    text = f"exclusive on {tags(bad, gpus)}: a second process is refused, and each rank of torch may open all GPUs"
-    return Finding(Group.GPUS, "compute mode", Level.WARN, text, fix, numbers(bad))
+        return _fail(
+            "compute mode", f"prohibited on {_tags(prohibited, gpus)}: CUDA cannot start there", fix, prohibited
+        )
+    text = f"exclusive on {_tags(bad, gpus)}: a second process is refused, and each rank of torch may open all GPUs"
+    return _warn("compute mode", text, fix, bad)
 
 
-def _cold(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> Finding:
-    text = f"off on {tags(bad, gpus)}: the first process waits some seconds per GPU for the driver"
-    fix = f"sudo nvidia-smi -i {indices(bad)} -pm 1"
-    return Finding(Group.GPUS, "persistence", Level.WARN, text, fix, numbers(bad))
+def _no_persistence(bad: Collection[Gpu], gpus: Sequence[Gpu]) -> _Line:
+    text = f"off on {_tags(bad, gpus)}: the first process waits some seconds per GPU for the driver"
+    return _warn("persistence", text, _nvidia_smi(bad, "-pm 1"), bad)
 
 
-# What the operating system's limits mean for processes that share memory, pin it and spin on cores. Pure.
+_MODES = (
+    _Mode("MIG", lambda gpu: gpu.mig, "off", _mig, everywhere=False),
+    _Mode(
+        "compute mode",
+        lambda gpu: None if gpu.compute_mode is None else gpu.compute_mode != 0,
+        "default",
+        _compute_mode,
+    ),
+    _Mode("persistence", lambda gpu: None if gpu.persistence is None else not gpu.persistence, "on", _no_persistence),
+)
 
+
+def _gpu_memory(gpus: Sequence[Gpu]) -> _Line:
+    failed = [gpu for gpu in gpus if gpu.repair_failed]
+    if failed:
+        text = f"{_tags(failed, gpus)} could not remap a bad memory row"
+        return _fail("memory", text, "do not use this GPU; have it replaced", failed)
+    pending = [gpu for gpu in gpus if gpu.repair_pending]
+    if pending:
+        text = f"{_tags(pending, gpus)} will remap a bad memory row at the next reset"
+        return _warn("memory", text, _nvidia_smi(pending, "--gpu-reset when nothing runs there, or reboot"), pending)
+    wrong = [gpu for gpu in gpus if gpu.ecc_errors]
+    if wrong:
+        each = ", ".join(f"{gpu.ecc_errors} on {gpu.device.tag}" for gpu in wrong)
+        text = f"uncorrected ECC errors since the driver started: {each}"
+        options = "--gpu-reset when nothing runs there; replace the GPU if they return"
+        return _warn("memory", text, _nvidia_smi(wrong, options), wrong)
+    if any(gpu.ecc_errors is None for gpu in gpus):
+        return _unknown("memory", "errors are not counted: ECC is off, or NVML does not report them")
+    return _ok("memory", "no uncorrected ECC errors, no row remapping pending")
+
+
+# The paths between GPUs, as NVML reports them.
+
+
+def _links(facts: Facts) -> _Lines:
+    """Judge peer access and NVLinks between the visible GPUs."""
+    gpus, visible = facts.driver.gpus, visible_gpus(facts)
+    paths = [path for path in facts.driver.paths if all(gpus[position] in visible for position in path.devices)]
+    if not paths:
+        return
+    text = counted(sorted((path.label for path in paths), key=labels.rank_key))
+    yield _ok("labels", f"{amount(len(paths), 'pair')}: {text}")
+    yield _peers(paths, gpus)
+    most: dict[str, int] = {}  # NVLinks that are up, by product; cards without a bridge have none, and all alike
+    for gpu in visible:
+        most[gpu.device.name] = max(most.get(gpu.device.name, 0), gpu.links_up)
+    fewer = [gpu for gpu in visible if gpu.links_up < most[gpu.device.name]]
+    if fewer:
+        each = ", ".join(f"{gpu.device.tag} {gpu.links_up} of {most[gpu.device.name]}" for gpu in fewer)
+        fix = "nvidia-smi nvlink --status; reset the GPUs, or have the machine inspected"
+        yield _warn("NVLinks", f"some are down: {each}", fix, fewer)
+    elif any(most.values()):
+        yield _ok("NVLinks", ", ".join(f"{count} up on each {name}" for name, count in most.items() if count))
+
+
+def _peers(paths: Sequence[Path], gpus: Sequence[Gpu]) -> _Line:
+    refused = [path for path in paths if path.peers_denied]
+    if refused and (first := refused[0].peer_access):
+        pairs = abridged(["-".join(gpus[end].device.tag for end in path.devices) for path in refused], 4)
+        same = len(first.statuses) == 1
+        explanation = labels.PEER_STATES[first.statuses[0]] if same else "the directions differ"
+        text = f"refused ({first}: {explanation}) for {pairs}: data goes through host memory"
+        fix = "nvidia-smi topo -p2p r; needs NVLink, or GPUs, driver and chipset that allow it"
+        return _warn("peer access", text, fix, [gpus[end] for end in sorted({e for p in refused for e in p.devices})])
+    answers = [path.peer_access for path in paths]
+    if any(answer is None or PeerStatus.UNKNOWN in answer.statuses for answer in answers):
+        return _unknown("peer access", "NVML does not report it; collbench pairs measures it")
+    return _ok("peer access", "OK for every pair")
+
+
+# The libraries: NCCL, the driver's CUDA library, torch.
+
+_UTILITY_ONLY = (
+    "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility when it is started; else install the driver's libraries"
+)
+_TORCH = "pip install torch for your CUDA: pytorch.org has the command"
+
+
+def _libraries(facts: Facts) -> _Lines:
+    """Judge the libraries that a run on GPUs opens, and whether they fit each other and the driver."""
+    software = facts.software
+    if not software.libcuda_error:
+        compatible = facts.driver.cuda and facts.driver.cuda != software.libcuda
+        more = f", by a compatibility library: the driver's own is {facts.driver.cuda}" if compatible else ""
+        yield _ok("libcuda", f"CUDA {software.libcuda}{more}")
+    elif facts.driver.gpus:  # without a driver its line has said so
+        yield _fail("libcuda", f"libcuda.so.1 cannot be opened: {software.libcuda_error}", _UTILITY_ONLY)
+    if software.nccl_error:
+        fix = software.nccl_advice or "install torch with CUDA or libnccl2, or name a file with --nccl PATH"
+        yield _fail("NCCL", software.nccl_error, fix)
+    else:
+        yield _ok("NCCL", f"{software.nccl}, {software.nccl_path}")
+    yield from _torchs_nccl(software)
+    preloaded = facts.environment.get("LD_PRELOAD", "")
+    if "nccl" in preloaded.lower():
+        text = f"LD_PRELOAD={preloaded}: every process loads this NCCL first"
+        yield _warn("LD_PRELOAD", text, "unset LD_PRELOAD unless it is intended")
+    yield _torch(facts)
+
+
+def _torchs_nccl(software: Software) -> _Lines:
+    """Judge whether the NCCL that is timed is the one that torch will load: that of the wheel next to it, if any."""
+    name = "torch's NCCL"
+    if not software.wheel:
+        if software.torch_cuda:
+            text = "no nvidia-nccl wheel next to torch: torch has NCCL built in, or loads the system's"
+            fix = "compare the version with python -c 'import torch; print(torch.cuda.nccl.version())'"
+            yield _unknown(name, text, fix)
+        return
+    version = software.wheel_version or "of unknown version"
+    if software.nccl_error or software.wheel == software.nccl_path:
+        yield _ok(name, f"{version}: what collbench times")
+    elif software.wheel_version == software.nccl:
+        yield _ok(name, f"{version} at {software.wheel}: the same version")
+    else:
+        text = f"{version} at {software.wheel}: training loads this one, but collbench times {software.nccl}"
+        yield _warn(name, text, "unset COLLBENCH_NCCL and leave out --nccl to time torch's")
+
+
+def _torch(facts: Facts) -> _Line:
+    software = facts.software
+    if not software.torch:
+        return _warn("torch", "not installed: collbench train needs it", _TORCH)
+    if not software.torch_cuda:
+        text = f"{software.torch} has no CUDA: collbench can measure, but training would run on CPU cores"
+        return _warn("torch", text, _TORCH)
+    text = f"{software.torch}, built for CUDA {software.torch_cuda}"
+    ours, theirs = _major(software.libcuda or facts.driver.cuda), _major(software.torch_cuda)
+    if ours is not None and theirs is not None and ours < theirs:
+        # Within one major version any driver will do [CUDA compatibility guide, "minor version compatibility"].
+        fix = f"install a driver for CUDA {theirs}, or torch built for CUDA {ours}"
+        return _fail("torch", f"{text}; the driver has {ours}", fix)
+    return _ok("torch", text)
+
+
+def _major(version: str) -> int | None:
+    number = version.partition(".")[0]
+    return int(number) if number.isdigit() else None
+
+
+def _torch_for_cores(software: Software) -> _Lines:
+    """Judge what the host backend needs: torch, for gloo."""
+    if software.torch:
+        yield _ok("torch", f"{software.torch}: includes gloo for collectives between cores")
+    else:
+        yield _fail("torch", "not installed: it includes gloo's collectives", _TORCH)
+
+
+# The operating system's limits on processes that share memory, pin it and spin on cores; network cards.
 
 _MIB = 2**20
 # What NVIDIA starts containers with [NCCL user guide, troubleshooting, "Shared memory"]; docker's default is 64 MiB.
@@ -315,453 +448,248 @@ _LITTLE_MEMORY = 4096 * _MIB
 _TRANSLATED = ("DMA", "DMA-FQ")  # an IOMMU group's type in the kernel's words; "identity" passes addresses through
 
 
-def judge_host(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
-    """Judge the host around the process; `gpus` are those in sight, none on the host backend."""
-    host = facts.host
-    findings = [_system(facts), _shm(facts, len(gpus)), *_limits(host), *_cores(facts, gpus), *_memory(facts)]
-    if gpus:
-        findings += [*_near(host, gpus), *_peer_traffic(facts, gpus), *_network(host), *_ports(host.network_ports)]
-        findings += _affinity(host.network_affinity)
-    return [*findings, _runs(facts.runs)]
-
-
-def _system(facts: Facts) -> Finding:
-    host = facts.host
-    gpu_virtualization = facts.driver.virtualization
-    virtual = host.hypervisor or gpu_virtualization not in ("", "none")
+def _host(facts: Facts) -> _Lines:
+    """Judge the host around the process."""
+    host, gpus = facts.host, visible_gpus(facts)
+    gpu_virtualization = "" if facts.driver.virtualization == "none" else facts.driver.virtualization
     maker = f" ({host.hypervisor})" if host.hypervisor else ""
-    parts = [host.system, f"{host.container} container" if host.container else ""]
-    parts.append(f"virtual machine{maker}" if virtual else "")
-    parts.append(f"GPU {gpu_virtualization}" if gpu_virtualization not in ("", "none") else "")
-    return Finding(Group.HOST, "system", Level.OK, ", ".join(filter(None, parts)))
+    parts = (
+        host.system,
+        f"{host.container} container" if host.container else "",
+        f"virtual machine{maker}" if host.hypervisor or gpu_virtualization else "",
+        f"GPU {gpu_virtualization}" if gpu_virtualization else "",
+    )
+    yield _ok("system", ", ".join(filter(None, parts)))
+    yield _shared_memory(facts, len(gpus))
+    yield _locked_memory(host)
+    yield _open_files(host)
+    yield from _cpus(facts, len(gpus))
+    if capabilities(facts.backend).cores:
+        yield _memory(host.memory_available)
+    if gpus:
+        yield _numa(host, gpus)
+        yield from _peer_traffic(facts, gpus)
+        yield from _gpu_direct(host)
+        yield from _ports(host.network_ports)
+        yield from _affinity(host.network_affinity)
+    yield _saved_runs(facts.runs)
 
 
-def _shm(facts: Facts, gpus: int) -> Finding:
+def _shared_memory(facts: Facts, gpus: int) -> _Line:
     name, shm = "shared memory", facts.host.shm
-    fix = "docker run --shm-size=1g (or --ipc=host); elsewhere: sudo mount -o remount,size=8G /dev/shm"
     if shm is None:
         text = "no /dev/shm that can be read: processes on one host share memory through it"
-        return Finding(Group.HOST, name, Level.FAIL, text, "mount a tmpfs on /dev/shm")
+        return _fail(name, text, "mount a tmpfs on /dev/shm")
     text = f"{format_approximate_size(shm.free)} free of {format_approximate_size(shm.total)} in /dev/shm"
+    fix = "docker run --shm-size=1g (or --ipc=host); elsewhere: sudo mount -o remount,size=8G /dev/shm"
     if shm.free < _LEAST_SHM_A_GPU * max(gpus, 1):
-        return Finding(Group.HOST, name, Level.FAIL, f"{text}: NCCL and torch's data loaders cannot start", fix)
+        return _fail(name, f"{text}: NCCL and torch's data loaders cannot start", fix)
     if shm.free < _ENOUGH_SHM:
-        since = _by_cuda(facts)
-        why = "torch's data loaders may need more; with this driver NCCL does not" if since else "NCCL may need 1 GiB"
-        return Finding(Group.HOST, name, Level.WARN, f"{text}: {why}", fix)
-    return Finding(Group.HOST, name, Level.OK, text)
+        cuda = tuple(int(part) for part in facts.driver.cuda.split(".") if part.isdigit())
+        through_cuda = cuda >= _CUMEM_CUDA and facts.environment.get("NCCL_CUMEM_HOST_ENABLE") != "0"
+        little = "torch's data loaders may need more; with this driver NCCL does not"
+        return _warn(name, f"{text}: {little if through_cuda else 'NCCL may need 1 GiB'}", fix)
+    return _ok(name, text)
 
 
-def _by_cuda(facts: Facts) -> bool:
-    """Return whether NCCL shares host memory through CUDA rather than through /dev/shm."""
-    version = tuple(int(part) for part in facts.driver.cuda.split(".") if part.isdigit())
-    return version >= _CUMEM_CUDA and facts.environment.get("NCCL_CUMEM_HOST_ENABLE") != "0"
-
-
-def _limits(host: Host) -> Iterable[Finding]:
-    name, cards = "locked memory", ", ".join(host.network_cards)
+def _locked_memory(host: Host) -> _Line:
+    name = "locked memory"
     if host.memlock is None:
-        yield Finding(Group.HOST, name, Level.UNKNOWN, "the limit cannot be read")
-    elif host.memlock < 0 or not cards:
-        text = "unlimited" if host.memlock < 0 else format_approximate_size(host.memlock)
-        more = "" if host.memlock < 0 else "; it matters only for InfiniBand and RoCE, and there is no such card"
-        yield Finding(Group.HOST, name, Level.OK, f"{text}{more}")
-    else:
-        text = f"{format_approximate_size(host.memlock)}: {cards} cannot register NCCL's buffers"
-        fix = "docker run --ulimit memlock=-1; elsewhere: memlock unlimited in /etc/security/limits.conf"
-        yield Finding(Group.HOST, name, Level.WARN, text, fix)
+        return _unknown(name, "the limit cannot be read")
+    if host.memlock < 0:
+        return _ok(name, "unlimited")
+    limit = format_approximate_size(host.memlock)
+    if not host.network_cards:
+        return _ok(name, f"{limit}; it matters only for InfiniBand and RoCE, and there is no such card")
+    text = f"{limit}: {', '.join(host.network_cards)} cannot register NCCL's buffers"
+    fix = "docker run --ulimit memlock=-1; elsewhere: memlock unlimited in /etc/security/limits.conf"
+    return _warn(name, text, fix)
+
+
+def _open_files(host: Host) -> _Line:
+    name = "open files"
     if host.open_files is None:
-        yield Finding(Group.HOST, "open files", Level.UNKNOWN, "the limit cannot be read")
-    elif 0 <= host.open_files < _FEW_FILES:
+        return _unknown(name, "the limit cannot be read")
+    if 0 <= host.open_files < _FEW_FILES:
         text = f"{host.open_files} a process: sockets, shared memory and data files may need more"
-        yield Finding(Group.HOST, "open files", Level.WARN, text, f"ulimit -n {_FEW_FILES * 64}")
-    else:
-        text = "unlimited" if host.open_files < 0 else f"{host.open_files} a process"
-        yield Finding(Group.HOST, "open files", Level.OK, text)
+        return _warn(name, text, f"ulimit -n {_FEW_FILES * 64}")
+    return _ok(name, "unlimited" if host.open_files < 0 else f"{host.open_files} a process")
 
 
-def _cores(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
-    host = facts.host
-    count = len(host.cpus)
-    text = f"{count} available: {format_cpus(host.cpus)}"
+def _cpus(facts: Facts, gpus: int) -> _Lines:
+    """Judge how many CPUs this process may use, and how much of their time."""
+    host, on_cores = facts.host, capabilities(facts.backend).cores
+    text = f"{len(host.cpus)} available: {format_cpus(host.cpus)}"
     fix = "widen the cgroup's cpuset, taskset's mask, or the CPUs that the job asks for (srun --cpus-per-task)"
-    needed = 2 if capabilities(facts.backend).cores else len(gpus)
-    if count < needed and capabilities(facts.backend).cores:
-        yield Finding(Group.HOST, "CPUs", Level.FAIL, f"{text}; the host backend needs two", fix)
-    elif count < needed:
-        yield Finding(
-            Group.HOST, "CPUs", Level.WARN, f"{text}, for {needed} GPUs: ranks wait for each other's cores", fix
-        )
+    needed = 2 if on_cores else gpus
+    if len(host.cpus) >= needed:
+        yield _ok("CPUs", text)
+    elif on_cores:
+        yield _fail("CPUs", f"{text}; the host backend needs two", fix)
     else:
-        yield Finding(Group.HOST, "CPUs", Level.OK, text)
+        yield _warn("CPUs", f"{text}, for {needed} GPUs: ranks wait for each other's cores", fix)
     if host.cpu_quota is not None:
-        level = Level.WARN if host.cpu_quota < max(needed, 1) else Level.OK
         text = f"a cgroup limits CPU time to {fixed(host.cpu_quota)} CPUs: a rank that polls is paused at times"
-        quota_fix = "docker run without --cpus; Kubernetes: raise or drop the CPU limit" if level is Level.WARN else ""
-        yield Finding(Group.HOST, "CPU quota", level, text, quota_fix)
+        if host.cpu_quota < max(needed, 1):
+            yield _warn("CPU quota", text, "docker run without --cpus; Kubernetes: raise or drop the CPU limit")
+        else:
+            yield _ok("CPU quota", text)
 
 
-def _memory(facts: Facts) -> Iterable[Finding]:
-    if not capabilities(facts.backend).cores:
-        return
-    available = facts.host.memory_available
-    text = f"{format_approximate_size(available)} available" if available else "available memory is unknown"
-    if 0 < available < _LITTLE_MEMORY:
-        yield Finding(Group.HOST, "memory", Level.WARN, f"{text}: large messages may not fit", "--sizes 8:16M")
-    else:
-        yield Finding(Group.HOST, "memory", Level.OK if available else Level.UNKNOWN, text)
+def _memory(available_bytes: int) -> _Line:
+    if not available_bytes:
+        return _unknown("memory", "available memory is unknown")
+    text = f"{format_approximate_size(available_bytes)} available"
+    if available_bytes < _LITTLE_MEMORY:
+        return _warn("memory", f"{text}: large messages may not fit", "--sizes 8:16M")
+    return _ok("memory", text)
 
 
-def _near(host: Host, gpus: Sequence[Gpu]) -> Iterable[Finding]:
+def _numa(host: Host, gpus: Sequence[Gpu]) -> _Line:
     """Judge whether this process may use the CPUs and the memory near its GPUs."""
     with_affinity = [gpu for gpu in gpus if gpu.device.cpu_affinity]
     far = [gpu for gpu in with_affinity if not set(parse_cpus(gpu.device.cpu_affinity)) & set(host.cpus)]
-    nodes = [gpu for gpu in gpus if gpu.device.numa_node is not None]
-    without = [gpu for gpu in nodes if host.memory_nodes and gpu.device.numa_node not in host.memory_nodes]
     if far:
         each = ", ".join(f"{gpu.device.tag} ({gpu.device.cpu_affinity})" for gpu in far)
         fix = "widen the cgroup's cpuset or taskset's mask to these CPUs; Slurm: --gpu-bind=closest"
-        yield Finding(Group.HOST, "NUMA", Level.WARN, f"no available CPU is near {each}", fix, numbers(far))
-    elif without:
-        text = f"no memory is available on the NUMA node of {tags(without, gpus)}"
-        yield Finding(Group.HOST, "NUMA", Level.WARN, text, "widen the cgroup's cpuset.mems", numbers(without))
-    elif with_affinity:
-        text = "CPUs near every GPU are available"
-        yield Finding(Group.HOST, "NUMA", Level.OK, text)
-    else:
-        yield Finding(Group.HOST, "NUMA", Level.UNKNOWN, "neither driver nor kernel says which CPUs are near the GPUs")
+        return _warn("NUMA", f"no available CPU is near {each}", fix, far)
+    usable = (None, *host.memory_nodes)
+    without = [gpu for gpu in gpus if host.memory_nodes and gpu.device.numa_node not in usable]
+    if without:
+        text = f"no memory is available on the NUMA node of {_tags(without, gpus)}"
+        return _warn("NUMA", text, "widen the cgroup's cpuset.mems", without)
+    if with_affinity:
+        return _ok("NUMA", "CPUs near every GPU are available")
+    return _unknown("NUMA", "neither driver nor kernel says which CPUs are near the GPUs")
 
 
-def _peer_traffic(facts: Facts, gpus: Sequence[Gpu]) -> Iterable[Finding]:
+def _peer_traffic(facts: Facts, gpus: Sequence[Gpu]) -> _Lines:
     """Judge what may turn peer copies over PCIe: translation by the IOMMU, and bridges that redirect (ACS)."""
-    slots = {gpu.device.index: facts.host.slots.get(gpu.device.index) for gpu in gpus}
-    known_slots = {index: slot for index, slot in slots.items() if slot is not None}
-    over_pcie = any(labels.is_pcie(path.label) for path in facts.driver.paths)
-    level = Level.WARN if over_pcie or facts.host.network_cards else Level.OK
-    whom = "" if level is Level.WARN else "; no pair uses PCIe, and there is no network card that could"
-    translated = [gpu for gpu in gpus if (slot := known_slots.get(gpu.device.index)) and slot.iommu_type in _TRANSLATED]
+    slots = {
+        gpu.device.index: facts.host.slots[gpu.device.index] for gpu in gpus if gpu.device.index in facts.host.slots
+    }
+    matters = facts.host.network_cards or any(labels.is_pcie(path.label) for path in facts.driver.paths)
+    level = Level.WARN if matters else Level.OK
+    whom = "" if matters else "; no pair uses PCIe, and there is no network card that could"
+    translated = [
+        gpu for gpu in gpus if gpu.device.index in slots and slots[gpu.device.index].iommu_type in _TRANSLATED
+    ]
     if translated:
-        text = f"translates addresses of {tags(translated, gpus)}: peer copies over PCIe may go through the CPU{whom}"
-        fix = "boot with iommu=pt, or turn VT-d or AMD-Vi off in the firmware" if level is Level.WARN else ""
-        yield Finding(Group.HOST, "IOMMU", level, text, fix, numbers(translated))
+        text = f"translates addresses of {_tags(translated, gpus)}: peer copies over PCIe may go through the CPU{whom}"
+        fix = "boot with iommu=pt, or turn VT-d or AMD-Vi off in the firmware"
+        yield _line(level, "IOMMU", text, fix if matters else "", translated)
     else:
         texts = {None: "not seen", False: "off", True: "on, and passes the GPUs' addresses through"}
-        yield Finding(Group.HOST, "IOMMU", Level.OK, texts[facts.host.iommu])
-    turning = sorted({bridge for slot in known_slots.values() for bridge in slot.redirecting})
-    if turning:
-        text = f"bridges send peer traffic up to the CPU: {', '.join(turning)}{whom}"
-        fix = f"sudo setpci -s {turning[0]} ECAP_ACS+0x6.w=0000, for each, on bare metal; or off in the firmware"
-        yield Finding(Group.HOST, "ACS", level, text, fix if level is Level.WARN else "")
-    elif any(slot.unreadable for slot in known_slots.values()):
-        yield Finding(Group.HOST, "ACS", Level.UNKNOWN, "only root may read it", "sudo $(which collbench) doctor")
+        yield _ok("IOMMU", texts[facts.host.iommu])
+    redirecting = sorted({bridge for slot in slots.values() for bridge in slot.redirecting})
+    if redirecting:
+        text = f"bridges send peer traffic up to the CPU: {', '.join(redirecting)}{whom}"
+        fix = f"sudo setpci -s {redirecting[0]} ECAP_ACS+0x6.w=0000, for each, on bare metal; or off in the firmware"
+        yield _line(level, "ACS", text, fix if matters else "")
+    elif any(slot.unreadable for slot in slots.values()):
+        yield _unknown("ACS", "only root may read it", "sudo $(which collbench) doctor")
     else:
-        yield Finding(Group.HOST, "ACS", Level.OK, "no bridge above the GPUs redirects peer traffic")
+        yield _ok("ACS", "no bridge above the GPUs redirects peer traffic")
 
 
-def _network(host: Host) -> Iterable[Finding]:
-    """Judge GPU direct transfers of network cards; without a card there is nothing to say."""
-    if not host.network_cards:
-        return
+def _gpu_direct(host: Host) -> _Lines:
+    """Judge GPU direct transfers of network cards; no line without a card."""
     cards = ", ".join(host.network_cards)
-    if host.peermem or host.open_modules:
-        route = "nvidia_peermem" if host.peermem else "dma-buf of the open kernel modules"
-        yield Finding(Group.HOST, "GPU direct", Level.OK, f"{cards} by {route}")
-    else:
+    if cards and (host.peermem or host.open_modules):
+        yield _ok(
+            "GPU direct", f"{cards} by {'nvidia_peermem' if host.peermem else 'dma-buf of the open kernel modules'}"
+        )
+    elif cards:
         text = f"{cards} cannot reach GPU memory: neither nvidia_peermem nor the driver's open modules are loaded"
-        yield Finding(Group.HOST, "GPU direct", Level.WARN, text, "sudo modprobe nvidia-peermem")
+        yield _warn("GPU direct", text, "sudo modprobe nvidia-peermem")
 
 
-def _ports(ports: tuple[NetworkPort, ...]) -> Iterable[Finding]:
-    """Judge the ports' state and rate; without a port there is nothing to say."""
-    if not ports:
-        return
-    name, fix = "network ports", "check ibstat, cable, switch port, and for InfiniBand the subnet manager"
-    faults = [f"{port.name} is {_state(port)}" for port in down(ports)]
+def _ports(ports: tuple[NetworkPort, ...]) -> _Lines:
+    """Judge the ports' state and rate; no line without a port."""
+    faults = [
+        f"{port.name} is {port.state}{f' ({port.physical_state})' if port.physical_state else ''}"
+        for port in down(ports)
+    ]
     faults += [
         f"{port.name} has {fixed(port.rate_gbits or 0.0)} Gbit/s, other ports of its kind {fixed(best)}"
         for port, best in slower(ports)
     ]
     unknown = [port.name for port in ports if not port.state]
     if faults:
-        yield Finding(Group.HOST, name, Level.WARN, "; ".join(faults), fix)
+        fix = "check ibstat, cable, switch port, and for InfiniBand the subnet manager"
+        yield _warn("network ports", "; ".join(faults), fix)
     elif unknown:
-        yield Finding(Group.HOST, name, Level.UNKNOWN, f"the state of {', '.join(unknown)} cannot be read")
-    else:
-        yield Finding(Group.HOST, name, Level.OK, f"{len(ports)} active, none slower than another of its kind")
+        yield _unknown("network ports", f"the state of {', '.join(unknown)} cannot be read")
+    elif ports:
+        yield _ok("network ports", f"{len(ports)} active, none slower than another of its kind")
 
 
-def _affinity(network_affinity: NetworkAffinity) -> Iterable[Finding]:
-    """Judge which cards are near the GPUs, and whether NCCL took those; nothing if no nearness is known."""
-    nearest = {gpu: network_affinity.nearest(gpu) for gpu in sorted(network_affinity.near)}
-    nearest_cards = {gpu: near for gpu, near in nearest.items() if near[1]}
-    if not nearest_cards:
-        return
+def _affinity(network_affinity: NetworkAffinity) -> _Lines:
+    """Judge which cards are near the GPUs, and whether NCCL took those; no line if no nearness is known."""
     name = "network affinity"
-    wrong = [
+    nearest = {gpu: network_affinity.nearest(gpu) for gpu in sorted(network_affinity.near)}
+    nearest = {gpu: (cards, how) for gpu, (cards, how) in nearest.items() if cards}
+    farther = [
         f"NCCL sends GPU{gpu}'s traffic over {card} ({how}), but {', '.join(better)} is nearer ({best})"
         for gpu, card, how, better, best in network_affinity.farther()
     ]
-    if wrong:
-        fix = "check NCCL_IB_HCA, NCCL_CROSS_NIC and NCCL_TOPO_FILE: the cards that NCCL may use, and the topology"
-        yield Finding(Group.HOST, name, Level.WARN, "; ".join(wrong), fix)
-        return
-    if disputed := [
+    disputed = [
         f"the PCI tree has {card} {how} from GPU{gpu}, nvidia-smi {other}"
         for gpu, card, how, other in network_affinity.disputed()
-    ]:
-        yield Finding(Group.HOST, name, Level.WARN, "; ".join(disputed), "see 'nvidia-smi topo -m' and 'lspci -t'")
-        return
-    far = [gpu for gpu, (_, how) in nearest_cards.items() if how == "SYS"]
-    if far and len(far) < len(nearest_cards):
-        gpus = ", ".join(f"GPU{gpu}" for gpu in far)
-        text = f"{gpus} reach cards only across sockets (SYS), other GPUs have a nearer card"
-        yield Finding(Group.HOST, name, Level.WARN, text, "see 'nvidia-smi topo -m' and the slots of the cards")
-        return
-    routes = [f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in nearest_cards.items()]
-    checked = "; NCCL uses these" if network_affinity.chosen else ""
-    yield Finding(Group.HOST, name, Level.OK, f"nearest cards: {', '.join(routes)}{checked}")
+    ]
+    far = [f"GPU{gpu}" for gpu, (_, how) in nearest.items() if how == "SYS"]
+    if farther:
+        fix = "check NCCL_IB_HCA, NCCL_CROSS_NIC and NCCL_TOPO_FILE: the cards that NCCL may use, and the topology"
+        yield _warn(name, "; ".join(farther), fix)
+    elif disputed:
+        yield _warn(name, "; ".join(disputed), "see 'nvidia-smi topo -m' and 'lspci -t'")
+    elif 0 < len(far) < len(nearest):
+        text = f"{', '.join(far)} reach cards only across sockets (SYS), other GPUs have a nearer card"
+        yield _warn(name, text, "see 'nvidia-smi topo -m' and the slots of the cards")
+    elif nearest:
+        routes = ", ".join(f"GPU{gpu} {'/'.join(cards)} {how}" for gpu, (cards, how) in nearest.items())
+        yield _ok(name, f"nearest cards: {routes}{'; NCCL uses these' if network_affinity.chosen else ''}")
 
 
-def _state(port: NetworkPort) -> str:
-    return f"{port.state} ({port.physical_state})" if port.physical_state else port.state
-
-
-def _runs(folder: Folder) -> Finding:
+def _saved_runs(folder: Folder) -> _Line:
     name, fix = "saved runs", "name a file with --output, or another folder with XDG_STATE_HOME"
     if folder.error:
-        return Finding(Group.HOST, name, Level.WARN, folder.error, fix)
+        return _warn(name, folder.error, fix)
     if not folder.writable:
-        return Finding(Group.HOST, name, Level.WARN, f"{folder.path} cannot be written", fix)
+        return _warn(name, f"{folder.path} cannot be written", fix)
     if folder.space is None:
-        return Finding(Group.HOST, name, Level.UNKNOWN, f"{folder.path}: its free space is unknown")
+        return _unknown(name, f"{folder.path}: its free space is unknown")
     text = f"{format_approximate_size(folder.space.free)} free for {folder.path}"
-    level = Level.WARN if folder.space.free < _LITTLE_ROOM else Level.OK
-    return Finding(Group.HOST, name, level, text, fix if level is Level.WARN else "")
+    return _warn(name, text, fix) if folder.space.free < _LITTLE_ROOM else _ok(name, text)
 
 
-# What the libraries' versions and places mean: NCCL, the driver's CUDA library, torch. Pure.
-
-
-_UTILITY_ONLY = (
-    "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility when it is started; else install the driver's libraries"
-)
-_TORCH = "pip install torch for your CUDA: pytorch.org has the command"
-
-
-def judge_libraries(facts: Facts) -> list[Finding]:
-    """Judge the libraries that a run on GPUs opens, and whether they fit each other and the driver."""
-    software = facts.software
-    return [*_libcuda(facts), *_nccl(software), *_same_nccl(software), *_preload(facts), _torch(facts)]
-
-
-def judge_torch_for_cores(software: Software) -> list[Finding]:
-    """Judge what the host backend needs: torch, for gloo."""
-    if not software.torch:
-        return [Finding(Group.LIBRARIES, "torch", Level.FAIL, "not installed: it includes gloo's collectives", _TORCH)]
-    return [
-        Finding(Group.LIBRARIES, "torch", Level.OK, f"{software.torch}: includes gloo for collectives between cores")
-    ]
-
-
-def _libcuda(facts: Facts) -> Iterable[Finding]:
-    software = facts.software
-    if software.libcuda_error:
-        if facts.driver.gpus:  # without a driver its line has said so
-            text = f"libcuda.so.1 cannot be opened: {software.libcuda_error}"
-            yield Finding(Group.LIBRARIES, "libcuda", Level.FAIL, text, _UTILITY_ONLY)
-        return
-    compatible = facts.driver.cuda and facts.driver.cuda != software.libcuda
-    more = f", by a compatibility library: the driver's own is {facts.driver.cuda}" if compatible else ""
-    yield Finding(Group.LIBRARIES, "libcuda", Level.OK, f"CUDA {software.libcuda}{more}")
-
-
-def _nccl(software: Software) -> Iterable[Finding]:
-    if software.nccl_error:
-        fix = software.nccl_advice or "install torch with CUDA or libnccl2, or name a file with --nccl PATH"
-        yield Finding(Group.LIBRARIES, "NCCL", Level.FAIL, software.nccl_error, fix)
-    else:
-        yield Finding(Group.LIBRARIES, "NCCL", Level.OK, f"{software.nccl}, {software.nccl_path}")
-
-
-def _same_nccl(software: Software) -> Iterable[Finding]:
-    """Judge whether what is timed is what torch will load: the wheel next to it, where there is one."""
-    name = "torch's NCCL"
-    if not software.wheel:
-        if software.torch_cuda:
-            text = "no nvidia-nccl wheel next to torch: torch has NCCL built in, or loads the system's"
-            fix = "compare the version with python -c 'import torch; print(torch.cuda.nccl.version())'"
-            yield Finding(Group.LIBRARIES, name, Level.UNKNOWN, text, fix)
-        return
-    version = software.wheel_version or "of unknown version"
-    if software.nccl_error or software.wheel == software.nccl_path:
-        yield Finding(Group.LIBRARIES, name, Level.OK, f"{version}: what collbench times")
-    elif software.wheel_version == software.nccl:
-        yield Finding(Group.LIBRARIES, name, Level.OK, f"{version} at {software.wheel}: the same version")
-    else:
-        text = f"{version} at {software.wheel}: training loads this one, but collbench times {software.nccl}"
-        fix = "unset COLLBENCH_NCCL and leave out --nccl to time torch's"
-        yield Finding(Group.LIBRARIES, name, Level.WARN, text, fix)
-
-
-def _preload(facts: Facts) -> Iterable[Finding]:
-    preloaded = facts.environment.get("LD_PRELOAD", "")
-    if "nccl" in preloaded.lower():
-        text = f"LD_PRELOAD={preloaded}: every process loads this NCCL first"
-        yield Finding(Group.LIBRARIES, "LD_PRELOAD", Level.WARN, text, "unset LD_PRELOAD unless it is intended")
-
-
-def _torch(facts: Facts) -> Finding:
-    software = facts.software
-    if not software.torch:
-        return Finding(Group.LIBRARIES, "torch", Level.WARN, "not installed: collbench train needs it", _TORCH)
-    if not software.torch_cuda:
-        text = f"{software.torch} has no CUDA: collbench can measure, but training would run on CPU cores"
-        return Finding(Group.LIBRARIES, "torch", Level.WARN, text, _TORCH)
-    text = f"{software.torch}, built for CUDA {software.torch_cuda}"
-    ours, theirs = _major(software.libcuda or facts.driver.cuda), _major(software.torch_cuda)
-    if ours is not None and theirs is not None and ours < theirs:
-        # Within one major version any driver will do [CUDA compatibility guide, "minor version compatibility"].
-        fix = f"install a driver for CUDA {theirs}, or torch built for CUDA {ours}"
-        return Finding(Group.LIBRARIES, "torch", Level.FAIL, f"{text}; the driver has {ours}", fix)
-    return Finding(Group.LIBRARIES, "torch", Level.OK, text)
-
-
-def _major(version: str) -> int | None:
-    number = version.partition(".")[0]
-    return int(number) if number.isdigit() else None
-
-
-# What NVML reports about the paths between GPUs, and what that means for data integrity. Pure.
-
-
-def judge_links(facts: Facts, gpus: Sequence[Gpu]) -> list[Finding]:
-    """Judge peer access and NVLinks between the GPUs in sight."""
-    devices = [gpu.device for gpu in facts.driver.gpus]
-    seen = {devices.index(gpu.device) for gpu in gpus}
-    paths = [path for path in facts.driver.paths if set(path.devices) <= seen]
-    if not paths:
-        return []
-    kinds = Counter(path.label for path in paths)
-    ordered = sorted(kinds, key=labels.rank_key)
-    text = ", ".join(f"{kinds[label]} × {label}" for label in ordered)
-    return [
-        Finding(Group.LINKS, "labels", Level.OK, f"{len(paths)} pair{'s' if len(paths) > 1 else ''}: {text}"),
-        _peers(paths, devices),
-        *_links_down(gpus),
-    ]
-
-
-def _peers(paths: Sequence[Path], devices: Sequence[Device]) -> Finding:
-    refused = [path for path in paths if path.peers_denied]
-    if refused and refused[0].peer_access is not None:
-        pairs = ", ".join("-".join(devices[end].tag for end in path.devices) for path in refused[:4])
-        more = f" and {len(refused) - 4} more" if len(refused) > 4 else ""
-        first = refused[0].peer_access
-        same = len(first.statuses) == 1
-        explanation = labels.PEER_STATES[first.statuses[0]] if same else "the directions differ"
-        text = f"refused ({first}: {explanation}) for {pairs}{more}: data goes through host memory"
-        fix = "nvidia-smi topo -p2p r; needs NVLink, or GPUs, driver and chipset that allow it"
-        ends = sorted({devices[end].index for path in refused for end in path.devices})
-        return Finding(Group.LINKS, "peer access", Level.WARN, text, fix, tuple(ends))
-    answers = [path.peer_access for path in paths]
-    if any(answer is None or PeerStatus.UNKNOWN in answer.statuses for answer in answers):
-        return Finding(
-            Group.LINKS, "peer access", Level.UNKNOWN, "NVML does not report it; collbench pairs measures it"
-        )
-    return Finding(Group.LINKS, "peer access", Level.OK, "OK for every pair")
-
-
-def _links_down(gpus: Sequence[Gpu]) -> list[Finding]:
-    """Warn of GPUs with fewer NVLinks than others of their kind: cards without a bridge have none, and all alike."""
-    most = {gpu.device.name: 0 for gpu in gpus}
-    for gpu in gpus:
-        most[gpu.device.name] = max(most[gpu.device.name], gpu.links_up)
-    fewer = [gpu for gpu in gpus if gpu.links_up < most[gpu.device.name]]
-    if fewer:
-        each = ", ".join(f"{gpu.device.tag} {gpu.links_up} of {most[gpu.device.name]}" for gpu in fewer)
-        fix = "nvidia-smi nvlink --status; reset the GPUs, or have the machine inspected"
-        return [Finding(Group.LINKS, "NVLinks", Level.WARN, f"some are down: {each}", fix, numbers(fewer))]
-    if not any(most.values()):
-        return []
-    counts = ", ".join(f"{count} up on each {name}" for name, count in most.items() if count)
-    return [Finding(Group.LINKS, "NVLinks", Level.OK, counts)]
-
-
-# What the variables that are set do here: NCCL's, in the environment and in nccl.conf, and CUDA's. Pure.
-
+# What the variables that are set do here: NCCL's, in the environment and in nccl.conf, and CUDA's.
 
 _LONGEST = 60  # characters of a value; longer values are lists or paths, which are cut
 
 
-def judge_variables(facts: Facts) -> list[Finding]:
+def _variables(facts: Facts) -> _Lines:
     """Judge each NCCL_* variable, from environment or file, in the order of names; collbench itself sets none."""
-    ours = sorted((name, value) for name, value in facts.environment.items() if name.startswith("NCCL_"))
-    findings = [_nccl_variable(name, value) for name, value in ours]
-    findings += [
-        _nccl_variable(name, value, source=f" (set in {file})")
-        for file, name, value in sorted(facts.configured, key=lambda row: row[1])
-    ]
-    if not findings and capabilities(facts.backend).nccl:
-        findings.append(Finding(Group.VARIABLES, "NCCL_*", Level.OK, "none is set: NCCL decides by itself"))
-    return [*findings, *_cuda(facts)]
-
-
-def _nccl_variable(name: str, value: str, source: str = "") -> Finding:
-    shown_value = value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
-    effect = meaning(name, value)
-    shown = f"{shown_value or '(empty)'}{source}"
-    if not effect.does:
-        text = f"{shown}: no NCCL from 2.18 to 2.30 reads this name"
-        if effect.near:
-            return Finding(Group.VARIABLES, name, Level.WARN, text, f"did you mean {effect.near}?")
-        return Finding(Group.VARIABLES, name, Level.UNKNOWN, f"{text}; a plugin may")
-    if effect.cost:
-        fix = f"unset {name} unless it is intended" if not source else "remove it from that file unless it is intended"
-        return Finding(Group.VARIABLES, name, Level.WARN, f"{shown}: {effect.does}; {effect.cost}", fix)
-    return Finding(Group.VARIABLES, name, Level.OK, f"{shown}: {effect.does}")
-
-
-def _cuda(facts: Facts) -> Iterable[Finding]:
+    own = [(name, value, "") for name, value in sorted(facts.environment.items()) if name.startswith("NCCL_")]
+    configured = [(name, value, file) for file, name, value in sorted(facts.configured, key=lambda row: row[1])]
+    for name, value, file in (*own, *configured):
+        yield _nccl_variable(name, value, file)
+    if not own and not configured and capabilities(facts.backend).nccl:
+        yield _ok("NCCL_*", "none is set: NCCL decides by itself")
     if facts.environment.get("CUDA_LAUNCH_BLOCKING") == "1":
         text = "1: every launch waits for its kernel, so nothing overlaps"
-        fix = "unset CUDA_LAUNCH_BLOCKING"
-        yield Finding(Group.VARIABLES, "CUDA_LAUNCH_BLOCKING", Level.WARN, text, fix)
+        yield _warn("CUDA_LAUNCH_BLOCKING", text, "unset CUDA_LAUNCH_BLOCKING")
 
 
-# From facts about a machine to what they mean for a run on it. Pure.
-
-
-# The exit status where any line fails; warnings leave it at 0.
-FAILED = 1
-
-
-def judge(facts: Facts) -> tuple[Finding, ...]:
-    """Return all findings, in the order of the report."""
-    findings: list[Finding] = []
-    if capabilities(facts.backend).nvml:
-        gpus = visible_gpus(facts)
-        findings += judge_driver(facts)
-        if facts.driver.gpus:
-            findings += judge_visibility(facts)
-            findings += judge_health(gpus)
-            findings += judge_links(facts, gpus)
-        findings += judge_libraries(facts)
-    else:
-        gpus = ()
-        findings += judge_torch_for_cores(facts.software)
-    findings += judge_host(facts, gpus)
-    findings += judge_variables(facts)
-    return tuple(findings)
-
-
-def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves; all of them where it leaves none, for the list may be wrong."""
-    gpus = facts.driver.gpus
-    environment = facts.environment
-    left = read([gpu.device for gpu in gpus], environment.get(NAME), environment.get(ORDER)).devices
-    return tuple(gpu for gpu in gpus if gpu.device in left) or gpus
-
-
-def status(findings: Sequence[Finding]) -> int:
-    """Return the exit status: 0 if nothing fails, else FAILED."""
-    return FAILED if any(finding.level is Level.FAIL for finding in findings) else 0
+def _nccl_variable(name: str, value: str, file: str) -> _Line:
+    """Judge a variable; `file` sets it, "" for the environment."""
+    shown = (value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…") or "(empty)"
+    shown += f" (set in {file})" if file else ""
+    effect = meaning(name, value)
+    if effect.does and effect.cost:
+        fix = "remove it from that file unless it is intended" if file else f"unset {name} unless it is intended"
+        return _warn(name, f"{shown}: {effect.does}; {effect.cost}", fix)
+    if effect.does:
+        return _ok(name, f"{shown}: {effect.does}")
+    text = f"{shown}: no NCCL from 2.18 to 2.30 reads this name"
+    return _warn(name, text, f"did you mean {effect.near}?") if effect.near else _unknown(name, f"{text}; a plugin may")

@@ -1,16 +1,12 @@
-"""NCCL's variables: all names, to distinguish a typo from a rare name, and what the well-known ones do. Pure."""
+"""NCCL's variables: all names, to distinguish a typo from a rare name, and what the well-known ones do and cost."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 
-# The names of all variables that NCCL reads, to distinguish a typo from a rare name. Pure.
-#
-# [NCCL 2.30.7, src/: NCCL_PARAM, DEFINE_NCCL_PARAM, ncclGetEnv, getenv], with those that older releases since 2.18
-# read.
-
-
+# Names are without "NCCL_". [NCCL 2.30.7, src/: NCCL_PARAM, DEFINE_NCCL_PARAM, ncclGetEnv, getenv]
 _READ_BY_2_30 = """
 ALGO ALLGATHERV_ENABLE ALLOC_P2P_NET_LL_BUFFERS BUFFSIZE CGA_CLUSTER_SIZE CHECK_MODE CHECK_POINTERS CHUNK_SIZE
 COLLNET_ENABLE COLLNET_NODE_THRESHOLD COMM_BLOCKING COMM_ID COMM_SHRINK_SHARE_RESOURCES COMM_SPLIT_SHARE_RESOURCES
@@ -70,12 +66,8 @@ NCCL_NAMES = frozenset(f"NCCL_{name}" for name in f"{_READ_BY_2_30} {_READ_BEFOR
 OTHERS_NAMES = frozenset(f"NCCL_{name}" for name in _READ_BY_OTHERS.split())
 
 
-# What the well-known NCCL_* variables do, one line each, and what a value that is set costs. Pure.
-#
+# What the well-known ones do, in words that hold for any value.
 # [NCCL user guide, "Environment Variables", 2.18 to 2.29; where it is silent, the source of NCCL 2.30.7]
-
-
-# Names without "NCCL_". What each does, in words that hold for any value.
 _DOES = """
 ALGO                    | restricts the algorithms: Ring, Tree, NVLS, NVLSTree, CollnetDirect, CollnetChain, PAT
 ALLOC_P2P_NET_LL_BUFFERS | allocates low-latency buffers for send and receive over the network
@@ -176,6 +168,7 @@ TUNER_CONFIG_FILE       | file of NCCL's example tuner
 WIN_ENABLE              | allows memory windows, which symmetric kernels need
 WORK_FIFO_BYTES         | memory for arguments of kernels
 """
+_DESCRIBED = {name.strip(): does.strip() for name, _, does in (row.partition("|") for row in _DOES.split("\n") if row)}
 
 # Variables of these parts do nothing between GPUs of one host.
 _BETWEEN_HOSTS = ("NCCL_IB_", "NCCL_SOCKET_", "NCCL_OOB_", "NCCL_PXN", "NCCL_CROSS_NIC")
@@ -206,6 +199,7 @@ _COSTS = (
 )
 
 # Read as whole numbers: any other text counts as 0 [src/misc/param.cc, ncclLoadParam: strtoll].
+_NUMBER = re.compile(r"[+-]?(0x[0-9a-f]|[0-9])", re.IGNORECASE | re.ASCII)
 _NUMBERS = (
     *("BUFFSIZE", "CHECK_POINTERS", "COLLNET_ENABLE", "COMM_BLOCKING", "CROSS_NIC", "CUMEM_ENABLE"),
     *("CUMEM_HOST_ENABLE", "DMABUF_ENABLE", "GRAPH_REGISTER", "IB_DISABLE", "IB_GID_INDEX", "IB_TC", "IB_TIMEOUT"),
@@ -233,23 +227,14 @@ def meaning(name: str, value: str) -> Meaning:
     short = name.removeprefix("NCCL_")
     if name in OTHERS_NAMES:
         return Meaning("read not by NCCL but by programs that build, ship or start it")
-    if name not in NCCL_NAMES and short not in _described():
-        near = difflib.get_close_matches(name, _candidates(), n=1, cutoff=0.85)
+    if name not in NCCL_NAMES and short not in _DESCRIBED:
+        described = [f"NCCL_{known}" for known in _DESCRIBED]  # first: a typo is rather of a well-known name
+        names = [*described, *sorted(NCCL_NAMES.difference(described))]
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
         return Meaning("", near=near[0] if near else "")
-    does = _described().get(short, "read by NCCL, but not documented")
+    does = _DESCRIBED.get(short, "read by NCCL, but not documented")
     between = " (between hosts only)" if name.startswith(_BETWEEN_HOSTS) else ""
     return Meaning(does + between, cost=_not_a_number(short, value) or _cost(short, value))
-
-
-def _described() -> dict[str, str]:
-    rows = (line.partition("|") for line in _DOES.strip().splitlines())
-    return {name.strip(): does.strip() for name, _, does in rows}
-
-
-def _candidates() -> list[str]:
-    """Return the names to suggest, the described ones first: a typo is rather of a well-known name."""
-    described = [f"NCCL_{name}" for name in _described()]
-    return [*described, *sorted(NCCL_NAMES.difference(described))]
 
 
 def _cost(short: str, value: str) -> str:
@@ -259,6 +244,6 @@ def _cost(short: str, value: str) -> str:
 
 def _not_a_number(short: str, value: str) -> str:
     text = value.strip()
-    if short not in _NUMBERS or not text or text.removeprefix("-").removeprefix("0x")[:1].isdigit():
+    if short not in _NUMBERS or not text or _NUMBER.match(text):
         return ""
     return "NCCL expects a whole number here and reads this text as 0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from collbench.analysis.problem import left_out
 from collbench.analysis.select import choose, choose_each, evidence
 from collbench.analysis.stats import summarize
 from collbench.analysis.summary import RankedWork, rank_summary
+from collbench.analysis.tails import Tails, histogram, tails
 from collbench.analysis.tiers import RankedLink, Ranking
 from collbench.machine import labels
 from collbench.model.capabilities import capabilities
@@ -25,16 +27,19 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import Device, Health, Measurement, Run
 from collbench.model.units import TELLING_BYTES, abridged, counted, figure, fixed, format_approximate_size, format_size
 from collbench.output import sentences
-from collbench.output.differences import described
-from collbench.output.html import tails
 from collbench.output.html.series import as_a_whole, broken, families, overlap_series, overview, ratio_series, series
 from collbench.output.text import overlap as overlap_text
 from collbench.output.text import replay as replay_text
 from collbench.output.text import verdicts
-from collbench.output.text.comparison import matched
-from collbench.output.text.frame import headline, health_lines, notes, nvls, provenance
+from collbench.output.text.comparison import described, matched
+from collbench.output.text.frame import headline, health_lines, notes, nvls, provenance, sim
 from collbench.output.text.layout import NAME_WIDE
 from collbench.output.text.ranking import by_tier, figures_span, fitted, name, relations
+from collbench.output.text.tails import HEADS as LAUNCHES_HEADS
+from collbench.output.text.tails import figures as percentile_rows
+from collbench.output.text.tails import lines as launches_lines
+from collbench.output.text.tails import micro
+from collbench.output.text.tails import title as launches_title
 from collbench.output.text.topology import explain_pair, known_limits, label_matrix
 
 # Where a run was measured and in what state, for the page: environment, devices, labels, health, notes.
@@ -349,7 +354,56 @@ def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink]) -> str:
 
 
 def _tags(run: Run, positions: Sequence[int]) -> str:
-    return ", ".join(run.devices[position].tag for position in positions)
+    return sentences.tags(positions, run.devices)
+
+
+# Single launches: a table of percentiles and a histogram of each size, for each communicator.
+
+# Of more communicators than these the page shows the first: all pairs of eight GPUs are 28.
+_MOST_COMMUNICATORS = 8
+_BINS, _BAR, _HIGH, _TEXT = 32, 18, 120, 20  # bins; pixels: a bar's width, the picture's height, the ticks' height
+_TICKS_EVERY = 8
+
+
+def single_launches(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield each communicator's part, the largest size's histogram first; nothing without single launches."""
+    groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
+    for one in tails(run):
+        groups[one.point.work, one.point.members].append(one)
+    for by_size in list(groups.values())[:_MOST_COMMUNICATORS]:
+        by_size.sort(key=lambda one: one.point.size_bytes)
+        yield {
+            "title": f"{sim(run)}{launches_title(run, by_size)}",
+            "lines": [line[NAME_WIDE:] for line in launches_lines(run, by_size)],
+            "heads": LAUNCHES_HEADS,
+            "rows": list(percentile_rows(by_size)),
+            "histograms": [_histogram(one, sim(run)) for one in reversed(by_size)],
+        }
+
+
+def _histogram(one: Tails, prefix: str) -> dict[str, Any]:
+    """Return bars by place and size in pixels, with the picture's title after `prefix`.
+
+    Heights are logarithmic, so that one launch of thousands is seen.
+    """
+    edges, counts = histogram(one.transfer_seconds or one.waited_seconds, _BINS)
+    unit = _HIGH / math.log1p(max(counts))
+    bars = []
+    for index, count in enumerate(counts):
+        height = round(math.log1p(count) * unit, 1)
+        between = f"{micro(edges[index])} to {micro(edges[index + 1])} µs: {count}"
+        bars.append(
+            {"x": index * _BAR, "y": round(_HIGH - height, 1), "width": _BAR - 1, "height": height, "title": between}
+        )
+    ticks = [{"x": _TEXT + index * _BAR, "text": micro(edges[index])} for index in range(0, _BINS, _TICKS_EVERY)]
+    size = format_size(one.point.size_bytes)
+    return {
+        "title": f"{prefix}{one.count} launches of {size} by duration in µs; the height is logarithmic",
+        "width": _BINS * _BAR,
+        "height": _HIGH + _TEXT,
+        "bars": bars,
+        "ticks": ticks,
+    }
 
 
 # The whole page: each run, and each but the first against the first.
@@ -372,12 +426,12 @@ def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
 
 
 def _run(key: str, name: str, run: Run) -> dict[str, Any]:
-    judged, works, sim = judge(run), _works(run), capabilities(run.backend).simulated
+    judged, works, simulated = judge(run), _works(run), capabilities(run.backend).simulated
     tags = [device.tag for device in run.devices]
     return {
         "id": key,
         "name": name,
-        "sim": sim,
+        "sim": simulated,
         "title": counted(device.name or "device" for device in run.devices),
         "origin": _origin(run),
         "answers": answers(run, judged),
@@ -394,8 +448,8 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
         "limits": limits(run),
         "paths": paths(run),
         "interference_checks": list(interference_checks(run)),
-        "tails": list(tails.content(run)),
-        "data": {"id": key, "sim": sim, "tags": tags, "series": [*series(run, works), *overlap_series(run)]},
+        "tails": list(single_launches(run)),
+        "data": {"id": key, "sim": simulated, "tags": tags, "series": [*series(run, works), *overlap_series(run)]},
     }
 
 

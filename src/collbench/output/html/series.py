@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from collbench.analysis import overlap
-from collbench.analysis.compare import Change, Comparison, Verdict, unordered
+from collbench.analysis.compare import Change, Comparison, Verdict
 from collbench.analysis.fits import Fit, Unfitted
-from collbench.analysis.outcome import Outcome, outcome
+from collbench.analysis.outcome import Outcome, outcome, unordered
 from collbench.analysis.physics import Impossible, by_point
 from collbench.analysis.stats import median_interval, summarize, trial_seconds
 from collbench.analysis.summary import RankedWork
 from collbench.analysis.tiers import Members, Ranking, kind_of, labels_of, rank_links, work_order
 from collbench.model.operations import Endpoints, Operation, Variant, Work
-from collbench.model.run import DataPoint, Device, Measurement, Overlap, Run, StopReason
+from collbench.model.run import DataPoint, Measurement, Overlap, Run, StopReason
 from collbench.model.units import format_size
 from collbench.output import sentences
 from collbench.output.text.comparison import group_name
@@ -207,53 +207,97 @@ _STOPS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Series:
+    """What the page's script reads: each figure is a table of sizes × sets of devices, or of conditions.
+
+    `notes` is a text for each size and set; `words` are texts that come first in the list of them. Of the fields with a
+    default, an empty one is empty for each size or set.
+    """
+
+    name: str
+    kind: str
+    about: str
+    collective: bool
+    sizes: Sequence[int]
+    sets: Sequence[Sequence[int]]
+    names: Sequence[str]
+    figures: Sequence[dict[str, Any]]
+    notes: Sequence[Sequence[str]]
+    words: Sequence[str] = ()
+    ways: str = "one way"
+    labels: Sequence[str] = ()
+    theory: Sequence[float | None] = ()
+    tiers: Sequence[Sequence[Any]] = ()
+    verdicts: Sequence[str] = ()
+    failed: Sequence[Sequence[int]] = ()
+    chosen: Sequence[str] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the series as JSON's own types."""
+        texts = list(dict.fromkeys(["", *self.words, *(note for row in self.notes for note in row)]))
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "about": self.about,
+            "collective": self.collective,
+            "sizes": list(self.sizes),
+            "size_names": [format_size(size) for size in self.sizes],
+            "sets": [list(devices) for devices in self.sets],
+            "names": list(self.names),
+            "labels": list(self.labels) or ["" for _ in self.sets],
+            "theory": list(self.theory) or [None for _ in self.sets],
+            "ways": self.ways,
+            "figures": self.figures,
+            "tiers": self.tiers or [[] for _ in self.sizes],
+            "verdicts": list(self.verdicts) or ["" for _ in self.sizes],
+            "notes": [[texts.index(note) for note in row] for row in self.notes],  # many data points share a text
+            "words": texts,
+            "failed": self.failed or [[] for _ in self.sizes],
+            "chosen": list(self.chosen) or ["" for _ in self.sizes],
+        }
+
+
 def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
     """Return the run's series as JSON's own types, with the fits that `rank` has of them."""
     fits, run_outcome = {ranked.work: ranked.fits for ranked in works}, outcome(run)
-    measured_families = (
-        family for family in families(run) if any(measurement.samples for measurement in family.points.values())
-    )
+    impossible_points = by_point(run)
     return [
-        _series(family, run_outcome, fits.get(family.work, ()) if family.ranked else ()) for family in measured_families
+        _of_family(family, run_outcome, impossible_points, fits.get(family.work, ()) if family.ranked else ())
+        for family in families(run)
+        if any(measurement.samples for measurement in family.points.values())
     ]
 
 
-def _series(family: Family, run_outcome: Outcome, fits: Sequence[Fit | Unfitted]) -> dict[str, Any]:
-    labels = labels_of(family.run, family.sets) if family.kind in ("link", "pair") else {}
-    limits = limits_of(family.run, family.work, family.sets)
-    rankings = [_ranking(family, run_outcome, size) for size in family.sizes]
-    impossible_points = by_point(family.run)
-    notes = [[_note(family, impossible_points, size, devices) for devices in family.sets] for size in family.sizes]
-    texts = list(dict.fromkeys(["", *(note for row in notes for note in row)]))  # many data points share them
-    return {
-        "name": family.name,
-        "kind": family.kind,
-        "about": _DIRECTED[family.kind],
-        "collective": family.work.operation.is_collective,
-        "sizes": family.sizes,
-        "size_names": [format_size(size) for size in family.sizes],
-        "sets": [list(devices) for devices in family.sets],
-        "names": [device_names(family.run.devices, family.work, devices) for devices in family.sets],
-        "labels": [labels.get(devices, "") for devices in family.sets],
-        "theory": [short(limits.get(devices)) for devices in family.sets],
-        "ways": "both ways together" if family.work.variant is Variant.BOTH_WAYS else "one way",
-        "figures": [*figures(family, limits), *fitted(family, fits)],
-        "tiers": [_tiers(family, ranking) for ranking in rankings],
-        "verdicts": ["" if ranking is None else sentences.tiers(ranking) for ranking in rankings],
-        "notes": [[texts.index(note) for note in row] for row in notes],
-        "words": texts,
-        "failed": [
-            [
-                at
-                for at, devices in enumerate(family.sets)
-                if (measurement := family.points.get((size, devices)))
-                and measurement.failure
-                and not measurement.samples
-            ]
-            for size in family.sizes
-        ],
-        "chosen": [_chosen(family, size) for size in family.sizes],
-    }
+def _of_family(
+    family: Family,
+    run_outcome: Outcome,
+    impossible_points: Mapping[DataPoint, Impossible],
+    fits: Sequence[Fit | Unfitted],
+) -> dict[str, Any]:
+    run, work, sizes, sets = family.run, family.work, family.sizes, family.sets
+    labels = labels_of(run, sets) if family.kind in ("link", "pair") else {}
+    limits = limits_of(run, work, sets)
+    rankings = [_ranking(family, run_outcome, size) for size in sizes]
+    rows = [[family.points.get((size, devices)) for devices in sets] for size in sizes]
+    return _Series(
+        name=family.name,
+        kind=family.kind,
+        about=_DIRECTED[family.kind],
+        collective=work.operation.is_collective,
+        sizes=sizes,
+        sets=sets,
+        names=[device_names(run.devices, work, devices) for devices in sets],
+        labels=[labels.get(devices, "") for devices in sets],
+        theory=[short(limits.get(devices)) for devices in sets],
+        ways="both ways together" if work.variant is Variant.BOTH_WAYS else "one way",
+        figures=[*figures(family, limits), *fitted(family, fits)],
+        tiers=[_tiers(family, ranking) for ranking in rankings],
+        verdicts=["" if ranking is None else sentences.tiers(ranking) for ranking in rankings],
+        notes=[[_note(run, impossible_points, one) for one in row] for row in rows],
+        failed=[[at for at, one in enumerate(row) if one and one.failure and not one.samples] for row in rows],
+        chosen=[_chosen(family, size) for size in sizes],
+    ).as_json()
 
 
 def _ranking(family: Family, run_outcome: Outcome, size: int) -> Ranking | None:
@@ -280,30 +324,24 @@ def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
     return [[one.tier, one.relation.value[0]] if one else [] for one in ordered]
 
 
-def _note(family: Family, impossible_points: Mapping[DataPoint, Impossible], size: int, devices: Members) -> str:
-    """Return a note on one data point for the reader."""
-    measurement = family.points.get((size, devices))
+def _note(run: Run, impossible_points: Mapping[DataPoint, Impossible], measurement: Measurement | None) -> str:
+    """Return what a reader must know of one data point."""
     if measurement is None:
         return ""
-    impossible = impossible_points.get(measurement.point)
-    sentence = (
-        f"impossible: {impossible.rate_gbs:.1f} GB/s, the limit is {impossible.capacity.gbs:.1f} GB/s"
-        if impossible
-        else ""
-    )
-    return "; ".join(dict.fromkeys([sentence] * bool(sentence) + list(_remarks(measurement, family.run.devices))))
-
-
-def _remarks(measurement: Measurement, devices: Sequence[Device]) -> Iterable[str]:
+    notes = []
+    if impossible := impossible_points.get(measurement.point):
+        limit = impossible.capacity.gbs
+        notes.append(f"impossible: {impossible.rate_gbs:.1f} GB/s, the limit is {limit:.1f} GB/s")
     if measurement.failure:
-        yield f"failed: {sentences.failure(measurement.failure, devices)}"
+        notes.append(f"failed: {sentences.failure(measurement.failure, run.devices)}")
     if measurement.wrong:
-        yield f"{measurement.wrong} wrong elements"
+        notes.append(f"{measurement.wrong} wrong elements")
     if measurement.stop in _STOPS:
-        yield _STOPS[measurement.stop]
+        notes.append(_STOPS[measurement.stop])
     if any(sample.concurrent for sample in measurement.samples):
-        yield "measured concurrently with others"
-    yield from sorted({sentences.flag(flag, devices) for sample in measurement.samples for flag in sample.flags})
+        notes.append("measured concurrently with others")
+    notes += sorted({sentences.flag(flag, run.devices) for sample in measurement.samples for flag in sample.flags})
+    return "; ".join(dict.fromkeys(notes))
 
 
 def _chosen(family: Family, size: int) -> str:
@@ -343,22 +381,16 @@ def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]
             for size in sizes
         ]
 
-    notes = [[_given_up(points.get((size, key)), run.devices) for key in keys] for size in sizes]
-    texts = list(dict.fromkeys(["", *(note for row in notes for note in row)]))
-    nothing = [None for _ in keys]
-    return {
-        "name": f"{operation} overlapping compute",
-        "kind": "group",
-        "about": "each compute and setting",
-        "collective": True,
-        "sizes": sizes,
-        "size_names": [format_size(size) for size in sizes],
-        "places": [list(points[next(at for at in points if at[1] == key)].members) for key in keys],
-        "names": [condition_name(key) for key in keys],
-        "labels": ["" for _ in keys],
-        "theory": nothing,
-        "ways": "one way",
-        "figures": [
+    rows = [[points.get((size, key)) for key in keys] for size in sizes]
+    return _Series(
+        name=f"{operation} overlapping compute",
+        kind="group",
+        about="each compute and setting",
+        collective=True,
+        sizes=sizes,
+        sets=[overlaps[0].members for overlaps in conditions.values()],
+        names=[condition_name(key) for key in keys],
+        figures=[
             _figure("slowdown of the collective", _TIMES, bounds(lambda one: one.collective_factor), least=True),
             _figure("slowdown of compute", _TIMES, bounds(lambda one: one.compute_factor), least=True),
             _figure("both together / the longer time alone", _TIMES, bounds(lambda one: one.of_max), least=True),
@@ -366,25 +398,17 @@ def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]
             _figure("time alone", "µs", bounds(lambda one: one.collective_alone, 1e6), least=True),
             _figure("time overlapping compute", "µs", bounds(lambda one: one.collective_beside, 1e6), least=True),
         ],
-        "tiers": [[] for _ in sizes],
-        "verdicts": ["" for _ in sizes],
-        "notes": [[texts.index(note) for note in row] for row in notes],
-        "words": texts,
-        "failed": [
-            [at for at, key in enumerate(keys) if (one := points.get((size, key))) and one.failure and not one.trials]
-            for size in sizes
+        notes=[
+            [f"failed: {sentences.failure(one.failure, run.devices)}" if one and one.failure else "" for one in row]
+            for row in rows
         ],
-        "chosen": ["" for _ in sizes],
-    }
+        failed=[[at for at, one in enumerate(row) if one and one.failure and not one.trials] for row in rows],
+    ).as_json()
 
 
 def _ends(figure: overlap.Figure, scale: float) -> Bounds:
     low, high = figure.interval or (None, None)
     return _scaled((low, figure.value, high), scale)
-
-
-def _given_up(point: Overlap | None, devices: Sequence[Device]) -> str:
-    return f"failed: {sentences.failure(point.failure, devices)}" if point and point.failure else ""
 
 
 # One run against another, data point by data point, for the page's ratio maps: the verdicts are those of `compare`.
@@ -393,14 +417,12 @@ def _given_up(point: Overlap | None, devices: Sequence[Device]) -> str:
 _STEPS = (0.02, 0.05, 0.10, 0.25)
 _LETTERS = dict(zip(range(-len(_STEPS), len(_STEPS) + 1), "abcdefghi", strict=True))
 _SIGNS = {Verdict.WORSE: -1, Verdict.BETTER: 1}
-# The text of each comparison of data points; the first is for a point that only one run has.
 _VERDICT_TEXTS = {
     Verdict.SAME: "the same",
     Verdict.BETTER: "significantly faster",
     Verdict.WORSE: "significantly slower",
     Verdict.UNDECIDED: "undecided",
 }
-_NOTES = ["", *_VERDICT_TEXTS]
 
 Points = Mapping[tuple[int, int], Change]  # by indices in the lists of sizes and of sets
 
@@ -425,29 +447,28 @@ def ratio_series(comparison: Comparison, base: Sequence[Mapping[str, Any]]) -> l
 def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
     rows, columns = (sorted({at[axis] for at in points}) for axis in (0, 1))
     changes = [[points.get((row, column)) for column in columns] for row in rows]
-    return {
-        **{same: base[same] for same in ("name", "kind", "about", "collective")},
-        **{each: [base[each][row] for row in rows] for each in ("sizes", "size_names")},
-        **{each: [base[each][column] for column in columns] for each in ("sets", "names", "labels")},
-        "theory": [None] * len(columns),
-        "ways": "",
-        # Speed over speed. The intervals hold for all data points at once, so they are wide.
-        "figures": [
-            _figure(
-                f"{base['figures'][0]['title']}: ratio",
-                "×",
-                [[_bounds(change) for change in row] for row in changes],
-                covers="simultaneous 99 % interval",
-                shades=["".join(map(_letter, row)) for row in changes],
-            )
-        ],
-        "tiers": [[] for _ in rows],
-        "verdicts": ["" for _ in rows],
-        "notes": [[0 if change is None else _NOTES.index(change.verdict) for change in row] for row in changes],
-        "words": ["", *_VERDICT_TEXTS.values()],
-        "failed": [[] for _ in rows],
-        "chosen": ["" for _ in rows],
-    }
+    # Speed over speed. The intervals hold for all data points at once, so they are wide.
+    ratios = _figure(
+        f"{base['figures'][0]['title']}: ratio",
+        "×",
+        [[_bounds(change) for change in row] for row in changes],
+        covers="simultaneous 99 % interval",
+        shades=["".join(map(_letter, row)) for row in changes],
+    )
+    return _Series(
+        name=base["name"],
+        kind=base["kind"],
+        about=base["about"],
+        collective=base["collective"],
+        sizes=[base["sizes"][row] for row in rows],
+        sets=[base["sets"][column] for column in columns],
+        names=[base["names"][column] for column in columns],
+        labels=[base["labels"][column] for column in columns],
+        ways="",
+        figures=[ratios],
+        notes=[["" if change is None else _VERDICT_TEXTS[change.verdict] for change in row] for row in changes],
+        words=[*_VERDICT_TEXTS.values()],
+    ).as_json()
 
 
 def _bounds(change: Change | None) -> Bounds:
@@ -470,14 +491,14 @@ def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     summaries = []
     for one in series:
         known = [value for value in one["figures"][0]["value"][-1] if value is not None]
-        counts = Counter(_NOTES[note] for row in one["notes"] for note in row if note)
+        counts = Counter(one["words"][note] for row in one["notes"] for note in row)
         summaries.append(
             {
                 "name": one["name"],
                 "size": one["size_names"][-1],
                 "middle": f"{median(known):.3f}" if known else "–",
                 "range": f"{min(known):.3f}–{max(known):.3f}" if known else "–",
-                "counts": [counts[verdict] for verdict in Verdict],
+                "counts": [counts[_VERDICT_TEXTS[verdict]] for verdict in Verdict],
             }
         )
     return summaries

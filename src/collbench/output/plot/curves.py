@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from collbench.analysis.tiers import labels_of
-from collbench.model.capabilities import capabilities
 from collbench.model.operations import Work
 from collbench.model.units import fixed, format_size
 from collbench.output.plot.figure import (
@@ -25,25 +24,25 @@ from collbench.output.plot.figure import (
     subject,
 )
 from collbench.output.text.curves import Curves, abridged_device_names, curves_of, limits_of, lines_of
+from collbench.output.text.frame import sim
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_LINES = 8  # more than a reader can distinguish
+_MOST_LINES = 8  # as many as a reader can distinguish
 _MOST_LIMITS = 3
 _MOST_TICKS = 12
-_WIDTH, _HEIGHT = 7.2, 4.4  # inches
+SIZE = 7.2, 4.4  # inches
 _HEADROOM = 1.07  # of what is highest: room for a limit's name
 
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
-    """One line: GB/s over bytes, with a band (None if there is no interval), and what the legend says."""
+    """One line: GB/s over bytes, the ends of its band where there are any, and its name in the legend."""
 
     name: str
     rates: dict[int, float]
     band: dict[int, tuple[float, float]]
-    group: int
 
 
 Shown = tuple[Named, Work]
@@ -54,10 +53,9 @@ def draw(shown: Sequence[Shown]) -> Picture:
     shown_curves = [(named, work, curves_of(named.run, work)) for named, work in shown]
     single = sum(len(curves) for _, _, curves in shown_curves) <= _MOST_LINES
     strokes = list(_strokes(shown_curves, single=single))
-    works, runs = [work for _, work in shown], list(dict.fromkeys(named.name for named, _ in shown))
-    names = [next(named for named, _ in shown if named.name == name) for name in runs]
-    title = f"{subject(works, names)} over message size"
-    figure, axes = figure_of((_WIDTH, _HEIGHT), title, names)
+    works, runs = [work for _, work in shown], list({named.name: named for named, _ in shown}.values())
+    title = f"{subject(works, runs)} over message size"
+    figure, axes = figure_of(SIZE, title, runs)
     for number, line in enumerate(strokes):
         stroke(axes, line, number)
     limits = _limits(shown_curves)
@@ -67,50 +65,41 @@ def draw(shown: Sequence[Shown]) -> Picture:
             f"{fixed(gbs, 6)} GB/s theory, {name}", (0.01, gbs), xycoords=("axes fraction", "data"), va="bottom",
             color=THEORY, fontsize=7.5, xytext=(0, 1.5), textcoords="offset points",
         )  # fmt: skip
-    ends = [end for one in strokes for ends in one.band.values() for end in ends]
-    top = max([*limits, *ends, *(rate for one in strokes for rate in one.rates.values())])
-    frame(axes, sorted({size for one in strokes for size in one.rates}), _HEADROOM * top, quantity(works))
+    frame(axes, strokes, limits, quantity(works))
     axes.set_xlabel(f"message size, bytes (bands: {'95 % interval' if single else 'slowest to fastest'})")
     theory = [f"Theory: {fixed(gbs, 6)} GB/s, {name}." for gbs, name in limits.items()]
-    return Picture(figure, title, " ".join([*map(_about, strokes), *theory, origins(names)]))
+    return Picture(figure, title, " ".join([*map(_about, strokes), *theory, origins(runs)]))
 
 
 def _strokes(shown_curves: Sequence[tuple[Named, Work, Curves]], *, single: bool) -> Iterator[Stroke]:
     """Yield a line for each device set where a reader can follow them all, else for each tier or number of ranks."""
-    for group, (named, work, curves) in enumerate(shown_curves):
-        front = _front(shown_curves, named, work)
-        yield from _sets(named, work, curves, front, group) if single else _tiers(named, work, curves, front, group)
+    several_runs = len({named.name for named, _, _ in shown_curves}) > 1
+    several_works = len({work for _, work, _ in shown_curves}) > 1
+    for named, work, curves in shown_curves:
+        of_run = f"{sim(named.run)}{clean(named.name, 30)}: " if several_runs else ""
+        prefix = f"{of_run}{work}: " if several_works else of_run
+        for line in _set_strokes(named, work, curves) if single else _tier_strokes(named, work, curves):
+            yield replace(line, name=f"{prefix}{line.name}")
 
 
-def _front(shown_curves: Sequence[tuple[Named, Work, Curves]], named: Named, work: Work) -> str:
-    """Return the start of a legend entry, which distinguishes its run and work from the others."""
-    several_runs = len({one.name for one, _, _ in shown_curves}) > 1
-    several_works = len({one for _, one, _ in shown_curves}) > 1
-    sim = "sim " if capabilities(named.run.backend).simulated else ""
-    parts = [f"{sim}{clean(named.name, 30)}"] * several_runs + [str(work)] * several_works
-    return f"{': '.join(parts)}: " if parts else ""
-
-
-def _sets(named: Named, work: Work, curves: Curves, front: str, group: int) -> Iterator[Stroke]:
+def _set_strokes(named: Named, work: Work, curves: Curves) -> Iterator[Stroke]:
     labels = labels_of(named.run, curves)
     for devices, curve in curves.items():
         label = f" ({clean(labels[devices], 20)})" if len(devices) == 2 and labels[devices] != "?" else ""
         yield Stroke(
-            f"{front}{clean(abridged_device_names(named.run, work, devices), 60)}{label}",
+            f"{clean(abridged_device_names(named.run, work, devices), 60)}{label}",
             {size: summary.busbw for size, summary in curve.items()},
             {size: summary.interval for size, summary in curve.items() if summary.interval is not None},
-            group,
         )
 
 
-def _tiers(named: Named, work: Work, curves: Curves, front: str, group: int) -> Iterator[Stroke]:
+def _tier_strokes(named: Named, work: Work, curves: Curves) -> Iterator[Stroke]:
     for line in lines_of(named.run, work, curves):
         many = f", median of {line.sets}" if line.sets > 1 else ""
         yield Stroke(
-            f"{front}{line.name}{many}",
+            f"{line.name}{many}",
             {size: spread.middle for size, spread in line.points.items()},
             {size: (spread.low, spread.high) for size, spread in line.points.items()},
-            group,
         )
 
 
@@ -139,16 +128,19 @@ def _limits(shown_curves: Iterable[tuple[Named, Work, Curves]]) -> dict[float, s
     return {gbs: "/".join(names[gbs]) for gbs in sorted(names, reverse=True)[:_MOST_LIMITS]}
 
 
-def frame(axes: Axes, sizes: Sequence[int], top: float, label: str) -> None:
-    """Set the axes of lines over message sizes in bytes, ascending, from 0 to `top`."""
+def frame(axes: Axes, strokes: Sequence[Stroke], limits: Iterable[float], label: str) -> None:
+    """Set the axes of lines over message sizes, from 0 to the highest of lines, bands and limits."""
+    sizes = sorted({size for line in strokes for size in line.rates})
+    ends = [end for line in strokes for interval in line.band.values() for end in interval]
+    top = max([*limits, *ends, *(rate for line in strokes for rate in line.rates.values())])
     axes.set_xscale("log", base=2)
     low, high = math.floor(math.log2(sizes[0])), math.ceil(math.log2(sizes[-1]))
     step = max(1, math.ceil((high - low) / _MOST_TICKS))
     powers = range(low, high + 1, step)
     axes.set_xticks([2**power for power in powers], [format_size(2**power) for power in powers])
-    lines_frame(axes, top, label)
+    lines_frame(axes, _HEADROOM * top, label)
 
 
-def _about(stroke: Stroke) -> str:
-    ends = dict.fromkeys((min(stroke.rates), max(stroke.rates)))
-    return f"{stroke.name}: {', '.join(f'{fixed(stroke.rates[size])} GB/s at {format_size(size)}' for size in ends)}."
+def _about(line: Stroke) -> str:
+    ends = dict.fromkeys((min(line.rates), max(line.rates)))
+    return f"{line.name}: {', '.join(f'{fixed(line.rates[size])} GB/s at {format_size(size)}' for size in ends)}."

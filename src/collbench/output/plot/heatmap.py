@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from collbench.analysis.tiers import RankedLink, Ranking
-from collbench.model.capabilities import capabilities
 from collbench.model.run import Run
 from collbench.model.units import figure as printed
 from collbench.model.units import format_size, sentence
 from collbench.output import sentences
 from collbench.output.plot.figure import Named, Picture, clean, figure_of, origins, subject
+from collbench.output.text.frame import sim
 from collbench.output.text.matrix import DEVICES_WITH_DECIMALS, unit_of, value
 from collbench.output.text.ranking import name
 
@@ -59,11 +59,17 @@ def draw(named: Named, ranking: Ranking) -> Picture:
         elif (row, column) in failed:
             look = {"facecolor": "white", "edgecolor": _FAILED, "hatch": "////"}
             text, ink = "failed", _FAILED
-        _square(axes, (row, column), look)
-        size = 8.0 if count <= DEVICES_WITH_DECIMALS else 7.0
+        fontsize = 8.0 if count <= DEVICES_WITH_DECIMALS else 7.0
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0} if text == "failed" else None
-        axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=size, bbox=box)
-    _frame(axes, names, directed=ranking.kind == "link")
+        square(axes, row, column, look, text, color=ink, fontsize=fontsize, bbox=box)
+    frame(axes, names, names)
+    axes.set_aspect("equal")
+    axes.tick_params(top=False, labeltop=True, bottom=False, labelbottom=False)
+    axes.tick_params(axis="x", rotation=90 if max(map(len, names)) > _SHORT else 0)
+    axes.xaxis.set_label_position("top")
+    if ranking.kind == "link":
+        axes.set_xlabel("to")
+        axes.set_ylabel("from")
     # From 0, so that links that tie look alike.
     figure.colorbar(ScalarMappable(Normalize(0, top), colours), ax=axes, label=quantity, shrink=0.8)
     tips = {f"square-{row}-{column}": _tip(run, ranking, link, unit) for (row, column), link in ranked.items()}
@@ -71,7 +77,7 @@ def draw(named: Named, ranking: Ranking) -> Picture:
 
 
 def _names(run: Run) -> list[str]:
-    """Return what rows and columns are called; of a long name the end, where the GPU's index stands."""
+    """Return the names of rows and columns; of a long one its end, which has the GPU's index."""
     one_host = len({device.host for device in run.devices}) == 1
     hosts = ["" if one_host else device.host.partition(".")[0] for device in run.devices]
     names = [clean(replace(device, host=host).tag) for device, host in zip(run.devices, hosts, strict=True)]
@@ -90,13 +96,25 @@ def _failed(run: Run, ranking: Ranking) -> set[tuple[int, ...]]:
     return pairs | {pair[::-1] for pair in pairs} if ranking.kind == "pair" else pairs
 
 
-def _square(axes: Axes, pair: tuple[int, int], look: dict[str, Any]) -> None:
+def square(axes: Axes, row: int, column: int, look: dict[str, Any], text: str, **style: Any) -> None:
+    """Draw a square, `square-ROW-COLUMN` in the SVG, with its text in the middle."""
     from matplotlib.patches import Rectangle
 
-    row, column = pair
     patch = Rectangle((column - 0.5, row - 0.5), 1, 1, **({"edgecolor": "white"} | look))
     patch.set_gid(f"square-{row}-{column}")
     axes.add_patch(patch)
+    axes.text(column, row, text, ha="center", va="center", **style)
+
+
+def frame(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Set the axes of a map of squares: the first row on top, names without ticks, no border."""
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
 
 
 def _text(link: RankedLink, unit: str, ranking: Ranking, count: int) -> str:
@@ -111,26 +129,9 @@ def _ink(colour: tuple[float, float, float, float]) -> str:
     return "white" if 0.2126 * red + 0.7152 * green + 0.0722 * blue < _DARK else "black"  # Rec. 709
 
 
-def _frame(axes: Axes, names: Sequence[str], *, directed: bool) -> None:
-    count = len(names)
-    axes.set_xlim(-0.5, count - 0.5)
-    axes.set_ylim(count - 0.5, -0.5)
-    axes.set_aspect("equal")
-    axes.set_xticks(range(count), names, rotation=90 if max(map(len, names)) > _SHORT else 0)
-    axes.set_yticks(range(count), names)
-    axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
-    axes.xaxis.set_label_position("top")
-    if directed:
-        axes.set_xlabel("to")
-        axes.set_ylabel("from")
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-
-
 def _tip(run: Run, ranking: Ranking, link: RankedLink, unit: str) -> str:
-    sim = "sim " if capabilities(run.backend).simulated else ""
     number = printed(value(link.seconds, link.gbs, unit), 2)
-    rate = f"{sim}{name(run, ranking.work, link.members)}: {number}"
+    rate = f"{sim(run)}{name(run, ranking.work, link.members)}: {number}"
     interval = link.interval if unit == "GB/s" else None
     between = f" (95 %: {printed(interval[0], 2)} to {printed(interval[1], 2)})" if interval else ""
     return f"{rate} {unit}{between}, {link.label}, tier {link.tier}, {link.relation}"

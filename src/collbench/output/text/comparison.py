@@ -1,10 +1,10 @@
-"""The pages and the JSON of `collbench compare`: two runs, reference figures, many runs."""
+"""The pages and the JSON of `collbench compare`: two runs, or many by date."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -12,24 +12,19 @@ from rich.text import Text
 
 from collbench.analysis.compare import Change, Comparison, Difference, Group, Kind, Subject, Verdict
 from collbench.analysis.outcome import outcome
-from collbench.analysis.physics import Nvls
-from collbench.analysis.references import Answer, Answers, ReferenceVerdict, Unknown
-from collbench.analysis.tiers import kind_of
 from collbench.analysis.trend import Line, Trend
-from collbench.model.operations import Work
-from collbench.model.run import Run
-from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
+from collbench.model.run import Device, Run
+from collbench.model.units import TELLING_BYTES, counted, figure, fixed, format_size, size_span
 from collbench.output import sentences
-from collbench.output.differences import described
-from collbench.output.text.frame import alarm, header, not_judged, origin, sim
-from collbench.output.text.layout import Block, Lines, both, filled, short, table, whole
+from collbench.output.text.frame import alarm, not_judged, sim
+from collbench.output.text.layout import Block, both, more, short, table, whole
 from collbench.runfile.codec import plain
 
-# The page of `collbench compare` for many runs: each work at its largest size by date, then the last by the first.
+# The page of `collbench compare` for many runs: each work at its largest size by date, then the last run and the first.
 
 
 def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks; `names` are the files', by date as the runs are."""
+    """Yield the page's blocks; `names` are those of the files, in the order of the runs."""
     mark = sim(trend.runs[0], "sim: ")
     yield from alarms(trend.last)
     yield from short(_verdict(trend.last, mark))
@@ -37,8 +32,8 @@ def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType 
     dates, lines = list[str](), list[str]()
     for number, (run, steps, name) in enumerate(zip(trend.runs, trend.steps, names, strict=True), 1):
         dates.append(f"run {number:<5} {run.started} {name}")
-        # What differs from the run before it.
-        lines += [dates[-1], *(f"          {_differs(one, trend.runs[number - 2])}" for one in steps)]
+        before = trend.runs[number - 2]
+        lines += [dates[-1], *(f"          {_differs(one, before)}" for one in steps)]
     yield from whole("header", Text("\n".join(lines)))
     differences = [
         f"differs   {_differs(one, trend.last.base)}"
@@ -46,7 +41,7 @@ def trend_page(trend: Trend, names: tuple[str, ...]) -> Iterator[RenderableType 
         if one.subject is not Subject.STARTED
     ]
     yield from short(Text("\n".join([*dates[-_FEW_RUNS:], *differences[:_FEW_RUNS]])))
-    # The work that lost most to its first run comes first.
+    # The work with the largest loss since its first run comes first.
     for index, line in enumerate(sorted(trend.lines, key=lambda line: line.points[-1].change)):
         several = "" if line.device_sets == 1 else f", {line.device_sets} sets of devices"
         title = f"{line.work} at {format_size(line.size_bytes)}, GB/s{several}"
@@ -66,7 +61,7 @@ def _trend_table(trend: Trend, line: Line) -> RenderableType:
     rows = table("run", "date", "median", "change", "worst", *left[2:], left=left)
     devices = trend.runs[0].devices
     for point in line.points:
-        where = "-".join(devices[position].tag for position in point.worst if position >= 0)
+        where = sentences.tags([position for position in point.worst if position >= 0], devices, "-")
         worse = f"{point.worse} of {point.compared}" if point.worse else ("no" if point.run else "-")
         change = f"{point.change:+.1%}" if point.run else "-"
         date = trend.runs[point.run].started[:16].replace("T", " ")
@@ -75,153 +70,10 @@ def _trend_table(trend: Trend, line: Line) -> RenderableType:
     return rows
 
 
-# The page of `collbench compare --reference`: normal, below or above, by which band, and who says so of what.
-
-_STANDING_STYLES = {
-    ReferenceVerdict.BELOW: "bold red",
-    ReferenceVerdict.NORMAL: "bold green",
-    ReferenceVerdict.ABOVE: "bold cyan",
-    ReferenceVerdict.NOT_JUDGED: "bold red",
-    ReferenceVerdict.FAILED: "bold red",
-}
-
-
-def reference_page(answers: Answers, width: int) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks: the run, each figure's answer, what no figure speaks for, and a verdict.
-
-    Sentences are broken to `width` columns.
-    """
-    yield from alarm(answers.run)
-    if not answers.judged:
-        yield not_judged(
-            f"{reference_conclusion(answers).rstrip('.')}; compare it with an earlier healthy run of this machine"
-        )
-    conclusion = Text(
-        reference_conclusion(answers), style=_STANDING_STYLES[ReferenceVerdict.BELOW] if answers.below else ""
-    )
-    yield from short(conclusion)
-    yield from whole("header", Lines(header(answers.run)), Text(""))
-    for answer in answers.answers:
-        first, source = _answer_lines(answers, answer, width)
-        yield from both("tables", first)
-        yield from whole("tables", source)
-    lines = [*_unknown(answers, width)]
-    if lines:
-        yield from whole("notes", Text("\n".join(lines)))
-    yield from whole("verdicts", conclusion)
-    yield from short(Lines(f"\n{origin(answers.run)}"))
-
-
-def reference_conclusion(answers: Answers) -> str:
-    """Return the verdict in one sentence."""
-    if not answers.known:
-        return f"There is no reference figure for this kind of machine: {_kind(answers)}."
-    if not answers.answers:
-        return f"There is no reference figure for what this run measured on {_kind(answers)}."
-    standings = Counter(answer.standing for answer in answers.answers)
-    counts = ", ".join(f"{standings[one]} {one.value}" for one in ReferenceVerdict if standings[one])
-    if answers.below:
-        return f"Significantly below what healthy machines of this kind reach ({counts})."
-    if not answers.judged:
-        return f"No reference figure gives a significant answer ({counts})."
-    if set(standings) == {ReferenceVerdict.NORMAL}:
-        return f"Normal according to {amount(len(answers.answers), 'reference figure')}."
-    return f"Nothing is significantly below its band ({counts})."
-
-
-def normality(answers: Answers) -> str:
-    """Return in a line whether a run is normal for its kind of machine, by the figure that it does worst against."""
-    if not answers.known or not answers.answers:
-        return f"not judged: no reference figure for {_kind(answers)}"
-    if not answers.judged:
-        return reference_conclusion(answers).rstrip(".")
-    order = (ReferenceVerdict.FAILED, ReferenceVerdict.BELOW, ReferenceVerdict.ABOVE, ReferenceVerdict.NORMAL)
-    judged = [answer for answer in answers.answers if answer.standing in order]
-    worst = min(judged, key=lambda answer: order.index(answer.standing))
-    work = Work(worst.figure.operation, worst.figure.variant)
-    where = f"{work} at {format_size(worst.size_bytes)}{_on(work, worst.figure.ranks, worst)}"
-    return f"{worst.standing.value}: {where} reached {_measured(answers, worst)}; {_band(worst)}"
-
-
-def _kind(answers: Answers) -> str:
-    labels = sorted({path.label for path in answers.run.paths})
-    return ", ".join([counted(device.name for device in answers.run.devices), *labels])
-
-
-def _answer_lines(answers: Answers, answer: Answer, width: int) -> tuple[Text, Text]:
-    source = answer.figure
-    work = Work(source.operation, source.variant)
-    what = f"{work} at {format_size(answer.size_bytes)}{_on(work, source.ranks, answer)}"
-    failed = answer.standing is ReferenceVerdict.FAILED
-    where = f" on {sentences.device_sets(answer.failed, answers.run.devices)}" if failed else ""
-    first = Lines(f"{sim(answers.run, 'sim: ')}{what}: ")
-    first.append(answer.standing.value, style=_STANDING_STYLES.get(answer.standing, ""))
-    first.append(f"{where}, {_measured(answers, answer)}; {_band(answer)}{_beaten(answers, answer)}")
-    condition = f"; {_mismatch(answer)}" if answer.mismatch else ""
-    nvls = f", NVLS {source.nvls}" if source.nvls else ""
-    nccl = f", NCCL {source.nccl}" if source.nccl else ""
-    origins = f"{source.machine}{nvls}{nccl}: {source.conditions} [{source.source}]{condition}"
-    return first, Text(filled(origins, width, "  ", "  "))
-
-
-def _beaten(answers: Answers, answer: Answer) -> str:
-    """Return what is impossible, for which the figure is not judged."""
-    impossible = answer.impossible
-    if answer.standing is not ReferenceVerdict.NOT_JUDGED or impossible is None:
-        return ""
-    where = sentences.device_sets([impossible.capacity.devices], answers.run.devices)
-    what = f"{impossible.point.work} at {format_size(impossible.point.size_bytes)}"
-    limit = figure(impossible.capacity.gbs)
-    return f"; {what} reached {figure(impossible.rate_gbs)} GB/s, and the capacity of {where} is {limit}"
-
-
-def _on(work: Work, ranks: int, answer: Answer) -> str:
-    if work.operation.is_collective:
-        return f" on {ranks} GPUs"
-    return f" on {amount(len(answer.sets), 'device' if kind_of(work) == 'device' else 'link')}"
-
-
-def _measured(answers: Answers, answer: Answer) -> str:
-    least, most = answer.sets[0], answer.sets[-1]
-    if len(answer.sets) == 1:
-        return f"{figure(least.gbs)} GB/s"
-    where = "-".join(answers.run.devices[position].tag for position in least.members)
-    below = sum(one.standing is ReferenceVerdict.BELOW for one in answer.sets)
-    many = f", {below} of {len(answer.sets)} below" if 0 < below < len(answer.sets) else ""
-    return f"{figure(least.gbs)} to {figure(most.gbs)} GB/s, lowest on {where}{many}"
-
-
-def _band(answer: Answer) -> str:
-    low, high = answer.figure.band
-    if high is None:
-        return f"required: {figure(low)} or more"
-    return f"band {figure(low)} to {figure(high)}"
-
-
-def _unknown(answers: Answers, width: int) -> Iterator[str]:
-    if not answers.known:
-        return
-    plain = [one for one in answers.unknown if not one.others]
-    if plain:
-        names = ", ".join(_name(one) for one in plain)
-        yield filled(f"there is no reference figure for {names} on {_kind(answers)}", width)
-    for one in answers.unknown:
-        if one.others:
-            sizes = size_span([size for figure_ in one.others for size in figure_.sizes])
-            yield f"there is no reference figure for {_name(one)} at this run's sizes and labels, only for {sizes}"
-    if answers.nvls is Nvls.UNKNOWN and any(answer.figure.nvls for answer in answers.answers):
-        yield "it is unknown whether NVLS was used: 'collbench allreduce --algorithms' asks NCCL"
-
-
-def _name(one: Unknown) -> str:
-    many = f" on {one.ranks} GPUs" if one.work.operation.is_collective else ""
-    return f"{one.work}{many}"
-
-
-# What `collbench compare --json` prints (docs/exchange.md): comparisons, trends, answers of the reference figures.
+# What `collbench compare --json` prints (docs/exchange.md).
 
 _VERSION = 1
-_Json = dict[str, Any]
+Json = dict[str, Any]
 _OF_A_CHANGE = (
     *("base_gbs", "new_gbs", "base_seconds", "new_seconds", "ratio", "delta", "regressed"),
     *("interval", "verdict", "trials"),
@@ -229,45 +81,31 @@ _OF_A_CHANGE = (
 
 
 def of_comparison(comparison: Comparison, status: int) -> str:
-    """Return a comparison as JSON text; members are positions of the base, of `only_new` those of the new run."""
-    return _dumps("collbench-comparison", status, _comparison(comparison))
+    """Return a comparison as JSON text; members are positions in the base run, those of `only_new` in the new run."""
+    return json_text("collbench-comparison", status, _comparison(comparison))
 
 
 def of_trend(trend: Trend, status: int) -> str:
-    """Return a trend as JSON text: its lines, and the last run against the first."""
+    """Return a trend as JSON text: its lines, and the last run compared with the first."""
     before = (trend.runs[0], *trend.runs)
     runs = [
-        _run(run) | {"differences": _differences(steps, base)}
+        run_origin(run) | {"differences": _differences(steps, base)}
         for base, run, steps in zip(before, trend.runs, trend.steps, strict=False)
     ]
     body = {"runs": runs, "lines": plain(trend.lines), "last": _comparison(trend.last)}
-    return _dumps("collbench-trend", status, body)
+    return json_text("collbench-trend", status, body)
 
 
-def of_answers(answers: Answers, status: int) -> str:
-    """Return the results of the reference figures for a run as JSON text; members are positions of the run."""
-    body = {
-        "run": _run(answers.run),
-        "nvls": answers.nvls.value,
-        "known": answers.known,
-        "answers": [_answer_json(answer) for answer in answers.answers],
-        "unknown": [
-            {"operation": one.work.operation.value, "variant": one.work.variant.value, "ranks": one.ranks}
-            for one in answers.unknown
-        ],
-    }
-    return _dumps("collbench-reference", status, body)
-
-
-def _dumps(name: str, status: int, body: _Json) -> str:
+def json_text(name: str, status: int, body: Json) -> str:
+    """Return what --json prints (docs/exchange.md)."""
     head = {"format": name, "format_version": _VERSION, "exit_status": status}
     return json.dumps(head | body, indent=1, ensure_ascii=False) + "\n"
 
 
-def _comparison(comparison: Comparison) -> _Json:
+def _comparison(comparison: Comparison) -> Json:
     return {
-        "base": _run(comparison.base),
-        "new": _run(comparison.new),
+        "base": run_origin(comparison.base),
+        "new": run_origin(comparison.new),
         "devices": matched(comparison),
         "differences": _differences(comparison.differences, comparison.base),
         "fail_below": comparison.fail_below,
@@ -282,11 +120,12 @@ def _comparison(comparison: Comparison) -> _Json:
     }
 
 
-def _differences(differences: Sequence[Difference], base: Run) -> list[_Json]:
+def _differences(differences: Sequence[Difference], base: Run) -> list[Json]:
     return [dict(zip(("what", "base", "new"), described(one, base.devices), strict=True)) for one in differences]
 
 
-def _run(run: Run) -> _Json:
+def run_origin(run: Run) -> Json:
+    """Return as JSON which run it is: its machine, devices and start."""
     machine = run.machine
     return {
         "started": run.started,
@@ -299,42 +138,7 @@ def _run(run: Run) -> _Json:
     }
 
 
-def _mismatch(answer: Answer) -> str:
-    return f"NVLS {answer.figure.nvls} in the reference, {answer.mismatch} in this run" if answer.mismatch else ""
-
-
-def _answer_json(answer: Answer) -> _Json:
-    figure = answer.figure
-    low, high = figure.band
-    return {
-        "operation": figure.operation.value,
-        "variant": figure.variant.value,
-        "ranks": figure.ranks,
-        "size_bytes": answer.size_bytes,
-        "standing": answer.standing.value,
-        "band_gbs": [low, high],
-        "device_sets": plain(answer.sets),
-        "mismatch": _mismatch(answer),
-        "impossible": _impossible_json(answer),
-        "machine": figure.machine,
-        "nvls": figure.nvls,
-        "nccl": figure.nccl,
-        "conditions": figure.conditions,
-        "source": figure.source,
-    }
-
-
-def _impossible_json(answer: Answer) -> _Json | None:
-    """Return the data point of the run that beats its limit, for which an answer is not judged."""
-    impossible = answer.impossible
-    if impossible is None:
-        return None
-    point, limit = impossible.point, impossible.capacity
-    data_point = {"work": str(point.work), "members": list(point.members), "size_bytes": point.size_bytes}
-    return data_point | {"gbs": impossible.rate_gbs, "limit_gbs": limit.gbs, "devices": list(limit.devices)}
-
-
-# The page of `collbench compare`: other differences, what became worse or better, counts, a verdict.
+# The page of `collbench compare` for two runs: what differs, what became worse or better, counts, a verdict.
 
 _MOST_ROWS = 20  # rows of a verdict; the JSON has all
 _FEW_ROWS, _FEWEST = 7, 4  # on the short page, of two runs and of many
@@ -348,14 +152,14 @@ same: within δ (90 % interval); undecided: neither"""
 
 
 def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks; `names` are the two files'."""
+    """Yield the page's blocks; `names` are those of the two files."""
     yield from alarms(comparison)
     yield from short(_verdict(comparison, sim(comparison.base, "sim: ")))
     yield from body(comparison, names)
 
 
 def body(comparison: Comparison, names: tuple[str, str], few: int = _FEW_ROWS) -> Iterator[RenderableType | Block]:
-    """Yield the page without its alarms; of each table the short page has `few` rows."""
+    """Yield the page without its alarms; tables of the short page have `few` rows."""
     lines = list(head(comparison, names))
     yield from whole("header", Text("\n".join(lines)))
     if few == _FEW_ROWS:
@@ -374,7 +178,7 @@ def _verdict(comparison: Comparison, before: str = "") -> Text:
 
 
 def alarms(comparison: Comparison) -> Iterator[Text]:
-    """Yield what comes before all else: what failed in the new run, and what could not be compared."""
+    """Yield the first lines: what failed in the new run, and what could not be compared."""
     yield from alarm(comparison.new)
     if not comparison.judged:
         yield not_judged(
@@ -386,7 +190,7 @@ def alarms(comparison: Comparison) -> Iterator[Text]:
 
 
 def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
-    """Yield the lines that say which runs these are, and what differs between them: the candidate causes."""
+    """Yield which runs these are and what differs between them, which may be the cause of a change."""
     base, new = comparison.base, comparison.new
     yield _backend(base)
     for side, run, name in (("base", base, names[0]), ("new", new, names[1])):
@@ -398,7 +202,7 @@ def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
 
 
 def matched(comparison: Comparison) -> str:
-    """Return which devices are counterparts, and by what: "matched by UUID", "… by their order: GPU1 = GPU5"."""
+    """Return which devices correspond, and how that is known: "matched by UUID", "… by their order: GPU1 = GPU5"."""
     base, new, match = comparison.base.devices, comparison.new.devices, comparison.match
     how = "matched by UUID"
     if match.by_order:
@@ -408,7 +212,7 @@ def matched(comparison: Comparison) -> str:
         if match.by_uuid or any(old != now for old, now in tags):
             how += f": {', '.join(f'{old} = {now}' for old, now in tags)}"
     for devices, alone, where in ((base, match.only_base, "base"), (new, match.only_new, "new run")):
-        how += f"; only in the {where}: {', '.join(devices[one].tag for one in alone)}" if alone else ""
+        how += f"; only in the {where}: {sentences.tags(alone, devices)}" if alone else ""
     return how
 
 
@@ -442,11 +246,11 @@ def _groups(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     for group in sorted(groups, key=lambda group: -abs(1 - group.ratio))[:most]:
         rows.add_row(group_name(comparison, group), str(group.points), *_ratio(group.ratio, group.interval))
     yield rows
-    yield from _more(len(groups) - most)
+    yield from more(len(groups) - most, ": --json has them all")
 
 
 def group_name(comparison: Comparison, group: Group) -> str:
-    """Name what a group's data points share: the devices, or the work and its size."""
+    """Return what a group's data points share: the devices, or the work and its size."""
     if group.kind is Kind.DEVICES:
         return f"{_device_names(comparison.base, group.members)}: all measurements on it"
     return f"{group.work} at {format_size(group.size_bytes)}: everywhere"
@@ -461,18 +265,21 @@ def _points(comparison: Comparison, verdict: Verdict, most: int) -> Iterator[Ren
     rows = table("where", "points", "size", "base", "new", "bandwidth", "interval", keys=3)
     for name, row_changes in groups[:most]:
         shown = max(row_changes, key=lambda change: change.key.size_bytes)
-        if shown.key.size_bytes < TELLING_BYTES:  # of small messages the time
+        if shown.key.size_bytes < TELLING_BYTES:
             figures = [f"{figure(seconds * 1e6)} µs" for seconds in (shown.base_seconds, shown.new_seconds)]
         else:
             figures = [f"{figure(gbs)} GB/s" for gbs in (shown.base_gbs, shown.new_gbs)]
         size = format_size(shown.key.size_bytes)
         rows.add_row(name, str(len(row_changes)), size, *figures, *_ratio(shown.ratio, shown.interval))
     yield rows
-    yield from _more(len(groups) - most)
+    yield from more(len(groups) - most, ": --json has them all")
 
 
 def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, list[Change]]]:
-    """Return a row for each work and its devices, one for all of a work where all are alike; strongest first."""
+    """Return a row for each work and set of devices, the largest change first.
+
+    A work has a single row if all of its sets of devices changed.
+    """
     works: dict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
     for change in comparison.changes:
         works[change.key.work, len(change.key.members)].add(change.key.members)
@@ -482,8 +289,9 @@ def _rows(comparison: Comparison, changes: Sequence[Change]) -> list[tuple[str, 
     rows: dict[str, list[Change]] = defaultdict(list)
     for (work, devices), device_changes in by_devices.items():
         every = works[work, len(devices)]
-        whole = len(every) > 2 and all((work, other) in by_devices for other in every)
-        name = f"{work} on all {len(every)}" if whole else f"{work} {_device_names(comparison.base, devices, work)}"
+        all_changed = len(every) > 2 and all((work, other) in by_devices for other in every)
+        where = f"on all {len(every)}" if all_changed else _device_names(comparison.base, devices, work)
+        name = f"{work} {where}"
         rows[name] += device_changes
     return sorted(rows.items(), key=lambda row: -max(abs(1 - change.ratio) for change in row[1]))
 
@@ -516,6 +324,62 @@ def _counts(comparison: Comparison) -> Iterator[str]:
             yield f"missing   {len(keys)} data points only in the {side} run ({run.started}): {works}; {sizes}"
 
 
-def _more(count: int) -> Iterator[RenderableType]:
-    if count > 0:
-        yield Text(f"and {count} more: --json has them all")
+# What differs between two runs besides their figures.
+
+_TITLES = {
+    Subject.NCCL: "NCCL",
+    Subject.NCCL_PATH: "NCCL library",
+    Subject.CUDA: "CUDA",
+    Subject.KERNEL_IMAGE: "kernels",
+    Subject.MULTICAST: "multicast (NVLS)",
+    Subject.FABRIC: "simulated machine",
+    Subject.WARMUP: "warm-up",
+    Subject.VERIFY: "verification",
+    Subject.NCCL_CONFIG: "NCCL config",
+    Subject.MORE_LABELS: "more labels",
+    Subject.FLAGS: "disturbed trials",
+    Subject.FAILED: "data points that failed",
+    Subject.VERSION: "collbench",
+}
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values)) or "none"
+
+
+def _default(text_of: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: "default" if value is None else text_of(value)
+
+
+def _yes(value: bool | None) -> str:
+    return "unknown" if value is None else "yes" if value else "no"
+
+
+_TEXTS: dict[Subject, Callable[[Any], str]] = {
+    Subject.MULTICAST: _yes,
+    Subject.QUICK: _yes,
+    Subject.VERIFY: _yes,
+    Subject.COMPLETE: _yes,
+    Subject.VARIABLE: lambda value: "not set" if value is None else value,
+    Subject.SIZES: lambda sizes: ", ".join(map(format_size, sizes or ())) or "default",
+    Subject.COPIES: _listed,
+    Subject.COLLECTIVES: _listed,
+    Subject.LAYOUT: lambda layout: " ".join(map(str, layout)),
+    Subject.PRECISION: _default("{:.2%}".format),
+    Subject.BUDGET: _default("{:.1f} s".format),
+    Subject.ITERATIONS: _default(str),
+    Subject.WARMUP: _default(str),
+    Subject.NCCL_CONFIG: lambda config: _listed(f"{name}={value}" for name, value in config),
+    Subject.DEVICES: counted,
+    Subject.MORE_LABELS: lambda count: "" if count is None else f"{count} others differ",
+    Subject.FLAGS: lambda flags: _listed(f"{count} {kind}" for kind, count in flags),
+}
+
+
+def described(difference: Difference, devices: Sequence[Device]) -> tuple[str, str, str]:
+    """Return what differs and its value in the base and in the new run, "" for none; `devices` are the base's."""
+    title = difference.name or _TITLES.get(difference.subject, str(difference.subject))
+    if difference.subject is Subject.LABEL:
+        title = f"label of {'-'.join(devices[device].tag for device in difference.devices)}"
+    text_of = _TEXTS.get(difference.subject, str)
+    return title, text_of(difference.base), text_of(difference.new)

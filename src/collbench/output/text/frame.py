@@ -1,4 +1,4 @@
-"""The top and bottom of every page: where the figures come from, what failed, health, notes."""
+"""The top and bottom of every page: origin of the figures, what failed, health, notes."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from collbench.model.run import (
     Skipped,
     StopReason,
 )
-from collbench.model.units import amount, counted, fixed, format_size, size_span, span
+from collbench.model.units import abridged, amount, counted, fixed, format_size, size_span, span
 from collbench.output import sentences
 from collbench.output.text.layout import Block, Lines, short, whole
 
 
 def sim(run: Run, mark: str = "sim ") -> str:
-    """Return the mark that no simulated figure goes without; "" for a run that was measured."""
+    """Return the mark of simulated figures, which each of them has; "" for a run that was measured."""
     return mark if capabilities(run.backend).simulated else ""
 
 
-# Whether NCCL may let the NVSwitch reduce (NVLS), as text: it decides what an all-reduce can achieve.
+# Whether NCCL may reduce in the NVSwitch (NVLS), which decides what an all-reduce can achieve.
 
 
 def nvls(run: Run) -> str:
@@ -66,18 +66,19 @@ def _nvls(run: Run) -> str:
     return f"possible{asked}: the GPUs support multicast, NCCL decides"
 
 
-# The first lines of every page: where the numbers come from.
+# The first lines of every page: where the figures come from.
 
 
 def header(run: Run) -> str:
-    """Return the run's origin, a line for each name and text."""
+    """Return the lines of `provenance`."""
     return _lines(provenance(run))
 
 
 def origin(run: Run) -> str:
-    """Return where a short page's figures come from: machine, what was set in the environment, when."""
-    kind, kept = capabilities(run.backend), ["machine", "NVLS", "settings", "measured"]
-    kept += ["backend"] * kind.cores
+    """Return the lines of `provenance` that a short page has: machine, environment, date."""
+    kind, kept = capabilities(run.backend), {"machine", "NVLS", "settings", "measured"}
+    if kind.cores:
+        kept.add("backend")
     return _lines((name, text) for name, text in provenance(run) if kind.simulated or name in kept)
 
 
@@ -86,9 +87,9 @@ def _lines(named: Iterable[tuple[str, str]]) -> str:
 
 
 def provenance(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield (name, text): backend first, then machine, devices, versions, and what was measured when.
+    """Yield (name, text): backend, machine, devices, versions, sizes and date.
 
-    No figure of a simulated machine may pass for a measured one: each of its lines says so.
+    Each line of a simulated machine says so, because none of its figures may pass for a measured one.
     """
     machine, kind = run.machine, capabilities(run.backend)
     devices, mark = counted(device.name for device in run.devices), sim(run, " (simulated)")
@@ -114,7 +115,7 @@ def provenance(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _software(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield what timed a run: driver, NCCL, whether it may reduce in the switch, processes."""
+    """Yield the software that timed a run: driver, NCCL, NVLS, processes."""
     machine = run.machine
     if machine.driver:
         yield "driver", f"{machine.driver}, CUDA {machine.cuda}, kernels from {machine.kernel_image or 'none'}"
@@ -129,21 +130,21 @@ def _software(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def settings(environment: Mapping[str, str]) -> str:
-    """Name the variables that were set: they change what NCCL does.
+    """Return the variables that change what NCCL does, as NAME=VALUE.
 
-    NCCL_VERSION does not: NVIDIA's container images leave it behind, and the loaded library's version may differ.
+    NCCL_VERSION is left out: NVIDIA's container images set it, and the loaded library's version may differ.
     """
     return ", ".join(f"{name}={value}" for name, value in sorted(environment.items()) if name != "NCCL_VERSION")
 
 
-# Problems of the devices during the measurement, in a few lines; one line if there were none.
+# Health of the devices during the measurement.
 
 _COUNTERS = (("NVLink", "nvlink_errors"), ("ECC", "ecc_errors"))
 _REPLAYS = ("NVLink replays", "nvlink_replays")
 
 
 def health_lines(run: Run) -> list[str]:
-    """Return temperatures in °C, then a line for each problem; empty for CPU cores."""
+    """Return a line of temperatures in °C and of what was fine, then a line for each problem; empty for CPU cores."""
     if not run.health_before:
         return network_lines(run)
     states = (*run.health_before, *run.health_after)
@@ -169,10 +170,10 @@ def health_lines(run: Run) -> list[str]:
 
 
 def unhealthy_lines(run: Run) -> list[str]:
-    """Return the lines of what was wrong with devices: flagged, throttled, shared, or with new errors."""
-    ends = _at_the_ends(run, FlagKind.THROTTLED), _at_the_ends(run, FlagKind.SHARED)
+    """Return a line for each problem of devices: flagged, throttled, shared, or with new errors."""
+    throttled, shared = _at_the_ends(run, FlagKind.THROTTLED), _at_the_ends(run, FlagKind.SHARED)
     network = (_port_line(one) for one in _port_changes(run) if not one.congestion)
-    return [*_flagged(run), *ends[0], *_grown(run), *ends[1], *network]
+    return [*_flagged(run), *throttled, *_grown(run), *shared, *network]
 
 
 def network_lines(run: Run) -> list[str]:
@@ -190,7 +191,7 @@ def network_lines(run: Run) -> list[str]:
 
 
 def _port_changes(run: Run) -> Iterator[PortChange]:
-    # Files of before `ports_after_read` do not say whether nobody looked or nothing was left.
+    # Older files lack `ports_after_read`: no ports afterwards may mean that they were not read.
     known = run.ports_after_read or run.ports_after
     return changes(run.ports_before, run.ports_after) if known else iter(())
 
@@ -209,12 +210,11 @@ def _port_line(one: PortChange) -> str:
 
 
 def _flagged(run: Run) -> Iterator[str]:
-    """Yield each flag of the samples with how many trials it marks; of a GPU's temperatures the highest."""
-    trials = sum(len(measurement.samples) for measurement in run.measurements)
+    """Yield each flag of the samples with the number of trials that have it; of a GPU's temperatures the highest."""
+    samples = [sample for measurement in run.measurements for sample in measurement.samples]
+    trials = len(samples)
     marked: dict[tuple[FlagKind, tuple[int, ...], str, int | None], list[Flag]] = defaultdict(list)
-    for flag in (
-        flag for measurement in run.measurements for sample in measurement.samples for flag in set(sample.flags)
-    ):
+    for flag in (flag for sample in samples for flag in set(sample.flags)):
         figure = None if flag.kind is FlagKind.HOT else flag.figure
         marked[flag.kind, flag.devices, flag.reason, figure].append(flag)
     worst = ((max(flags, key=lambda flag: flag.figure or 0), len(flags)) for flags in marked.values())
@@ -222,7 +222,7 @@ def _flagged(run: Run) -> Iterator[str]:
 
 
 def _at_the_ends(run: Run, kind: FlagKind) -> Iterator[str]:
-    """Yield what throttled devices or shared them at the run's ends, where no trial was flagged with it."""
+    """Yield throttling or other processes before and after measuring, unless a trial has the same flag."""
     flagged = {flag for measurement in run.measurements for sample in measurement.samples for flag in sample.flags}
     shared = {index for flag in flagged if flag.kind is FlagKind.SHARED for index in flag.devices}
     for when, index, state in at_the_ends(run):
@@ -244,7 +244,7 @@ def _growth(run: Run, name: str, field: str) -> Iterator[str]:
         yield f"{last - first} new {name} on {tag} ({first} → {last} since the driver was loaded)"
 
 
-# The lines below every page's figures: how far they were measured, what is missing, and what to distrust.
+# The notes below every page's figures: how they were measured, what is missing, what not to trust.
 
 _STOPS = {
     StopReason.PRECISION: "converged",
@@ -253,18 +253,14 @@ _STOPS = {
     StopReason.INTERRUPTED: "interrupted",
     StopReason.FAILED: "failed",
 }
-# NCCL's start is reported from here on: below, NCCL was ready when the sweep was.
-_REPORTED_S = 0.05
-# Further failures repeat these; the file has all of them.
-_MOST_FAILURES = 8
-# On a short page, of failures and of what was wrong with devices.
-_FEW_LINES = 3
-# On a machine with 48 links that kernels cannot use, the first ones show which.
-_MOST_NAMES = 4
+_REPORTED_S = 0.05  # a shorter wait for NCCL to start is not reported
+_MOST_FAILURES = 8  # lines; the file has all failures
+_FEW_LINES = 3  # of failures, of health: on the short page
+_MOST_NAMES = 4  # of what was skipped for one reason
 
 
 def notes(run: Run, *, health: bool = True) -> list[str]:
-    """Return the lines, each said once, those about the devices' health only where that is asked for."""
+    """Return the lines of all notes, without repeats; those on the devices' health only if `health`."""
     lines = [*_stopped(run), *_verified(run), *_time(run), *failures(run), *_interference(run)]
     if run.chosen:
         lines.append("chosen    algorithms that NCCL reported in a separate process with NCCL_DEBUG=INFO")
@@ -274,20 +270,18 @@ def notes(run: Run, *, health: bool = True) -> list[str]:
 
 
 def ending(run: Run, *more: str) -> Iterator[Block]:
-    """Yield the last blocks of a measuring command's page: its notes, or of the short page trouble and origin."""
+    """Yield the last blocks of a measuring command's page: notes and health, on the short page trouble and origin."""
     lines = [*notes(run, health=False), *more]
     if lines:
         yield from whole("notes", Lines("\n" + "\n".join(lines)))
     if health := health_lines(run):
         yield from whole("health", Lines("\n".join(f"health    {line}" for line in health)))
-    lacks = _skipped(
-        run, frozenset({SkipKind.ROOM, SkipKind.CONCURRENT_ROOM})
-    )  # a size that was asked for is not left out in silence
+    lacks = _skipped(run, {SkipKind.ROOM, SkipKind.CONCURRENT_ROOM})  # sizes that the user asked for
     yield from short(Lines("\n" + "\n".join([*troubled(run), *lacks, origin(run)])))
 
 
 def troubled(run: Run) -> Iterator[str]:
-    """Yield the first lines on what failed and on what was wrong with devices."""
+    """Yield the first lines on failures and on problems of devices."""
     yield from failures(run, _FEW_LINES)
     unhealthy = unhealthy_lines(run)
     yield from (f"health    {line}" for line in unhealthy[:_FEW_LINES])
@@ -328,7 +322,7 @@ def _time(run: Run) -> Iterator[str]:
 
 
 def _verified(run: Run) -> Iterator[str]:
-    """Yield the share of the bytes that were compared where they arrived, and what was compared least."""
+    """Yield the share of the bytes that were verified, and the work with the lowest share."""
     bytes_of: dict[tuple[Work, int], tuple[int, int]] = {}  # verified, moved
     for measurement in run.measurements:
         for sample in measurement.samples:
@@ -346,13 +340,13 @@ def _verified(run: Run) -> Iterator[str]:
 
 
 def _share(part: int, whole: int) -> str:
-    """Return the percentage cut off, so that only all of it is 100 %."""
+    """Return the percentage rounded down, so that only all bytes are 100 %."""
     tenths = part * 1000 // whole
     return "all" if part == whole else "none" if part == 0 else f"{tenths / 10:.1f}%" if tenths else "less than 0.1%"
 
 
 def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
-    """Yield a line for each set of devices and kind of failure: what failed there, and the first reason."""
+    """Yield a line for each set of devices and kind of failure: its data points, and the first reason."""
     failed: dict[tuple[tuple[int, ...], object], list[Measurement]] = defaultdict(list)
     for measurement in run.measurements:
         if measurement.failure:
@@ -367,27 +361,26 @@ def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
 def _points(points: Sequence[Measurement]) -> str:
     """Say which data points these are: "ce-write at 8 B", "6 data points (ce-read, ce-write; 8 B to 1G)"."""
     works = ", ".join(sorted({str(measurement.point.work) for measurement in points}))
-    sizes = sorted({measurement.point.size_bytes for measurement in points})
-    span = format_size(sizes[0]) if len(sizes) == 1 else f"{format_size(sizes[0])} to {format_size(sizes[-1])}"
-    return f"{works} at {span}" if len(points) == 1 else f"{len(points)} data points ({works}; {span}), the first"
+    sizes = [measurement.point.size_bytes for measurement in points]
+    if len(points) == 1:
+        return f"{works} at {size_span(sizes)}"
+    return f"{len(points)} data points ({works}; {size_span(sizes)}), the first"
 
 
 def _skipped(run: Run, kinds: AbstractSet[SkipKind] | None = None) -> Iterator[str]:
-    """Yield a line for each reason of these kinds (None: of all), with the first of what was skipped for it."""
+    """Yield a line for each reason of these kinds (None: all kinds), with some of what was skipped for it."""
     reasons: dict[Skipped, list[Skipped]] = {}
     for skip in run.skipped:
         if kinds is None or skip.kind in kinds:
             reasons.setdefault(sentences.reason_alone(skip), []).append(skip)
     for group in reasons.values():
         what = list(dict.fromkeys(filter(None, (sentences.skipped_what(skip, run) for skip in group))))
-        more = f" and {len(what) - _MOST_NAMES} more" if len(what) > _MOST_NAMES else ""
-        joint = ": " if what else ""
-        reason = sentences.skipped_reason(group[0], run)
-        yield f"skipped   {', '.join(what[:_MOST_NAMES])}{more}{joint}{reason}"
+        names = f"{abridged(what, _MOST_NAMES)}: " if what else ""
+        yield f"skipped   {names}{sentences.skipped_reason(group[0], run)}"
 
 
 def _interference(run: Run) -> Iterator[str]:
-    """Yield what the interference check found: whether pairs keep their rates while other pairs are busy."""
+    """Yield whether pairs keep their rates while other pairs are busy, by the interference check."""
     trusted = [check for check in run.interference_checks if check.trusted]
     disagreeing: dict[tuple[str, Work], list[InterferenceCheck]] = defaultdict(list)
     for check in run.interference_checks:
@@ -414,7 +407,7 @@ def _interference(run: Run) -> Iterator[str]:
 
 
 def _which(trusted: Sequence[InterferenceCheck], others: AbstractSet[str]) -> str:
-    """Return which pairs agree: "pairs"; where those of `others` do not, by labels and, in these, by operations."""
+    """Return which pairs agree: "pairs", or if pairs with the labels `others` disagree, the labels and operations."""
     if not others:
         return "pairs"
     works: dict[str, dict[str, None]] = defaultdict(dict)
@@ -424,14 +417,14 @@ def _which(trusted: Sequence[InterferenceCheck], others: AbstractSet[str]) -> st
     return " and ".join([*labels, *(f"{', '.join(works[one])} on some {one} pairs" for one in works if one in others)])
 
 
-# The first line of a page: what failed and where, or that nothing was judged.
+# The first line of a page if something failed or nothing was judged.
 
-_MOST_SETS = 3  # worst first; the notes and the run file have the others
+_MOST_SETS = 3  # of devices; the notes and the run file have the others
 ALARM = "bold red"
 
 
 def headline(run: Run) -> str:
-    """Return what failed and where, the worst first: "FAILED: GPU2-GPU3: 140 data points, hang"; "" for nothing."""
+    """Return what failed and where, the worst first: "FAILED: GPU2-GPU3: 140 data points, hang"; "" if nothing did."""
     troubles = outcome(run).troubles
     if not troubles:
         return ""
@@ -440,7 +433,7 @@ def headline(run: Run) -> str:
 
 
 def worst_troubles(run: Run) -> str:
-    """Return the headline without its first word, which parsers of nccl-tests' text search for."""
+    """Return the headline without "FAILED", which parsers of nccl-tests' text search for."""
     troubles = outcome(run).troubles
     worst = "; ".join(_described(run, trouble) for trouble in troubles[:_MOST_SETS])
     remaining = len(troubles) - _MOST_SETS
@@ -449,7 +442,7 @@ def worst_troubles(run: Run) -> str:
 
 
 def alarm(run: Run) -> Iterator[Text]:
-    """Yield the headline as a page's first block, nothing if all is well."""
+    """Yield the headline as a page's first block; nothing if nothing failed."""
     if failed := headline(run):
         yield Text(failed, style=ALARM)
 
@@ -460,6 +453,6 @@ def not_judged(why: str) -> Text:
 
 
 def _described(run: Run, trouble: Trouble) -> str:
-    points = f"{trouble.count} data point{'' if trouble.count == 1 else 's'}"
+    points = amount(trouble.count, "data point")
     how = f"{trouble.figure:.0f} GB/s" if trouble.figure is not None else trouble.kind.value
     return f"{sentences.device_sets([trouble.devices], run.devices)}: {points}, {how}"

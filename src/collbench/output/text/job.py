@@ -1,4 +1,4 @@
-"""A recorded job on a page: the step as a table and a timeline, waiting against transfer, and who is waited for."""
+"""The page of a recorded job: its step as a table and a timeline, waiting against transfer, late ranks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from collbench.analysis.job import LateRank, RankRow, Report, Row, Timeline, tim
 from collbench.model.job import Call, Ending, Job, PointToPoint, Unknown
 from collbench.model.printable import one_line
 from collbench.model.units import amount, figure, fixed, format_size
-from collbench.output.text.layout import Block, Lines, both, filled, named, short, table, whole
+from collbench.output.text.layout import NARROW, Block, Lines, both, filled, more, named, short, table, whole
 
-_FEW_ROWS, _FEW_RANKS, _MOST_RANKS, _MOST_ROWS = 12, 6, 64, 2000
-_FEW_LATE = 3
-_LEAST_RATE, _MANY = 0.001, 1e4  # GB/s; from where a figure has no decimals
+_FEW_ROWS, _MOST_ROWS = 12, 2000  # on the short page, on the whole one
+_FEW_RANKS, _MOST_RANKS = 6, 64
+_FEW_LATE = 3  # late ranks
+_LEAST_RATE, _MANY = 0.001, 1e4  # GB/s: a lower rate prints as "<0.001"; a higher figure has no decimals
 _LONGEST = 8  # letters of a type
 _COLUMNS = 64  # of a timeline
-_PAGE = 80  # columns in which sentences stand
 _MICRO, _MILLI = 1e6, 1e3
-_SHORT_SIZE = 6
-# What stands for an operation in a timeline; any other gets the first free letter.
+_SHORT = 6  # letters of a size, of a group's name
+# The letter of an operation in a timeline; any other operation gets the first free one.
 _LETTERS = {
     "allreduce": "R",
     "allgather": "G",
@@ -50,25 +50,26 @@ _LACKS = {
 
 
 def page(report: Report, against: str = "") -> Iterator[Block]:
-    """Yield the page of a job; `against` names the run that calls are compared with, "" for none."""
+    """Yield the page's blocks; `against` names the run with which calls are compared, "" for none."""
     yield from both(
-        "header", Lines(filled(headline(report), _PAGE) + "\n"), Lines("\n".join(_folded(origin(report, against))))
+        "header", Lines(filled(headline(report), NARROW) + "\n"), Lines("\n".join(_folded(origin(report, against))))
     )
-    caption = f"{_steps(report)}, rank {report.rank}; µs of one call, GB/s of busbw"
-    yield from both("tables", Text(f"\n{filled(caption, _PAGE)}"))
+    steps = amount(len(report.phase.positions), "call")
+    if report.repeats:
+        steps = f"the step, {steps}, repeated {report.phase.repetitions} times"
+    else:
+        steps = f"no repeated step found: the longest sequence, {steps}"
+    caption = f"{steps}, rank {report.rank}; µs of one call, GB/s of busbw"
+    yield from both("tables", Text(f"\n{filled(caption, NARROW)}"))
     mark = "sim " if against.startswith("sim ") else ""
     few = list(report.rows) if len(report.rows) <= _FEW_ROWS else _weightiest(report.distinct)
-    yield from _lengths(
-        _call_table(report, few, mark),
-        _call_table(report, report.rows[:_MOST_ROWS], mark),
-        len(report.rows) > _FEW_ROWS,
-    )
+    calls = _call_table(report, report.rows[:_MOST_ROWS], mark)
+    yield from _lengths(_call_table(report, few, mark), calls, differ=len(report.rows) > _FEW_ROWS)
     if len(report.rows) > _FEW_ROWS:
         remaining = len(report.distinct) - len(few)
-        more = f", and {remaining} more" if remaining > 0 else ""
-        yield from short(Text(f"equal calls are grouped{more}: --verbose shows all in order"))
-    if len(report.rows) > _MOST_ROWS:
-        yield from whole("tables", Text(f"and {len(report.rows) - _MOST_ROWS} more rows: --json has all"))
+        others = f", and {remaining} more" if remaining > 0 else ""
+        yield from short(Text(f"equal calls are grouped{others}: --verbose shows all in order"))
+    yield from whole("tables", *more(len(report.rows) - _MOST_ROWS, " rows: --json has all"))
     yield from _ranks(report)
     yield from both("tails", Lines("\n" + "\n".join(_folded(said(report)))))
     job_timeline = timeline(report.job)
@@ -76,20 +77,20 @@ def page(report: Report, against: str = "") -> Iterator[Block]:
         few_lines, lines = (
             Text("\n" + "\n".join(timeline_lines(report.job, job_timeline, most))) for most in (_FEW_RANKS, _MOST_RANKS)
         )
-        yield from _lengths(few_lines, lines, len(job_timeline.lanes) > _FEW_RANKS)
+        yield from _lengths(few_lines, lines, differ=len(job_timeline.lanes) > _FEW_RANKS)
 
 
-def _lengths(few: RenderableType, all_of_it: RenderableType, differ: bool) -> Iterator[Block]:
-    """Yield what the short page has, and the whole one where that is more."""
+def _lengths(few: RenderableType, every: RenderableType, *, differ: bool) -> Iterator[Block]:
+    """Yield `few` on the short page and `every` on the whole one, or one block on both if they do not differ."""
     if differ:
         yield from short(few)
-        yield from whole("tables", all_of_it)
+        yield from whole("tables", every)
     else:
-        yield from both("tables", all_of_it)
+        yield from both("tables", every)
 
 
 def headline(report: Report) -> str:
-    """Return the answer in a sentence: the share of communication, the dominant call, the late rank."""
+    """Return the answer in a sentence: the share of communication, the dominant operation, the late rank."""
     mine = report.mine
     what = "a step" if report.repeats else "the recorded calls"
     clauses = []
@@ -118,7 +119,7 @@ def headline(report: Report) -> str:
 
 
 def dominant(report: Report) -> str | None:
-    """Return which operation has most of a step's kernel time, else most of its bytes; None of a single operation."""
+    """Return which operation has most of a step's kernel time, or most of its bytes; None with a single operation."""
     times: dict[str, float] = defaultdict(float)
     sent: dict[str, float] = defaultdict(float)
     known = all(row.own is not None for row in report.distinct)
@@ -201,12 +202,14 @@ def _late_json(one: LateRank) -> dict[str, Any]:
 
 
 def timeline_lines(job: Job, job_timeline: Timeline, most: int) -> Iterator[str]:
-    """Yield a step as characters: a row a rank, a letter an operation, as long as its kernel ran."""
-    letters = _letters(job, job_timeline)
+    """Yield a step as characters: a row for each rank, a letter for each operation, as long as its kernel ran."""
+    operations = dict.fromkeys(job.calls[bar.call].operation for _, bars in job_timeline.lanes for bar in bars)
+    free = iter("CEFHIJKLMNOPQTUVWXYZ")
+    letters = {operation: _LETTERS.get(operation) or next(free, "?") for operation in operations}
     clock = "" if job_timeline.common_clock else "; hosts have no common clock: each rank starts at its own first call"
     yield filled(
         f"one step (repetition {job_timeline.repetition}), {milli(job_timeline.seconds)} from the first call{clock}",
-        _PAGE,
+        NARROW,
     )
     wide = max(len(f"rank {rank}") for rank, _ in job_timeline.lanes[:most])
     scale = (_COLUMNS - 1) / job_timeline.seconds if job_timeline.seconds > 0 else 0.0
@@ -217,21 +220,15 @@ def timeline_lines(job: Job, job_timeline: Timeline, most: int) -> Iterator[str]
             last = min(_COLUMNS, max(first + 1, int((bar.start + (bar.seconds or 0.0)) * scale)))
             row[first:last] = letters[job.calls[bar.call].operation] * (last - first)
         yield f"{f'rank {rank}':<{wide}}  {''.join(row)}"
-    more = len(job_timeline.lanes) - most
     names = ", ".join(f"{letter} {one_line(operation)}" for operation, letter in letters.items())
-    yield filled(names + (f"; and {amount(more, 'rank')} more" if more > 0 else ""), _PAGE)
-
-
-def _letters(job: Job, job_timeline: Timeline) -> dict[str, str]:
-    used = dict.fromkeys(job.calls[bar.call].operation for _, bars in job_timeline.lanes for bar in bars)
-    free = iter("CEFHIJKLMNOPQTUVWXYZ")
-    return {operation: _LETTERS.get(operation) or next(free, "?") for operation in used}
+    others = len(job_timeline.lanes) - most
+    yield filled(names + (f"; and {amount(others, 'rank')} more" if others > 0 else ""), NARROW)
 
 
 def size(size_bytes: int) -> str:
-    """Return bytes in at most six or so characters: "25M", and "11.77M" for what no binary unit holds exactly."""
+    """Return bytes in about six characters: "25M", "11.77M" for a size that is no whole number of a binary unit."""
     exact = format_size(size_bytes)
-    if len(exact) <= _SHORT_SIZE:
+    if len(exact) <= _SHORT:
         return exact
     for suffix, unit in (("T", 2**40), ("G", 2**30), ("M", 2**20), ("K", 2**10)):
         if size_bytes >= unit:
@@ -244,7 +241,7 @@ def group_text(job: Job, call: Call) -> str:
     group = job.groups[call.group]
     if group.size == job.world_size:
         return f"all {group.size}"
-    if group.name and len(group.name) <= _SHORT_SIZE:
+    if group.name and len(group.name) <= _SHORT:
         return f"{one_line(group.name)} ({group.size})"
     ranks = group.ranks
     if len(ranks) == 1:
@@ -252,7 +249,7 @@ def group_text(job: Job, call: Call) -> str:
     if len(ranks) > 1 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     listed = ",".join(map(str, ranks))
-    return listed if ranks and len(listed) <= _SHORT_SIZE + 1 else amount(group.size, "rank")
+    return listed if ranks and len(listed) <= _SHORT + 1 else amount(group.size, "rank")
 
 
 def milli(seconds: float) -> str:
@@ -265,14 +262,14 @@ def _bytes(report: Report, row: Row) -> int:
 
 
 def _weightiest(rows: Sequence[Row]) -> list[Row]:
-    """Return the few calls that take the longest in a step, those first whose kernels are known, in their order."""
+    """Return the calls that take the longest in a step, in its order; calls with known kernel times go first."""
     weighed = sorted(rows, key=lambda row: (-(row.own or 0.0) * row.count, -(row.alone or 0.0) * row.count))
     kept = {id(row) for row in weighed[:_FEW_ROWS]}
     return [row for row in rows if id(row) in kept]
 
 
 def call_table(report: Report, mark: str = "") -> Table:
-    """Return all calls of the step in order; `mark` stands before the figures of a run, "sim " of a simulated one."""
+    """Return all calls of the step in order; `mark`, "sim " for a simulated run, stands before that run's figures."""
     return _call_table(report, report.rows, mark)
 
 
@@ -323,7 +320,7 @@ def _narrow(value: float) -> str:
 
 
 def _ranks(report: Report) -> Iterator[Block]:
-    """Yield a table of ranks: on a short page those that wait least and most, where there are many."""
+    """Yield a table of ranks; of many the short page has those that wait least and most."""
     if len(report.ranks) < 2 or all(row.kernels is None and row.step is None for row in report.ranks):
         return
     yield from both("tables", Text("\nper step, ms; waiting: a rank's kernel time beyond the transfer"))
@@ -332,13 +329,14 @@ def _ranks(report: Report) -> Iterator[Block]:
         by_waiting = sorted(few, key=lambda row: (row.waiting if row.waiting is not None else float("inf"), row.rank))
         half = _FEW_RANKS // 2
         few = [*by_waiting[:half], *by_waiting[-half:]]
-    yield from _lengths(rank_table(few), rank_table(report.ranks[:_MOST_ROWS]), len(report.ranks) > _FEW_RANKS)
+    every = rank_table(report.ranks[:_MOST_ROWS])
+    yield from _lengths(rank_table(few), every, differ=len(report.ranks) > _FEW_RANKS)
     if len(report.ranks) > _FEW_RANKS:
         yield from short(Text(f"{len(report.ranks)} ranks; shown: those that wait least and most; --verbose shows all"))
 
 
 def rank_table(rows: Sequence[RankRow]) -> Table:
-    """Return each rank's step: its calls, its length, and its kernels' time as waiting and transfer, ms."""
+    """Return a row for each rank: its calls, and in ms its step, its kernels, their waiting and their transfer."""
     ranks = table("rank", "calls", "steps", "step", "kernels", "waiting", "transfer")
     for row in rows:
         moving = None if row.kernels is None or row.waiting is None else max(0.0, row.kernels - row.waiting)
@@ -351,65 +349,59 @@ def rank_table(rows: Sequence[RankRow]) -> Table:
     return ranks
 
 
-def _steps(report: Report) -> str:
-    calls = amount(len(report.phase.positions), "call")
-    if not report.repeats:
-        return f"no repeated step found: the longest sequence, {calls}"
-    return f"the step, {calls}, repeated {report.phase.repetitions} times"
-
-
 def origin(report: Report, against: str) -> Iterator[str]:
-    """Yield where the job is from, and what it is compared with: lines of a name and a sentence."""
+    """Yield where the job comes from, and the run it is compared with: lines of a name and a sentence."""
     job = report.job
     ranks = amount(job.world_size, "rank")
     if len(job.ranks) < job.world_size:
         ranks = f"{len(job.ranks)} of {ranks}"
     nccl = f", NCCL {one_line(job.nccl)}" if job.nccl else ""
     started = f", started {one_line(job.started)}" if job.started else ""
-    yield f"{'job':<10}{ranks}, by {job.source}{nccl}{started}"
+    yield f"job       {ranks}, by {job.source}{nccl}{started}"
     if job.command:
-        yield f"{'command':<10}{one_line(' '.join(job.command))}"
+        yield f"command   {one_line(' '.join(job.command))}"
     if against:
         none = "" if any(row.alone is not None for row in report.distinct) else ": it measured none of these calls"
-        yield f"{'against':<10}{one_line(against)}{none}"
+        yield f"against   {one_line(against)}{none}"
 
 
 def said(report: Report) -> Iterator[str]:
-    """Yield who is late, and the limits of the figures: lines of a name and a sentence."""
+    """Yield which ranks are late, and the limits of the figures: lines of a name and a sentence."""
     job = report.job
     for one in report.late[:_FEW_LATE]:
-        yield f"{'late':<10}{late_text(job, one)}"
+        yield f"late      {late_text(job, one)}"
     if len(report.late) > _FEW_LATE:
-        yield f"{'late':<10}and {len(report.late) - _FEW_LATE} more: --json has all"
+        yield f"late      and {len(report.late) - _FEW_LATE} more: --json has all"
     if not report.late:
-        none = "no rank arrives significantly later than the others at any group's calls"
-        unjudged = "not judged: this needs samples of all ranks of a group on one host"
-        yield f"{'late':<10}{none if report.late_known else unjudged}"
+        if report.late_known:
+            yield "late      no rank arrives significantly later than the others at any group's calls"
+        else:
+            yield "late      not judged: this needs samples of all ranks of a group on one host"
     if any(row.bounded and row.transfer is not None for row in report.distinct):
-        yield f"{'≤ ≥':<10}some ranks of these calls are missing: the time may include waiting"
+        yield "≤ ≥       some ranks of these calls are missing: the time may include waiting"
     if any(job.calls[row.call].captured for row in report.distinct):
-        yield f"{'*':<10}inside a CUDA graph"
+        yield "*         inside a CUDA graph"
     for lacking in job.unknown:
-        yield f"{'unknown':<10}{_LACKS[lacking]}"
+        yield f"unknown   {_LACKS[lacking]}"
     yield from _incomplete(report)
 
 
 def _incomplete(report: Report) -> Iterator[str]:
     differ = report.others_differ
     if differ:
-        yield f"{'others':<10}{amount(differ, 'rank')} made different calls in a step: --rank N shows them"
+        yield f"others    {amount(differ, 'rank')} made different calls in a step: --rank N shows them"
     cut = [str(row.rank) for row in report.ranks if row.ending == Ending.CUT_OFF]
     if cut:
         many = f"of {len(cut)} ranks" if len(cut) > _FEW_RANKS else f"of rank {', '.join(cut)}"
-        yield f"{'cut off':<10}the record {many} ends before the job ended"
+        yield f"cut off   the record {many} ends before the job ended"
     dropped = sum(row.dropped for row in report.ranks)
     if dropped:
         were = "was" if dropped == 1 else "were"
-        yield f"{'dropped':<10}{amount(dropped, 'call')} {were} dropped: the recorder's memory was full"
+        yield f"dropped   {amount(dropped, 'call')} {were} dropped: the recorder's memory was full"
 
 
 def late_text(job: Job, one: LateRank) -> str:
-    """Return which rank is late to whom, by how much and how often."""
+    """Return which rank is late, among which ranks, by how much and how often."""
     group = job.groups[one.group]
     among = "all ranks" if group.size == job.world_size else f"the {group.size} ranks of its group"
     by = figure(one.lateness.median * _MICRO)
@@ -424,4 +416,4 @@ def _waited(one: LateRank) -> str:
 
 
 def _folded(lines: Iterator[str]) -> Iterator[str]:
-    return (named(line, _PAGE) for line in lines)
+    return (named(line, NARROW) for line in lines)

@@ -1,4 +1,4 @@
-"""Pages on any width: folded sentences and tables, the one scale of shades, blocks that a pipe shows otherwise."""
+"""The parts of a page: blocks of the short and the whole page, wrapped sentences, folded tables, shades."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-# A page in two lengths: the short one fits a screen; --verbose and --section show what it leaves out.
+# A page has two lengths: the short one fits a screen; --verbose and --section show what it leaves out.
 
 SECTIONS = ("header", "health", "labels", "matrices", "tables", "tails", "tiers", "fits", "verdicts", "notes")
 
 
 class On(Enum):
-    """Which of a page's two lengths a block belongs to."""
+    """The length of page that has a block."""
 
     BOTH = "both"
     SHORT = "short"
@@ -29,7 +29,7 @@ class On(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of a page, and the section that --section names it by; "" for what belongs to none."""
+    """A part of a page, and its name for --section, "" if it has none."""
 
     section: str
     drawn: RenderableType
@@ -40,9 +40,9 @@ Page = Iterable["RenderableType | Block"]
 
 
 def shown(page: Page, *, verbose: bool) -> Iterator[RenderableType]:
-    """Yield what the short page shows, or the whole one; the short one ends with the sections that it leaves out.
+    """Yield what the short or the whole page shows; the short one ends with the sections that it leaves out.
 
-    What is no Block stands on both.
+    What is no Block is on both pages.
     """
     hidden, left_out = On.SHORT if verbose else On.WHOLE, set[str]()
     for block in page:
@@ -72,6 +72,12 @@ def both(section: str, *blocks: RenderableType) -> Iterator[Block]:
     return (Block(section, block) for block in blocks)
 
 
+def more(count: int, where: str = "") -> Iterator[Text]:
+    """Yield a line below a table that leaves out `count` rows; nothing if it has all."""
+    if count > 0:
+        yield Text(f"and {count} more{where}")
+
+
 def only(page: Page, section: str) -> Iterator[RenderableType]:
     """Yield the blocks of one section of the whole page."""
     return (one.drawn for one in page if isinstance(one, Block) and one.section == section and one.on is not On.SHORT)
@@ -80,7 +86,8 @@ def only(page: Page, section: str) -> Iterator[RenderableType]:
 # Sentences wrapped to a width, and tables.
 
 WIDE = 100  # columns, where no terminal says fewer
-NAME_WIDE = 10  # of what stands before a sentence: "typical   a pair reaches …"
+NARROW = 80  # columns of a page that does not ask the terminal
+NAME_WIDE = 10  # columns of the name before a sentence: "typical   a pair reaches …"
 
 
 def filled(text: str, width: int, first: str = "", rest: str = "") -> str:
@@ -91,12 +98,12 @@ def filled(text: str, width: int, first: str = "", rest: str = "") -> str:
 
 
 def named(line: str, width: int) -> str:
-    """Return a line of name and sentence in lines, the sentence below itself."""
+    """Return a line of name and sentence wrapped to `width`, further lines below the sentence."""
     return filled(line[NAME_WIDE:], width, line[:NAME_WIDE], " " * NAME_WIDE)
 
 
 class Keyed(Table):
-    """A table whose first `keys` columns name its rows: where it is folded, each part begins with them."""
+    """A table whose first `keys` columns name its rows: each part of it begins with them where it is folded."""
 
     def __init__(self, keys: int) -> None:
         super().__init__(box=None, pad_edge=False, header_style="")
@@ -108,22 +115,21 @@ def table(*heads: str, left: Collection[str] | None = None, keys: int | None = N
 
     The first `keys` columns name its rows; None: those aligned left at the start, or the first.
     """
-    made = Table(box=None, pad_edge=False, header_style="") if keys is None else Keyed(keys)
+    empty = Table(box=None, pad_edge=False, header_style="") if keys is None else Keyed(keys)
     for index, head in enumerate(heads):
         is_left = index == 0 if left is None else head in left
-        made.add_column(head, justify="left" if is_left else "right")
-    return made
+        empty.add_column(head, justify="left" if is_left else "right")
+    return empty
 
 
-# Pages on narrow terminals: sentences in several lines; of a table the columns that do not fit in a further one.
+# Narrow terminals: sentences in several lines, tables in several parts.
 
 _GAP = 2  # blanks between two columns, as rich sets them
-# Up to this many rows, a second table with the remaining columns is easy to read.
-_FEW_ROWS = 8
+_FEW_ROWS = 8  # up to this many rows, a second table with the remaining columns is easy to read
 
 
 def folded(lines: Lines, width: int) -> Text:
-    """Return the lines in at most `width` characters each, but for words that are longer; styles stay."""
+    """Return the lines wrapped to `width` characters with their styles; a longer word stays whole."""
     return Text("\n").join(part for line in lines.split("\n", allow_blank=True) for part in _folded(line, width))
 
 
@@ -140,9 +146,9 @@ def _folded(line: Text, width: int) -> Iterator[Text]:
 
 
 def trim(table: Summary, width: int) -> list[RenderableType]:
-    """Return a table of many rows without as many of its spare columns as it takes to fit, and what was left out.
+    """Return a table without as many of its spare columns as `width` requires, and a line that names these.
 
-    Folded, if that is not enough, and where there are few rows.
+    The table is folded if that does not suffice, or if it has few rows.
     """
     spare = [column for name in table.spare for column in table.columns if column.header == name]
     if table.row_count <= _FEW_ROWS:
@@ -159,7 +165,7 @@ def fold(table: Table, width: int) -> list[Table]:
     """Return tables of at most `width` characters that together hold every column of `table`.
 
     Each begins with the columns that name the rows: those of a Keyed table, else the left-aligned ones at the start, or
-    the first. A column that is too wide even so has a table to itself, which the terminal may wrap.
+    the first. A column that is still too wide gets its own table, which the terminal may wrap.
     """
     at_start = takewhile(lambda column: column.justify == "left", table.columns)
     keys = table.keys if isinstance(table, Keyed) else len(list(at_start)) or 1
@@ -183,26 +189,26 @@ def _of(columns: list[Column]) -> Table:
     for column in columns:
         part.add_column(column.header, justify=column.justify)
     for row in zip(*(column.cells for column in columns), strict=True):
-        if any(row):  # further lines of a cell in another part leave this one empty
+        if any(row):  # a row that only continues a cell of another part is empty here
             part.add_row(*row)
     return part
 
 
-# Blocks that a terminal shows otherwise than a pipe: sentences folded, fewer columns, what colors mean.
+# Blocks that look different in a terminal than in a pipe.
 
 
 class Lines(Text):
-    """Lines of a name and a sentence, "best 2   GPU0, GPU1: …": a narrow terminal folds each below its sentence."""
+    """Lines of a name and a sentence, "best 2   GPU0, GPU1: …": a narrow terminal wraps each below its sentence."""
 
 
 class Legend(Text):
-    """What colors stand for: shown where there are colors."""
+    """The meaning of colors: shown only where there are colors."""
 
 
 class Summary(Table):
-    """A table of which a narrow terminal may leave out columns, where folding would print many rows twice.
+    """A table of many rows: a narrow terminal leaves out columns instead of printing all rows twice.
 
-    `spare` are the heads of those, the first to go first; `elsewhere` says in a clause where to find them.
+    `spare` are the heads of these columns, the first to go first; `elsewhere` says in a clause where to find them.
     """
 
     def __init__(self, spare: Sequence[str], elsewhere: str) -> None:
@@ -210,10 +216,10 @@ class Summary(Table):
         self.spare, self.elsewhere = tuple(spare), elsewhere
 
 
-# The one scale of colors of all matrices: a figure's shade is its share of the best, in steps, and what they are.
+# The shades of all matrices.
 
-# Viridis from its dark end to its bright one, in 256-color numbers, which every terminal with colors has; safe for
-# the color-blind, as lightness rises with the value. Each step begins at a share of the best.
+# Viridis in 256-color numbers, which every terminal with colors has; safe for the color-blind, because lightness rises
+# with the value. Each shade begins at a share of the best.
 _RAMP = (
     (0.98, "black on color(227)"),
     (0.95, "black on color(149)"),
@@ -223,14 +229,13 @@ _RAMP = (
     (0.25, "white on color(60)"),
     (0.00, "white on color(54)"),
 )
-# Figures so near each other have one shade, on whichever side of a step they lie: one link reaches half of two.
-_ALIKE = 0.02
+_ALIKE = 0.02  # figures within 2 % have one shade, even if a step lies between them
 
 
 def styles(shares: NDArray[np.float64]) -> NDArray[np.object_]:
     """Return the style of each share of the best, of any shape; "" for NaN.
 
-    From the best down, all that lie within 2 % of the first of their group have its shade.
+    From the best down, shares within 2 % of the first of their group have its shade.
     """
     shades = np.full(shares.shape, "", dtype=object)
     left = np.isfinite(shares)
@@ -243,7 +248,7 @@ def styles(shares: NDArray[np.float64]) -> NDArray[np.object_]:
 
 
 def legend(before: str = "") -> Legend:
-    """Return what the shades mean, one line, after the line breaks that it needs."""
+    """Return a line that explains the shades; `before` are line breaks."""
     text = Legend(f"{before}shade: share of the best")
     for share, style in _RAMP:
         text.append(" ")

@@ -1,4 +1,4 @@
-"""A figure by source and destination, shaded by its share of the best; readable without color."""
+"""Matrices of devices × devices: rates or times as a heat map, shaded by share of the best; readable without color."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from collbench.analysis.tiers import Members, Ranking
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Measurement, Run
 from collbench.model.units import TELLING_BYTES, figure, format_size
-from collbench.output.text.layout import styles
-
-# The measured matrix: a figure by source and destination, colored by how it compares with the best.
+from collbench.output.text.layout import NARROW, styles
 
 Matrix = NDArray[np.float64]
 
 # Beyond this many devices a decimal place would break 80 columns.
 DEVICES_WITH_DECIMALS = 9
-_COLUMNS = 80
 _KINDS = {
     Variant.PLAIN: "row sends to column",
     Variant.STAGED: "row sends to column, through host memory",
@@ -31,9 +28,9 @@ _KINDS = {
 
 
 def pair_matrix(run: Run, work: Work, size_bytes: int, figure: Callable[[Measurement], float]) -> Matrix:
-    """Return a figure of each point on two devices, shape (devices, devices), row = first; NaN where nothing is known.
+    """Return a figure of each data point on two devices: shape (devices, devices), row = source, NaN if not measured.
 
-    What is symmetric, a collective on a pair or a copy both ways, fills both halves.
+    A collective on a pair and a copy both ways fill both halves.
     """
     figures: dict[Members, float] = {
         one.point.members: figure(one)
@@ -73,16 +70,16 @@ def render_matrix(
     shaded: bool = True,
     printed: Callable[[float], str] | None = None,
 ) -> Text:
-    """Return head and rows of a matrix, `shaded` by shares of the best; `extra` heads the columns beyond the devices'.
+    """Return a matrix with its heads, `shaded` by shares of the best, in blocks of at most 80 columns.
 
-    `printed` gives the text of a figure.
+    `extra` are the heads of columns beyond the devices', `printed` returns the text of a figure.
     """
     tags = [device.tag for device in run.devices]
     wide = len(tags) <= DEVICES_WITH_DECIMALS
     # Past nine devices the columns are too narrow for "GPU10": the bare index stands for it.
     heads = [*(tags if wide else [str(device.index) for device in run.devices]), *extra]
-    tell = printed or (lambda value: figure(value, decimals=int(wide)))
-    cells = [["-" if np.isnan(value) else tell(value) for value in row] for row in matrix]
+    text_of = printed or (lambda value: figure(value, decimals=int(wide)))
+    cells = [["-" if np.isnan(value) else text_of(value) for value in row] for row in matrix]
     least, gap = (7, 2) if wide else (4, 1)
     columns = zip(heads, zip(*cells, strict=True), strict=True)
     widths = [max(least, len(head) + gap, *(len(cell) + 1 for cell in column)) for head, column in columns]
@@ -92,7 +89,10 @@ def render_matrix(
     shares = best / matrix if best_is_least else matrix / best if best else np.full(matrix.shape, np.nan)
     style = styles(shares) if shaded else np.full(matrix.shape, "", dtype=object)
     blocks = []
-    for block in _blocks(_COLUMNS - first, widths):
+    # As many columns in each block: 16 of four digits need two blocks.
+    each = ceil(len(widths) / ceil(sum(widths) / (NARROW - first)))
+    for start in range(0, len(widths), each):
+        block = range(start, min(start + each, len(widths)))
         text = Text(" " * first + "".join(f"{heads[column]:>{widths[column]}}" for column in block))
         for tag, row, colours in zip(tags, cells, style, strict=True):
             text.append(f"\n{tag:<{first}}")
@@ -102,22 +102,16 @@ def render_matrix(
     return Text("\n").join(blocks)
 
 
-def _blocks(room: int, widths: Sequence[int]) -> list[range]:
-    """Return the columns that stand concurrently, as many in each block: 16 of four digits need two."""
-    count = ceil(sum(widths) / room)
-    each = ceil(len(widths) / count)
-    return [range(start, min(start + each, len(widths))) for start in range(0, len(widths), each)]
-
-
-# A ranking as a heat map: row and column are devices, the shade is the share of the best. Readable without color.
+# A ranking as a matrix.
 
 _PER_SECOND = {"µs": 1e6, "ns": 1e9}
 
 
 def unit_of(run: Run, work: Work, size_bytes: int) -> str:
-    """Return the unit that says most: GB/s, below 1 MiB the time in µs, of the pointer chase in ns.
+    """Return the unit that says most: GB/s, below 1 MiB µs, for the pointer chase ns.
 
-    A chase over PCIe takes 1100 ns, and so many digits for each of 16 devices would break 80 columns.
+    With many devices the chase is in µs, too: over PCIe it takes 1100 ns, and four digits for each of 16 devices would
+    break 80 columns.
     """
     if work.operation is Operation.CHASE and len(run.devices) <= DEVICES_WITH_DECIMALS:
         return "ns"
@@ -125,19 +119,19 @@ def unit_of(run: Run, work: Work, size_bytes: int) -> str:
 
 
 def value(seconds: float, gbs: float, unit: str) -> float:
-    """Return a data point's figure in a unit of `unit_of`."""
+    """Return the figure in a unit that `unit_of` returns."""
     return gbs if unit not in _PER_SECOND else seconds * _PER_SECOND[unit]
 
 
 def heat_map(run: Run, ranking: Ranking, *, unit: str = "GB/s") -> Text:
-    """Return a ranking of links or pairs as a matrix in a unit of `unit_of`, at most 80 columns for 16 devices."""
+    """Return a ranking of links or pairs as a heat map in a unit that `unit_of` returns."""
     figures: dict[Members, float] = {one.members: value(one.seconds, one.gbs, unit) for one in ranking.standings}
     matrix = _filled(run, figures, symmetric=ranking.kind == "pair")
     return render_matrix(run, matrix, best_is_least=unit in _PER_SECOND)
 
 
 def tier_map(run: Run, ranking: Ranking) -> Text:
-    """Return the tier of each link or pair as a matrix, 1 is best: what the shades say, without color."""
+    """Return the tier of each link or pair as a matrix, 1 is the best: what shades show, for readers without color."""
     tiers: dict[Members, float] = {one.members: float(one.tier) for one in ranking.standings}
     matrix = _filled(run, tiers, symmetric=ranking.kind == "pair")
     return render_matrix(run, matrix, shaded=False, printed=lambda tier: f"{tier:.0f}")

@@ -1,4 +1,4 @@
-"""The page of `collbench nodes`: slow nodes and uplinks, which nodes to take, and the plan."""
+"""The pages and the JSON of `collbench nodes`: slow nodes and uplinks, which nodes to take, and the plan."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from collbench.analysis.nodes import (
     Uplink,
 )
 from collbench.analysis.stats import DELTA
+from collbench.machine.slurm import format_node_list
 from collbench.model.capabilities import capabilities
-from collbench.model.node_names import compressed
 from collbench.model.run import Run
 from collbench.model.units import fixed, format_size
 from collbench.output import sentences
 from collbench.output.text.layout import WIDE, named, table
 from collbench.runfile.codec import plain
 
-# What a survey of nodes will take, as a table: an estimate.
+# The page of --plan: how long a survey will take.
 
 
 def plan_page(
     nodes: int, gpus: int, size_bytes: int, gbs: float, phases: Sequence[tuple[str, int, float]], width: int = WIDE
 ) -> Iterator[RenderableType]:
-    """Yield the plan of `nodes` × `gpus`; `phases` are what is done, how often, and seconds each, rounds last.
+    """Yield the plan for `nodes` × `gpus`; `phases` are (name, times, seconds each), the rounds last.
 
-    Sentences take `width` columns.
+    Sentences are wrapped to `width` columns.
     """
     yield Text(f"plan      {nodes:,} nodes × {gpus} GPUs = {nodes * gpus:,} GPUs; an estimate: nothing is measured")
     rows = table("phase", "times", "seconds each", "seconds")
@@ -61,22 +61,24 @@ def plan_page(
     yield from (Text(named(line, width)) for line in lines)
 
 
-# The page of `collbench nodes`: what the rounds showed of nodes and uplinks, which nodes to take, and the plan.
+# The page of a survey.
 
 _FEW_FINDINGS = 12  # lines on the short page
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the figures come from. `names` are the nodes', `rounds` the kind of each round that was measured.
+    """Where a survey's figures come from.
 
-    `seconds` were spent, or by the estimate would have been on a real cluster. `gpus` are each chosen node's; `lost`
-    are pairs that failed, `failed` the headline of a run with failures, `gone` the ranks that were lost, and how;
-    `network` says what changed on ports of network cards while pairs were measured, `late` who comes late to batches;
-    `rails` what each GPU reached between nodes, the same one on both.
-    `plain`: pairs were timed by plain launches, not by replays of a graph. `round_seconds` were spent on each round, of
-    one way on each direction; `planned_seconds` is what the plan assumes of one. `switches` are how many each reported
-    level has, leaves first, by what `switches_from` names.
+    - `names`: of the nodes; `rounds`: the kind of each measured round; `gpus`: of each chosen node.
+    - `seconds`: the survey took; for a simulation, the estimate for a real cluster.
+    - `lost`: a line for each pair that failed; `failed`: the headline of a run with failures; `gone`: a line for each
+      lost rank.
+    - `network`: changes on ports of network cards during the survey; `late`: nodes that arrive late at batches;
+      `rails`: the rate of each GPU with the same GPU of other nodes.
+    - `plain`: pairs were timed by plain launches, not by replays of a graph.
+    - `round_seconds`: of each round, in a one-way round of each direction; `planned_seconds`: the plan's for one round.
+    - `switches`: the number of switches at each level, leaves first, as `switches_from` reports.
     """
 
     backend: str
@@ -101,13 +103,13 @@ class Origin:
 
     @property
     def mark(self) -> str:
-        """The suffix of each figure: " (sim)" if simulated."""
+        """The mark of each figure: " (sim)" if it is simulated."""
         return " (sim)" if capabilities(self.backend).simulated else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What only a simulation knows: the chosen nodes' all-reduce busbw in GB/s, and what no nodes can pass."""
+    """What only a simulation knows, GB/s: the chosen nodes' all-reduce busbw, and an upper bound for any nodes."""
 
     busbw_gbs: float
     bound_gbs: float
@@ -122,9 +124,9 @@ def page(
     *,
     verbose: bool = True,
 ) -> str:
-    """Return the page as text of `width` columns; `choice` None if no nodes were asked for.
+    """Return the page as text of `width` columns; `choice` is None if the user asked for no nodes.
 
-    The short page, not `verbose`, has the first of the slow and of the undecided nodes.
+    The short page, not `verbose`, has only the first findings.
     """
     lines = [origin.failed] if origin.failed else []
     lines += [f"lost      {how}" for how in origin.gone]
@@ -139,7 +141,6 @@ def page(
     lines += [
         f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}",
         f"nodes     {origin.where}",
-        *_switches(origin),
         *_rounds(origin),
         *(_cost(origin) if verbose else ()),
     ]
@@ -152,23 +153,21 @@ def page(
 def as_plain(
     origin: Origin, judgement: Judgement, choice: NodeChoice | None, truth: Truth | None = None
 ) -> dict[str, object]:
-    """Return the same as JSON's own types; the backend comes first, for "sim" says what the figures are."""
+    """Return the same as JSON's own types, the backend first: "sim" says what the figures are."""
     data = plain(origin)
     return {
         "backend": data.pop("backend"),
         **data,
         "judgement": plain(judgement),
-        "choice": None if choice is None else _plain(origin, choice),
+        "choice": None
+        if choice is None
+        else {
+            **plain(choice),
+            "reason": reason(choice.reason),
+            "left_out": [[node, left_out(why)] for node, why in choice.left_out],
+            "nodes": [origin.names[node] for node in choice.members],
+        },
         "truth": None if truth is None else plain(truth),
-    }
-
-
-def _plain(origin: Origin, choice: NodeChoice) -> dict[str, object]:
-    return {
-        **plain(choice),
-        "reason": reason(choice.reason),
-        "left_out": [[node, left_out(why)] for node, why in choice.left_out],
-        "nodes": [origin.names[node] for node in choice.members],
     }
 
 
@@ -182,14 +181,10 @@ def lost(run: Run) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _switches(origin: Origin) -> Iterator[str]:
-    if not origin.switches_from:
-        return
-    counts = ", under ".join(f"{count:,}" for count in origin.switches)
-    yield f"switches  {counts or 'one for all these nodes'}, as {origin.switches_from} reports"
-
-
 def _rounds(origin: Origin) -> Iterator[str]:
+    if origin.switches_from:
+        counts = ", under ".join(f"{count:,}" for count in origin.switches)
+        yield f"switches  {counts or 'one for all these nodes'}, as {origin.switches_from} reports"
     kinds = ", ".join(f"{origin.rounds.count(kind)} {kind}" for kind in dict.fromkeys(origin.rounds))
     count = len(origin.names)
     there = "there is one pair" if count == 2 else f"there are {count * (count - 1) // 2:,} pairs"
@@ -213,9 +208,9 @@ def _findings(origin: Origin, judgement: Judgement) -> Iterator[str]:
     mark = origin.mark
     noise = f"noise {judgement.noise:.1%} per measurement"
     yield f"typical   a pair reaches {fixed(judgement.typical_gbs)} GB/s busbw; {noise}{mark}"
-    for lost in judgement.across:
-        if lost < -DELTA:
-            yield f"across    pairs across switches lose {-lost:.0%} if all run at once: oversubscribed uplinks{mark}"
+    for change in judgement.across:
+        if change < -DELTA:
+            yield f"across    pairs across switches lose {-change:.0%} if all run at once: oversubscribed uplinks{mark}"
     for one in judgement.slow_nodes:
         yield f"slow      {origin.names[one.node]}: {described(one)}{mark}"
     yield from (f"slow      {_uplink(uplink, origin.names)}{mark}" for uplink in judgement.slow_uplinks)
@@ -260,16 +255,16 @@ def _late(one: LateNode, names: Sequence[str]) -> str:
 
 
 def described(one: NodeEffect) -> str:
-    """Return as text how slow a node is, and in which direction if the directions differ."""
+    """Return how slow a node is, and in which direction if its directions differ."""
     if one.worse == UNKNOWN:
         return "it was not measured"
     low, high = one.worse.interval
     if one.state is State.UNDECIDED and one.worse.ratio >= -DELTA:
         return f"uncertain: {1 + low:.0%} to {1 + high:.0%} of the median node"
-    certain = "" if one.state is State.SLOW else "perhaps "
+    perhaps = "" if one.state is State.SLOW else "perhaps "
     both = one.sends == one.receives or {one.sends.state, one.receives.state} == {one.state}
     direction = "" if both else "sending " if one.worse is one.sends else "receiving "
-    return f"{certain}{direction}{-one.worse.ratio:.1%} below the median node ({-high:.1%} to {-low:.1%})"
+    return f"{perhaps}{direction}{-one.worse.ratio:.1%} below the median node ({-high:.1%} to {-low:.1%})"
 
 
 def left_out(why: NodeEffect | Uplink) -> str:
@@ -294,7 +289,7 @@ def reason(grounds: AllNodes | BestNodes) -> str:
 
 
 def _uplink(one: Uplink, names: Sequence[str]) -> str:
-    nodes = compressed([names[node] for node in one.members])
+    nodes = format_node_list([names[node] for node in one.members])
     low, high = one.effect.interval
     how = f"{-one.effect.ratio:.1%} below the others ({-high:.1%} to {-low:.1%})"
     if one.name:
@@ -303,14 +298,14 @@ def _uplink(one: Uplink, names: Sequence[str]) -> str:
 
 
 def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
-    names = compressed([origin.names[node] for node in choice.members])
+    names = format_node_list([origin.names[node] for node in choice.members])
     yield f"chosen    {names}{origin.mark}"
     sets = dict.fromkeys(origin.gpus)
-    for gpus in sets:  # a line for all nodes where they take the same GPUs, else one for each set
+    for gpus in sets:  # one line if all nodes use the same GPUs
         nodes = [
             origin.names[node] for node, node_gpus in zip(choice.members, origin.gpus, strict=True) if node_gpus == gpus
         ]
-        where = "each node" if len(sets) == 1 else compressed(nodes)
+        where = "each node" if len(sets) == 1 else format_node_list(nodes)
         yield f"gpus      {', '.join(map(str, gpus))} on {where}{origin.mark}"
     yield f"why       {reason(choice.reason)}{origin.mark}"
     if choice.band is not None:
@@ -321,4 +316,4 @@ def _chosen(origin: Origin, choice: NodeChoice) -> Iterator[str]:
     by_reason: dict[str, list[str]] = defaultdict(list)
     for node, why in choice.left_out:
         by_reason[left_out(why)].append(origin.names[node])
-    yield from (f"left out  {compressed(nodes)}: {text}{origin.mark}" for text, nodes in by_reason.items())
+    yield from (f"left out  {format_node_list(nodes)}: {text}{origin.mark}" for text, nodes in by_reason.items())

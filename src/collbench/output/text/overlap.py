@@ -1,4 +1,4 @@
-"""The page of `collbench overlap`: what a collective and compute cost each other, and what is left of the overlap."""
+"""The page of `collbench overlap`: how much a collective and compute slow each other, and what overlapping saves."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def overlap_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def answer(overlap: Overlap) -> str:
     """Return "all-reduce of 64M takes 4.5x as long when overlapping gemm:8192; the gemm takes 0.97x"."""
-    summary, levers = summarize(overlap), _levers(overlap.priority, overlap.ctas)
+    summary, settings = summarize(overlap), _settings(overlap.priority, overlap.ctas)
     return (
         f"{overlap.work.operation.collective.title} of {format_size(overlap.size_bytes)} takes "
-        f"{_times(summary.collective_factor.value)} as long when overlapping {overlap.compute}{levers}; "
+        f"{_times(summary.collective_factor.value)} as long when overlapping {overlap.compute}{settings}; "
         f"the {overlap.compute.kind} takes {_times(summary.compute_factor.value)}"
     )
 
 
 def condition_name(condition: Condition) -> str:
     """Return what a curve is called: "allreduce overlapping gemm:8192, high priority, 4 CTAs"."""
-    return f"{condition.operation} overlapping {condition.compute}{_levers(condition.priority, condition.ctas)}"
+    return f"{condition.operation} overlapping {condition.compute}{_settings(condition.priority, condition.ctas)}"
 
 
 def failures(run: Run) -> Iterator[str]:
-    """Yield a line for each data point that was given up, the first ones."""
+    """Yield a line for each of the first data points that failed."""
     failed = [overlap for overlap in run.overlaps if overlap.failure is not None]
     for overlap in failed[:_FEW_FAILURES]:
         assert overlap.failure is not None  # noqa: S101  # chosen so
@@ -69,76 +69,78 @@ def failures(run: Run) -> Iterator[str]:
         yield f"failed    and {len(failed) - _FEW_FAILURES} more"
 
 
-# With columns for levers a row is wider than 80: the short page leaves these out, whose × and "of max" it has.
+# With columns for priority and CTAs a row is wider than 80: the short page leaves these out.
 _ONLY_WHOLE = ("alone ", "overlap ", "of sum")
 
 
 def _tables(run: Run) -> Iterator[tuple[str, RenderableType, RenderableType]]:
-    """Yield of each compute a title, the table with a row for each size and lever, and the short page's table."""
+    """Yield for each compute a title, a table with a row for each size and setting, and the short page's table."""
     measured = [overlap for overlap in run.overlaps if overlap.trials]
-    levers = len({(overlap.priority, overlap.ctas) for overlap in measured}) > 1
+    several_settings = len({(overlap.priority, overlap.ctas) for overlap in measured}) > 1
     for compute in dict.fromkeys(overlap.compute for overlap in measured):
         points = [one for one in measured if one.compute == compute]
         operation = points[0].work.operation
-        heads = ["size", *(["priority", "CTAs"] if levers else []), "alone", "overlap", "×"]
+        heads = ["size", *(["priority", "CTAs"] if several_settings else []), "alone", "overlap", "×"]
         keys = len(heads) - 3
         heads += ["alone ", "overlap ", "× ", "of max", "of sum"]
-        rows, brief = (
-            table(*(head for head in heads if head not in left_out), left=("size", "priority"), keys=keys)
-            for left_out in ((), _ONLY_WHOLE if levers else ())
-        )
+        left_out = _ONLY_WHOLE if several_settings else ()
+        brief_heads = (head for head in heads if head not in left_out)
+        rows, brief = (table(*names, left=("size", "priority"), keys=keys) for names in (heads, brief_heads))
         for one in _ordered(points):
             summary = summarize(one)
-            lever = [str(one.priority), "-" if one.ctas is None else str(one.ctas)] if levers else []
+            settings = [str(one.priority), "-" if one.ctas is None else str(one.ctas)] if several_settings else []
             cells = (
                 format_size(one.size_bytes),
-                *lever,
-                *_three(summary.collective_alone, summary.collective_beside, summary.collective_factor),
-                *_three(summary.compute_alone, summary.compute_beside, summary.compute_factor),
+                *settings,
+                milliseconds(summary.collective_alone),
+                milliseconds(summary.collective_beside),
+                f"{summary.collective_factor.value:.2f}{half_interval(summary.collective_factor)}",
+                milliseconds(summary.compute_alone),
+                milliseconds(summary.compute_beside),
+                f"{summary.compute_factor.value:.2f}{half_interval(summary.compute_factor)}",
                 f"{summary.of_max.value:.2f}",
                 f"{summary.of_sum.value:.2f}",
             )
             rows.add_row(*cells)
-            brief.add_row(
-                *(cell for head, cell in zip(heads, cells, strict=True) if not levers or head not in _ONLY_WHOLE)
-            )
+            brief.add_row(*(cell for head, cell in zip(heads, cells, strict=True) if head not in left_out))
         ranks = len(points[0].members)
         yield f"{operation} over {ranks} ranks (left) overlapping {compute}, one unit (right), ms", rows, brief
 
 
 def _ordered(overlaps: Sequence[Overlap]) -> list[Overlap]:
-    """Return data points by size, then by levers, so that a lever's rows stand below each other."""
+    """Return data points by size, those of one size in the order of their settings."""
     groups = [one for points in by_condition(overlaps).values() for one in points]
     return sorted(groups, key=lambda one: one.size_bytes)
 
 
-def _three(alone: Figure, beside: Figure, factor: Figure) -> tuple[str, str, str]:
-    half = f" ±{factor.half:.1%}" if factor.interval else ""
-    return _ms(alone), _ms(beside), f"{factor.value:.2f}{half}"
-
-
-def _ms(seconds: Figure) -> str:
+def milliseconds(seconds: Figure) -> str:
+    """Return a time in ms, without its interval."""
     return f"{seconds.value * 1e3:.3f}"
+
+
+def half_interval(figure: Figure) -> str:
+    """Return half of a figure's interval as a share of it, " ±1.2%"; "" without an interval."""
+    return f" ±{figure.half:.1%}" if figure.interval and figure.value > 0 else ""
 
 
 def _times(factor: float) -> str:
     return f"{factor:.2f}x" if factor < 1.995 else f"{factor:.1f}x"  # 1.996 rounds up to a number without the digit
 
 
-def _levers(priority: Priority, ctas: int | None) -> str:
+def _settings(priority: Priority, ctas: int | None) -> str:
     high = ", high priority" if priority is Priority.HIGH else ""
     return f"{high}, {amount(ctas, 'CTA')}" if ctas is not None else high
 
 
 def _raw(run: Run) -> Iterator[RenderableType]:
-    """Yield how much each data point rests on."""
+    """Yield how many trials, calls and units of compute each data point rests on, and how calls spread."""
     rows = table(
         "data point", "trials", "overlapping calls", "p10 ms", "p90 ms", "overlapping units", left=("data point",)
     )
     for overlap in run.overlaps:
         if overlap.trials:
-            levers = _levers(overlap.priority, overlap.ctas)
-            name = f"{format_size(overlap.size_bytes)} overlapping {overlap.compute}{levers}"
+            settings = _settings(overlap.priority, overlap.ctas)
+            name = f"{format_size(overlap.size_bytes)} overlapping {overlap.compute}{settings}"
             calls = sum(len(trial.beside_calls) for trial in overlap.trials)
             low, high = (f"{seconds * 1e3:.3f}" for seconds in spread(overlap))
             units = sum(trial.covered_units for trial in overlap.trials)
@@ -149,7 +151,7 @@ def _raw(run: Run) -> Iterator[RenderableType]:
 
 
 def _verified(run: Run) -> Iterator[str]:
-    """Yield a line where not all was compared: silence would be read as agreement."""
+    """Yield how many data points were not verified: no line would look like agreement."""
     unknown = sum(
         1 for overlap in run.overlaps if overlap.trials and (overlap.wrong is None or overlap.wrong_compute is None)
     )

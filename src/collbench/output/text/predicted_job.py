@@ -1,4 +1,4 @@
-"""What a recorded step takes on other links, on a page."""
+"""The page of `collbench predict` for a recorded job: how long its step takes on other links."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from collbench.analysis.predict.responses import Share
 from collbench.model.job import Job
 from collbench.model.run import Run
 from collbench.model.units import amount, figure
-from collbench.output.assumptions import of_times
 from collbench.output.text.frame import sim
 from collbench.output.text.job import group_text, micro, milli, size
-from collbench.output.text.layout import Block, Lines, both, filled, named, short, table, whole
+from collbench.output.text.layout import NARROW, Block, Lines, both, filled, more, named, table
+from collbench.output.text.prediction import of_times
 
-_PAGE, _FEW = 80, 12
+_FEW = 12  # rows, assumptions
 
 
 def page(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[Block]:
     """Yield the page: the answer, the bounds, and each call's time there."""
-    yield from both("header", Text(filled(headline(run, predicted_job), _PAGE) + "\n"))
+    yield from both("header", Text(filled(headline(run, predicted_job), NARROW) + "\n"))
     bounds_table = table("ms", "recorded", "at least", "as scheduled", "at most", left=("ms",))
     limits, step = predicted_job.bounds, predicted_job.bounds.step
     bounds_table.add_row("step", milliseconds(limits.recorded), *map(milliseconds, step))
@@ -39,10 +39,8 @@ def page(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[Block]:
             cells = call.operation, size(call.size_bytes), group_text(job, call), *map(micro, price.seconds)
             rows.add_row(*cells, *(_share(predicted_job.waited.get(number)) for _ in shown))
         yield from both("tables", rows)
-        if len(prices) > _FEW:
-            yield from short(Text(f"and {len(prices) - _FEW} more calls: --json has all"))
-            yield from whole("tables", Text(f"and {len(prices) - _FEW} more calls: --json has all"))
-    yield from both("notes", Lines("\n" + "\n".join(named(line, _PAGE) for line in _notes(job, run, predicted_job))))
+        yield from both("tables", *more(len(prices) - _FEW, " calls: --json has all"))
+    yield from both("notes", Lines("\n" + "\n".join(named(line, NARROW) for line in _notes(job, run, predicted_job))))
 
 
 def headline(run: Run, predicted_job: PredictedJob) -> str:
@@ -57,7 +55,7 @@ def _notes(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[str]:
     if predicted_job.waited:
         unknown = any(share.unknown for share in predicted_job.waited.values())
         yield (
-            f"{'waited':<10}share of a longer transfer that delays the next kernel (95 % interval), from the calls "
+            "waited    share of a longer transfer that delays the next kernel (95 % interval), from the calls "
             "in which a rank arrived early and waited" + ("; '?' is unknown: half is assumed" if unknown else "")
         )
     else:
@@ -67,15 +65,15 @@ def _notes(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[str]:
             "them as it can"
         )
     if predicted_job.calibrated:
-        yield f"{'times':<10}recorded transfers × the ratio of the measured isolated transfers"
+        yield "times     recorded transfers × the ratio of the measured isolated transfers"
     else:
-        yield f"{'times':<10}measured isolated transfers; these runs do not cover the links that the job ran on"
+        yield "times     measured isolated transfers; these runs do not cover the links that the job ran on"
     for assumed in predicted_job.assumed[:_FEW]:
-        yield f"{'assumed':<10}{of_times(assumed, run.devices)}"
+        yield f"assumed   {of_times(assumed, run.devices)}"
     if predicted_job.kept:
         kept = dict.fromkeys(job.calls[number].operation for number in predicted_job.kept)
         calls = amount(len(predicted_job.kept), "call")
-        yield f"{'kept':<10}{', '.join(kept)}: {calls} as recorded: no run covers them"
+        yield f"kept      {', '.join(kept)}: {calls} as recorded: no run covers them"
 
 
 def _share(share: Share | None) -> str:

@@ -1,4 +1,4 @@
-"""What communication costs a training step: the page of `collbench predict`, and the same as JSON."""
+"""The page and the JSON of `collbench predict`: what communication costs a training step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,33 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from collbench.analysis.predict.assumptions import (
+    Assumed,
+    BeyondSizes,
+    EqualBlocks,
+    General,
+    HeadShare,
+    LikeOperation,
+    LikePair,
+    LikeSet,
+    OfStep,
+    OfStrategy,
+    OfTime,
+)
 from collbench.analysis.predict.contention import OverlapUse
 from collbench.analysis.predict.networks import PARAMS
 from collbench.analysis.predict.predict import Compared, Cost, PredictedSet, Prediction, Sets
 from collbench.analysis.predict.timing import Span
 from collbench.analysis.stats import DELTA
 from collbench.model.operations import Registration
-from collbench.model.run import Run
-from collbench.model.units import amount, fixed, size_span
+from collbench.model.run import Device, Run
+from collbench.model.units import abridged, amount, fixed, size_span
 from collbench.output import sentences
-from collbench.output.assumptions import assumptions
 from collbench.output.text.frame import header, origin, sim
-from collbench.output.text.layout import Block, filled, named, short, table, whole
+from collbench.output.text.layout import NARROW, Block, filled, named, short, table, whole
 
 FORMAT, VERSION = "collbench-prediction", 1
-_WIDTH, _INDENT = 80, " " * 10
+_INDENT = " " * 10
 _LEGEND = """\
 sent: what each GPU sends in a step. raw: all transfers one after the other;
 exposed: the part that compute waits for, as scheduled; band: with perfect
@@ -42,13 +54,13 @@ lost: worst minus best"""
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """The unit of a page's times, and how many of it a second is."""
+    """The unit of a page's times, and how many units a second has."""
 
     unit: str
     per_second: float
 
     def figure(self, seconds: float) -> str:
-        """Return a time with three figures that matter: "0.84", "22.4", "1530"."""
+        """Return a time with three significant digits: "0.84", "22.4"; above 100 all digits, "1530"."""
         value = seconds * self.per_second
         if abs(value) >= 99.95:
             return f"{value:.0f}"
@@ -60,8 +72,7 @@ class _Scale:
 
 
 _MS, _S = _Scale("ms", 1e3), _Scale("s", 1.0)
-# From here on a table in ms or MB would break 80 columns.
-_MANY_SECONDS, _MANY_BYTES = 9.9995, 999.9e9
+_MANY_SECONDS, _MANY_BYTES = 9.9995, 999.9e9  # from here on a table in ms or MB would break 80 columns
 
 
 def _printed(seconds: float) -> str:
@@ -71,15 +82,15 @@ def _printed(seconds: float) -> str:
 
 
 def page(run: Run, prediction: Prediction) -> Iterator[Block]:
-    """Yield the page's blocks: the question, a table for each number of GPUs, assumptions, and what follows."""
+    """Yield the page's blocks: the question, a table for each number of GPUs, assumptions, and conclusions."""
     mark = sim(run, " (sim)")
     timed = prediction.question.step_seconds is not None
     costs = [cost for case in prediction.cases for cost in (case.best, case.worst) if cost]
     scale = _S if max(max(*cost.raw, *(cost.step or ())) for cost in costs) >= _MANY_SECONDS else _MS
-    concluded = "\n".join(filled(sentence, _WIDTH) for sentence in conclusions(prediction, mark))
+    concluded = "\n".join(filled(sentence, NARROW) for sentence in conclusions(prediction, mark))
     yield from short(Text(concluded))
     yield from whole("header", Text(f"{header(run)}\n{_question(prediction)}"))
-    titles = [filled(_title(run, prediction, gpus) + mark, _WIDTH, rest=_INDENT) for gpus in prediction.question.gpus]
+    titles = [filled(_title(run, prediction, gpus) + mark, NARROW, rest=_INDENT) for gpus in prediction.question.gpus]
     yield from short(Text("\n" + "\n".join(titles)), _overview(prediction.cases, scale, timed=timed))
     for gpus, title in zip(prediction.question.gpus, titles, strict=True):
         rows = _table([case for case in prediction.cases if case.gpus == gpus], scale, timed=timed)
@@ -90,9 +101,9 @@ def page(run: Run, prediction: Prediction) -> Iterator[Block]:
         f"left out  {run.devices[excluded.member].tag}: {sentences.left_out(excluded)}"
         for excluded in prediction.left_out
     ]
-    lines += [named(f"overlap   {line}", _WIDTH) for line in _overlap_lines(run, prediction)]
+    lines += [named(f"overlap   {line}", NARROW) for line in _overlap_lines(run, prediction)]
     yield from short(Text("\n".join(["", *lines, origin(run), _question(prediction)])))
-    lines += [named(f"assumed   {assumption}", _WIDTH) for assumption in assumptions(prediction.assumed, run.devices)]
+    lines += [named(f"assumed   {assumption}", NARROW) for assumption in assumptions(prediction.assumed, run.devices)]
     yield from whole("notes", Text("\n" + "\n".join(lines)))
     yield from whole("verdicts", Text(f"\n{concluded}"))
 
@@ -204,7 +215,7 @@ def _question(prediction: Prediction) -> str:
     many = f"{fixed(count / 1e9)}B" if count >= 10**9 else f"{fixed(count / 1e6)}M"
     size = "" if network.source == PARAMS else f" {many} parameters,"
     lines = [
-        named(f"model     {network.name}:{size} {len(network.blocks)} blocks ({network.source})", _WIDTH),
+        named(f"model     {network.name}:{size} {len(network.blocks)} blocks ({network.source})", NARROW),
         f"bytes     {question.parameter_bytes} per parameter, {question.gradient_bytes} per gradient; "
         f"{question.micro_batches} micro-batch{'' if question.micro_batches == 1 else 'es'} per step",
     ]
@@ -214,14 +225,14 @@ def _question(prediction: Prediction) -> str:
         what = "measured on the best set, communication included" if question.measured_on_best else "of compute alone"
         own = question.gpu_seconds
         host = f"; {_printed(own)} if the GPU never waited for the host" if own is not None else ""
-        lines.append(named(f"step      {_printed(question.step_seconds)} {what}{host}", _WIDTH))
+        lines.append(named(f"step      {_printed(question.step_seconds)} {what}{host}", NARROW))
     if prediction.registration is not Registration.NONE:
         lines.append(f"memory    registered ({prediction.registration}): the times are those on such memory")
     return "\n".join(lines)
 
 
 def _overlap_lines(run: Run, prediction: Prediction) -> Iterator[str]:
-    """Yield what the steps know of the cost of overlap, a line for like operations, or that nothing is known of it."""
+    """Yield the measured cost of overlap, a line for operations with equal costs, or that it was not measured."""
     if prediction.question.step_seconds is None:
         return
     if not prediction.overlap:
@@ -242,12 +253,12 @@ def _overlap_lines(run: Run, prediction: Prediction) -> Iterator[str]:
 
 
 def _doubts(run: Run, uses: Sequence[OverlapUse], registration: Registration) -> Iterator[str]:
-    """Yield in what the measured overlap is not that of the step."""
+    """Yield the differences between the measured overlap and that of the step."""
     curve = uses[0].curve
     if uses[0].borrowed:
         yield f"taken from {curve.operation.collective.title}"
     if any(use.elsewhere for use in uses):
-        yield f"measured on {', '.join(run.devices[position].tag for position in curve.members)}"
+        yield f"measured on {sentences.tags(curve.members, run.devices)}"
     if any(use.beyond for use in uses):
         yield f"sizes beyond {size_span(curve.sizes)}: as at the nearest measured size"
     if curve.unused:
@@ -266,9 +277,7 @@ def _range(spans: Sequence[tuple[float, float]]) -> str:
 
 def _title(run: Run, prediction: Prediction, gpus: int) -> str:
     sets = prediction.sets[gpus]
-    best, worst = (
-        ", ".join(run.devices[position].tag for position in devices or ()) for devices in (sets.best, sets.worst)
-    )
+    best, worst = (sentences.tags(devices or (), run.devices) for devices in (sets.best, sets.worst))
     title = f"{gpus} GPUs: best {best}" + (f"; worst {worst}" if worst else "")
     return title + (f" ({compared(sets)})" if sets.by is not Compared.ALL else "")
 
@@ -295,7 +304,7 @@ def _figures(cost: Cost, scale: _Scale) -> list[str]:
 
 
 def _losses(case: PredictedSet, worst: Cost, scale: _Scale) -> list[str]:
-    """Return the worst set's figures minus the best's; the share is of the best's step."""
+    """Return the worst set's figures minus the best's; shares are of the best set's step."""
     raw = scale.figure(worst.raw[1] - case.best.raw[1])
     if case.lost is None or case.lost_share is None:
         return [raw]
@@ -304,7 +313,7 @@ def _losses(case: PredictedSet, worst: Cost, scale: _Scale) -> list[str]:
 
 
 def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
-    """Yield a sentence for each number of GPUs: to which strategies the choice matters."""
+    """Yield a sentence for each number of GPUs: for which strategies the choice of a set matters."""
     timed = prediction.question.step_seconds is not None
     for gpus in prediction.question.gpus:
         cases = [case for case in prediction.cases if case.gpus == gpus]
@@ -324,7 +333,7 @@ def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
 
 
 def _matters(cases: Sequence[PredictedSet]) -> str:
-    """Say which strategies lose by the worst set, and how much of a step."""
+    """Return which strategies lose on the worst set, and how much of a step."""
     shares = {case.strategy: case.lost_share or 0.0 for case in cases}
     same = [case for case in cases if abs(shares[case.strategy]) < DELTA]
     lost = [_lost(case) for case in cases if shares[case.strategy] >= DELTA]
@@ -365,5 +374,78 @@ _COMPARED = {
 
 
 def compared(sets: Sets) -> str:
-    """Return which sets a prediction compares, where that is not all of them."""
+    """Return which sets a prediction compares; "" for all sets."""
     return _COMPARED[sets.by].format(k=len(sets.best)) if isinstance(sets.by, Compared) else sentences.grounds(sets.by)
+
+
+# The assumptions of a prediction, as text.
+
+_MOST_SETS = 3
+
+_LAST_MICRO_BATCH = "once a step, on the last micro-batch (no_sync before)"
+_GATHERS_OVERLAP = "each unit is gathered while the previous unit computes"
+_DDP_BUCKETS = "in DDP's buckets; the new parameters are gathered in one message after the optimizer"
+# What each strategy sends, and when.
+_STRATEGIES = {
+    "ddp": f"gradients are all-reduced {_LAST_MICRO_BATCH}, in buckets, as backward fills them",
+    "zero1": f"gradients are reduce-scattered {_LAST_MICRO_BATCH}, {_DDP_BUCKETS}",
+    "zero2": f"gradients are reduce-scattered on every micro-batch, {_DDP_BUCKETS}",
+    "zero3": f"every unit is gathered before its forward and its backward of every micro-batch; {_GATHERS_OVERLAP}",
+    "fsdp": f"PyTorch's fully_shard on every block, the root gathered from forward to backward; {_GATHERS_OVERLAP}",
+    "hsdp": "as fsdp among the GPUs of one copy, neighbors in rank, then an all-reduce among the copies; "
+    "best and worst are by a collective over all GPUs",
+}
+_GENERAL = {
+    General.BACKWARD: "backward takes 2/3 of a step's compute, each layer its share of the multiply-adds",
+    General.OVERLAP_MEASURED: "one transfer at a time; while it overlaps compute, both are slower by the factors of "
+    "the overlap runs",
+    General.OVERLAP_FREE: "one transfer at a time, and it does not slow compute: communication kernels take no SMs "
+    "from compute",
+    General.HOST_LAUNCHES: "the GPU runs a kernel only after the host launched it; each layer takes a share of the "
+    "host's time by its tensors; the host starts with the GPU and never waits for it; the step ends when both end",
+    General.OPTIMIZER: "the optimizer's GPU time counts as backward",
+    General.HOST_PHASES: "the host takes 1/3 of its time for forward, 2/3 for backward and none for the optimizer; "
+    "--host-phases changes this",
+}
+
+
+def assumptions(assumed: Sequence[Assumed], devices: Sequence[Device]) -> Iterator[str]:
+    """Yield each assumption as a clause; one about a time begins with its operations and devices."""
+    for one in assumed:
+        where = ""
+        if one.operations:
+            operations = _listed([operation.collective.title for operation in one.operations])
+            sets = abridged([sentences.tags(positions, devices) for positions in one.sets], _MOST_SETS, "; ")
+            where = f"{operations} on {sets}: "
+        yield from (f"{where}{text}" for text in _texts(one.what, devices))
+
+
+def of_times(assumed: Sequence[OfTime], devices: Sequence[Device]) -> str:
+    """Return the assumptions about one time as text, "" for none."""
+    return ", ".join(text for one in assumed for text in _texts(one, devices))
+
+
+def _texts(what: OfTime | OfStep, devices: Sequence[Device]) -> Iterator[str]:
+    match what:
+        case LikeOperation(operation, share):
+            times = {0.5: "half the bytes", 1.0: "the same bytes", 2.0: "twice the bytes"}[share]
+            yield f"as long as the measured {operation.collective.title} of {times}"
+        case LikeSet(positions, further):
+            also = "".join(f", {text}" for text in _texts(further, devices)) if further else ""
+            yield f"as on {sentences.tags(positions, devices)}, which are predicted alike{also}"
+        case LikePair(rates, operation, pair):
+            shape = f"the {operation.collective.title} of {sentences.tags(pair, devices)}"
+            yield f"a ring at {sentences.band(rates)} ({sentences.band_basis(rates)}), shaped as {shape}"
+        case BeyondSizes(least, most):
+            yield f"sizes beyond the measured {size_span((least, most))} by extrapolation of latency and bandwidth"
+        case EqualBlocks(count, guessed):
+            if guessed:
+                yield f"{count} layers, the default of --layers"
+            yield f"all parameters are in {count} equal transformer blocks, none in embeddings"
+        case HeadShare(share):
+            others = "the other layers their share of the multiply-adds"
+            yield f"head and loss take {share:.0%} of the GPU's time, {others}"
+        case OfStrategy(name):
+            yield f"{name}: {_STRATEGIES[name]}"
+        case General():
+            yield _GENERAL[what]

@@ -1,4 +1,4 @@
-"""The page of `collbench rank`, and the same as JSON: tiers, verdicts, heat maps and fits of a run."""
+"""The page and the JSON of `collbench rank`: tiers, verdicts, heat maps and fits of a run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from collbench.analysis.summary import Missing, RankedWork, RankSummary
 from collbench.analysis.tiers import RankedLink, Ranking, Relation, kind_of
 from collbench.model.operations import Work
 from collbench.model.run import Run
-from collbench.model.units import amount, figure, format_approximate_size, format_size, sentence, span
+from collbench.model.units import abridged, amount, figure, format_approximate_size, format_size, sentence, span
 from collbench.output import sentences
 from collbench.output.text.frame import alarm, failures, header, headline, not_judged, origin, sim, troubled
-from collbench.output.text.layout import Block, Lines, legend, short, table, whole
+from collbench.output.text.layout import Block, Lines, legend, more, short, table, whole
 from collbench.output.text.matrix import heat_map, unit_of, value
 from collbench.runfile.codec import plain
 
@@ -46,7 +46,7 @@ of a size from this line"""
 def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
     """Yield the page's blocks: each work's tiers, verdict and heat map, then the fits, then what is missing.
 
-    The short page has a row for each work and size, and tiers and heat map of one: of all-reduce where it was measured.
+    The short page has a row for each work and size, and the tiers and the heat map of a single one.
     """
     yield from alarm(run)
     if not summary.judged:
@@ -73,7 +73,7 @@ def page(run: Run, summary: RankSummary) -> Iterator[RenderableType | Block]:
 
 
 def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]:
-    """Yield a row for each ranking, then tiers and heat map of the first collective's, else of the first."""
+    """Yield a row for each ranking, then tiers and heat map of the first collective, without one of the first copy."""
     what, answer = f"{sim(run)}operation", "does it matter"
     rows = table(what, "size", "best", "worst", "tiers", answer, left=(what, answer), keys=2)
     for ranking in rankings[:_MOST_RANKINGS]:
@@ -84,8 +84,7 @@ def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]
         size = format_size(ranking.size_bytes)
         rows.add_row(str(ranking.work), size, best, worst, str(ranking.tiers), _matters(ranking))
     yield rows
-    if len(rankings) > _MOST_RANKINGS:
-        yield Text(f"and {len(rankings) - _MOST_RANKINGS} more")
+    yield from more(len(rankings) - _MOST_RANKINGS)
     shown = next((one for one in rankings if one.operation.is_collective), rankings[0])
     mapped = shown.kind != "device" and len(run.devices) > 2
     yield from section(run, shown, mapped=mapped, most_tiers=_MOST_TIERS)
@@ -94,7 +93,7 @@ def _overview(run: Run, rankings: Sequence[Ranking]) -> Iterator[RenderableType]
 
 
 def _matters(ranking: Ranking) -> str:
-    """Say in a word or two whether the choice matters."""
+    """Return in a few words whether the choice of devices matters."""
     failed = "".join(f"; {count}" for count in sentences.wrong_sets(ranking))
     if ranking.trials < FEWEST_TRIALS:
         return f"too few trials{failed}"
@@ -137,19 +136,20 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
 
 
 def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None = None) -> Iterator[RenderableType]:
-    """Yield the page's part on one work at one size: tiers, verdict, resolution, and if `mapped` the heat map.
+    """Yield a work at one size: tiers, verdict, resolution, and if `mapped` the heat map.
 
-    Of more than `most_tiers` the first and the last are shown, each with a line of its names.
+    With more than `most_tiers` tiers only the first ones and the last are shown, each with one line of names.
     """
     unit = unit_of(run, ranking.work, ranking.size_bytes)
     yield Text(f"\n{title(run, ranking.work)} at {format_size(ranking.size_bytes)}, {unit}")
     yield _tiers(run, ranking, unit, most_tiers)
     yield Text(sentence(sentences.tiers(ranking)))
-    trials = ranking.trials  # the fewest that any got
-    shown = f"Differences above {ranking.delta + ranking.noise:.1%} are significant at typical noise"
-    shown += f" ({trials} trials or more)."
+    trials = ranking.trials  # of the data point that has the fewest
     if trials < FEWEST_TRIALS:
         shown = f"Nothing is significant: some have {trials} of the {FEWEST_TRIALS} trials needed to estimate noise."
+    else:
+        least = f"{ranking.delta + ranking.noise:.1%}"
+        shown = f"Differences above {least} are significant at typical noise ({trials} trials or more)."
     if len(ranking.standings) > 1:
         yield Text(shown)
     if mapped:
@@ -157,7 +157,7 @@ def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None 
 
 
 def title(run: Run, work: Work) -> str:
-    """Name a work and what it ran on; a simulated one never without saying so."""
+    """Return a work's name and how to read its tables, with the mark of simulated figures."""
     kind = {"device": "by device", "pair": "by pair", "link": "row sends to column"}[kind_of(work)]
     return f"{sim(run)}{work} ({kind})"
 
@@ -171,9 +171,9 @@ def _tiers(run: Run, ranking: Ranking, unit: str, most: int | None) -> Table:
                 rows.add_row("…", "", f"{len(tiers) - most} more tiers", "")
             continue
         figures = [value(standing.seconds, standing.gbs, unit) for standing in standings]
-        first, *more = _names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES)
+        first, *others = _names(run, ranking, standings, _MOST_NAMES if most is None else _FEW_NAMES)
         rows.add_row(str(tier), figures_span(figures), first, relations(standings))
-        for line in more:
+        for line in others:
             rows.add_row("", "", line, "")
     return rows
 
@@ -192,7 +192,7 @@ def figures_span(figures: Collection[float], between: str = " to ") -> str:
 
 
 def relations(standings: Sequence[RankedLink]) -> str:
-    """Count the relations of a tier to the best; one word where all have the same."""
+    """Return how a tier compares with the best: "tied", or "3 tied, 1 undecided"."""
     counts = Counter(standing.relation for standing in standings)
     if len(counts) == 1:
         return standings[0].relation.value
@@ -200,17 +200,19 @@ def relations(standings: Sequence[RankedLink]) -> str:
 
 
 def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink], most: int) -> list[str]:
-    """Return a tier's members by name, in lines; of a large tier how many they are, and the first ones."""
+    """Return the names of a tier's members in lines: at most `most` of them, and how many more there are."""
     if len(standings) == len(ranking.standings) > 1:
         return [f"all {len(standings)}"]
     names = [name(run, ranking.work, standing.members) for standing in standings[:most]]
-    more = len(standings) - len(names)
-    return textwrap.wrap(", ".join(names), _NAMES_WIDE, break_on_hyphens=False) + ([f"and {more} more"] * (more > 0))
+    lines = textwrap.wrap(", ".join(names), _NAMES_WIDE, break_on_hyphens=False)
+    if len(standings) > most:
+        lines.append(f"and {len(standings) - most} more")
+    return lines
 
 
 def name(run: Run, work: Work, positions: Sequence[int]) -> str:
     """Return what a link, pair or device is called: "GPU0→GPU1", "GPU0-GPU1", "GPU0"."""
-    return _JOINTS[kind_of(work)].join(run.devices[position].tag for position in positions)
+    return sentences.tags(positions, run.devices, _JOINTS[kind_of(work)])
 
 
 def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
@@ -224,8 +226,7 @@ def _fits(run: Run, ranked: RankedWork) -> Iterator[RenderableType]:
     for fit in fits[:_MOST_FITS]:
         rows.add_row(name(run, ranked.work, fit.members), fit.label, *fitted(fit))
     yield rows
-    if len(fits) > _MOST_FITS:
-        yield Text(f"and {len(fits) - _MOST_FITS} more: --json has them all")
+    yield from more(len(fits) - _MOST_FITS, ": --json has them all")
 
 
 def fitted(fit: Fit) -> tuple[str, str, str, str]:
@@ -240,34 +241,30 @@ def _bounded(values: Bounded) -> str:
 
 
 def _lacks(run: Run, ranked: RankedWork) -> Iterator[str]:
-    """Yield a line for each part that a work lacks."""
+    """Yield a line for each size and reason for which a work lacks data points."""
     for size, count in ranked.incomplete:
-        some = _some(ranked.work, count)
-        yield f"missing   {ranked.work} at {format_size(size)} is not ranked: it was measured on {some} only"
+        sets = amount(count, kind_of(ranked.work))
+        yield f"missing   {ranked.work} at {format_size(size)} is not ranked: it was measured on {sets} only"
     failed = {
         (m.point.size_bytes, m.point.members) for m in run.measurements if m.failure and m.point.work == ranked.work
     }
     groups: dict[tuple[int, str], list[Missing]] = defaultdict(list)
     for lack in ranked.missing:
         if (lack.size_bytes, lack.members) in failed:
-            continue  # the page has a line for each set where something failed
+            continue  # the page lists failures separately
         groups[lack.size_bytes, sentences.absence(lack.absence, run)].append(lack)
     for (size, reason), lacks in groups.items():
-        names = ", ".join(name(run, ranked.work, lack.members) for lack in lacks[:_MOST_NAMES])
-        more = f" and {len(lacks) - _MOST_NAMES} more" if len(lacks) > _MOST_NAMES else ""
-        yield f"missing   {ranked.work} at {format_size(size)} on {names}{more}: {reason}"
+        names = abridged([name(run, ranked.work, lack.members) for lack in lacks], _MOST_NAMES)
+        yield f"missing   {ranked.work} at {format_size(size)} on {names}: {reason}"
 
 
 def _no_fits(summary: RankSummary) -> Iterator[str]:
-    """Yield a line for each reason, with the works whose links it left without a fit."""
+    """Yield a line for each reason why links have no fit, with their works."""
     works: dict[str, Counter[Work]] = defaultdict(Counter)
     for ranked in summary.works:
         for fit in ranked.fits:
             if isinstance(fit, Unfitted):
                 works[sentences.no_line(fit)][ranked.work] += 1
     for reason, counts in works.items():
-        yield f"no fit    {reason}: {', '.join(f'{work} on {_some(work, count)}' for work, count in counts.items())}"
-
-
-def _some(work: Work, count: int) -> str:
-    return amount(count, kind_of(work))
+        names = ", ".join(f"{work} on {amount(count, kind_of(work))}" for work, count in counts.items())
+        yield f"no fit    {reason}: {names}"

@@ -12,20 +12,18 @@ from collbench.analysis.stats import summarize
 from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import Run
 from collbench.model.units import format_size
+from collbench.output import sentences
+from collbench.output.text.frame import sim
 from collbench.output.text.layout import Lines, table
 
 
-def comparison(
-    run: Run, operation: Operation, devices: tuple[int, ...], variant: Variant, mark: str = ""
-) -> Iterator[RenderableType]:
-    """Yield which memory is fastest where, and a table of sizes by kind; nothing if there is one kind alone.
-
-    `mark` ends each line: what says that nothing was measured, of a simulated machine.
-    """
+def comparison(run: Run, operation: Operation, devices: tuple[int, ...], variant: Variant) -> Iterator[RenderableType]:
+    """Yield which memory is fastest at which sizes, and a table of sizes by kind; nothing if there is only one kind."""
     by_size = winners(run, operation, devices, variant)
     if not by_size:
         return
-    yield Lines("\n".join(f"memory    {line}{mark}" for line in map(sentence, ranges(by_size))))
+    mark = sim(run, " (sim)")
+    yield Lines("\n".join(f"memory    {line}{mark}" for line in map(_sentence, ranges(by_size))))
     sizes = side_by_side(run, operation, devices, variant)
     kinds = [kind for kind in Registration if any(kind in by_kind for by_kind in sizes.values())]
     times_table = table("size", *(f"{kind} µs" for kind in kinds), *(f"{kind} GB/s" for kind in kinds), "fastest")
@@ -39,7 +37,16 @@ def comparison(
     yield times_table
 
 
-def sentence(same: Sequence[Winner]) -> str:
+def fastest_memory(run: Run) -> Iterator[RenderableType]:
+    """Yield for each collective and pair which memory is fastest."""
+    measurements = [measurement for measurement in run.measured() if measurement.point.operation.is_collective]
+    for operation, devices in dict.fromkeys((one.point.operation, one.point.members) for one in measurements):
+        where = f"{operation} on {sentences.tags(devices, run.devices, '-')}"
+        same = ranges(winners(run, operation, devices, Variant.PLAIN))
+        yield Lines("\n".join(f"memory    {where}: {_sentence(one)}{sim(run, ' (sim)')}" for one in same))
+
+
+def _sentence(same: Sequence[Winner]) -> str:
     """Say which memory wins or ties at these sizes: "window wins from 256K to 8M, 1.44x at 2M (1.41-1.47)"."""
     first, last = format_size(same[0].size_bytes), format_size(same[-1].size_bytes)
     where = f"at {first}" if len(same) == 1 else f"from {first} to {last}"

@@ -1,4 +1,4 @@
-"""The page of `collbench replay`: a recorded step's communication, exposed time, its kinds of call, arm against arm."""
+"""The page of `collbench replay`: the communication of a recorded step, its calls, and one arm against another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from collbench.analysis.overlap import Figure
-from collbench.analysis.replay import ArmRatio, ReplaySummary, ratio, summarize
+from collbench.analysis.replay import ReplaySummary, ratio, summarize
 from collbench.launch.ablation import Ratio
 from collbench.model.capabilities import capabilities
 from collbench.model.operations import Operation, Registration
@@ -18,6 +18,7 @@ from collbench.output import sentences
 from collbench.output.text.ablation import worth
 from collbench.output.text.frame import header, origin, sim, unhealthy_lines
 from collbench.output.text.layout import Block, Lines, both, short, table, whole
+from collbench.output.text.overlap import half_interval, milliseconds
 
 _LEGEND = """\
 step: pauses and calls, slowest rank, median of the trials with its 95 % interval;
@@ -37,7 +38,7 @@ def replay_page(run: Run) -> Iterator[RenderableType | Block]:
         yield Lines(sentence(answer(run) + sim(run, " (sim)")))
         yield from both("tables", Text(f"\n{sim(run)}{_title(measured[0])}, ms"))
         yield from both("tables", _of_sets(run, measured) if names else _figures(measured))
-        # Of many sets the first one's calls alone: a column for each would be wider than any page.
+        # Of several sets only the first one's calls: a column for each set would be too wide.
         called = measured[:1] if names else measured
         yield from both("tables", Text(f"\n{sim(run)}one call within the step{_arm(called[0], names)}, ms"))
         yield from whole("tables", _kinds(called, None))
@@ -55,8 +56,8 @@ def answer(run: Run) -> str:
     """Return "the step of job.json communicates for 3.21 ms, 1.10 ms of it exposed; without P2P …"."""
     first, *others = [replay for replay in run.replays if replay.trials]
     summary, names = summarize(first), _names(run)
-    text = f"{_what(first)} communicates for {_ms(summary.communication)} ms"
-    text += f"{_arm(first, names)} and takes {_ms(summary.exposed)} ms longer than its pauses alone"
+    text = f"{_what(first)} communicates for {milliseconds(summary.communication)} ms"
+    text += f"{_arm(first, names)} and takes {milliseconds(summary.exposed)} ms longer than its pauses alone"
     for other in others:
         change = ratio(first, other)
         if change is not None:
@@ -66,7 +67,7 @@ def answer(run: Run) -> str:
 
 
 def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
-    """Yield what the second of two arms costs: of the communication, and of the step where compute is replayed."""
+    """Yield what the second of two arms costs in communication, and in the step where compute is replayed."""
     if len(measured) != len(run.replays) or len(measured) != 2:
         return
     first, other = measured
@@ -90,11 +91,11 @@ _Names = Mapping[tuple[int, ...], str]
 
 
 def _names(run: Run) -> _Names:
-    """Return the devices' names of each set that was replayed on; none if there is one set."""
+    """Return the names of each set of devices that was replayed on; nothing for a single set."""
     sets = dict.fromkeys(replay.members for replay in run.replays)
     if len(sets) < 2:
         return {}
-    return {devices: ", ".join(run.devices[position].tag for position in devices) for devices in sets}
+    return {devices: sentences.tags(devices, run.devices) for devices in sets}
 
 
 def _what(replay: Replay) -> str:
@@ -102,7 +103,7 @@ def _what(replay: Replay) -> str:
 
 
 def _arm(replay: Replay, names: _Names) -> str:
-    """Return " without P2P" or " on GPU0, GPU1"; "" if nothing is to be told apart."""
+    """Return " without P2P" or " on GPU0, GPU1", which distinguishes an arm; "" for the arm without a change."""
     if replay.members in names:
         return f" on {names[replay.members]}"
     return f" {_without(replay)}" if replay.without else ""
@@ -123,55 +124,58 @@ def _title(replay: Replay) -> str:
 
 
 def _of_sets(run: Run, measured: list[Replay]) -> RenderableType:
-    """Return a row for each set of devices, in the order of the run, with its time over the first one's."""
+    """Return a row for each set of devices, in the order of the run, with its time over that of the first set."""
     names = _names(run)
     sets_table = table("devices", "communication", "ratio", "step", "exposed", left=("devices",))
     for replay in measured:
         summary, over = summarize(replay), ratio(measured[0], replay)
         times = ""
         if over is not None and replay is not measured[0]:
-            times = f"{over.communication.value:.2f}{_half(over.communication)}"
+            times = f"{over.communication.value:.2f}{half_interval(over.communication)}"
         cells = _with_half(summary.communication), times, _with_half(summary.step), _range(summary.exposed)
         sets_table.add_row(names[replay.members], *cells)
     return sets_table
 
 
 def _figures(measured: list[Replay]) -> RenderableType:
-    """Return a row for each figure, and a column for each arm; of two arms their ratio, too."""
-    names = [_without(replay) if replay.without else "as it is" for replay in measured]
+    """Return a row for each figure and a column for each arm; with several arms also the last one's ratio."""
     summaries = [summarize(replay) for replay in measured]
-    ratios = [ratio(measured[0], replay) for replay in measured[1:]]
-    arms_table = table("", *names, *(["ratio"] if ratios else []), left=("",))
-
-    def row(name: str, cells: list[str], times: Figure | None = None) -> None:
-        arms_table.add_row(name, *cells, *([f"{times.value:.2f}{_half(times)}" if times else ""] if ratios else []))
-
-    def figures(pick: str) -> list[str]:
-        return [_with_half(getattr(summary, pick)) for summary in summaries]
-
-    last: ArmRatio | None = ratios[-1] if ratios else None
-    row("step", figures("step"), None if last is None else last.step)
-    row("pauses alone", figures("pauses"))
-    row("exposed", [_range(summary.exposed) for summary in summaries])
-    row("communication", figures("communication"), None if last is None else last.communication)
-    if measured[0].recorded_seconds is not None:
-        row("… in the job", [f"{measured[0].recorded_seconds * 1e3:.3f}", *("" for _ in measured[1:])])
-    row("back to back", figures("alone"))
+    change = ratio(measured[0], measured[-1]) if len(measured) > 1 else None
+    communication = [_with_half(one.communication) for one in summaries]
+    recorded = measured[0].recorded_seconds
+    rows: list[tuple[str, list[str], Figure | None]] = [
+        ("step", [_with_half(one.step) for one in summaries], change.step if change else None),
+        ("pauses alone", [_with_half(one.pauses) for one in summaries], None),
+        ("exposed", [_range(one.exposed) for one in summaries], None),
+        (
+            "communication",
+            communication,
+            change.communication if change else None,
+        ),
+        ("back to back", [_with_half(one.alone) for one in summaries], None),
+    ]
+    if recorded is not None:
+        rows.insert(-1, ("… in the job", [f"{recorded * 1e3:.3f}", *("" for _ in measured[1:])], None))
+    names = [_without(replay) if replay.without else "as it is" for replay in measured]
+    arms_table = table("", *names, *(["ratio"] if len(measured) > 1 else []), left=("",))
+    for name, cells, times in rows:
+        ratios = [f"{times.value:.2f}{half_interval(times)}" if times else ""] if len(measured) > 1 else []
+        arms_table.add_row(name, *cells, *ratios)
     return arms_table
 
 
 def _kinds(measured: list[Replay], most: int | None) -> RenderableType:
-    """Return a row for each kind of call, those that take most of a step first."""
+    """Return a row for each kind of call, the longest in a step first."""
     first = measured[0]
     summaries: list[ReplaySummary] = [summarize(replay) for replay in measured]
     recorded = any(call.recorded_seconds is not None for call in first.calls)
     heads = ["ms", *(_without(replay) for replay in measured[1:]), *(["in the job"] if recorded else [])]
     calls_table = table("call", "size", "ranks", "a step", *heads, "busbw GB/s", left=("call",), keys=3)
-    order = sorted(range(len(first.calls)), key=lambda at: -first.calls[at].count * summaries[0].by_kind[at].value)
-    for at in order[:most]:
+    longest = sorted(range(len(first.calls)), key=lambda at: -first.calls[at].count * summaries[0].by_kind[at].value)
+    for at in longest[:most]:
         call = first.calls[at]
         job = [] if not recorded else ["-" if call.recorded_seconds is None else f"{call.recorded_seconds * 1e3:.3f}"]
-        cells = [_ms(summary.by_kind[at]) for summary in summaries]
+        cells = [milliseconds(summary.by_kind[at]) for summary in summaries]
         rate = busbw_gbs(call, summaries[0].by_kind[at].value)
         calls_table.add_row(
             call.operation,
@@ -182,8 +186,8 @@ def _kinds(measured: list[Replay], most: int | None) -> RenderableType:
             *job,
             "-" if rate is None else f"{rate:.1f}",
         )
-    if most is not None and len(order) > most:
-        calls_table.add_row(f"and {len(order) - most} more")
+    if most is not None and len(longest) > most:
+        calls_table.add_row(f"and {len(longest) - most} more")
     return calls_table
 
 
@@ -211,21 +215,13 @@ def _notes(run: Run) -> Iterator[str]:
             )
 
 
-def _ms(seconds: Figure) -> str:
-    return f"{seconds.value * 1e3:.3f}"
-
-
-def _half(figure: Figure) -> str:
-    return f" ±{figure.half:.1%}" if figure.interval and figure.value > 0 else ""
-
-
 def _with_half(figure: Figure) -> str:
-    return _ms(figure) + _half(figure)
+    return milliseconds(figure) + half_interval(figure)
 
 
 def _range(figure: Figure) -> str:
-    """Return a difference with its interval as two figures: it may be near zero."""
+    """Return a difference with the ends of its interval: it may be near zero, where a share says nothing."""
     if figure.interval is None:
-        return _ms(figure)
+        return milliseconds(figure)
     low, high = (end * 1e3 for end in figure.interval)
-    return f"{_ms(figure)} [{low:.3f}, {high:.3f}]"
+    return f"{milliseconds(figure)} [{low:.3f}, {high:.3f}]"

@@ -1,4 +1,4 @@
-"""Why these devices, and where their processes belong: the page of `collbench select`."""
+"""The page of `collbench select`: the chosen devices, the reasons, and the NUMA nodes for their processes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 from collbench.analysis.job_choice import Standing
 from collbench.analysis.numa_binding import Binding, bindings
 from collbench.analysis.search import MOST_FINALISTS
-from collbench.analysis.select import Finalist, ForJob, JobSet, Origin, Selection
+from collbench.analysis.select import ForJob, Origin, Selection
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.model.units import TELLING_BYTES, amount, columns, fixed, format_size, span
 from collbench.output.text.frame import sim
 from collbench.output.text.layout import named
 
-# Where the processes of chosen GPUs belong: one line for the page of `collbench select`.
+# On which NUMA nodes the processes of the chosen GPUs belong.
 
 
 def line(run: Run, devices: Sequence[int]) -> str:
-    """Return on which NUMA nodes these positions belong, by host copies; "" if the run does not compare nodes."""
+    """Return the NUMA nodes for these positions, by host copies; "" if the run does not compare nodes."""
     numa_bindings, mark = [one for one in bindings(run) if one.member in devices], sim(run, " (sim)")
     if not numa_bindings:
         return ""
@@ -38,7 +38,7 @@ def line(run: Run, devices: Sequence[int]) -> str:
 
 
 def node_of(binding: Binding, run: Run) -> str:
-    """Return a clause that says which NUMA node a device's process belongs on, by what rates, and what NVML says."""
+    """Return a clause: the NUMA node for a device's process, the rates that show it, and what NVML reports."""
     tag, labelled = run.devices[binding.member].tag, binding.labelled
     figures = ", ".join(f"node {rate.node} {rate.gbs:.1f}" for rate in binding.rates)
     if binding.tied:
@@ -48,48 +48,56 @@ def node_of(binding: Binding, run: Run) -> str:
         return f"{tag}: node {faster} is faster than node {labelled}, which NVML reports ({figures} GB/s)"
     if len(binding.best) > 1:
         return f"{tag}: no NUMA node is significantly faster ({figures} GB/s)"
-    named = f"NVML reports node {labelled}, which was not measured"
-    source = "as NVML reports" if binding.agrees else "NVML reports none" if labelled is None else named
+    if binding.agrees:
+        source = "as NVML reports"
+    elif labelled is None:
+        source = "NVML reports none"
+    else:
+        source = f"NVML reports node {labelled}, which was not measured"
     return f"{tag}: node {binding.best[0]}, {source} ({figures} GB/s)"
 
 
 def numactl(binding: Binding) -> str:
-    """Return the command that runs a process on the nodes that suit its GPU."""
+    """Return the command that runs a process on the best nodes of its GPU."""
     return f"numactl --cpunodebind={','.join(map(str, binding.best))}"
 
 
-# Why these devices: the page of `collbench select`.
+# Which devices, and why.
 
 # On the short page.
 _FEW_FINALISTS, _FEW_LEFT_OUT = 4, 8
 
 
 def explanation(selection: Selection, width: int | None = None, *, verbose: bool = True) -> str:
-    """Return the page as text: the devices first, then the evidence, one line per fact.
+    """Return the page as text: the devices, then the evidence, one line per fact.
 
-    In lines of at most `width`, but for the rows of the finalists. The short page, not `verbose`, has the first
-    finalists and the first devices that were left out.
+    All but the rows of tables are wrapped to `width` columns. The short page, not `verbose`, has the first finalists
+    and the first devices that were left out.
     """
-    failed = [f"FAILED: the set includes {'; '.join(selection.failed)}{_sim(selection)}"] if selection.failed else []
-    heads = [*failed, ", ".join(device.tag for device in selection.devices) + _where(selection)]
-    heads += _lines(selection, verbose=verbose)
-    return "\n".join(line if width is None or line.startswith("  ") else named(line, width) for line in heads)
+    origin = selection.origin
+    where = f" ({selection.devices[0].name})" if selection.devices and selection.devices[0].name else ""
+    where += f" on {origin.machine}" if origin.machine else ""
+    if origin.simulated:
+        where = f" of the simulated machine {origin.fabric} (sim)"
+    lines = [f"FAILED: the set includes {'; '.join(selection.failed)}{_sim(selection)}"] if selection.failed else []
+    lines.append(", ".join(device.tag for device in selection.devices) + where)
+    lines += _lines(selection, verbose=verbose)
+    return "\n".join(line if width is None or line.startswith("  ") else named(line, width) for line in lines)
 
 
 def _rate_name(origin: Origin) -> str:
-    """Return what is predicted: what the pairs were measured by. Of a small message the size belongs to it."""
-    other = origin.operation is not None and origin.operation is not Operation.ALLREDUCE
-    small = origin.measured_bytes is not None and origin.measured_bytes < TELLING_BYTES
-    size = f" at {format_size(origin.measured_bytes)}" if small and origin.measured_bytes else ""
-    return (str(origin.operation) if other else "all-reduce busbw") + size
+    """Return the name of the predicted rate: the operation that measured the pairs, with its size if it is small."""
+    name = "all-reduce busbw" if origin.operation in (None, Operation.ALLREDUCE) else str(origin.operation)
+    size_bytes = origin.measured_bytes or TELLING_BYTES
+    return f"{name} at {format_size(size_bytes)}" if size_bytes < TELLING_BYTES else name
 
 
 def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
     origin = selection.origin
     yield f"why       {selection.reason}{_sim(selection)}"
     if selection.predicted is not None:
-        how, reachable = selection.predicted_how, selection.predicted[1] > 0
-        how = f"{' over ' if reachable else ', '}{how}" if how else ""
+        how = selection.predicted_how
+        how = f"{' over ' if selection.predicted[1] > 0 else ', '}{how}" if how else ""
         yield f"predicted {_rate_name(origin)} {_range(selection.predicted)} GB/s{how}{_sim(selection)}"
     if selection.job is not None:
         yield from _for_job(selection.job, _sim(selection), tied=selection.tied)
@@ -115,11 +123,20 @@ def _lines(selection: Selection, *, verbose: bool) -> Iterator[str]:
 
 
 def _finalists(selection: Selection, *, verbose: bool) -> Iterator[str]:
-    """Yield the finalists with what is predicted of them, and measured."""
+    """Yield a row for each finalist: its predicted and its measured rate."""
     size = f" at {format_size(selection.origin.size_bytes)}" if selection.origin.size_bytes else ""
     yield f"finalists all-reduce busbw{size}, GB/s{_sim(selection)}"
     shown = selection.finalists if verbose else selection.finalists[:_FEW_FINALISTS]
-    yield from _table(shown)
+    measured = any(one.measured for one in shown)
+    rows = [("set", "predicted", "measured (95 %)" if measured else "", "")]
+    for one in shown:
+        rate = "-" if measured else ""
+        if one.measured:
+            low, middle, high = one.measured
+            rate = f"{fixed(middle)} ({_range((low, high))})"
+        first = f"the first {len(one.devices)}" if one.first else ""
+        rows.append((", ".join(one.devices), _range(one.predicted), rate, first))
+    yield from (f"  {line}" for line in columns(rows))
     if len(shown) < len(selection.finalists):
         yield f"  and {len(selection.finalists) - len(shown)} more: --verbose shows them"
 
@@ -135,7 +152,7 @@ _STANDING = {
 
 
 def _for_job(job: ForJob, sim: str, *, tied: bool) -> Iterator[str]:
-    """Yield what a job communicates on each finalist, and what the choice saves."""
+    """Yield how long the job communicates on each finalist, and what the choice saves."""
     yield f"job       {job.job} on {job.ranks} ranks, {amount(job.trials, 'trial')} of each set in turn{sim}"
     yield (
         f"finalists {len(job.sets)} of {amount(job.possible, 'set')}: at most {MOST_FINALISTS} that bandwidth does not "
@@ -144,41 +161,26 @@ def _for_job(job: ForJob, sim: str, *, tied: bool) -> Iterator[str]:
     )
     rows = [("set", "ms (95 %)", "vs fastest", "")]
     for one in job.sets:
-        notes = [_STANDING[Standing(one.standing)], f"the first {job.ranks}" * one.first]
-        rows.append((", ".join(one.devices), _figure(one.communication, 1e3), _figure(one.ratio), _joined(notes)))
+        note = _STANDING[Standing(one.standing)] + (f", the first {job.ranks}" if one.first else "")
+        rows.append((", ".join(one.devices), _figure(one.communication, 1e3), _figure(one.ratio), note))
     yield from (f"  {line}" for line in columns(rows))
     yield from (f"failed    {', '.join(one.devices)}: {one.failure}{sim}" for one in job.sets if one.failure)
-    slowest = _slowest(job)
     if tied:
         yield f"tie       the choice does not change the communication time of this job{sim}"
+    slowest = next((one for one in reversed(job.sets) if one.communication is not None), None)
     if slowest is not None and job.saved_worst is not None:
         devices = ", ".join(slowest.devices)
         yield f"saves     {_saved(job.saved_worst)} compared with the slowest finalist, {devices}{sim}"
+    by_bandwidth = f"compared with the choice by bandwidth, {', '.join(job.by_bandwidth)}"
     if job.saved_bandwidth is not None:
-        yield f"saves     {_saved(job.saved_bandwidth)} compared with the choice by bandwidth, {_devices(job)}{sim}"
+        yield f"saves     {_saved(job.saved_bandwidth)} {by_bandwidth}{sim}"
     else:
-        yield f"saves     nothing compared with the choice by bandwidth, {_devices(job)}: {_no_other(job)}"
-
-
-def _slowest(job: ForJob) -> JobSet | None:
-    return next((one for one in reversed(job.sets) if one.communication is not None), None)
-
-
-def _devices(job: ForJob) -> str:
-    return ", ".join(job.by_bandwidth)
-
-
-def _no_other(job: ForJob) -> str:
-    failed = any(one.failure and one.devices == job.by_bandwidth for one in job.sets)
-    return "it failed" if failed else "it is the same set"
-
-
-def _joined(clauses: Sequence[str]) -> str:
-    return ", ".join(filter(None, clauses))
+        failed = any(one.failure and one.devices == job.by_bandwidth for one in job.sets)
+        yield f"saves     nothing {by_bandwidth}: {'it failed' if failed else 'it is the same set'}"
 
 
 def _figure(interval: tuple[float, float, float] | None, scale: float = 1.0) -> str:
-    """Return "1.775 (1.770–1.780)", the middle alone where there is no interval."""
+    """Return "1.775 (1.770–1.780)", only the middle where there is no interval."""
     if interval is None:
         return "-"
     low, middle, high = (f"{value * scale:.3f}" for value in interval)
@@ -190,29 +192,9 @@ def _saved(seconds: tuple[float, float, float]) -> str:
     return f"{middle} ms a step (95 %: {low} to {high} ms)"
 
 
-def _where(selection: Selection) -> str:
-    origin = selection.origin
-    kind = f" ({selection.devices[0].name})" if selection.devices and selection.devices[0].name else ""
-    if origin.simulated:
-        return f" of the simulated machine {origin.fabric} (sim)"
-    return f"{kind} on {origin.machine}" if origin.machine else kind
-
-
 def _sim(selection: Selection) -> str:
-    """Return " (sim)" for a simulated machine: every simulated figure carries it."""
+    """Return the mark of every simulated figure, "" for a real machine."""
     return " (sim)" if selection.origin.simulated else ""
-
-
-def _table(finalists: tuple[Finalist, ...]) -> Iterator[str]:
-    rows = [("set", "predicted", "measured (95 %)", "")]
-    for one in finalists:
-        low, middle, high = one.measured or (0.0, 0.0, 0.0)
-        measured = f"{fixed(middle)} ({_range((low, high))})" if one.measured else "-"
-        first = f"the first {len(one.devices)}" if one.first else ""
-        rows.append((", ".join(one.devices), _range(one.predicted), measured, first))
-    if not any(one.measured for one in finalists):
-        rows = [(name, predicted, "", note) for name, predicted, _, note in rows]
-    yield from (f"  {line}" for line in columns(rows))
 
 
 def _range(interval: tuple[float, float]) -> str:

@@ -1,4 +1,4 @@
-"""Single launches on a page: percentiles by size, a histogram, and who comes late."""
+"""Single launches on a page: percentiles by size, a histogram, and which ranks are late."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADS = ("size", *(f"p{percent}" for percent in PERCENTILES), "max", "interval o
 
 
 def blocks(run: Run) -> Iterator[Block]:
-    """Yield the run's single launches, if any: for each communicator a table, then the rest."""
+    """Yield for each communicator of single launches a table, and for a lone one its histograms and ranks."""
     groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
     for one in tails(run):
         groups[one.point.work, one.point.members].append(one)
@@ -51,13 +51,13 @@ def blocks(run: Run) -> Iterator[Block]:
 
 def title(run: Run, by_size: Sequence[Tails]) -> str:
     """Return what was timed: "allreduce over GPU0, GPU1: 2000 single launches of each size, µs"."""
-    tags = ", ".join(run.devices[position].tag for position in by_size[0].point.members)
+    tags = sentences.tags(by_size[0].point.members, run.devices)
     counts = dict.fromkeys(str(one.count) for one in by_size)
     return f"{by_size[0].point.work} over {tags}: {' or '.join(counts)} single launches of each size, µs"
 
 
 def percentiles(by_size: Sequence[Tails]) -> Table:
-    """Return a row for each size: percentiles of the time in which the data moves, and of what ranks wait."""
+    """Return a row for each size: percentiles of the transfer time, and of the time with waiting."""
     percentile_table = table(*HEADS)
     for row in figures(by_size):
         percentile_table.add_row(*row)
@@ -86,21 +86,20 @@ def micro(seconds: float | None) -> str:
 
 
 def drawn(one: Tails) -> Iterator[RenderableType]:
-    """Yield a data point's histogram, a line a bin; bins are as wide in logarithms."""
+    """Yield a data point's histogram, a line for each bin; bins are equally wide in logarithms."""
     values = one.transfer_seconds or one.waited_seconds
     edges, counts = histogram(values)
     yield Text(f"launches of {format_size(one.point.size_bytes)} by duration, µs")
     rows = table("from", "launches", "")
     rows.columns[2].justify, rows.columns[0].justify = "left", "right"
     for edge, count in zip(edges, counts, strict=False):
-        # One launch of thousands is what a tail is about: its bar is no shorter than one.
-        bar = ceil(count / max(counts) * _BAR)
+        bar = ceil(count / max(counts) * _BAR)  # a tail is a few launches of thousands: they have a bar, too
         rows.add_row(f"{edge * _MICRO:.2f}", str(count), "#" * bar)
     yield rows
 
 
 def lines(run: Run, by_size: Sequence[Tails]) -> list[str]:
-    """Return who comes late, and what the figures do not say: lines of a name and a sentence."""
+    """Return which ranks are late, and which percentiles lack launches: lines of a name and a sentence."""
     texts = [f"late      {line}" for line in _late(run, by_size)]
     most = min(one.count for one in by_size)
     few = [(percent, fewest_launches(percent)) for percent in PERCENTILES if most < fewest_launches(percent)]
@@ -128,7 +127,7 @@ def _late(run: Run, by_size: Sequence[Tails]) -> Iterator[str]:
 
 
 def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], sizes: int) -> str:
-    """Return which rank is late, by how much, and the evidence for the reason, without guesses."""
+    """Return which rank is late, by how much, and whether its links or its GPU's work cause it."""
     medians = [rank.arrives.median for _, rank in late if rank.arrives is not None]
     low, high = micro(min(medians)), micro(max(medians))
     by = f"{low} µs" if low == high else f"{low} to {high} µs"
@@ -156,7 +155,7 @@ def _described(run: Run, device: int, late: Sequence[tuple[Tails, RankTails]], s
 
 
 def _ranks(run: Run, one: Tails) -> Iterator[RenderableType]:
-    """Yield a table of the ranks: their own times, and how late they come and leave against the others."""
+    """Yield a table of the ranks: their own times, and how much later than the others they arrive and finish."""
     yield Text(
         f"ranks at {format_size(one.point.size_bytes)}, µs; arrives, finishes: time after the median of the other ranks"
     )

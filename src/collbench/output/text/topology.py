@@ -1,4 +1,4 @@
-"""The label matrix of a machine as text, and one pair explained in a sentence. Pure; plain text, 80 columns."""
+"""The label matrix of a machine as text of 80 columns, and one pair explained in a sentence."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from collbench.machine import labels
 from collbench.model.run import Device, Path, PeerReadWrite, PeerStatus
 from collbench.model.units import amount, columns, fixed
-
-_COLUMNS = 80
-_AFFINITY_HEADS = ("CPU Affinity", "NUMA Affinity")
+from collbench.output.text.layout import NARROW
 
 # How a PCIe path runs, after "GPU0 and GPU1 meet …" and "the path would run …".
 _ROUTES = {
@@ -37,20 +35,20 @@ def render_labels(devices: Sequence[Device], paths: Sequence[Path]) -> str:
     names = [device.tag for device in devices]
     cells = label_matrix(len(devices), paths)
     matrix = [["", *names], *([name, *row] for name, row in zip(names, cells, strict=True))]
-    beside = [[*_AFFINITY_HEADS]]
+    affinities = [["CPU Affinity", "NUMA Affinity"]]
     for device in devices:
         numa = labels.UNKNOWN if device.numa_node is None else str(device.numa_node)
-        beside.append([device.cpu_affinity or labels.UNKNOWN, numa])
+        affinities.append([device.cpu_affinity or labels.UNKNOWN, numa])
     for gap in ("  ", " "):
-        wide = columns([row + more for row, more in zip(matrix, beside, strict=True)], gap)
-        if max(map(len, wide)) <= _COLUMNS:
+        wide = columns([row + affinity for row, affinity in zip(matrix, affinities, strict=True)], gap)
+        if max(map(len, wide)) <= NARROW:
             return "\n".join(wide)
-    below = [[name, *more] for name, more in zip(["", *names], beside, strict=True)]
+    below = [[name, *affinity] for name, affinity in zip(["", *names], affinities, strict=True)]
     return "\n".join([*columns(matrix, " "), "", *columns(below)])
 
 
 def explain_pair(devices: Sequence[Device], path: Path) -> str:
-    """Return one sentence on one path: what joins the pair, its one-way theory in GB/s, and its peer access."""
+    """Return one sentence on a path: what connects the pair, its one-way limit in GB/s, and its peer access."""
     first, second = (devices[position].tag for position in path.devices)
     clauses = [f"{first} and {second} {_joined(path)}"]
     if labels.is_nvlink(path.label) and path.ancestor in _ROUTES:
@@ -59,22 +57,22 @@ def explain_pair(devices: Sequence[Device], path: Path) -> str:
 
 
 def label_matrix(count: int, paths: Sequence[Path]) -> list[list[str]]:
-    """Return the labels of `count` devices as `nvidia-smi topo -m` has them, row and column in their order."""
-    cells = [[labels.SELF if i == j else labels.UNKNOWN for j in range(count)] for i in range(count)]
+    """Return the labels of `count` devices as the rows of `nvidia-smi topo -m`."""
+    cells = [[labels.SELF if row == column else labels.UNKNOWN for column in range(count)] for row in range(count)]
     for path in paths:
-        i, j = path.devices
-        cells[i][j] = cells[j][i] = path.label
+        first, second = path.devices
+        cells[first][second] = cells[second][first] = path.label
     return cells
 
 
 def known_limits(paths: Sequence[Path]) -> list[tuple[str, float, str]]:
-    """Return (label, one-way limit in GB/s, its source) of each distinct one, best label first."""
+    """Return each distinct (label, one-way limit in GB/s, source of the limit), best label first."""
     known = {(path.label, path.theory_gbs, path.theory_source) for path in paths if path.theory_gbs is not None}
     return sorted(known, key=lambda limit: (labels.rank_key(limit[0]), -limit[1], limit[2]))
 
 
 def _theory(paths: Sequence[Path]) -> str:
-    """Return a line for each distinct label and limit, best label first; the unknown ones share a line."""
+    """Return a line for each distinct label and limit, best label first, and one for labels without a known limit."""
     lines = [_entry(label, f"{fixed(gbs, 6)} GB/s: {source}") for label, gbs, source in known_limits(paths)]
     unknown = sorted({path.label for path in paths if path.theory_gbs is None}, key=labels.rank_key)
     if unknown:
@@ -83,7 +81,7 @@ def _theory(paths: Sequence[Path]) -> str:
 
 
 def _entry(label: str, text: str) -> str:
-    return textwrap.fill(text, _COLUMNS, initial_indent=f"  {label:<4} = ", subsequent_indent=" " * 9)
+    return textwrap.fill(text, NARROW, initial_indent=f"  {label:<4} = ", subsequent_indent=" " * 9)
 
 
 def _joined(path: Path) -> str:

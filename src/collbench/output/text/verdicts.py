@@ -16,15 +16,13 @@ from collbench.analysis.outcome import outcome
 from collbench.machine.labels import rank_key
 from collbench.model.errors import ExitStatus
 from collbench.model.run import Run
-from collbench.model.units import amount, figure, fixed, format_size, span
+from collbench.model.units import abridged, amount, figure, fixed, format_size, span
 from collbench.output import causes, sentences
 from collbench.output.text.frame import ALARM, alarm, header, headline, origin, sim
 from collbench.output.text.frame import not_judged as not_judged_line
-from collbench.output.text.layout import WIDE, Block, Lines, both, filled, short, whole
-from collbench.runfile.codec import plain
+from collbench.output.text.layout import WIDE, Block, Lines, both, filled, more, short, whole
 
 FORMAT, VERSION = "collbench-check", 1
-_SAID = {"evidence": "what", "checks": "command"}  # values that JSON has in words
 _STATUS = {
     Severity.HARD: ExitStatus.UNTRUSTED,
     Severity.CONTRADICTION: ExitStatus.CONTRADICTION,
@@ -46,12 +44,12 @@ _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
 _MOST_NAMES = 4  # of pairs
 # On the short page: so many faults with cause and command, and so many more by name.
 _MOST_EXPLAINED, _MOST_NAMED = 3, 8
-_INDENT = 10  # of what follows a field's name
+_INDENT = 10  # columns of a field's name
 _FAMILY = {True: "collectives", False: "copies"}
 
 
 def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
-    """Return the exit status: the worst of findings and failures; a run without judgments does not pass."""
+    """Return the exit status: the worst of verdicts and failures; a run in which no pair was judged does not pass."""
     worst = max((_STATUS[verdict.severity] for verdict in verdicts), default=ExitStatus.DONE)
     judged = ExitStatus.DONE if coverage(run).judged else ExitStatus.FAILED
     return max(worst, judged, outcome(run).status)
@@ -60,9 +58,9 @@ def status(run: Run, verdicts: Iterable[Verdict]) -> ExitStatus:
 def page(
     run: Run, verdicts: Sequence[Verdict], width: int = WIDE, shortfall: str = ""
 ) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks, top to bottom; texts are wrapped to `width` columns, commands are not.
+    """Yield the page's blocks, top to bottom, wrapped to `width` columns, except commands.
 
-    The short page leaves out what is no fault, and explains the first faults only. `shortfall` is what --expect misses.
+    The short page has only faults, and explains only the first of them. `shortfall` is what --expect misses.
     """
     covered, undone = coverage(run), [sentences.not_done(one, run) for one in not_judged(run)]
     yield from alarm(run)
@@ -81,12 +79,9 @@ def page(
         yield from both("verdicts", Text(), _block(run, verdict, width))
     further = faults[_MOST_EXPLAINED:]
     if further:
-        heads = (
-            filled(f"{verdict.kind}  {_where(run, verdict)}", width, rest="  ") for verdict in further[:_MOST_NAMED]
-        )
+        heads = [_head(run, verdict, width) for verdict in further[:_MOST_NAMED]]
         yield from short(Text("\n" + "\n".join(heads)))
-    if len(further) > _MOST_NAMED:
-        yield from short(Text(f"and {len(further) - _MOST_NAMED} more"))
+    yield from short(*more(len(further) - _MOST_NAMED))
     for verdict in (*further, *(one for one in verdicts if one.severity is Severity.INFO)):
         yield from whole("verdicts", Text(), _block(run, verdict, width))
     yield from whole("verdicts", Text(), *judged)
@@ -100,8 +95,8 @@ def unjudged(run: Run, covered: Coverage) -> Iterator[str]:
     for one in covered.missed:
         reasons[sentences.absence(one.absence, run)].append(one.pair)
     for reason, pairs in reasons.items():
-        more = f" and {len(pairs) - _MOST_NAMES} more" if len(pairs) > _MOST_NAMES else ""
-        yield f"{sentences.device_sets(pairs[:_MOST_NAMES], run.devices)}{more}: {reason}"
+        names = [sentences.device_sets([pair], run.devices) for pair in pairs]
+        yield f"{abridged(names, _MOST_NAMES, '; ')}: {reason}"
 
 
 def dumps(run: Run, verdicts: Sequence[Verdict], exit_status: int | None = None, shortfall: str = "") -> str:
@@ -131,20 +126,26 @@ def as_json(
 
 
 def _plain(run: Run, verdict: Verdict) -> dict[str, Any]:
-    data: dict[str, Any] = plain(verdict)
-    del data["failure"], data["skipped"], data["where"]
-    data = {_SAID.get(key, key): value for key, value in data.items()}
-    data["what"] = sentences.what(verdict, run)
-    data["cause"], data["command"] = causes.cause(verdict.cause, run), causes.command(verdict.checks, run)
-    measured = data.pop("measured")
-    data["measured_gbs"] = None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True))
-    data["devices"] = [run.devices[position].tag for position in verdict.members]
-    return data
+    measured = verdict.measured
+    return {
+        "kind": verdict.kind.value,
+        "severity": verdict.severity.value,
+        "members": list(verdict.members),
+        "label": verdict.label,
+        "theory_gbs": verdict.theory_gbs,
+        "cause": causes.cause(verdict.cause, run),
+        "command": causes.command(verdict.checks, run),
+        "what": sentences.what(verdict, run),
+        "explains": [kind.value for kind in verdict.explains],
+        "confirmed": verdict.confirmed,
+        "measured_gbs": None if measured is None else dict(zip(("lo", "mid", "hi"), measured, strict=True)),
+        "devices": [run.devices[position].tag for position in verdict.members],
+    }
 
 
 def _block(run: Run, verdict: Verdict, width: int) -> Text:
     """Return one verdict: its kind and devices, then a field a line."""
-    head = Text(filled(f"{verdict.kind}  {_where(run, verdict)}", width, rest="  "))
+    head = Text(_head(run, verdict, width))
     head.stylize(_STYLES[verdict.severity], 0, len(verdict.kind))
     devices, fields = set(verdict.members), [("what", sentences.what(verdict, run))]
     if verdict.theory_gbs is not None:
@@ -161,17 +162,17 @@ def _block(run: Run, verdict: Verdict, width: int) -> Text:
     if verdict.explains:
         fields.append(("explains", ", ".join(verdict.explains)))
     lines = [_field(name, text, width) for name, text in fields]
-    lines.append(f"{'check':<{_INDENT}}{causes.command(verdict.checks, run)}")  # in one piece, to be copied
+    lines.append(f"{'check':<{_INDENT}}{causes.command(verdict.checks, run)}")  # on one line, to be copied
     return Text("\n").join([head, *(Text(f"  {line}".replace("\n", "\n  ")) for line in lines)])
 
 
-def _where(run: Run, verdict: Verdict) -> str:
-    tags = ", ".join(run.devices[position].tag for position in verdict.members)
-    return f"{tags} ({verdict.label})" if verdict.label else tags
+def _head(run: Run, verdict: Verdict, width: int) -> str:
+    label = f" ({verdict.label})" if verdict.label else ""
+    return filled(f"{verdict.kind}  {sentences.tags(verdict.members, run.devices)}{label}", width, rest="  ")
 
 
 def conclusion(covered: Coverage, verdicts: Sequence[Verdict]) -> str:
-    """Return in a sentence or two what was found, and on how many pairs."""
+    """Return in one or two sentences what was found, and how many pairs were judged."""
     findings = counts(verdicts)
     share = f"{len(covered.judged)} of {covered.pairs} pairs were judged"
     if findings:
@@ -192,24 +193,24 @@ def counts(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _healthy(run: Run, covered: Coverage, verdicts: Sequence[Verdict]) -> str:
-    """Return a line on the pairs without findings, with the rates of each label; "" if there are none."""
+    """Return how many pairs have no fault, with the rates of each label; "" if all have one."""
     pairs = [frozenset(pair) for pair in covered.judged]
-    well = [pair for pair in pairs if not any(_concerns(verdict, pair) for verdict in verdicts)]
-    if not well:
+    healthy = [pair for pair in pairs if not any(_concerns(verdict, pair) for verdict in verdicts)]
+    if not healthy:
         return ""
     facts = Facts(run)
     rates: dict[str, list[Reading]] = defaultdict(list)
-    for pair in well:
+    for pair in healthy:
         for link in (tuple(sorted(pair)), tuple(sorted(pair, reverse=True))):
             reading = _reading(facts, (link[0], link[1]))
             if reading is not None:
                 rates[reading.label].append(reading)
     figures = "; ".join(_rates(run, label, rates[label]) for label in sorted(rates, key=rank_key))
-    return f"{len(well)} of {covered.pairs} pairs{': ' if figures else ''}{figures}"
+    return f"{len(healthy)} of {covered.pairs} pairs{': ' if figures else ''}{figures}"
 
 
 def _reading(facts: Facts, link: tuple[int, int]) -> Reading | None:
-    """Return a link's representative reading: its fastest copy, else the first collective measured on the pair."""
+    """Return a link's fastest copy, or without copies the first collective that was measured on the pair."""
     copy = facts.readings.best(link, 1)
     if copy is not None:
         return copy
@@ -228,7 +229,7 @@ def _rates(run: Run, label: str, readings: Sequence[Reading]) -> str:
 
 
 def _concerns(verdict: Verdict, pair: frozenset[int]) -> bool:
-    """Return whether a verdict that is a fault is about this pair."""
+    """Return whether a verdict is a fault of this pair or of one of its devices."""
     if verdict.severity is Severity.INFO:
         return False
     return bool(pair & set(verdict.members)) if len(verdict.members) == 1 else pair <= set(verdict.members)

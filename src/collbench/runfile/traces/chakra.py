@@ -11,13 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from collbench.model.dtypes import DTYPE_BYTES
 from collbench.model.job import PointToPoint, Source
 from collbench.model.operations import Operation
+from collbench.model.units import DTYPE_BYTES
 from collbench.runfile.traces import protobuf, values
-from collbench.runfile.traces.content import Content
-from collbench.runfile.traces.execution_trace import GROUPS, add_groups
-from collbench.runfile.traces.trace import Trace, TracedCall, Unreadable
+from collbench.runfile.traces.torch_traces import add_groups, lists_groups
+from collbench.runfile.traces.trace import Trace, TracedCall
+from collbench.runfile.traces.values import Content, Unreadable
 
 _METADATA, _SEND, _RECV, _COLLECTIVE = 1, 5, 6, 7  # NodeType
 _BARRIER = 9
@@ -52,7 +52,7 @@ _DTYPES = {
 _EVERYONE = ""  # the group of a call that names none
 
 
-def holds(content: Content) -> bool:
+def is_chakra(content: Content) -> bool:
     """True if the first message can be about a trace, and the second a node."""
     try:
         first, *second = itertools.islice(protobuf.messages(content.data), 2)
@@ -67,7 +67,7 @@ def holds(content: Content) -> bool:
         return False
 
 
-def traces(content: Content) -> list[Trace]:
+def read_chakra(content: Content) -> list[Trace]:
     """Return the trace of one rank, which its file's name must say. Raises Unreadable."""
     trace = Trace(Source.CHAKRA, content.rank)
     nodes = 0
@@ -86,8 +86,7 @@ def traces(content: Content) -> list[Trace]:
 def _add(trace: Trace, node: protobuf.Fields, content: Content) -> None:
     """Add a node's call, if it has one."""
     kind = _number(node, 3)
-    name = _text(node, 2)
-    if kind == _METADATA and GROUPS in name:
+    if kind == _METADATA and lists_groups(_text(node, 2)):
         # A list's text of Python, with JSON in it.
         listed = re.search(r"\[\{.*\}\]", _text(_message(node, 8), 1), re.DOTALL)
         add_groups(trace, listed[0] if listed else "")
@@ -97,7 +96,7 @@ def _add(trace: Trace, node: protobuf.Fields, content: Content) -> None:
     collective_type = attributes.get("comm_type")
     on_host = attributes.get("is_cpu_op")
     if kind == _COLLECTIVE and (collective_type == _BARRIER or (collective_type is None and on_host)):
-        return  # the row of the host about a kernel that has its own
+        return  # the host's row about a kernel that has its own row
     group = values.text(attributes.get("pg_name"))
     if group == _EVERYONE and group not in trace.members:
         _add_everyone(trace, content)
@@ -107,30 +106,23 @@ def _add(trace: Trace, node: protobuf.Fields, content: Content) -> None:
     if size_bytes < 0 or not ranks or not isinstance(dims, list | tuple) or not all(dims):
         trace.skipped += 1
         return
-    lasted = values.number(_number(node, 7)) if on_host is False else 0.0
-    gpu = lasted or math.nan
     dtype = _dtype(_text(_message(node, 8), 3), size_bytes)
+    gpu = values.number(_number(node, 7)) if on_host is False else 0.0
+    operation: Operation | PointToPoint
+    peer = None
     if kind == _COLLECTIVE:
         if not values.natural(collective_type) or collective_type >= len(_OPERATIONS):
             trace.skipped += 1
             return
         operation = _OPERATIONS[collective_type]
-        size = size_bytes * ranks if operation in _OF_BLOCKS else size_bytes
-        trace.add(TracedCall(operation.value, size, group, dtype, gpu=gpu))
-        return
-    end = values.rank(attributes.get("comm_dst" if kind == _SEND else "comm_src"))
-    members = trace.members[group]
-    peer = members.index(end) if end in members else None
-    trace.add(
-        TracedCall(
-            (PointToPoint.SEND if kind == _SEND else PointToPoint.RECV).value,
-            size_bytes,
-            group,
-            dtype,
-            peer=peer,
-            gpu=gpu,
-        )
-    )
+        if operation in _OF_BLOCKS:
+            size_bytes *= ranks
+    else:
+        operation = PointToPoint.SEND if kind == _SEND else PointToPoint.RECV
+        end = values.rank(attributes.get("comm_dst" if kind == _SEND else "comm_src"))
+        members = trace.members[group]
+        peer = members.index(end) if end in members else None
+    trace.add(TracedCall(operation.value, size_bytes, group, dtype, peer=peer, gpu=gpu or math.nan))
 
 
 def _add_everyone(trace: Trace, content: Content) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,10 +11,9 @@ import numpy as np
 
 from collbench.model.errors import UsageError
 from collbench.model.job import Call, Ending, Group, Job, JobRank, Phase, Position, Sample, Unknown
-from collbench.runfile.recorded import fold, spreads
+from collbench.runfile.repeats import SAMPLES, PhaseOrder, fold, spreads
 from collbench.runfile.traces.trace import Trace, TracedCall
 
-_SAMPLES = 32
 _FOLDED_AT_ONCE = 2**15  # calls: the time that fold() takes grows with the square, and a trace may have a million
 
 
@@ -62,7 +61,7 @@ def job_of(traces: Sequence[Trace]) -> Job:
         calls=tuple(calls),
         ranks=ranks,
         nccl=next((trace.nccl for trace in traces if trace.nccl), ""),
-        unknown=tuple(_unknown(traces, job_groups, calls)),
+        unknown=_unknown(traces, job_groups, calls),
     )
 
 
@@ -103,20 +102,24 @@ def _find_members(ranked: Sequence[tuple[int, Trace]]) -> None:
                 trace.members[key] = tuple(members[own_rank] for own_rank in range(size))
 
 
-def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Mapping[Call, int]) -> Iterator[Unknown]:
-    """Yield what these traces do not say; torch's own kernels' names call every reduction a sum."""
-    all_calls = [call for trace in traces for call in trace.calls]
-    operations = {call.collective for call in calls}
-    yield from [Unknown.REDUCTION] * any(operation is not None and operation.reduces for operation in operations)
-    rooted = [call for call in calls if call.collective is not None and call.collective.rooted]
-    yield from [Unknown.ROOT] * any(call.root is None for call in rooted)
-    yield from [Unknown.PEER] * any(call.collective is None and call.peer is None for call in calls)
-    yield from [Unknown.GROUP_RANKS] * any(not group.ranks for group in groups)
-    yield from [Unknown.PAUSES] * any(math.isnan(call.start) for call in all_calls)
-    yield from [Unknown.GPU_TIMES] * any(math.isnan(call.gpu) for call in all_calls)
-    yield from [Unknown.GRAPH_REPLAYS] * any(trace.replays for trace in traces)
-    yield from [Unknown.ORDER] * any(not trace.ordered for trace in traces)
-    yield Unknown.OVERLAP
+def _unknown(traces: Sequence[Trace], groups: Sequence[Group], calls: Collection[Call]) -> tuple[Unknown, ...]:
+    """Return what these traces do not say, in Unknown's order."""
+    traced = [call for trace in traces for call in trace.calls]
+    collectives = [(call, call.collective) for call in calls if call.collective is not None]
+    messages = [call for call in calls if call.collective is None]
+    unknown = {
+        # torch's own names of kernels call every reduction a sum.
+        Unknown.REDUCTION: any(collective.reduces for _, collective in collectives),
+        Unknown.ROOT: any(collective.rooted and call.root is None for call, collective in collectives),
+        Unknown.PEER: any(call.peer is None for call in messages),
+        Unknown.GROUP_RANKS: any(not group.ranks for group in groups),
+        Unknown.PAUSES: any(math.isnan(call.start) for call in traced),
+        Unknown.GPU_TIMES: any(math.isnan(call.gpu) for call in traced),
+        Unknown.GRAPH_REPLAYS: any(trace.replays for trace in traces),
+        Unknown.ORDER: any(not trace.ordered for trace in traces),
+        Unknown.OVERLAP: True,
+    }
+    return tuple(what for what, is_unknown in unknown.items() if is_unknown)
 
 
 def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) -> JobRank:
@@ -125,8 +128,8 @@ def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) 
     pauses = np.diff(starts, prepend=np.nan).clip(min=0.0)
     gpu = np.array([call.gpu for call in trace.calls])
     gpu_starts = np.array([call.gpu_start for call in trace.calls]) - began
-    by_pattern: dict[tuple[int, ...], list[int]] = {}  # where each repetition of a phase begins
-    order: list[tuple[int, int]] = []
+    begins: dict[tuple[int, ...], list[int]] = {}  # of each phase, where its repetitions begin
+    sequence = PhaseOrder()
     folded = (
         (first + start, period, repetitions)
         for first in range(0, len(call_numbers), _FOLDED_AT_ONCE)
@@ -134,12 +137,11 @@ def _rank(number: int, trace: Trace, call_numbers: Sequence[int], began: float) 
     )
     for start, period, repetitions in folded:
         symbols = tuple(call_numbers[start : start + period])
-        begins = by_pattern.setdefault(symbols, [])
-        begins += range(start, start + period * repetitions, period)
-        order.append(([*by_pattern].index(symbols), repetitions))
-    phases = tuple(_phase(symbols, begins, starts, pauses, gpu, gpu_starts) for symbols, begins in by_pattern.items())
-    once = len(order) == len(phases)
-    return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, () if once else tuple(order))
+        sequence.add(symbols, repetitions)
+        begins.setdefault(symbols, []).extend(range(start, start + period * repetitions, period))
+    phases = tuple(_phase(symbols, first, starts, pauses, gpu, gpu_starts) for symbols, first in begins.items())
+    order = () if len(sequence.order) == len(phases) else tuple(sequence.order)
+    return JobRank(number, phases, trace.host, None, Ending.COMPLETE, trace.lost, order)
 
 
 def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: Any, gpu: Any, gpu_starts: Any) -> Phase:
@@ -151,7 +153,7 @@ def _phase(symbols: Sequence[int], begins: Sequence[int], starts: Any, pauses: A
         for symbol, pause, took in zip(symbols, spreads(pauses[rows]), spreads(gpu[rows]), strict=True)
     )
     samples = []
-    for repetition in range(0, len(begins), math.ceil(len(begins) / _SAMPLES)):
+    for repetition in range(0, len(begins), math.ceil(len(begins) / SAMPLES)):
         calls = rows[repetition]
         if not np.isnan(starts[calls]).any():
             before = calls[0] - 1

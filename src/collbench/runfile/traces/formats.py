@@ -13,17 +13,26 @@ from collbench.model.errors import RunFileError
 from collbench.model.job import Source
 from collbench.model.printable import one_line
 from collbench.runfile.job_file import is_job
-from collbench.runfile.traces import chakra, execution_trace, flight_recorder, inspector, kineto
-from collbench.runfile.traces.content import Content
-from collbench.runfile.traces.trace import Trace, Unreadable
+from collbench.runfile.traces.chakra import is_chakra, read_chakra
+from collbench.runfile.traces.inspector import is_inspector, read_inspector
+from collbench.runfile.traces.torch_traces import (
+    is_execution_trace,
+    is_flight_recorder,
+    is_kineto,
+    read_execution_trace,
+    read_flight_recorder,
+    read_kineto,
+)
+from collbench.runfile.traces.trace import Trace
+from collbench.runfile.traces.values import Content, Unreadable
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format. `holds` recognises it, `traces` reads it, `lost` says why calls may be missing."""
+    """One format. `recognizes` says whether a file has it, `traces` reads it, `lost` says why calls may be missing."""
 
-    what: str
-    holds: Callable[[Content], bool]
+    title: str
+    recognizes: Callable[[Content], bool]
     traces: Callable[[Content], list[Trace]]
     lost: str = "the trace does not contain them"
 
@@ -32,20 +41,20 @@ class Format:
 FORMATS = {
     Source.INSPECTOR: Format(
         "JSON lines of NCCL Inspector",
-        inspector.holds,
-        inspector.traces,
+        is_inspector,
+        read_inspector,
         "they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, or the plugin's ring had no room for them",
     ),
-    Source.CHAKRA: Format("a Chakra trace (protobuf)", chakra.holds, chakra.traces),
-    Source.KINETO: Format("a trace of torch.profiler", kineto.holds, kineto.traces),
+    Source.CHAKRA: Format("a Chakra trace (protobuf)", is_chakra, read_chakra),
+    Source.KINETO: Format("a trace of torch.profiler", is_kineto, read_kineto),
     Source.FLIGHT_RECORDER: Format(
         "a dump of torch's Flight Recorder",
-        flight_recorder.holds,
-        flight_recorder.traces,
+        is_flight_recorder,
+        read_flight_recorder,
         "the Flight Recorder's ring had no room for them (TORCH_FR_BUFFER_SIZE)",
     ),
     Source.EXECUTION_TRACE: Format(
-        "an execution trace of torch's ExecutionTraceObserver", execution_trace.holds, execution_trace.traces
+        "an execution trace of torch's ExecutionTraceObserver", is_execution_trace, read_execution_trace
     ),
 }
 
@@ -79,14 +88,14 @@ def parse(data: bytes, name: str, forced: Source | None = None, files: int = 1) 
     content = Content(data, _rank_in(name), files)
     candidates = FORMATS if forced is None else {forced: FORMATS[forced]}
     for format_ in candidates.values():
-        if format_.holds(content):
+        if format_.recognizes(content):
             return format_.traces(content)
     if forced is not None:
-        raise Unreadable(f"it is not {FORMATS[forced].what}")
+        raise Unreadable(f"it is not {FORMATS[forced].title}")
     content.check()
     if is_job(content.fields):
         raise Unreadable("it is a recorded job already: show, replay and predict read it directly")
-    raise Unreadable("it is not a trace of a known format: " + ", ".join(one.what for one in FORMATS.values()))
+    raise Unreadable("it is not a trace of a known format: " + ", ".join(one.title for one in FORMATS.values()))
 
 
 def _rank_in(name: str) -> int | None:

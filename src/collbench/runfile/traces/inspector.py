@@ -18,8 +18,8 @@ from typing import Any
 from collbench.model.job import PointToPoint, Source
 from collbench.model.operations import Operation
 from collbench.runfile.traces import values
-from collbench.runfile.traces.content import Content
-from collbench.runfile.traces.trace import Trace, TracedCall, Unreadable
+from collbench.runfile.traces.trace import Trace, TracedCall
+from collbench.runfile.traces.values import Content, Unreadable
 
 _OPERATIONS: dict[str, Operation | PointToPoint] = {
     "AllReduce": Operation.ALLREDUCE,
@@ -32,17 +32,17 @@ _OPERATIONS: dict[str, Operation | PointToPoint] = {
 }
 _MOST_CALLS = 2**40
 _LOOKED_AT = 16  # lines: the first may be damaged
-_LONGEST = 2**20  # bytes of a line: what is longer is another JSON, which shall not be read twice
+_LONGEST = 2**20  # bytes of a line: a longer one is other JSON, which need not be read twice
 
 
-def holds(content: Content) -> bool:
+def is_inspector(content: Content) -> bool:
     """True if one of the first lines is about a call."""
     lines = itertools.islice(io.BytesIO(content.data), _LOOKED_AT)
     return any(len(line) < _LONGEST and _line(line) is not None for line in lines)
 
 
-def traces(content: Content) -> list[Trace]:
-    """Return the traces of the ranks that a file holds. Raises Unreadable if they cannot be told apart."""
+def read_inspector(content: Content) -> list[Trace]:
+    """Return the traces of the ranks that a file holds. Raises Unreadable if they cannot be distinguished."""
     skipped = 0
     processes: dict[tuple[str, int], list[_Line]] = {}
     for data in content.data.splitlines():
@@ -78,7 +78,7 @@ class _Line:
 
 
 def _line(data: bytes) -> _Line | None:
-    """Return what a line says; None of one that is no call's."""
+    """Return what a line says; None for a line that is not about a call."""
     try:
         whole = values.fields(json.loads(data))
     except (ValueError, RecursionError):
@@ -96,7 +96,7 @@ def _line(data: bytes) -> _Line | None:
     process: Any = about.get("pid")
     name = values.text(header.get("comm_name"))
     times = values.fields(call.get("event_trace_ts"))
-    # Any other time is the host's view, which is none of the kernel.
+    # Any other time is the host's, and says nothing about the kernel.
     on_gpu = call.get(f"{kind}_timing_source") == "kernel_gpu"
     return _Line(
         values.text(about.get("hostname")),

@@ -1,0 +1,93 @@
+"""`topo` and `doctor`: the labels of a machine's paths, and what a run will depend on. Nothing is measured."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from collbench.api import keywords
+from collbench.api.notices import SILENT, Notices
+from collbench.backends import factory
+from collbench.machine import numa, nvidia_smi
+from collbench.machine.nvml import Nvml
+from collbench.model.capabilities import BACKENDS, CUDA, SIM, is_simulated
+from collbench.model.errors import MachineError, UsageError
+from collbench.model.run import Device
+from collbench.model.run import Path as LinkPath
+from collbench.runfile import saved_runs
+
+if TYPE_CHECKING:
+    from collbench.machine.doctor.judge import Finding
+
+
+class Topology(NamedTuple):
+    """The devices of a machine, and the path of each pair of their positions; `fabric` names a simulated machine."""
+
+    devices: tuple[Device, ...]
+    paths: tuple[LinkPath, ...]
+    backend: str = CUDA.name
+    fabric: str = ""
+
+
+def topo(
+    file: str | os.PathLike[str] | None = None,
+    *,
+    backend: str = "auto",
+    fabric: str | os.PathLike[str] | None = None,
+    notices: Notices = SILENT,
+) -> Topology:
+    """Return the devices and labeled paths of this machine, of saved 'nvidia-smi topo -m' text, or of a simulation.
+
+    "auto" takes only GPUs, those that CUDA_VISIBLE_DEVICES leaves; a notice says if it hides any. Raises Error.
+    """
+    backend = keywords.text("backend", backend, choices=("auto", *BACKENDS))
+    fabric = keywords.optional(keywords.file_name, fabric)
+    if file is not None:
+        file = keywords.path(file)
+        if fabric is not None or backend != "auto":
+            raise UsageError(f"{file} holds the labels of its machine: leave out --backend and --fabric")
+        return Topology(*nvidia_smi.facts(nvidia_smi.read_topology(file)))
+    if is_simulated(backend):
+        from collbench.sim import labels  # late: simulations are rare
+
+        present = factory.simulated(fabric)
+        return Topology(labels.devices(present), labels.paths(present), SIM.name, present.name)
+    if fabric is not None:
+        raise UsageError(f"--fabric {fabric} is a machine to simulate: add --backend sim, or leave it out")
+    if backend in BACKENDS and BACKENDS[backend].cores:
+        cores = numa.devices()
+        return Topology(cores, numa.paths(cores), backend)
+    with Nvml() as nvml:
+        devices = _visible(nvml.devices(), notices)
+        return Topology(devices, nvml.paths(devices))
+
+
+def _visible(devices: tuple[Device, ...], notices: Notices) -> tuple[Device, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves. Raises MachineError for none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return devices  # CUDA need not be asked: NVML alone gives the labels
+    visible_gpus = factory.present_devices(CUDA.name)
+    if not visible_gpus:
+        raise MachineError(f"CUDA_VISIBLE_DEVICES='{visible}' hides every GPU: unset it to see them")
+    if len(visible_gpus) < len(devices):
+        notices.say(f"{len(visible_gpus)} of {len(devices)} GPUs: CUDA_VISIBLE_DEVICES hides the others")
+    return visible_gpus
+
+
+def doctor(backend: str = CUDA.name, *, nccl: str | os.PathLike[str] | None = None) -> tuple[Finding, ...]:
+    """Return what affects a run on this machine, as `collbench doctor` prints it. Raises Error.
+
+    No CUDA context is made.
+    """
+    from collbench.machine.doctor import collect  # late: pynvml, the extension
+    from collbench.machine.doctor.facts import Folder
+    from collbench.machine.doctor.judge import judge
+
+    keywords.text("backend", backend, choices=[name for name, row in BACKENDS.items() if not row.simulated])
+    library = keywords.optional(keywords.file_name, nccl)
+    try:
+        runs = collect.runs_folder(saved_runs.state_folder(saved_runs.RUNS))
+    except UsageError as error:  # that there is no home is a finding, not an error
+        runs = Folder(error=error.problem)
+    return tuple(judge(collect.examine(backend, runs, os.environ, library)))

@@ -1,0 +1,138 @@
+"""What Python callers pass, checked and in the form that the command line has: a UsageError says what is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from collbench.api.notices import SILENT
+from collbench.distributed.launchers import find_launch
+from collbench.model.errors import UsageError
+from collbench.model.job import Job
+from collbench.model.run import Run
+from collbench.model.units import fixed, parse_size
+from collbench.runfile import saved_runs
+
+Value = TypeVar("Value")
+
+
+def optional(check: Callable[..., Value], *arguments: Any, **limits: Any) -> Value | None:
+    """Return what `check` returns for these arguments; None if the last argument, the value, is None."""
+    return None if arguments[-1] is None else check(*arguments, **limits)
+
+
+def path(value: object) -> Path:
+    """Return a file's path."""
+    if not isinstance(value, str | os.PathLike):
+        raise UsageError(f"{value!r} names no file: write its path")
+    return Path(value)
+
+
+def file_name(value: object) -> str:
+    """Return a file's path as text."""
+    return os.fspath(path(value))
+
+
+def flag(name: str, value: object) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{name}={value!r} is neither True nor False")
+    return value
+
+
+def whole(name: str, value: object, *, least: int = 0) -> int:
+    """Return a whole number from `least` on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name}={value!r} is not a whole number from {least}")
+    return value
+
+
+def number(name: str, value: object, *, below: float | None = None) -> float:
+    """Return a number above 0, and below another."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    if not good or (below is not None and isinstance(value, int | float) and value >= below):
+        limit = "" if below is None else f" and below {fixed(below)}"
+        raise UsageError(f"{name}={value!r} is not a number above 0{limit}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def text(name: str, value: object, *, choices: Collection[str] = ()) -> str:
+    """Return a text, one of the known ones where there are any."""
+    if not isinstance(value, str) or (choices and value not in choices):
+        listing = f"one of {', '.join(choices)}" if choices else "a word"
+        raise UsageError(f"{name}={value!r} is unknown: write {listing}")
+    return value
+
+
+def size(value: object) -> int:
+    """Return a size in bytes, given as a number of them or in words."""
+    if isinstance(value, str):
+        return parse_size(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"size {value!r} is not a number of bytes: write 67108864 or '64M'")
+    return value
+
+
+def several(value: object) -> list[Any]:
+    """Return the values of an iterable, or the one value."""
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else [value]
+
+
+def listed(name: str, value: object) -> str:
+    """Return numbers and words, at least one, with commas between them."""
+    texts = []
+    for item in several(value):
+        if isinstance(item, bool) or not isinstance(item, int | str):
+            raise UsageError(f"{name} has {item!r}, which is neither a number nor a word")
+        texts.append(str(item))
+    if not texts:
+        raise UsageError(f"{name}={value!r} is empty: leave it out to use all")
+    return ",".join(texts)
+
+
+def check_run(value: object, what: str, call: str = "") -> None:
+    """Raise UsageError if `value` is not a run, most often a file name. `call` is the function's name if not `what`."""
+    if not isinstance(value, Run):
+        advice = "collbench.load returns one"
+        if isinstance(value, str | os.PathLike):
+            advice = f"write collbench.{call or what}(collbench.load({os.fspath(value)!r}))"
+        raise UsageError(f"cannot {what} a {type(value).__name__}: it is not a run; {advice}")
+
+
+def check_job(value: object) -> None:
+    """Raise UsageError if `value` is not a job."""
+    if not isinstance(value, Job):
+        raise UsageError(f"job is {type(value).__name__}: give what collbench.load_job returns")
+
+
+def check_only_process(call: str) -> None:
+    """Raise UsageError in one of several processes: each would choose on its own, and load the GPUs of the others.
+
+    CUDA_VISIBLE_DEVICES, set in one of them, would also be too late for the others.
+    """
+    launch = find_launch(os.environ)
+    if launch is not None:
+        raise UsageError(
+            f"collbench.{call} was called in one of {launch.world_size} processes that {launch.launcher} started, and "
+            "each would act for itself: do it before they start, with 'collbench train' or 'collbench select'"
+        )
+
+
+def command_line(words: Iterable[str], options: Mapping[str, str | bool | None]) -> tuple[str, ...]:
+    """Return the command line that would ask for the same, for people: options that are None or False are left out."""
+    line = list(words)
+    for option, value in options.items():
+        if isinstance(value, str):
+            line += [option, value]
+        elif value:
+            line.append(option)
+    return tuple(line)
+
+
+def run_path(command: str, backend: str, output: object, save: object) -> Path | None:
+    """Return the file for a new run: `output`, else a new file that `runs` lists, or None unless `save`."""
+    if output is not None:
+        return path(output)
+    return saved_runs.new_run(command, backend, SILENT.say) if flag("save", save) else None

@@ -1,0 +1,102 @@
+"""Figures of saved runs: heat maps, curves and scaling."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from collbench.api.runs import check_size, find_works
+from collbench.model.errors import UsageError
+from collbench.model.operations import Operation, Work
+from collbench.model.printable import one_line
+from collbench.model.units import format_size
+from collbench.output.plot.figure import Named, Picture
+from collbench.runfile import run_file
+
+
+def draw(kind: str, files: Sequence[Path], operations: Sequence[str], size: int | None) -> Picture:
+    """Draw a figure of this kind, at `size` in bytes, of what `operations` name in saved runs.
+
+    Without `operations` it draws each run's first collective, else its first copy; without `size` the largest size, or
+    all sizes as curves. Raises UsageError for what a run lacks or the kind cannot show, and RunFileError.
+    """
+    runs = _load(files)
+    overlapped = [named.run.overlaps for _, named in runs]
+    if any(overlapped):
+        return _overlaps(kind, runs, operations, size)
+    if kind == "heatmap":
+        return _heatmap(runs, operations, size)
+    from collbench.output.plot import curves, scaling
+
+    shown = [(named, work) for path, named in runs for work in _works(kind, named, path, operations, size)]
+    return curves.draw(shown) if kind == "curves" else scaling.draw(shown, size)
+
+
+def _load(paths: Sequence[Path]) -> list[tuple[Path, Named]]:
+    """Return the runs, each called by its file's name, by its path where two have the same."""
+    stems = Counter(path.stem for path in dict.fromkeys(paths))
+    names = {path: path.stem if stems[path.stem] == 1 else str(path) for path in paths}
+    return [(path, Named(one_line(name), run_file.load(path))) for path, name in names.items()]
+
+
+def _overlaps(kind: str, runs: list[tuple[Path, Named]], operations: Sequence[str], size: int | None) -> Picture:
+    """Draw runs of `collbench overlap`. Raises UsageError for other runs, and for what has no such picture."""
+    from collbench.output.plot import overlaps
+
+    named_runs = [named_run for _, named_run in runs]
+    for path, named_run in runs:
+        if not named_run.run.overlaps:
+            raise UsageError(f"{path} holds no overlaps, and another run does: draw each to its own file")
+        if not any(overlap.trials for overlap in named_run.run.overlaps):
+            raise UsageError(f"{path}: no overlap was measured to the end: measure again")
+    if operations or size is not None:
+        raise UsageError(f"{runs[0][0]} holds overlaps, drawn at all sizes: leave out --operation and --size")
+    if kind == "scaling":
+        raise UsageError(f"{runs[0][0]} holds overlaps on one number of GPUs: write --kind curves or heatmap")
+    if kind == "curves":
+        return overlaps.draw_curves(named_runs)
+    if len(runs) > 1:
+        raise UsageError(f"--kind heatmap draws one run, {len(runs)} were given: draw each to its own file")
+    return overlaps.draw_heatmap(named_runs[0])
+
+
+def _heatmap(runs: list[tuple[Path, Named]], operations: Sequence[str], size: int | None) -> Picture:
+    """Draw one work of one run. Raises UsageError for more of either, and where it has no links or pairs."""
+    from collbench.analysis.tiers import rank_links
+    from collbench.output.plot import heatmap
+    from collbench.output.text.curves import curves_of, sizes_of
+
+    if len(runs) > 1 or len(operations) > 1:
+        what = f"{len(runs)} runs" if len(runs) > 1 else f"{len(operations)} operations"
+        raise UsageError(f"--kind heatmap draws one operation of one run, {what} were given: draw each to its own file")
+    path, named = runs[0]
+    work = _works("heatmap", named, path, operations, size)[0]
+    ranking = rank_links(named.run, work, size or sizes_of(work, curves_of(named.run, work))[-1])
+    if ranking is None or ranking.kind == "device":
+        at = f" at {format_size(size)}" if size else ""
+        raise UsageError(f"{path} has no {work}{at} on links or pairs, which a heat map needs: try --kind curves")
+    return heatmap.draw(named, ranking)
+
+
+def _works(kind: str, named: Named, path: Path, operations: Sequence[str], size: int | None) -> list[Work]:
+    """Return the works that were asked for, else the run's first collective or copy. Raises UsageError."""
+    works = [work for typed in operations for work in find_works(named.run, typed, path)]
+    works = list(dict.fromkeys(works or _default(kind, named, path)))
+    if kind == "curves" and any(work.operation is Operation.CHASE for work in works):
+        raise UsageError(f"{path}: a pointer chase has no bandwidth over size: draw it with --kind heatmap")
+    if kind == "scaling" and not all(work.operation.is_collective for work in works):
+        raise UsageError(f"{path}: {works[0]} runs on links, so it has no number of GPUs: scaling needs a collective")
+    return works if size is None else check_size(named.run, works, size, path)
+
+
+def _default(kind: str, named: Named, path: Path) -> list[Work]:
+    from collbench.output.text.curves import works_of
+
+    works = [work for work in works_of(named.run) if kind == "heatmap" or work.operation is not Operation.CHASE]
+    collectives = [work for work in works if work.operation.is_collective]
+    if not collectives and kind == "scaling":
+        raise UsageError(f"{path} has no collective, which --kind scaling needs: measure with 'collbench allreduce'")
+    if not works:
+        raise UsageError(f"{path} holds nothing that was measured to the end: measure again")
+    return (collectives or works)[:1]

@@ -1,0 +1,219 @@
+"""Saved runs: listed, loaded, ranked, judged and compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collbench.api import keywords
+from collbench.api.notices import SILENT, Notices
+from collbench.model.errors import RunFileError, UsageError
+from collbench.model.operations import Operation, Registration, Variant, Work
+from collbench.model.printable import one_line
+from collbench.model.run import CommandKind, Run
+from collbench.model.units import format_size
+from collbench.runfile import run_file, saved_runs
+from collbench.runfile.saved_runs import SavedRun
+
+if TYPE_CHECKING:
+    from collbench.analysis.compare import Comparison
+    from collbench.analysis.diagnose import Verdict
+    from collbench.analysis.diagnose.causes import Check, LikelyCause
+    from collbench.analysis.tails import Tails
+    from collbench.analysis.tiers import LinkRanking
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Load a run file that collbench saved on any machine. Raises Error."""
+    return run_file.load(keywords.path(path))
+
+
+def load_named(files: Iterable[Path]) -> list[tuple[str, Run]]:
+    """Return each file's printable name and its run. Raises RunFileError."""
+    return [(one_line(str(file)), run_file.load(file)) for file in files]
+
+
+def runs(limit: int | None = None, *, notices: Notices = SILENT) -> tuple[SavedRun, ...]:
+    """Return the runs that collbench saved, newest first, `limit` of them. Raises Error.
+
+    They are in files that only this user can have written. Files that are no readable run are left out; a notice names
+    the first of them. Reading a run takes 0.1 s.
+    """
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise UsageError(f"limit={limit!r} is not a number of runs: write a whole number from 1")
+    believed = saved_runs.believed()
+    if believed.ignored:
+        notices.say(believed.ignored)
+    return tuple(islice(_readable(believed.files, notices), limit))
+
+
+def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
+    from collbench.analysis.outcome import outcome  # late: numpy
+
+    refused = False
+    for path in files:
+        try:
+            run = run_file.load(path)
+        except RunFileError as error:
+            if not refused:
+                notices.say(f"left out: {error}")
+            refused = True
+            continue
+        yield SavedRun(
+            path=path,
+            started=run.started,
+            backend=run.backend,
+            machine=run.machine.hostname,
+            fabric=run.machine.fabric,
+            devices=tuple(device.tag for device in run.devices),
+            command=run.settings.command,
+            complete=run.complete,
+            status=outcome(run).status,
+        )
+
+
+def newest(notices: Notices = SILENT, *, of_links: bool = False) -> Path:
+    """Return the newest saved run's file, which a notice names; with `of_links` only of those that measured links.
+
+    Raises UsageError if none is saved.
+    """
+    believed = saved_runs.believed()
+    if believed.ignored:
+        notices.say(believed.ignored)
+    files = [path for path in believed.files if not of_links or CommandKind.of(saved_runs.command_of(path)).of_links]
+    if not files:
+        raise UsageError("there is no saved run: name a run file, or measure with 'collbench pairs' first")
+    notices.say(f"the newest saved run, {files[0]}")
+    return files[0]
+
+
+def find_works(run: Run, typed: str, path: Path) -> list[Work]:
+    """Return what "allreduce", "all-reduce in-place", "ce_write" or "h2d-ce host node 1" names in a run.
+
+    An operation's name means its plain form, or if the run has none, all its forms. The UsageError names what the file
+    holds.
+    """
+    from collbench.output.text.curves import works_of  # late: it loads numpy
+
+    held = works_of(run)
+    exact = [work for work in held if as_typed(str(work)) == as_typed(typed)]
+    works = exact or [work for work in held if as_typed(work.operation) == as_typed(typed)]
+    if not works:
+        there = ", ".join(map(str, held)) or "nothing that was measured"
+        raise UsageError(f"{path} has no operation '{typed}': it holds {there}")
+    return works
+
+
+def check_size(run: Run, works: list[Work], size_bytes: int, path: Path) -> list[Work]:
+    """Return the works that were measured at a size. Raises UsageError, which names the sizes that the file holds."""
+    sizes = {
+        work: {
+            measurement.point.size_bytes for measurement in run.measured(work.variant) if measurement.point.work == work
+        }
+        for work in works
+    }
+    kept = [work for work in works if size_bytes in sizes[work]]
+    if not kept:
+        there = ", ".join(map(format_size, sorted(set[int]().union(*sizes.values()))))
+        names = ", ".join(map(str, works))
+        raise UsageError(f"{path} has no {names} at {format_size(size_bytes)}: it holds {there}")
+    return kept
+
+
+def as_typed(text: str) -> str:
+    """Return a word without what people may leave out of it or write in its place."""
+    return "".join(letter for letter in text.lower() if letter not in "-_ ")
+
+
+def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
+    """Return what became faster or slower between two runs, as `collbench compare` judges it. Raises Error."""
+    from collbench.analysis.compare import compare as compared  # late: numpy
+
+    keywords.check_run(base, "compare")
+    keywords.check_run(new, "compare")
+    if base.backend != new.backend:
+        raise UsageError(f"a run of the {base.backend} backend and one of the {new.backend} backend cannot be compared")
+    if isinstance(fail_below, bool) or not isinstance(fail_below, int | float) or not 0 <= fail_below < 1:
+        raise UsageError(f"fail_below={fail_below!r} is not a ratio: write a number from 0 to below 1, such as 0.05")
+    return compared(base, new, fail_below, None)
+
+
+def rank(
+    run: Run,
+    operation: str = "allreduce",
+    size: int | str | None = None,
+    *,
+    variant: str = "plain",
+    numa_node: int | None = None,
+    registration: str = "none",
+) -> LinkRanking | None:
+    """Return a run's links in tiers: directed links of a copy, pairs of a collective; None if it measured none.
+
+    `operation` and `variant` are names from docs/run-file.md, `size` is in bytes or a text as for --sizes ("64M"), None
+    for the largest. `numa_node` is the node of the host memory in host copies, if the run has several; `registration`
+    is that of a collective's memory. Raises Error, also for a size at which no link was measured if others were.
+    """
+    from collbench.analysis.tiers import rank_links  # late: numpy
+
+    keywords.check_run(run, "rank")
+    size_bytes = keywords.optional(keywords.size, size)
+    try:
+        work = Work(Operation(operation), Variant(variant), numa_node, Registration(registration))
+    except ValueError as error:
+        raise UsageError(f"cannot rank: {error}; docs/run-file.md lists operations and variants") from None
+    if work.operation.irregular:  # a run has one skew, which has no name here
+        run_works = (
+            measurement.point.work
+            for measurement in run.measured(work.variant)
+            if measurement.point.operation is work.operation
+        )
+        work = next((other for other in run_works if other.registration is work.registration), work)
+    points = [measurement.point for measurement in run.measured(work.variant) if measurement.point.work == work]
+    # A communicator of more than two devices is not a link, nor are all devices concurrently.
+    sizes = {point.size_bytes for point in points if len(point.members) <= 2 and not work.variant.at_once}
+    if not sizes:
+        return None
+    if size_bytes is not None and size_bytes not in sizes:
+        there = ", ".join(map(format_size, sorted(sizes)))
+        raise UsageError(f"cannot rank {work} at {format_size(size_bytes)}: the run has {there}")
+    return rank_links(run, work, max(sizes) if size_bytes is None else size_bytes)
+
+
+def check(run: Run) -> tuple[Verdict, ...]:
+    """Return the problems and notable facts of a run's machine; `explain` turns them into text. Raises Error."""
+    from collbench.analysis.diagnose import judge  # late: numpy
+
+    keywords.check_run(run, "check")
+    return judge(run)
+
+
+def explain(found: Verdict | LikelyCause | tuple[Check, ...] | LinkRanking, run: Run) -> str:
+    """Return a verdict, its cause, its checks or a ranking of a run as text, as `check` and `rank` print it.
+
+    The checks are shell commands. Raises Error.
+    """
+    from collbench.analysis.diagnose import Verdict  # late: numpy
+    from collbench.analysis.tiers import Ranking
+    from collbench.output import causes, sentences
+
+    keywords.check_run(run, "explain")
+    if isinstance(found, Verdict):
+        return sentences.what(found, run)
+    if isinstance(found, Ranking):
+        return sentences.tiers(found)
+    return causes.command(found, run) if isinstance(found, tuple) else causes.cause(found, run)
+
+
+def tails(run: Run) -> tuple[Tails, ...]:
+    """Return the statistics of the run's single launches (`--latency N`), one item per data point that has them.
+
+    `transfer` and `waited` are spreads of times in seconds, `late` the ranks that are significantly late. Raises Error
+    if `run` is not a run.
+    """
+    from collbench.analysis.tails import tails as all_tails  # late: numpy
+
+    keywords.check_run(run, "judge the tails of", "tails")
+    return tuple(all_tails(run))

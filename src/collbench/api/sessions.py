@@ -1,0 +1,216 @@
+"""Measure a request into a run that is saved as it grows. Only worker processes start CUDA, not this process."""
+
+from __future__ import annotations
+
+import os
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+from collbench.analysis.outcome import outcome
+from collbench.api.notices import Notices
+from collbench.backends import factory
+from collbench.backends.protocol import OpenWorkers
+from collbench.bench.plan import Request
+from collbench.distributed.launchers import LaunchEnvironment, join_seconds
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import BackendError, CollbenchError, DataCorruption, RunFileError
+from collbench.model.run import Run
+from collbench.output.stale_runs import unfit
+from collbench.runfile import run_file
+from collbench.runfile.run_file import RunWriter
+
+if TYPE_CHECKING:
+    from collbench.bench.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run, and its file; None if it has none, as `failure` says where that was not wanted."""
+
+    run: Run
+    path: Path | None
+    failure: RunFileError | None = None
+
+
+class OpenSession(ABC):
+    """A request on open devices. `run` holds what was measured at any moment, and so does the file `path`.
+
+    A context manager: the worker processes have exited at its end.
+    """
+
+    run: Run
+    _saved: RunWriter | Session
+
+    @property
+    def path(self) -> Path | None:
+        """Where the run is saved, None for nowhere."""
+        return self._saved.path
+
+    @property
+    def failure(self) -> RunFileError | None:
+        """Why the run is not in its file, None if it is."""
+        return self._saved.failure
+
+    @abstractmethod
+    def measure(self) -> None:
+        """Measure; what was measured is saved however it ends. Raises MachineError, BackendError, DataCorruption."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the worker processes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def finish(self) -> Measured:
+        """Measure to the end, and return the run; the worker processes have exited when this returns."""
+        with self:
+            self.measure()
+        return Measured(self.run, self.path, self.failure)
+
+
+class RequestSession(OpenSession):
+    """A request for copies, latencies or collectives. `title` is the progress bar's.
+
+    With a `launch`, this process is rank 0 of several that measure. `meanwhile` is called while the worker process
+    starts. Opening raises UsageError, MachineError, BackendError, and RunFileError if `path` cannot be written, or its
+    run cannot be resumed.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        path: Path | None,
+        notices: Notices,
+        title: str,
+        *,
+        launch: LaunchEnvironment | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        worker = None if launch else factory.begin(request.backend)
+        meanwhile()
+        from collbench.bench.session import NotResumed, Session  # late: numpy, while the driver starts
+
+        self._notices, self._title = notices, title
+        with ExitStack() as stack:
+            world = None
+            if launch is not None:
+                from collbench.distributed.factory import World  # late: a tenth of a second
+
+                world = stack.enter_context(World(launch, request, join_seconds(os.environ), notices.say))
+            try:
+                self._session = self._saved = stack.enter_context(Session(request, path, notices.say, world, worker))
+            except NotResumed as error:
+                # A run file names no library to load: the user repeats --nccl.
+                nccl = "add --nccl PATH to name the one that it was measured with, or " if error.other_nccl else ""
+                advice = f"{nccl}measure again, without --resume"
+                raise RunFileError(f"{error.path} cannot be resumed here: {unfit(error.why)}; {advice}") from None
+            self.run = self._session.run
+            self._stack = stack.pop_all()
+
+    def measure(self) -> None:
+        """Measure; what was measured is saved however it ends. Raises BackendError, DataCorruption."""
+        try:
+            with self._notices.progress(self._title) as progress:
+                self._session.measure(progress)
+        except DataCorruption as error:
+            raise explained(error, self.run) from error
+        except BackendError as error:
+            error.exit_code = max(error.exit_code, outcome(self.run).status)
+            raise
+
+    def close(self) -> None:
+        """End the worker process."""
+        self._stack.close()
+
+
+def measure(request: Request, path: Path | None, notices: Notices, title: str) -> Measured:
+    """Measure the request to its end, save it as `path`, and return the run. Raises what a RequestSession does."""
+    return RequestSession(request, path, notices, title).finish()
+
+
+def explained(error: DataCorruption, run: Run) -> DataCorruption:
+    """Return the error with the sentence on which data of the run was wrong; as it is where no facts are known."""
+    if error.wrong is None:
+        return error
+    from collbench.output.sentences import wrong_data  # late: only for a failure
+
+    simulated = "sim: " if capabilities(run.backend).simulated else ""
+    return DataCorruption(simulated + wrong_data(error.wrong, run.devices), error.wrong)
+
+
+def serve(request: Request, launch: LaunchEnvironment, notices: Notices) -> None:
+    """Measure this process's part for rank 0 of its launch, until that says to leave. Raises BackendError."""
+    from collbench.distributed.factory import join  # late: a tenth of a second
+
+    if not join(launch, request, join_seconds(os.environ), notices.say):
+        raise BackendError(f"rank {launch.rank} stops: rank 0 is gone, and its output says why")
+
+
+def named_nccl(path: str | None) -> str | None:
+    """Return the NCCL path that the caller names, else COLLBENCH_NCCL, else None."""
+    return path or os.environ.get("COLLBENCH_NCCL")
+
+
+def new_seed() -> int:
+    """Return a random seed that fits on a line."""
+    return random.SystemRandom().randrange(10**6)
+
+
+Workers = TypeVar("Workers")
+
+
+class WorkerSession(OpenSession, Generic[Workers]):
+    """A request on workers with torch, one for each device. The file is written again after each step.
+
+    Opening raises UsageError, MachineError, BackendError, and RunFileError where `path` cannot be written.
+    """
+
+    def __init__(self, path: Path | None, notices: Notices, *, replace: bool) -> None:
+        if path is not None:
+            run_file.check_writable(path, replace=replace)
+        self._notices = notices
+        self._opened = self._open()
+        try:
+            self.run = self._begun(self._opened)
+            self._saved = self._writer = RunWriter(self.run, path, notices.say, replace=replace)
+        except BaseException:
+            self.close()
+            raise
+
+    @abstractmethod
+    def _open(self) -> OpenWorkers[Workers]:
+        """Start the workers."""
+
+    @abstractmethod
+    def _begun(self, opened: OpenWorkers[Workers]) -> Run:
+        """Return the run with nothing measured. Raises UsageError if the devices do not suit the request."""
+
+    @abstractmethod
+    def _measure(self, opened: OpenWorkers[Workers], saved: Callable[[], None]) -> None:
+        """Measure all of it into `run`, and call `saved` after each step."""
+
+    def measure(self) -> None:
+        """Measure; what was measured is saved however it ends. Raises MachineError, BackendError, DataCorruption."""
+        try:
+            self._measure(self._opened, self._writer.rewrite)
+        finally:
+            if self.run.overlaps or self.run.replays:
+                with suppress(CollbenchError):  # a GPU that fell off the bus has no health
+                    self.run.health_after = self._opened.health()
+                self._writer.end()
+
+    def close(self) -> None:
+        """End the workers."""
+        self._opened.close()

@@ -1,0 +1,319 @@
+"""The run that a choice of devices rests on: a named run, this machine's newest saved run, or a probe of seconds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from collbench.analysis import freshness
+from collbench.analysis.freshness import DeviceBusy, NoPairs, SpecialNccl, Unfit
+from collbench.analysis.outcome import outcome
+from collbench.analysis.restrict import part
+from collbench.api.notices import Notices
+from collbench.api.sessions import measure, named_nccl, new_seed
+from collbench.backends import factory
+from collbench.bench.plan import Request
+from collbench.machine.nvml import Nvml
+from collbench.model.capabilities import capabilities
+from collbench.model.errors import CollbenchError, Interrupted, NotTrusted, RunFileError, UsageError
+from collbench.model.operations import Operation, Registration, Variant, Work
+from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
+from collbench.model.units import TELLING_BYTES, parse_sizes
+from collbench.output.stale_runs import unfit
+from collbench.runfile import run_file, saved_runs
+
+# Ranks pairs in seconds: an operation of training, at a latency size and a bandwidth size. The worker's start
+# (driver, contexts, communicators) takes 2 s on 4 × H200, and a launch with a probe should take 4 s.
+_PROBE = "8,1M,64M"
+_PROBE_SECONDS = 1.0
+_HOST_PROBE = "8,1M,16M"
+# Runs of other machines that share this home may lie between ours.
+_RECENT = 10
+# The file name of a run that the user did not name (saved_runs.new_name).
+_STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
+
+
+@dataclass(frozen=True, slots=True)
+class RunCriteria:
+    """Which run is acceptable: the file `run`, or one saved within `max_age` unless `fresh`, with this `nccl`.
+
+    `undone` ends the error after a failed probe: what did not happen then; `advice` ends the error that refuses `run`.
+    `besides` are devices of this machine that must not be chosen, but that a run may contain; `only` are the devices
+    that a probe opens, () for all that CUDA sees. `driver` is its version if already known. With `job_nccl` the job
+    will load the NCCL found here, so the run must have used the same version. `fabric` is a machine to simulate, which
+    requires a probe.
+    """
+
+    backend: str
+    run: str | None
+    max_age: timedelta
+    fresh: bool
+    nccl: str | None
+    undone: str
+    advice: str = "measure again or use --fresh"
+    besides: tuple[Device, ...] = ()
+    only: tuple[Device, ...] = ()
+    driver: str | None = None
+    job_nccl: bool = True
+    fabric: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SuitableRun:
+    """A run to choose from, and the text that names its source. `probed`: it was measured seconds ago."""
+
+    run: Run
+    source: str
+    probed: bool = False
+
+    def as_now(self, states: Mapping[str, Health] | None = None) -> Run:
+        """Return the run with the GPUs' current health: whether GPUs were busy when it was saved says little about now.
+
+        The NVLink error counters of the run stay as the start values, so that errors since then count. A probe's health
+        is kept, because its killed workers may still be on the GPUs. Other processes that trials saw are dropped,
+        because they may have ended. `states` are by UUID, if NVML was already queried. Raises MachineError for a lost
+        GPU.
+        """
+        if self.probed or not capabilities(self.run.backend).nvml:
+            return self.run
+        now = (
+            health_of(self.run.devices)
+            if states is None
+            else tuple(states.get(device.uuid, Health()) for device in self.run.devices)
+        )
+        then = self.run.health_before or now
+        before = (replace(new, nvlink_errors=old.nvlink_errors) for old, new in zip(then, now, strict=False))
+        measurements = [
+            replace(one, samples=[_alone(sample) for sample in one.samples]) for one in self.run.measurements
+        ]
+        return replace(self.run, measurements=measurements, health_before=tuple(before), health_after=now)
+
+
+def _alone(sample: Sample) -> Sample:
+    return replace(sample, flags=tuple(flag for flag in sample.flags if flag.kind is not FlagKind.SHARED))
+
+
+def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -> SuitableRun:
+    """Return the named run, the newest saved run that fits the present devices, or a probe.
+
+    If the run has other devices too (`besides`), the result is restricted to the present ones. Raises RunFileError for
+    a named run of another machine, and what `probe` raises.
+    """
+    if capabilities(criteria.backend).simulated:
+        return measured_now(criteria, "", notices)
+    machine, now = here(criteria, present), datetime.now(UTC)
+    if criteria.run is not None:
+        run = run_file.load(Path(criteria.run))
+        refusal = freshness.refusal(run, machine, now, criteria.max_age)
+        if refusal:
+            raise RunFileError(f"{criteria.run} cannot choose devices here: {unfit(refusal)}; {criteria.advice}")
+        return SuitableRun(part(run, present), _saved(run, criteria.run))
+    if criteria.fresh:
+        return measured_now(criteria, "", notices)
+    refused, its = "", "the newest's"
+    for path in _candidates(criteria, present, now, notices):
+        try:
+            run = run_file.load(path)
+        except RunFileError:
+            continue  # another user's file, or an older format: a probe takes only seconds
+        refusal = freshness.refusal(run, machine, now, criteria.max_age) or _unfit(run)
+        if refusal is None:
+            return SuitableRun(part(run, present), _saved(run, str(path)))
+        refused = refused or f"{unfit(refusal, 'the newest', its)}: "
+    return measured_now(criteria, f"no saved run fits: {refused}", notices)
+
+
+def _candidates(criteria: RunCriteria, present: tuple[Device, ...], now: datetime, notices: Notices) -> Iterator[Path]:
+    """Yield the newest saved run, whose refusal is reported, then others that may fit, newest first.
+
+    Reading a run takes 0.1 s, and there may be hundreds. The file name gives the age of most, and a search for the
+    devices' UUIDs shows whether a run is of this machine.
+    """
+    believed = saved_runs.believed()
+    if believed.ignored:
+        notices.say(believed.ignored)
+    saved = believed.files
+    yield from saved[:1]
+    for path in saved[1:]:
+        stamp = _STAMP.match(path.name)
+        if stamp and now - datetime.strptime(stamp[1], "%Y%m%dT%H%M%S%z") > criteria.max_age + timedelta(minutes=1):
+            continue  # a minute from the name to the start of measuring
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if all(device.uuid in text for device in present):
+            yield path
+
+
+def measured_now(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
+    """Return a probe, regardless of saved runs, for the reason `why`. Raises what `probe` does."""
+    from collbench.launch.torchrun import QUICK_PROBE  # late, as every command that measures loads this module
+
+    return SuitableRun(probe(criteria, why, notices), QUICK_PROBE, probed=True)
+
+
+def _saved(run: Run, path: str) -> str:
+    from collbench.launch.torchrun import saved_run  # late, as above
+
+    return saved_run(run.started, path)
+
+
+def as_of_now(
+    criteria: RunCriteria,
+    found: SuitableRun,
+    notices: Notices,
+    *,
+    allow_busy: bool,
+    states: Mapping[str, Health] | None = None,
+) -> tuple[SuitableRun, Run]:
+    """Return the suitable run, and it with the current health; a probe instead if busy devices may be chosen.
+
+    A saved run cannot tell how much of a device other processes leave now.
+    """
+    run = found.as_now(states)
+    if allow_busy and run.measurements and not found.probed and someone_is_busy(run):
+        found = measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
+        run = found.as_now(states)
+    return found, run
+
+
+def someone_is_busy(run: Run) -> bool:
+    """Return whether other processes use one of the run's devices: an older run then does not show what they leave."""
+    from collbench.analysis.problem import left_out  # late: numpy
+
+    return len(left_out(run)) > len(left_out(run, allow_busy=True))
+
+
+def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | None = None) -> SuitableRun:
+    """Return a run without measurements: enough if all devices are wanted, because only their health matters."""
+    from importlib.metadata import version  # late: 10 ms
+
+    settings = Settings((), (), dtype="float32", redop="sum", trials=0, seed=0, command=(), environment={})
+    started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    machine = replace(factory.here(), fabric=fabric or "")
+    run = Run(backend, version("collbench"), started, machine, devices, (), settings, complete=True)
+    return SuitableRun(run, "no choice to make")
+
+
+def vanished(present: Sequence[Device]) -> tuple[Device, ...]:
+    """Return the GPUs in the newest saved run of this machine that are no longer present.
+
+    Reads only the devices from the file: loading the whole run takes 0.1 s.
+    """
+    present_uuids = {device.uuid for device in present}
+    for path in saved_runs.believed().files[:_RECENT]:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # not a run
+            recorded = json.loads(path.read_text(encoding="utf-8"))["devices"]
+            devices = tuple(Device(int(fields["index"]), str(fields["uuid"]), "") for fields in recorded)
+            if any(device.uuid in present_uuids for device in devices):
+                return tuple(device for device in devices if device.uuid not in present_uuids)
+    return ()
+
+
+def health_of(devices: Sequence[Device]) -> tuple[Health, ...]:
+    """Return the GPUs' state by position; none of our processes may be on them. Raises MachineError for a lost GPU."""
+    with Nvml() as nvml:
+        states = [nvml.health(device) for device in devices]
+    return tuple(replace(state, others_memory=state.memory_used) for state in states)
+
+
+def here(criteria: RunCriteria, present: tuple[Device, ...]) -> freshness.Here:
+    """Return the machine as it is now, to compare saved runs with. Raises MachineError without a driver or NCCL."""
+    if capabilities(criteria.backend).cores:
+        return freshness.Here(criteria.backend, present, besides=criteria.besides)
+    driver = factory.driver_version() if criteria.driver is None else criteria.driver
+    return freshness.Here(criteria.backend, present, driver, _nccl_of_the_job(criteria), criteria.besides)
+
+
+def _nccl_of_the_job(criteria: RunCriteria) -> str | None:
+    if not criteria.job_nccl:
+        return None
+    from collbench.machine.nccl import find_nccl
+    from collbench.model.nccl_options import format_version
+
+    return format_version(find_nccl(named_nccl(criteria.nccl)).version)
+
+
+def probe(criteria: RunCriteria, why: str, notices: Notices) -> Run:
+    """Measure all pairs for a few seconds, save the run and return it; a notice reports it, after `why`.
+
+    A worker process uses the GPUs and ends afterwards, because this process may become torchrun. Raises what measuring
+    raises, with what did not happen then; NotTrusted if a part failed; Interrupted.
+    """
+    path = None
+    if not capabilities(criteria.backend).simulated:
+        path = saved_runs.new_run("probe", criteria.backend, notices.say)
+        notices.say(f"{why}probing for a few seconds")
+    try:
+        run = run_file.again(measure(_probe_request(criteria), path, notices, "probing").run)
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"interrupted in the probe: {criteria.undone}") from error
+    except CollbenchError as error:
+        raise error.reworded(f"the probe failed: {error}; {criteria.undone}") from error
+    if status := outcome(run).status:
+        from collbench.output.text.frame import headline  # late: numpy
+
+        raise NotTrusted(f"the probe failed: {headline(run)}; {criteria.undone}", status)
+    return run
+
+
+def _probe_request(criteria: RunCriteria) -> Request:
+    on_cores = capabilities(criteria.backend).cores
+    sizes = _HOST_PROBE if on_cores else _PROBE
+    operations, limit = ("copy,allreduce", ()) if on_cores else ("allreduce", ("--budget", f"{_PROBE_SECONDS:.0f}s"))
+    options = ("--operations", operations, "--sizes", sizes, *limit)
+    return Request(
+        backend=criteria.backend,
+        devices=",".join(device.uuid for device in criteria.only) or None,
+        sizes=parse_sizes(sizes),
+        copies=(Variant.PLAIN,) if on_cores else (),
+        collectives=(Work(Operation.ALLREDUCE),),
+        pairs=True,
+        nccl=named_nccl(criteria.nccl),
+        seed=new_seed(),
+        command=("pairs", *options, "--backend", criteria.backend),
+        budget_seconds=None if on_cores else _PROBE_SECONDS,
+        fabric=criteria.fabric,
+    )
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Return the text of the UsageError for a refused choice: the reasons why devices are excluded are typed values."""
+    from collbench.analysis.choice import TooFewLeft  # late: numpy
+    from collbench.output import sentences
+
+    try:
+        yield
+    except TooFewLeft as error:
+        raise UsageError(sentences.refusal(error)) from None
+
+
+def _unfit(run: Run) -> Unfit | None:
+    """Return why a run of this machine is not enough to choose by; None if it is.
+
+    A run of 8 bytes was not meant for choosing, and load by other jobs then is not today's. Runs of only registered
+    memory, or of communicators with a config, are for jobs that use the same.
+    """
+    from collbench.analysis.choice import BUSY
+    from collbench.analysis.problem import left_out  # late: numpy
+    from collbench.analysis.registration import kinds_of
+
+    kinds = kinds_of(run)
+    if run.settings.nccl_config or (kinds and Registration.NONE not in kinds):
+        return SpecialNccl()
+    if not any(
+        len(measurement.point.members) == 2 and measurement.point.size_bytes >= TELLING_BYTES
+        for measurement in run.measured()
+    ):
+        return NoPairs()
+    busy = [exclusion for exclusion in left_out(run) if any(reason.kind in BUSY for reason in exclusion.why)]
+    if not busy:
+        return None
+    return DeviceBusy(run.devices[busy[0].member], busy[0])

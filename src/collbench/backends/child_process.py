@@ -1,0 +1,101 @@
+"""A worker process behind a pipe: its start, its answers, its end, and the last line that it wrote."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import collbench
+from collbench.model.errors import BackendError
+from collbench.model.failures import Cause, Failure, FailureKind, died
+
+# A process that died closes its pipe first; one that is killed needs a moment to give its memory back.
+EXIT_S = 5.0
+# Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
+_SLICE_S = 0.25
+
+
+class ChildLost(BackendError):
+    """The worker hangs or has exited. The failure says which."""
+
+
+class Child:
+    """A running worker: its `process`, and our end of its `pipe`. After ChildLost the caller must kill it."""
+
+    def __init__(
+        self, module: str, words: Sequence[object], environment: Mapping[str, str], *, stdout: int | None = None
+    ) -> None:
+        """Start `python -m MODULE FD WORDS…` and return at once; FD is the worker's end of the pipe.
+
+        What it writes to stderr is kept for `last_line`, and so is its stdout unless `stdout` is a file descriptor.
+        """
+        self._stderr = tempfile.TemporaryFile(prefix="collbench-worker-")  # noqa: SIM115  # closed when it is reaped
+        self.pipe: Connection[Any, Any]
+        self.pipe, theirs = Pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                # -P: a file in the user's folder must not become one of our modules, nor torch.
+                [sys.executable, "-P", "-m", module, *map(str, (theirs.fileno(), *words))],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr if stdout is None else stdout,
+                stderr=self._stderr,
+                pass_fds=(theirs.fileno(),),
+                env=environment,
+            )
+
+    def send(self, request: object) -> None:
+        """Send a request. A worker that is gone shows where its answer is waited for."""
+        with suppress(OSError):
+            self.pipe.send(request)
+
+    def receive(self, timeout_s: float) -> Any:
+        """Return the next answer. Raises ChildLost after so many seconds of silence, or if the worker has exited."""
+        left = timeout_s
+        try:
+            while not self.pipe.poll(min(left, _SLICE_S)):
+                left -= _SLICE_S
+                if left <= 0:
+                    raise ChildLost(failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=timeout_s))
+            return self.pipe.recv()
+        except (EOFError, OSError) as error:
+            raise ChildLost(failure=self._death()) from error
+
+    def kill(self) -> None:
+        """End the process, even a stopped one, without waiting for it."""
+        self.process.kill()
+        self.pipe.close()
+
+    def reap(self, seconds: float = EXIT_S) -> None:
+        """Wait a while for a killed process to exit and release its memory on the GPUs."""
+        with suppress(subprocess.TimeoutExpired):  # stuck in the driver: it goes when the driver lets go
+            self.process.wait(seconds)
+        self._stderr.close()
+
+    def last_line(self) -> str:
+        """Return the last line that the process wrote to stderr, "" for none."""
+        number = self._stderr.fileno()
+        written = os.pread(number, os.fstat(number).st_size, 0)  # without moving the process's position in the file
+        lines = written.decode("utf-8", errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def _death(self) -> Failure:
+        """Return how the process ended."""
+        try:
+            status = self.process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            return Failure(FailureKind.CRASH, Cause.ENDING)
+        return died(status, self.last_line())
+
+
+def own_environment() -> dict[str, str]:
+    """Return our environment for a worker, which then runs the same collbench, however this process found it."""
+    ours = str(pathlib.Path(collbench.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path}

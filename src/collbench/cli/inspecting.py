@@ -1,0 +1,114 @@
+"""`collbench topo` and `collbench doctor`: what a machine reports. Nothing is measured."""
+
+from __future__ import annotations
+
+import json
+import socket
+from importlib.metadata import version
+
+import click
+
+from collbench.api import inspecting
+from collbench.cli import options
+from collbench.cli.terminal import NOTICES, echo, leave, prose_width, show_page
+from collbench.machine import visible_devices
+from collbench.model.capabilities import BACKENDS, CUDA
+from collbench.model.errors import UsageError
+from collbench.output.text.topology import explain_pair, render_topology
+from collbench.runfile.codec import plain
+
+
+@click.command(short_help="Print the labels of all paths, or explain one pair.")
+@click.argument("pair", nargs=-1, metavar="[GPU GPU]")
+@click.option(
+    "--from",
+    "file",
+    metavar="FILE",
+    type=options.FILE_NAME,
+    help="Read saved 'nvidia-smi topo -m' text instead of this machine.",
+)
+@options.backend_of_a_machine
+@options.fabric
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: devices and paths as the run file has them.")
+def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | None, as_json: bool) -> None:
+    """Print the label matrix with its legend, CPU and NUMA affinity, and the theoretical rate of each label.
+
+    With two GPUs it explains the path between them in one sentence. A label is the kind of path that the driver
+    reports, not a bandwidth: 'collbench pairs' measures bandwidth.
+
+    \b
+    Examples:
+      collbench topo
+      collbench topo 0 1
+      collbench topo --from topo.txt
+      collbench topo --backend sim --fabric dgx-1v
+    """
+    if len(pair) not in (0, 2):
+        raise UsageError(
+            f"topo explains two devices or shows all, but {len(pair)} was given: write 'collbench topo 0 1'"
+        )
+    topology_shown = inspecting.topo(file, backend=backend, fabric=fabric, notices=NOTICES)
+    paths = topology_shown.paths
+    if pair:
+        wanted = {
+            topology_shown.devices.index(device)
+            for device in visible_devices.select(topology_shown.devices, ",".join(pair))
+        }
+        paths = tuple(path for path in paths if set(path.devices) == wanted)
+    if as_json:
+        head = {"backend": topology_shown.backend, "fabric": topology_shown.fabric}
+        echo(
+            json.dumps(
+                {**head, "devices": plain(topology_shown.devices), "paths": plain(paths)}, ensure_ascii=False, indent=1
+            )
+        )
+        return
+    if topology_shown.fabric:
+        echo(f"the simulated machine {topology_shown.fabric} (sim)")
+    if pair:
+        echo(explain_pair(topology_shown.devices, paths[0]))
+    else:
+        echo(render_topology(topology_shown.devices, paths), end="")
+
+
+@click.command(short_help="Find what would disturb a run on this machine.")
+@click.option(
+    "--backend",
+    metavar="NAME",
+    type=click.Choice([name for name, row in BACKENDS.items() if not row.simulated]),
+    default=CUDA.name,
+    show_default=True,
+    help="cuda: everything for GPUs; host: what CPU cores need.",
+)
+@click.option(
+    "--nccl",
+    metavar="PATH",
+    type=options.FILE_NAME,
+    envvar="COLLBENCH_NCCL",
+    show_envvar=True,
+    help="Examine this libnccl.so.2 instead of torch's or the system's.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON (docs/doctor.md).")
+def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
+    """Find what would disturb a run on this machine: driver, GPUs, links, NCCL, torch, limits, variables.
+
+    Each line is ok, warn, fail or unknown, with the fix. Doctor takes a second, measures nothing and makes no CUDA
+    context. Exit status: 0 nothing fails, 1 something does.
+
+    \b
+    Examples:
+      collbench doctor
+      collbench doctor --json
+      collbench doctor --backend host
+    """
+    from collbench.machine.doctor.judge import status
+    from collbench.output.text import doctor as report
+
+    findings = inspecting.doctor(backend, nccl=nccl)
+    left = status(findings)
+    if as_json:
+        head = {"collbench": version("collbench"), "hostname": socket.gethostname(), "backend": backend}
+        echo(report.dumps(findings, head, left), end="")
+    else:
+        show_page(report.page(findings, prose_width()))
+    leave(left)

@@ -1,0 +1,79 @@
+"""A saved run's health is that of its day: choosing asks again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from collbench.api import suitable_run
+from collbench.api.suitable_run import SuitableRun
+from collbench.model.run import Health, Run
+from tests.builders import GIB, pair_run, shared, throttled
+
+MIB = 2**20
+
+
+def a_run() -> Run:
+    run = pair_run(2, lambda *_: 300.0)
+    run.health_before = (Health(processes=1, nvlink_errors=5), Health(processes=0, nvlink_errors=0))
+    run.health_after = (Health(processes=1, nvlink_errors=5), Health(processes=0, nvlink_errors=0))
+    return run
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPU0 is free again; GPU1 has an occupant, and three NVLink errors since it was measured."""
+    states = (Health(processes=0, nvlink_errors=5), Health(processes=2, nvlink_errors=3))
+    monkeypatch.setattr(suitable_run, "health_of", lambda _devices: states)
+
+
+@pytest.mark.usefixtures("now")
+def test_occupants_are_those_of_now_and_errors_count_from_the_day_of_the_run() -> None:
+    found = SuitableRun(a_run(), "saved").as_now()
+    assert [state.processes for state in (*found.health_before, *found.health_after)] == [0, 2, 0, 2]
+    assert [state.nvlink_errors for state in (*found.health_before, *found.health_after)] == [5, 0, 5, 3]
+
+
+@pytest.mark.usefixtures("now")
+def test_a_probe_has_just_looked_and_cores_have_no_health() -> None:
+    """The probe reported its own workers from other people's processes; NVML alone cannot."""
+    run = a_run()
+    assert SuitableRun(run, "quick probe", probed=True).as_now() is run
+    run.backend = "host"
+    assert SuitableRun(run, "saved").as_now() is run
+
+
+@pytest.mark.usefixtures("now")
+def test_a_run_that_saw_no_health_takes_that_of_now() -> None:
+    run = a_run()
+    run.health_before = run.health_after = ()
+    found = SuitableRun(run, "saved").as_now()
+    assert [state.processes for state in found.health_before] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("title", "health", "unfit"),
+    [
+        ("nobody else", Health(processes=0, memory_used=4 * MIB), False),
+        ("a process that NVML shows", Health(processes=1, memory_used=GIB), True),
+        ("a hidden one that fills 80 %", Health(processes=0, memory_used=64 * GIB), True),
+        ("a hidden one where processes are not reported", Health(memory_used=64 * GIB), True),
+        ("work", Health(utilization=57), True),
+        ("throttling is the machine's own", Health(processes=0, throttle=("HW slowdown",)), False),
+    ],
+)
+def test_a_saved_run_whose_gpu_others_held_is_no_evidence(title: str, health: Health, unfit: bool) -> None:
+    run = a_run()
+    run.devices = tuple(replace(device, memory_bytes=80 * GIB) for device in run.devices)
+    run.health_before, run.health_after = (health, Health()), (Health(), Health())
+    assert (suitable_run._unfit(run) is not None) == unfit, title
+
+
+def test_what_trials_saw_of_other_processes_is_forgotten_and_throttling_is_not() -> None:
+    run = a_run()
+    run.measurements[0].samples[:] = [
+        replace(sample, flags=(throttled(0), shared(1))) for sample in run.measurements[0].samples
+    ]
+    found = SuitableRun(run, "saved").as_now({})
+    assert {sample.flags for sample in found.measurements[0].samples} == {(throttled(0),)}

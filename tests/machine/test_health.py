@@ -1,0 +1,170 @@
+"""Watching GPUs while they are measured, on described machines; nothing here waits for a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.machine.health import HealthWatch, Occupants
+from collbench.machine.nvml import Glance, Nvml
+from collbench.model.errors import MachineError
+from collbench.model.run import Flag
+from tests.builders import gpus, hot, shared, throttled
+from tests.machine import machines
+
+WELL = Glance(temperature=41, processes=frozenset())
+NOBODY: frozenset[int] = frozenset()
+
+
+class Clock:
+    """Seconds that pass when they are asked to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def later(self) -> None:
+        self.now += 1.0
+
+
+def watch_of(readings: Sequence[Sequence[Glance]], ours: Sequence[int] = (), clock: Clock | None = None) -> HealthWatch:
+    """Return a watch of as many GPUs as a reading has; it sees the next reading when a second has passed."""
+    coming = iter(readings)
+    count = len(readings[0])
+    return HealthWatch(gpus(count), lambda: next(coming), Occupants([NOBODY] * count, lambda: ours), clock or Clock())
+
+
+@pytest.mark.parametrize(
+    ("title", "glance", "flags"),
+    [
+        ("a cool idle GPU", WELL, ()),
+        ("a GPU of which NVML tells nothing", Glance(), ()),
+        ("slowed by its own heat", Glance(79, ("SW thermal slowdown",)), (throttled(1, "SW thermal slowdown"),)),
+        ("at its power limit", Glance(60, ("SW power cap",)), (throttled(1),)),
+        ("two reasons", Glance(60, ("HW slowdown", "HW power brake slowdown")), (
+            throttled(1, "HW slowdown"),
+            throttled(1, "HW power brake slowdown"),
+        )),
+        ("clocks that somebody set", Glance(50, ("applications clocks setting", "display clock setting")), ()),
+        ("80 °C is not yet hot", Glance(80), ()),
+        ("86 °C is", Glance(86), (hot(1, 86),)),
+        ("one process besides ours", Glance(50, (), frozenset({77, 4242})), (shared(1),)),
+        ("two", Glance(50, (), frozenset({4242, 4243, 77})), (shared(1, 2),)),
+        ("ours alone", Glance(50, (), frozenset({77})), ()),
+    ],
+)  # fmt: skip
+def test_flags_say_what_is_wrong_on_which_gpu(title: str, glance: Glance, flags: tuple[Flag, ...]) -> None:
+    watch = watch_of([[WELL, glance]], ours=(77,))
+    assert watch.flags((0, 1)) == flags, title
+    assert watch.flags((0,)) == (), "of the GPUs that were asked for alone"
+
+
+def test_a_flag_stays_until_a_reading_says_otherwise() -> None:
+    clock = Clock()
+    watch = watch_of([[Glance(86)], [WELL]], clock=clock)
+    assert [watch.flags((0,)) for _ in range(3)] == [(hot(0, 86),)] * 3  # one reading, as no time passed
+    clock.later()
+    assert watch.flags((0,)) == ()
+
+
+def test_it_reads_four_times_a_second_at_most() -> None:
+    clock, looks = Clock(), list[float]()
+
+    def read() -> Sequence[Glance]:
+        looks.append(clock.now)
+        return [WELL]
+
+    watch = HealthWatch(gpus(1), read, Occupants([NOBODY], tuple), clock)
+    for _ in range(1024):
+        watch.flags((0,))
+        clock.now += 1 / 1024
+    assert looks == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_a_reading_that_fails_leaves_what_was_known() -> None:
+    readings, clock = iter([[Glance(86)]]), Clock()
+
+    def read() -> Sequence[Glance]:
+        for reading in readings:
+            return reading
+        raise MachineError("GPU 0 is not on this machine")
+
+    watch = HealthWatch(gpus(1), read, Occupants([NOBODY], tuple), clock)
+    for _ in range(2):
+        assert watch.flags((0,)) == (hot(0, 86),)
+        clock.later()
+
+
+def found(*pids: int) -> frozenset[int]:
+    return frozenset(pids)
+
+
+@pytest.mark.parametrize(
+    ("title", "before", "now", "ours", "others"),
+    [
+        ("nothing runs", found(), found(), (1322,), 0),
+        ("NVML does not tell", found(), None, (1322,), None),
+        ("ours, by its id", found(), found(1322), (1322,), 0),
+        ("ours and one that was there before", found(4242), found(1322, 4242), (1322,), 1),
+        ("ours and one that came later", found(), found(1322, 4242), (1322,), 1),
+        ("several of ours", found(), found(1322, 1323, 4242), (1322, 1323), 1),
+        ("a container: ours has the host's id", found(), found(90001), (7,), 0),
+        ("a container: ours and an old one", found(80000), found(80000, 90001), (7,), 1),
+        ("a container: ours and a newer one", found(), found(90001, 90002), (7,), 1),
+        ("a container: the old one left", found(80000), found(90001), (7,), 0),
+        ("a container: the old one alone, ours is not up yet", found(80000), found(80000), (7,), 1),
+        ("a container: two of ours", found(80000), found(80000, 90001, 90002), (7, 8), 1),
+        ("a container: the second of ours is not up yet", found(80000), found(80000, 90001), (7, 8), 1),
+        ("a container: ours was restarted under another id", found(80000), found(80000, 90007), (7,), 1),
+    ],
+)
+def test_other_peoples_processes_are_counted_without_ours(
+    title: str, before: frozenset[int], now: frozenset[int] | None, ours: Sequence[int], others: int | None
+) -> None:
+    assert Occupants([before], lambda: ours).others(0, now) == others, title
+
+
+def test_a_killed_worker_of_ours_that_lingers_is_no_stranger() -> None:
+    ours = [1322]
+    occupants = Occupants([NOBODY], lambda: ours)
+    assert occupants.others(0, found(1322)) == 0
+    ours[:] = []
+    assert occupants.others(0, found(1322)) == 0
+    ours[:] = [1400]
+    assert occupants.others(0, found(1322, 1400, 4242)) == 1
+
+
+PIDS = st.frozensets(st.integers(1000, 1020), max_size=6)
+
+
+@given(strangers=PIDS, latecomers=PIDS)
+def test_the_count_is_the_same_whether_nvml_gives_our_id_or_the_hosts(
+    strangers: frozenset[int], latecomers: frozenset[int]
+) -> None:
+    now = strangers | latecomers | {5}
+    by_id = Occupants([strangers], lambda: (5,)).others(0, now)
+    in_a_container = Occupants([strangers], lambda: (7,)).others(0, now)
+    assert by_id == in_a_container == len(strangers | latecomers)
+
+
+def test_a_glance_reads_what_nvml_tells() -> None:
+    machine = machines.h200x4()
+    machine.gpus[1].answers |= {
+        "nvmlDeviceGetTemperature": 87,
+        "nvmlDeviceGetCurrentClocksEventReasons": 0x1 | 0x20,  # nvml.h: idle, SW thermal slowdown
+        "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=4242), SimpleNamespace(pid=77)],
+    }
+    with Nvml(machine) as nvml:
+        seen = [nvml.glance(device) for device in nvml.devices()[:2]]
+    assert seen == [Glance(38, (), found()), Glance(87, ("SW thermal slowdown",), found(77, 4242))]
+
+
+def test_a_machine_that_tells_nothing_has_empty_glances() -> None:
+    with Nvml(machines.bare_pcie()) as nvml:
+        assert [nvml.glance(device) for device in nvml.devices()] == [Glance()] * 2
