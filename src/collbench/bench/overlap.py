@@ -20,7 +20,7 @@ from collbench.model.run import CommandKind, Overlap, OverlapTrial, Run, Setting
 from collbench.model.skew import whole_blocks
 from collbench.model.units import whole_elements
 
-# A chunk is no shorter, so that the event at its end (0.5 µs) is a thousandth of it.
+# A chunk is about as long, or one call or unit, so that the event at its end (0.5 µs) is about a thousandth of it.
 _CHUNK_S = 4e-4
 # Calls in a row that fit a stream's queue of 1,024 entries, with their events.
 _MOST_CALLS = 240

@@ -148,7 +148,7 @@ _STYLES = {Verdict.WORSE: "bold red", Verdict.BETTER: "bold green"}
 _LEGEND = """\
 bandwidth: new / base, with simultaneous 99 % intervals. worse, better:
 significantly beyond δ (2 %, below 1M 6 %, at least the run-to-run variation);
-same: within δ by 90 %; undecided: neither"""
+same: within δ (90 % interval); undecided: neither"""
 
 
 def page(comparison: Comparison, names: tuple[str, str]) -> Iterator[RenderableType | Block]:

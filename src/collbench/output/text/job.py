@@ -407,7 +407,7 @@ def late_text(job: Job, one: LateRank) -> str:
     by = figure(one.lateness.median * _MICRO)
     return (
         f"rank {one.rank} arrives {by} µs later than the others (median) at calls of {among}, and last at "
-        f"{one.last:.0%} of {one.seen}: the others wait {_waited(one)} a step for it"
+        f"{one.last:.0%} of {one.seen} calls: the others wait {_waited(one)} a step for it"
     )
 
 

@@ -414,7 +414,7 @@ def assumptions(assumed: Sequence[Assumed], devices: Sequence[Device]) -> Iterat
     for one in assumed:
         where = ""
         if one.operations:
-            operations = " and ".join(operation.collective.title for operation in one.operations)
+            operations = _listed([operation.collective.title for operation in one.operations])
             sets = abridged([sentences.tags(positions, devices) for positions in one.sets], _MOST_SETS, "; ")
             where = f"{operations} on {sets}: "
         yield from (f"{where}{text}" for text in _texts(one.what, devices))
