@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collbench.api.looking import Topology
     from collbench.api.surveying import NodeSurvey
     from collbench.api.training import Launch
-    from collbench.machine.doctor.judge import Finding
+    from collbench.machine.doctor.findings import Finding
     from collbench.model.job import Job
     from collbench.model.run import Run
     from collbench.runfile.saved_runs import SavedRun
