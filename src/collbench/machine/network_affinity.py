@@ -22,14 +22,11 @@ TOPOLOGY_VARIABLE, GRAPH_VARIABLE = "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE
 
 @dataclass(frozen=True, slots=True)
 class NetworkAffinity:
-    """How near cards are to GPUs. `near` is by GPU index and card, a word of NEARNESS; what is unknown is left out.
+    """How near network cards are to GPUs, by the GPU's index and the card. What is unknown is left out."""
 
-    `chosen` are the cards over which NCCL sends to and from each GPU, by index; {} without NCCL's files. `reported` is
-    what nvidia-smi says of the same, which also fills in what the PCI tree does not show.
-    """
-
-    near: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    chosen: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    near: Mapping[int, Mapping[str, str]] = field(default_factory=dict)  # words of NEARNESS
+    chosen: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # cards of NCCL's; {} without its files
+    # What nvidia-smi says of the same, which `near` also has where the PCI tree does not show it.
     reported: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     def nearest(self, gpu: int) -> tuple[tuple[str, ...], str]:

@@ -22,14 +22,12 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The GPUs that a list selects, in its order, and what is wrong with the list ("" if nothing is).
-
-    `certain` is False if the guide does not say, so that only CUDA knows: then `devices` are nvidia-smi's reading of
-    the entries before that.
-    """
+    """The GPUs that a list selects, in its order."""
 
     devices: tuple[Device, ...]
-    problem: str = ""
+    problem: str = ""  # what is wrong with the list, "" if nothing is
+    # False if the guide does not say, so that only CUDA knows: then `devices` are nvidia-smi's reading of the entries
+    # before that.
     certain: bool = True
 
 

@@ -64,20 +64,17 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """A run's row in the list of runs. `fabric` is the simulated machine's name, "" for a real machine.
-
-    `devices` are their names by position ("GPU0"), `command` the words after `collbench`, `status` what the run earns.
-    """
+    """A run's row in the list of runs."""
 
     path: Path
     started: str
     backend: str
     machine: str
-    fabric: str
-    devices: tuple[str, ...]
-    command: tuple[str, ...]
+    fabric: str  # the simulated machine's name, "" for a real machine
+    devices: tuple[str, ...]  # their names by position ("GPU0")
+    command: tuple[str, ...]  # the words after `collbench`
     complete: bool
-    status: ExitStatus
+    status: ExitStatus  # with which the run would end
 
 
 def believed() -> Saved:

@@ -177,15 +177,12 @@ _STARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Hops:
-    """The hops of collectives on a network: `loads[src, dst]` are 0 or 1 by resource, `shares[src, dst]` NCCL's share.
+    """The hops of collectives on a network, as arrays by (src, dst), so that many orders are evaluated together."""
 
-    `alone[src, dst]` is the GB/s of a hop that has its way to itself.
-    """
-
-    capacity: Figures
-    loads: Figures
-    shares: Figures
-    alone: Figures
+    capacity: Figures  # GB/s by resource
+    loads: Figures  # [src, dst, resource]: 1 for a resource that the hop uses, else 0
+    shares: Figures  # of a path's rate that NCCL gets
+    alone: Figures  # GB/s of a hop that has its path to itself
 
 
 def hops_of(network: Network, shares: Mapping[Medium, float]) -> Hops:
@@ -308,15 +305,12 @@ Members = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """What NCCL gets on a set: `limit` GB/s of all rings together before NCCL's `share`, and what a GB/s of it takes.
+    """What NCCL gets on a set of GPUs."""
 
-    `loads` hold only what other sets may use too. `latency_us` is the slowest hop's.
-    """
-
-    limit: float
-    share: float
-    latency_us: float
-    loads: Mapping[int, float] = field(default_factory=dict)
+    limit: float  # GB/s of all rings together, before NCCL's share
+    share: float  # of it that NCCL gets
+    latency_us: float  # of the slowest hop
+    loads: Mapping[int, float] = field(default_factory=dict)  # what a GB/s takes of resources that other sets may use
 
 
 @lru_cache(maxsize=4)

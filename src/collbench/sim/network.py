@@ -59,16 +59,13 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One message on its way: GPUs by position, None for host memory; `staged` leaves peer access off.
-
-    `numa_node` is where the host memory lies, None: at the GPU's own node.
-    """
+    """One message on its way. Ends are GPUs by position, None for host memory."""
 
     src: int | None
     dst: int | None
     operation: Operation = Operation.CE_WRITE
-    staged: bool = False
-    numa_node: int | None = None
+    staged: bool = False  # without peer access
+    numa_node: int | None = None  # of the host memory; None: the GPU's own
 
 
 @lru_cache(maxsize=16)
