@@ -7,6 +7,7 @@ ways). The line rate would put the limit of NV18 at 478 GB/s, which no byte of a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,6 +72,11 @@ class Theory:
 
     gbs: float
     source: str
+
+
+def slowest(limits: Iterable[Theory | None]) -> Theory | None:
+    """Return the lowest of the limits that are known; None if none is."""
+    return min((limit for limit in limits if limit), key=lambda limit: limit.gbs, default=None)
 
 
 def nvlink(
