@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from collbench.model.errors import ExitStatus, UsageError
+from collbench.model.units import abridged
 from collbench.runfile import atomic_write
 
 RUNS, FINALISTS, ABLATIONS = "runs", "finalists", "ablations"
@@ -91,8 +92,8 @@ def believed() -> Saved:
     doubts = {path: why for path in paths if (why := _distrusted(path, stat.S_ISREG))}
     if not doubts:
         return Saved(tuple(paths))
-    (first, why), more = next(iter(doubts.items())), f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
-    line = f"ignoring {first}{more}: {why}; name a run with its file to use it anyway"
+    shown, why = abridged([str(path) for path in doubts], 1), next(iter(doubts.values()))
+    line = f"ignoring {shown}: {why}; name a run with its file to use it anyway"
     return Saved(tuple(path for path in paths if path not in doubts), line)
 
 
