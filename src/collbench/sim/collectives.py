@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import permutations
 from typing import TypeAlias
@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from collbench.sim.fabrics import Fabric, FaultKind
 from collbench.sim.network import Medium, Network, max_min, network_of
 
-# How many rings fit on a mesh of NVLinks: arc-disjoint directed Hamiltonian cycles, weighted by their rate.
-#
-# A ring runs at its slowest link; of each direction of a bundle no more rings can take links than it has.
+# How many rings fit on a mesh of NVLinks: arc-disjoint directed Hamiltonian cycles, weighted by their rate. A ring runs
+# at its slowest link; no more rings can use a direction of a bundle than it has links.
 
 Arc = tuple[int, int]
 Links = Mapping[Arc, tuple[int, float]]
@@ -164,7 +163,6 @@ def _exact(cycles: list[Cycle], arcs: Links) -> float:
 
 
 # In which order a ring that leaves the NVLinks should pass the GPUs: neighbours in the PCIe tree one after another.
-#
 # A ring that passes each branch of the tree in one go crosses each uplink once each way, which no order can better.
 # NVLinks, and links with a limit of their own, make other orders worth a search.
 
@@ -295,7 +293,6 @@ def _moved(order: Order) -> list[Order]:
 
 
 # The true bus bandwidth of NCCL's rings on a set of GPUs, GB/s: what a choice of devices is judged against.
-#
 # Behind one NVSwitch a ring is as fast as the slowest port and path that it may take. On a mesh of NVLinks NCCL lays
 # as many rings as it can. Where no ring of NVLinks exists, one ring takes NVLinks and PCIe as they come, and its hops
 # share.
@@ -352,7 +349,9 @@ class Truth:
         """Return what NCCL finds on these GPUs; the order in which they are named does not matter."""
         key = tuple(sorted(members))
         if key not in self._known:
-            self._known[key] = self._slowed(key, self._find(key))
+            rings = self._find(key)
+            left = math.prod(fault.factor for fault in self._slow if fault.covers(*key))
+            self._known[key] = replace(rings, limit=rings.limit * left)
         return self._known[key]
 
     def _find(self, members: Members) -> Rings:
@@ -395,10 +394,6 @@ class Truth:
                 loads[resource] = loads.get(resource, 0.0) + share / self._shares[route.medium]
         latency = max(route.latency_us for route in routes)
         return Rings(min(rate / share, math.inf), share, latency, loads)
-
-    def _slowed(self, members: Members, rings: Rings) -> Rings:
-        left = math.prod(fault.factor for fault in self._slow if fault.covers(*members))
-        return Rings(rings.limit * left, rings.share, rings.latency_us, rings.loads) if left != 1 else rings
 
 
 def _link_rates(network: Network) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
