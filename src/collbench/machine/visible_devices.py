@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
 
-# Which GPUs CUDA_VISIBLE_DEVICES leaves to a process, by CUDA's documented rules: starting CUDA to ask takes 0.5 s.
-#
-# [CUDA C++ Programming Guide, "CUDA Environment Variables"]
+# Which GPUs CUDA_VISIBLE_DEVICES leaves to a process, by CUDA's documented rules, as starting CUDA to ask takes 0.5 s
+# [CUDA C++ Programming Guide, "CUDA Environment Variables"].
 
 NAME = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -34,7 +33,7 @@ class Seen:
 def visible(devices: Sequence[Device], setting: str | None, order: str | None) -> tuple[Device, ...] | None:
     """Return those of all `devices` that CUDA shows, in the order of `devices`; None where only CUDA knows.
 
-    Arguments as `read`'s. Raises UsageError for MIG devices.
+    Arguments as in `read`. Raises UsageError for MIG devices.
     """
     mig = next((entry for entry in _entries(setting or "") if entry.startswith("MIG-")), None)
     if mig is not None:

@@ -22,8 +22,7 @@ from collbench.model.printable import cleaned
 from collbench.model.run import Health, PeerStatus
 from collbench.runfile.codec import build
 
-# The nouns of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
-#
+# The parts of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
 # Rates are what is achieved, in GB/s and one direction; delays are in µs. GPUs are referred to by position.
 
 _UNKNOWN_HEALTH = Health()
