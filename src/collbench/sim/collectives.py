@@ -257,7 +257,7 @@ def _worth_a_search(network: Network, members: Order) -> bool:
 
 
 def _bound(network: Network, hops: Hops, members: Order) -> float:
-    """Return what no ring without a way over NVLinks alone can pass: each island's fastest hop out, and in."""
+    """Return the limit of rings that do not run on NVLinks alone: each island's fastest hop out, and in."""
     island = _islands(network, members)
     parts = [[m for m in members if island[m] == first] for first in dict.fromkeys(island.values())]
     if len(parts) == 1:
@@ -397,7 +397,7 @@ class Truth:
 
 
 def _link_rates(network: Network) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return for each (src, dst) whether collectives go by NVLink, and what the way carries but for bottlenecks, GB/s.
+    """Return for each (src, dst) whether collectives go by NVLink, and the route's limit without bottlenecks, GB/s.
 
     The diagonals are True and infinite: they limit nothing.
     """
@@ -410,6 +410,6 @@ def _link_rates(network: Network) -> tuple[NDArray[np.bool_], NDArray[np.float64
 
 
 def _all_alike(nvlinked: NDArray[np.bool_], own: NDArray[np.float64]) -> float | None:
-    """Return the one rate of all ways where all are NVLinks, GB/s: a healthy switch needs no look at each set."""
+    """Return the one rate of all routes if all are NVLinks, GB/s: a healthy switch needs no look at each set."""
     rates = own[np.isfinite(own)]
     return float(rates[0]) if nvlinked.all() and (rates == rates[0]).all() else None

@@ -59,7 +59,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One message on its way. Ends are GPUs by position, None for host memory."""
+    """A message between two ends: GPUs by position, None for host memory."""
 
     src: int | None
     dst: int | None
