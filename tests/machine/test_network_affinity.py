@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collbench.machine.doctor.judge import Level
+from collbench.machine.doctor.findings import Level
 from collbench.machine.network_affinity import NEARNESS, NetworkAffinity, nccl_choice, read_affinity
 from collbench.machine.nvidia_smi import live_cards, parse_cards
 from tests.machine.doctor.described import machine, named

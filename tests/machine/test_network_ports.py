@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from collbench.backends.protocol import Opened
 from collbench.bench.session import read_ports_after
-from collbench.machine.doctor.judge import Level
+from collbench.machine.doctor.findings import Level
 from collbench.machine.network_ports import CONGESTION, ERRORS, changes, down, read_ports, slower
 from collbench.model.run import NetworkPort
 from collbench.output.text.frame import network_lines, unhealthy_lines

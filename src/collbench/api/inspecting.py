@@ -17,7 +17,7 @@ from collbench.model.run import Path as LinkPath
 from collbench.runfile import saved_runs
 
 if TYPE_CHECKING:
-    from collbench.machine.doctor.judge import Finding
+    from collbench.machine.doctor.findings import Finding
 
 
 class Topology(NamedTuple):

@@ -101,7 +101,7 @@ def doctor(backend: str, nccl: str | None, as_json: bool) -> None:
       collbench doctor --json
       collbench doctor --backend host
     """
-    from collbench.machine.doctor.judge import status
+    from collbench.machine.doctor.findings import status
     from collbench.output.text import doctor as report
 
     findings = inspecting.doctor(backend, nccl=nccl)

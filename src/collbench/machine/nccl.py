@@ -77,16 +77,14 @@ _MOST_BYTES = 1023  # NCCL compares no more of the string
 
 @dataclass(frozen=True, slots=True)
 class HostIdentity:
-    """This process's host. Processes with the same `key` share one for NCCL; `name` is what people call it.
+    """This process's host."""
 
-    `network` is the same where loopback joins two processes, which the key does not tell: NCCL_HOSTID may make several
-    hosts of one network namespace, or one host of several. `boot` is the kernel's boot id, "" if unknown.
-    """
-
-    name: str
-    key: str
+    name: str  # what people call it
+    key: str  # processes with the same key share a host for NCCL
+    # The same where loopback joins two processes, which the key does not say: NCCL_HOSTID may make several hosts of one
+    # network namespace, or one host of several.
     network: str
-    boot: str = ""
+    boot: str = ""  # the kernel's boot id, "" if unknown
 
 
 def host_identity(environment: Mapping[str, str], root: pathlib.Path = pathlib.Path("/")) -> HostIdentity:

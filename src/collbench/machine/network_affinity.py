@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
-from collbench.machine.numa import kernel_bus_id, read
+from collbench.machine.numa import PCI_BUS_ID, pci_device, read
 
-_BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # nvidia-smi's words for how near two PCI devices are, nearest first ["nvidia-smi topo -m", its legend].
 NEARNESS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 _SAME_BRIDGE = NEARNESS[:3]
@@ -23,14 +22,11 @@ TOPOLOGY_VARIABLE, GRAPH_VARIABLE = "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE
 
 @dataclass(frozen=True, slots=True)
 class NetworkAffinity:
-    """How near cards are to GPUs. `near` is by GPU index and card, a word of NEARNESS; what is unknown is left out.
+    """How near network cards are to GPUs, by the GPU's index and the card. What is unknown is left out."""
 
-    `chosen` are the cards over which NCCL sends to and from each GPU, by index; {} without NCCL's files. `reported` is
-    what nvidia-smi says of the same, which also fills in what the PCI tree does not show.
-    """
-
-    near: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    chosen: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    near: Mapping[int, Mapping[str, str]] = field(default_factory=dict)  # words of NEARNESS
+    chosen: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # cards of NCCL's; {} without its files
+    # What nvidia-smi says of the same, which `near` also has where the PCI tree does not show it.
     reported: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     def nearest(self, gpu: int) -> tuple[tuple[str, ...], str]:
@@ -77,7 +73,7 @@ def read_affinity(
     folders = {card: _resolved(root / "sys/class/infiniband" / card / "device") for card in cards}
     near: dict[int, dict[str, str]] = {}
     for gpu, bus_id in bus_ids.items():
-        gpu_folder = _pci_device(root, bus_id)
+        gpu_folder = pci_device(root, bus_id)
         distances = {
             card: nearness(gpu_folder, folder)
             for card, folder in folders.items()
@@ -86,13 +82,6 @@ def read_affinity(
         near[gpu] = {**reported_near[gpu], **{card: how for card, how in distances.items() if how}}
     topology, graphs = (_text(environment.get(variable, "")) for variable in (TOPOLOGY_VARIABLE, GRAPH_VARIABLE))
     return NetworkAffinity(near, nccl_choice(topology, graphs, bus_ids) if topology and graphs else {}, reported_near)
-
-
-def _pci_device(root: pathlib.Path, bus_id: str) -> pathlib.Path | None:
-    try:
-        return _resolved(root / "sys/bus/pci/devices" / kernel_bus_id(bus_id))
-    except ValueError:
-        return None
 
 
 def _resolved(path: pathlib.Path) -> pathlib.Path | None:
@@ -104,7 +93,7 @@ def _resolved(path: pathlib.Path) -> pathlib.Path | None:
 
 def nearness(first: pathlib.Path, second: pathlib.Path) -> str:
     """Return how near two PCI devices are by their resolved folders in sysfs, in nvidia-smi's words; "" if unknown."""
-    bus_paths = [[part for part in path.parts if _BUS_ID.fullmatch(part)] for path in (first, second)]
+    bus_paths = [[part for part in path.parts if PCI_BUS_ID.fullmatch(part)] for path in (first, second)]
     shared = 0
     for mine, theirs in zip(*bus_paths, strict=False):
         if mine != theirs:

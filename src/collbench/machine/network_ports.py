@@ -135,17 +135,13 @@ def slower(ports: tuple[NetworkPort, ...]) -> tuple[tuple[NetworkPort, float], .
 
 @dataclass(frozen=True, slots=True)
 class PortChange:
-    """What changed on a port of a network card while it was measured: `what` from `before` to `after`.
-
-    `what` is "state", "rate" in Gbit/s, or a counter's name, which grew by `growth`: 0 if it was at its largest value
-    already, so that its growth is unknown. `after` is None for a port that is gone, or whose host is.
-    """
+    """What changed on a port of a network card while it was measured."""
 
     port: NetworkPort
-    what: str
+    what: str  # "state", "rate" in Gbit/s, or a counter's name
     before: str | float
-    after: str | float | None
-    growth: int = 0
+    after: str | float | None  # None for a port that is gone, or whose host is
+    growth: int = 0  # of a counter; 0 if it was at its largest value already, so that its growth is unknown
 
     @property
     def congestion(self) -> bool:

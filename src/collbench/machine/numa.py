@@ -35,6 +35,7 @@ def format_cpus(cpus: Iterable[int]) -> str:
 # The NUMA nodes of this host whose CPUs and memory this process may use.
 
 _ROOT = pathlib.Path("/")
+PCI_BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # as the kernel writes it
 _FOLDER = "sys/devices/system/node"
 _MEMORY = re.compile(r"MemTotal:\s+([0-9]+) kB")
 _MEMORY_ALLOWED = re.compile(r"^Mems_allowed_list:\s*(\S+)", re.MULTILINE)
@@ -80,6 +81,14 @@ def kernel_bus_id(pci_bus_id: str) -> str:
     """Return the kernel's name of a PCI device, 0000:06:00.0 of NVML's 00000000:06:00.0. Raises ValueError."""
     domain, _, rest = pci_bus_id.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"
+
+
+def pci_device(root: pathlib.Path, pci_bus_id: str) -> pathlib.Path | None:
+    """Return the folder of a PCI device in sysfs, below those of the bridges above it; None if it is not there."""
+    try:
+        return (root / "sys/bus/pci/devices" / kernel_bus_id(pci_bus_id)).resolve(strict=True)
+    except (ValueError, OSError, RuntimeError):
+        return None
 
 
 def read(file: pathlib.Path) -> str:

@@ -129,7 +129,7 @@ def parse_cards(text: str) -> dict[int, dict[str, str]]:
     names = dict(_CARD_NAME.findall(text))
     cards = [names.get(device, device) for device in header.devices if device not in header.gpus]
     return {
-        int(gpu.removeprefix("GPU")): dict(zip(cards, map(machine_labels.canonical, row.others), strict=True))
+        int(gpu.removeprefix("GPU")): dict(zip(cards, row.others, strict=True))
         for gpu, row in zip(header.gpus, rows, strict=True)
         if _is_whole(row)
     }
@@ -214,14 +214,17 @@ def _header(lines: Iterator[tuple[int, str]], source: _Source) -> _Header:
 
 
 def _row(number: int, line: str, header: _Header, source: _Source) -> _Row:
-    """Return a GPU's cells. Tabs keep empty cells apart; pasted text has lost them, and its cells hold no spaces."""
+    """Return a GPU's cells under today's names.
+
+    Tabs keep empty cells apart; pasted text has lost them, and its cells hold no spaces.
+    """
     width = 1 + len(header.devices)
     fields = [field.strip() for field in line.split("\t")]
     if len(fields) < width or not all(fields[:width]):
         fields = line.split()
     if len(fields) < width:
         raise source.wrong(number, f"{fields[0]} has {len(fields) - 1} of {width - 1} columns")
-    cells = dict(zip(header.devices, fields[1:width], strict=True))
+    cells = dict(zip(header.devices, map(machine_labels.canonical, fields[1:width]), strict=True))
     ours = tuple(cells[gpu] for gpu in header.gpus)
     others = tuple(cell for name, cell in cells.items() if name not in header.gpus)
     return _Row(number, ours, others, tuple(fields[width:]))
@@ -230,14 +233,13 @@ def _row(number: int, line: str, header: _Header, source: _Source) -> _Row:
 def _checked(
     header: _Header, rows: list[_Row], source: _Source, is_known: Callable[[str], bool]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the cells under today's names; raises UsageError for a word that does not belong where it stands."""
+    """Return the cells; raises UsageError for a word that does not belong where it stands."""
     for i, row in enumerate(rows):
         for j, cell in enumerate(row.cells):
-            known = cell == machine_labels.SELF if i == j else is_known(machine_labels.canonical(cell))
-            if not known:
+            if not (cell == machine_labels.SELF if i == j else is_known(cell)):
                 where = f"between {header.gpus[i]} and {header.gpus[j]}"
                 raise source.wrong(row.number, f"'{cell}' {where} is not in its legend")
-    return tuple(tuple(machine_labels.canonical(cell) for cell in row.cells) for row in rows)
+    return tuple(row.cells for row in rows)
 
 
 def _check_symmetry(header: _Header, rows: list[_Row], cells: tuple[tuple[str, ...], ...], source: _Source) -> None:
@@ -258,12 +260,12 @@ def _affinity(kind: str, header: _Header, rows: list[_Row]) -> tuple[str, ...]:
 
 
 def _is_whole(row: _Row) -> bool:
-    """Return whether the columns of network cards hold labels. Wide text that a terminal wrapped has lost the space
-    between two of them ("NODENODE"), and every later column has moved."""
-    known = (
-        cell == machine_labels.SELF or machine_labels.is_label(machine_labels.canonical(cell)) for cell in row.others
-    )
-    return all(known)
+    """Return whether the columns of network cards hold labels.
+
+    Wide text that a terminal wrapped has lost the space between two of them ("NODENODE"), and every later column has
+    moved.
+    """
+    return all(cell == machine_labels.SELF or machine_labels.is_label(cell) for cell in row.others)
 
 
 # Runs `nvidia-smi topo` in the background, while the driver starts.

@@ -7,7 +7,7 @@ import itertools
 import os
 import pathlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -226,12 +226,12 @@ def between(positions: tuple[int, int], first: Side, second: Side) -> Path:
     level = first.gpu.integer("nvmlDeviceGetTopologyCommonAncestor", second.gpu.handle)
     ancestor = None if level is None else _ANCESTORS.get(level)
     if links:
-        limit = _slowest(
+        limit = theory.slowest(
             theory.nvlink(links, capability=end.capability, line_mbps=end.line_mbps, through_switch=through_switch)
             for end in (first, second)
         )
     else:
-        limit = _slowest(end.slot for end in (first, second))
+        limit = theory.slowest(end.slot for end in (first, second))
     return Path(
         devices=positions,
         label=f"NV{links}" if links else ancestor or UNKNOWN,
@@ -254,10 +254,6 @@ def _peer_access(first: Query, second: Query) -> PeerReadWrite | None:
 
     access = PeerReadWrite(status(_PEER_READ), status(_PEER_WRITE))
     return access if access.statuses else None
-
-
-def _slowest(limits: Iterable[theory.Theory | None]) -> theory.Theory | None:
-    return min((limit for limit in limits if limit), key=lambda limit: limit.gbs, default=None)
 
 
 # One GPU's state at this moment: clocks, heat, power, throttling, errors, and other processes on it.

@@ -7,7 +7,9 @@ ways). The line rate would put the limit of NV18 at 478 GB/s, which no byte of a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from collbench.model.run import Device
 from collbench.model.units import fixed
@@ -39,32 +41,26 @@ _RATE_BY_CAPABILITY = {
 _PCIE_X16_GBS = {3: 15.75, 4: 31.5, 5: 63.0}
 FASTEST_SLOT_GBS = max(_PCIE_X16_GBS.values())  # for a slot that nothing reports
 
-# NVLinks of one GPU, and GB/s one way of all of them [NVIDIA's product pages]; the most of any stands for a name that
-# is not known: 18 links of a Hopper or Blackwell, 18 × 50 GB/s of a B200.
-_LINKS_OF = {"P100": 4, "V100": 6, "A100": 12, "A800": 8, "H800": 8}
-_MOST_LINKS = 18
-_MOST_GBS_OF = {
-    "P100": 80.0,
-    "V100": 150.0,
-    "A100": 300.0,
-    "A800": 200.0,
-    "H800": 200.0,
-    "H100": 450.0,
-    "H200": 450.0,
-}
-_MOST_GBS = 900.0
-# GB/s of a GPU's own memory, read and written together, the most of any board of that name [NVIDIA's data sheets].
-_MEMORY_GBS_OF = {
-    "TITAN RTX": 672.0,
-    "P100": 732.0,
-    "V100": 1134.0,  # V100S; V100 900
-    "A100": 2039.0,
-    "A800": 2039.0,
-    "H800": 3938.0,
-    "H100": 3938.0,  # NVL, a board's share; SXM 3350
-    "H200": 4800.0,
-    "B200": 8000.0,
-    "B300": 8000.0,
+
+class _Product(NamedTuple):
+    """The most of any board of a name. The defaults stand for a name that is not known: the most of any product."""
+
+    nvlinks: int = 18  # Hopper, Blackwell
+    nvlink_gbs: float = 900.0  # one way, of all its NVLinks [NVIDIA's product pages]: 18 × 50 GB/s of a B200
+    memory_gbs: float | None = None  # of its own memory, read and written together [NVIDIA's data sheets]
+
+
+_PRODUCTS = {
+    "TITAN RTX": _Product(memory_gbs=672.0),
+    "P100": _Product(4, 80.0, 732.0),
+    "V100": _Product(6, 150.0, 1134.0),  # V100S; V100 has 900
+    "A100": _Product(12, 300.0, 2039.0),
+    "A800": _Product(8, 200.0, 2039.0),
+    "H800": _Product(8, 200.0, 3938.0),
+    "H100": _Product(18, 450.0, 3938.0),  # NVL, a board's share; SXM has 3350
+    "H200": _Product(18, 450.0, 4800.0),
+    "B200": _Product(18, 900.0, 8000.0),
+    "B300": _Product(18, 900.0, 8000.0),
 }
 # GPUs whose host memory is behind NVLink-C2C: 900 GB/s both ways [NVIDIA's Grace Hopper and Grace Blackwell pages].
 _ON_GRACE, _C2C_GBS = ("GH200", "GB200", "GB300"), 450.0
@@ -76,6 +72,11 @@ class Theory:
 
     gbs: float
     source: str
+
+
+def slowest(limits: Iterable[Theory | None]) -> Theory | None:
+    """Return the lowest of the limits that are known; None if none is."""
+    return min((limit for limit in limits if limit), key=lambda limit: limit.gbs, default=None)
 
 
 def nvlink(
@@ -112,19 +113,23 @@ def pcie(generation: int | None, width: int | None) -> Theory | None:
     return Theory(_PCIE_X16_GBS[generation] * width / 16, f"PCIe gen {generation} ×{width}")
 
 
+def _product(name: str) -> _Product:
+    return next((product for part, product in _PRODUCTS.items() if part in name), _Product())
+
+
 def most_nvlinks(name: str) -> int:
     """Return how many NVLinks a GPU of this product name has at most."""
-    return next((count for part, count in _LINKS_OF.items() if part in name), _MOST_LINKS)
+    return _product(name).nvlinks
 
 
 def most_nvlink_gbs(name: str) -> float:
     """Return the capacity in one direction of all NVLinks of a GPU of this product name, in GB/s."""
-    return next((gbs for part, gbs in _MOST_GBS_OF.items() if part in name), _MOST_GBS)
+    return _product(name).nvlink_gbs
 
 
 def memory_gbs(name: str) -> float | None:
     """Return the GB/s of a GPU's own memory, reads and writes together; None for a product name not known here."""
-    return next((gbs for part, gbs in _MEMORY_GBS_OF.items() if part in name), None)
+    return _product(name).memory_gbs
 
 
 def slot(device: Device) -> Theory | None:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
 
-# Which GPUs CUDA_VISIBLE_DEVICES leaves to a process, by CUDA's documented rules: starting CUDA to ask takes 0.5 s.
-#
-# [CUDA C++ Programming Guide, "CUDA Environment Variables"]
+# Which GPUs CUDA_VISIBLE_DEVICES leaves to a process, by CUDA's documented rules, as starting CUDA to ask takes 0.5 s
+# [CUDA C++ Programming Guide, "CUDA Environment Variables"].
 
 NAME = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -22,21 +21,19 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The GPUs that a list selects, in its order, and what is wrong with the list ("" if nothing is).
-
-    `certain` is False if the guide does not say, so that only CUDA knows: then `devices` are nvidia-smi's reading of
-    the entries before that.
-    """
+    """The GPUs that a list selects, in its order."""
 
     devices: tuple[Device, ...]
-    problem: str = ""
+    problem: str = ""  # what is wrong with the list, "" if nothing is
+    # False if the guide does not say, so that only CUDA knows: then `devices` are nvidia-smi's reading of the entries
+    # before that.
     certain: bool = True
 
 
 def visible(devices: Sequence[Device], setting: str | None, order: str | None) -> tuple[Device, ...] | None:
     """Return those of all `devices` that CUDA shows, in the order of `devices`; None where only CUDA knows.
 
-    Arguments as `read`'s. Raises UsageError for MIG devices.
+    Arguments as in `read`. Raises UsageError for MIG devices.
     """
     mig = next((entry for entry in _entries(setting or "") if entry.startswith("MIG-")), None)
     if mig is not None:

@@ -60,14 +60,11 @@ class PointToPoint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks of one communicator, as job ranks in the communicator's order; () if the source does not report them.
+    """The ranks of one communicator."""
 
-    `size` is their number. `name` is what the framework calls it, "" if it does not say.
-    """
-
-    ranks: tuple[int, ...]
-    size: int
-    name: str = ""
+    ranks: tuple[int, ...]  # as job ranks, in the communicator's order; () if the source does not report them
+    size: int  # their number
+    name: str = ""  # what the framework calls it, "" if it does not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,18 +22,13 @@ class BusFactor:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a collective of S bytes moves at least, over S.
+    """What a collective of S bytes moves at least, over S."""
 
-    `across(c, n, root)` must cross the border of any c of n ranks in one direction; `root` says whether the root is
-    among them. `sent(n)` is what all ranks send together, without a switch that reduces or copies; `in_switch` is True
-    where NVLink SHARP makes a rank send each element once. `neighbors` is True if each rank sends to the next one
-    alone, by no other way.
-    """
-
+    # (c, n, root): what crosses the border of any c of n ranks in one direction; `root`: the root is one of the c.
     across: Callable[[int, int, bool], float]
-    sent: Callable[[int], float]
-    in_switch: bool
-    neighbors: bool
+    sent: Callable[[int], float]  # (n): by all ranks together, without a switch that reduces or copies
+    in_switch: bool  # NVLink SHARP lets a rank send each element only once
+    neighbors: bool  # each rank sends to the next one only, and by no other path
 
 
 class Buffer(Enum):
@@ -465,14 +460,9 @@ class Endpoints(Enum):
 
 
 class Variant(StrEnum):
-    """How an operation runs. A data point's members mean, by variant of a copy:
+    """How an operation runs. The comment on each variant says what the members of a data point are.
 
-    plain (src, dst); both ways (a, b), two messages at once; one to all (src, *dsts) and all to one (dst, *srcs),
-    n-1 messages at once; staged (src, dst) through host memory, peer access off; host (gpu,), to or from pinned
-    host memory; local (gpu,), from its own memory to its own. Beside others, one GPU's messages of one direction are
-    timed while what else is named copies all the time: host both ways (gpu,), its own opposite direction; host all
-    (gpu, *others), the others in the same direction; host all both ways (gpu, *others), all of them in both.
-    A collective is plain (out of place) or in place; its members are the ranks in order.
+    A covered variant times one GPU's messages in one direction, while the copies in its comment run all the time.
     """
 
     endpoints: Endpoints
@@ -488,17 +478,17 @@ class Variant(StrEnum):
         member.endpoints, member.host_memory, member.covered = endpoints, host_memory, covered
         return member
 
-    PLAIN = "plain"
-    IN_PLACE = "in-place"
-    BOTH_WAYS = "both-ways", Endpoints.PAIR
-    ONE_TO_ALL = "one-to-all", Endpoints.DEVICE_AND_OTHERS
-    ALL_TO_ONE = "all-to-one", Endpoints.DEVICE_AND_OTHERS
-    STAGED = "staged"
-    HOST = "host", Endpoints.DEVICE, True
-    HOST_BOTH_WAYS = "host-both-ways", Endpoints.DEVICE, True, True
-    HOST_ALL = "host-all", Endpoints.DEVICE_AND_OTHERS, True, True
-    HOST_ALL_BOTH_WAYS = "host-all-both-ways", Endpoints.DEVICE_AND_OTHERS, True, True
-    LOCAL = "local", Endpoints.DEVICE
+    PLAIN = "plain"  # a copy: (src, dst); a collective, out of place: the ranks in order
+    IN_PLACE = "in-place"  # a collective: the ranks in order
+    BOTH_WAYS = "both-ways", Endpoints.PAIR  # (a, b): two messages at once
+    ONE_TO_ALL = "one-to-all", Endpoints.DEVICE_AND_OTHERS  # (src, *dsts): n-1 messages at once
+    ALL_TO_ONE = "all-to-one", Endpoints.DEVICE_AND_OTHERS  # (dst, *srcs): n-1 messages at once
+    STAGED = "staged"  # (src, dst) through host memory, peer access off
+    HOST = "host", Endpoints.DEVICE, True  # (gpu,): to or from pinned host memory
+    HOST_BOTH_WAYS = "host-both-ways", Endpoints.DEVICE, True, True  # (gpu,), during its own opposite direction
+    HOST_ALL = "host-all", Endpoints.DEVICE_AND_OTHERS, True, True  # (gpu, *others): the others in the same direction
+    HOST_ALL_BOTH_WAYS = "host-all-both-ways", Endpoints.DEVICE_AND_OTHERS, True, True  # the same, in both directions
+    LOCAL = "local", Endpoints.DEVICE  # (gpu,): from its own memory to its own
 
     @property
     def at_once(self) -> bool:
@@ -526,18 +516,15 @@ class Registration(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An operation and how it runs: what a plan lists groups and sizes for.
-
-    `numa_node` is where the host memory of a host copy lies, None for wherever the system puts it; where all devices
-    copy at once and the machine has several nodes, None is each device's own node. `registration` is of a collective's
-    memory, `skew` says how the blocks of an irregular one differ, None that they do not.
-    """
+    """An operation and how it runs: what a plan lists groups and sizes for."""
 
     operation: Operation
     variant: Variant = Variant.PLAIN
+    # Where the host memory of a host copy lies. None: where the system puts it; if all devices copy at once and the
+    # machine has several nodes, each device's own node.
     numa_node: int | None = None
-    registration: Registration = Registration.NONE
-    skew: Skew | None = None
+    registration: Registration = Registration.NONE  # of a collective's memory
+    skew: Skew | None = None  # how the blocks of an irregular collective differ; None: they do not
 
     @property
     def verifiable(self) -> bool:

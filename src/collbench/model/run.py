@@ -127,18 +127,15 @@ _work = functools.cache(Work)  # a run has few, and asks for them a hundred thou
 
 @dataclass(frozen=True, slots=True)
 class DataPoint:
-    """One thing to measure: an operation on some devices at one message size.
-
-    `members` are positions, as `Variant` says. The pointer chase has (reader, owner of the memory) or with the host
-    variant (reader,), and its message is one access of 8 bytes. `numa_node`, `registration` and
-    `skew` as in `operations.Work`.
-    """
+    """One thing to measure: an operation on some devices at one message size."""
 
     operation: Operation
+    # Positions, as Variant says. The pointer chase has (reader, owner of the memory), or with the host variant
+    # (reader,), and its message is one access of 8 bytes.
     members: tuple[int, ...]
     size_bytes: int
     variant: Variant = Variant.PLAIN
-    numa_node: int | None = None
+    numa_node: int | None = None  # as in Work, like the next two
     registration: Registration = Registration.NONE
     skew: Skew | None = None
 
@@ -172,16 +169,12 @@ class FlagKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One problem of devices, by position, during a trial.
-
-    `figure` is in °C of a hot device, and counts the other processes on a shared one. `reason` is why a device was
-    throttled, as in `machine.health`; of OTHER it is the words of an older file that no kind has.
-    """
+    """One problem of devices during a trial."""
 
     kind: FlagKind
-    devices: tuple[int, ...]
-    figure: int | None = None
-    reason: str = ""
+    devices: tuple[int, ...]  # positions
+    figure: int | None = None  # °C of a hot device, or the number of other processes on a shared one
+    reason: str = ""  # why a device was throttled, as in machine/health.py; of OTHER an older file's words
 
 
 class MarkKind(StrEnum):
@@ -192,15 +185,12 @@ class MarkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What is wrong with a sample, by its fastest batch: the positions whose port, link or slot cannot carry it.
-
-    `rate_gbs` is the batch's (algbw of copies, busbw of collectives) and `limit_gbs` what it cannot exceed, in GB/s.
-    """
+    """What is wrong with a sample, by its fastest batch."""
 
     kind: MarkKind
-    devices: tuple[int, ...]
-    rate_gbs: float
-    limit_gbs: float
+    devices: tuple[int, ...]  # positions whose port, link or slot cannot be so fast
+    rate_gbs: float  # the batch's: algbw of copies, busbw of collectives
+    limit_gbs: float  # which it cannot exceed
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,12 +577,7 @@ class NetworkPort:
 
 @dataclass(slots=True)
 class Run:
-    """All results of one measurement, in the order of its stages; `runfile` converts it to JSON.
-
-    `phases` are seconds: of warm-up, interference check, trials and single launches, the most of `seconds`; of
-    NCCL_START, which came before; and "timed", those inside timed regions. `ports_before_read` and `ports_after_read`
-    say whether hosts were asked for their ports: if so, no port means that there was none.
-    """
+    """All results of one measurement, in the order of its stages; `runfile` converts it to JSON."""
 
     backend: str
     version: str
@@ -608,13 +593,15 @@ class Run:
     chosen: list[Chosen] = field(default_factory=list)
     overlaps: list[Overlap] = field(default_factory=list)
     replays: list[Replay] = field(default_factory=list)
+    # Seconds of warm-up, interference check, trials and single launches, which are most of `seconds`; of NCCL_START,
+    # which came before; and "timed", those inside timed regions.
     phases: dict[str, float] = field(default_factory=dict)
     health_before: tuple[Health, ...] = ()
     health_after: tuple[Health, ...] = ()
     ports_before: tuple[NetworkPort, ...] = ()
     ports_after: tuple[NetworkPort, ...] = ()
-    ports_before_read: bool = False
-    ports_after_read: bool = False
+    ports_before_read: bool = False  # hosts were asked for their ports: then no port means that there was none
+    ports_after_read: bool = False  # the same
     seconds: float = 0.0
     complete: bool = False
 

@@ -43,7 +43,7 @@ def _fields(kind: Any) -> tuple[str, ...] | None:
 
 
 class _Wrong(Exception):
-    """What is wrong with a value (`what`), and the way to it from where reading began (`path`)."""
+    """What is wrong with a value (`what`), and its path from where reading began."""
 
     def __init__(self, what: str, path: str = "") -> None:
         self.what, self.path = what, path

@@ -46,16 +46,13 @@ _DTYPES = tuple(DTYPE_BYTES)  # by ncclDataType_t
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A job, and what else was found: streams of other jobs under the same command, ranks that left no stream.
-
-    `lacks` counts the calls without a GPU time where these were recorded; `too_old`: NCCL has none.
-    """
+    """A job, and what else was found."""
 
     job: Job
-    others: int
-    missing: tuple[int, ...]
-    lacks: Mapping[str, int] = field(default_factory=dict)
-    too_old: bool = False
+    others: int  # streams of other jobs under the same command
+    missing: tuple[int, ...]  # ranks that left no stream
+    lacks: Mapping[str, int] = field(default_factory=dict)  # calls without a GPU time, where these were recorded
+    too_old: bool = False  # this NCCL has no GPU times
 
 
 def merge(streams: Sequence[Stream], command: Sequence[str] = ()) -> Merged:

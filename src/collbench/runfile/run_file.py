@@ -47,9 +47,9 @@ def cannot_save(path: Path, error: OSError) -> RunFileError:
 
 
 def check_writable(path: Path, *, replace: bool = False) -> None:
-    """Raise RunFileError if a run could not be saved at `path`; a file that exists there is in the way but to replace.
+    """Raise RunFileError if a run could not be saved at `path`: a file exists there, unless `replace` is true.
 
-    So is a file that has the name of the run's journal, and the journal of a run that is measured right now.
+    So it is if another file has the name of the run's journal, or a process measures a run there right now.
     """
     atomic_write.check(path, *_REFUSAL, force=replace)
     try:
@@ -204,10 +204,10 @@ def _check_members(members: tuple[int, ...], positions: range, where: str, fewes
 class RunWriter:
     """Writes the run whole with its first finished trial, then a journal line for each, and whole again at the end.
 
-    Until there is something to keep, nothing is written; a stream (/dev/null) gets the run at the end only, and None
-    for a path keeps nothing. `replace` are older files that give way; of a run that is taken up, `resumed` is what its
-    file was, and `journal` its journal. Where another file has come to `path` meanwhile, the run goes beside it, and
-    `path` says where. What fails on the way is reported once through `warn` and stays in `failure`; the run is kept in
+    Nothing is written until there is something to keep. A stream (/dev/null) gets the run at the end only; without a
+    path the run is kept nowhere. `replace` replaces an older file. Of a run that is resumed, `resumed` is the identity
+    of its file, and `journal` its journal. If another file has appeared at `path` meanwhile, the run goes to a new file
+    next to it, which is then `path`. A failure is reported once through `warn` and stays in `failure`; the run stays in
     memory, and the end tries again.
     """
 

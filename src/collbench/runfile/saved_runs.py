@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from collbench.model.errors import ExitStatus, UsageError
+from collbench.model.units import abridged
 from collbench.runfile import atomic_write
 
 RUNS, FINALISTS, ABLATIONS = "runs", "finalists", "ablations"
@@ -64,20 +65,17 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """A run's row in the list of runs. `fabric` is the simulated machine's name, "" for a real machine.
-
-    `devices` are their names by position ("GPU0"), `command` the words after `collbench`, `status` what the run earns.
-    """
+    """A run's row in the list of runs."""
 
     path: Path
     started: str
     backend: str
     machine: str
-    fabric: str
-    devices: tuple[str, ...]
-    command: tuple[str, ...]
+    fabric: str  # the simulated machine's name, "" for a real machine
+    devices: tuple[str, ...]  # their names by position ("GPU0")
+    command: tuple[str, ...]  # the words after `collbench`
     complete: bool
-    status: ExitStatus
+    status: ExitStatus  # with which the run would end
 
 
 def believed() -> Saved:
@@ -94,8 +92,8 @@ def believed() -> Saved:
     doubts = {path: why for path in paths if (why := _distrusted(path, stat.S_ISREG))}
     if not doubts:
         return Saved(tuple(paths))
-    (first, why), more = next(iter(doubts.items())), f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
-    line = f"ignoring {first}{more}: {why}; name a run with its file to use it anyway"
+    shown, why = abridged([str(path) for path in doubts], 1), next(iter(doubts.values()))
+    line = f"ignoring {shown}: {why}; name a run with its file to use it anyway"
     return Saved(tuple(path for path in paths if path not in doubts), line)
 
 

@@ -132,6 +132,7 @@ _PENDING = np.dtype(
 )
 
 Numbers = NDArray[Any]
+Fields = dict[str, Any]  # of a record, by the names of its dtype
 CommunicatorKey = tuple[int, str]  # a communicator's hash and name
 
 
@@ -232,17 +233,15 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     """Return what a file holds. Raises StreamError."""
     if len(data) < _HEADER.itemsize or data[:8] != MAGIC:
         raise StreamError("it is not a stream of the recorder, or its beginning is missing")
-    header = np.frombuffer(data, _HEADER, 1)[0]
-    if int(header["version"]) != VERSION:
-        raise StreamError(f"it has version {int(header['version'])}, this collbench reads {VERSION}")
+    header = _fields(np.frombuffer(data, _HEADER, 1)[0])
+    if header["version"] != VERSION:
+        raise StreamError(f"it has version {header['version']}, this collbench reads {VERSION}")
     file = _File(data)
-    communicators = file.area(header, "communicators", _COMMUNICATOR)
+    communicators = tuple(_communicator(record) for record in file.area(header, "communicators", _COMMUNICATOR))
     calls = file.area(header, "calls", _CALL)
-    phases = tuple(_phase(file, phase) for phase in file.area(header, "phases", _PHASE))
-    packed_tail, before, runs = _settled(file, header)
-    tail = _ring(
-        file.at(int(header["tail_at"]), _TAIL, int(header["tail_max"])), packed_tail >> 32, packed_tail & 0xFFFFFFFF
-    )
+    phases = tuple(_phase(file, _fields(phase)) for phase in file.area(header, "phases", _PHASE))
+    (first, count), before, runs = _settled(file, header)
+    tail = _ring(file.at(header["tail_at"], _TAIL, header["tail_max"]), first, count)
     waiting, waiting_symbols = _waiting(file, header, len(calls))
     known = tuple(_call(record) for record in (*calls, *waiting["call"]))
     symbols = np.concatenate([tail["symbol"].astype(np.int64), waiting_symbols])
@@ -250,30 +249,26 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
     begins = np.concatenate([_begins(tail), _begins(waiting)])
     _check_clock(starts, begins)
     gpu = np.concatenate([tail["gpu"], waiting["gpu"]]).astype(np.int64) * _GPU_UNIT
-    communicator_list = tuple(
-        Communicator(int(record["hash"]), int(record["rank"]), int(record["ranks"]), _text(record["name"]))
-        for record in communicators
-    )
-    _check_tables(communicator_list, known, phases, runs, symbols)
+    _check_tables(communicators, known, phases, runs, symbols)
     sent = sum(len(phases[phase].symbols) * repetitions for phase, repetitions in runs) + len(tail)
     # A kill between two stores may leave a call counted that is not in the tail.
-    if int(header["kept"]) - sent not in {0, 1}:
-        raise StreamError(f"it says that {int(header['kept'])} calls were kept, but has {sent}")
+    if header["kept"] - sent not in {0, 1}:
+        raise StreamError(f"it says that {header['kept']} calls were kept, but has {sent}")
     return Stream(
         host=_text(header["host"]),
-        pid=int(header["pid"]),
-        index=int(header["index"]),
+        pid=header["pid"],
+        index=header["index"],
         device=_or_none(header["device"]),
-        abi=int(header["abi"]),
-        nccl=int(header["nccl"]),
+        abi=header["abi"],
+        nccl=header["nccl"],
         env_rank=_or_none(header["env_rank"]),
         env_world=_or_none(header["env_world"]),
-        monotonic_ns=int(header["monotonic_ns"]),
-        realtime_ns=int(header["realtime_ns"]),
-        complete=bool(header["exited"]) or (not int(header["open"]) and bool(communicator_list)),
-        dropped=int(header["dropped"]),
+        monotonic_ns=header["monotonic_ns"],
+        realtime_ns=header["realtime_ns"],
+        complete=bool(header["exited"]) or (not header["open"] and bool(communicators)),
+        dropped=header["dropped"],
         environment=_environment(header["environment"]),
-        communicators=communicator_list,
+        communicators=communicators,
         calls=known,
         phases=phases,
         runs=runs,
@@ -282,7 +277,7 @@ def parse(data: bytes | bytearray | memoryview) -> Stream:
         before_tail=before,
         tail_gpu=gpu,
         tail_begins=begins,
-        too_old=int(header["gpu_times"]) == _TOO_OLD,
+        too_old=header["gpu_times"] == _TOO_OLD,
         lacks=_lacks(header, waiting),
     )
 
@@ -308,14 +303,19 @@ def _check_tables(
         raise StreamError("a run repeats a phase that is not in their table")
 
 
-def _lacks(header: Any, waiting: Numbers) -> dict[Lack, int]:
+def _lacks(header: Fields, waiting: Numbers) -> dict[Lack, int]:
     """Return how many calls have no GPU time, by the reason: those that wait have not got it yet."""
-    if int(header["gpu_times"]) != _RECORDED:
+    if header["gpu_times"] != _RECORDED:
         return {}
     counts = dict(zip(Lack, map(int, header["lacks"]), strict=True))
     for call in waiting[waiting["gpu"] == 0]["call"]:
         counts[Lack.CAPTURED if call["captured"] else Lack.MISSING] += 1
     return counts
+
+
+def _fields(record: Any) -> Fields:
+    """Return a record's fields as Python's own numbers and bytes."""
+    return dict(zip(record.dtype.names, record.item(), strict=True))
 
 
 class _File:
@@ -331,11 +331,11 @@ class _File:
             raise StreamError(f"it was cut off: {count} values at byte {offset} of {len(self.data)}")
         return np.frombuffer(self.data, kind, count, offset)
 
-    def area(self, header: Any, name: str, kind: np.dtype[Any]) -> Numbers:
+    def area(self, header: Fields, name: str, kind: np.dtype[Any]) -> Numbers:
         """Return the used part of a table. Raises StreamError."""
-        if int(header[name]) > int(header[f"{name}_max"]):
+        if header[name] > header[f"{name}_max"]:
             raise StreamError(f"its table of {name} is fuller than it can be")
-        return self.at(int(header[f"{name}_at"]), kind, int(header[name]))
+        return self.at(header[f"{name}_at"], kind, header[name])
 
 
 def _begins(entries: Numbers) -> Numbers:
@@ -350,40 +350,41 @@ def _check_clock(*times: Any) -> None:
         raise StreamError("a call was made later than any clock says")
 
 
-def _settled(file: _File, header: Any) -> tuple[int, int, tuple[tuple[int, int], ...]]:
-    """Return the tail's place and count, the start before it, and the runs: as before a move that was not finished."""
-    packed_tail, before = int(header["tail"]), int(header["before_tail"])
-    runs = [(int(run["phase"]), int(run["repetitions"])) for run in file.area(header, "runs", _RUN)]
-    if int(header["moving"]) and int(header["moving_tail"]) == packed_tail:
-        runs = runs[: int(header["moving_runs"])]
-        before = int(header["moving_before_tail"])
+def _settled(file: _File, header: Fields) -> tuple[tuple[int, int], int, tuple[tuple[int, int], ...]]:
+    """Return the tail's first place and count, the start before it, and the runs: before a move that was cut off."""
+    tail, before = header["tail"], header["before_tail"]
+    runs: list[tuple[int, int]] = file.area(header, "runs", _RUN).tolist()  # (phase, repetitions)
+    if header["moving"] and header["moving_tail"] == tail:
+        runs = runs[: header["moving_runs"]]
+        before = header["moving_before_tail"]
         if runs:
-            runs[-1] = (runs[-1][0], int(header["moving_repetitions"]))
-    if (packed_tail & 0xFFFFFFFF) > int(header["tail_max"]) or (packed_tail >> 32) >= max(1, int(header["tail_max"])):
+            runs[-1] = (runs[-1][0], header["moving_repetitions"])
+    first, count = tail >> 32, tail & 0xFFFFFFFF
+    if count > header["tail_max"] or first >= max(1, header["tail_max"]):
         raise StreamError("its tail is longer than it can be")
-    return packed_tail, before, tuple(runs)
+    return (first, count), before, tuple(runs)
 
 
 def _ring(values: Numbers, first: int, count: int) -> Numbers:
     return values[(first + np.arange(count)) % max(1, len(values))]
 
 
-def _phase(file: _File, phase: Any) -> Repeated:
-    length, used = int(phase["length"]), int(phase["used"])
-    if not length or used > int(phase["slots"]):
+def _phase(file: _File, phase: Fields) -> Repeated:
+    length, used = phase["length"], phase["used"]
+    if not length or used > phase["slots"]:
         raise StreamError("a phase is empty, or has more samples than it can have")
-    times, gpu_times = (_times(file, int(phase[name]), length) for name in ("times", "gpu_times"))
-    samples = file.at(int(phase["samples"]), "<u8", used * (1 + length)).reshape(used, 1 + length).astype(np.int64)
+    times, gpu_times = (_times(file, phase[name], length) for name in ("times", "gpu_times"))
+    samples = file.at(phase["samples"], "<u8", used * (1 + length)).reshape(used, 1 + length).astype(np.int64)
     gpu: Numbers = np.zeros((used, length), np.int64)
-    if int(phase["gpu_samples"]):
-        gpu = file.at(int(phase["gpu_samples"]), "<u4", used * length).reshape(used, length).astype(np.int64)
+    if phase["gpu_samples"]:
+        gpu = file.at(phase["gpu_samples"], "<u4", used * length).reshape(used, length).astype(np.int64)
     begins: Numbers = np.zeros((used, 2 + length), np.int64)
-    if int(phase["gpu_begins"]):
-        begins = file.at(int(phase["gpu_begins"]), "<u8", used * (2 + length)).reshape(used, 2 + length)
+    if phase["gpu_begins"]:
+        begins = file.at(phase["gpu_begins"], "<u8", used * (2 + length)).reshape(used, 2 + length)
         _check_clock(begins)
     sampled = zip(samples, gpu * _GPU_UNIT, begins.astype(np.int64), strict=True)
     return Repeated(
-        file.at(int(phase["symbols"]), "<u4", length).astype(np.int64),
+        file.at(phase["symbols"], "<u4", length).astype(np.int64),
         tuple(Repetition(int(sample[0]), sample[1:], took, began) for sample, took, began in sampled),
         times,
         gpu_times,
@@ -404,30 +405,27 @@ def _plausible(times: Numbers) -> bool:
     return bool(np.all(inside | (times["count"] == 0)))
 
 
-def _waiting(file: _File, header: Any, known: int) -> tuple[Numbers, Numbers]:
+def _waiting(file: _File, header: Fields, known: int) -> tuple[Numbers, Numbers]:
     """Return the calls that wait for their launch or their end, and their symbols after the `known` calls."""
-    first, after, most = (int(header[name]) for name in ("pending_first", "pending_next", "pending_max"))
+    first, after, most = (header[name] for name in ("pending_first", "pending_next", "pending_max"))
     if after - first > most:
         raise StreamError("more calls wait to be launched than can")
     if after <= first:
         return np.zeros(0, _PENDING), np.zeros(0, np.int64)
-    entries = _ring(file.at(int(header["pending_at"]), _PENDING, most), first % most, after - first)
-    groups = np.append(header["last_group"], entries["group"])
+    entries = _ring(file.at(header["pending_at"], _PENDING, most), first % most, after - first)
+    groups = np.concatenate([np.array([header["last_group"]], np.uint64), entries["group"]])
     grouped = (groups[1:] != 0) & (groups[1:] == groups[:-1])
     return entries, (known + np.arange(len(entries))) * 2 + grouped
 
 
 def _call(record: Any) -> NcclCall:
-    return NcclCall(
-        int(record["count"]),
-        int(record["root"]),
-        int(record["peer"]),
-        int(record["communicator"]),
-        int(record["function"]),
-        int(record["datatype"]),
-        bool(record["captured"]),
-        int(record["reduction"]),
-    )
+    count, root, peer, communicator, function, datatype, captured, reduction, _reserved = record.item()
+    return NcclCall(count, root, peer, communicator, function, datatype, bool(captured), reduction)
+
+
+def _communicator(record: Any) -> Communicator:
+    hash_, rank, ranks, _nodes, _reserved, name = record.item()
+    return Communicator(hash_, rank, ranks, _text(name))
 
 
 def _text(data: Any) -> str:
@@ -441,8 +439,8 @@ def _environment(data: Any) -> dict[str, str]:
     return {name: value for name, _, value in variables if name}
 
 
-def _or_none(value: Any) -> int | None:
-    return None if int(value) == NO_RANK else int(value)
+def _or_none(number: int) -> int | None:
+    return None if number == NO_RANK else number
 
 
 def bucket_median(times: Any) -> float:

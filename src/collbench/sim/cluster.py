@@ -47,27 +47,21 @@ class UplinkFault:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A simulated cluster. `nic_gbs` is what a node's cards carry one way, `inside_gbs` what its GPUs do without them.
-
-    Leaf switches hold `leaf_nodes` nodes and pods `pod_leaves` leaves (0: no pods, all leaves meet at one spine).
-    Oversubscription is the rate from below over the rate to above, 1.0 if nothing is lost. `noise` is the standard
-    deviation of one measurement's log bandwidth. `placement` is each node's leaf, empty if nodes are cabled in
-    order. `reported` False: the judge does not know the switches. `source` says where the figures come from.
-    """
+    """A simulated cluster. Oversubscription is the rate from below over the rate to above: 1.0 if nothing is lost."""
 
     name: str
-    source: str
+    source: str  # where the figures come from
     nodes: int
     gpus: int
-    nic_gbs: float
-    inside_gbs: float
-    leaf_nodes: int
-    pod_leaves: int = 0
+    nic_gbs: float  # what a node's network cards achieve in one direction
+    inside_gbs: float  # what its GPUs achieve without them
+    leaf_nodes: int  # nodes of a leaf switch
+    pod_leaves: int = 0  # leaves of a pod; 0: no pods, all leaves meet at one spine
     leaf_oversubscription: float = 1.0
     pod_oversubscription: float = 1.0
-    noise: float = 0.02
-    placement: tuple[int, ...] = ()
-    reported: bool = True
+    noise: float = 0.02  # standard deviation of one measurement's log bandwidth
+    placement: tuple[int, ...] = ()  # each node's leaf, empty if nodes are cabled in order
+    reported: bool = True  # False: the judge does not know the switches
     slow_nodes: tuple[NodeFault, ...] = ()
     slow_uplinks: tuple[UplinkFault, ...] = ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import permutations
 from typing import TypeAlias
@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from collbench.sim.fabrics import Fabric, FaultKind
 from collbench.sim.network import Medium, Network, max_min, network_of
 
-# How many rings fit on a mesh of NVLinks: arc-disjoint directed Hamiltonian cycles, weighted by their rate.
-#
-# A ring runs at its slowest link; of each direction of a bundle no more rings can take links than it has.
+# How many rings fit on a mesh of NVLinks: arc-disjoint directed Hamiltonian cycles, weighted by their rate. A ring runs
+# at its slowest link; no more rings can use a direction of a bundle than it has links.
 
 Arc = tuple[int, int]
 Links = Mapping[Arc, tuple[int, float]]
@@ -164,7 +163,6 @@ def _exact(cycles: list[Cycle], arcs: Links) -> float:
 
 
 # In which order a ring that leaves the NVLinks should pass the GPUs: neighbours in the PCIe tree one after another.
-#
 # A ring that passes each branch of the tree in one go crosses each uplink once each way, which no order can better.
 # NVLinks, and links with a limit of their own, make other orders worth a search.
 
@@ -177,15 +175,12 @@ _STARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Hops:
-    """The hops of collectives on a network: `loads[src, dst]` are 0 or 1 by resource, `shares[src, dst]` NCCL's share.
+    """The hops of collectives on a network, as arrays by (src, dst), so that many orders are evaluated together."""
 
-    `alone[src, dst]` is the GB/s of a hop that has its way to itself.
-    """
-
-    capacity: Figures
-    loads: Figures
-    shares: Figures
-    alone: Figures
+    capacity: Figures  # GB/s by resource
+    loads: Figures  # [src, dst, resource]: 1 for a resource that the hop uses, else 0
+    shares: Figures  # of a path's rate that NCCL gets
+    alone: Figures  # GB/s of a hop that has its path to itself
 
 
 def hops_of(network: Network, shares: Mapping[Medium, float]) -> Hops:
@@ -262,7 +257,7 @@ def _worth_a_search(network: Network, members: Order) -> bool:
 
 
 def _bound(network: Network, hops: Hops, members: Order) -> float:
-    """Return what no ring without a way over NVLinks alone can pass: each island's fastest hop out, and in."""
+    """Return the limit of rings that do not run on NVLinks alone: each island's fastest hop out, and in."""
     island = _islands(network, members)
     parts = [[m for m in members if island[m] == first] for first in dict.fromkeys(island.values())]
     if len(parts) == 1:
@@ -298,7 +293,6 @@ def _moved(order: Order) -> list[Order]:
 
 
 # The true bus bandwidth of NCCL's rings on a set of GPUs, GB/s: what a choice of devices is judged against.
-#
 # Behind one NVSwitch a ring is as fast as the slowest port and path that it may take. On a mesh of NVLinks NCCL lays
 # as many rings as it can. Where no ring of NVLinks exists, one ring takes NVLinks and PCIe as they come, and its hops
 # share.
@@ -308,15 +302,12 @@ Members = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """What NCCL gets on a set: `limit` GB/s of all rings together before NCCL's `share`, and what a GB/s of it takes.
+    """What NCCL gets on a set of GPUs."""
 
-    `loads` hold only what other sets may use too. `latency_us` is the slowest hop's.
-    """
-
-    limit: float
-    share: float
-    latency_us: float
-    loads: Mapping[int, float] = field(default_factory=dict)
+    limit: float  # GB/s of all rings together, before NCCL's share
+    share: float  # of it that NCCL gets
+    latency_us: float  # of the slowest hop
+    loads: Mapping[int, float] = field(default_factory=dict)  # what a GB/s takes of resources that other sets may use
 
 
 @lru_cache(maxsize=4)
@@ -358,7 +349,9 @@ class Truth:
         """Return what NCCL finds on these GPUs; the order in which they are named does not matter."""
         key = tuple(sorted(members))
         if key not in self._known:
-            self._known[key] = self._slowed(key, self._find(key))
+            rings = self._find(key)
+            left = math.prod(fault.factor for fault in self._slow if fault.covers(*key))
+            self._known[key] = replace(rings, limit=rings.limit * left)
         return self._known[key]
 
     def _find(self, members: Members) -> Rings:
@@ -402,13 +395,9 @@ class Truth:
         latency = max(route.latency_us for route in routes)
         return Rings(min(rate / share, math.inf), share, latency, loads)
 
-    def _slowed(self, members: Members, rings: Rings) -> Rings:
-        left = math.prod(fault.factor for fault in self._slow if fault.covers(*members))
-        return Rings(rings.limit * left, rings.share, rings.latency_us, rings.loads) if left != 1 else rings
-
 
 def _link_rates(network: Network) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return for each (src, dst) whether collectives go by NVLink, and what the way carries but for bottlenecks, GB/s.
+    """Return for each (src, dst) whether collectives go by NVLink, and the route's limit without bottlenecks, GB/s.
 
     The diagonals are True and infinite: they limit nothing.
     """
@@ -421,6 +410,6 @@ def _link_rates(network: Network) -> tuple[NDArray[np.bool_], NDArray[np.float64
 
 
 def _all_alike(nvlinked: NDArray[np.bool_], own: NDArray[np.float64]) -> float | None:
-    """Return the one rate of all ways where all are NVLinks, GB/s: a healthy switch needs no look at each set."""
+    """Return the one rate of all routes if all are NVLinks, GB/s: a healthy switch needs no look at each set."""
     rates = own[np.isfinite(own)]
     return float(rates[0]) if nvlinked.all() and (rates == rates[0]).all() else None

@@ -22,8 +22,7 @@ from collbench.model.printable import cleaned
 from collbench.model.run import Health, PeerStatus
 from collbench.runfile.codec import build
 
-# The nouns of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
-#
+# The parts of a simulated machine: GPUs, NVLinks, switches, the PCIe tree, noise, faults (docs/fabric-file.md).
 # Rates are what is achieved, in GB/s and one direction; delays are in µs. GPUs are referred to by position.
 
 _UNKNOWN_HEALTH = Health()
@@ -52,75 +51,70 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU in its slot. `bridge` names the bridge or host bridge that the slot hangs on.
-
-    `pcie_gbs` is what its slot achieves; generation and width are the most that slot and GPU can do.
-    `nvlink_line_mbps` is the rate of one link as NVML reports it, in MB/s. `health` is what NVML says of its state.
-    """
+    """One GPU in its slot."""
 
     name: str
     memory_bytes: int
     pci_bus_id: str
-    bridge: str
-    pcie_gbs: float
-    pcie_generation: int = 4
-    pcie_width: int = 16
-    nvlink_line_mbps: int | None = None
-    health: Health = _UNKNOWN_HEALTH
+    bridge: str  # the bridge or host bridge above the slot
+    pcie_gbs: float  # what the slot achieves
+    pcie_generation: int = 4  # the most that slot and GPU can do
+    pcie_width: int = 16  # the most that slot and GPU can do
+    nvlink_line_mbps: int | None = None  # the rate of one link as NVML reports it, MB/s
+    health: Health = _UNKNOWN_HEALTH  # as NVML reports it
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """NVLinks that join two GPUs directly; `gbs` is what each link achieves in each direction."""
+    """NVLinks that join two GPUs directly."""
 
     gpus: tuple[int, int]
     links: int
-    gbs: float
+    gbs: float  # what each link achieves in each direction
     latency_us: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """NVSwitches that join these GPUs as one plane; `gbs` is what a GPU's port of all its links achieves each way."""
+    """NVSwitches that join these GPUs as one plane."""
 
     gpus: tuple[int, ...]
     links: int
-    gbs: float
+    gbs: float  # what a GPU's port of all its links achieves in each direction
     latency_us: float = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """A PCIe switch below `parent`, another one or a host bridge. `up_gbs` and `down_gbs` are its uplink's rates.
-
-    `peer_gbs` limits a transfer that turns round in it, from each of its ports; None: nothing does but the slots.
-    """
+    """A PCIe switch."""
 
     name: str
-    parent: str
-    up_gbs: float
+    parent: str  # the bridge or host bridge above it
+    up_gbs: float  # of its uplink
     down_gbs: float
-    peer_gbs: float | None = None
+    peer_gbs: float | None = (
+        None  # the limit, for each port, of transfers that turn round in it; None: that of the slots
+    )
     latency_us: float = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class HostBridge:
-    """A PCIe root at a NUMA node. `peer_gbs` limits a peer transfer from each of its ports, None: nothing does."""
+    """A PCIe root at a NUMA node."""
 
     name: str
     numa_node: int
-    peer_gbs: float | None = None
+    peer_gbs: float | None = None  # the limit, for each port, of transfers between GPUs; None: that of the slots
     latency_us: float = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """The link between each two NUMA nodes, and how fast one node's memory takes staged data, all GPUs together."""
+    """The link between each two NUMA nodes, and a node's memory."""
 
     gbs: float = 40.0
     latency_us: float = 0.4
-    memory_gbs: float = 150.0
+    memory_gbs: float = 150.0  # how fast one node's memory takes staged data, of all GPUs together
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,24 +157,21 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class OverlapFactors:
-    """How many times longer a collective and compute take when they overlap, at the stream's normal priority.
+    """How a collective and compute slow each other at the stream's normal priority, and how fast a GPU computes.
 
-    A high priority leaves half of what the collective loses, and compute as it is. A GPU computes `tflops` in bf16 and
-    copies `memory_gbs` within its memory. A collective of N thread blocks (--ctas) reaches N/(N+1) of its rate.
+    At high priority the collective loses half as much, and compute as much. A collective of N thread blocks (--ctas)
+    reaches N/(N+1) of its rate.
     """
 
-    collective: float = 2.0
-    compute: float = 1.1
-    tflops: float = 700.0
-    memory_gbs: float = 4000.0
+    collective: float = 2.0  # times as long
+    compute: float = 1.1  # times as long
+    tflops: float = 700.0  # in bf16
+    memory_gbs: float = 4000.0  # of copies within a GPU's memory
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedPath:
-    """What the machine's tools say of one pair, where it is not what the structure says; None leaves it.
-
-    `cuda_peers` false is more than words: then no peer access is used.
-    """
+    """What the machine's tools report of one pair, where it differs from the structure; None: it does not."""
 
     gpus: tuple[int, int]
     label: str | None = None
@@ -189,7 +180,7 @@ class ReportedPath:
     peer_access: PeerStatus | None = None
     tool_label: str | None = None
     tool_peer_access: PeerStatus | None = None
-    cuda_peers: bool | None = None
+    cuda_peers: bool | None = None  # False is more than a report: no peer access is used
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,30 +209,26 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """A machine to simulate. `source` says where its figures are from.
-
-    `pcie_peers` False: only NVLinks give peer access. `unreachable` lists pairs without it in any case.
-    `virtualization` is NVML's word; a passed-through GPU's NUMA node is not reported.
-    """
+    """A machine to simulate."""
 
     name: str
-    source: str
+    source: str  # where its figures are from
     gpus: tuple[Gpu, ...]
     host_bridges: tuple[HostBridge, ...]
     bridges: tuple[Bridge, ...] = ()
     bundles: tuple[Bundle, ...] = ()
     switches: tuple[Switch, ...] = ()
     sockets: Sockets = Sockets()
-    pcie_peers: bool = True
-    unreachable: tuple[tuple[int, int], ...] = ()
+    pcie_peers: bool = True  # False: only NVLinks give peer access
+    unreachable: tuple[tuple[int, int], ...] = ()  # pairs without peer access in any case
     engines: Engines = Engines()
     delays: Delays = Delays()
     noise: Noise = Noise()
     overlap: OverlapFactors = OverlapFactors()
     labels: tuple[ReportedPath, ...] = ()
     faults: tuple[Fault, ...] = ()
-    virtualization: str = "none"
-    numa_hidden: bool = False
+    virtualization: str = "none"  # NVML's word
+    numa_hidden: bool = False  # as for a passed-through GPU, whose NUMA node is not reported
 
     def __hash__(self) -> int:
         """Return a hash of the name and the faults only: caches look a fabric up for every pair."""

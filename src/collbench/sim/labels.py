@@ -93,8 +93,7 @@ def _nvlinks(fabric: Fabric, a: int, b: int) -> tuple[int, int, bool]:
 
 def slots_limit(fabric: Fabric, a: int, b: int) -> theory.Theory | None:
     """Return the limit of the slower slot of two GPUs; None if neither is known."""
-    ends = (theory.pcie(fabric.gpus[gpu].pcie_generation, fabric.gpus[gpu].pcie_width) for gpu in (a, b))
-    return min((end for end in ends if end), key=lambda end: end.gbs, default=None)
+    return theory.slowest(theory.pcie(fabric.gpus[gpu].pcie_generation, fabric.gpus[gpu].pcie_width) for gpu in (a, b))
 
 
 def _overridden(path: Path, reported: ReportedPath | None) -> Path:

@@ -1,4 +1,4 @@
-"""What transfers cross in a simulated machine, and the rates at which transfers share it (max-min fairness, GB/s)."""
+"""What transfers cross in a simulated machine, and their rates when they share it (max-min fairness, GB/s)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collbench.sim.fabrics import Bridge, Bundle, Engines, Fabric, Fault, FaultK
 
 
 class Tree:
-    """Where each GPU hangs. `above(gpu)` are its bridges from the slot upwards, `root(gpu)` its host bridge."""
+    """What is above each GPU: `above(gpu)` are its bridges from the slot upwards, `root(gpu)` is its host bridge."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._bridges: Mapping[str, Bridge] = {bridge.name: bridge for bridge in fabric.bridges}
@@ -59,16 +59,13 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One message on its way: GPUs by position, None for host memory; `staged` leaves peer access off.
-
-    `numa_node` is where the host memory lies, None: at the GPU's own node.
-    """
+    """A message between two ends: GPUs by position, None for host memory."""
 
     src: int | None
     dst: int | None
     operation: Operation = Operation.CE_WRITE
-    staged: bool = False
-    numa_node: int | None = None
+    staged: bool = False  # without peer access
+    numa_node: int | None = None  # of the host memory; None: the GPU's own
 
 
 @lru_cache(maxsize=16)
@@ -145,8 +142,7 @@ def _filled(
     return rates
 
 
-# What each transfer crosses: directed resources with a capacity in GB/s, faults counted in.
-#
+# What each transfer crosses: directed resources with a capacity in GB/s, with faults applied.
 # A resource is one direction of what transfers share: an NVLink bundle, a switch port, a slot, an uplink.
 
 Link = tuple[int, int]
@@ -156,7 +152,7 @@ _SLOWS_A_GPU = (FaultKind.SLOW_GPU, FaultKind.THROTTLED_GPU, FaultKind.FOREIGN_L
 
 
 class Medium(StrEnum):
-    """What carries a transfer; staged is through host memory."""
+    """What a transfer goes over; staged is through host memory."""
 
     NVLINK = "nvlink"
     PCIE = "pcie"
@@ -165,7 +161,7 @@ class Medium(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One transfer's way: the places of its resources in `Network.capacity`, and its latency in µs."""
+    """A transfer's route: the places of its resources in `Network.capacity`, and its latency in µs."""
 
     medium: Medium
     resources: tuple[int, ...]
@@ -175,7 +171,7 @@ class Route:
 class Network:
     """A fabric's resources and routes. `capacity` is in GB/s by resource; links are (source, destination).
 
-    `direct` are the ways of plain copies: NVLink, else PCIe, else through the host where there is no peer access.
+    `direct` are the routes of plain copies: NVLink, else PCIe, else through the host where there is no peer access.
     `bundles` are the NVLinks in use between two GPUs, by link: how many, and what each achieves in that direction.
     `private` are links with a limit of their own; `shared` are bottlenecks, as (resource, its GPUs). `scale` is what
     throttling and other jobs leave of each GPU's rates.
@@ -204,11 +200,11 @@ class Network:
         return self.direct[a, b].medium is not Medium.STAGED
 
     def alone_gbs(self, route: Route) -> float:
-        """Return what a transfer gets that has its way to itself, GB/s."""
+        """Return the rate of a transfer that has its route to itself, GB/s."""
         return min(self.capacity[resource] for resource in route.resources)
 
     def host(self, gpu: int, *, inward: bool, node: int | None = None) -> Route:
-        """Return the way between a GPU and host memory at a NUMA node, None: the GPU's own. The memory comes last."""
+        """Return the route between a GPU and host memory at a NUMA node; None: the GPU's own. The memory comes last."""
         own = self.tree.root(gpu).numa_node
         there = own if node is None else node
         memory = self._resource(self.fabric.sockets.memory_gbs, "memory", there)
@@ -226,7 +222,7 @@ class Network:
         return self._named[name]
 
     def _nvlinks(self) -> dict[Link, Route]:
-        """Return the ways over NVLinks that are in use, and fill `bundles`."""
+        """Return the routes over NVLinks that are in use, and fill `bundles`."""
         routes: dict[Link, Route] = {}
         for switch in self.fabric.switches:
             for a, b in permutations(switch.gpus, 2):
@@ -286,7 +282,7 @@ class Network:
         return Route(Medium.PCIE, (*up, *turns, *between, *down), latency)
 
     def _between(self, a: int, b: int) -> list[int]:
-        """Return the link between the sockets, where the GPUs hang on two."""
+        """Return the link between the sockets, if the GPUs are on two."""
         nodes = self.tree.root(a).numa_node, self.tree.root(b).numa_node
         return [] if nodes[0] == nodes[1] else [self._resource(self.fabric.sockets.gbs, "sockets", *nodes)]
 

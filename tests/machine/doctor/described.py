@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
-from collbench.machine.doctor.judge import Finding, judge
+from collbench.machine.doctor.findings import Finding
+from collbench.machine.doctor.judge import judge
 from collbench.model.run import Device, Path
 from tests.builders import nvml_says
 

@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 
 from collbench.machine.doctor.facts import Facts, Space
-from collbench.machine.doctor.judge import Finding, Group, Level, judge, status
+from collbench.machine.doctor.findings import Finding, Group, Level, status
+from collbench.machine.doctor.judge import judge
 from collbench.output.text.doctor import dumps, page, printable, summary
 from tests.machine.doctor.described import gpu, machine
 from tests.output.pages import text

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from collbench.machine.doctor.facts import Facts, Folder, Slot, Space
-from collbench.machine.doctor.judge import Level, judge, status
+from collbench.machine.doctor.findings import Level, status
+from collbench.machine.doctor.judge import judge
 from tests.machine.doctor.described import GIB, gpu, machine, named, pairs
 
 FOUR = tuple(gpu(index) for index in range(4))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collbench.machine.doctor.judge import Level
+from collbench.machine.doctor.findings import Level
 from collbench.machine.doctor.nccl_variables import NCCL_NAMES, OTHERS_NAMES, meaning
 from tests.machine.doctor.described import machine, named
 

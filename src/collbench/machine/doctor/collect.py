@@ -22,7 +22,7 @@ from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slo
 from collbench.machine.nccl import configured, find_nccl, wheel_library
 from collbench.machine.network_affinity import read_affinity
 from collbench.machine.network_ports import read_ports
-from collbench.machine.numa import kernel_bus_id, read, usable_nodes
+from collbench.machine.numa import PCI_BUS_ID, pci_device, read, usable_nodes
 from collbench.machine.nvidia_smi import live_cards
 from collbench.machine.nvml import Nvml, Query
 from collbench.model.capabilities import capabilities
@@ -32,7 +32,6 @@ from collbench.model.run import Device
 
 # The PCIe path up from a GPU: its IOMMU group, and which bridges send peer traffic to the CPU (ACS).
 
-_BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # Extended capabilities begin at 0x100: id in 16 bits, version in 4, the next one's offset in 12 [PCIe 5.0, 7.6.3].
 _FIRST_EXTENDED, _ACS = 0x100, 0x000D
 # ACS control register, 6 bytes into it: P2P request redirect, P2P completion redirect, upstream forwarding
@@ -46,11 +45,10 @@ def slot(root: pathlib.Path, pci_bus_id: str) -> Slot:
 
     Its PCI bus id is as NVML writes it ("00000000:00:06.0"); `root` holds sys/.
     """
-    try:
-        device = (root / "sys/bus/pci/devices" / kernel_bus_id(pci_bus_id)).resolve()
-    except (ValueError, OSError, RuntimeError):
+    device = pci_device(root, pci_bus_id)
+    if device is None:
         return Slot()
-    registers = {bridge.name: acs_control(bridge) for bridge in device.parents if _BUS_ID.fullmatch(bridge.name)}
+    registers = {bridge.name: acs_control(bridge) for bridge in device.parents if PCI_BUS_ID.fullmatch(bridge.name)}
     return Slot(
         iommu_type=read(device / "iommu_group/type").strip(),
         redirecting=tuple(name for name, control in registers.items() if (control or 0) & _REDIRECTS),

@@ -80,15 +80,11 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The PCIe path up from one GPU: the kernel's word for its IOMMU group, and bridges that redirect peer traffic.
+    """The PCIe path up from one GPU."""
 
-    `redirecting` are the PCI ids of bridges whose ACS control sends peer requests up to the CPU; `unreadable` counts
-    bridges whose registers only root may read.
-    """
-
-    iommu_type: str = ""
-    redirecting: tuple[str, ...] = ()
-    unreadable: int = 0
+    iommu_type: str = ""  # the kernel's word for its IOMMU group
+    redirecting: tuple[str, ...] = ()  # PCI ids of bridges whose ACS control sends peer requests up to the CPU
+    unreadable: int = 0  # bridges whose registers only root may read
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +113,12 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All of it. `environment` holds the variables that NCCL and CUDA read, `configured` those that nccl.conf sets."""
+    """All facts about a machine."""
 
     backend: str
     host: Host
     runs: Folder
     driver: Driver = field(default_factory=Driver)
     software: Software = field(default_factory=Software)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    configured: tuple[tuple[str, str, str], ...] = ()  # file, name, value
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables that NCCL and CUDA read
+    configured: tuple[tuple[str, str, str], ...] = ()  # what nccl.conf sets: file, name, value

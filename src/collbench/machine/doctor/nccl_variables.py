@@ -212,14 +212,11 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What is known of one variable with its value. `does` is "" for a name that NCCL does not read.
+    """What is known of one variable with its value."""
 
-    `cost` says what this value costs here, "" if nothing; `near` is the name that was probably meant.
-    """
-
-    does: str
-    cost: str = ""
-    near: str = ""
+    does: str  # "" for a name that NCCL does not read
+    cost: str = ""  # of this value, here; "" if there is none
+    near: str = ""  # the name that was probably meant
 
 
 def meaning(name: str, value: str) -> Meaning:

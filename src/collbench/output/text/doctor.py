@@ -8,7 +8,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from collbench.machine.doctor.judge import Finding, Level
+from collbench.machine.doctor.findings import Finding, Level
 from collbench.output.text.layout import filled
 from collbench.runfile.codec import plain
 
