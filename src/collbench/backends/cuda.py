@@ -9,6 +9,7 @@ from functools import cached_property
 from importlib import resources
 
 from collbench import _native
+from collbench.backends.gpu_copies import gpu_operations, transfers_of
 from collbench.backends.protocol import Backend, Coverage, Step, Timing
 from collbench.backends.worker_messages import World
 from collbench.machine.numa import usable_nodes
@@ -177,15 +178,7 @@ class CudaBackend(Backend):
 
     def operations(self, variant: Variant) -> tuple[Operation, ...]:
         """Return what moves bytes so, and the pointer chase: copy engine and multiprocessors, written and read."""
-        if variant is Variant.HOST:
-            return (*_HOST_COPIES, Operation.CHASE)
-        if variant.host_memory:
-            return tuple(_HOST_COPIES)
-        if variant is Variant.STAGED:
-            return (Operation.CE_WRITE,)
-        if variant is Variant.LOCAL:  # the GPU writes what it reads
-            return (Operation.CE_WRITE, Operation.SM_WRITE)
-        return (*_COPIES, Operation.CHASE) if variant is Variant.PLAIN else tuple(_COPIES)
+        return gpu_operations(variant)
 
     def free_bytes(self) -> tuple[int, ...]:
         """Return each GPU's free memory in bytes when the backend was opened."""
@@ -399,20 +392,13 @@ def _copying(step: Step) -> list[tuple[int, ...]]:
 
 
 def _transfers(work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return a group's transfers as (source, destination); of a pointer chase as (reader, owner of the memory).
+    """Return a group's transfers as the extension takes them.
 
     Of host memory they are those of the first member: each other one has a group of its own (`_copying`).
     """
-    first, *rest = members
-    if work.variant.host_memory:
-        host = _HOST if work.numa_node is None else _HOST_NODE_0 - work.numa_node
-        inward = work.operation in (Operation.H2D_CE, Operation.H2D_SM)
-        directions = [(host, first), (first, host)] if inward else [(first, host), (host, first)]
-        return directions if work.variant.opposed else directions[:1]
-    if work.variant is Variant.LOCAL:
-        return [(first, first)]
-    if work.variant is Variant.BOTH_WAYS:
-        return [(first, rest[0]), (rest[0], first)]
-    if work.variant is Variant.ALL_TO_ONE:
-        return [(other, first) for other in rest]
-    return [(first, other) for other in rest]
+    host = _HOST if work.numa_node is None else _HOST_NODE_0 - work.numa_node
+
+    def position(end: int | None) -> int:
+        return host if end is None else end
+
+    return [(position(src), position(dst)) for src, dst in transfers_of(work, members)]

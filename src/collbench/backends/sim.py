@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from collbench.backends.gpu_copies import gpu_operations, transfers_of
 from collbench.backends.protocol import Backend, Step, Timing
 from collbench.machine import theory
 from collbench.machine.health import wrong
@@ -27,10 +28,7 @@ from collbench.sim.collectives import truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from collbench.sim.network import Transfer, network_of, route_of, shared_rates
 
-_COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
-_HOST_COPIES = (Operation.H2D_CE, Operation.D2H_CE, Operation.H2D_SM, Operation.D2H_SM)
 _KERNELS = (Operation.SM_WRITE, Operation.SM_READ, Operation.H2D_SM, Operation.D2H_SM)
-_INWARD = (Operation.H2D_CE, Operation.H2D_SM)
 _OPPOSITE = {
     Operation.H2D_CE: Operation.D2H_CE,
     Operation.D2H_CE: Operation.H2D_CE,
@@ -122,15 +120,7 @@ class SimBackend(Backend):
 
     def operations(self, variant: Variant) -> tuple[Operation, ...]:
         """Return what a GPU can do: the same as on the cuda backend."""
-        if variant is Variant.HOST:
-            return (*_HOST_COPIES, Operation.CHASE)
-        if variant.host_memory:
-            return _HOST_COPIES
-        if variant is Variant.STAGED:
-            return (Operation.CE_WRITE,)
-        if variant is Variant.LOCAL:
-            return (Operation.CE_WRITE, Operation.SM_WRITE)
-        return (*_COPIES, Operation.CHASE) if variant is Variant.PLAIN else _COPIES
+        return gpu_operations(variant)
 
     def capacity_bytes(self) -> int:
         """Return the largest message in bytes that fits the fullest GPU three times."""
@@ -214,22 +204,14 @@ class SimBackend(Backend):
         return _Cost((delays.kernel if step.operation in _KERNELS else delays.copy) * _MICRO, 1e-9 / gbs)
 
     def _transfers(self, step: Step, members: tuple[int, ...]) -> list[Transfer]:
-        first, *rest = (self._gpus[member] for member in members)
-        operation = step.operation
-        if step.variant.host_memory:
-            src, dst = (None, first) if operation in _INWARD else (first, None)
-            there = Transfer(src, dst, operation, numa_node=step.numa_node)
-            if not step.variant.opposed:
-                return [there]
-            return [there, Transfer(dst, src, _OPPOSITE[operation], numa_node=step.numa_node)]
-        if step.variant is Variant.LOCAL:
-            return [Transfer(first, first, operation)]
-        if step.variant is Variant.BOTH_WAYS:
-            return [Transfer(first, rest[0], operation), Transfer(rest[0], first, operation)]
-        if step.variant is Variant.ALL_TO_ONE:
-            return [Transfer(other, first, operation) for other in rest]
-        staged = step.variant is Variant.STAGED
-        return [Transfer(first, other, operation, staged=staged) for other in rest]
+        gpus, staged = tuple(self._gpus[member] for member in members), step.variant is Variant.STAGED
+        transfers = [
+            Transfer(src, dst, step.operation, staged=staged, numa_node=step.numa_node)
+            for src, dst in transfers_of(step.work, gpus)
+        ]
+        if step.variant.opposed:
+            transfers[1] = replace(transfers[1], operation=_OPPOSITE[step.operation])
+        return transfers
 
     def _wait(self, transfer: Transfer) -> float:
         """Return the µs that a message of no bytes takes."""
