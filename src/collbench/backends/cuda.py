@@ -31,7 +31,6 @@ from collbench.model.units import format_size
 
 # Native exceptions as collbench's, with what was attempted, on what, and what to do next.
 
-
 _REMOTE_ERROR = 6  # ncclRemoteError [nccl.h]: "remote process exited or there was a network error"
 
 
@@ -83,8 +82,7 @@ def _wrong(error: _native.DataError, step: Step) -> WrongData:
     return WrongData(step.work, step.size_bytes, members, error.wrong, error.offset, error.expected, error.found)
 
 
-# The GPUs through the native extension: copies by the driver API, collectives by NCCL.
-
+# The backend.
 
 # A native transfer's position for pinned host memory (csrc/host_memory.hpp): -1 anywhere, -2 - n on NUMA node n.
 _HOST, _HOST_NODE_0 = -1, -2
@@ -263,14 +261,14 @@ class CudaBackend(Backend):
         return Timing(_by_group(times)[:timed], coverage=_coverage(times)[:timed])
 
     def _transfers(self, work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Return a group's transfers, with host memory at each GPU's own NUMA node where that is what None means."""
+        """Return a group's transfers; where no NUMA node is named, all-device copies use each GPU's own node."""
         if work.numa_node is None and work.variant.at_once:
             work = replace(work, numa_node=self._own_nodes[members[0]])
         return _transfers(work, members)
 
     @cached_property
     def _own_nodes(self) -> tuple[int | None, ...]:
-        """Return each GPU's NUMA node; None if there is no choice, it is not known, or its memory is refused."""
+        """Return each GPU's NUMA node; None if there is only one, it is not known, or its memory is refused."""
         nodes = usable_nodes()
         if len(nodes) < 2 or any(_native.node_memory_refusal(node) for node in nodes):
             nodes = ()
@@ -380,9 +378,9 @@ def _ordinals(devices: Sequence[Device]) -> list[int]:
 
 
 def _copying(step: Step) -> list[tuple[int, ...]]:
-    """Return the members of every group that runs: the step's, and of those that it names as busy meanwhile.
+    """Return the members of every group that runs: the step's, and those of the devices that it names as busy.
 
-    The one that comes first in a group's members is the one that copies there.
+    The first member of a group is the device that copies.
     """
     if not step.variant.covered:
         return list(step.groups)
