@@ -141,7 +141,7 @@ def measured(fabric: Fabric, request: Request, seed: int) -> Run:
     run = empty_run(request, opened, plan, skipped)
     watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.flags, opened.clock)
     try:
-        sweep(opened.backend, plan, run, request.effort(), random.Random(seed), watcher)
+        sweep(opened.backend, plan, run, request.stopping_rule(), random.Random(seed), watcher)
     except DataCorruption as error:
         run.skipped.append(wrong_data(error))
     except CollbenchError as error:  # nothing works any more: the data points say why

@@ -1,6 +1,6 @@
 import pytest
 
-from collbench.bench.plan import Members, batch_bytes, directed_links, effort_on, unordered_pairs
+from collbench.bench.plan import Members, batch_bytes, default_stopping_rule, directed_links, unordered_pairs
 from collbench.model.operations import Operation, Work
 
 MIB, GIB = 2**20, 2**30
@@ -26,13 +26,13 @@ def test_batches_are_as_long_as_the_time_allows(
     title: str, backend: str, operations: tuple[Operation, ...], n: int, sizes: tuple[int, ...], length: int
 ) -> None:
     groups = plan(n, sizes, operations)
-    assert batch_bytes(groups, dict.fromkeys(groups, sizes), n, effort_on(backend)) == length, title
+    assert batch_bytes(groups, dict.fromkeys(groups, sizes), n, default_stopping_rule(backend)) == length, title
 
 
 def test_more_to_measure_never_makes_batches_longer() -> None:
     lengths = []
     for n in range(2, 17):
         groups = plan(n, EVERYTHING, COPIES)
-        lengths.append(batch_bytes(groups, dict.fromkeys(groups, (64 * MIB, GIB)), n, effort_on("cuda")))
+        lengths.append(batch_bytes(groups, dict.fromkeys(groups, (64 * MIB, GIB)), n, default_stopping_rule("cuda")))
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > lengths[-1]

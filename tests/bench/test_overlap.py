@@ -15,14 +15,13 @@ from collbench.analysis.overlap import summarize
 from collbench.backends.overlap_protocol import Load, OverlapOpened, OverlapPoint, RankTimes
 from collbench.bench import overlap
 from collbench.bench.overlap import (
-    Covered,
     OverlapRequest,
-    alone,
     covered_calls,
     covered_units,
+    in_rounds,
+    isolated_collective,
     moments,
     planned,
-    spaced,
 )
 from collbench.model.compute import Compute, ComputeKind, Priority
 from collbench.model.errors import BackendError, DataCorruption, ExitStatus, MachineError
@@ -41,18 +40,18 @@ def every(step: float, count: int, first: float = 0.0) -> tuple[float, ...]:
 @pytest.mark.parametrize(
     ("title", "ranks", "covered"),
     [
-        ("all but compute's run-up", [RankTimes(every(1, 9), every(1, 5))], Covered(1, 5)),
-        ("what ends after the collective is not", [RankTimes(every(1, 4), every(1, 9))], Covered(1, 4)),
-        ("the collective's run-up is not, either", [RankTimes(every(3, 3), every(1, 9))], Covered(3, 9)),
-        ("nothing within the run-up", [RankTimes((9.0,), every(1, 5))], Covered(0, 0)),
+        ("all but compute's run-up", [RankTimes(every(1, 9), every(1, 5))], range(1, 5)),
+        ("what ends after the collective is not", [RankTimes(every(1, 4), every(1, 9))], range(1, 4)),
+        ("the collective's run-up is not, either", [RankTimes(every(3, 3), every(1, 9))], range(3, 9)),
+        ("nothing within the run-up", [RankTimes((9.0,), every(1, 5))], range(0)),
         (
             "on every rank",
             [RankTimes(every(1, 6), every(1, 9)), RankTimes(every(2, 4), every(1, 9))],
-            Covered(2, 6),
+            range(2, 6),
         ),
     ],
 )
-def test_units_are_covered_while_the_collective_runs(title: str, ranks: list[RankTimes], covered: Covered) -> None:
+def test_units_are_covered_while_the_collective_runs(title: str, ranks: list[RankTimes], covered: range) -> None:
     assert covered_units(ranks) == covered, title
 
 
@@ -123,7 +122,7 @@ def test_longer_calls_vary_less_so_fewer_of_them_run() -> None:
 def test_rests_lie_behind_the_run_up_and_compute_outlasts_the_calls() -> None:
     load = planned(CALL, UNIT, 0.025)
     begins = moments(CALL, UNIT, 1, random.Random(1))[0]
-    found = spaced(load, CALL, UNIT, begins)
+    found = in_rounds(load, CALL, UNIT, begins)
     assert [(rest - 1.3 * UNIT * found.units) / UNIT for rest in found.idle_s] == pytest.approx(begins)
     assert found.compute_chunks * found.units * UNIT >= max(found.idle_s) + CALL
 
@@ -131,7 +130,7 @@ def test_rests_lie_behind_the_run_up_and_compute_outlasts_the_calls() -> None:
 @pytest.mark.parametrize(("call", "calls"), [(1e-6, 20), (CALL, 20), (3e-3, 8), (1.0, 4)])
 def test_alone_as_many_calls_run_as_in_a_batch(call: float, calls: int) -> None:
     load = planned(call, UNIT, 0.025)
-    own = alone(load)
+    own = isolated_collective(load)
     assert (own.collective_chunks * own.calls, own.compute_chunks) == (calls, 0)
     assert own.collective_chunks >= 4
     assert own.collective_chunks * own.calls <= load.collective_chunks * load.calls

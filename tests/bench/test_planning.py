@@ -11,11 +11,11 @@ from collbench.bench.plan import (
     Plan,
     Request,
     check_nccl_options,
+    default_copy_sizes,
     default_sizes,
-    effort_on,
+    default_stopping_rule,
     iterations,
     make_plan,
-    survey_sizes,
 )
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import UsageError
@@ -115,16 +115,16 @@ def test_a_launch_loop_has_as_many_launches_as_nccl_tests_or_as_asked(iterations
 
 
 def test_how_long_each_request_measures() -> None:
-    own = effort_on("cuda")
-    assert ALL.effort().screening == own.screening < 6
-    assert ALL.effort().budget_seconds == own.budget_seconds
-    assert replace(ONE, sets=((0, 1), (0, 2))).effort().screening == 6
-    assert replace(ALL, quick=True).effort().budget_seconds == 1.0
+    own = default_stopping_rule("cuda")
+    assert ALL.stopping_rule().screening == own.screening < 6
+    assert ALL.stopping_rule().budget_seconds == own.budget_seconds
+    assert replace(ONE, sets=((0, 1), (0, 2))).stopping_rule().screening == 6
+    assert replace(ALL, quick=True).stopping_rule().budget_seconds == 1.0
 
 
 def test_links_are_surveyed_at_fewer_sizes_than_a_communicator() -> None:
-    assert survey_sizes("cuda")[:4] == (8, 64, 256, KIB)
-    assert set(plan_of(replace(ALL, sizes=None)).sizes.values()) == {survey_sizes("cuda")}
+    assert default_copy_sizes("cuda")[:4] == (8, 64, 256, KIB)
+    assert set(plan_of(replace(ALL, sizes=None)).sizes.values()) == {default_copy_sizes("cuda")}
     assert set(plan_of(replace(ONE, sizes=None)).sizes.values()) == {default_sizes("cuda")}
 
 
@@ -164,9 +164,11 @@ def test_a_chase_is_planned_where_the_backend_has_one_and_it_is_asked_for(varian
 @pytest.mark.parametrize(("backend", "last"), [("cuda", GIB), ("host", 64 * MIB)])
 def test_default_sizes_are_powers_of_two_from_8_bytes(backend: str, last: int) -> None:
     sizes = default_sizes(backend)
-    assert (sizes[0], sizes[-1]) == (8, last) == (survey_sizes(backend)[0], survey_sizes(backend)[-1])
-    assert set(survey_sizes(backend)) <= set(sizes)
-    assert [b // a for a, b in itertools.pairwise(survey_sizes(backend))][1:] == [4] * (len(survey_sizes(backend)) - 2)
+    assert (sizes[0], sizes[-1]) == (8, last) == (default_copy_sizes(backend)[0], default_copy_sizes(backend)[-1])
+    assert set(default_copy_sizes(backend)) <= set(sizes)
+    assert [b // a for a, b in itertools.pairwise(default_copy_sizes(backend))][1:] == [4] * (
+        len(default_copy_sizes(backend)) - 2
+    )
     assert all(size == 8 * 2**index for index, size in enumerate(sizes))
 
 
@@ -187,7 +189,7 @@ def test_named_sets_are_measured_alone_in_turn_and_at_least_six_times(sets: tupl
     plan, _ = make_plan(request, backend)
     assert plan.groups == {Work(Operation.ALLREDUCE): sets}
     run = run_of(gpus(4), [])
-    sweep(backend, plan, run, request.effort(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
+    sweep(backend, plan, run, request.stopping_rule(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
     assert {step.groups for step in backend.steps} == {(one,) for one in sets}
     assert {found.point.members: len(found.samples) >= 6 for found in run.measurements} == dict.fromkeys(sets, True)
     # In turn: every pass has each set once.
@@ -256,9 +258,9 @@ def test_where_each_kind_of_copy_runs(variant: Variant, groups: set[tuple[int, .
 def test_quick_measures_few_sizes_for_a_short_time() -> None:
     quick = replace(ALL, sizes=None, quick=True)
     assert set(plan_of(quick).sizes.values()) == {(8, 64 * KIB, MIB, 64 * MIB, 256 * MIB)}
-    assert quick.effort().budget_seconds < ALL.effort().budget_seconds
-    assert quick.effort().deciding == quick.effort().screening
-    assert replace(quick, budget_seconds=9.0).effort().budget_seconds == 9.0
+    assert quick.stopping_rule().budget_seconds < ALL.stopping_rule().budget_seconds
+    assert quick.stopping_rule().deciding == quick.stopping_rule().screening
+    assert replace(quick, budget_seconds=9.0).stopping_rule().budget_seconds == 9.0
 
 
 def test_all_to_one_needs_room_for_a_message_of_every_sender() -> None:
@@ -402,7 +404,7 @@ def test_steps_and_samples_keep_their_node() -> None:
     backend, run = FakeBackend(2), run_of(gpus(2), [])
     backend.nodes = (0, 1)
     plan, _ = make_plan(replace(HOST, sizes=(MIB,), budget_seconds=1e-9), backend)
-    sweep(backend, plan, run, HOST.effort(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
+    sweep(backend, plan, run, HOST.stopping_rule(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
     assert {step.numa_node for step in backend.steps} == {0, 1}
     assert {(found.point.members, found.point.numa_node) for found in run.measurements} == {
         (member, node) for member in ((0,), (1,)) for node in (0, 1)

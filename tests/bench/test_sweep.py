@@ -8,7 +8,7 @@ import pytest
 from collbench.analysis.stats import summarize
 from collbench.backends.protocol import Step, Timing, time_step
 from collbench.bench.interference import check_interference, distrusted
-from collbench.bench.plan import Effort, Plan, directed_links, unordered_pairs
+from collbench.bench.plan import Plan, StoppingRule, directed_links, unordered_pairs
 from collbench.bench.sweep import Watcher, sweep, warm_up
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.operations import Operation, Work
@@ -19,10 +19,10 @@ from tests.builders import gpus, paths, run_of
 MIB = 2**20
 SIZES = (MIB, 64 * MIB)
 # No test waits: the deadline is an hour away, or it has passed before the sweep begins.
-PATIENT = Effort(
+PATIENT = StoppingRule(
     screening=3, deciding=5, budget_seconds=3600, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
 )
-HURRIED = Effort(
+HURRIED = StoppingRule(
     screening=3, deciding=5, budget_seconds=-1, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
 )
 
@@ -35,12 +35,12 @@ def plan_for(n: int, *, launches: int = 0) -> Plan:
 def swept(
     backend: FakeBackend,
     plan: Plan,
-    effort: Effort = PATIENT,
+    rule: StoppingRule = PATIENT,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     links: Sequence[Path] | None = None,
 ) -> Run:
     run = empty(len(backend.devices()), links)
-    sweep(backend, plan, run, effort, random.Random(11), Watcher(progress, lambda _found: None))
+    sweep(backend, plan, run, rule, random.Random(11), Watcher(progress, lambda _found: None))
     return run
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from collbench.backends.protocol import Step, Timing
-from collbench.bench.plan import Effort, Plan, directed_links, unordered_pairs
+from collbench.bench.plan import Plan, StoppingRule, directed_links, unordered_pairs
 from collbench.bench.sweep import Watcher, sweep
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
@@ -17,14 +17,14 @@ from tests.builders import gpus, hot, in_words, paths, run_of
 
 MIB = 2**20
 COPY, SUM = Work(Operation.CE_WRITE), Work(Operation.ALLREDUCE)
-EFFORT = Effort(
+RULE = StoppingRule(
     screening=3, deciding=5, budget_seconds=3600, batch_bytes=64 * MIB, longest_batch_bytes=64 * MIB, rate=1e11
 )
 
 
 def plan_for(n: int) -> Plan:
     groups = {COPY: directed_links(n), SUM: unordered_pairs(n)}
-    return Plan(n, groups, dict.fromkeys(groups, (8, MIB)), "float32", "sum", EFFORT.batch_bytes)
+    return Plan(n, groups, dict.fromkeys(groups, (8, MIB)), "float32", "sum", RULE.batch_bytes)
 
 
 def empty(n: int) -> Run:
@@ -40,7 +40,7 @@ def measure(backend: FakeBackend, run: Run, reported: list[Measurement] | None =
             reported.append(found)
 
     watcher = Watcher(lambda _done, _total: None, finished, lambda members: (hot(1, 86),) if 1 in members else ())
-    sweep(backend, plan_for(len(backend.devices())), run, EFFORT, random.Random(3), watcher)
+    sweep(backend, plan_for(len(backend.devices())), run, RULE, random.Random(3), watcher)
     return run
 
 
@@ -135,7 +135,7 @@ def test_a_batch_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
     measure(FakeBackend(4, rates={frozenset((1, 2)): 700.0}), run, reported)
     beaten = {found.point.members for found in run.measurements if any(sample.marks for sample in found.samples)}
     assert beaten == {(1, 2), (2, 1)}
-    assert all(len(found.samples) >= EFFORT.screening for found in run.measurements)
+    assert all(len(found.samples) >= RULE.screening for found in run.measurements)
     first = next(found for found in reported if found.point == DataPoint(Operation.CE_WRITE, (1, 2), MIB))
     (flag,) = first.samples[0].marks
     assert (flag.kind, flag.devices, flag.limit_gbs) == (MarkKind.IMPOSSIBLE, (1, 2), 450.0)
@@ -179,9 +179,9 @@ def test_what_nothing_verified_is_not_called_right() -> None:
     in_place: dict[Work, tuple[tuple[int, ...], ...]] = {
         Work(operation, Variant.IN_PLACE): ((0, 1),) for operation in COLLECTIVES
     }
-    plan = Plan(2, in_place, dict.fromkeys(in_place, (MIB,)), "float32", "sum", EFFORT.batch_bytes)
+    plan = Plan(2, in_place, dict.fromkeys(in_place, (MIB,)), "float32", "sum", RULE.batch_bytes)
     run = empty(2)
-    sweep(FakeBackend(2), plan, run, EFFORT, random.Random(1), Watcher(lambda _d, _t: None, lambda _found: None))
+    sweep(FakeBackend(2), plan, run, RULE, random.Random(1), Watcher(lambda _d, _t: None, lambda _found: None))
     unchecked = {found.point.operation for found in run.measurements if found.wrong is None}
     assert unchecked == {
         Operation.ALLTOALL,

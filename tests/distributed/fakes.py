@@ -1,4 +1,4 @@
-"""Ranks without processes: seats whose steps take the times that a test says, each served in a thread."""
+"""Ranks without processes: workers whose steps take the times that a test says, each served in a thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 30.0
 
 
 class FakeRankWorker(RankWorker):
-    """A rank whose step takes `seconds` in each batch; `on_step(seat, step)` may raise, or wait for `interrupted`."""
+    """A rank whose step takes `seconds` in each batch; `on_step(worker, step)` may raise, or wait for `interrupted`."""
 
     def __init__(
         self,
@@ -124,34 +124,36 @@ class Board:
 
 @contextmanager
 def world(
-    seats: Sequence[FakeRankWorker],
+    workers: Sequence[FakeRankWorker],
     board: Board | None = None,
     devices: tuple[Device, ...] | None = None,
     **limits: float,
 ) -> Iterator[Coordinator]:
-    """Give a coordinator of these seats; afterwards all of them have left, but those who have died."""
-    ends = [pair() for _ in seats]
+    """Give a coordinator of these workers; afterwards all of them have left, but those who have died."""
+    ends = [pair() for _ in workers]
     left: list[bool] = []
     threads = [
-        threading.Thread(target=lambda end=theirs, seat=seat: left.append(serve(end, seat, 0.05)), daemon=True)
-        for (_, theirs), seat in zip(ends, seats, strict=True)
+        threading.Thread(target=lambda end=theirs, worker=worker: left.append(serve(end, worker, 0.05)), daemon=True)
+        for (_, theirs), worker in zip(ends, workers, strict=True)
     ]
-    for (_, theirs), seat in zip(ends, seats, strict=True):
-        seat.hang_up = functools.partial(_hang_up, theirs.fileno())
+    for (_, theirs), worker in zip(ends, workers, strict=True):
+        worker.hang_up = functools.partial(_hang_up, theirs.fileno())
     for thread in threads:
         thread.start()
     ranks = Ranks(
         {rank: ours for rank, (ours, _) in enumerate(ends)},
-        {rank: f"rank {rank}" for rank in range(len(seats))},
+        {rank: f"rank {rank}" for rank in range(len(workers))},
         **limits,  # type: ignore[arg-type]
     )
-    coordinator = Coordinator("cuda", ranks, board or Board(), devices or gpus(len(seats)), ("",) * len(seats))
+    coordinator = Coordinator("cuda", ranks, board or Board(), devices or gpus(len(workers)), ("",) * len(workers))
     try:
         yield coordinator
     finally:
         coordinator.close()
         for thread in threads:
             thread.join(PATIENCE_S)
-        assert left.count(False) == sum(bool(seat.dies_at) for seat in seats), "every other rank was asked to leave"
-        assert len(left) == len(seats)
-        assert all(seat.closed.is_set() for seat in seats)
+        assert left.count(False) == sum(bool(worker.dies_at) for worker in workers), (
+            "every other rank was asked to leave"
+        )
+        assert len(left) == len(workers)
+        assert all(worker.closed.is_set() for worker in workers)

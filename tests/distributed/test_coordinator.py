@@ -26,12 +26,12 @@ def step(groups: tuple[tuple[int, ...], ...] = ((0, 1, 2),), size: int = 64, **c
     return Step(ALLREDUCE, groups, size, iterations=1, batches=2, **changes)  # type: ignore[arg-type]
 
 
-def seats(*seconds: float) -> list[FakeRankWorker]:
+def workers(*seconds: float) -> list[FakeRankWorker]:
     return [FakeRankWorker(rank, taken) for rank, taken in enumerate(seconds)]
 
 
 def test_a_step_takes_as_long_as_the_slowest_rank_of_its_group() -> None:
-    with world(seats(1.0, 3.0, 2.0)) as coordinator:
+    with world(workers(1.0, 3.0, 2.0)) as coordinator:
         coordinator.open()
         assert coordinator.time(step()).seconds == ((3.0, 6.0),)
         assert coordinator.time(step(((2, 0),))).seconds == ((2.0, 4.0),)
@@ -57,7 +57,7 @@ def test_each_groups_single_launches_come_in_the_order_of_its_ranks() -> None:
 
 
 def test_the_world_is_as_large_as_its_smallest_rank_and_knows_all_devices() -> None:
-    with world(seats(1.0, 1.0, 1.0)) as coordinator:
+    with world(workers(1.0, 1.0, 1.0)) as coordinator:
         coordinator.open()
         assert coordinator.capacity_bytes() == 998
         assert coordinator.free_bytes() == (5000, 5001, 5002)
@@ -66,7 +66,7 @@ def test_the_world_is_as_large_as_its_smallest_rank_and_knows_all_devices() -> N
 
 
 def test_the_id_is_made_once_read_by_all_and_deleted() -> None:
-    board, ranks = Board(), seats(1.0, 1.0)
+    board, ranks = Board(), workers(1.0, 1.0)
     with world(ranks, board) as coordinator:
         coordinator.open()
         coordinator.reserve(512)
@@ -78,11 +78,11 @@ def test_the_id_is_made_once_read_by_all_and_deleted() -> None:
 
 
 def test_a_failure_ends_the_others_step_and_all_meet_again() -> None:
-    def fail_at_8(seat: FakeRankWorker, asked: Step) -> None:
+    def fail_at_8(worker: FakeRankWorker, asked: Step) -> None:
         if asked.size_bytes == 8:
-            if seat.rank == 1:
+            if worker.rank == 1:
                 raise StepFailed("crash: the worker died")
-            seat.wait_to_be_interrupted()
+            worker.wait_to_be_interrupted()
 
     board, ranks = Board(), [FakeRankWorker(rank, on_step=fail_at_8) for rank in range(3)]
     with world(ranks, board) as coordinator:
@@ -94,14 +94,14 @@ def test_a_failure_ends_the_others_step_and_all_meet_again() -> None:
         assert str(failed) == "rank 1: crash: the worker died", "not what its abandoned peers met"
         assert [bool(getattr(outcome, "seconds", ())) for outcome in outcomes.values()] == [True, False, True]
     assert board.ever == ["id1", "id2"], "a new world has a new id"
-    assert all(len(set(seat.keys)) == 2 for seat in ranks)
+    assert all(len(set(worker.keys)) == 2 for worker in ranks)
     assert ranks[2].calls == ["open", "reserve 512", "step 64", "step 8", "open", "reserve 512", "step 16"]
 
 
 def test_a_world_that_cannot_be_joined_again_costs_the_next_step_too() -> None:
-    def fail_once(seat: FakeRankWorker, asked: Step) -> None:
+    def fail_once(worker: FakeRankWorker, asked: Step) -> None:
         if asked.size_bytes == 8:
-            seat.fails_to_open = 1
+            worker.fails_to_open = 1
             raise BackendError("hang")
 
     ranks = [FakeRankWorker(0), FakeRankWorker(1, on_step=fail_once)]
@@ -114,11 +114,11 @@ def test_a_world_that_cannot_be_joined_again_costs_the_next_step_too() -> None:
 
 
 def test_wrong_data_goes_before_what_it_caused_elsewhere() -> None:
-    def corrupt(seat: FakeRankWorker, _asked: Step) -> None:
-        if seat.rank == 2:
+    def corrupt(worker: FakeRankWorker, _asked: Step) -> None:
+        if worker.rank == 2:
             raise DataCorruption("wrong data at byte 12")
-        if seat.rank == 1:
-            seat.wait_to_be_interrupted()
+        if worker.rank == 1:
+            worker.wait_to_be_interrupted()
 
     with world([FakeRankWorker(rank, on_step=corrupt) for rank in range(3)]) as coordinator:
         coordinator.open()
@@ -127,12 +127,12 @@ def test_wrong_data_goes_before_what_it_caused_elsewhere() -> None:
 
 
 def test_a_rank_that_lost_another_waits_for_that_ones_word() -> None:
-    def fail(seat: FakeRankWorker, _asked: Step) -> None:
-        if seat.rank == 0:
+    def fail(worker: FakeRankWorker, _asked: Step) -> None:
+        if worker.rank == 0:
             raise PeerLost("remote process exited")
-        if seat.rank == 2:
-            seat.wait_to_be_interrupted()
-        assert not seat.interrupted.wait(0.5), "abandoned before it could say why"
+        if worker.rank == 2:
+            worker.wait_to_be_interrupted()
+        assert not worker.interrupted.wait(0.5), "abandoned before it could say why"
         raise StepFailed("unhandled system error")
 
     with world([FakeRankWorker(rank, on_step=fail) for rank in range(3)]) as coordinator:
@@ -142,10 +142,10 @@ def test_a_rank_that_lost_another_waits_for_that_ones_word() -> None:
 
 
 def test_where_nobody_says_why_the_lost_rank_is_reported_and_the_others_end() -> None:
-    def fail(seat: FakeRankWorker, _asked: Step) -> None:
-        if seat.rank == 1:
+    def fail(worker: FakeRankWorker, _asked: Step) -> None:
+        if worker.rank == 1:
             raise PeerLost("remote process exited")
-        seat.wait_to_be_interrupted()
+        worker.wait_to_be_interrupted()
 
     with world([FakeRankWorker(rank, on_step=fail) for rank in range(3)], cause_s=0.1) as coordinator:
         coordinator.open()
@@ -164,10 +164,10 @@ def test_what_no_rank_can_do_is_reported_as_on_one_machine() -> None:
 
 
 def test_an_unexpected_error_of_a_rank_is_an_answer_and_hangs_nobody() -> None:
-    def break_down(seat: FakeRankWorker, _asked: Step) -> None:
-        if seat.rank == 1:
+    def break_down(worker: FakeRankWorker, _asked: Step) -> None:
+        if worker.rank == 1:
             raise KeyError("lost")
-        seat.wait_to_be_interrupted()
+        worker.wait_to_be_interrupted()
 
     with world([FakeRankWorker(rank, on_step=break_down) for rank in range(2)]) as coordinator:
         coordinator.open()
@@ -176,7 +176,7 @@ def test_an_unexpected_error_of_a_rank_is_an_answer_and_hangs_nobody() -> None:
 
 
 def test_flags_come_from_the_rank_whose_device_they_are_about() -> None:
-    ranks = seats(1.0, 1.0, 1.0)
+    ranks = workers(1.0, 1.0, 1.0)
     ranks[1].wrong_now = (throttled(0),)  # position 0 to its own rank
     with world(ranks) as coordinator:
         coordinator.open()
@@ -186,11 +186,11 @@ def test_flags_come_from_the_rank_whose_device_they_are_about() -> None:
 
 
 def test_an_interrupted_step_is_cleared_away_before_the_next_question() -> None:
-    def interrupt_rank_0(seat: FakeRankWorker, asked: Step) -> None:
+    def interrupt_rank_0(worker: FakeRankWorker, asked: Step) -> None:
         if asked.size_bytes == 8:
-            if seat.rank == 0:
+            if worker.rank == 0:
                 os.kill(os.getpid(), signal.SIGINT)
-            seat.wait_to_be_interrupted()
+            worker.wait_to_be_interrupted()
 
     with world([FakeRankWorker(rank, on_step=interrupt_rank_0) for rank in range(2)]) as coordinator:
         coordinator.open()
@@ -220,8 +220,8 @@ def test_a_rank_that_is_silent_is_lost_and_one_that_is_slow_is_not() -> None:
         silent.ask({0: Introduce()})
     theirs.close()
 
-    def take_a_second(seat: FakeRankWorker, _asked: Step) -> None:
-        seat.interrupted.wait(1.0)  # signs of life come every 0.05 s
+    def take_a_second(worker: FakeRankWorker, _asked: Step) -> None:
+        worker.interrupted.wait(1.0)  # signs of life come every 0.05 s
 
     with world([FakeRankWorker(0, on_step=take_a_second)], silence_s=0.5) as coordinator:
         coordinator.open()
@@ -229,7 +229,7 @@ def test_a_rank_that_is_silent_is_lost_and_one_that_is_slow_is_not() -> None:
 
 
 def test_copies_are_refused() -> None:
-    with world(seats(1.0)) as coordinator:
+    with world(workers(1.0)) as coordinator:
         assert all(coordinator.operations(variant) == () for variant in Variant)
         assert coordinator.can_run(Work(ALLREDUCE), (0,)) is None
         assert coordinator.can_run(Work(Operation.CE_WRITE), (0, 1)) is not None
@@ -242,7 +242,7 @@ def test_the_coordinator_is_a_backend() -> None:
 
     def takes(_backend: Backend) -> None: ...
 
-    with world(seats(1.0)) as coordinator:
+    with world(workers(1.0)) as coordinator:
         assert isinstance(coordinator, Coordinator)
         takes(coordinator)
 

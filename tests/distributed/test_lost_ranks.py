@@ -24,14 +24,14 @@ def step(*groups: tuple[int, ...]) -> Step:
     return Step(ALLREDUCE, groups, 8, 1, 2)
 
 
-def seats(count: int) -> list[FakeRankWorker]:
+def made(count: int) -> list[FakeRankWorker]:
     return [FakeRankWorker(rank, seconds=float(rank + 1)) for rank in range(count)]
 
 
 @pytest.mark.parametrize("phase", ["open", "reserve", "prepare", "step", "health"])
 @pytest.mark.parametrize("victims", [(2,), (1, 4)])
 def test_a_rank_that_dies_in_any_phase_costs_only_its_own_groups(phase: str, victims: tuple[int, ...]) -> None:
-    workers = seats(5)
+    workers = made(5)
     for victim in victims:
         workers[victim].dies_at = phase
     board = Board()
@@ -60,13 +60,13 @@ def test_a_rank_that_dies_in_any_phase_costs_only_its_own_groups(phase: str, vic
 
 def test_one_that_works_hears_that_another_was_lost() -> None:
     """A collective waits for every rank: without word the others would wait for ever."""
-    workers = seats(3)
+    workers = made(3)
     workers[1].dies_at = "step"
     waits = iter([True])
 
-    def wait_once(seat: FakeRankWorker, _step: Step) -> None:
+    def wait_once(worker: FakeRankWorker, _step: Step) -> None:
         if next(waits, False):
-            seat.wait_to_be_interrupted()
+            worker.wait_to_be_interrupted()
 
     workers[2].on_step = wait_once
     with world(workers, survives_losses=True) as coordinator:
@@ -100,14 +100,14 @@ def test_a_silent_rank_is_a_hang_and_asked_no_more(silent: Ranks) -> None:
 
 
 def test_nobody_is_left_to_measure_with() -> None:
-    workers = seats(2)
+    workers = made(2)
     workers[1].dies_at = "open"
     with world(workers, survives_losses=True) as coordinator, pytest.raises(BackendError, match="rank 1 is gone"):
         coordinator.open()
 
 
 def test_a_rank_is_missed_while_it_owes_nothing() -> None:
-    workers = seats(3)
+    workers = made(3)
     with world(workers, survives_losses=True) as coordinator:
         coordinator.open()
         workers[1].dies_at = "now"

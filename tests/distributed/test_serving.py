@@ -15,12 +15,12 @@ STEP = Step(Operation.ALLREDUCE, ((0, 1),), 8, 1, 1)
 
 
 class Serving:
-    """A seat that is served in a thread; `line` is rank 0's end."""
+    """A worker that is served in a thread; `line` is rank 0's end."""
 
-    def __init__(self, seat: FakeRankWorker) -> None:
+    def __init__(self, worker: FakeRankWorker) -> None:
         self.line, far = pair()
         self._released: list[bool] = []
-        self._thread = threading.Thread(target=lambda: self._released.append(serve(far, seat, 0.05)), daemon=True)
+        self._thread = threading.Thread(target=lambda: self._released.append(serve(far, worker, 0.05)), daemon=True)
         self._thread.start()
 
     def end(self) -> bool:
@@ -30,12 +30,12 @@ class Serving:
 
 
 def stuck() -> tuple[FakeRankWorker, threading.Event]:
-    """Return a seat whose step lasts until it is interrupted, and what tells that it has begun."""
+    """Return a worker whose step lasts until it is interrupted, and what tells that it has begun."""
     begun = threading.Event()
 
-    def wait(seat: FakeRankWorker, _step: Step) -> None:
+    def wait(worker: FakeRankWorker, _step: Step) -> None:
         begun.set()
-        seat.wait_to_be_interrupted()
+        worker.wait_to_be_interrupted()
 
     return FakeRankWorker(0, on_step=wait), begun
 
@@ -46,8 +46,8 @@ def stuck() -> tuple[FakeRankWorker, threading.Event]:
 )
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_rank_ends_with_rank_0(title: str, last: Order | None, released: bool, busy: bool) -> None:
-    seat, begun = stuck()
-    serving = Serving(seat)
+    worker, begun = stuck()
+    serving = Serving(worker)
     if busy:
         serving.line.send(STEP)
         assert begun.wait(PATIENCE_S)
@@ -56,13 +56,13 @@ def test_a_rank_ends_with_rank_0(title: str, last: Order | None, released: bool,
     else:
         serving.line.send(last)
     assert serving.end() is released
-    assert seat.closed.is_set()
-    assert seat.interrupted.is_set() is busy
+    assert worker.closed.is_set()
+    assert worker.interrupted.is_set() is busy
 
 
 def test_an_abandoned_step_is_answered_and_the_rank_goes_on() -> None:
-    seat, begun = stuck()
-    serving = Serving(seat)
+    worker, begun = stuck()
+    serving = Serving(worker)
     serving.line.send(STEP)
     assert begun.wait(PATIENCE_S)
     serving.line.send(Abandon())
@@ -98,10 +98,10 @@ class StartsLate(FakeRankWorker):
 
 def test_a_worker_that_was_about_to_start_when_it_was_abandoned_ends_too() -> None:
     """Else its rank would wait for a lost one for as long as workers may take to meet: a minute."""
-    seat = StartsLate()
-    serving = Serving(seat)
+    worker = StartsLate()
+    serving = Serving(worker)
     serving.line.send(OpenRank((), "world0", "", (0,), 0))
-    assert seat.asked.wait(PATIENCE_S)
+    assert worker.asked.wait(PATIENCE_S)
     serving.line.send(Abandon())
     words: list[object] = [serving.line.recv()]
     while isinstance(words[-1], Alive):

@@ -50,12 +50,12 @@ def arrange(how: str, when: str) -> None:
     came: Counter[str] = Counter()
     answered, connected, served = rank_worker._value, connection.connect, rank_worker.serve
 
-    def value(seat: object, request: object) -> object:
+    def value(worker: object, request: object) -> object:
         name = type(request).__name__
         came[name] += 1
         if (what, number) == (name, str(came[name])):
             threading.Timer(_WITHIN_S, fail, [how]).start()
-        found = answered(seat, request)  # type: ignore[arg-type]
+        found = answered(worker, request)  # type: ignore[arg-type]
         if isinstance(request, Step) and (what, number) == ("gathering", str(came[name])):
             fail(how)
         return found

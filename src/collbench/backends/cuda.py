@@ -9,6 +9,7 @@ from functools import cached_property
 from importlib import resources
 
 from collbench import _native
+from collbench.backends.gpu_copies import gpu_operations, transfers_of
 from collbench.backends.protocol import Backend, Coverage, Step, Timing
 from collbench.backends.worker_messages import World
 from collbench.machine.numa import usable_nodes
@@ -28,7 +29,6 @@ from collbench.model.run import NO_PEERS, Device, RankLaunches, Refusal, SkipKin
 from collbench.model.units import DTYPE_BYTES, format_size
 
 # Native exceptions as collbench's, with what was attempted, on what, and what to do next.
-
 
 _REMOTE_ERROR = 6  # ncclRemoteError [nccl.h]: "remote process exited or there was a network error"
 
@@ -81,8 +81,7 @@ def _wrong(error: _native.DataError, step: Step) -> WrongData:
     return WrongData(step.work, step.size_bytes, members, error.wrong, error.offset, error.expected, error.found)
 
 
-# The GPUs through the native extension: copies by the driver API, collectives by NCCL.
-
+# The backend.
 
 # A native transfer's position for pinned host memory (csrc/host_memory.hpp): -1 anywhere, -2 - n on NUMA node n.
 _HOST, _HOST_NODE_0 = -1, -2
@@ -176,15 +175,7 @@ class CudaBackend(Backend):
 
     def operations(self, variant: Variant) -> tuple[Operation, ...]:
         """Return what moves bytes so, and the pointer chase: copy engine and multiprocessors, written and read."""
-        if variant is Variant.HOST:
-            return (*_HOST_COPIES, Operation.CHASE)
-        if variant.host_memory:
-            return tuple(_HOST_COPIES)
-        if variant is Variant.STAGED:
-            return (Operation.CE_WRITE,)
-        if variant is Variant.LOCAL:  # the GPU writes what it reads
-            return (Operation.CE_WRITE, Operation.SM_WRITE)
-        return (*_COPIES, Operation.CHASE) if variant is Variant.PLAIN else tuple(_COPIES)
+        return gpu_operations(variant)
 
     def free_bytes(self) -> tuple[int, ...]:
         """Return each GPU's free memory in bytes when the backend was opened."""
@@ -269,14 +260,14 @@ class CudaBackend(Backend):
         return Timing(_by_group(times)[:timed], coverage=_coverage(times)[:timed])
 
     def _transfers(self, work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Return a group's transfers, with host memory at each GPU's own NUMA node where that is what None means."""
+        """Return a group's transfers; where no NUMA node is named, all-device copies use each GPU's own node."""
         if work.numa_node is None and work.variant.at_once:
             work = replace(work, numa_node=self._own_nodes[members[0]])
         return _transfers(work, members)
 
     @cached_property
     def _own_nodes(self) -> tuple[int | None, ...]:
-        """Return each GPU's NUMA node; None if there is no choice, it is not known, or its memory is refused."""
+        """Return each GPU's NUMA node; None if there is only one, it is not known, or its memory is refused."""
         nodes = usable_nodes()
         if len(nodes) < 2 or any(_native.node_memory_refusal(node) for node in nodes):
             nodes = ()
@@ -386,9 +377,9 @@ def _ordinals(devices: Sequence[Device]) -> list[int]:
 
 
 def _copying(step: Step) -> list[tuple[int, ...]]:
-    """Return the members of every group that runs: the step's, and of those that it names as busy meanwhile.
+    """Return the members of every group that runs: the step's, and those of the devices that it names as busy.
 
-    The one that comes first in a group's members is the one that copies there.
+    The first member of a group is the device that copies.
     """
     if not step.variant.covered:
         return list(step.groups)
@@ -398,20 +389,13 @@ def _copying(step: Step) -> list[tuple[int, ...]]:
 
 
 def _transfers(work: Work, members: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return a group's transfers as (source, destination); of a pointer chase as (reader, owner of the memory).
+    """Return a group's transfers as the extension takes them.
 
     Of host memory they are those of the first member: each other one has a group of its own (`_copying`).
     """
-    first, *rest = members
-    if work.variant.host_memory:
-        host = _HOST if work.numa_node is None else _HOST_NODE_0 - work.numa_node
-        inward = work.operation in (Operation.H2D_CE, Operation.H2D_SM)
-        directions = [(host, first), (first, host)] if inward else [(first, host), (host, first)]
-        return directions if work.variant.opposed else directions[:1]
-    if work.variant is Variant.LOCAL:
-        return [(first, first)]
-    if work.variant is Variant.BOTH_WAYS:
-        return [(first, rest[0]), (rest[0], first)]
-    if work.variant is Variant.ALL_TO_ONE:
-        return [(other, first) for other in rest]
-    return [(first, other) for other in rest]
+    host = _HOST if work.numa_node is None else _HOST_NODE_0 - work.numa_node
+
+    def position(end: int | None) -> int:
+        return host if end is None else end
+
+    return [(position(src), position(dst)) for src, dst in transfers_of(work, members)]

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 class Present:
     """The devices that this process may use, in nvidia-smi's order, and their NVML state.
 
-    `hidden` are GPUs that CUDA_VISIBLE_DEVICES keeps from this process, and `mig` those in MIG mode, which are not
-    among `devices`: their instances have no P2P. `states` are by UUID, of all of them, as nothing of ours is on them.
+    `hidden` are GPUs that CUDA_VISIBLE_DEVICES hides from this process, and `mig` those in MIG mode, which are not
+    among `devices`: their instances have no P2P. `states` are those of all GPUs by UUID; none of our processes is on
+    them yet.
     """
 
     backend: str
@@ -75,7 +76,7 @@ def look(name: str) -> Present:
 
 
 def may_use(nvml: Nvml) -> tuple[Device, ...]:
-    """Return the GPUs that CUDA shows to this process, in nvidia-smi's order. Starts CUDA only where it must be asked.
+    """Return the GPUs that CUDA shows to this process, in nvidia-smi's order. Starts CUDA only if nothing else knows.
 
     Raises UsageError for MIG devices, MachineError.
     """
@@ -111,9 +112,8 @@ def _no_gpu(why: str) -> MachineError:
 
 # From a backend's name to an open backend with the facts about its machine. Nothing is substituted silently.
 
-
 NAMES = ("auto", *BACKENDS)  # auto never takes sim
-# A starting worker; None if there is nothing to start.
+# A worker that `begin` has started; None if the backend has none.
 Begun: TypeAlias = "IsolatedBackend | None"
 Choice: TypeAlias = Callable[[tuple[Device, ...]], tuple[Device, ...]]  # may drop some of the devices
 
@@ -165,11 +165,9 @@ def open_backend(
     begun: Begun = None,
     options: NcclOptions | None = None,
 ) -> Opened:
-    """Open the cuda or host backend on the devices that `wanted` names, and continue with what was begun, if anything.
+    """Open the cuda or host backend on the devices that `wanted` names, with the worker that was begun, if one was.
 
-    `options` are what the collectives ask of NCCL.
-
-    Raises UsageError, MachineError.
+    `options` are those of NCCL's communicators. Raises UsageError, MachineError.
     """
     if capabilities(name).cores:
         return _open_host(wanted)
@@ -259,7 +257,7 @@ class ObservedGpus:
 
 
 def choose_devices(present: tuple[Device, ...], wanted: str | None) -> tuple[Device, ...]:
-    """Return those of the devices here that `wanted` names, two at least. Raises UsageError."""
+    """Return those of the present devices that `wanted` names, at least two. Raises UsageError."""
     devices = visible_devices.select(present, wanted)
     visible_devices.at_least_two(devices)
     return devices
@@ -279,7 +277,7 @@ def _open_cuda(
     """Let the worker start CUDA and NCCL while this process queries NVML; this process never loads CUDA."""
     with ExitStack() as stack:
         backend = cast("IsolatedBackend", begun)
-        # Waits: else the next command, `pairs && train` say, may take the worker that is ending for somebody else's.
+        # This waits, because the next command (`pairs && train`) might take the ending worker for another user's.
         stack.callback(backend.reap)
         tools = LiveTools()
         stack.callback(tools.close)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # the extension is loaded by the first copy: neither collecti
     from collbench._native import HostSession
 
 
-# Small messages rotate over a buffer of at least this much, so that they leave a core's own L2 (≤ 4 MiB on today's
-# CPUs). A shared L3 is not avoided: it *is* the path between two cores.
+# Small messages rotate over a buffer of at least this much, so that they do not stay in a core's own L2 (≤ 4 MiB on
+# today's CPUs). A shared L3 is not avoided: it *is* the path between two cores.
 _LEAST_BUFFER_BYTES = 8 * 2**20
 
 # A device holds a source and a destination for copies, rounded up to a power of two; for a collective its rank holds

@@ -1,4 +1,4 @@
-"""The GPUs behind a worker process: a hang, a crash or a broken context costs a step instead of the run."""
+"""The GPUs in a worker process: a hang, a crash or a broken context costs a step instead of the run."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ _MULTIPLE = 20
 class Timeouts:
     """Seconds to wait, and the slowest rates in B/s that a message may have.
 
-    Staged PCIe gen 3 gives 3 GB/s, shared by several pairs a part of it; between hosts 1 Gbit Ethernet 0.12 GB/s.
-    Opening may start the driver on every GPU, a second each without nvidia-persistenced. Starting NCCL takes 0.7 s on
-    4 × H200 [docs/method.md 4.1], and much longer where it first looks for networks. A worker's first step loads code.
+    Staged PCIe gen 3 reaches 3 GB/s, and a part of it if several pairs share it; 1 Gbit Ethernet between hosts reaches
+    0.12 GB/s. Opening may start the driver on every GPU, a second each without nvidia-persistenced. Starting NCCL takes
+    0.7 s on 4 × H200 [docs/method.md 4.1], and much longer if it first looks for networks. A worker's first step loads
+    code.
     """
 
     opening_s: float = 120.0
@@ -59,7 +60,7 @@ class Timeouts:
     slowest_network: float = 0.1e9
 
     def for_step(self, step: Step, known_s: float | None, *, network: bool) -> float:
-        """Return the seconds for a step; `known_s` is the longest that its like took before, None at first."""
+        """Return the seconds for a step; `known_s` is the longest that a step of its kind took, None at first."""
         rate = self.slowest_network if network else self.slowest_rate
         return self.floor_s + (_expected_s(step, rate) if known_s is None else _MULTIPLE * known_s)
 
@@ -76,7 +77,6 @@ def _expected_s(step: Step, rate: float) -> float:
 
 
 # A worker that may crash in any step, and is then restarted, opened and prepared again.
-
 
 _DOING: dict[type, str] = {
     ListGpus: "listing the GPUs",
@@ -97,7 +97,7 @@ class Supervised:
     """
 
     def __init__(self, module: str, timeouts: Timeouts, extra: Mapping[str, str]) -> None:
-        """Start nothing yet; `module` is what the worker runs, with `extra` variables beside ours."""
+        """Start nothing yet; `module` is what the worker runs, with our environment and `extra` variables."""
         self._module, self._timeouts, self._extra = module, timeouts, extra
         self._child: Child | None = None
         self._gone: list[Child] = []
@@ -133,7 +133,7 @@ class Supervised:
         return self._exchange(request)
 
     def open(self, opening: Open) -> None:
-        """Let the running worker open GPUs, and return at once; `facts` returns the result."""
+        """Tell the running worker to open GPUs, and return at once; `facts` returns the result."""
         self.plan(opening)
         self._live.send(opening)
         self._facts, self._opens = None, True
@@ -152,7 +152,7 @@ class Supervised:
         return self._facts
 
     def set_up(self, request: Reserve | Prepare) -> None:
-        """Reserve or prepare, in this worker and in all later ones. Raises what the worker reports."""
+        """Reserve or prepare in this worker and in all later ones. Raises what the worker reports."""
         self._setup.append(request)
         if self._child is not None:
             self._exchange(request)
@@ -164,12 +164,12 @@ class Supervised:
     def answer(self) -> tuple[Step, Timing | StepFailed]:
         """Return the first waiting step with its result; the others stay, to be sent again after a failure.
 
-        Raises DataCorruption and whatever else is no failure of the step alone.
+        Raises DataCorruption and any other error that is not a failure of the step alone.
         """
         return self._answer(len(self._waiting))
 
     def time(self, step: Step) -> Timing:
-        """Time one step now, before those that wait; the worker may have none of them yet. Raises StepFailed."""
+        """Time one step before the waiting ones, none of which may be with the worker yet. Raises StepFailed."""
         if self._sent:
             raise RuntimeError("steps are with the worker: nothing can be timed before them")
         self._waiting.appendleft(step)
@@ -179,7 +179,7 @@ class Supervised:
         return outcome
 
     def _answer(self, ahead: int) -> tuple[Step, Timing | StepFailed]:
-        """Answer the first step while the first `ahead` are with the worker."""
+        """Answer the first waiting step, with the first `ahead` steps sent to the worker."""
         step = self._waiting[0]
         try:
             outcome: Timing | StepFailed = self._refusal(step) or self._outcome(step, ahead)
@@ -194,7 +194,7 @@ class Supervised:
         return step, outcome
 
     def forget(self) -> None:
-        """Drop the waiting steps; a worker that has some of them is ended, because its answers would stay unread."""
+        """Drop the waiting steps; end a worker that has some of them, because its answers would stay unread."""
         if self._sent:
             self.kill()
         self._waiting.clear()
@@ -306,8 +306,7 @@ def _kind(step: Step) -> tuple[Work, int, int, int]:
     return step.work, step.size_bytes, len(step.groups[0]), step.singles
 
 
-# The GPUs behind a child process, so that a hang, a crash or a broken context costs a step and not the run.
-
+# The backend: one worker for most steps, and one without peer access for staged copies.
 
 _WORKER = "collbench.backends.worker"
 _STDERR = 2  # the file descriptor

@@ -38,8 +38,8 @@ _SYMMETRIC = re.compile(  # since 2.28, on registered symmetric memory [symmetri
 def ask(open_probe: Callable[[Mapping[str, str]], Backend], steps: Sequence[Step]) -> list[Chosen]:
     """Return what NCCL chose for each step's first group, if it reported that; a failing step is left out.
 
-    `open_probe` starts a process with these variables beside the user's own and returns a backend that runs in it, with
-    NCCL open. The GPUs must have room for it. Raises what opening raises.
+    `open_probe` starts a process with these variables in addition to the user's and returns a backend that runs in it,
+    with NCCL open. The GPUs must have room for it. Raises what opening raises.
     """
     if not steps:
         return []
@@ -80,7 +80,7 @@ def questions(steps: Iterable[Step]) -> list[Step]:
 def probe(
     devices: tuple[Device, ...], nccl_path: str | None, options: NcclOptions, variables: Mapping[str, str]
 ) -> Backend:
-    """Return a backend on these GPUs in a process with these variables beside ours. Raises MachineError."""
+    """Return a backend on these GPUs in a process with these variables and ours. Raises MachineError."""
     backend = IsolatedBackend(extra=variables)
     backend.start()
     backend.open(devices, nccl_path, collectives=True, options=options)
@@ -102,7 +102,7 @@ def choice(log: str, operation: Operation, ranks: int, size_bytes: int) -> Chose
 
 
 def _variables(folder: Path) -> dict[str, str]:
-    # %p is the process id: a process that takes over for one that died begins a file of its own.
+    # %p is the process id: a process that replaces one that died begins a file of its own.
     return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG_FILE": str(folder / "nccl.%p")}
 
 

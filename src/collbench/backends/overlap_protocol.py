@@ -81,10 +81,10 @@ class Load:
 class RankTimes:
     """One rank's seconds from the common start to the end of each chunk, on its own device's clock.
 
-    `begins` are those to the begin of each chunk of the collective, where the load has rounds; `compute` then holds one
-    round after another.
-    `queued` is False if the start came before all was queued: then the host's launches are in the times. `wrong` and
-    `wrong_compute` count wrong elements of the last result of each; None if nothing was compared.
+    If the load has rounds, `begins` are the seconds to the begin of each chunk of the collective, and `compute` holds
+    one round after another. `queued` is False if the start came before all was queued: then the times include the
+    host's launches. `wrong` and `wrong_compute` count wrong elements of the last result of each; None if nothing was
+    compared.
     """
 
     collective: tuple[float, ...]

@@ -201,7 +201,7 @@ class Rank:
 
     def run(self, load: Load) -> RankTimes:
         """Run a load, and verify the last result of the collective and of the compute, if they ran."""
-        point, messages, (_, unit, alone) = self._allocated()
+        point, messages, (_, unit, isolated) = self._allocated()
         if self._group is None:
             raise RuntimeError("the data point was not warmed up")
         call, slots = self._call(point, self._group), messages.slots
@@ -220,7 +220,7 @@ class Rank:
             StreamWork(load.compute_chunks, self._chunk(load, unit)),
         )
         times = self._accelerator.run_both(self._align, *works, load.delay_s)
-        wrong_compute = int((unit.result != alone).sum()) if load.compute_chunks else None
+        wrong_compute = int((unit.result != isolated).sum()) if load.compute_chunks else None
         wrong = messages.wrong() if load.collective_chunks else None
         return RankTimes(times.collective, times.compute, times.begins, times.queued, wrong, wrong_compute)
 

@@ -20,11 +20,11 @@ from collbench.model.skew import Blocks, Skew, blocks_of
 class Step:
     """One trial's work: the same operation and size on disjoint groups of devices at the same time.
 
-    `groups` are members as in `model.Variant`. They share devices where each names the others as busy meanwhile: a
-    device's transfers then run once for all groups. `iterations` per batch (accesses of a pointer chase), `batches`
-    batches, `warmup` untimed batches first. `launches` is how many ungraphed launches of a collective to time
-    beside (0: none), `singles` how many plain launches to time one by one. `verify` False leaves the data of
-    collectives unchecked. `numa_node`, `registration` and `skew` as in
+    `groups` are members as in `model.Variant`. They share devices only in variants in which each group names the others
+    as busy meanwhile: a device's transfers then run once for all groups. A step has `warmup` untimed batches, then
+    `batches` timed ones, each of `iterations` messages (or accesses of a pointer chase). `launches` is how many
+    ungraphed launches of a collective are timed in addition, `singles` how many plain launches are timed one by one.
+    `verify` False leaves the data of collectives unchecked. `numa_node`, `registration` and `skew` are those of
     `operations.Work`.
     """
 
@@ -52,13 +52,13 @@ class Step:
 
     @property
     def blocks(self) -> Blocks:
-        """Bytes from each rank to each of a group of an irregular collective; () for any other."""
+        """Bytes from each rank of a group to each, of an irregular collective; () for any other."""
         return blocks_of(self.skew, len(self.groups[0]), self.size_bytes) if self.operation.irregular else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Bytes that a step's batches delivered to a group, untimed ones too, and how many of them were compared there."""
+    """Bytes that a step's batches, including untimed ones, delivered to a group, and how many were compared there."""
 
     moved: int
     verified: int
@@ -68,12 +68,13 @@ class Coverage:
 class Timing:
     """Raw seconds per iteration: `seconds[g][b]` for group g and batch b, the maximum over a group's ranks.
 
-    `launch_seconds[g]` is the launch loop's, empty when it was not asked for. Wrong data raised; `coverage[g]` says how
-    much was compared, empty if uncounted. `singles[g]` are the single launches of each of the group's ranks, in
-    their order, in ns of one clock for all ranks of a host; empty without any. `plain[g]`: the group's batches were
-    plain launches, not replays of a graph; empty if all were replays, or nothing is launched. `waits[g][r][b]` are
-    the seconds for which rank r of the group was in the barrier before batch b; empty in a single process. The last one
-    to come waits least, and but for a step's first batch each comes as soon as its host can after the batch before.
+    `launch_seconds[g]` is the launch loop's, empty if the step has none. `coverage[g]` says how much data was compared,
+    empty if that is not counted; wrong data raises an error instead. `singles[g]` are the single launches of each of
+    the group's ranks, in their order, in ns of one clock for all ranks of a host; empty without any. `plain[g]`: the
+    group's batches were plain launches, not replays of a graph; empty if all were replays, or nothing is launched.
+    `waits[g][r][b]` are the seconds for which rank r of the group was in the barrier before batch b; empty in a single
+    process. The rank that reaches the barrier last waits least. Except before a step's first batch, each rank reaches
+    it as soon as its host can after the batch before.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -84,8 +85,8 @@ class Timing:
     waits: tuple[tuple[tuple[float, ...], ...], ...] = ()
 
     def region_seconds(self, step: Step) -> float:
-        """Return how long the step's batches took; groups that ran at once count once."""
-        longest: list[float] = [max(together) for together in zip(*self.seconds, strict=True)]
+        """Return how long the step's batches took; groups that ran concurrently count once."""
+        longest: list[float] = [max(batches) for batches in zip(*self.seconds, strict=True)]
         return step.iterations * sum(longest)
 
 

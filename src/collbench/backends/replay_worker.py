@@ -41,8 +41,8 @@ def exact(dtype: str, reduction: str, ranks: int) -> bool:
     return True
 
 
-def combined(parts: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
-    """Return what ranks' contributions, as integers, reduce to."""
+def reduce_parts(parts: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
+    """Return the reduction of the ranks' contributions, which are integers."""
     stacked = torch.stack(list(parts))
     match reduction:
         case "sum":
@@ -58,11 +58,11 @@ def combined(parts: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
 
 @dataclass(slots=True)
 class Buffers:
-    """What a rank sends from and receives into, in place where they are one; reused by every call of this kind."""
+    """What a rank sends and receives, one tensor if the call is in place; reused by every call of this kind."""
 
     sent: torch.Tensor
     received: torch.Tensor
-    sends: int  # elements of `sent` that are filled, from element `first` of its sequence on
+    sends: int  # elements of `sent` that are filled
     segments: tuple[Segment, ...]
     salt: int
     post: Post
@@ -88,8 +88,8 @@ class Buffers:
             stop = min(start + _WINDOW, self.sends)
             self.sent[start:stop] = self.value(rank, start, stop - start).to(self.sent.dtype)
 
-    def steady(self) -> None:
-        """Write what a reduction in place does not carry away when it is repeated."""
+    def make_repeatable(self) -> None:
+        """Write zeros if the call is a reduction: repeated in place, other data would overflow."""
         if self.reduces:
             self.sent.zero_()
             self.received.zero_()
@@ -100,7 +100,7 @@ class Buffers:
             for start in range(0, segment.length, _WINDOW):
                 length = min(_WINDOW, segment.length - start)
                 parts = [self.value(sender, segment.first + start, length) for sender in segment.senders]
-                expected = combined(parts, self.post.reduction) if self.reduces else parts[0]
+                expected = reduce_parts(parts, self.post.reduction) if self.reduces else parts[0]
                 begin = segment.start + start
                 delivered = self.received[begin : begin + length]
                 count += (delivered != expected.to(delivered.dtype)).sum()
@@ -139,8 +139,10 @@ def _layout(post: Post, rank: int, members: Sequence[int], count: int) -> Layout
 # The calls.
 
 
-def together(calls: Sequence[Callable[[], dist.Work | None]], group: dist.ProcessGroup, device: torch.device) -> None:
-    """Make several collectives at once, where the backend can; torch's own manager only takes those of one kind."""
+def run_coalesced(
+    calls: Sequence[Callable[[], dist.Work | None]], group: dist.ProcessGroup, device: torch.device
+) -> None:
+    """Run several collectives at once if the backend can; torch's own manager only takes collectives of one kind."""
     if device.type == "cpu":
         for call in calls:
             one = call()
@@ -155,8 +157,8 @@ def together(calls: Sequence[Callable[[], dist.Work | None]], group: dist.Proces
         work.wait()
 
 
-def exchanged(posts: Sequence[Post], buffers: Sequence[Buffers], group: dist.ProcessGroup, rank: int) -> None:
-    """Make a unit's sends and receives as one batch; what a rank sends itself is copied."""
+def exchange(posts: Sequence[Post], buffers: Sequence[Buffers], group: dist.ProcessGroup, rank: int) -> None:
+    """Run a unit's sends and receives as one batch; a message from a rank to itself is copied."""
     own = [one.sent for post, one in zip(posts, buffers, strict=True) if _to_self(post, rank, PointToPoint.SEND)]
     kept = [one.received for post, one in zip(posts, buffers, strict=True) if _to_self(post, rank, PointToPoint.RECV)]
     for source, target in zip(own, kept, strict=True):
@@ -188,7 +190,7 @@ class PreparedStep:
 
 
 class Rank:
-    """A process's place among the ranks, and the step that it has prepared."""
+    """One rank, and the step that it has prepared."""
 
     def __init__(self, rank: int, ranks: int, accelerator: Accelerator) -> None:
         self._rank, self._accelerator = rank, accelerator
@@ -197,7 +199,7 @@ class Rank:
         self._step: PreparedStep | None = None
 
     def prepare(self, request: Prepare) -> Prepared:
-        """Make groups, and room for one pair of buffers of each kind; the answer says why there is none."""
+        """Make groups, and one pair of buffers for each kind of call; the answer says why if they do not fit."""
         accelerator, device = self._accelerator, self._accelerator.device
         groups = [accelerator.group(members) for members in request.groups]
         mine = [group for group, members in enumerate(request.groups) if self._rank in members]
@@ -234,7 +236,7 @@ class Rank:
         self._run(ReplayLoad(1, pauses=False), checked)
         wrong = sum(int(one) for one in count.values())
         for one in step.buffers.values():
-            one.steady()
+            one.make_repeatable()
         self._accelerator.finish()
         compared = any(one.segments for one in step.buffers.values())
         return Verified(wrong if compared else None)
@@ -261,7 +263,7 @@ class Rank:
         return {unit.group for unit in self._prepared().request.units}
 
     def _allocate(self, step: PreparedStep, group: int) -> None:
-        """Make the buffers of one group: calls that run at once have their own, those one after another share."""
+        """Make the buffers of one group: concurrent calls have their own, successive ones share."""
         if not step.uses:
             step.uses = [[] for _ in step.request.units]
         members = step.request.groups[group]
@@ -285,14 +287,14 @@ class Rank:
         self, unit: Unit, used: Sequence[Buffers], group: dist.ProcessGroup, device: torch.device
     ) -> Callable[[], object]:
         if unit.messages:
-            return lambda: exchanged(unit.posts, used, group, self._rank)
+            return lambda: exchange(unit.posts, used, group, self._rank)
         members, several = self._prepared().request.groups[unit.group], len(unit.posts) > 1
         calls = []
         for post, one in zip(unit.posts, used, strict=True):
             root, redop = post.root or 0, post.reduction or "sum"
             call = call_of(Operation(post.operation), group, members, self._rank, root=root, redop=redop)
             calls.append(partial(call, one.sent, one.received, async_op=several))
-        return calls[0] if len(calls) == 1 else lambda: together(calls, group, device)
+        return calls[0] if len(calls) == 1 else lambda: run_coalesced(calls, group, device)
 
     @staticmethod
     def _checked(post: Callable[[], object], used: Sequence[Buffers], count: torch.Tensor) -> Callable[[], object]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from collbench.backends.gpu_copies import gpu_operations, transfers_of
 from collbench.backends.protocol import Backend, Step, Timing
 from collbench.machine import theory
 from collbench.machine.health import wrong
@@ -27,10 +28,7 @@ from collbench.sim.collectives import truth_of
 from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from collbench.sim.network import Transfer, network_of, route_of, shared_rates
 
-_COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
-_HOST_COPIES = (Operation.H2D_CE, Operation.D2H_CE, Operation.H2D_SM, Operation.D2H_SM)
 _KERNELS = (Operation.SM_WRITE, Operation.SM_READ, Operation.H2D_SM, Operation.D2H_SM)
-_INWARD = (Operation.H2D_CE, Operation.H2D_SM)
 _OPPOSITE = {
     Operation.H2D_CE: Operation.D2H_CE,
     Operation.D2H_CE: Operation.H2D_CE,
@@ -40,15 +38,15 @@ _OPPOSITE = {
 # A local copy on an H200 of 4.8 TB/s reaches 2,079 GB/s, 0.87 of the half. GPUs of another name have its memory.
 _MEMORY_GBS, _LOCAL_SHARE = 4800.0, 0.87
 _MICRO, _NANO = 1e-6, 1e9
-# How far apart ranks come to a launch where nothing holds one back, and how well their clocks are compared.
+# How far apart ranks arrive at a launch if nothing delays one, and how well their clocks are compared.
 _JITTER_S, _UNCERTAIN_NS = 3e-8, 1000
 _BUFFERS = 3  # as on real GPUs: source, send, target
-# What a step costs beside its batches, for the clock alone: the trials of `pairs` on 4 × H200 were some 1300 steps, and
-# 0.8 s of their 1.9 s was queueing and verifying (README.md).
+# What a step costs in addition to its batches, for the clock alone: the trials of `pairs` on 4 × H200 were some 1300
+# steps, and 0.8 s of their 1.9 s was queueing and verifying (README.md).
 _STEP_S = 6e-4
 # By the simulated clock, as Timeouts.floor_s by a real one.
 _GIVEN_UP_S = 5.0
-# Noise slows without end, but a link that reaches 0.97 of what it carries [V100] is never faster than that.
+# Noise may slow a link without limit, but a link that reaches 0.97 of its capacity [V100] is never faster than that.
 _FASTEST = math.log(0.97)
 _DRAWN = 8192  # normal values at a time: one call of numpy's costs as much as a hundred values
 
@@ -83,7 +81,7 @@ class SimBackend(Backend):
         self._rng = np.random.default_rng(seed)
         self._drawn: Iterator[float] = iter(())
         self._rates: dict[object, list[_Cost]] = {}
-        self._ends = fabric.faults_of(FaultKind.CORRUPT_LINK, FaultKind.HANGING_LINK)
+        self._link_faults = fabric.faults_of(FaultKind.CORRUPT_LINK, FaultKind.HANGING_LINK)
         self._late = fabric.faults_of(FaultKind.LATE_GPU)
         self._mistimed = fabric.faults_of(FaultKind.MISTIMED)
         self._seconds = 0.0
@@ -97,7 +95,7 @@ class SimBackend(Backend):
         return self._seconds
 
     def machine(self) -> Machine:
-        """Return what a run says of its machine: that there is none, and the fabric's name."""
+        """Return the simulated machine, which has only the fabric's name."""
         fabric = self._fabric
         return Machine("sim", "simulated", "", virtualization=fabric.virtualization, fabric=fabric.name)
 
@@ -122,15 +120,7 @@ class SimBackend(Backend):
 
     def operations(self, variant: Variant) -> tuple[Operation, ...]:
         """Return what a GPU can do: the same as on the cuda backend."""
-        if variant is Variant.HOST:
-            return (*_HOST_COPIES, Operation.CHASE)
-        if variant.host_memory:
-            return _HOST_COPIES
-        if variant is Variant.STAGED:
-            return (Operation.CE_WRITE,)
-        if variant is Variant.LOCAL:
-            return (Operation.CE_WRITE, Operation.SM_WRITE)
-        return (*_COPIES, Operation.CHASE) if variant is Variant.PLAIN else _COPIES
+        return gpu_operations(variant)
 
     def capacity_bytes(self) -> int:
         """Return the largest message in bytes that fits the fullest GPU three times."""
@@ -157,12 +147,12 @@ class SimBackend(Backend):
 
     def time(self, step: Step) -> Timing:
         """Return drawn times of a step. Raises DataCorruption, StepFailed if the fabric says so."""
-        self._fail(step)
+        self._raise_fault(step)
         # Steps that share this key cost the same per byte; blocks of unequal sizes do so only at the same size.
-        alike = step.work, step.groups, None if step.skew is None else step.size_bytes
-        if alike not in self._rates:
-            self._rates[alike] = self._costs(step)
-        costs = self._rates[alike]
+        key = step.work, step.groups, None if step.skew is None else step.size_bytes
+        if key not in self._rates:
+            self._rates[key] = self._costs(step)
+        costs = self._rates[key]
         timing = self._timing(step, costs)
         if step.singles:
             singles = tuple(self._singles(step, *each) for each in zip(step.groups, costs, strict=True))
@@ -191,8 +181,8 @@ class SimBackend(Backend):
         rates = iter(shared_rates(self._network, every))
         times = []
         for transfers in groups:
-            waits = [self._wait(transfer) for transfer in transfers]
-            times.append(_Cost(max(waits) * _MICRO, 1e-9 / min(next(rates) * self._hurry(t) for t in transfers)))
+            waits = [self._empty_us(transfer) for transfer in transfers]
+            times.append(_Cost(max(waits) * _MICRO, 1e-9 / min(next(rates) * self._clock_error(t) for t in transfers)))
         return times
 
     def _covered(self, step: Step) -> list[_Cost]:
@@ -204,7 +194,7 @@ class SimBackend(Backend):
         for (member, transfer), rate in zip(every, rates, strict=True):
             timed.setdefault(member, (transfer, rate))
         covered = [timed[members[0]] for members in step.groups]
-        return [_Cost(self._wait(one) * _MICRO, 1e-9 / (rate * self._hurry(one))) for one, rate in covered]
+        return [_Cost(self._empty_us(one) * _MICRO, 1e-9 / (rate * self._clock_error(one))) for one, rate in covered]
 
     def _local(self, step: Step, gpu: int) -> _Cost:
         """Return the cost of a copy within a GPU's memory, which reads and writes it: with an H200's efficiency."""
@@ -214,36 +204,29 @@ class SimBackend(Backend):
         return _Cost((delays.kernel if step.operation in _KERNELS else delays.copy) * _MICRO, 1e-9 / gbs)
 
     def _transfers(self, step: Step, members: tuple[int, ...]) -> list[Transfer]:
-        first, *rest = (self._gpus[member] for member in members)
-        operation = step.operation
-        if step.variant.host_memory:
-            src, dst = (None, first) if operation in _INWARD else (first, None)
-            there = Transfer(src, dst, operation, numa_node=step.numa_node)
-            if not step.variant.opposed:
-                return [there]
-            return [there, Transfer(dst, src, _OPPOSITE[operation], numa_node=step.numa_node)]
-        if step.variant is Variant.LOCAL:
-            return [Transfer(first, first, operation)]
-        if step.variant is Variant.BOTH_WAYS:
-            return [Transfer(first, rest[0], operation), Transfer(rest[0], first, operation)]
-        if step.variant is Variant.ALL_TO_ONE:
-            return [Transfer(other, first, operation) for other in rest]
-        staged = step.variant is Variant.STAGED
-        return [Transfer(first, other, operation, staged=staged) for other in rest]
+        gpus, staged = tuple(self._gpus[member] for member in members), step.variant is Variant.STAGED
+        transfers = [
+            Transfer(src, dst, step.operation, staged=staged, numa_node=step.numa_node)
+            for src, dst in transfers_of(step.work, gpus)
+        ]
+        if step.variant.opposed:
+            transfers[1] = replace(transfers[1], operation=_OPPOSITE[step.operation])
+        return transfers
 
-    def _wait(self, transfer: Transfer) -> float:
+    def _empty_us(self, transfer: Transfer) -> float:
         """Return the µs that a message of no bytes takes."""
         delays, route = self._fabric.delays, route_of(self._network, transfer)
-        through_host = transfer.src is not None and transfer.dst is not None and not self._touches(transfer)
-        own = delays.staged if through_host else delays.kernel if transfer.operation in _KERNELS else delays.copy
-        return own + route.latency_us
+        through_host = transfer.src is not None and transfer.dst is not None and not self._is_direct(transfer)
+        if through_host:
+            return delays.staged + route.latency_us
+        return (delays.kernel if transfer.operation in _KERNELS else delays.copy) + route.latency_us
 
-    def _touches(self, transfer: Transfer) -> bool:
+    def _is_direct(self, transfer: Transfer) -> bool:
         src, dst = transfer.src or 0, transfer.dst or 0
         return not transfer.staged and self._network.reaches(src, dst)
 
-    def _hurry(self, transfer: Transfer) -> float:
-        """Return how much too fast the simulated clock makes a link: a fault of timing, not of the link."""
+    def _clock_error(self, transfer: Transfer) -> float:
+        """Return the factor by which a fault of the simulated clock makes a link look too fast."""
         ends = {transfer.src, transfer.dst}
         return math.prod(fault.factor for fault in self._mistimed if ends <= set(fault.devices))
 
@@ -300,22 +283,22 @@ class SimBackend(Backend):
         return Timing(tuple(seconds))
 
     def _singles(self, step: Step, members: tuple[int, ...], cost: _Cost) -> tuple[RankLaunches, ...]:
-        """Return drawn single launches of each rank: all leave together, and each comes to the next as soon as it can.
+        """Return drawn single launches of each rank: all leave together, and each arrives at the next when it can.
 
-        What a launch takes varies as a batch does, and when a rank comes, by some ten nanoseconds.
+        The duration of a launch varies as that of a batch does, and the arrival of a rank by some ten nanoseconds.
         """
         gpus = [self._gpus[member] for member in members]
         usual = cost.of(step.size_bytes) + self._fabric.delays.launch * _MICRO
         late = [sum(fault.us for fault in self._late if fault.covers(gpu)) * _MICRO for gpu in gpus]
         jitter = np.abs(self._rng.standard_normal((len(gpus), step.singles))) * _JITTER_S
         spread = np.exp(self._fabric.noise.trial * self._rng.standard_normal(step.singles))
-        came = np.array(late)[:, None] + jitter
-        took = came.max(axis=0) + usual * spread
+        arrived = np.array(late)[:, None] + jitter
+        took = arrived.max(axis=0) + usual * spread
         begin = np.concatenate(([0.0], np.cumsum(took)[:-1]))
         self._seconds += float(took.sum())
         left = tuple(np.round((begin + took) * _NANO).astype(int).tolist())
-        arrivals = np.round((begin + came) * _NANO).astype(int)
-        return tuple(RankLaunches(tuple(arrived.tolist()), left, 0, _UNCERTAIN_NS, 1) for arrived in arrivals)
+        arrivals = np.round((begin + arrived) * _NANO).astype(int)
+        return tuple(RankLaunches(tuple(own.tolist()), left, 0, _UNCERTAIN_NS, 1) for own in arrivals)
 
     def _normal(self) -> float:
         draw = next(self._drawn, None)
@@ -324,15 +307,15 @@ class SimBackend(Backend):
             draw = next(self._drawn)
         return draw
 
-    def _fail(self, step: Step) -> None:
-        if not self._ends or step.variant.host_memory:
+    def _raise_fault(self, step: Step) -> None:
+        if not self._link_faults or step.variant.host_memory:
             return
         for members in step.groups:
-            for fault in self._ends:
-                if self._meets(fault, step, members):
+            for fault in self._link_faults:
+                if self._takes_link(fault, step, members):
                     raise self._failure(fault, step, members)
 
-    def _meets(self, fault: Fault, step: Step, members: tuple[int, ...]) -> bool:
+    def _takes_link(self, fault: Fault, step: Step, members: tuple[int, ...]) -> bool:
         """Return whether a group's messages may take the faulty link. Staged ones do not."""
         a, b = fault.devices
         gpus = [self._gpus[member] for member in members]

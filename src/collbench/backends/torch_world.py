@@ -1,5 +1,4 @@
-"""Workers with torch, one process for each GPU or CPU core, asked all at once; what is known of their machine;
-and the two kinds of worlds: a collective beside compute, and a recorded step.
+"""Workers with torch for overlap and replay, one process for each GPU or CPU core, and what is known of their machine.
 
 The parent never loads torch. Workers end with `close()`, with any failure, or when this process is gone.
 """
@@ -29,7 +28,7 @@ from collbench.backends.replay_protocol import (
 from collbench.backends.torch_process import Joined, TorchWorkers, need_torch, worker_environment
 from collbench.machine import numa, visible_devices
 from collbench.machine.nvml import Nvml
-from collbench.model.capabilities import CUDA, HOST
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.operations import Registration
 from collbench.model.run import Pauses
@@ -55,7 +54,7 @@ class TorchWorld(TorchWorkers):
         environment = {**worker_environment(), **(settings or {})}
         if visible:
             environment[visible_devices.NAME] = ",".join(visible)
-        if backend == HOST.name:
+        if capabilities(backend).cores:
             environment["OMP_NUM_THREADS"] = "1"  # more threads would wait for each other on a worker's one core
         super().__init__(command, backend, dict(enumerate(devices)), len(devices), environment)
 
@@ -63,9 +62,7 @@ class TorchWorld(TorchWorkers):
 # From a backend's name to open workers, with the facts about their machine.
 
 World = TypeVar("World", bound=TorchWorld)
-
-
-# Starts one world: on a kind of backend, at these places, of these visible GPUs.
+# Starts one world: on a backend, on these numbers of GPUs or cores, of these visible GPUs.
 Starter = Callable[[str, Sequence[int], Sequence[str]], World]
 
 
@@ -80,82 +77,57 @@ def open_worlds(
 ) -> OpenWorkers[World]:
     """Start a world by each starter on the wanted devices; `chosen` may drop some of these.
 
-    `spans` are the seconds of a load on GPUs and on cores. A world that does not meet ends them all, unless they are
-    `independent`: then it fails when it is asked, and only where none meets are they all given up. Raises UsageError,
+    `spans` are the seconds of a load on GPUs and on cores. A world whose ranks do not meet ends all worlds, unless they
+    are `independent`: then it fails when it is asked, and only if none meets are they all given up. Raises UsageError,
     MachineError, BackendError.
     """
-    cores = name == HOST.name
-    opened = (_open_cores if cores else _open_gpus)(wanted, starters, chosen, independent)
-    return replace(opened, name=name, span_seconds=spans[cores])
+    with ExitStack() as stack:
+        worlds: list[World] = []
+        if capabilities(name).cores:
+            devices = chosen(factory.choose_devices(numa.devices(), wanted))
+            numbers, visible = [device.index for device in devices], list[str]()
+            nvml = gpus = None
+        else:
+            nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
+            devices = chosen(factory.choose_devices(factory.may_use(nvml), wanted))
+            numbers, visible = [*range(len(devices))], [device.uuid for device in devices]
+            gpus = factory.ObservedGpus(nvml, devices, lambda: [pid for world in worlds for pid in world.process_ids])
+        for start in starters:
+            world = start(name, numbers, visible)
+            stack.callback(world.close)
+            worlds.append(world)
+        loaded = _joined(worlds, independent)
+        return OpenWorkers(
+            name,
+            tuple(worlds),
+            devices,
+            spans[gpus is None],
+            machine=replace(factory.here(nvml), nccl=loaded.nccl, nccl_path=loaded.nccl_path),
+            paths=nvml.paths(devices) if nvml else numa.paths(devices),
+            health=gpus.health if gpus else tuple,
+            flags=gpus.flags if gpus else lambda _positions: (),
+            close=stack.pop_all().close,
+        )
 
 
-def _met(worlds: Sequence[TorchWorld], independent: bool) -> Joined:
+def _joined(worlds: Sequence[TorchWorld], independent: bool) -> Joined:
     """Wait until the ranks of each world have met; return what the first that did has loaded. Raises BackendError."""
-    facts: list[Joined] = []
+    loaded: list[Joined] = []
     lost: BackendError | None = None
     for world in worlds:
         try:
-            facts.append(world.join())
+            loaded.append(world.join())
         except BackendError as error:
             if not independent:
                 raise
             lost = error
             world.give_up(error)
-    if lost is not None and not facts:
+    if lost is not None and not loaded:
         raise lost
-    return facts[0]
+    return loaded[0]
 
 
-def _open_cores(
-    wanted: str | None, starters: Sequence[Starter[World]], chosen: Choice, independent: bool
-) -> OpenWorkers[World]:
-    with ExitStack() as stack:
-        devices = chosen(factory.choose_devices(numa.devices(), wanted))
-        worlds = tuple(_started(stack, one, HOST.name, [device.index for device in devices], ()) for one in starters)
-        _met(worlds, independent)
-        return OpenWorkers(
-            HOST.name,
-            worlds,
-            devices,
-            0.0,
-            machine=factory.here(),
-            paths=numa.paths(devices),
-            close=stack.pop_all().close,
-        )
-
-
-def _open_gpus(
-    wanted: str | None, starters: Sequence[Starter[World]], chosen: Choice, independent: bool
-) -> OpenWorkers[World]:
-    with ExitStack() as stack:
-        nvml = stack.enter_context(Nvml())  # once: each start of it takes 0.1 s
-        devices = chosen(factory.choose_devices(factory.may_use(nvml), wanted))
-        gpus = factory.ObservedGpus(nvml, devices, lambda: [pid for world in worlds for pid in world.process_ids])
-        visible = [device.uuid for device in devices]
-        worlds = tuple(_started(stack, one, CUDA.name, range(len(devices)), visible) for one in starters)
-        loaded = _met(worlds, independent)
-        return OpenWorkers(
-            CUDA.name,
-            worlds,
-            devices,
-            0.0,
-            machine=replace(factory.here(nvml), nccl=loaded.nccl, nccl_path=loaded.nccl_path),
-            paths=nvml.paths(devices),
-            health=gpus.health,
-            flags=gpus.flags,
-            close=stack.pop_all().close,
-        )
-
-
-def _started(
-    stack: ExitStack, starter: Starter[World], kind: str, devices: Sequence[int], visible: Sequence[str]
-) -> World:
-    world = starter(kind, devices, visible)
-    stack.callback(world.close)
-    return world
-
-
-# Overlap: a collective beside compute.
+# Overlap: a collective while compute runs.
 
 # Operands are made and a communicator starts; NCCL takes 1 s, longer where it first looks for networks.
 _WARM_S = 120.0
@@ -262,12 +234,12 @@ def open_replay(
 ) -> ReplayOpened:
     """Open a world for each arm on its places among the devices that are `chosen` of those wanted.
 
-    Where arms are `independent`, one whose workers do not start says so when it is asked, and the others can be used.
+    If arms are `independent`, one whose workers do not start fails when it is asked, and the others can be used.
     Raises UsageError, MachineError, BackendError.
     """
     starters = [_starter(arm) for arm in arms]
     opened = open_worlds(name, wanted, starters, _REPLAY_SPANS_S, chosen, independent=independent)
-    return replace(opened, traces=name != HOST.name)
+    return replace(opened, traces=not capabilities(name).cores)
 
 
 def _starter(arm: ReplayArm) -> Starter[ReplayWorld]:

@@ -40,13 +40,13 @@ _NCCL_TIMEOUT_S = 30.0
 
 
 class Source(Protocol):
-    """Where GPUs come from: CUDA, or a double of it for tests."""
+    """Where GPUs come from: CUDA, or a fake of it in tests."""
 
     def uuids(self) -> tuple[str, ...]:
         """Return the UUIDs of the GPUs that this process may use."""
 
     def unique_id(self, nccl_path: str | None) -> bytes:
-        """Return an id for a world whose first rank lives here."""
+        """Return an id for a world whose first rank is in this process."""
 
     def open(self, opening: Open) -> tuple[Backend, Facts]:
         """Open GPUs."""
@@ -110,10 +110,10 @@ def facts_of(
 
 
 class _Preparation:
-    """The making of communicators, which takes NCCL 0.7 s, on its own thread: the parent continues meanwhile.
+    """The creation of communicators, which takes NCCL 0.7 s, on its own thread: the parent continues meanwhile.
 
-    No step may: NCCL's start waits for the devices, and a step holds them behind a blocking kernel until it is queued.
-    On 4 × H200 that ended in a timeout of that kernel, after 4 s.
+    No step may run meanwhile: NCCL's start waits for the devices, and a step holds them behind a blocking kernel until
+    it is queued. On 4 × H200 that ended in a timeout of that kernel, after 4 s.
     """
 
     def __init__(self, backend: Backend, groups: tuple[tuple[int, ...], ...], timeout_s: float) -> None:
@@ -126,22 +126,22 @@ class _Preparation:
     def _run(self) -> None:
         try:
             self._backend.prepare(self._groups)
-        except BaseException as error:  # noqa: BLE001  # raised again where somebody waits
+        except BaseException as error:  # noqa: BLE001  # raised again in `wait`
             self._failure = error
 
     def stand_by(self) -> None:
-        """Wait for the end, but not for ever, and whatever came of it."""
+        """Wait for the end, successful or not, until the timeout."""
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
 
     def wait(self) -> None:
-        """Wait for the end. Raises what the making raised."""
+        """Wait for the end. Raises the error of the creation."""
         self._thread.join()
         if self._failure is not None:
             raise self._failure
 
 
 class _RequestHandler:
-    """What is open, and what each request means for it."""
+    """The open backend, and the answer to each request."""
 
     def __init__(self, pipe: Connection[Reply, Request], source: Source, timeout_s: float) -> None:
         self._pipe, self._source, self._timeout_s = pipe, source, timeout_s
@@ -190,7 +190,7 @@ class _RequestHandler:
 
 
 def _serve(pipe: Connection[Reply, Request], handler: _RequestHandler) -> None:
-    """Answer requests until the pipe closes. Raises what collbench cannot explain."""
+    """Answer requests until the pipe closes. Raises errors that are not CollbenchErrors."""
     while True:
         try:
             request = pipe.recv()
@@ -211,7 +211,8 @@ def _serve(pipe: Connection[Reply, Request], handler: _RequestHandler) -> None:
 def _await_the_end(pipe: Connection[Reply, Request]) -> None:
     """Time no more steps: the context or the communicators are broken, and the parent ends this process.
 
-    It may have sent steps before it learns of the failure: a rank that joins such a step would meet the failed one's.
+    The parent may have sent more steps before it learned of the failure. In such a step this rank would meet ranks that
+    are still in the failed one.
     """
     with suppress(EOFError, ConnectionError):
         while True:

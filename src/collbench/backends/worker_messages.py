@@ -1,4 +1,4 @@
-"""What the GPU worker and its parent say to each other through the pipe. Light: the worker's start is waited for."""
+"""The messages between the GPU worker and its parent. It imports little, because the parent waits for the worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collbench.model.run import Device, Refusal
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The worker's place among one-GPU processes; `unique_id` is what NCCL gave to one of them for all."""
+    """The worker's rank among processes with one GPU each; `unique_id` is NCCL's id of their world."""
 
     rank: int
     world_size: int
@@ -28,17 +28,17 @@ class ListGpus:
 
 @dataclass(frozen=True, slots=True)
 class MakeUniqueId:
-    """Asks for 128 bytes by which the ranks of one world find each other; `nccl_path` as for find_nccl."""
+    """Asks for the 128 bytes by which the ranks of a world find each other; `nccl_path` is for find_nccl."""
 
     nccl_path: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Opens GPUs; the answer is Facts. Positions in all later requests are places in `devices`.
+    """Opens GPUs; the answer is Facts. Positions in all later requests are indices of `devices`.
 
     `peers` False leaves peer access off: copies then go through host memory. With a `world`, positions are its ranks,
-    and only this rank's own GPU is opened. `options` are what collectives ask of NCCL.
+    and only this rank's own GPU is opened. `options` are those of the communicators.
     """
 
     devices: tuple[Device, ...]
@@ -51,9 +51,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What opening found: as Backend's methods of these names return, and where it comes from.
+    """What opening found: what Backend's methods of these names return, the device code, and NCCL's version and file.
 
-    `operations` by variant; `multicast` is whether all GPUs support it, None if that is not known. `peers[i][j]`:
+    `operations` are by variant; `multicast` is whether all GPUs support it, None if that is not known. `peers[i][j]`:
     CUDA lets GPU i reach GPU j's memory; empty if each GPU has a process of its own.
     """
 
@@ -84,24 +84,24 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Starts making the groups' communicators, and is answered at once; the first collective waits for them."""
+    """Starts to create the groups' communicators; answered at once. The first collective waits for them."""
 
     groups: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitPrepared:
-    """Asks to be answered when the making of communicators has ended, however, or was given up."""
+    """Asks to be answered when the creation of communicators has succeeded, failed, or timed out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Not an answer: the communicators are there, and the first collective begins."""
+    """Not an answer: the communicators exist, and the first collective begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request's result, and how long the worker took over it in seconds."""
+    """One request's result, and how many seconds the worker took."""
 
     value: tuple[str, ...] | bytes | Facts | Refusal | str | Timing | None
     seconds: float

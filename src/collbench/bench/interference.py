@@ -124,18 +124,18 @@ def _compare(
     index = together.index(members)
     steps = plan.step(work, together, size), plan.step(work, [members], size)
     timings = [(time_step(backend, steps[0]), time_step(backend, steps[1])) for _ in range(_TRIALS)]  # in turn
-    beside = [float(np.median(both.seconds[index])) for both, _ in timings]
-    alone = [float(np.median(one.seconds[0])) for _, one in timings]
-    delta = tie_threshold(max(sigma(deviations(np.log(seconds).tolist())) for seconds in (alone, beside)))
-    ratio = float(np.median(alone) / np.median(beside))
+    concurrent = [float(np.median(both.seconds[index])) for both, _ in timings]
+    isolated = [float(np.median(one.seconds[0])) for _, one in timings]
+    delta = tie_threshold(max(sigma(deviations(np.log(seconds).tolist())) for seconds in (isolated, concurrent)))
+    ratio = float(np.median(isolated) / np.median(concurrent))
     timed = sum(timing.region_seconds(step) for both in timings for step, timing in zip(steps, both, strict=True))
     finding = InterferenceCheck(
         operation=work.operation,
         variant=work.variant,
         members=members,
         label=label,
-        isolated_gbs=algbw(size, float(np.median(alone))),
-        concurrent_gbs=algbw(size, float(np.median(beside))),
+        isolated_gbs=algbw(size, float(np.median(isolated))),
+        concurrent_gbs=algbw(size, float(np.median(concurrent))),
         ratio=ratio,
         delta=delta,
         trusted=abs(1 - ratio) <= delta,

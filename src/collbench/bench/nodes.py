@@ -13,7 +13,7 @@ import numpy as np
 from collbench.analysis.node_fit import Observation
 from collbench.analysis.nodes import UNKNOWN, Judgement, NodeEffect, Rail, Switches, judge, judge_rails
 from collbench.backends.protocol import Backend, Step, Timing, time_step
-from collbench.bench.plan import Pair, pair_rounds, relabelled
+from collbench.bench.plan import Members, Pair, pair_rounds, relabelled
 from collbench.machine.slurm import NodeSwitches, levels
 from collbench.model.errors import BackendError, StepFailed, UsageError
 from collbench.model.failures import Failure
@@ -22,8 +22,7 @@ from collbench.model.run import DataPoint, Device, Measurement, Run, Sample, Sto
 from collbench.model.units import algbw, format_size
 from collbench.sim.cluster import Cluster, measured
 
-# How long a survey of nodes takes, before it is made: an estimate, whose assumptions each have a name here.
-
+# How long a survey of nodes will take: an estimate, whose assumptions each have a name here.
 
 # Measured: NCCL's world and its splits took 0.65 s on 4 GPUs of one host [benchmarks/README.md]. Assumed between hosts:
 # a round's communicators, which all start at once, take about twice that, and the world 10 ms more for each rank.
@@ -78,7 +77,7 @@ def round_seconds(nodes: int, gpus: int, size_bytes: int, gbs: float) -> float:
 
 
 def estimate(nodes: int, gpus: int, size_bytes: int, gbs: float) -> tuple[Phase, ...]:
-    """Return what a survey of `nodes` × `gpus` does, with times. `gbs` is what a healthy pair of nodes carries."""
+    """Return what a survey of `nodes` × `gpus` does, with times. `gbs` is what a healthy pair of nodes achieves."""
     each = round_seconds(nodes, gpus, size_bytes, gbs)
     return (
         Phase("ranks connect, NCCL starts", 1, start_seconds(nodes, gpus)),
@@ -87,26 +86,22 @@ def estimate(nodes: int, gpus: int, size_bytes: int, gbs: float) -> tuple[Phase,
     )
 
 
-# Rounds in which all nodes of a cluster are measured at once, in pairs: first at random, then where it is suspicious.
+# Rounds in which all nodes of a cluster are measured at once, in pairs: first at random, then suspect ones.
 #
-# N nodes have N(N-1)/2 pairs. A round measures N/2 of them, so r rounds give each node r measurements, and r is
-# small.
-
-
-Group = tuple[int, ...]
+# N nodes have N(N-1)/2 pairs. A round measures N/2 of them, so a few rounds give each node as many measurements.
 
 # The kind of round whose pairs were chosen because both nodes look slow.
 AMONG = "among suspects"
 # At 2 % noise the mean of eight measurements is known to 0.8 %: a node that is 10 % slow stands out among 128 (the
 # simultaneous 95 % quantile is 3.4), and a few slow partners do not matter.
 SCREENING = 8
-# How often a pair is parted that should not be one: random swaps rarely need more than a few.
+# How often pairs within a group swap partners with random others: more than a few swaps are rarely needed.
 _TRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Disjoint pairs that are measured at the same time; a node without a partner rests. `kind` is for people."""
+    """Disjoint pairs that are measured at the same time; a node without a partner rests. `kind` is for display."""
 
     kind: str
     pairs: tuple[Pair, ...]
@@ -114,36 +109,36 @@ class Round:
 
 def survey(
     nodes: int,
-    leaves: Sequence[Group],
+    leaves: Sequence[Members],
     measure: Callable[[Round], object],
-    suspects: Callable[[], Sequence[Group] | None],
+    suspects: Callable[[], Sequence[Members] | None],
     more: Callable[[int], bool],
     rng: random.Random,
 ) -> tuple[Round, ...]:
-    """Measure rounds until nothing is suspicious, or `more(rounds made)` says no; return what was measured.
+    """Measure rounds until nothing is suspicious, or `more(rounds made)` is false; return what was measured.
 
-    The screening is made in any case. `leaves` are the switches where they are known: pairs then lie under one leaf and
-    apart in turn, which tells a node from its uplink. `suspects()` returns the groups to measure among themselves, none
-    of them for pairs at random, or None when all is decided.
+    The screening is always made. `leaves` are the leaf switches if they are known: pairs then lie under one leaf and
+    under two in turn, which distinguishes a slow node from a slow uplink. `suspects()` returns the groups to measure
+    among themselves, () for pairs at random, or None when all is decided.
     """
     made: list[Round] = []
     for planned in screening(nodes, leaves, rng):
         measure(planned)
         made.append(planned)
     while more(len(made)) and (groups := suspects()) is not None:
-        inside = bool(groups) and len(made) % 3 != 2  # every third continues between them and the others
+        inside = bool(groups) and len(made) % 3 != 2  # every third round pairs suspects with others
         pairs = matching(nodes, groups, rng) if inside else apart(nodes, leaves or groups, rng)
         made.append(Round(AMONG if inside else "between suspects and others", pairs))
         measure(made[-1])
     return tuple(made)
 
 
-def screening(nodes: int, leaves: Sequence[Group], rng: random.Random) -> list[Round]:
-    """Return the rounds that every node gets."""
+def screening(nodes: int, leaves: Sequence[Members], rng: random.Random) -> list[Round]:
+    """Return the rounds in which every node is measured."""
     if leaves:
         kinds = [("within leaves", matching), ("between leaves", apart)] * (SCREENING // 2)
         return [Round(kind, make(nodes, leaves, rng)) for kind, make in kinds]
-    # No pair twice before all were measured once; small clusters go round again.
+    # No pair twice before all were measured once; small clusters repeat them.
     rounds: list[list[Pair]] = []
     while nodes > 1 and len(rounds) < SCREENING:
         turn = relabelled(pair_rounds(nodes), nodes, rng)
@@ -152,8 +147,8 @@ def screening(nodes: int, leaves: Sequence[Group], rng: random.Random) -> list[R
     return [Round("at random", tuple(pairs)) for pairs in rounds[:SCREENING]]
 
 
-def matching(nodes: int, groups: Sequence[Group], rng: random.Random) -> tuple[Pair, ...]:
-    """Return random pairs within each group; whoever is left over, and all others, meet at random."""
+def matching(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pair, ...]:
+    """Return random pairs within each group; the nodes that are left over, and all others, are paired at random."""
     pairs: list[Pair] = []
     rest = set(range(nodes))
     for group in groups:
@@ -164,8 +159,8 @@ def matching(nodes: int, groups: Sequence[Group], rng: random.Random) -> tuple[P
     return tuple(pairs + list(zip(left[::2], left[1::2], strict=False)))
 
 
-def apart(nodes: int, groups: Sequence[Group], rng: random.Random) -> tuple[Pair, ...]:
-    """Return random pairs of which, as far as possible, none lies within a group."""
+def apart(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pair, ...]:
+    """Return random pairs, with as few as possible that lie within a group."""
     group_of = {member: number for number, group in enumerate(groups) for member in group}
     pairs = list(matching(nodes, (), rng))
 
@@ -184,14 +179,11 @@ def apart(nodes: int, groups: Sequence[Group], rng: random.Random) -> tuple[Pair
     return tuple(pairs)
 
 
-# Pairs of nodes on a backend whose devices name their hosts: each pair one communicator of all its ranks.
-
-
-Members = tuple[int, ...]
+# Pairs of nodes on a backend whose devices name their hosts: each pair is one communicator of all its ranks.
 
 
 class NodePairs:
-    """Measures pairs of the nodes `names`, by place, into `run`; `ranks` are each node's."""
+    """Measures pairs of nodes into `run`; `names` and `ranks` are each node's, by its index."""
 
     def __init__(
         self,
@@ -201,20 +193,20 @@ class NodePairs:
         lost: Callable[[], Collection[int]] = tuple,
         finished: Callable[[Measurement], object] = lambda _measurement: None,
     ) -> None:
-        """Make room for the messages. Raises UsageError if they do not fit, or where there is one host only.
+        """Make room for the messages. Raises UsageError if they do not fit, or if there is only one host.
 
-        `lost` returns the ranks that can measure nothing any more; `finished` may keep each trial, and each failure.
-        What the run holds already is not measured again, in the order in which it was measured: a run of the same seed
-        asks for it in that order. Failures in it are forgotten, and what was cut off is measured again.
+        `lost` returns the lost ranks; `finished` may journal each trial and each failure. What the run already holds is
+        not measured again: with the same seed it is requested in the same order. Failures in the run are forgotten,
+        and incomplete rounds are measured again.
         """
         self._backend, self._run, self._size_bytes = backend, run, size_bytes
         self._lost, self._finished = lost, finished
         nodes = by_node(backend.devices())
         self.names, self.ranks = tuple(nodes), tuple(nodes.values())
-        self._kept = _taken_up(run)
+        self._saved = _saved_rounds(run)
         self._measurements = {measurement.point: measurement for measurement in run.measurements}
-        self._iterations: dict[bool, int] = {}  # one way or both: as the first round's calls took
-        self.round_seconds: list[float] = []  # of each round, or direction of one, that was measured now
+        self._iterations: dict[bool, int] = {}  # of a batch, one way (True) or both, by the first round's calls
+        self.round_seconds: list[float] = []  # of each round, or direction of a round, that was measured now
         room = backend.capacity_bytes()
         if size_bytes > room:
             raise UsageError(
@@ -246,8 +238,8 @@ class NodePairs:
         return [known[group] for group in groups]
 
     def _known(self, operation: Operation, group: Members) -> float | None:
-        """Return what an earlier start measured of a pair, each round once; None if there is no more of it."""
-        trials = self._kept.get(DataPoint(operation, group, self._size_bytes))
+        """Return what an earlier start measured of a pair, each round once; None if nothing is left."""
+        trials = self._saved.get(DataPoint(operation, group, self._size_bytes))
         return _busbw(self._size_bytes, operation, group, trials.popleft()) if trials else None
 
     def measure_inside(self) -> None:
@@ -261,9 +253,7 @@ class NodePairs:
                 if node not in gone and self._known(Operation.ALLREDUCE, (own[a], own[b])) is None
             )
             if groups:
-                self._trial(
-                    Step(Operation.ALLREDUCE, groups, self._size_bytes, iterations(self._size_bytes), BATCHES, WARMUP)
-                )
+                self._allreduce(groups)
 
     def measure_rails(self, seed: int) -> None:
         """Measure pairs of nodes rail by rail, all rails at once: the same local rank of both nodes, and no other.
@@ -276,15 +266,16 @@ class NodePairs:
             groups = tuple((one, other) for a, b in pairs for one, other in zip(a, b, strict=False))
             missing = tuple(group for group in groups if self._known(Operation.ALLREDUCE, group) is None)
             if missing:
-                step = Step(
-                    Operation.ALLREDUCE, missing, self._size_bytes, iterations(self._size_bytes), BATCHES, WARMUP
-                )
-                self._trial(step)
+                self._allreduce(missing)
+
+    def _allreduce(self, groups: tuple[Members, ...]) -> None:
+        size = self._size_bytes
+        self._trial(Step(Operation.ALLREDUCE, groups, size, iterations(size), BATCHES, WARMUP))
 
     def _tried(self, step: Step) -> int:
-        """Return how many calls make a batch of the step, of which one is timed now; 0 if it fails.
+        """Return how many calls make a batch of the step, by timing one call now; 0 if it fails.
 
-        What fails shows in the trials, too, and the next round is tried again.
+        A failure shows in the trials, too, and the next round tries again.
         """
         try:
             taken = [seconds for group in time_step(self._backend, step).seconds for seconds in group if seconds > 0]
@@ -293,9 +284,9 @@ class NodePairs:
         return iterations_for(self._size_bytes, float(np.median(taken))) if taken else iterations(self._size_bytes)
 
     def _trial(self, step: Step) -> list[float | None]:
-        """Measure the step's groups together; where that fails each alone, to find out which one it is.
+        """Measure the step's groups concurrently; if that fails, each isolated, to find out which one failed.
 
-        Where a rank was lost it is known which one: the other groups are measured together again.
+        If a rank was lost, the failed group is known: the others are measured concurrently again.
         """
         before = set(self._lost())
         try:
@@ -310,7 +301,7 @@ class NodePairs:
                 rates = dict(zip(kept, self._trial(replace(step, groups=kept)), strict=True)) if kept else {}
                 return [rates.get(group) for group in step.groups]
             if len(step.groups) > 1 and gone != before:
-                return self._trial(step)  # who was lost is in none of these
+                return self._trial(step)  # the lost rank is in none of these groups
             if len(step.groups) > 1:
                 return [rate for group in step.groups for rate in self._trial(replace(step, groups=(group,)))]
             self._fail(step, step.groups, error.failure)
@@ -347,16 +338,16 @@ class NodePairs:
 
 
 def _waits(timing: Timing, index: int) -> tuple[float, ...]:
-    """Return how long each rank of a group waited before a batch; () if a rank says nothing.
+    """Return how long each rank of a group waited before a batch (the median), () if a rank does not report it.
 
-    Not before the first one, to which ranks come as rank 0's order reaches them.
+    The wait before the first batch does not count: ranks reach it when rank 0's request reaches them.
     """
     ranks = timing.waits[index] if timing.waits else ()
     return tuple(float(np.median(own[1:])) for own in ranks) if all(len(own) > 1 for own in ranks) else ()
 
 
 def rails(run: Run, nodes: Sequence[Members]) -> tuple[Rail, ...]:
-    """Return what pairs of the same local rank of two nodes say of each rail; `nodes` are each one's positions."""
+    """Return what pairs of the same local rank of two nodes show of each rail; `nodes` are each node's positions."""
     local = {position: (node, rail) for node, members in enumerate(nodes) for rail, position in enumerate(members)}
     seen: dict[int, list[Observation]] = defaultdict(list)
     for measurement in run.measurements:
@@ -374,8 +365,8 @@ def rails(run: Run, nodes: Sequence[Members]) -> tuple[Rail, ...]:
     return judge_rails({rail: judge(own, len(nodes)) for rail, own in sorted(seen.items())})
 
 
-def _taken_up(run: Run) -> dict[DataPoint, deque[list[tuple[float, ...]]]]:
-    """Return the trials that a run holds, by round, and leave no others in it, nor failures."""
+def _saved_rounds(run: Run) -> dict[DataPoint, deque[list[tuple[float, ...]]]]:
+    """Return a run's trials by data point and round, and remove incomplete rounds and failures from the run."""
     rounds: dict[DataPoint, deque[list[tuple[float, ...]]]] = {}
     for measurement in run.measurements:
         del measurement.samples[len(measurement.samples) // TRIALS * TRIALS :]
@@ -403,13 +394,12 @@ def by_node(devices: Sequence[Device]) -> dict[str, Members]:
 
 
 def _rounds_of(count: int, most: int) -> list[list[Pair]]:
-    """Return a node's rounds, empty ones in the end where other nodes have more ranks."""
+    """Return a node's rounds of pairs, then empty ones if other nodes have more ranks."""
     rounds = pair_rounds(count) if count > 1 else []
     return rounds + [[] for _ in range(most - 1 + most % 2 - len(rounds))]
 
 
-# From a way of measuring pairs of nodes to judged nodes: rounds, what they show, and where to look next.
-
+# From a function that measures pairs of nodes to judged nodes: rounds, what they show, and what to measure next.
 
 # Busbw in GB/s of each pair, all measured at once; None if a pair failed. One way: from first to second only.
 MeasurePairs = Callable[[tuple[Pair, ...], bool], Sequence[float | None]]
@@ -435,11 +425,11 @@ def survey_nodes(
     one_way: bool,
     lost: Callable[[], Collection[int]] = tuple,
 ) -> Surveyed:
-    """Measure `nodes` nodes in rounds until all is decided or `more(rounds made)` says no. Raises BackendError.
+    """Measure `nodes` nodes in rounds until all is decided or `more(rounds made)` is false. Raises BackendError.
 
-    `known` are the levels of switches that are known, leaves first. `one_way` measures each pair in each direction by
-    itself, so that a cable that is bad one way is distinguished from a node that is slow. `lost` returns the nodes that
-    can be measured no more: their partners are paired among themselves, and nothing is said of them.
+    `known` are the known levels of switches, leaves first. `one_way` measures each direction of a pair by itself, which
+    distinguishes a cable that is bad in one direction from a slow node. `lost` returns the nodes that can no longer be
+    measured: their partners are paired among themselves, and lost nodes are not judged.
     """
     begin, seen = time.monotonic(), list[Observation]()
 
@@ -456,15 +446,15 @@ def survey_nodes(
                 if gbs
             )
 
-    def looked_at() -> Judgement:
+    def judged() -> Judgement:
         if not seen:
             raise BackendError("no pair of nodes could be measured: time one with 'collbench allreduce' to see why")
         return judged_without(lost(), seen, nodes, known)
 
     leaves = known[0].members if known else ()
     rng = random.Random(seed)  # noqa: S311  # an order of rounds, no secret
-    rounds = survey(nodes, leaves, take, lambda: looked_at().suspects, more, rng)
-    return Surveyed(rounds, tuple(seen), looked_at(), time.monotonic() - begin)
+    rounds = survey(nodes, leaves, take, lambda: judged().suspects, more, rng)
+    return Surveyed(rounds, tuple(seen), judged(), time.monotonic() - begin)
 
 
 def rejoined(pairs: Sequence[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
@@ -477,7 +467,7 @@ def rejoined(pairs: Sequence[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
 def judged_without(
     lost: Collection[int], seen: Sequence[Observation], nodes: int, known: Sequence[Switches]
 ) -> Judgement:
-    """Return what pairs of the other nodes say; lost nodes are unknown, and no further pair would tell of them."""
+    """Return the judgement of the other nodes by their pairs; lost nodes are unknown, and no pair would change that."""
     kept = [node for node in range(nodes) if node not in lost]
     if len(kept) == nodes:
         return judge(seen, nodes, known)
@@ -510,7 +500,7 @@ def judged_without(
 
 
 def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, seed: int, *, one_way: bool) -> Surveyed:
-    """Survey a simulated cluster; rounds end when by the estimate a real one would have taken the budget."""
+    """Survey a simulated cluster; rounds end when a real one would have used the budget, by the estimate."""
     noise = np.random.default_rng(seed)
     start = start_seconds(cluster.nodes, cluster.gpus)
     each = round_seconds(cluster.nodes, cluster.gpus, size_bytes, cluster.nic_gbs)
@@ -530,12 +520,12 @@ def survey_cluster(cluster: Cluster, budget_seconds: float, size_bytes: int, see
 
 
 def reported_switches(reported: NodeSwitches, names: Sequence[str]) -> tuple[Switches, ...]:
-    """Return the levels of switches above these nodes as somebody reported them, leaves first. Raises UsageError."""
+    """Return the reported levels of switches above these nodes, leaves first. Raises UsageError."""
     return tuple(Switches(tuple(level), tuple(level.values())) for level in levels(reported, names))
 
 
 def switches(cluster: Cluster) -> tuple[Switches, ...]:
-    """Return the levels of switches that a simulated cluster tells, leaves first."""
+    """Return the levels of switches that a simulated cluster reports, leaves first."""
     levels_of = (("leaf", cluster.leaf_of), ("pod", cluster.pod_of)) if cluster.reported else ()
     known = []
     for kind, switch_of in levels_of:

@@ -1,4 +1,4 @@
-"""A collective beside compute: what is covered, how much to run, trials in random order (docs/method.md 4.8)."""
+"""A collective that overlaps compute: what is covered, how much to run, trials in random order (docs/method.md 4.8)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from collbench.model.units import whole_elements
 _CHUNK_S = 4e-4
 # Calls in a row that fit a stream's queue of 1,024 entries, with their events.
 _MOST_CALLS = 240
-# So many chunks of each lane must be covered: fewer say nothing of how a chunk varies.
+# So many chunks of each stream must be covered: fewer say nothing of how a chunk varies.
 _FEWEST_COVERED = 3
 _FEWEST_UNITS = 6
 # One call, which can be compared whatever the number of ranks; then some to learn how long each takes.
@@ -35,12 +35,12 @@ _ESTIMATING = Load(collective_chunks=8, calls=1, compute_chunks=4, units=1, dela
 _REST_S = 0.2
 # What the host needs to queue: a call of torch.distributed some 30 µs, a unit of compute less.
 _CALL_S, _UNIT_S, _LEAST_DELAY_S, _LONGEST_DELAY_S = 6e-5, 1e-4, 2e-3, 1.0
-# Calls beside compute in a trial, where a call is short beside a unit; of longer ones, which vary less, fewer do.
-_BESIDE_CALLS, _FEWEST_BESIDE_CALLS = 30, 12
-# Calls alone in a trial, as in a batch of the ordinary command (2.4): after 40 calls of 64 MiB, 10 ms, an H200 takes
+# Calls during compute in a trial, if a call is much shorter than a unit; of longer ones, which vary less, fewer do.
+_CALLS_IN_ROUNDS, _FEWEST_CALLS_IN_ROUNDS = 30, 12
+# Isolated calls in a trial, as in a batch of the ordinary command (2.4): after 40 calls of 64 MiB, 10 ms, an H200 takes
 # 0.5 % longer for each than at first.
-_ALONE_CALLS = 20
-# How long compute runs before the first of these moments, over its first chunk's time alone: it may be slower.
+_ISOLATED_CALLS = 20
+# How long compute runs before the first of these calls, over the isolated time of its first chunk: it may be slower.
 _RUN_UP = 1.3
 # The share of calls that must be covered; where fewer are, compute lasts for calls longer by this factor.
 _LEAST_SHARE, _CALL_STEP = 0.8, 1.6
@@ -51,7 +51,7 @@ _DELAYS, _LENGTHENINGS = 6, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapRequest:
-    """What to measure: each size beside each compute, with each priority and number of thread blocks (None: NCCL's).
+    """What to measure: each size with each compute, each priority and each number of thread blocks (None: NCCL's).
 
     `sizes` are bytes, `trials` how often each data point is measured, `devices` the words of --devices. `fabric` is the
     machine to simulate.
@@ -85,20 +85,7 @@ class OverlapRequest:
         ]
 
 
-# What was covered: pure, from the ranks' times. Events of both lanes are on the same device, so their times compare.
-
-
-@dataclass(frozen=True, slots=True)
-class Covered:
-    """Chunks [first, last) of a lane that ran while the other lane did, on every rank."""
-
-    first: int
-    last: int
-
-    @property
-    def chunks(self) -> int:
-        """How many there are."""
-        return max(0, self.last - self.first)
+# What was covered: pure, from the ranks' times. Events of both streams are on the same device, so their times compare.
 
 
 def covered_calls(ranks: Sequence[RankTimes]) -> list[int]:
@@ -116,75 +103,74 @@ def covered_calls(ranks: Sequence[RankTimes]) -> list[int]:
     ]
 
 
-def covered_units(ranks: Sequence[RankTimes]) -> Covered:
-    """Return the chunks of compute that the collective covered.
+def covered_units(ranks: Sequence[RankTimes]) -> range:
+    """Return the chunks of compute that ran while the collective did, on every rank.
 
-    Each lane's first chunk is its run-up: both have run for one before anything counts.
+    Each stream's first chunk is its run-up: both have run for one before anything counts.
     """
     covered = []
     for times in ranks:
         begin, end = max(times.collective[0], times.compute[0]), times.collective[-1]
         ends = times.compute
-        inside = [k for k in range(1, len(ends)) if ends[k - 1] >= begin and ends[k] <= end]
-        covered.append(Covered(inside[0], inside[-1] + 1) if inside else Covered(0, 0))
-    return Covered(max(one.first for one in covered), min(one.last for one in covered))
+        inside = [chunk for chunk in range(1, len(ends)) if ends[chunk - 1] >= begin and ends[chunk] <= end]
+        covered.append(range(inside[0], inside[-1] + 1) if inside else range(0))
+    return range(max(chunks.start for chunks in covered), min(chunks.stop for chunks in covered))
 
 
-def _each(ends: Sequence[float], part: Covered, times: int) -> float:
-    """Return the seconds of one call or unit in a part of a lane whose chunks have `times` of them."""
-    return (ends[part.last - 1] - ends[part.first - 1]) / (part.chunks * times)
+def _seconds_of_one(ends: Sequence[float], times: int, chunks: range | None = None) -> float:
+    """Return the seconds of one call or unit of a stream whose chunks have `times` of them and end at `ends`.
 
-
-def _settled(ends: Sequence[float]) -> Covered:
-    """Return a lane that ran alone, without its run-up."""
-    return Covered(1, len(ends))
+    They are those of the given chunks, or of all but the first one, which is the run-up.
+    """
+    chunks = range(1, len(ends)) if chunks is None else chunks
+    return (ends[chunks.stop - 1] - ends[chunks.start - 1]) / (len(chunks) * times)
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The four loads of one trial: each alone, the collective called beside compute, a fixed amount of both.
+    """The times of a trial's four loads, by rank: each isolated, calls in rounds during compute, an amount of both.
 
-    `collective` ran in chunks of `alone_calls`.
+    The isolated collective ran in chunks of `isolated_calls`.
     """
 
-    alone_calls: int
+    isolated_calls: int
     collective: Sequence[RankTimes]
     compute: Sequence[RankTimes]
-    beside: Sequence[RankTimes]
-    together: Sequence[RankTimes]
+    rounds: Sequence[RankTimes]
+    both: Sequence[RankTimes]
 
 
 def trial_of(load: Load, runs: Runs) -> OverlapTrial | None:
     """Return the trial that four loads make, where `load` is the fixed amount; None if too little was covered."""
-    numbers, units = covered_calls(runs.beside), covered_units(runs.together)
-    if len(numbers) < max(1, len(runs.beside[0].begins) * _LEAST_SHARE) or units.chunks < _FEWEST_COVERED:
+    numbers, chunks = covered_calls(runs.rounds), covered_units(runs.both)
+    if len(numbers) < max(1, len(runs.rounds[0].begins) * _LEAST_SHARE) or len(chunks) < _FEWEST_COVERED:
         return None
-    calls = [[times.collective[number] - times.begins[number] for number in numbers] for times in runs.beside]
-    singles = [_each(times.collective, _settled(times.collective), runs.alone_calls) for times in runs.collective]
-    # The fixed amount has more calls than ran alone: each of the others would take as long as they did.
-    others = load.collective_chunks * load.calls - len(runs.collective[0].collective) * runs.alone_calls
+    covered = [[times.collective[number] - times.begins[number] for number in numbers] for times in runs.rounds]
+    isolated = [_seconds_of_one(times.collective, runs.isolated_calls) for times in runs.collective]
+    # The fixed amount has more calls than ran isolated: each of the others would take as long as those did.
+    others = load.collective_chunks * load.calls - len(runs.collective[0].collective) * runs.isolated_calls
     return OverlapTrial(
-        collective_alone=tuple(singles),
-        compute_alone=tuple(_each(times.compute, _settled(times.compute), load.units) for times in runs.compute),
-        collective_beside=tuple(fmean(own) for own in calls),
-        compute_beside=tuple(_each(times.compute, units, load.units) for times in runs.together),
-        beside_calls=tuple(map(max, zip(*calls, strict=True))),
+        collective_alone=tuple(isolated),
+        compute_alone=tuple(_seconds_of_one(times.compute, load.units) for times in runs.compute),
+        collective_beside=tuple(fmean(calls) for calls in covered),
+        compute_beside=tuple(_seconds_of_one(times.compute, load.units, chunks) for times in runs.both),
+        beside_calls=tuple(map(max, zip(*covered, strict=True))),
         collective_amount=tuple(
-            times.collective[-1] + others * call for times, call in zip(runs.collective, singles, strict=True)
+            times.collective[-1] + others * call for times, call in zip(runs.collective, isolated, strict=True)
         ),
         compute_amount=tuple(times.compute[-1] for times in runs.compute),
-        together=tuple(max(times.collective[-1], times.compute[-1]) for times in runs.together),
+        together=tuple(max(times.collective[-1], times.compute[-1]) for times in runs.both),
         calls=load.collective_chunks * load.calls,
         units=load.compute_chunks * load.units,
-        covered_units=units.chunks * load.units,
+        covered_units=len(chunks) * load.units,
     )
 
 
-# How much to run. All of it is decided here, for every rank: what each found for itself would differ, and hang.
+# How much to run. It is decided here for every rank: amounts that each rank chose for itself would differ, and hang.
 
 
 def planned(call_seconds: float, unit_seconds: float, span_seconds: float) -> Load:
-    """Return a load whose two lanes take about as long as each other alone, `span_seconds` or as far as queues go."""
+    """Return a load whose two streams take about as long as each other isolated: `span_seconds`, if queues allow it."""
     calls = max(_FEWEST_COVERED + 1, min(_MOST_CALLS, round(span_seconds / call_seconds)))
     units = max(_FEWEST_UNITS, round(min(span_seconds, calls * call_seconds) / unit_seconds))
     # A few products are longer than that many calls of a small message: then those are more.
@@ -200,11 +186,11 @@ def _chunks(count: int, seconds: float) -> tuple[int, int]:
     return max(_FEWEST_COVERED + 1, -(-count // each)), each
 
 
-def alone(load: Load) -> Load:
-    """Return the collective's own load: a batch of the ordinary command, in as few chunks as can be judged."""
+def isolated_collective(load: Load) -> Load:
+    """Return the load without compute: a batch of the ordinary command, in as few chunks as can be judged."""
     chunks = _FEWEST_COVERED + 1
-    calls = min(_ALONE_CALLS, load.collective_chunks * load.calls) // chunks
-    return _delayed(replace(_only(load, _COLLECTIVE), collective_chunks=chunks, calls=calls))
+    calls = min(_ISOLATED_CALLS, load.collective_chunks * load.calls) // chunks
+    return _delayed(replace(load, collective_chunks=chunks, calls=calls, compute_chunks=0))
 
 
 def moments(call_seconds: float, unit_seconds: float, trials: int, order: random.Random) -> list[list[float]]:
@@ -214,7 +200,7 @@ def moments(call_seconds: float, unit_seconds: float, trials: int, order: random
     just misses the end of a product is longer by a whole one, so a trial's mean would hang on a single draw there.
     """
     share = unit_seconds / (unit_seconds + call_seconds)
-    calls = max(_FEWEST_BESIDE_CALLS, math.ceil(_BESIDE_CALLS * share))
+    calls = max(_FEWEST_CALLS_IN_ROUNDS, math.ceil(_CALLS_IN_ROUNDS * share))
     parts = [order.sample(range(trials), trials) for _ in range(calls)]
     made = [
         [(number + (part[trial] + order.random()) / trials) / calls for number, part in enumerate(parts)]
@@ -225,8 +211,8 @@ def moments(call_seconds: float, unit_seconds: float, trials: int, order: random
     return made
 
 
-def spaced(load: Load, call_seconds: float, unit_seconds: float, begins: Sequence[float]) -> Load:
-    """Return the load that calls the collective beside compute at these `moments`; a call may take `call_seconds`.
+def in_rounds(load: Load, call_seconds: float, unit_seconds: float, begins: Sequence[float]) -> Load:
+    """Return the load that calls the collective during compute at these `moments`; a call may take `call_seconds`.
 
     A collective may wait for a unit to end, so its time depends on the moment. All lie behind compute's run-up
     (docs/method.md 4.8).
@@ -246,7 +232,7 @@ def _delayed(load: Load) -> Load:
 
 
 def _usual_longest(ranks: Sequence[RankTimes]) -> float:
-    """Return the seconds that nine of ten calls stay below: on a busy host ten times those of a call alone."""
+    """Return the seconds that nine of ten calls stay below: on a busy host ten times those of an isolated call."""
     calls = sorted(
         max(times.collective[number] - times.begins[number] for times in ranks)
         for number in range(len(ranks[0].begins))
@@ -322,9 +308,8 @@ def measure_point(
     backend.allocate(point)
     backend.warm()
     _verified(overlap, _run(backend, _VERIFYING))
-    first = [_run(backend, _only(_ESTIMATING, lane)) for lane in (_COLLECTIVE, _COMPUTE)]
-    call = max(_each(times.collective, _settled(times.collective), 1) for times in first[0])
-    unit = max(_each(times.compute, _settled(times.compute), 1) for times in first[1])
+    call = max(_seconds_of_one(times.collective, 1) for times in _run(backend, replace(_ESTIMATING, compute_chunks=0)))
+    unit = max(_seconds_of_one(times.compute, 1) for times in _run(backend, replace(_ESTIMATING, collective_chunks=0)))
     load = planned(call, unit, span_seconds)
     begins = moments(call, unit, trials, order)
     isolated = _isolated(backend, load, trials)
@@ -332,13 +317,13 @@ def measure_point(
     while made < trials:
         # Always in this order: what ran before decides the clock (docs/method.md 4.8).
         runs = Runs(
-            alone_calls=alone(load).calls,
+            isolated_calls=isolated_collective(load).calls,
             collective=isolated[made],
-            beside=_run(backend, spaced(load, call, unit, begins[made])),
-            together=_run(backend, load),
-            compute=_run(backend, _only(load, _COMPUTE)),
+            rounds=_run(backend, in_rounds(load, call, unit, begins[made])),
+            both=_run(backend, load),
+            compute=_run(backend, replace(load, collective_chunks=0)),
         )
-        for ranks in (runs.collective, runs.compute, runs.beside, runs.together):
+        for ranks in (runs.collective, runs.compute, runs.rounds, runs.both):
             _verified(overlap, ranks)
         trial = trial_of(load, runs)
         if trial is not None:
@@ -348,27 +333,17 @@ def measure_point(
         if lengthened == _LENGTHENINGS:
             raise _Unmeasured(_UNCOVERED)
         lengthened += 1
-        call = max(_CALL_STEP * call, _usual_longest(runs.beside))
-        if covered_units(runs.together).chunks < _FEWEST_COVERED:
+        call = max(_CALL_STEP * call, _usual_longest(runs.rounds))
+        if len(covered_units(runs.both)) < _FEWEST_COVERED:
             load = _doubled(load)
             isolated = _isolated(backend, load, trials)
 
 
 def _isolated(backend: OverlapBackend, load: Load, trials: int) -> list[tuple[RankTimes, ...]]:
     """Return the collective's own load, once for each trial, before any of them: on GPUs that compute does not heat."""
-    own = alone(load)
+    own = isolated_collective(load)
     rested = replace(own, delay_s=max(own.delay_s, _REST_S))
     return [_run(backend, own if number else rested) for number in range(trials)]
-
-
-_COLLECTIVE, _COMPUTE = "collective_chunks", "compute_chunks"
-
-
-def _only(load: Load, lane: str) -> Load:
-    """Return the load without the other lane than `lane`."""
-    if lane == _COLLECTIVE:
-        return replace(load, compute_chunks=0)
-    return replace(load, collective_chunks=0)
 
 
 def _verified(overlap: Overlap, ranks: Sequence[RankTimes]) -> None:

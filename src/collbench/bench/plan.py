@@ -26,12 +26,13 @@ from collbench.model.units import format_approximate_size, format_size, whole_el
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """Trials for every data point, more for those that decide, and seconds for all of it.
+class StoppingRule:
+    """When data points have enough trials, and how long their batches are.
 
-    A data point that is unsettled after its trials gets more until the time is up; `screening` trials are always made.
-    `batch_bytes` is how much one batch of copies moves at least, and up to `longest_batch_bytes` where few data points
-    leave time for it, at about `rate` in B/s. `precision` replaces ±1 % or ±3 % (docs/method.md 6.4).
+    Every data point gets `screening` trials, those on which the choice of devices rests `deciding` ones. An unsettled
+    data point then gets more until all have taken `budget_seconds`; it is settled at `precision`, None: at ±1 % or ±3 %
+    (docs/method.md 6.4). A batch of copies moves at least `batch_bytes`, and up to `longest_batch_bytes` if few data
+    points leave time for it at about `rate` in B/s.
     """
 
     screening: int
@@ -44,26 +45,25 @@ class Effort:
 
 
 # docs/method.md 6.3: three trials screen, at least five publish a tier; with seven the medians of six pairs on
-# 4 × H200 stay within the 2 % of a tie. Batches: on GPUs 128 MiB takes 0.34 ms at 400 GB/s, long against
-# the event clock's 0.5 µs; cores are fifty times slower. Each batch has a start and an end that are no copying: of
-# 128 MiB they are 1 % (copy engine) to 3 % (kernels), of 1 GiB 0.3 %. nvbandwidth moves 16 messages: with
-# as many, 8 GiB at 512 MiB, kernels' reads agree with it within 0.05 %, with four they are 0.2 % slower [2 × H200].
-# A simulated machine is measured as a real one would be, by its own clock.
-_GPUS = Effort(
+# 4 × H200 stay within the 2 % of a tie. Batches: on GPUs 128 MiB takes 0.34 ms at 400 GB/s, long against the event
+# clock's 0.5 µs; cores are fifty times slower. The start and the end of a batch, in which nothing is copied, are 1 %
+# (copy engine) to 3 % (kernels) of 128 MiB, and 0.3 % of 1 GiB. nvbandwidth moves 16 messages: with as many, 8 GiB at
+# 512 MiB, kernels' reads agree with it within 0.05 %; with four they are 0.2 % slower [2 × H200]. A simulated machine
+# is measured as a real one, by its own clock.
+_GPUS = StoppingRule(
     screening=3, deciding=7, budget_seconds=2.3, batch_bytes=128 * 2**20, longest_batch_bytes=16 * 2**30, rate=3e11
 )
-_CORES = Effort(
+_CORES = StoppingRule(
     screening=3, deciding=7, budget_seconds=8.0, batch_bytes=4 * 2**20, longest_batch_bytes=4 * 2**20, rate=5e9
 )
 
 
-def effort_on(backend: str) -> Effort:
-    """Return the default effort on a backend's devices."""
+def default_stopping_rule(backend: str) -> StoppingRule:
+    """Return the default rule on a backend's devices."""
     return _CORES if capabilities(backend).cores else _GPUS
 
 
 # How many messages a batch holds: enough for the clock, few enough for many batches.
-
 
 # docs/method.md 3.1: the queue behind a blocking kernel stays shallow. 20 is also nccl-tests' default (-n).
 _MOST = 20
@@ -112,24 +112,26 @@ def requested_iterations(count: int) -> int:
 
 # How much a batch moves: the longer, the less of it is its start and end; as long as the time allows.
 
-
 # Verification, launches and extra trials need their share of the time too.
 _SHARE = 0.45
 _BATCHES_A_TRIAL = 2
 
 
 def batch_bytes(
-    groups: Mapping[Work, Sequence[tuple[int, ...]]], sizes: Mapping[Work, Sequence[int]], devices: int, effort: Effort
+    groups: Mapping[Work, Sequence[tuple[int, ...]]],
+    sizes: Mapping[Work, Sequence[int]],
+    devices: int,
+    rule: StoppingRule,
 ) -> int:
-    """Return the longest batch, from the effort's shortest by doubling, with which the plan's trials fit its time."""
-    length = effort.batch_bytes
-    while length * 2 <= effort.longest_batch_bytes:
+    """Return the longest batch, from the rule's shortest by doubling, with which the plan's trials fit its time."""
+    length = rule.batch_bytes
+    while length * 2 <= rule.longest_batch_bytes:
         seconds = sum(
-            _seconds(work, groups_of_work, sizes[work], devices, length * 2, effort.rate)
+            _seconds(work, groups_of_work, sizes[work], devices, length * 2, rule.rate)
             for work, groups_of_work in groups.items()
             if _own_batch_bytes(work, length) == length
         )
-        if seconds * effort.screening * _BATCHES_A_TRIAL > _SHARE * effort.budget_seconds:
+        if seconds * rule.screening * _BATCHES_A_TRIAL > _SHARE * rule.budget_seconds:
             break
         length *= 2
     return length
@@ -149,7 +151,6 @@ def _seconds(
 
 # Pairs in rounds: every pair of devices once, disjoint pairs together.
 
-
 Pair = tuple[int, int]
 
 
@@ -164,18 +165,17 @@ def pair_rounds(n: int) -> list[list[Pair]]:
         half = len(positions) // 2
         meetings = zip(positions[:half], reversed(positions[half:]), strict=True)
         rounds.append([(min(a, b), max(a, b)) for a, b in meetings if a is not None and b is not None])
-        positions = [positions[0], positions[-1], *positions[1:-1]]  # the first sits still, the others move on
+        positions = [positions[0], positions[-1], *positions[1:-1]]  # all but the first rotate
     return rounds
 
 
 def relabelled(rounds: Sequence[Sequence[Pair]], n: int, rng: random.Random) -> list[list[Pair]]:
-    """Return the rounds with the devices renamed at random, so that a pair meets other neighbours in each pass."""
+    """Return the rounds with the devices renamed at random, so that other pairs run concurrently in each pass."""
     names = rng.sample(range(n), n)
     return [[(min(names[a], names[b]), max(names[a], names[b])) for a, b in pairs] for pairs in rounds]
 
 
 # What to measure, as steps for a backend: every data point once a pass, disjoint groups together where that is trusted.
-
 
 Members = tuple[int, ...]
 
@@ -189,11 +189,10 @@ BATCHES_A_TRIAL = 2
 class Plan:
     """The data points of a sweep. `groups` are what each work runs on: directed links, pairs, single devices, or sets.
 
-    `batch_bytes` is how much a batch moves: enough for the clock, little enough for many batches. `launches` is
-    how many ungraphed launches are timed beside a collective. `together` runs all groups of a collective at once, as
-    the user asked. `latency` is how many launches of each collective are timed one by one, after the trials.
-    `iterations` and `warmup`, where given, replace what a step would choose. `isolated` lists
-    (work, members) that must never run beside others.
+    `batch_bytes` is how much a batch moves. `launches` is how many ungraphed launches of each collective are timed in
+    addition to its batches, `latency` how many are timed one by one after the trials. `together` runs all groups of a
+    collective concurrently, as the user requested. `iterations` and `warmup`, if given, replace what a step would
+    choose. `isolated` lists (work, members) that must never run concurrently with others.
     """
 
     devices: int
@@ -219,7 +218,7 @@ class Plan:
                     yield point_of(work, members, size)
 
     def largest_bytes(self) -> int:
-        """Return the room in bytes that a buffer needs: all to one puts a message of each sender side by side."""
+        """Return the bytes that a buffer needs: all to one has a message of each sender in the same buffer."""
         return max(side_by_side(work, self.devices) * sizes[-1] for work, sizes in self.sizes.items())
 
     def step(self, work: Work, groups: Sequence[Members], size: int) -> Step:
@@ -253,7 +252,7 @@ class Plan:
     def passes(self, rng: random.Random, wanted: set[DataPoint]) -> list[Step]:
         """Return one pass: each wanted data point in exactly one step, steps in random order over the whole plan.
 
-        What the user wants together stays so, though one group alone may need another trial.
+        Groups that the user wants concurrently stay together, even if only one of them needs another trial.
         """
         steps = []
         for work in self.groups:
@@ -269,7 +268,7 @@ class Plan:
         return steps
 
     def rounds(self, work: Work, rng: random.Random) -> list[list[Members]]:
-        """Return the work's groups, disjoint ones together; isolated ones alone."""
+        """Return the work's groups in rounds: disjoint groups concurrently, isolated ones by themselves."""
         groups = self.groups[work]
         if (self.together and work.operation.is_collective) or work.variant.at_once:
             return [list(groups)]
@@ -315,7 +314,6 @@ def unordered_pairs(devices: int) -> tuple[Members, ...]:
 
 
 # The request, and the part of it that this machine can measure; the rest is skipped by name and reason.
-
 
 # As nccl-tests: -n 20.
 _LAUNCHES = 20
@@ -385,12 +383,12 @@ class Request:
         kinds = {work.registration for work in self.collectives}
         return NcclOptions(tuple(one for one in Registration if one in kinds - {Registration.NONE}), self.nccl_config)
 
-    def effort(self) -> Effort:
-        """Return how long to measure: the backend's own effort, and what was asked for instead."""
-        own = effort_on(self.backend)
+    def stopping_rule(self) -> StoppingRule:
+        """Return how long to measure: the backend's own rule, and what was asked for instead."""
+        own = default_stopping_rule(self.backend)
         budget = self.budget_seconds or (_SHORTEST_BUDGET if self.quick else own.budget_seconds)
         screening = max(own.screening, _TRIALS_OF_SETS) if self.sets else own.screening
-        return Effort(
+        return StoppingRule(
             screening=screening,
             deciding=screening if self.quick else max(screening, own.deciding),
             budget_seconds=budget,
@@ -473,7 +471,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
     if sizes is None and (own := {size for work in request.collectives if work.skew and (size := work.skew.own_bytes)}):
         sizes = tuple(sorted(own))  # a matrix as it stands
     elif sizes is None:
-        default = survey_sizes(request.backend) if request.copies else default_sizes(request.backend)
+        default = default_copy_sizes(request.backend) if request.copies else default_sizes(request.backend)
         sizes = tuple(size for size in default if not request.quick or size in QUICK_SIZES)
     sizes, skipped = _fitting(sizes, backend)
     groups: dict[Work, tuple[Members, ...]] = {}
@@ -510,7 +508,7 @@ def make_plan(request: Request, backend: Backend) -> tuple[Plan, list[Skipped]]:
         sizes={work: works[work] for work in kept},
         dtype=request.dtype,
         redop=request.redop,
-        batch_bytes=batch_bytes(kept, works, len(devices), request.effort()),
+        batch_bytes=batch_bytes(kept, works, len(devices), request.stopping_rule()),
         launches=(request.iterations or _LAUNCHES) if request.launches else 0,
         root=request.root,
         together=request.split > 1,
@@ -530,7 +528,7 @@ def default_sizes(backend: str) -> tuple[int, ...]:
     return _up_to_largest(backend, (2**exponent for exponent in range(3, 60)))
 
 
-def survey_sizes(backend: str) -> tuple[int, ...]:
+def default_copy_sizes(backend: str) -> tuple[int, ...]:
     """Return the default sizes for every link of a machine: 8 B, and every second power of two from 64 B."""
     return _up_to_largest(backend, (8, *(4**exponent for exponent in range(3, 30))))
 

@@ -116,7 +116,7 @@ class Session:
         try:
             watcher = Watcher(progress, self._writer.finished, self._opened.flags, self._opened.clock)
             order = random.Random(self._request.seed)  # noqa: S311  # no secret
-            sweep(backend, self._plan, self.run, self._request.effort(), order, watcher)
+            sweep(backend, self._plan, self.run, self._request.stopping_rule(), order, watcher)
         except DataCorruption as error:
             self.run.skipped.append(wrong_data(error))  # readers of the file must know
             corrupt = True
@@ -226,7 +226,7 @@ def empty_run(request: Request, opened: Opened, plan: Plan, skipped: list[Skippe
         request,
         operations=tuple(dict.fromkeys(work.operation for work in plan.groups)),
         sizes=tuple(sorted({size for sizes in plan.sizes.values() for size in sizes})),
-        trials=request.effort().screening,
+        trials=request.stopping_rule().screening,
         environment=dict(opened.environment),
     )
     return replace(begun_run(opened, settings), skipped=skipped)

@@ -16,7 +16,7 @@ from collbench.analysis.physics import Check, marked
 from collbench.analysis.stats import half_width, trial_noise, trial_seconds
 from collbench.backends.protocol import Backend, Step, Timing, time_step
 from collbench.bench.interference import check_interference, distrusted
-from collbench.bench.plan import Effort, Members, Plan, point_of
+from collbench.bench.plan import Members, Plan, StoppingRule, point_of
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.failures import Cause, Failure, FailureKind
 from collbench.model.operations import Work
@@ -129,17 +129,17 @@ class Trials:
     `plan` may be replaced by one with more isolated points before `make` is called.
     """
 
-    def __init__(self, plan: Plan, run: Run, effort: Effort, watcher: Watcher) -> None:
+    def __init__(self, plan: Plan, run: Run, rule: StoppingRule, watcher: Watcher) -> None:
         """Continue `run`: settled points are left alone, failed and interrupted ones are measured again."""
         self.plan = plan
-        self._run, self._effort, self._watcher = run, effort, watcher
+        self._run, self._rule, self._watcher = run, rule, watcher
         self._check = Check(run)  # by the labels alone: what copies show is known at the end of a sweep
         self._results = {measurement.point: measurement for measurement in run.measurements}
         self._required: dict[DataPoint, int] = {}  # trials that a point gets even after the deadline
         for point in plan.points():
             measurement = self._results.get(point)
             if measurement is None or measurement.stop not in _SETTLED:
-                trials = effort.deciding if plan.decides(point) else effort.screening
+                trials = rule.deciding if plan.decides(point) else rule.screening
                 self._required[point] = max(0, trials - (len(measurement.samples) if measurement else 0))
         for measurement in run.measurements:
             if measurement.stop not in _SETTLED:
@@ -156,7 +156,7 @@ class Trials:
         first, done, total = True, 0, 0
         while self.wanted:
             steps = self.plan.passes(rng, self.wanted)
-            total = max(total, done + len(steps) * (self._effort.screening if first else 1))
+            total = max(total, done + len(steps) * (self._rule.screening if first else 1))
             for step, outcome in backend.time_steps(self._affordable(steps, deadline)):
                 self._record_outcome(backend, step, outcome)
                 done += 1
@@ -165,7 +165,7 @@ class Trials:
             self._drop_settled(late=self._watcher.clock() > deadline)
             self._require_deciding(deadline)
         for measurement in self._results.values():
-            measurement.stop = measurement.stop or stop_reason(measurement, self._effort.precision) or StopReason.BUDGET
+            measurement.stop = measurement.stop or stop_reason(measurement, self._rule.precision) or StopReason.BUDGET
 
     def _affordable(self, steps: list[Step], deadline: float) -> Iterator[Step]:
         """Yield the steps that are required or that time allows; each is decided when it is drawn."""
@@ -181,18 +181,18 @@ class Trials:
         def continues(point: DataPoint) -> bool:
             if self._results[point].failure or point.operation.is_collective in self._given_up:
                 return False
-            settled = late or stop_reason(self._results[point], self._effort.precision)
+            settled = late or stop_reason(self._results[point], self._rule.precision)
             return self._required[point] > 0 or not settled
 
         self.wanted = set(filter(continues, self.wanted))
 
     def _require_deciding(self, deadline: float) -> None:
         """Require one more trial of deciding points if noise would hide a slow pair; not long after the deadline."""
-        if self._effort.deciding == self._effort.screening or any(self._required[point] > 0 for point in self.wanted):
+        if self._rule.deciding == self._rule.screening or any(self._required[point] > 0 for point in self.wanted):
             return
         now = self._watcher.clock()
         self._deciding_deadline = (
-            self._deciding_deadline or max(deadline, now) + _FOR_DECIDING * self._effort.budget_seconds
+            self._deciding_deadline or max(deadline, now) + _FOR_DECIDING * self._rule.budget_seconds
         )
         deciding = [
             self._results[point] for point in self._required if self.plan.decides(point) and point in self._results
@@ -351,7 +351,7 @@ _COVERED_TRIES = 1
 _WARM_BYTES = 16 * 2**20
 
 
-def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Random, watcher: Watcher) -> None:
+def sweep(backend: Backend, plan: Plan, run: Run, rule: StoppingRule, rng: random.Random, watcher: Watcher) -> None:
     """Measure the plan into `run`, which always holds all finished trials, also after an interruption.
 
     Data points that `run` has settled are not measured again. Raises BackendError if no step works any more.
@@ -361,7 +361,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
         backend.ready()
     begin = clock()
     paths = {frozenset(path.devices): path for path in run.paths}
-    trials = Trials(plan, run, effort, watcher)
+    trials = Trials(plan, run, rule, watcher)
     try:
         if trials.wanted:
             with _phase(run, "warm-up", clock):
@@ -370,7 +370,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
                 run.interference_checks[:], trials.timed_seconds = check_interference(backend, plan, paths, rng)
             trials.plan = distrusted(plan, run.interference_checks, paths)
             with _phase(run, "trials", clock):
-                trials.make(backend, rng, deadline=begin + effort.budget_seconds)
+                trials.make(backend, rng, deadline=begin + rule.budget_seconds)
         if plan.latency:
             with _phase(run, "single launches", clock):
                 time_singles(backend, plan, run, rng, watcher)
@@ -380,7 +380,7 @@ def sweep(backend: Backend, plan: Plan, run: Run, effort: Effort, rng: random.Ra
         run.measurements.sort(key=lambda entry: index.get(entry.point, len(index)))
         run.latencies.sort(key=lambda entry: index.get(entry.point, len(index)))
         for measurement in run.measurements:
-            measurement.stop = measurement.stop or stop_reason(measurement, effort.precision) or StopReason.INTERRUPTED
+            measurement.stop = measurement.stop or stop_reason(measurement, rule.precision) or StopReason.INTERRUPTED
         marked(run)
         run.phases["timed"] = round(run.phases.get("timed", 0.0) + trials.timed_seconds, 6)
         run.seconds = round(before + clock() - begin, 3)

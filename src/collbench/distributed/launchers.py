@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from collbench.machine.slurm import expand_node_list
 from collbench.model.errors import UsageError
 
-# Slurm's compressed words for nodes and tasks: "node[01-03,7]" and "2(x3),1". Pure.
-
+# Slurm's compressed lists of nodes and tasks: "node[01-03,7]" and "2(x3),1".
 
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
@@ -34,10 +33,9 @@ def tasks_on_node(tasks: str, node: int) -> int | None:
     return counts[node] if node < len(counts) else None
 
 
-# From the variables that launchers set to this process's rank among the others. Pure.
+# From the variables that launchers set to this process's rank among the others.
 
-
-# torchrun's own default, so that what is open in a firewall for it is open for us.
+# torchrun's own default, so that a firewall that lets torchrun through lets us through.
 _DEFAULT_PORT = 29500
 # Slurm names no port. Jobs that share a node need different ones: below the kernel's ephemeral range (32768 on).
 _FIRST_PORT, _PORTS = 10_000, 20_000
@@ -45,8 +43,8 @@ _FIRST_PORT, _PORTS = 10_000, 20_000
 JOIN_S = 300.0
 JOIN_VARIABLE = "COLLBENCH_JOIN_SECONDS"
 _LONGEST_JOIN_S = 86_400
-# What `find_launch` tells a launcher by.
-_TELLING = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+# The variables by which `find_launch` recognizes a launcher.
+_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ def join_seconds(environment: Mapping[str, str]) -> float:
 
 def alone(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the launch: the process then measures on its own."""
-    return {name: value for name, value in environment.items() if name not in _TELLING}
+    return {name: value for name, value in environment.items() if name not in _LAUNCHER_VARIABLES}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,7 @@ from collbench.model.failures import Failure, WrongData
 from collbench.model.run import Device, Flag, Health, Machine, NetworkPort, Path
 from collbench.runfile.codec import build
 
-# Messages between rank 0 and the ranks. Each request has one answer, except Abandon and Leave.
-#
-# Each message is a type: they travel as its name and its fields (codec.py).
+# The messages. Each request has one answer, except Abandon and Leave.
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +163,7 @@ Reply: TypeAlias = Done | CollbenchError
 RankMessage: TypeAlias = Reply | Alive
 
 
-# Messages between ranks as JSON. Nothing that arrives is executed: it is data of the types below, or an error.
-
+# The messages as JSON: a type's name and its fields. What arrives is data of the types below, or an error.
 
 _ORDERS: Mapping[str, type] = {
     kind.__name__: kind

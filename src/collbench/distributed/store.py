@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from torch's __all__
 
 
-# This process's way to the others.
-
+# The network interface through which this process reaches the others.
 
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 _NAME_BYTES, _ADDRESS_AT = 256, 20  # struct ifreq: a name of up to 16 bytes, then a sockaddr_in with the address
@@ -52,12 +51,11 @@ def _interface_of_ipv6(address: str) -> str:
     return next((line.split()[-1] for line in lines if line.startswith(wanted)), "")
 
 
-# torch's TCPStore: where processes that know only a host and a port find each other. Torch is loaded here, late.
-
+# The store.
 
 # Waits shorter than this are not reported.
 UNSAID_S = 10.0
-# Whoever waits looks for a signal as often, and tries again: a store that is reached at all answers at once.
+# Waits are cut into slices, between which signals end them. A store that can be reached answers at once.
 _SLICE_S, _PAUSE_S, _DIAL_S, _ATTEMPT_S = 1.0, 0.25, 5.0, 10.0
 
 
@@ -65,7 +63,7 @@ class Waiting:
     """A wait with a deadline. A notice reports it once it has lasted some seconds."""
 
     def __init__(self, timeout_s: float, text: str, say: Callable[[str], object] | None) -> None:
-        """Begin to wait. `text` is who waits for whom."""
+        """Begin to wait. `text` says which rank waits for what."""
         self.text, self.say = text, say
         self._timeout_s, self._begin, self._said = timeout_s, time.monotonic(), say is None
 
@@ -99,17 +97,17 @@ class Publisher(Protocol):
 
 
 class Store:
-    """Small values by name, for all ranks of this launch. Who sets one deletes it after use: runs are long."""
+    """Small values by name, for all ranks of this launch. The rank that sets one deletes it after use."""
 
     def __init__(
         self, launch: LaunchEnvironment, timeout_s: float, say: Callable[[str], object] = lambda _text: None
     ) -> None:
         """Reach the store within `timeout_s` seconds; rank 0 opens it unless the launcher did. Raises MachineError.
 
-        `say` tells, once and after some seconds, whom this rank waits for.
+        `say` gets one notice, after some seconds, of what this rank waits for.
         """
-        # Its warnings on stderr (a host without a reverse name, a port not open yet) are nothing to act on; what is, is
-        # raised. Torch reads this once, when it is loaded.
+        # Nobody needs to act on torch's warnings on stderr (a host without a reverse name, a port that is not open
+        # yet); errors are raised. Torch reads this variable once, when it is loaded.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         try:
             from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from torch's __all__
@@ -141,7 +139,7 @@ class Store:
                     launch.world_size,
                     is_master=opens,
                     timeout=timedelta(seconds=max(1.0, min(_ATTEMPT_S, self._waiting.left()))),
-                    wait_for_workers=False,  # rank 0 waits for them itself, and can then say who is missing
+                    wait_for_workers=False,  # rank 0 waits for them itself, and can then name the missing ones
                 )
             except RuntimeError as error:  # torch.distributed's own errors are RuntimeErrors
                 if opens or self._waiting.over():
