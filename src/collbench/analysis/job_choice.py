@@ -105,7 +105,11 @@ def contest(run: Run, by_bandwidth: Members, positions: Sequence[int]) -> JobCon
     def devices_of(replay: Replay) -> Members:
         return tuple(sorted(positions[member] for member in replay.members))
 
-    seconds = {devices_of(replay): _seconds(replay, rounds) for replay in sound}
+    # Where a clock shows no time at all it is a tick of it.
+    seconds = {
+        devices_of(replay): tuple(max(communication_seconds(trial), 1e-9) for trial in replay.trials[:rounds])
+        for replay in sound
+    }
     means = {devices: _mean([math.log(one) for one in own]) for devices, own in seconds.items()}
     order = sorted(means, key=lambda devices: means[devices].value)
     best = order[0]
@@ -116,11 +120,6 @@ def contest(run: Run, by_bandwidth: Members, positions: Sequence[int]) -> JobCon
     tied = {one.members for one in made if one.standing in {Standing.BEST, Standing.TIED}}
     lost = tuple(JobFinalist(devices_of(replay), Standing.FAILED, failure=replay.failure) for replay in failed)
     return JobContest((*made, *lost), rounds, by_bandwidth, by_bandwidth if by_bandwidth in tied else best)
-
-
-def _seconds(replay: Replay, rounds: int) -> tuple[float, ...]:
-    # Where a clock shows no time at all it is a tick of it.
-    return tuple(max(communication_seconds(trial), 1e-9) for trial in replay.trials[:rounds])
 
 
 def _ratio(one: Sequence[float], other: Sequence[float], sets: int) -> Figure:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import Failure, FailureKind
 from collbench.model.operations import Endpoints, Operation, Work
-from collbench.model.run import Measurement, Overlap, Path, Replay, Run, SkipKind, Skipped
+from collbench.model.run import Measurement, Overlap, Replay, Run, SkipKind, Skipped
 
 # Why a run has no figure for a place: one answer, from what the run says in types, for every page and command.
 
@@ -85,13 +85,9 @@ class Absences:
     def _refused(self, work: Work, members: Members) -> bool:
         """Return whether a kernel's copy lacks peer access, as NVML or CUDA say of the path."""
         path = self._paths.get(frozenset(members))
-        return work.operation in _BY_KERNEL and not work.variant.host_memory and path is not None and _denied(path)
-
-
-def _denied(path: Path) -> bool:
-    if path.cuda_peers is not None:
-        return not path.cuda_peers
-    return path.peers_denied
+        if path is None or work.operation not in _BY_KERNEL or work.variant.host_memory:
+            return False
+        return path.peers_denied if path.cuda_peers is None else not path.cuda_peers
 
 
 def unordered(work: Work, members: Members) -> Members:
@@ -188,8 +184,9 @@ def outcome(run: Run) -> Outcome:
             affected = left.work.place(left.members) if left.work else tuple(sorted(left.members))
             counts[TroubleKind.WRONG_DATA, affected] += 1
     for measurement in run.measurements:
-        kind = _kind(measurement)
-        if kind is not None:
+        if measurement.wrong or measurement.failure is not None:
+            failed = measurement.failure
+            kind = TroubleKind.WRONG_DATA if measurement.wrong or failed is None else _FAILURES[failed.kind]
             counts[kind, measurement.point.work.place(measurement.point.members)] += 1
     others: list[Overlap | Replay] = [*run.overlaps, *run.replays]
     for other in others:
@@ -198,13 +195,12 @@ def outcome(run: Run) -> Outcome:
             kind = TroubleKind.WRONG_DATA if wrong or other.failure is None else _FAILURES[other.failure.kind]
             counts[kind, tuple(sorted(other.members))] += 1
     troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
-    return Outcome(tuple(sorted([*troubles, *_impossible(run)], key=_order)))
-
-
-def _kind(measurement: Measurement) -> TroubleKind | None:
-    if measurement.wrong:
-        return TroubleKind.WRONG_DATA
-    return None if measurement.failure is None else _FAILURES[measurement.failure.kind]
+    kinds = list(TroubleKind)
+    troubles = sorted(
+        [*troubles, *_impossible(run)],
+        key=lambda one: (kinds.index(one.kind), len(one.devices), -one.count, one.devices),
+    )
+    return Outcome(tuple(troubles))
 
 
 def _impossible(run: Run) -> Iterator[Trouble]:
@@ -215,7 +211,3 @@ def _impossible(run: Run) -> Iterator[Trouble]:
     for one in impossible(run):
         beaten.setdefault(tuple(sorted(one.capacity.devices)), []).append(one.rate_gbs)
     yield from (Trouble(TroubleKind.IMPOSSIBLE, some, len(rates), max(rates)) for some, rates in beaten.items())
-
-
-def _order(trouble: Trouble) -> tuple[int, int, int, tuple[int, ...]]:
-    return list(TroubleKind).index(trouble.kind), len(trouble.devices), -trouble.count, trouble.devices

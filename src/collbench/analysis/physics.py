@@ -208,9 +208,10 @@ class Hardware:
         ranks, factor, traffic = len(members), row.busbw.of(len(members)), row.traffic
         root = members[self._root] if self._root < ranks else members[0]
         uneven = point.blocks if point.skew else None
-        islands = [island for island in self._islands(members) if 1 < len(island) < ranks]
+        islands = chained((member, *self._joined(member, members)) for member in members)  # by NVLinks
+        inner = [tuple(sorted(island)) for island in islands if 1 < len(island) < ranks]
         borders: dict[tuple[int, ...], float | None] = {}
-        for inside in [*((member,) for member in members), *islands]:
+        for inside in [*((member,) for member in members), *inner]:
             border = self._border(inside, [member for member in members if member not in inside])
             borders[inside] = border
             if uneven:
@@ -251,10 +252,6 @@ class Hardware:
                 return None
             total += sum(gbs for gbs in limits if gbs is not None)
         return total
-
-    def _islands(self, members: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the groups of members that NVLinks chain together."""
-        return [tuple(sorted(island)) for island in chained((one, *self._joined(one, members)) for one in members)]
 
 
 def chained(groups: Iterable[Iterable[int]]) -> list[set[int]]:
@@ -372,7 +369,8 @@ class Check:
         pairs = [frozenset(path.devices) for path in run.paths]
         over_pcie = [pair for pair in pairs if not self._labelled.over_nvlink(*sorted(pair))]
         shown = _shown(run)
-        kept = {pair for pair in over_pcie if pair in shown and shown[pair] <= HIDDEN * self._over_pcie(pair)}
+        most = {pair: HIDDEN * (self._labelled.link(*sorted(pair)) or FASTEST_PCIE_GBS) for pair in over_pcie}
+        kept = {pair for pair in over_pcie if pair in shown and shown[pair] <= most[pair]}
         self.hidden = frozenset(pair for pair in over_pcie if pair in shown) - kept
         self._beyond = Hardware(run, [pair for pair in over_pcie if pair not in kept])
         self._open = {pair for pair in over_pcie if pair not in kept}
@@ -413,9 +411,6 @@ class Check:
         rate = rate_gbs(measurement.point, min(batches)) if count else 0.0
         limit = self.limit(measurement.point, rate) if count else None
         return None if limit is None else Impossible(measurement.point, limit, rate, count, len(batches))
-
-    def _over_pcie(self, pair: Pair) -> float:
-        return self._labelled.link(*sorted(pair)) or FASTEST_PCIE_GBS
 
 
 def _times(sample: Sample) -> tuple[float, ...]:

@@ -72,16 +72,16 @@ def winner(size_bytes: int, trials: Mapping[Registration, Sequence[float]]) -> W
     Trials of the same pass are compared with each other: what disturbs one pass disturbs all that it times.
     """
     best = min(trials, key=lambda kind: median(trials[kind]))
-    others = tuple(_slower(size_bytes, kind, trials[kind], trials[best]) for kind in trials if kind is not best)
-    behind = {one.kind for one in others if one.behind}
-    return Winner(size_bytes, tuple(kind for kind in trials if kind not in behind), others)
-
-
-def _slower(size_bytes: int, kind: Registration, ours: Sequence[float], best: Sequence[float]) -> Slower:
-    ratios = [one / other for one, other in zip(ours, best, strict=False)]  # later trials of one have no partner
-    ratio, interval = median(ratios), median_interval(ratios)
-    behind = interval is not None and interval[0] > 1 and ratio > 1 + tolerance(size_bytes)
-    return Slower(kind, ratio, interval, behind)
+    others = []
+    for kind in trials:
+        if kind is not best:
+            # Later trials of one have no partner.
+            ratios = [own / least for own, least in zip(trials[kind], trials[best], strict=False)]
+            ratio, interval = median(ratios), median_interval(ratios)
+            behind = interval is not None and interval[0] > 1 and ratio > 1 + tolerance(size_bytes)
+            others.append(Slower(kind, ratio, interval, behind))
+    slower = {one.kind for one in others if one.behind}
+    return Winner(size_bytes, tuple(kind for kind in trials if kind not in slower), tuple(others))
 
 
 def winners(run: Run, operation: Operation, members: tuple[int, ...], variant: Variant) -> tuple[Winner, ...]:

@@ -160,13 +160,13 @@ def host_shares(run: Run) -> tuple[HostShare, ...]:
             node = run.devices[device].numa_node
         isolated = DataPoint(point.operation, (device,), point.size_bytes, Variant.HOST, node)
         made.append(HostShare(device, point.work, point.size_bytes, gbs, rates.get(isolated)))
-    return tuple(sorted(made, key=_in_order))
-
-
-def _in_order(one: HostShare) -> tuple[int, int, int, int]:
-    node = -1 if one.work.numa_node is None else one.work.numa_node
     operations, variants = list(Operation), list(Variant)
-    return node, operations.index(one.work.operation), one.device, variants.index(one.work.variant)
+
+    def order(one: HostShare) -> tuple[int, int, int, int]:
+        node = -1 if one.work.numa_node is None else one.work.numa_node
+        return node, operations.index(one.work.operation), one.device, variants.index(one.work.variant)
+
+    return tuple(sorted(made, key=order))
 
 
 def share_of_all(shares: Sequence[HostShare], work: Work) -> float | None:

@@ -143,7 +143,8 @@ def spread(values: Times) -> Spread:
             percentiles.append(Percentile(percent, None, None))
             continue
         low, high = (float(ordered[rank - 1]) for rank in between)
-        percentiles.append(Percentile(percent, float(ordered[_nearest(len(ordered), percent) - 1]), (low, high)))
+        nearest = max(1, math.ceil(len(ordered) * percent / 100))
+        percentiles.append(Percentile(percent, float(ordered[nearest - 1]), (low, high)))
     return Spread(len(ordered), tuple(percentiles), float(ordered[-1]))
 
 
@@ -183,10 +184,6 @@ def histogram(values: Sequence[float], bins: int = _BINS) -> tuple[tuple[float, 
     edges[0], edges[-1] = low, high  # exactly, so that none is left out
     counts, _ = np.histogram(np.maximum(values, low), edges)
     return tuple(edges.tolist()), tuple(counts.tolist())
-
-
-def _nearest(count: int, percent: int) -> int:
-    return max(1, math.ceil(count * percent / 100))
 
 
 def _rank(latency: Latency, index: int, arrived: Times, left: Times, own: Times, waited: Times) -> RankTails:
