@@ -37,7 +37,7 @@ def grown(wired: Wiring, k: int) -> set[Members]:
 
 
 def _starts(rates: Values, k: int) -> list[int]:
-    """Return the devices whose k−1 best neighbours are best: no set around another one can beat them."""
+    """Return the devices whose (k−1)th best neighbour is fastest: no set around another device can beat theirs."""
     reach = np.partition(rates, len(rates) - k + 1, axis=1)[:, len(rates) - k + 1]
     return [int(index) for index in np.argsort(-reach, kind="stable")[:_STARTS]]
 
@@ -70,7 +70,7 @@ def _improved(rates: Values, members: list[int]) -> list[int]:
 
 
 def _swap(rates: Values, members: list[int], index: int) -> list[int]:
-    """Return the members with the one at a place replaced by the best for the others, which may be itself."""
+    """Return the members with the one at an index replaced by the best for the others, which may be itself."""
     others = members[:index] + members[index + 1 :]
     lowest, total = rates[:, others].min(axis=1), rates[:, others].sum(axis=1)
     lowest[others] = -1.0
@@ -78,13 +78,13 @@ def _swap(rates: Values, members: list[int], index: int) -> list[int]:
 
 
 def _best(lowest: Values, total: Values) -> int:
-    """Return the place with the highest lowest rate, of those the one with the highest total."""
+    """Return the index with the highest lowest rate, of equal ones that with the highest total."""
     top = np.flatnonzero(lowest == lowest.max())
     return int(top[np.argmax(total[top])])
 
 
 def _weakest(rates: Values, members: list[int]) -> list[int]:
-    """Return the places of the members with the slowest pairs inside, of those with one as slow the lowest sums."""
+    """Return the indices of the members with the slowest pairs inside; of equally slow ones those of lowest sums."""
     inside = rates[np.ix_(members, members)]
     slowest = np.where(np.eye(len(members), dtype=bool), np.inf, inside).min(axis=1)
     return [int(index) for index in np.lexsort((inside.sum(axis=1), slowest))[:_WEAKEST]]
@@ -139,7 +139,7 @@ def best(candidates: Candidates, delta: float) -> NDArray[np.intp]:
 
 
 def _some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
-    """Judge the sets that a quick bound thinks most of, and the first one, the default."""
+    """Judge the sets with the highest quick bounds, and the first one, which is the default."""
     first, *others = grown_sets
     quick = sorted(others, key=lambda members: -ring_bound(wired.rates[np.ix_(members, members)]))
     sets = [first, *quick[:_MOST_JUDGED]]
@@ -204,9 +204,9 @@ def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta
 
 
 def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
-    """Return a mesh's rates and links with the members sorted by what surrounds them, so that alike meshes look alike.
+    """Return a mesh's rates and links with its members sorted by their links, so that equal meshes look equal.
 
-    Equal matrices are equal meshes; alike meshes with different matrices only cost time.
+    Equal matrices mean equal meshes. Equal meshes with different matrices only cost time.
     """
     nvlink = wired.nvlink[np.ix_(members, members)]
     rows = np.sort(nvlink, axis=1)
@@ -225,11 +225,11 @@ _COARSE = 4
 
 
 def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) -> tuple[Candidate, ...]:
-    """Return the set at the place `chosen` and up to three others, best first, and the first k wherever they stand.
+    """Return the set at the index `chosen` and up to three others, best first, and the default set in any case.
 
-    All could be as good as the chosen one: their `hi` reaches its `lo`. Of a PCIe ring no interference check is sure
-    enough to rule out what the 0.6 does not. Those predicted alike are alike in what the prediction knows, so one of
-    each kind goes first, then those that share the fewest devices with the others.
+    All could be as good as the chosen one: their `hi` reaches its `lo`. In a PCIe ring, hops may keep as little as
+    `CROWDED` of their rate, whatever interference checks found. Sets of equal predictions look alike to the
+    prediction, so one of each kind comes first, then the sets that share the fewest devices with the others.
     """
     least = candidates.lo[chosen]
     if candidates.hops[chosen]:
@@ -259,7 +259,8 @@ def with_default(wired: Wiring, sets: Sequence[Members]) -> tuple[Candidate, ...
 def _kinds(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
     """Return the figures that separate sets, smaller is better, shape (sets, figures); rates in steps of δ.
 
-    Band, hops, and how many share a host bridge at most, for what they share there no pair shows; then what is inside.
+    The figures: the band, the hops, the most members on one host bridge (what they share there, no pair shows), and the
+    bandwidth inside.
     """
     hosts = wired.host[candidates.sets]
     crowd = (hosts[:, :, None] == hosts[:, None, :]).sum(axis=2).max(axis=1)
@@ -269,7 +270,7 @@ def _kinds(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.fl
 
 
 def _inside(wired: Wiring, candidates: Candidates) -> NDArray[np.float64]:
-    """Return all bandwidth within each set, GB/s: of sets alike in all else, one without weak devices has more."""
+    """Return the sum of all rates within each set, GB/s: it tells otherwise equal sets with weak devices apart."""
     return np.asarray(wired.rates[candidates.sets[:, :, None], candidates.sets[:, None, :]].sum(axis=(1, 2)))
 
 
