@@ -12,7 +12,7 @@ from collbench.model.failures import Failure, FailureKind
 from collbench.model.operations import Endpoints, Operation, Work
 from collbench.model.run import Measurement, Overlap, Replay, Run, SkipKind, Skipped
 
-# Why a run has no figure for a place: one answer, from what the run says in types, for every page and command.
+# Why a run has no figure for a set of devices: one answer for every page and command.
 
 
 Members = tuple[int, ...]
@@ -37,8 +37,8 @@ class AbsenceKind(StrEnum):
 class Absence:
     """Why there is no figure. `by_design`: nothing is amiss, there never is one here.
 
-    `failure` and `skipped` say why, None where only the kind is known; of too few trials `trials` were made, and
-    `needed` are needed, None for just more.
+    `failure` or `skipped` say why if more than the kind is known. Of too few trials, `trials` were made, and `needed`
+    are needed; None: more than these.
     """
 
     kind: AbsenceKind
@@ -74,7 +74,7 @@ class Absences:
         if measurement is not None and measurement.failure:
             return Absence(AbsenceKind.FAILED, failure=measurement.failure)
         left = self._skipped.get(key)
-        if left is None and self._refused(work, members):  # in files of older versions `skipped` names no place
+        if left is None and self._refused(work, members):  # in files of older versions `skipped` names no devices
             left = Skipped(SkipKind.NO_PEERS, work, members)
         if left is not None:
             return Absence(AbsenceKind.SKIPPED, left.kind.by_design, skipped=left)
@@ -99,7 +99,7 @@ def unordered(work: Work, members: Members) -> Members:
     return members
 
 
-# How a run ended: what failed, where, and the exit status that it earns. Decided here alone; pages only print it.
+# How a run ended: what failed, where, and the exit status. It is decided only here; pages print it.
 
 
 class TroubleKind(StrEnum):
@@ -134,7 +134,7 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong in one place: the devices' positions, ascending, () if they are unknown; how many data points.
+    """What is wrong on a set of devices (positions, ascending; () if unknown), with the number of data points.
 
     `figure` is the highest rate in GB/s of an impossible one, None otherwise.
     """
@@ -147,7 +147,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that is wrong with a run's data points, the worst and the most precise place first; empty for none."""
+    """All that is wrong with a run's data points, the worst kind and the smallest sets of devices first."""
 
     troubles: tuple[Trouble, ...]
 
@@ -158,7 +158,7 @@ class Outcome:
 
     @property
     def device_sets(self) -> tuple[tuple[int, ...], ...]:
-        """The devices of what went wrong, each set once; where nothing was tried nothing is known to be wrong."""
+        """The sets of devices where something went wrong, each once; what was not tried is not known to be wrong."""
         return tuple(dict.fromkeys(one.devices for one in self.troubles if one.kind is not TroubleKind.UNTRIED))
 
     def failed(self, members: Collection[int]) -> bool:
@@ -166,7 +166,7 @@ class Outcome:
         return tuple(sorted(members)) in self.device_sets
 
     def impossible(self, members: Collection[int]) -> bool:
-        """Return whether all that is wrong on this very set is a rate above a limit: its work was done."""
+        """Return whether a rate above a limit is all that is wrong on this very set."""
         kinds = {one.kind for one in self.troubles if one.devices == tuple(sorted(members))}
         return kinds == {TroubleKind.IMPOSSIBLE}
 
