@@ -42,9 +42,9 @@ def predict(wired: Wiring) -> Band:
     least = _predict(wired)
     if wired.filled is None or wired.broken.any():
         return least
-    most_ = _predict(wired.filled)
+    filled = _predict(wired.filled)
     unmeasured = int(np.triu(wired.missing).sum())
-    return Band(min(least.lo, most_.hi), most_.hi, most_.how, most_.hops, unmeasured, most_.rings)
+    return Band(min(least.lo, filled.hi), filled.hi, filled.how, filled.hops, unmeasured, filled.rings)
 
 
 def _predict(wired: Wiring) -> Band:
@@ -59,8 +59,8 @@ def _predict(wired: Wiring) -> Band:
     packed = packing(wired.nvlink, wired.links) if (wired.nvlink > 0).any() else Packed(0, 0.0)
     if packed.rings:
         port = float(wired.port.min())
-        carried = min(most(wired.nvlink, packed.gbs), port)
-        return Band(min(packed.gbs, port), carried, How.NVLINK_RINGS, rings=packed.rings)
+        high = min(highest_total(wired.nvlink, packed.gbs), port)
+        return Band(min(packed.gbs, port), high, How.NVLINK_RINGS, rings=packed.rings)
     lo, hi, hops = (float(values[0]) for values in over_pcie(wired, np.arange(len(wired))[None, :]))
     return Band(lo, hi, How.PCIE_RING, hops)
 
@@ -129,7 +129,7 @@ def packing(nvlink: Values, links: Values) -> Packed:
     return best
 
 
-def most(nvlink: Values, packed_gbs: float) -> float:
+def highest_total(nvlink: Values, packed_gbs: float) -> float:
     """Return the highest total rate of rings of any size, GB/s; not computed if the cuts leave no room for more."""
     bound = cut_bound(nvlink)
     return packed_gbs if bound <= packed_gbs * (1 + _ROUNDING) else max(packed_gbs, fractional_rings(nvlink))

@@ -1,8 +1,8 @@
-"""What a recorded job says: each call's transfer and waiting, and which rank the others wait for. Pure.
+"""Reports on a recorded job: each call's transfer and waiting, and which rank the others wait for. Pure.
 
-A kernel of a collective ends when the last rank has come and the data has moved. So the least of its durations over the
-ranks is the transfer, and what a rank's own duration has beyond that is waiting (docs/job-page.md). The timeline shows
-one step as bars.
+A kernel of a collective ends when the last rank has arrived and the data has moved. So the shortest duration over the
+ranks is the transfer, and the rest of a rank's own duration is waiting (docs/job-page.md). The timeline shows one step
+as bars.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def report(
     alone: Mapping[int, float] | None = None,
     concurrent: Mapping[int, float] | None = None,
 ) -> Report | None:
-    """Return what a rank's step says; of the lowest recorded rank where `rank` is None. None if it sent nothing.
+    """Return the report on a rank's step, by default of the lowest recorded rank; None if the rank sent nothing.
 
     `alone` and `concurrent` are seconds by index in the job's table of calls.
     """
@@ -159,38 +159,27 @@ def report(
     chosen = min(phases, default=None) if rank is None else rank
     if chosen is None or chosen not in phases:
         return None
-    matched_groups = matched(job)
-    late_calls = {
-        late_rank.call: late_rank
-        for matched_group in matched_groups
-        for late_rank in _late(matched_group, by_call=True)
-    }
-    late = sorted(
-        (late_rank for matched_group in matched_groups for late_rank in _late(matched_group)),
-        key=lambda one: (-one.waits, one.rank),
-    )
+    groups = matched(job)
+    late_by_call = {one.call: one for group in groups for one in _late(group, by_call=True)}
+    late = sorted((one for group in groups for one in _late(group)), key=lambda one: (-one.waits, one.rank))
     phase = phases[chosen]
-    least, whole = _leasts(matched_groups, chosen, phase)
+    least, whole = _leasts(groups, chosen, phase)
     own = np.array([_mean(position.gpu) for position in phase.positions])
 
     def row(call: int, indices: Sequence[int]) -> Row:
-        transfer = _known(np.median, least[list(indices)])
-        bounded = not all(whole[index] for index in indices)
-        fields = job.calls[call]
-        size = job.groups[fields.group].size
-        collective = fields.collective
+        fields, at = job.calls[call], list(indices)
+        transfer, size, collective = _known(np.median, least[at]), job.groups[fields.group].size, fields.collective
         factor = collective.busbw_factor(size) if collective is not None and size > 1 else 1.0
-        rate = fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes else None
         return Row(
-            call,
-            len(indices),
-            _known(np.mean, own[list(indices)]),
-            transfer,
-            bounded,
-            rate,
-            (alone or {}).get(call),
-            (concurrent or {}).get(call),
-            late_calls.get(call),
+            call=call,
+            count=len(indices),
+            own=_known(np.mean, own[at]),
+            transfer=transfer,
+            bounded=not whole[at].all(),
+            busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes else None,
+            alone=(alone or {}).get(call),
+            concurrent=(concurrent or {}).get(call),
+            late=late_by_call.get(call),
         )
 
     runs, by_call = _folded(job, phase)
@@ -201,11 +190,9 @@ def report(
         repeats=phase.repetitions > 1,
         rows=tuple(row(call, indices) for call, indices in runs),
         distinct=tuple(row(call, indices) for call, indices in by_call.items()),
-        ranks=tuple(_rank_row(job, one, phases.get(one.rank), matched_groups) for one in job.ranks),
+        ranks=tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks),
         late=tuple(late),
-        late_known=any(
-            matched_group.arrived is not None and matched_group.judged.any() for matched_group in matched_groups
-        ),
+        late_known=any(group.arrived is not None and group.judged.any() for group in groups),
     )
 
 

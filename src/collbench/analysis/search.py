@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.analysis.bands import Packed, lowest_pair, most, over_pcie, packing, predict
+from collbench.analysis.bands import Packed, highest_total, lowest_pair, over_pcie, packing, predict
 from collbench.analysis.choice import Candidate, Members
 from collbench.analysis.rings import MOST_MEMBERS, Sets, all_sets, cut_bound, masks, ring_bound, ring_table
 from collbench.analysis.wiring import CROWDED, Wiring
@@ -98,10 +98,10 @@ _MOST_JUDGED = 6
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The sets looked at, shape (sets, k), each with its band's ends in GB/s and the hops between PCIe switches.
+    """The sets that were examined, shape (sets, k), each with its band's ends in GB/s and the hops through the host.
 
-    `quick` is a cheap value of each set, GB/s: an upper bound on meshes, `lo` elsewhere. Sets whose bound says that
-    they cannot be among the best have that bound for `hi` and 0 for `lo`.
+    `quick` is a cheap value of each set, GB/s: an upper bound for meshes, else `lo`. A mesh whose bound is too low for
+    it to be among the best keeps that bound as `hi`.
     """
 
     sets: Sets
@@ -122,12 +122,12 @@ def search(wired: Wiring, k: int, delta: float) -> Candidates:
     """Return the sets of k devices with their bands; `delta` is the ratio up to which two are equal."""
     if len(wired) <= MOST_MEMBERS:
         sets = all_sets(len(wired), k)
-        candidates = _every(wired, sets, delta)
+        candidates = _judge_all(wired, sets, delta)
         if wired.filled is None:
             return candidates
-        most = _every(wired.filled, sets, delta)
-        return replace(candidates, lo=np.minimum(candidates.lo, most.hi), hi=most.hi, hops=most.hops)
-    return _some(wired, sorted(grown(wired, k)))
+        filled = _judge_all(wired.filled, sets, delta)
+        return replace(candidates, lo=np.minimum(candidates.lo, filled.hi), hi=filled.hi, hops=filled.hops)
+    return _judge_some(wired, sorted(grown(wired, k)))
 
 
 def best(candidates: Candidates, delta: float) -> NDArray[np.intp]:
@@ -138,7 +138,7 @@ def best(candidates: Candidates, delta: float) -> NDArray[np.intp]:
     return np.asarray(indices[candidates.hops[indices] == candidates.hops[indices].min()])
 
 
-def _some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
+def _judge_some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
     """Judge the sets with the highest quick bounds, and the first one, which is the default."""
     first, *others = grown_sets
     quick = sorted(others, key=lambda members: -ring_bound(wired.rates[np.ix_(members, members)]))
@@ -148,7 +148,7 @@ def _some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
     return Candidates(np.array(sets, dtype=np.intp), lo, hi, hops, lo, heuristic=True)
 
 
-def _every(wired: Wiring, sets: Sets, delta: float) -> Candidates:
+def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
     """Judge all sets: switches and PCIe rings in one go, meshes one by one while their bound may still win."""
     sound = lowest_pair(np.where(wired.broken | wired.broken.T, 0.0, 1.0), sets) >= 1
     if sets.shape[1] == 2:
@@ -166,14 +166,15 @@ def _every(wired: Wiring, sets: Sets, delta: float) -> Candidates:
     if (wired.nvlink > 0).any():
         closed = ring_table(wired.nvlink, sets.shape[1])[masks(sets)] > 0
     meshed = np.flatnonzero(~switched & sound & closed)
+    candidates = Candidates(sets, lo, hi, hops, quick, heuristic=False)
     if len(meshed):
         hops[meshed] = 0
         # The least that enters or leaves a member within its set, and what the narrowest port sends: upper bounds.
         inside = wired.nvlink[sets[meshed][:, :, None], sets[meshed][:, None, :]]
         narrowest = np.minimum(inside.sum(axis=1).min(axis=1), inside.sum(axis=2).min(axis=1))
         quick[meshed] = hi[meshed] = np.minimum(narrowest, wired.port[sets[meshed]].min(axis=1))
-        _pack(wired, Candidates(sets, lo, hi, hops, quick, heuristic=False), meshed, delta)
-    return Candidates(sets, lo, hi, hops, quick, heuristic=False)
+        _pack(wired, candidates, meshed, delta)
+    return candidates
 
 
 def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta: float) -> None:
@@ -199,7 +200,7 @@ def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta
     for index, key in keys.items():
         if candidates.lo[index] >= enough:
             if key not in fractional:
-                fractional[key] = most(_ordered(wired, candidates.sets[index])[0], packed[key].gbs)
+                fractional[key] = highest_total(_ordered(wired, candidates.sets[index])[0], packed[key].gbs)
             candidates.hi[index] = min(fractional[key], float(wired.port[candidates.sets[index]].min()))
 
 

@@ -99,7 +99,10 @@ def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], requeste
     most = max(counts.values())
     full = [size for size, count in counts.items() if count == most]
     large, small = max(full), min(full)
-    sizes = [requested] if requested is not None else [large] + [small] * (small < large and small <= SMALL_BYTES)
+    if requested is not None:
+        sizes = [requested]
+    else:
+        sizes = [large, small] if small < large and small <= SMALL_BYTES else [large]
     rankings = [rank_links(run, work, size, ended) for size in sizes]
     passed = [size for size in counts if requested is None and (size > large or (size < small and len(sizes) == 2))]
     return RankedWork(

@@ -42,7 +42,9 @@ def buckets(network: Network, gradient_bytes: int, cap_bytes: int) -> tuple[Buck
         if waiting >= limit:
             all_buckets.append(Bucket(waiting, done))
             waiting, limit = 0, cap_bytes
-    return tuple(all_buckets + [Bucket(waiting, done)] * (waiting > 0))
+    if waiting:
+        all_buckets.append(Bucket(waiting, done))
+    return tuple(all_buckets)
 
 
 def gradients(network: Network) -> Iterator[tuple[int, float]]:
