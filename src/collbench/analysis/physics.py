@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -183,24 +183,23 @@ class Hardware:
         """Yield the limit that each link, port and slot sets to all messages of a data point together."""
         messages = _messages(point)
         through_host = point.variant.host_memory or point.variant is Variant.STAGED
-        loads: dict[tuple[Part, tuple[int, ...], bool], int] = {}
+        # How many messages cross each part, by direction: True is outward.
+        loads: Counter[tuple[Part, tuple[int, ...], bool]] = Counter()
         for src, dst in messages:
-            direct = not through_host and src is not None and dst is not None
-            ends = [(position, outward) for position, outward in ((src, True), (dst, False)) if position is not None]
-            part = Part.PORT if direct and self.over_nvlink(src or 0, dst or 0) else Part.SLOT
-            crossed: list[tuple[Part, tuple[int, ...], bool]] = []
-            crossed += [(Part.LINK, (src or 0, dst or 0), True)] if direct else []
-            crossed += [(part, (position,), outward) for position, outward in ends]
-            for what in crossed:
-                loads[what] = loads.get(what, 0) + 1
+            part = Part.SLOT
+            if src is not None and dst is not None and not through_host:
+                loads[Part.LINK, (src, dst), True] += 1
+                part = Part.PORT if self.over_nvlink(src, dst) else Part.SLOT
+            if src is not None:
+                loads[part, (src,), True] += 1
+            if dst is not None:
+                loads[part, (dst,), False] += 1
         for (part, positions, _), load in loads.items():
-            gbs = self._carried(part, positions)
+            if part is Part.LINK:
+                gbs = self.link(positions[0], positions[1])
+            else:
+                gbs = self._ports[positions[0]] if part is Part.PORT else self._slot(positions[0])
             yield None if gbs is None else Capacity(len(messages) * gbs / load, part, positions)
-
-    def _carried(self, part: Part, positions: tuple[int, ...]) -> float | None:
-        if part is Part.LINK:
-            return self.link(positions[0], positions[1])
-        return self._ports[positions[0]] if part is Part.PORT else self._slot(positions[0])
 
     def _collective(self, point: DataPoint) -> Iterator[Capacity | None]:
         """Yield the limits by what leaves each rank, each group that NVLinks join, and all ranks together."""
