@@ -311,7 +311,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Bunch:
+class UnjudgedGroup:
     """The data points of a group before they are judged."""
 
     kind: Kind
@@ -320,7 +320,7 @@ class Bunch:
     pairs: tuple[PointPair, ...]
 
 
-def find_bunches(candidates: Sequence[PointPair]) -> list[Bunch]:
+def find_groups(candidates: Sequence[PointPair]) -> list[UnjudgedGroup]:
     """Return the groups of two points or more; every point has enough trials and is at its work's largest size."""
     largest: dict[str, int] = defaultdict(int)
     for one in candidates:
@@ -331,20 +331,20 @@ def find_bunches(candidates: Sequence[PointPair]) -> list[Bunch]:
         if one.decided and one.key.size_bytes == largest[one.key.work] >= TELLING_BYTES:
             by_devices[tuple(sorted(one.key.members))].append(one)
             works[one.key.work, len(one.key.members)].append(one)
-    bunches = [Bunch(Kind.DEVICES, "", members, tuple(ours)) for members, ours in sorted(by_devices.items())]
-    bunches += [Bunch(Kind.WORK, work, (), tuple(ours)) for (work, _), ours in sorted(works.items())]
-    return [bunch for bunch in bunches if len(bunch.pairs) > 1]
+    unjudged = [UnjudgedGroup(Kind.DEVICES, "", members, tuple(ours)) for members, ours in sorted(by_devices.items())]
+    unjudged += [UnjudgedGroup(Kind.WORK, work, (), tuple(ours)) for (work, _), ours in sorted(works.items())]
+    return [group for group in unjudged if len(group.pairs) > 1]
 
 
-def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_below: float) -> Group:
+def judge_group(group: UnjudgedGroup, changes: Sequence[Change], alpha: float, fail_below: float) -> Group:
     """Return what became of a group. `changes` are its data points'; `alpha` is what this one answer may err."""
-    differences = [one.now.middle - one.old.middle for one in bunch.pairs]
+    differences = [one.now.middle - one.old.middle for one in group.pairs]
     # By each data point's variance; equal weights if some have none.
-    inverse = [one.old.wary**2 + one.now.wary**2 for one in bunch.pairs]
+    inverse = [one.old.wary**2 + one.now.wary**2 for one in group.pairs]
     inverse = [1 / variance for variance in inverse] if min(inverse) else [1.0] * len(inverse)
     weights = [one / sum(inverse) for one in inverse]
     middle = sum(weight * difference for weight, difference in zip(weights, differences, strict=True))
-    parts = [part for weight, one in zip(weights, bunch.pairs, strict=True) for part in one.parts(weight)]
+    parts = [part for weight, one in zip(weights, group.pairs, strict=True) for part in one.parts(weight)]
     delta = max(change.delta for change in changes)
     far = reach(parts, alpha)
     # One disturbed data point must not decide: most of them have to agree.
@@ -358,11 +358,11 @@ def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_belo
         verdict = Verdict.SAME
     limit = max(delta, -math.log1p(-fail_below))
     return Group(
-        kind=bunch.kind,
-        work=bunch.work,
-        members=bunch.members,
-        points=len(bunch.pairs),
-        size_bytes=max(one.key.size_bytes for one in bunch.pairs),
+        kind=group.kind,
+        work=group.work,
+        members=group.members,
+        points=len(group.pairs),
+        size_bytes=max(one.key.size_bytes for one in group.pairs),
         ratio=math.exp(middle),
         interval=(math.exp(middle - far), math.exp(middle + far)),
         delta=delta,
@@ -586,10 +586,10 @@ def compare(base: Run, new: Run, fail_below: float, operation: Operation | None 
     match, on_cores = match_devices(base, new), capabilities(base.backend).cores
     old, now = wanted(points_by_key(base)), wanted(points_by_key(new, match.positions))
     paired = in_both(old, now, base.paths)
-    bunches = find_bunches(paired)
-    alpha = _ALPHA / max(1, sum(one.decided for one in paired) + len(bunches))
+    unjudged = find_groups(paired)
+    alpha = _ALPHA / max(1, sum(one.decided for one in paired) + len(unjudged))
     judged = {one.key: judge_change(one, alpha, fail_below, on_cores=on_cores) for one in paired}
-    grouped = [judge_group(b, [judged[one.key] for one in b.pairs], alpha, fail_below) for b in bunches]
+    grouped = [judge_group(b, [judged[one.key] for one in b.pairs], alpha, fail_below) for b in unjudged]
     own = wanted(points_by_key(new))
     renamed = dict(zip(now, own, strict=True))
     return Comparison(
