@@ -194,7 +194,7 @@ class PointPair:
     def parts(self, weight: float = 1.0) -> Iterator[Part]:
         """Yield the parts of the difference's variance; a group takes a share of each."""
         for run, one in (("base", self.old), ("new", self.now)):
-            yield Part((weight * one.wary) ** 2, one.freedom, f"{run} {one.label}")
+            yield Part((weight * one.cautious_error) ** 2, one.freedom, f"{run} {one.label}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,7 @@ def judge_group(group: UnjudgedGroup, changes: Sequence[Change], alpha: float, f
     """Return what became of a group. `changes` are its data points'; `alpha` is what this one answer may err."""
     differences = [one.now.middle - one.old.middle for one in group.pairs]
     # By each data point's variance; equal weights if some have none.
-    inverse = [one.old.wary**2 + one.now.wary**2 for one in group.pairs]
+    inverse = [one.old.cautious_error**2 + one.now.cautious_error**2 for one in group.pairs]
     inverse = [1 / variance for variance in inverse] if min(inverse) else [1.0] * len(inverse)
     weights = [one / sum(inverse) for one in inverse]
     middle = sum(weight * difference for weight, difference in zip(weights, differences, strict=True))

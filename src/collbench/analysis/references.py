@@ -307,7 +307,7 @@ def _standing(figure: Figure, gbs: float, estimate: Estimate, alpha: float) -> R
         return ReferenceVerdict.NORMAL
     if len(estimate.trials) < FEWEST_TRIALS:
         return ReferenceVerdict.UNDECIDED
-    far = math.exp(reach([Part(estimate.wary**2, estimate.freedom, estimate.label)], alpha))
+    far = math.exp(reach([Part(estimate.cautious_error**2, estimate.freedom, estimate.label)], alpha))
     if gbs * far < low:
         return ReferenceVerdict.BELOW
     return ReferenceVerdict.ABOVE if high is not None and gbs / far > high else ReferenceVerdict.UNDECIDED

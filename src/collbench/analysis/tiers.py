@@ -49,7 +49,7 @@ TRIALS_WITH_AN_OUTLIER = 7
 class Estimate:
     """One link's log bandwidth: the median of its trials (ascending), its standard error with degrees of freedom.
 
-    `error` is by the noise of the link's label, `wary` by its own where that is much larger.
+    `error` is from the noise of all links of its label, `cautious_error` from its own noise if that is much larger.
     """
 
     members: Members
@@ -57,7 +57,7 @@ class Estimate:
     trials: tuple[float, ...]
     middle: float
     error: float
-    wary: float
+    cautious_error: float
     freedom: float
 
     @property
@@ -103,17 +103,23 @@ def estimates_of(logs: Mapping[Members, Sequence[float]], labels: Mapping[Member
     pools: dict[str, list[Members]] = defaultdict(list)
     for members in logs:
         pools[labels[members]].append(members)
-    made = {}
+    estimated = {}
     for label, pool in pools.items():
-        together = trial_noise(logs[members] for members in pool)
+        pooled = trial_noise(logs[members] for members in pool)
         freedom = _FREEDOM_SHARE * sum(len(logs[members]) - 1 for members in pool)
         for members in pool:
-            trials, own = tuple(sorted(logs[members])), trial_noise([logs[members]])
-            share = median_deviation(len(trials))
-            wary = (own if own > NOISIER * together else together) * share
-            middle = median(trials)
-            made[members] = Estimate(members, label, trials, middle, together * share, wary, freedom)
-    return made
+            trials = tuple(sorted(logs[members]))
+            own, per_noise = trial_noise([trials]), median_deviation(len(trials))
+            estimated[members] = Estimate(
+                members=members,
+                label=label,
+                trials=trials,
+                middle=median(trials),
+                error=pooled * per_noise,
+                cautious_error=(own if own > NOISIER * pooled else pooled) * per_noise,
+                freedom=freedom,
+            )
+    return estimated
 
 
 def margin(a: Estimate, b: Estimate, count: int) -> float:
@@ -135,7 +141,7 @@ def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
         return False  # a trial or two show no noise, so everything would look certain
     if not (other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta):
         return False
-    return top.middle - other.middle > delta + margin(top, replace(other, error=other.wary), count)
+    return top.middle - other.middle > delta + margin(top, replace(other, error=other.cautious_error), count)
 
 
 def ties(a: Estimate, b: Estimate, delta: float) -> bool:
@@ -387,7 +393,7 @@ def _rank(estimate: Estimate) -> tuple[float, int, float, tuple[float, ...], Mem
 
     Positions decide last, because renumbering devices should change nothing else.
     """
-    return -estimate.middle, -len(estimate.trials), estimate.wary, estimate.trials, estimate.members
+    return -estimate.middle, -len(estimate.trials), estimate.cautious_error, estimate.trials, estimate.members
 
 
 def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:
