@@ -28,11 +28,17 @@ MIB = 2**20
 
 
 def link(
-    trials: Sequence[float], error: float = 0.01, freedom: float = 8.0, label: str = "NV18", wary: float | None = None
+    trials: Sequence[float],
+    error: float = 0.01,
+    freedom: float = 8.0,
+    label: str = "NV18",
+    cautious_error: float | None = None,
 ) -> Estimate:
     """Return a link's estimate from the logs of its trials, ascending."""
     middle = trials[len(trials) // 2]
-    return Estimate((0, 1), label, tuple(trials), middle, error, error if wary is None else wary, freedom)
+    return Estimate(
+        (0, 1), label, tuple(trials), middle, error, error if cautious_error is None else cautious_error, freedom
+    )
 
 
 def around(middle: float, count: int = 5) -> list[float]:
@@ -94,7 +100,7 @@ def test_an_estimate_is_the_median_with_the_noise_of_all_links_of_its_label() ->
     first, second, other = (found[members] for members in logs)
     assert (first.trials, first.middle, second.middle) == ((5.0, 5.01, 5.02, 5.03, 5.04), 5.02, 4.04)
     assert [first.error, second.error] == pytest.approx([noise * MEDIANS[5]] * 2, rel=1e-3)
-    assert [first.wary, second.wary] == [first.error, second.error]
+    assert [first.cautious_error, second.cautious_error] == [first.error, second.error]
     assert other.error == pytest.approx(0.5 / TWO_OF * MEDIANS[3], rel=1e-3)
     # σ̂ is as sure as a standard deviation of half as many: (4 + 4) / 2, and 2 / 2.
     assert [first.freedom, second.freedom, other.freedom] == [4.0, 4.0, 1.0]
@@ -106,8 +112,8 @@ def test_a_link_much_noisier_than_its_kind_is_held_to_its_own_noise(factor: floa
     logs: dict[Members, list[float]] = {(0, index): calm for index in range(1, 10)}
     logs[1, 2] = [1 + factor * (trial - 1) for trial in calm]
     found = estimates_of(logs, dict.fromkeys(logs, "NV18"))
-    assert found[0, 1].wary == found[0, 1].error == found[1, 2].error
-    assert found[1, 2].wary == pytest.approx(found[1, 2].error * (factor if own else 1))
+    assert found[0, 1].cautious_error == found[0, 1].error == found[1, 2].error
+    assert found[1, 2].cautious_error == pytest.approx(found[1, 2].error * (factor if own else 1))
 
 
 def test_estimates_are_of_busbw() -> None:
@@ -166,8 +172,13 @@ WILD = [-0.5, -0.4, -0.3, -0.1, 0.0, 0.0, 0.001]
         ("three trials screen", link(around(0, 3), *SURE), link(around(-0.03, 3), *SURE), True),
         ("two show no noise", link(around(0, 3), *SURE), link(around(-0.3, 2), *SURE), False),
         ("nor do two of the faster", link(around(0, 2), *SURE), link(around(-0.3, 3), *SURE), False),
-        ("its own noise", link(around(0), *SURE), link(around(-0.03), 0.001, 100.0, wary=0.02), False),
-        ("not that of the faster", link(around(0), 0.001, 100.0, wary=0.02), link(around(-0.03), *SURE), True),
+        ("its own noise", link(around(0), *SURE), link(around(-0.03), 0.001, 100.0, cautious_error=0.02), False),
+        (
+            "not that of the faster",
+            link(around(0), 0.001, 100.0, cautious_error=0.02),
+            link(around(-0.03), *SURE),
+            True,
+        ),
         ("a trial as fast", link(around(0), *SURE), link([-0.1, -0.1, -0.1, -0.1, -0.01], *SURE), False),
         ("all trials slower", link(around(0), *SURE), link([-0.1, -0.1, -0.1, -0.1, -0.03], *SURE), True),
         ("a trial of the faster as slow", link([-0.09, 0, 0, 0, 0], *SURE), link(around(-0.1), *SURE), False),

@@ -8,7 +8,17 @@ from collections.abc import Sequence
 import pytest
 
 from collbench.analysis import compare
-from collbench.analysis.compare import Bunch, Group, Key, Kind, Named, PointPair, Verdict, find_bunches, judge_group
+from collbench.analysis.compare import (
+    Group,
+    Key,
+    Kind,
+    Named,
+    PointPair,
+    UnjudgedGroup,
+    Verdict,
+    find_groups,
+    judge_group,
+)
 from collbench.analysis.tiers import Estimate
 from collbench.model.operations import Operation, Work
 from tests.builders import measured
@@ -32,7 +42,7 @@ def point(
 
 def judged(*found: PointPair, alpha: float = 0.01) -> Group:
     points = [compare.judge_change(one, alpha, 0.05, on_cores=False) for one in found]
-    return judge_group(Bunch(Kind.WORK, "ce-write", (), found), points, alpha, 0.05)
+    return judge_group(UnjudgedGroup(Kind.WORK, "ce-write", (), found), points, alpha, 0.05)
 
 
 READ = Operation.SM_READ
@@ -61,9 +71,9 @@ READ = Operation.SM_READ
 def test_what_belongs_together(
     title: str, found: list[PointPair], groups: list[tuple[str, tuple[int, ...], int]]
 ) -> None:
-    made = find_bunches(found)
-    assert [(bunch.work, bunch.members, len(bunch.pairs)) for bunch in made] == groups
-    assert [bunch.kind for bunch in made] == [Kind.WORK if work else Kind.DEVICES for work, _, _ in groups]
+    made = find_groups(found)
+    assert [(group.work, group.members, len(group.pairs)) for group in made] == groups
+    assert [group.kind for group in made] == [Kind.WORK if work else Kind.DEVICES for work, _, _ in groups]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What all-reduce busbw a set of devices is predicted to reach, as a band (docs/method.md 11.3)."""
+"""The all-reduce busbw that a set of devices is predicted to reach, as a band (docs/method.md 11.3)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rings that fit on a mesh of NVLinks concurrently: their number, and what they carry in total, GB/s."""
+    """Rings that fit on a mesh of NVLinks concurrently: their number and their total rate, GB/s."""
 
     rings: int
     gbs: float
@@ -36,15 +36,15 @@ class Packed:
 def predict(wired: Wiring) -> Band:
     """Return the band of one set, given as the wiring of its members, in GB/s.
 
-    A set that NVLinks alone do not close to a ring is a PCIe set: no packing mixes the two. Where pairs were not
-    measured, `lo` is what the others guarantee, and `hi` has them as slow as the slowest of their kind.
+    If NVLinks alone do not make a ring through the set, its ring is over PCIe: no packing mixes the two. If pairs were
+    not measured, `lo` is what the others guarantee, and `hi` takes each as slow as the slowest pair of its kind.
     """
     least = _predict(wired)
     if wired.filled is None or wired.broken.any():
         return least
-    most_ = _predict(wired.filled)
+    filled = _predict(wired.filled)
     unmeasured = int(np.triu(wired.missing).sum())
-    return Band(min(least.lo, most_.hi), most_.hi, most_.how, most_.hops, unmeasured, most_.rings)
+    return Band(min(least.lo, filled.hi), filled.hi, filled.how, filled.hops, unmeasured, filled.rings)
 
 
 def _predict(wired: Wiring) -> Band:
@@ -59,8 +59,8 @@ def _predict(wired: Wiring) -> Band:
     packed = packing(wired.nvlink, wired.links) if (wired.nvlink > 0).any() else Packed(0, 0.0)
     if packed.rings:
         port = float(wired.port.min())
-        carried = min(most(wired.nvlink, packed.gbs), port)
-        return Band(min(packed.gbs, port), carried, How.NVLINK_RINGS, rings=packed.rings)
+        high = min(highest_total(wired.nvlink, packed.gbs), port)
+        return Band(min(packed.gbs, port), high, How.NVLINK_RINGS, rings=packed.rings)
     lo, hi, hops = (float(values[0]) for values in over_pcie(wired, np.arange(len(wired))[None, :]))
     return Band(lo, hi, How.PCIE_RING, hops)
 
@@ -71,10 +71,10 @@ def on_one_plane(wired: Wiring) -> bool:
 
 
 def ceiling(wired: Wiring) -> float:
-    """Return what the member with the narrowest port sends at most to the others, GB/s; ∞ where that is not known.
+    """Return what the member with the narrowest port sends to the others at most, GB/s; ∞ if that is not known.
 
-    Through a switch a device sends all that its port takes to any other, over direct links what leads to each; without
-    NVLinks it sends what its slot takes.
+    Through a switch a device can send at its port's rate to any other device; over direct links it sends to each over
+    their own links, and without NVLinks at its slot's rate.
     """
     if wired.filled is not None:
         return ceiling(wired.filled)
@@ -90,7 +90,7 @@ def ceiling(wired: Wiring) -> float:
 def over_pcie(wired: Wiring, sets: Sets) -> tuple[Values, Values, Values]:
     """Return for each set both ends of the band of its ring of single hops, GB/s, and its hops through the host.
 
-    Single hops may take NVLinks; that never makes a ring faster than its slowest hop over PCIe.
+    Some hops may use NVLinks, which never makes a ring faster than its slowest hop over PCIe.
     """
     k = sets.shape[1]
     limits, hops = uplink_limits(sets, wired.uplinks, wired.links)
@@ -113,10 +113,11 @@ def lowest_pair(values: Values, sets: Sets) -> Values:
 
 
 def packing(nvlink: Values, links: Values) -> Packed:
-    """Return the best packing of whole rings that are all alike, over NVLinks of these rates (GB/s, directed).
+    """Return the best packing of whole rings of equal rate over NVLinks of these rates (GB/s, directed).
 
-    A slow link either slows all rings or is left out, whichever carries more; so each link's rate is tried as a ring's.
-    No link carries two rings: NCCL's channels could share one, but nothing that was measured says that they do.
+    A slow link either slows all rings down or is left out, whichever gives the higher total. So each link's rate is
+    tried as the rate of the rings. No link is in two rings: NCCL's channels could share one, but no measurement shows
+    that they do.
     """
     best = Packed(0, 0.0)
     used = links > 0
@@ -128,7 +129,7 @@ def packing(nvlink: Values, links: Values) -> Packed:
     return best
 
 
-def most(nvlink: Values, packed_gbs: float) -> float:
-    """Return what rings of any size carry in all at most, GB/s; not asked for where the cuts leave no room."""
+def highest_total(nvlink: Values, packed_gbs: float) -> float:
+    """Return the highest total rate of rings of any size, GB/s; not computed if the cuts leave no room for more."""
     bound = cut_bound(nvlink)
     return packed_gbs if bound <= packed_gbs * (1 + _ROUNDING) else max(packed_gbs, fractional_rings(nvlink))

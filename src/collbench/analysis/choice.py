@@ -1,4 +1,4 @@
-"""What choosing k devices answers: the set, its predicted rate, and what measuring it showed (docs/method.md 11)."""
+"""The result of choosing k devices: the set, its predicted rate, and what measuring it showed (docs/method.md 11)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Members = tuple[int, ...]
 
 
 class How(StrEnum):
-    """By what a set is predicted to all-reduce."""
+    """What a set's all-reduce is predicted to run over."""
 
-    BROKEN = auto()  # a pair of it is, so it cannot
+    BROKEN = auto()  # a pair of the set is broken, so it cannot all-reduce
     PAIR = auto()
     NVSWITCH = auto()
     NVLINK_RINGS = auto()
@@ -25,13 +25,12 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The all-reduce busbw that a set is predicted to reach, GB/s: at least `lo`, at most `hi`; `how` says by what.
+    """The all-reduce busbw that a set is predicted to reach, GB/s: at least `lo`, at most `hi`, over `how`.
 
-    `rings` counts the NVLink rings, where they are what carries it.
-
-    `hops` counts the hops of a ring that go through the host (0 for NVLink). Where bands are equal, fewer are better:
-    they may meet there, which no measurement of single pairs shows. `unmeasured` counts the set's pairs without a rate:
-    they may be slower than any other, so `lo` is what the set has without them, 0 if that is not known.
+    `rings` counts the NVLink rings (0 for any other `how`). `hops` counts the hops of a ring that go through the host
+    (0 for NVLink). If bands are equal, fewer hops are better: hops may share a link there, which no measurement of
+    single pairs shows. `unmeasured` counts the set's pairs without a rate. They may be slower than any other, so `lo`
+    is what the set reaches without them, 0 if that is not known.
     """
 
     lo: float
@@ -57,9 +56,10 @@ class TieBreak(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A set of positions, ascending, and its predicted band. The `default` is what takes no choosing: the first k.
+    """A set of positions, ascending, and its predicted band. The `default` set is the first k devices.
 
-    `sound` is False if the run has a failure within it."""
+    `sound` is False if the run has a failure within the set.
+    """
 
     members: Members
     band: Band
@@ -82,17 +82,17 @@ class Unfit(StrEnum):
     FAILING_PAIRS = "failing-pairs"
 
 
-# Others use the device, or hold most of it, seen or not.
+# Other processes use the device or hold most of its memory, whether they can be seen or not.
 BUSY = frozenset({Unfit.PROCESSES, Unfit.TRIALS_SHARED, Unfit.UTILISATION, Unfit.MEMORY})
 FAULTY = frozenset({Unfit.ECC_ERRORS, Unfit.NVLINK_ERRORS, Unfit.FAILING_PAIRS})
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """One thing that is said against a device.
+    """One reason not to choose a device.
 
-    `figure` counts processes or errors, is a share of trials, a percentage of utilisation, or the bytes that are free
-    of the device's `total`. `reasons` are those to throttle.
+    `figure` is a number of processes or errors, a share of trials, a percentage of utilisation, or the free bytes of
+    the device's `total`. `reasons` are those of throttling.
     """
 
     kind: Unfit
@@ -116,14 +116,14 @@ class TooFewLeft(UsageError):
     """
 
     def __init__(self, asked: int, devices: Sequence[Device], out: tuple[LeftOut, ...], *, predicting: bool = False):
-        """Take what `output.sentences.refusal` words, with the reasons."""
+        """Take the facts from which `output.sentences.refusal` makes its message."""
         verb = "predict for" if predicting else "choose"
         super().__init__(f"cannot {verb} {asked} of {len(devices)} devices: {len(devices) - len(out)} are left")
         self.asked, self.devices, self.out, self.predicting = asked, tuple(devices), out, predicting
 
     @property
     def forgivable(self) -> bool:
-        """Whether some of them are out for what --allow-busy overlooks."""
+        """Whether --allow-busy would admit some of them."""
         return any(not {one.kind for one in left.why} & {Unfit.EXCLUDED, *FAULTY} for left in self.out)
 
 
@@ -136,7 +136,7 @@ class Verified:
     interval: tuple[float, float] | None
 
 
-# Why a set was chosen: `output.sentences.reason` words it.
+# Why a set was chosen: `output.sentences.reason` puts it in words.
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class SameLabels:
 
 @dataclass(frozen=True, slots=True)
 class RatesSpread:
-    """How far the slowest given rate lies below the fastest, as a share; `tied` where that is within δ."""
+    """How far the slowest given rate lies below the fastest, as a share; `tied` if that is within δ."""
 
     spread: float
     tied: bool
@@ -172,14 +172,14 @@ Grounds = Ranking | SameLabels | RatesSpread
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """No pair is better than another, or none significantly, by this."""
+    """No pair is better than another, or none significantly; `grounds` show it."""
 
     grounds: Grounds
 
 
 @dataclass(frozen=True, slots=True)
 class BestPair:
-    """The pair reaches `gbs`, the machine's worst measured pair `worst_gbs`; `all_measured`: there is no other."""
+    """The pair reaches `gbs`, the worst measured pair `worst_gbs`; `all_measured`: all pairs were measured."""
 
     gbs: float
     worst_gbs: float
@@ -188,7 +188,7 @@ class BestPair:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """The set is predicted to reach a band, the first k another; None if they are the same set."""
+    """The set is predicted to reach `band`, the `first` k devices another one; None if they are the same set."""
 
     band: Band
     first: Band | None
@@ -196,7 +196,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The set reached `gbs` of all-reduce busbw; `first` where it is the first k, `gain` over them as in Choice."""
+    """The set reached `gbs` of all-reduce busbw; `first` if it is the first k, `gain` over these as in Choice."""
 
     gbs: float
     simulated: bool
@@ -208,7 +208,7 @@ class Measured:
 class BestForJob:
     """A step of the job communicates for `seconds` on the set, the best of the `finalists` that did not fail.
 
-    `tied`: as long on all of them; `significant`: longer on each of the others.
+    `tied`: all of them take as long; `significant`: each of the others takes longer.
     """
 
     job: str
@@ -226,15 +226,14 @@ Reason = AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured | Bes
 class Choice:
     """The chosen positions, ascending, and why.
 
-    `finalists` are best first and hold the default set, the first k by PCI bus id of those that were not left out.
-    `decided_by` are the tie-breaks that decided, in their order; none if bandwidth did. `tied`: the choice does not
-    affect bandwidth. `heuristic`: too many devices to try all sets. `estimated`: from labels alone. `gain` is the
-    chosen set's measured busbw over the default's: low end of its 95 % interval, middle, high end; None if it was
-    not measured.
-    `failed` are sets of devices within it where something failed or moved wrong data: there was no set without.
-    `forgiven` are throttled members that were taken all the same, because all sets without them include what failed.
-    `trials` are the fewest that a pair which decides got, None if none decides.
-    `impossible` are those of `failed` on which nothing failed but a rate was above its limit.
+    `finalists` are best first and include the default set: the first k, by PCI bus id, of those not left out.
+    `decided_by` are the tie-breaks that decided, in their order; none if bandwidth decided. `tied`: the choice does not
+    affect bandwidth. `heuristic`: there are too many devices to try all sets. `estimated`: from labels alone. `gain` is
+    the chosen set's measured busbw over the default's: low end of its 95 % interval, middle, high end; None if it was
+    not measured. `failed` are sets of devices within the chosen set where something failed or moved wrong data; every
+    other set has some, too. `impossible` are those of `failed` whose only fault is a rate above its limit. `forgiven`
+    are throttled members that were taken because all sets without them include a failure. `trials` is the smallest
+    number of trials of the pairs that decide, None if there are none.
     """
 
     members: Members

@@ -18,15 +18,15 @@ from collbench.model.operations import Operation, Work
 from collbench.model.run import FlagKind, Layout, Measurement, Path, Run
 from collbench.model.units import TELLING_BYTES
 
-# Which device of one run is which of another: by UUID where it is the same GPU, else by its place in the list.
+# Which device of one run corresponds to which of another: by UUID if it is the same GPU, else by order in the list.
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How devices correspond: `positions` are the new run's positions, each with its position in the base.
+    """How devices correspond: `positions` maps positions of the new run to those of the base.
 
-    `by_uuid` counts those that are the very same device; `by_order` are the others (position of the new run, of the
-    base), matched by their order in the list. A device without a counterpart is in no pair: `only_base`, `only_new`.
+    `by_uuid` counts the devices that are the same; `by_order` are the others (position in the new run, in the base),
+    matched by their order in the list. `only_base` and `only_new` are devices without a counterpart.
     """
 
     positions: dict[int, int]
@@ -37,7 +37,7 @@ class Match:
 
 
 def match_devices(base: Run, new: Run) -> Match:
-    """Return the devices of two runs as counterparts of each other."""
+    """Return how the devices of two runs correspond."""
     position_of = {device.uuid: position for position, device in enumerate(base.devices)}
     same = {
         position: position_of[device.uuid] for position, device in enumerate(new.devices) if device.uuid in position_of
@@ -49,7 +49,7 @@ def match_devices(base: Run, new: Run) -> Match:
     return Match(same | by_order, len(same), tuple(by_order.items()), tuple(left[count:]), tuple(rest[count:]))
 
 
-# The data points of two runs, each under a name that means the same in both.
+# The data points of two runs, each with a key that means the same in both.
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,9 +77,9 @@ class Named:
 
 
 def points_by_key(run: Run, positions: Mapping[int, int] | None = None) -> dict[Key, Named]:
-    """Return the run's data points that have a sample; `positions` renames its devices to those of the base.
+    """Return the run's data points that have a sample; `positions` maps its devices to those of the base.
 
-    A data point with a device that the base lacks keeps a key of its own, whose members are negative.
+    A device that the base lacks becomes a negative member of the key.
     """
     made = {}
     for measurement in run.measurements:
@@ -94,12 +94,12 @@ def points_by_key(run: Run, positions: Mapping[int, int] | None = None) -> dict[
     return made
 
 
-# A data point's log bandwidth with its error, and how far the truth may lie from it; docs/exchange.md has the rule.
+# A data point's log bandwidth with its error, and how far the true value may lie from it (docs/exchange.md).
 
 # With fewer degrees of freedom σ̂ says little: then sizes of the same kind are pooled.
 _ENOUGH_FREEDOM = 12
 _SIZE_CLASSES = (2**16, 2**20, 2**24)
-# A factor of a million either way: two trials' noise gives quantiles that no exponential function takes.
+# A factor of a million either way: with two trials quantiles are so large that their exponentials overflow.
 _NOTHING_KNOWN = math.log(1e6)
 
 
@@ -139,7 +139,7 @@ class Part:
 
 
 def reach(parts: Sequence[Part], alpha: float) -> float:
-    """Return how far the true value may lie from the estimated one, in log, but for a share `alpha` of cases.
+    """Return how far the true value may lie from the estimate, in logs, in all but a share `alpha` of cases.
 
     Student's quantile with Welch and Satterthwaite's degrees of freedom.
     """
@@ -158,8 +158,8 @@ def reach(parts: Sequence[Part], alpha: float) -> float:
 # on.
 
 _TIE_ALPHA = 0.10  # docs/method.md 8.3: tied is a 90 % interval within ±δ
-# A run keeps its own latency: of two runs on one machine, a minute apart, data points of 8 B to 4 MiB differed by up to
-# 0.12 µs for all their trials, beyond what their noise explains (2 machines with 4 × H200, 1680 and 840 data points).
+# Each run has a latency of its own: in two runs on one machine, a minute apart, all trials of data points of 8 B to
+# 4 MiB differed by up to 0.12 µs, more than noise explains (2 machines with 4 × H200, 1680 and 840 data points).
 _RUNS_OWN_S = 0.15e-6
 
 
@@ -194,16 +194,16 @@ class PointPair:
     def parts(self, weight: float = 1.0) -> Iterator[Part]:
         """Yield the parts of the difference's variance; a group takes a share of each."""
         for run, one in (("base", self.old), ("new", self.now)):
-            yield Part((weight * one.wary) ** 2, one.freedom, f"{run} {one.label}")
+            yield Part((weight * one.cautious_error) ** 2, one.freedom, f"{run} {one.label}")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """One data point in both runs. Bandwidths in GB/s (busbw), times in seconds.
 
-    `ratio` is new over base bandwidth; `interval` holds it for all data points and groups at once with 99 %, None below
-    three trials in either run. `delta` is the ratio up to which a difference changes no decision; `regressed`: the
-    data point is significantly slower by more than the comparison allows.
+    `ratio` is new over base bandwidth. With 99 %, its `interval` and those of all data points and groups hold at the
+    same time; None below three trials in either run. `delta` is the ratio up to which a difference changes no decision.
+    `regressed`: the data point is significantly slower by more than the comparison allows.
     """
 
     key: Key
@@ -227,7 +227,7 @@ def in_both(base: Mapping[Key, Named], new: Mapping[Key, Named], paths: Sequence
 
 
 def judge_change(change: PointPair, alpha: float, fail_below: float, *, on_cores: bool) -> Change:
-    """Return what became of a point; `alpha` is what this one answer may err, `fail_below` a ratio such as 0.05."""
+    """Return what became of a data point; `alpha` is this answer's error, `fail_below` a ratio such as 0.05."""
     old, now = change.old, change.now
     before, after = summarize(change.base.measurement), summarize(change.new.measurement)
     delta = _delta(change.base, before.seconds, on_cores=on_cores)
@@ -260,27 +260,27 @@ def _verdict(change: PointPair, far: float, delta: float) -> Verdict:
 
 
 def _below(top: Estimate, other: Estimate, far: float, delta: float) -> bool:
-    """Return whether one is slower than the other by more than δ: its interval, and nearly every trial, say so.
+    """Return whether `other` is slower than `top` by more than δ, by the interval and by nearly every trial.
 
-    Trials guard against a data point that is noisier than its pool, or was disturbed for a moment.
+    The trials guard against a data point that is noisier than its pool, or that was disturbed for a moment.
     """
     apart = top.middle - other.middle > delta + far
     return apart and other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta
 
 
 def _delta(base: Named, seconds: float, *, on_cores: bool) -> float:
-    """Return δ: 2 %, below 1 MiB 6 %, and on GPUs never less than what a run keeps to itself."""
+    """Return δ: 2 %, below 1 MiB 6 %, and on GPUs at least the latency by which whole runs differ."""
     delta = tolerance(base.key.size_bytes)
     if on_cores or base.work.operation is Operation.CHASE:
         return delta  # memcpy on a core, and a load, have no launch that could vary
     return max(delta, _RUNS_OWN_S / seconds)
 
 
-# Data points that belong together, judged as one: all works of a set of devices, and all sets of a work, at the
-# largest size.
+# Groups of data points that are judged together: all works of a set of devices, and all sets of a work, at the largest
+# size.
 #
-# A link that is 8 % slower is so in every copy and collective on it. Each data point alone may hide that in its noise;
-# together they do not.
+# A link that is 8 % slower is slower for every copy and collective. The noise of one data point may hide that; that of
+# all of them does not.
 
 
 class Kind(StrEnum):
@@ -294,8 +294,8 @@ class Kind(StrEnum):
 class Group:
     """Data points of one place (`members`, positions of the base) or of one work, each at its work's largest size.
 
-    `ratio` is new over base bandwidth, the mean weighted by what the data points know; `interval` holds it as those of
-    all data points and groups at once with 99 %.
+    `ratio` is new over base bandwidth, the mean weighted by the data points' precision. With 99 %, its `interval` and
+    those of all data points and groups hold at the same time.
     """
 
     kind: Kind
@@ -311,7 +311,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Bunch:
+class UnjudgedGroup:
     """The data points of a group before they are judged."""
 
     kind: Kind
@@ -320,7 +320,7 @@ class Bunch:
     pairs: tuple[PointPair, ...]
 
 
-def find_bunches(candidates: Sequence[PointPair]) -> list[Bunch]:
+def find_groups(candidates: Sequence[PointPair]) -> list[UnjudgedGroup]:
     """Return the groups of two points or more; every point has enough trials and is at its work's largest size."""
     largest: dict[str, int] = defaultdict(int)
     for one in candidates:
@@ -331,20 +331,20 @@ def find_bunches(candidates: Sequence[PointPair]) -> list[Bunch]:
         if one.decided and one.key.size_bytes == largest[one.key.work] >= TELLING_BYTES:
             by_devices[tuple(sorted(one.key.members))].append(one)
             works[one.key.work, len(one.key.members)].append(one)
-    bunches = [Bunch(Kind.DEVICES, "", members, tuple(ours)) for members, ours in sorted(by_devices.items())]
-    bunches += [Bunch(Kind.WORK, work, (), tuple(ours)) for (work, _), ours in sorted(works.items())]
-    return [bunch for bunch in bunches if len(bunch.pairs) > 1]
+    unjudged = [UnjudgedGroup(Kind.DEVICES, "", members, tuple(ours)) for members, ours in sorted(by_devices.items())]
+    unjudged += [UnjudgedGroup(Kind.WORK, work, (), tuple(ours)) for (work, _), ours in sorted(works.items())]
+    return [group for group in unjudged if len(group.pairs) > 1]
 
 
-def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_below: float) -> Group:
+def judge_group(group: UnjudgedGroup, changes: Sequence[Change], alpha: float, fail_below: float) -> Group:
     """Return what became of a group. `changes` are its data points'; `alpha` is what this one answer may err."""
-    differences = [one.now.middle - one.old.middle for one in bunch.pairs]
-    # By what each data point's error is; alike where some have none.
-    inverse = [one.old.wary**2 + one.now.wary**2 for one in bunch.pairs]
+    differences = [one.now.middle - one.old.middle for one in group.pairs]
+    # By each data point's variance; equal weights if some have none.
+    inverse = [one.old.cautious_error**2 + one.now.cautious_error**2 for one in group.pairs]
     inverse = [1 / variance for variance in inverse] if min(inverse) else [1.0] * len(inverse)
     weights = [one / sum(inverse) for one in inverse]
     middle = sum(weight * difference for weight, difference in zip(weights, differences, strict=True))
-    parts = [part for weight, one in zip(weights, bunch.pairs, strict=True) for part in one.parts(weight)]
+    parts = [part for weight, one in zip(weights, group.pairs, strict=True) for part in one.parts(weight)]
     delta = max(change.delta for change in changes)
     far = reach(parts, alpha)
     # One disturbed data point must not decide: most of them have to agree.
@@ -358,11 +358,11 @@ def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_belo
         verdict = Verdict.SAME
     limit = max(delta, -math.log1p(-fail_below))
     return Group(
-        kind=bunch.kind,
-        work=bunch.work,
-        members=bunch.members,
-        points=len(bunch.pairs),
-        size_bytes=max(one.key.size_bytes for one in bunch.pairs),
+        kind=group.kind,
+        work=group.work,
+        members=group.members,
+        points=len(group.pairs),
+        size_bytes=max(one.key.size_bytes for one in group.pairs),
         ratio=math.exp(middle),
         interval=(math.exp(middle - far), math.exp(middle + far)),
         delta=delta,
@@ -371,11 +371,11 @@ def judge_group(bunch: Bunch, changes: Sequence[Change], alpha: float, fail_belo
     )
 
 
-# Differences between two runs apart from their figures: each may be why something became faster or slower.
+# Differences between two runs apart from their rates: each may be why something became faster or slower.
 
-# NVIDIA's container images leave it behind; it changes nothing that NCCL does.
+# NVIDIA's container images set it; it does not affect NCCL.
 _IDLE = {"NCCL_VERSION"}
-_MOST_LABELS = 4  # of a machine with many links the first ones show which
+_MOST_LABELS = 4  # if many labels differ, the first ones show which
 
 
 class Subject(StrEnum):
@@ -521,16 +521,16 @@ def _of_labels(base: Run, new: Run, positions: Mapping[int, int]) -> Iterator[Di
         yield Difference(Subject.MORE_LABELS, None, len(changed) - _MOST_LABELS)
 
 
-# Two runs data point by data point: what is the same, better, worse or undecided, what differs beside, and what only
-# one has.
+# Two runs data point by data point: what is the same, better, worse or undecided, what else differs, and what only one
+# of them has.
 
-# All answers of a comparison together: in one of a hundred, an answer at the border of δ may be wrong.
+# The chance that any answer of a comparison is wrong where the true difference is exactly δ.
 _ALPHA = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What became of each data point of `base` in `new`. `fail_below` is the ratio that a data point may lose.
+    """What became of each data point of `base` in `new`. `fail_below` is the share of its rate that each may lose.
 
     Members of `changes` and `only_base` are positions of the base; of `only_new` those of the new run.
     """
@@ -567,7 +567,7 @@ class Comparison:
 
     @property
     def status(self) -> ExitStatus:
-        """The command's exit status: not DONE where nothing was judged, or the new run failed or lacks some."""
+        """The command's exit status: not DONE if nothing was judged, or the new run failed or lacks data points."""
         regressed = ExitStatus.CONTRADICTION if self.regressions else ExitStatus.DONE
         judged = ExitStatus.DONE if self.judged and not self.lost else ExitStatus.FAILED
         return max(regressed, judged, outcome(self.new).status)
@@ -586,10 +586,10 @@ def compare(base: Run, new: Run, fail_below: float, operation: Operation | None 
     match, on_cores = match_devices(base, new), capabilities(base.backend).cores
     old, now = wanted(points_by_key(base)), wanted(points_by_key(new, match.positions))
     paired = in_both(old, now, base.paths)
-    bunches = find_bunches(paired)
-    alpha = _ALPHA / max(1, sum(one.decided for one in paired) + len(bunches))
+    unjudged = find_groups(paired)
+    alpha = _ALPHA / max(1, sum(one.decided for one in paired) + len(unjudged))
     judged = {one.key: judge_change(one, alpha, fail_below, on_cores=on_cores) for one in paired}
-    grouped = [judge_group(b, [judged[one.key] for one in b.pairs], alpha, fail_below) for b in bunches]
+    grouped = [judge_group(b, [judged[one.key] for one in b.pairs], alpha, fail_below) for b in unjudged]
     own = wanted(points_by_key(new))
     renamed = dict(zip(now, own, strict=True))
     return Comparison(

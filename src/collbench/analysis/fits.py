@@ -23,9 +23,9 @@ Bounded = tuple[float, float, float]  # the low end of the 95 % interval, the es
 
 # Two parameters and a curve that often has a step between protocols: fewer sizes show no line.
 FEWEST_SIZES, LEAST_SPAN = 4, 16
-_FEWEST_TRIALS = 2  # with one there is nothing to draw from
+_FEWEST_TRIALS = 2  # from one trial nothing can be resampled
 _RESAMPLES = 200
-# Of reweighting, after which recorded runs move by less than 0.1 %; drawn again they begin where the estimate ended.
+# Rounds of reweighting, after which results move by less than 0.1 %; resampled ones begin where the estimate ended.
 _ROUNDS, _REDRAWN_ROUNDS = 30, 6
 _AT_ONCE = 32  # links that are fitted together: their arrays fit a core's cache
 _FLAT = 1e-18  # seconds a byte: 1e9 GB/s, more than anything carries
@@ -70,7 +70,7 @@ class Unfitted:
 def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
     """Return a fit over all sizes for each link, pair or device that a work was measured on, in order of members.
 
-    Intervals come from drawing trials again, by the run's seed: the same run gives the same figures.
+    Intervals come from resampling trials with the run's seed, so the same run gives the same figures.
     """
     curves: dict[Members, list[Measurement]] = defaultdict(list)
     for size in sorted({points.point.size_bytes for points in run.measured(work.variant) if points.point.work == work}):
@@ -95,7 +95,7 @@ def fit_links(run: Run, work: Work) -> tuple[Fit | Unfitted, ...]:
 
 
 def _no_line(curve: list[Measurement]) -> tuple[NoLine | None, float]:
-    """Return why a curve shows no line before one is drawn, with its figure."""
+    """Return why no line can be fitted to a curve, with the figure of `Unfitted`; None if one can be tried."""
     smallest, largest = curve[0].point.moved_bytes, curve[-1].point.moved_bytes
     if len(curve) < FEWEST_SIZES:
         return NoLine.FEW_SIZES, len(curve)
@@ -223,7 +223,7 @@ class Curve:
 def _least_squares(sizes: _Array, times: _Array) -> tuple[float, float]:
     """Return α in seconds and 1/β in seconds a byte, both ≥ 0, that come nearest to all points in relative terms.
 
-    Points that show no growth, or a single one, say nothing of larger messages: those are taken as proportional.
+    If the points show no growth, or there is only one, the time is taken as proportional to the size.
     """
     if len(sizes) > 1:
         from scipy.optimize import nnls

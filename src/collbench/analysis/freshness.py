@@ -1,4 +1,4 @@
-"""Whether a saved run still describes this machine."""
+"""Whether a saved run still describes this machine, and if not, why."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def parse_duration(text: str) -> timedelta:
 class Here:
     """The machine as it is now: the backend asked for, all devices, and versions (empty if there is none).
 
-    `besides` are devices that are here and not to be used: a run may have measured them, too. `nccl` is None if the
-    job's is not known: then it is not compared.
+    `besides` are devices that are here but not to be used: a run may have measured them, too. `nccl` is None if the
+    job's version is not known; then it is not compared.
     """
 
     backend: str
@@ -182,7 +182,7 @@ def _too_old(started: str, now: datetime, max_age: timedelta) -> Unfit | None:
 
 
 def _too_incomplete(run: Run) -> Unfit | None:
-    """An interrupted run is enough once one operation was timed on every pair at one telling size."""
+    """Return why an interrupted run is not enough: it needs one operation on every pair at a size showing bandwidth."""
     if run.complete:
         return None
     telling = min(TELLING_BYTES, max(run.settings.sizes, default=0))

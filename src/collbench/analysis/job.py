@@ -1,8 +1,8 @@
-"""What a recorded job says: each call's transfer and waiting, and which rank the others wait for. Pure.
+"""Reports on a recorded job: each call's transfer and waiting, and which rank the others wait for. Pure.
 
-A kernel of a collective ends when the last rank has come and the data has moved. So the least of its durations over the
-ranks is the transfer, and what a rank's own duration has beyond that is waiting (docs/job-page.md). The timeline shows
-one step as bars.
+A kernel of a collective ends when the last rank has arrived and the data has moved. So the shortest duration over the
+ranks is the transfer, and the rest of a rank's own duration is waiting (docs/job-page.md). The timeline shows one step
+as bars.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class MatchedGroup:
     """The collectives of one group in a step, matched over its ranks: the k-th on one is the k-th on each.
 
     `ranks` are job ranks, `places` the positions in each one's phase, shape (ranks, calls). `own` are seconds of each
-    rank's kernels, (ranks, calls), and `least` the transfer's, (calls,), NaN where unknown. `arrived` are seconds on
-    one host's clock, (ranks, samples, calls), None without such a clock. `judged` says to which calls a rank can be
-    late: not to rooted ones, to which ranks come at different times by design, nor to those sent together with the one
-    before. `whole`: all ranks of the group were recorded.
+    rank's kernels, (ranks, calls), and `least` those of the transfer, (calls,), NaN if unknown. `arrived` are seconds
+    on one host's clock, (ranks, samples, calls), None without such a clock. `judged` marks the calls to which a rank
+    can be late: not rooted ones, to which ranks come at different times by design, nor calls sent together with the
+    one before. `whole`: all ranks of the group were recorded.
     """
 
     group: int
@@ -55,10 +55,10 @@ class MatchedGroup:
 
 @dataclass(frozen=True, slots=True)
 class LateRank:
-    """A rank that comes late to a group's collectives: by how much, and to which share of `seen` it came last.
+    """A rank that comes late to a group's collectives: by how much, and in which share of `seen` calls it came last.
 
-    `waits` are the seconds of a step that the others wait for it in their kernels. Where these are not known it is the
-    most that they can lose, and `at_most` is True: its largest lag in a step, for a lag that lasts is waited for once.
+    `waits` are the seconds of a step that the others wait for it in their kernels. If these are not known, `at_most` is
+    True and `waits` the most that they can lose: its largest lag in a step, because a lasting lag is waited for once.
     """
 
     rank: int
@@ -75,8 +75,8 @@ class LateRank:
 class Row:
     """Equal calls of a step. Seconds are of one call: `own` of the rank shown, waiting included; `transfer` without it.
 
-    `bounded`: not all ranks of the group are known, so that `transfer` may hold waiting. `busbw` in GB/s. `alone` and
-    `concurrent` are seconds of the same call measured by itself, and beside compute. None: unknown.
+    `bounded`: not all ranks of the group are known, so `transfer` may include waiting. `busbw` in GB/s. `alone` and
+    `concurrent` are seconds of the same call measured in isolation, and during compute. None: unknown.
     """
 
     call: int
@@ -92,7 +92,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One rank's step in seconds: from step to step, its kernels of communication, the part of these that is waiting.
+    """One rank's seconds: from step to step, in kernels of communication, and of these in waiting for other ranks.
 
     None: unknown. `calls` are those of one step.
     """
@@ -109,10 +109,10 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a job's step says, as rank `rank` sent it. `rows` are in order, consecutive equal calls together.
+    """The step of a job as rank `rank` sent it. `rows` are in order, consecutive equal calls together.
 
-    `distinct` has each call once, its count that of the step. `late` are the ranks that are significantly late, the one
-    that costs most first; `late_known` whether that could be judged at all.
+    `distinct` has each call once, with its count in the step. `late` are the ranks that are significantly late, the
+    costliest first; `late_known`: lateness could be judged.
     """
 
     job: Job
@@ -151,7 +151,7 @@ def report(
     alone: Mapping[int, float] | None = None,
     concurrent: Mapping[int, float] | None = None,
 ) -> Report | None:
-    """Return what a rank's step says; of the lowest recorded rank where `rank` is None. None if it sent nothing.
+    """Return the report on a rank's step, by default of the lowest recorded rank; None if the rank sent nothing.
 
     `alone` and `concurrent` are seconds by index in the job's table of calls.
     """
@@ -159,38 +159,27 @@ def report(
     chosen = min(phases, default=None) if rank is None else rank
     if chosen is None or chosen not in phases:
         return None
-    matched_groups = matched(job)
-    late_calls = {
-        late_rank.call: late_rank
-        for matched_group in matched_groups
-        for late_rank in _late(matched_group, by_call=True)
-    }
-    late = sorted(
-        (late_rank for matched_group in matched_groups for late_rank in _late(matched_group)),
-        key=lambda one: (-one.waits, one.rank),
-    )
+    groups = matched(job)
+    late_by_call = {one.call: one for group in groups for one in _late(group, by_call=True)}
+    late = sorted((one for group in groups for one in _late(group)), key=lambda one: (-one.waits, one.rank))
     phase = phases[chosen]
-    least, whole = _leasts(matched_groups, chosen, phase)
+    least, whole = _leasts(groups, chosen, phase)
     own = np.array([_mean(position.gpu) for position in phase.positions])
 
     def row(call: int, indices: Sequence[int]) -> Row:
-        transfer = _known(np.median, least[list(indices)])
-        bounded = not all(whole[index] for index in indices)
-        fields = job.calls[call]
-        size = job.groups[fields.group].size
-        collective = fields.collective
+        fields, at = job.calls[call], list(indices)
+        transfer, size, collective = _known(np.median, least[at]), job.groups[fields.group].size, fields.collective
         factor = collective.busbw_factor(size) if collective is not None and size > 1 else 1.0
-        rate = fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes else None
         return Row(
-            call,
-            len(indices),
-            _known(np.mean, own[list(indices)]),
-            transfer,
-            bounded,
-            rate,
-            (alone or {}).get(call),
-            (concurrent or {}).get(call),
-            late_calls.get(call),
+            call=call,
+            count=len(indices),
+            own=_known(np.mean, own[at]),
+            transfer=transfer,
+            bounded=not whole[at].all(),
+            busbw=fields.size_bytes * factor / transfer / 1e9 if transfer and fields.size_bytes else None,
+            alone=(alone or {}).get(call),
+            concurrent=(concurrent or {}).get(call),
+            late=late_by_call.get(call),
         )
 
     runs, by_call = _folded(job, phase)
@@ -201,16 +190,14 @@ def report(
         repeats=phase.repetitions > 1,
         rows=tuple(row(call, indices) for call, indices in runs),
         distinct=tuple(row(call, indices) for call, indices in by_call.items()),
-        ranks=tuple(_rank_row(job, one, phases.get(one.rank), matched_groups) for one in job.ranks),
+        ranks=tuple(_rank_row(job, one, phases.get(one.rank), groups) for one in job.ranks),
         late=tuple(late),
-        late_known=any(
-            matched_group.arrived is not None and matched_group.judged.any() for matched_group in matched_groups
-        ),
+        late_known=any(group.arrived is not None and group.judged.any() for group in groups),
     )
 
 
-# From so many samples of whole repetitions on, their median is the step: a mean would hold the warm-up, evaluations and
-# whatever else came once between two steps.
+# From this many samples of whole repetitions on, the step is their median: a mean would include the warm-up,
+# evaluations and whatever else happened once between two steps.
 _FEWEST_STEPS = 5
 
 
@@ -229,7 +216,7 @@ def step_seconds(phase: Phase) -> float | None:
 
 
 def pauses_of(phase: Phase) -> list[float]:
-    """Return the seconds before each call of a usual step, together a step; zeros where they are unknown."""
+    """Return the seconds before each call of a usual step, which add up to the step; zeros if they are unknown."""
     step = step_seconds(phase)
     medians = [0.0 if position.pause is None else max(0.0, position.pause.median) for position in phase.positions]
     total = sum(medians)
@@ -267,7 +254,7 @@ class _Caller:
 def matched(job: Job) -> list[MatchedGroup]:
     """Return the collectives that are known to be the same on several ranks, by group.
 
-    Ranks of a group that sent other calls before or in their step are not matched: nothing is guessed.
+    Ranks of a group that sent different calls in their step, or a different number before it, are not matched.
     """
     callers: dict[int, list[_Caller]] = defaultdict(list)
     for rank in sorted(job.ranks, key=lambda one: one.rank):
@@ -348,8 +335,8 @@ def _durations(
 ) -> tuple[Values, Values]:
     """Return each rank's mean seconds by call, and the least over the ranks.
 
-    Of samples the median of each one's least; without any that are whole the least of the means, in which some waiting
-    may be left.
+    With whole samples, the least is the median over samples; else it is the least of the means, which may include some
+    waiting.
     """
     own = np.array(
         [[_mean(phase.positions[index].gpu) for index in row] for phase, row in zip(phases, indices, strict=True)]
@@ -374,7 +361,7 @@ def _durations(
 def _leasts(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> tuple[Values, NDArray[np.bool_]]:
     """Return the transfer of each position in seconds, and whether all ranks of its group say so.
 
-    Where no other rank is known it is the rank's own median, which holds waiting.
+    If no other rank is known, it is the rank's own median, which includes waiting.
     """
     medians = [one.gpu.median * MICRO if one.gpu is not None and _sound(one.gpu) else np.nan for one in phase.positions]
     least, whole = np.array(medians), np.zeros(len(medians), dtype=bool)
@@ -388,7 +375,7 @@ def _leasts(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> 
 
 
 def transfers(matched_groups: Sequence[MatchedGroup], rank: int, phase: Phase) -> Values:
-    """Return the transfer of each position in seconds, NaN where unknown; waiting may be left where ranks are."""
+    """Return the transfer of each position in seconds, NaN if unknown; if ranks are unknown it may include waiting."""
     return _leasts(matched_groups, rank, phase)[0]
 
 
@@ -455,7 +442,7 @@ def _late_to(
 
 
 def _waits_in_kernels(matched_group: MatchedGroup, wanted: Sequence[int], index: int, last: Values) -> float | None:
-    """Return what every other rank waits in its kernels of these calls, as often as this rank came last to them."""
+    """Return the seconds that every other rank waits in its kernels for this rank, None if kernels are unknown."""
     others = np.delete(matched_group.own[:, wanted], index, axis=0) - matched_group.least[wanted]
     if np.isnan(others).any():
         return None

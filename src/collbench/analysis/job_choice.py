@@ -1,4 +1,4 @@
-"""Which set of devices suits a recorded job best: its step replayed on each in turn (docs/method.md 11.8). Pure."""
+"""On which set of devices a recorded job communicates fastest, by replays of its step (docs/method.md 11.8). Pure."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class JobFinalist:
 
 @dataclass(frozen=True, slots=True)
 class JobContest:
-    """The sets that a job was replayed on, the fastest first, those that failed last; rounds of trials.
+    """The sets on which a job was replayed, the fastest first, those that failed last; `trials` is of each.
 
-    `by_bandwidth` is the set that its bandwidth chose, `chosen` the one to take: the same one wherever it ties.
+    `by_bandwidth` is the set with the best bandwidth, `chosen` the one to use: `by_bandwidth` if it ties with the best.
     """
 
     finalists: tuple[JobFinalist, ...]
@@ -93,8 +93,8 @@ def contest(run: Run, by_bandwidth: Members, positions: Sequence[int]) -> JobCon
     """Return how the sets of a run's replays compare; None if none has a trial.
 
     `positions` are those of the run's devices among all that were chosen from, as in `by_bandwidth`.
-    The sets took turns in each round of trials, so they are compared round by round: what drifts reaches all alike.
-    Of n sets each of n(n−1)/2 differences gets its share of the 5 % (Bonferroni), as the best is not known before.
+    The sets took turns in each round of trials, so they are compared round by round: drift affects all alike. With n
+    sets, each of n(n−1)/2 differences gets its share of the 5 % (Bonferroni), because the best is not known before.
     """
     sound = [replay for replay in run.replays if replay.trials and replay.failure is None and not replay.wrong]
     failed = [replay for replay in run.replays if replay.failure is not None or replay.wrong]
@@ -105,7 +105,11 @@ def contest(run: Run, by_bandwidth: Members, positions: Sequence[int]) -> JobCon
     def devices_of(replay: Replay) -> Members:
         return tuple(sorted(positions[member] for member in replay.members))
 
-    seconds = {devices_of(replay): _seconds(replay, rounds) for replay in sound}
+    # If a clock shows no time at all, a tick of it stands for the time.
+    seconds = {
+        devices_of(replay): tuple(max(communication_seconds(trial), 1e-9) for trial in replay.trials[:rounds])
+        for replay in sound
+    }
     means = {devices: _mean([math.log(one) for one in own]) for devices, own in seconds.items()}
     order = sorted(means, key=lambda devices: means[devices].value)
     best = order[0]
@@ -116,11 +120,6 @@ def contest(run: Run, by_bandwidth: Members, positions: Sequence[int]) -> JobCon
     tied = {one.members for one in made if one.standing in {Standing.BEST, Standing.TIED}}
     lost = tuple(JobFinalist(devices_of(replay), Standing.FAILED, failure=replay.failure) for replay in failed)
     return JobContest((*made, *lost), rounds, by_bandwidth, by_bandwidth if by_bandwidth in tied else best)
-
-
-def _seconds(replay: Replay, rounds: int) -> tuple[float, ...]:
-    # Where a clock shows no time at all it is a tick of it.
-    return tuple(max(communication_seconds(trial), 1e-9) for trial in replay.trials[:rounds])
 
 
 def _ratio(one: Sequence[float], other: Sequence[float], sets: int) -> Figure:
@@ -175,7 +174,7 @@ def settle(choice: Choice, job_contest: JobContest, job: str, links: Run) -> Cho
 def contenders(choice: Choice, devices: int) -> tuple[Members, ...]:
     """Return the sets to replay a job on, the chosen one first: the choice's finalists without a failure.
 
-    Where bandwidth ties and has named no other set, the one that shares the fewest devices with the chosen one.
+    If all sets tie by bandwidth and there is no other finalist, the set that shares the fewest devices with the chosen.
     """
     sets = [some.members for some in choice.finalists if some.sound or choice.failed]
     if len(sets) < 2 and choice.tied:

@@ -1,7 +1,7 @@
-"""From a recorded job to what each rank of a replay posts, in which order and after which pauses. Pure.
+"""The schedule of a replay from a recorded job: what each rank posts, in which order, after which pauses. Pure.
 
-What cannot be replayed as it was recorded is refused here, in one line, before a process starts: a rank that is
-missing, groups whose members do not agree, calls that would wait for each other for ever.
+What cannot be replayed as recorded is refused here, in one line, before a process starts: a missing rank, groups whose
+members disagree, calls that would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIGNED = {"uint32": "int32", "uint64": "int64"}
 
 
 class Assumption(StrEnum):
-    """What a recording does not say and a replay has to choose."""
+    """What a recording lacks and a replay has to assume."""
 
     REDUCTION = "sums: the recording does not have the reduction"
     DTYPE = "float32 where the recording does not have the type"
@@ -36,7 +36,7 @@ class Assumption(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One call as a rank of the replay makes it: `size_bytes` holds whole elements, and equal blocks where it shares.
+    """One call of a rank in the replay. `size_bytes` is a whole number of elements, and of blocks if blocks are shared.
 
     `operation` is a collective's value or a PointToPoint's. `root` and `peer` are ranks of the replay.
     """
@@ -56,7 +56,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Calls that a rank gives NCCL together, on one group, `pause` seconds after the unit before.
+    """Calls that a rank passes to NCCL together, on one group, `pause` seconds after the unit before.
 
     `group` is an index into Schedule.groups. Units of the same `meeting`, on several ranks, wait for each other.
     """
@@ -85,9 +85,9 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A step, for all ranks: `ranks[r]` are rank r's units, then it pauses for `rests[r]` seconds.
+    """A step of all ranks: `ranks[r]` are rank r's units, after which it pauses for `rests[r]` seconds.
 
-    `groups` are ranks of the replay, ascending. `kinds[meetings[m]]` is what kind of call meeting m was.
+    `groups` are ranks of the replay, ascending. `kinds[meetings[m]]` is the kind of call of meeting m.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -184,11 +184,11 @@ def _phase_of(rank: JobRank, number: int | None) -> Phase:
 
 
 def _aligned(job: Job, phases: Sequence[Phase]) -> list[Phase]:
-    """Return the steps, each begun where its groups' collectives come in the order of the ranks before it.
+    """Return the steps, each rotated so that its groups' collectives are in the same order as on the ranks before.
 
     What a rank sent before its first step decides where the recorder begins to count, so one rank's step may begin in
-    the middle of another's. A step comes again and again: begun later it is the same one. Steps with messages, whose
-    sides differ, and those that fit nowhere stay as they are.
+    the middle of another's. A step repeats, so a rotated one is the same. Steps with messages, whose two sides differ,
+    and steps that fit with no rotation stay as they are.
     """
     orders: dict[int, list[int]] = {}
     aligned = []
@@ -212,12 +212,12 @@ def _fitting(job: Job, phase: Phase, orders: Mapping[int, Sequence[int]]) -> Pha
 
 
 def _begun(phase: Phase, at: int) -> Phase | None:
-    """Return a step that begins at another position; None if that is inside a group of calls."""
+    """Return the step rotated to begin at another position; None if that is inside a group of calls."""
     if not at:
         return phase
     if phase.positions[at].together:
         return None
-    # Samples are of whole repetitions, and would be of parts of two.
+    # Samples are of whole repetitions; of the rotated step they would be parts of two.
     return replace(phase, positions=(*phase.positions[at:], *phase.positions[:at]), samples=())
 
 
@@ -230,7 +230,7 @@ def _order(job: Job, phase: Phase) -> dict[int, list[int]]:
 
 
 def _check_scales(job: Job, phases: Sequence[Phase], ranks: int) -> None:
-    """Raise UsageError unless all ranks do the same with all others: then another number of them has a meaning."""
+    """Raise UsageError unless all ranks do the same with all others, so that another number of ranks is meaningful."""
     why = ""
     calls = [job.called(phase) for phase in phases]
     sent = [call for call in calls[0] if job.groups[call.group].size > 1]
@@ -294,7 +294,7 @@ def _units(job: Job, rank: int, phase: Phase, ranks: int) -> _Made:
         by_group: dict[int, list[int]] = {}
         for at in together:
             call = job.calls[phase.positions[at].call]
-            if _shared(job, call) and call.size_bytes:  # what sends nothing takes no time: its pause is kept
+            if _shared(job, call) and call.size_bytes:  # other calls take no time: only their pauses are kept
                 by_group.setdefault(call.group, []).append(at)
         for group, own in by_group.items():
             members = _members(job, group, ranks)
@@ -353,16 +353,16 @@ def _posts(job: Job, call: Call, members: Sequence[int], rank: int) -> Iterator[
     )
 
 
-# Which units wait for each other: a run of the step without time.
+# Which units wait for each other: the step is executed without time.
 
 _UnitKey = tuple[int, int]  # a rank, and the number of one of its units
 
 
 def _met(groups: Sequence[Sequence[int]], units: Sequence[Sequence[Unit]]) -> list[tuple[_UnitKey, ...]]:
-    """Return the meetings, of each group in the order in which they end.
+    """Return the meetings, for each group in the order in which they end.
 
-    A rank posts without waiting, but each group does one unit after another, as a stream does. Raises UsageError if
-    some units would wait for ever.
+    A rank posts without waiting, but each group runs one unit after another, as a stream does. Raises UsageError if
+    some units would wait forever.
     """
     met: list[tuple[_UnitKey, ...]] = []
     for group, members in enumerate(groups):
@@ -371,7 +371,7 @@ def _met(groups: Sequence[Sequence[int]], units: Sequence[Sequence[Unit]]) -> li
 
 
 class _Streams:
-    """What each member of a group has yet to do there, and who has met whom."""
+    """The units that each member of a group has yet to run, and those that have met."""
 
     def __init__(self, group: int, members: Sequence[int], units: Sequence[Sequence[Unit]]) -> None:
         self._members, self._units = members, units
@@ -473,7 +473,7 @@ def _name(unit: Unit) -> str:
     return f"{post.operation} of {format_size(post.size_bytes)}{more}"
 
 
-# Kinds of call, and how long the job itself took for them.
+# Kinds of call, and how long they took in the job.
 
 
 def _kinds(
@@ -490,7 +490,7 @@ def _kinds(
     for key in order:
         seconds = [one for one, own in zip(recorded, keys, strict=True) if own == key]
         known = [one for one in seconds if one is not None]
-        # A rank that sends to itself alone meets nobody; it is one rank here, and no communication.
+        # A rank that sends only to itself is a meeting of one rank, without communication.
         kinds.append(ReplayedCall(*key, len(seconds), fmean(known) if len(known) == len(seconds) else None))
     return tuple(kinds), tuple(order.index(key) for key in keys)
 
@@ -500,7 +500,7 @@ def _recorded(
 ) -> list[float | None]:
     """Return the seconds of each meeting in the job, on the rank that waited least; None if GPU times are unknown.
 
-    Repetitions that are kept whole on every rank say it exactly; of medians it is an upper bound.
+    They are exact from repetitions that every rank kept whole, an upper bound from medians.
     """
     kept = [{sample.repetition: sample.gpu for sample in phase.samples if sample.gpu} for phase in phases]
     common = sorted(set.intersection(*map(set, kept))) if kept else []

@@ -26,22 +26,22 @@ Level = tuple[Members, ...]
 _Array = NDArray[np.float64]
 _Indices = NDArray[np.int_]
 
-# Two low nodes are alike where the better one lacks more than half of what the other does.
+# Two slow nodes are alike if the better one lacks more than half of what the other one lacks.
 ALIKE = 0.5
 # A pair that is this many standard deviations below what both its nodes reach with others shows more than its nodes: of
 # eight measurements the largest is 1.4 above the mean, of some thousand pairs the lowest 3.5 below it.
 _BOTTLENECK_SIGMAS = 6.0
 _NOMINAL_NOISE = 0.02  # of one measurement, where no pair was repeated (docs/cluster.md)
-# Where rounds of a pair vary by less than this part of the variance between pairs, more rounds narrow intervals by 5 %.
+# If the variance of rounds is below this share of the variance between pairs, more rounds narrow intervals by 5 %.
 _EXHAUSTED = 0.1
 _LEAST_BETWEEN = 1e-8  # a ratio of variances needs one
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a pair of nodes carried in GB/s while a whole round ran; `one_way` only from first to second.
+    """The rate of a pair of nodes in GB/s while a whole round ran; `one_way`: only from first to second.
 
-    `among` says that the pair was chosen because both looked slow.
+    `among`: the pair was chosen because both nodes looked slow.
     """
 
     first: int
@@ -81,8 +81,8 @@ class Fit:
 def fit(seen: Sequence[Observation], nodes: int, levels: Sequence[Level] = (), hiding: Sequence[Members] = ()) -> Fit:
     """Return the effects that explain the pairs best. `levels` are switches by members, leaves before pods.
 
-    A level of several switches must be all of them; one of a single switch stands for a suspicion. `hiding` are those
-    whose uplinks are slower than any node: a pair that leaves one shows the uplink and nothing of its nodes.
+    A level of several switches must include all nodes; a single switch is a suspected one. `hiding` are switches whose
+    uplinks are slower than any node: a pair that leaves one shows the uplink and nothing of its nodes.
     """
     pairs = _pairs(seen)
     rounds = np.array([len(pair.logs) for pair in pairs])
@@ -183,7 +183,7 @@ def _ends(blocks: Sequence[_Block]) -> NDArray[np.int_]:
 def _parts(pairs: Sequence[_Pair], sends: _Array, receives: _Array) -> _Array:
     """Return how much of each end's effect a pair shows: all of it, but of two low ends the lower one's.
 
-    Ends that are as low, within half of it, share the blame: which of them is lower is noise.
+    If both ends are about as low (`ALIKE`), they share the effect: which of them is lower is noise.
     """
     ends = np.array([(sends[pair.first], receives[pair.second]) for pair in pairs])
     both_low = (ends < -DELTA).all(axis=1, keepdims=True)
@@ -194,8 +194,8 @@ def _parts(pairs: Sequence[_Pair], sends: _Array, receives: _Array) -> _Array:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Columns of one kind, perhaps none. Of `centred` effects, which pairs show against each other only, those marked
-    with 1 add up to 0 in the fit.
+    """Columns of one kind, perhaps none. Pairs show `centred` effects only relative to each other, so those marked with
+    1 add up to 0 in the fit.
     """
 
     design: _Array
@@ -236,7 +236,7 @@ def _blocks(
 
 
 def _steady(nodes: int, effects: _Array | None) -> _Array:
-    """Mark the nodes whose effects add up to 0: all, or once it is known those that are not low."""
+    """Mark the nodes whose effects add up to 0: all, or once effects are known those that are not low."""
     return np.ones(nodes) if effects is None else np.where(effects > -DELTA, 1.0, 0.0)
 
 
@@ -251,7 +251,7 @@ def _level_blocks(switches: int, first: _Indices, second: _Indices) -> list[_Blo
 
 
 def _held(blocks: Sequence[_Block]) -> _Array:
-    """Return rows that settle what pairs leave open: centred effects add up to 0."""
+    """Return the constraints that pairs leave open, as rows: centred effects add up to 0."""
     rows = [
         np.concatenate([centred if other is block else np.zeros(other.design.shape[1]) for other in blocks])
         for block in blocks
@@ -295,7 +295,7 @@ def _read(
 _STEPS, _SETTLED = 50, 1e-5
 # Of log bandwidth: nothing repeats better than to 0.1 %, and weights would divide by nothing.
 _LEAST_SIGMA = 1e-3
-# Holds near 0 what the measurements leave open (a ring of even length, a leaf never crossed): as if its standard
+# Keeps near 0 what the measurements leave open (a ring of even length, a leaf never crossed): as if its standard
 # deviation were 16 times the noise, 30 % for 2 %. Of an effect that eight measurements show it takes a two-thousandth.
 _RIDGE = 0.004
 _PRECISE = 1e-10
@@ -378,7 +378,7 @@ class _System:
 def _inverse(matrix: _Array) -> _Array:
     """Return the inverse of a positive definite matrix, by sweeping one row after another.
 
-    Not by LAPACK: beside other work its threads wait for each other for seconds, over what one does in milliseconds.
+    LAPACK's threads, on a busy machine, wait for each other for seconds, where this takes milliseconds.
     """
     swept = matrix.copy()
     for k in range(len(swept)):

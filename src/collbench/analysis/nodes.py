@@ -20,21 +20,21 @@ from collbench.model.run import Measurement, Run
 
 # Which nodes are slow, which uplinks, and where to look more closely, from the pairs of nodes measured so far.
 #
-# A node is slow where even the upper end of its simultaneous 95 % interval lies more than 2 % below the typical node:
-# the median node, or if at most half of the nodes are fast the median of these.
-# A switch's uplinks are slow by the same rule among switches. Where nobody reported the switches they are found: nodes
-# that are slow towards others and not among themselves share an uplink.
+# A node is slow if even the upper end of its simultaneous 95 % interval lies more than 2 % below the typical node: the
+# median node, or if at most half of the nodes are fast the median of these. A switch's uplinks are slow by the same rule
+# among switches. If the switches were not reported, they are inferred: nodes that are slow towards others but not among
+# themselves share an uplink.
 
 Pair = tuple[int, int]
 
-# Leaving a leaf costs this much in a round where all do: its uplinks are oversubscribed and hide the nodes' own cards.
+# If leaving a leaf costs this much while all nodes do, its uplinks are oversubscribed and hide the nodes' own cards.
 _OVERSUBSCRIBED = 0.10
-# So many pairs among suspects that a slow pair of slow nodes is distinguished from a fast one of neighbours: at 2 %
-# noise the mean of four is known to 1 %, and half of a 10 % fault is 5 %.
+# With this many pairs among suspects, a slow pair of slow nodes differs from a fast pair of neighbours: at 2 % noise
+# the mean of four is known to 1 %, and half of a 10 % fault is 5 %.
 _ENOUGH_AMONG = 4
-# An estimate that leaves room for a node this slow says nothing of it yet: eight rounds with 2 % noise leave 3 %.
+# If an interval reaches this far down, the node is undecided: eight rounds with 2 % noise leave 3 %.
 _TOO_WIDE = 0.15
-# Of log bandwidth: where pairs cannot tell nodes apart, as of two nodes alone, errors have no end.
+# Of log bandwidth: if pairs cannot separate nodes, as with only two nodes, errors are unbounded.
 _WIDEST = 10.0
 
 
@@ -55,7 +55,7 @@ class Effect:
     state: State
 
 
-# Of a node of which no pair could be measured.
+# The effect of a node without any measured pair.
 UNKNOWN = Effect(-1.0, (-1.0, math.expm1(_WIDEST)), State.UNDECIDED)
 
 
@@ -74,14 +74,14 @@ class NodeEffect:
 
     @property
     def state(self) -> State:
-        """Slow where one direction is, else undecided where one direction is."""
+        """Slow if one direction is, else undecided if one direction is, else healthy."""
         states = {self.sends.state, self.receives.state}
         return next(state for state in (State.SLOW, State.UNDECIDED, State.HEALTHY) if state in states)
 
 
 @dataclass(frozen=True, slots=True)
 class Uplink:
-    """What the pairs that leave a switch get, against other switches. `name` is empty if the switch was found."""
+    """The rate of pairs that leave a switch, against other switches. `name` is empty if the switch was inferred."""
 
     name: str
     members: Members
@@ -90,7 +90,7 @@ class Uplink:
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """One level of switches as somebody reported it: every node is under one of them."""
+    """One level of switches as reported: every node is under one of them."""
 
     names: tuple[str, ...]
     members: Level
@@ -133,7 +133,7 @@ def judge(seen: Sequence[Observation], nodes: int, known: Sequence[Switches] = (
     known = [level for level in known if any(len(members) > 1 for members in level.members)]  # others are nodes again
     if known:
         return _judge_known(seen, nodes, known)
-    # Neighbours that were chosen for being slow are fast among themselves: they would hide what made them suspects.
+    # Pairs among suspects are left out at first: behind a slow uplink they are fast, which would hide what is slow.
     first = fit([one for one in seen if not one.among], nodes)
     low = {one.node: one.worse.ratio for one in _node_effects(first) if one.worse.ratio < -DELTA}
     among: dict[Pair, list[float]] = defaultdict(list)  # what pairs of low nodes carried, as ratios less 1
@@ -218,14 +218,14 @@ def _neighbours(among: Mapping[Pair, Sequence[float]], low: Mapping[int, float])
 
 
 def _alike(one: float, other: float) -> bool:
-    """True if one uplink may be what both lack. A node that looks 3 % slow by chance has no part in 18 %."""
+    """True if one uplink may slow both: a node that looks 3 % slow by chance is not behind one that costs 18 %."""
     return max(one, other) < ALIKE * min(one, other)
 
 
 def _belongs(
     node: int, group: Collection[int], among: Mapping[Pair, Sequence[float]], low: Mapping[int, float]
 ) -> bool:
-    """True if most pairs of the node with the group are fast: one lucky measurement does not suffice."""
+    """True if most pairs of the node with the group are fast: one fast measurement does not suffice."""
     ratios = [fmean(logs) for pair, logs in among.items() if node in pair and set(pair) <= set(group)]
     return median(ratios) > low[node] / 2
 
@@ -233,7 +233,7 @@ def _belongs(
 def _suspects(
     fitted: Fit, low: Mapping[int, float], among: Mapping[Pair, Sequence[float]], groups: Sequence[Members]
 ) -> tuple[Members, ...] | None:
-    """Return the low nodes while they hardly met each other, then who is still open, and None when nobody is."""
+    """Return the slow nodes until enough pairs among them were measured, then undecided groups; None if decided."""
     met = Counter(node for pair, ratios in among.items() for node in pair for _ in ratios)
     strangers = any(_strangers(node, group, among, low) for group in groups for node in low)
     if strangers or (len(low) > 1 and min(met[node] for node in low) < _ENOUGH_AMONG):
@@ -243,28 +243,30 @@ def _suspects(
 
 
 def _strangers(node: int, group: Members, among: Collection[Pair], low: Mapping[int, float]) -> bool:
-    """True if a node lacks what a group does and met at most one of it, which may be slow: it may belong there."""
+    """True if a node is as slow as a group but was measured with at most one of its nodes: it may belong there."""
     alike = node not in group and _alike(low[node], median(low[member] for member in group))
     met = {other for pair in among if node in pair for other in pair if other in group}
     return alike and len(met) < 2
 
 
-# Which nodes to take: none that is slow while there are others, then under the fewest switches.
+# Which nodes to take: slow ones only if there are too few others, then under the fewest switches.
 
 
 @dataclass(frozen=True, slots=True)
 class AllNodes:
-    """All nodes were asked for, so there was nothing to choose."""
+    """All nodes were requested, so there was nothing to choose."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class BestNodes:
-    """The slowest of them reaches `slowest` of the typical rate, and no fewer switches hold them.
+    """The slowest of them reaches `slowest` of the typical rate, and they are under as few switches as possible.
 
-    Of `undecided` of them it is not known whether they are slow. `under` has for each reported level, leaves first, how
-    many switches are used, and the name of one of its switches.
+    # A node is slow if even the upper end of its simultaneous 95 % interval lies more than 2 % below the typical node: the
+    # median node, or if at most half of the nodes are fast the median of these. A switch's uplinks are slow by the same rule
+    # among switches. If the switches were not reported, they are inferred: nodes that are slow towards others but not among
+    # themselves share an uplink.
     """
 
     slowest: float
@@ -274,12 +276,12 @@ class BestNodes:
 
 @dataclass(frozen=True, slots=True)
 class NodeChoice:
-    """The chosen nodes in the order in which ranks should be started: neighbours under a switch side by side.
+    """The chosen nodes in the order in which to start ranks: neighbours under a switch follow each other.
 
-    `band` is the predicted all-reduce busbw in GB/s: high where a ring leaves each switch once, low where every node's
-    traffic leaves its switch at the same time; None for a single node, which no pair tells of. `left_out` has the nodes
-    that were not taken for a reason, with it: their own effect, or the slow uplink that they are behind. `switches`
-    says how many of each reported level are used. `heuristic` where the switches were packed greedily.
+    `band` is the predicted all-reduce busbw in GB/s: the low end if every node's traffic leaves its switch at the same
+    time, the high end if a ring leaves each switch once; None for a single node, which has no pair. `left_out` has the
+    nodes that were not taken, each with the reason: its own effect, or the slow uplink it is behind. `switches` counts
+    the switches used of each reported level. `heuristic`: the switches were packed greedily.
     """
 
     members: Members
@@ -291,7 +293,7 @@ class NodeChoice:
 
 
 def choose_nodes(judgement: Judgement, wanted: int, known: Sequence[Switches] = ()) -> NodeChoice:
-    """Return the best `wanted` nodes. Raises UsageError for a number that cannot be."""
+    """Return the best `wanted` nodes. Raises UsageError for an impossible number."""
     nodes = len(judgement.nodes)
     if not 1 <= wanted <= nodes:
         raise UsageError(f"cannot choose {wanted} of {nodes} nodes: choose 1 to {nodes}")
@@ -321,7 +323,7 @@ def choose_nodes(judgement: Judgement, wanted: int, known: Sequence[Switches] = 
 def _able(rates: Sequence[float], slow: Sequence[Uplink], wanted: int) -> tuple[float, list[int]]:
     """Return the highest ratio of the typical rate that `wanted` nodes reach, and the nodes to take them from.
 
-    Of those behind slow uplinks only as many count as their uplinks carry at that rate, unless they are enough alone.
+    Behind slow uplinks there are only as many as these uplinks serve at that rate, unless one switch has enough nodes.
     """
     levels = {rate for rate in rates if rate > 0}
     levels |= {_carried(one) / count for one in slow for count in range(1, len(one.members) + 1)}
@@ -338,7 +340,7 @@ def _able(rates: Sequence[float], slow: Sequence[Uplink], wanted: int) -> tuple[
 
 
 def _carried(slow: Uplink) -> float:
-    """Return what a switch's uplinks carry, in nodes at the typical rate: they were measured with all of them busy."""
+    """Return how many nodes a switch's uplinks serve at the typical rate; they were measured with all nodes busy."""
     return (1 + slow.effect.ratio) * len(slow.members)
 
 
@@ -352,14 +354,14 @@ def _packed(
         for node in left:
             under[homes[node][: depth + 1]].append(node)
         left = [node for home in _fewest(under, wanted) for node in under[home]]
-    # Of the last switch, which is used in part, the best nodes.
+    # The last switch is used in part: take its best nodes.
     order = {home: number for number, home in enumerate(dict.fromkeys(homes[node] for node in left))}
     left.sort(key=lambda node: (order[homes[node]], worth[node]))
     return tuple(sorted(left[:wanted], key=lambda node: (homes[node], node)))
 
 
 def _fewest(under: Mapping[tuple[int, ...], Sequence[int]], wanted: int) -> list[tuple[int, ...]]:
-    """Return the fewest places that hold `wanted`: the largest, and last the smallest that is enough for the rest."""
+    """Return the fewest switches with `wanted` nodes: the largest, last the smallest that has enough for the rest."""
     chosen: list[tuple[int, ...]] = []
     for home in sorted(under, key=lambda home: (-len(under[home]), home)):
         missing = wanted - sum(len(under[taken]) for taken in chosen)
@@ -393,16 +395,16 @@ def _left_out(judgement: Judgement, chosen: set[int]) -> Iterable[tuple[int, Nod
             yield one.node, behind[one.node]
 
 
-# Which node comes late: of a pair, the one that waits less in the barrier before a batch.
+# Which node is late: of a pair, the one that waits less in the barrier before a batch.
 
-# Healthy hosts differ by some 10 µs in how soon they launch again after a batch; of less than this nothing is said.
+# Healthy hosts differ by some 10 µs in how soon they launch again after a batch; less than this is not reported.
 LATE_SECONDS = 100e-6
 _LATE_FAMILY = 0.05  # how often chance may call any node of a survey late
 
 
 @dataclass(frozen=True, slots=True)
 class LateNode:
-    """A node that comes to batches later than its partners: `later` of `seen` trials beyond what clocks can tell.
+    """A node that is later to batches than its partners: in `later` of `seen` trials by more than clocks resolve.
 
     `seconds` is the median over its trials, `interval` that median's 95 % interval.
     """
@@ -417,8 +419,8 @@ class LateNode:
 def late_nodes(run: Run, nodes: Sequence[Members]) -> tuple[LateNode, ...]:
     """Return the nodes that come late, the latest first; `nodes` are each one's positions in the run.
 
-    All ranks leave a barrier together, so whoever waits in it for less has come later by the difference: no clocks of
-    two hosts are compared. They leave it together to within the time that a barrier takes when nobody has to wait.
+    All ranks leave a barrier together, so a node that waits in it for less arrived later by the difference: no clocks
+    of two hosts are compared. "Together" means within the time that a barrier takes if no rank has to wait.
     """
     node_of = {position: node for node, members in enumerate(nodes) for position in members}
     later: dict[int, list[float]] = defaultdict(list)
@@ -442,7 +444,7 @@ def late_nodes(run: Run, nodes: Sequence[Members]) -> tuple[LateNode, ...]:
 
 
 def _waits_of_two(measurement: Measurement, node_of: Mapping[int, int]) -> Iterator[dict[int, float]]:
-    """Yield, of each trial between two nodes, how long each node waited in the barrier: its rank that waited least."""
+    """Yield for each trial between two nodes how long each node's last rank waited in the barrier, in seconds."""
     nodes = [node_of[member] for member in measurement.point.members]
     if len(set(nodes)) != 2:
         return
@@ -462,9 +464,9 @@ def _by_chance(over: int, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """One rail: what its pairs of nodes reach, and by what ratio less 1 that differs from the median of the others.
+    """One rail: the typical rate of its pairs of nodes, and its ratio to the median of the other rails, less 1.
 
-    `slow` where the whole rail is: its switch or its cards. `slow_nodes` are slow on this rail alone: their card there.
+    `slow`: the whole rail is slow (its switch or its cards). `slow_nodes` are slow on this rail (their card there).
     """
 
     rail: int

@@ -28,11 +28,11 @@ class NodeRate:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One device's NUMA nodes by measurement, `rates` fastest first, and `labeled`, the one that NVML names.
+    """One device's NUMA nodes by measurement, `rates` fastest first, and `labelled`, the one that NVML reports.
 
-    `best` are the nodes that no other beats significantly, fastest first: one where the measurement decides. `tied` is
-    True if all nodes are equal. `agrees`: the one best node is NVML's (True), NVML's is certainly slower (False), or
-    neither is known (None).
+    `best` are the nodes than which no other is significantly faster, fastest first; a single one if the measurement
+    decides. `tied`: all nodes are equal. `agrees`: NVML's node is the only best one (True), it is significantly slower
+    (False), or neither (None).
     """
 
     member: int

@@ -10,9 +10,9 @@ from enum import StrEnum
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import Failure, FailureKind
 from collbench.model.operations import Endpoints, Operation, Work
-from collbench.model.run import Measurement, Overlap, Path, Replay, Run, SkipKind, Skipped
+from collbench.model.run import Measurement, Overlap, Replay, Run, SkipKind, Skipped
 
-# Why a run has no figure for a place: one answer, from what the run says in types, for every page and command.
+# Why a run has no figure for a set of devices: one answer for every page and command.
 
 
 Members = tuple[int, ...]
@@ -37,8 +37,8 @@ class AbsenceKind(StrEnum):
 class Absence:
     """Why there is no figure. `by_design`: nothing is amiss, there never is one here.
 
-    `failure` and `skipped` say why, None where only the kind is known; of too few trials `trials` were made, and
-    `needed` are needed, None for just more.
+    `failure` or `skipped` say why if more than the kind is known. Of too few trials, `trials` were made, and `needed`
+    are needed; None: more than these.
     """
 
     kind: AbsenceKind
@@ -74,7 +74,7 @@ class Absences:
         if measurement is not None and measurement.failure:
             return Absence(AbsenceKind.FAILED, failure=measurement.failure)
         left = self._skipped.get(key)
-        if left is None and self._refused(work, members):  # in files of older versions `skipped` names no place
+        if left is None and self._refused(work, members):  # in files of older versions `skipped` names no devices
             left = Skipped(SkipKind.NO_PEERS, work, members)
         if left is not None:
             return Absence(AbsenceKind.SKIPPED, left.kind.by_design, skipped=left)
@@ -85,13 +85,9 @@ class Absences:
     def _refused(self, work: Work, members: Members) -> bool:
         """Return whether a kernel's copy lacks peer access, as NVML or CUDA say of the path."""
         path = self._paths.get(frozenset(members))
-        return work.operation in _BY_KERNEL and not work.variant.host_memory and path is not None and _denied(path)
-
-
-def _denied(path: Path) -> bool:
-    if path.cuda_peers is not None:
-        return not path.cuda_peers
-    return path.peers_denied
+        if path is None or work.operation not in _BY_KERNEL or work.variant.host_memory:
+            return False
+        return path.peers_denied if path.cuda_peers is None else not path.cuda_peers
 
 
 def unordered(work: Work, members: Members) -> Members:
@@ -103,7 +99,7 @@ def unordered(work: Work, members: Members) -> Members:
     return members
 
 
-# How a run ended: what failed, where, and the exit status that it earns. Decided here alone; pages only print it.
+# How a run ended: what failed, where, and the exit status. It is decided only here; pages print it.
 
 
 class TroubleKind(StrEnum):
@@ -138,7 +134,7 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong in one place: the devices' positions, ascending, () if they are unknown; how many data points.
+    """What is wrong on a set of devices (positions, ascending; () if unknown), with the number of data points.
 
     `figure` is the highest rate in GB/s of an impossible one, None otherwise.
     """
@@ -151,7 +147,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that is wrong with a run's data points, the worst and the most precise place first; empty for none."""
+    """All that is wrong with a run's data points, the worst kind and the smallest sets of devices first."""
 
     troubles: tuple[Trouble, ...]
 
@@ -162,7 +158,7 @@ class Outcome:
 
     @property
     def device_sets(self) -> tuple[tuple[int, ...], ...]:
-        """The devices of what went wrong, each set once; where nothing was tried nothing is known to be wrong."""
+        """The sets of devices where something went wrong, each once; what was not tried is not known to be wrong."""
         return tuple(dict.fromkeys(one.devices for one in self.troubles if one.kind is not TroubleKind.UNTRIED))
 
     def failed(self, members: Collection[int]) -> bool:
@@ -170,7 +166,7 @@ class Outcome:
         return tuple(sorted(members)) in self.device_sets
 
     def impossible(self, members: Collection[int]) -> bool:
-        """Return whether all that is wrong on this very set is a rate above a limit: its work was done."""
+        """Return whether a rate above a limit is all that is wrong on this very set."""
         kinds = {one.kind for one in self.troubles if one.devices == tuple(sorted(members))}
         return kinds == {TroubleKind.IMPOSSIBLE}
 
@@ -188,8 +184,9 @@ def outcome(run: Run) -> Outcome:
             affected = left.work.place(left.members) if left.work else tuple(sorted(left.members))
             counts[TroubleKind.WRONG_DATA, affected] += 1
     for measurement in run.measurements:
-        kind = _kind(measurement)
-        if kind is not None:
+        if measurement.wrong or measurement.failure is not None:
+            failed = measurement.failure
+            kind = TroubleKind.WRONG_DATA if measurement.wrong or failed is None else _FAILURES[failed.kind]
             counts[kind, measurement.point.work.place(measurement.point.members)] += 1
     others: list[Overlap | Replay] = [*run.overlaps, *run.replays]
     for other in others:
@@ -198,13 +195,12 @@ def outcome(run: Run) -> Outcome:
             kind = TroubleKind.WRONG_DATA if wrong or other.failure is None else _FAILURES[other.failure.kind]
             counts[kind, tuple(sorted(other.members))] += 1
     troubles = [Trouble(kind, devices, count) for (kind, devices), count in counts.items()]
-    return Outcome(tuple(sorted([*troubles, *_impossible(run)], key=_order)))
-
-
-def _kind(measurement: Measurement) -> TroubleKind | None:
-    if measurement.wrong:
-        return TroubleKind.WRONG_DATA
-    return None if measurement.failure is None else _FAILURES[measurement.failure.kind]
+    kinds = list(TroubleKind)
+    troubles = sorted(
+        [*troubles, *_impossible(run)],
+        key=lambda one: (kinds.index(one.kind), len(one.devices), -one.count, one.devices),
+    )
+    return Outcome(tuple(troubles))
 
 
 def _impossible(run: Run) -> Iterator[Trouble]:
@@ -215,7 +211,3 @@ def _impossible(run: Run) -> Iterator[Trouble]:
     for one in impossible(run):
         beaten.setdefault(tuple(sorted(one.capacity.devices)), []).append(one.rate_gbs)
     yield from (Trouble(TroubleKind.IMPOSSIBLE, some, len(rates), max(rates)) for some, rates in beaten.items())
-
-
-def _order(trouble: Trouble) -> tuple[int, int, int, tuple[int, ...]]:
-    return list(TroubleKind).index(trouble.kind), len(trouble.devices), -trouble.count, trouble.devices

@@ -1,4 +1,4 @@
-"""What a collective and compute cost each other: factors with intervals, and what is left of the overlap. Pure."""
+"""How a collective and compute slow each other down: factors with intervals, and the gain of overlap. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Figure:
 def median_figure(values: Sequence[float]) -> Figure:
     """Return the median of trials with its 95 % interval; not a number for none.
 
-    Values may be 0 or negative: what calls add to a step is, where noise is larger than they are.
+    Values may be 0 or negative, such as the seconds that calls add to a step if noise is larger than these.
     """
     if not values:
         return Figure(float("nan"), None)
@@ -46,9 +46,9 @@ class OverlapSummary:
     """One data point (docs/method.md 4.8). Seconds are of one call, or one unit of compute, of the slowest rank.
 
     Factors are overlapping seconds over isolated seconds, trial by trial. `of_sum` and `of_max` are the time of a fixed
-    amount of both together, over the sum and over the longer of their times alone: 1 of the maximum is perfect.
-    All are medians over trials, but for the collective beside compute and its factor. Those are means: the trials'
-    calls begin at different moments of a unit, and only all of them together are spread evenly over it.
+    amount of both concurrently, over the sum and over the longer of their isolated times: `of_max` = 1 is perfect. All
+    are medians over trials except the collective during compute and its factor, which are means: each trial's calls
+    begin at different moments of a unit of compute, and only all trials together cover it evenly.
     """
 
     collective_alone: Figure

@@ -1,8 +1,8 @@
-"""What the hardware can carry, and which batches exceed it (docs/method.md 9.3). Pure."""
+"""The capacity of the hardware, and the batches that exceed it (docs/method.md 9.3). Pure."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -75,16 +75,16 @@ class Capacity:
 
 
 class Hardware:
-    """What the devices and paths of a run carry. `hidden` pairs have NVLinks though their label is of PCIe.
+    """The capacities of a run's devices and paths. `hidden` pairs have NVLinks though their label is of PCIe.
 
-    Where the number of links is unknown, a GPU's maximum stands for it.
+    If the number of links is unknown, it is taken as the GPU's maximum.
     """
 
     def __init__(self, run: Run, hidden: Iterable[frozenset[int]] = ()) -> None:
         self._devices: tuple[Device, ...] = run.devices
         self._paths: dict[frozenset[int], Path] = {frozenset(path.devices): path for path in run.paths}
         self._hidden = frozenset(hidden)
-        # By NVLinks: of a thousand devices each has a handful of these.
+        # Neighbours by NVLinks, because in a cluster of a thousand devices each has only a few.
         joined = self._hidden | {pair for pair, path in self._paths.items() if is_nvlink(path.label)}
         self._neighbours: dict[int, list[int]] = {position: [] for position in range(len(run.devices))}
         for pair in joined:
@@ -99,10 +99,10 @@ class Hardware:
         self._limits: dict[object, Capacity | None] = {}
 
     def of(self, point: DataPoint) -> Capacity | None:
-        """Return the most that a data point can reach; None if it is not known, as of CPU cores."""
+        """Return the most that a data point can reach; None if it is not known, as for CPU cores."""
         if point.variant is Variant.LOCAL and point.size_bytes < _BEYOND_CACHES:
-            return None  # messages that a cache holds need not reach the memory
-        # Of any size, but where blocks of their own sizes are cut to whole units.
+            return None  # messages that fit in a cache need not reach the memory
+        # The limit is the same for all sizes, unless blocks have sizes of their own, which are whole units.
         uneven = None if point.skew is None else (point.skew, point.size_bytes)
         alike = (point.operation, point.variant, point.members, uneven)
         if alike not in self._limits:
@@ -122,7 +122,7 @@ class Hardware:
         return min(known, key=lambda limit: limit.gbs, default=None)
 
     def link(self, a: int, b: int) -> float | None:
-        """Return the limit of the path between two devices, GB/s; of PCIe without one that of the slower slot."""
+        """Return the limit of the path between two devices, GB/s; for PCIe without one, that of the slower slot."""
         path = self._paths.get(frozenset((a, b)))
         if self._on_cores or not self._known((a, b)):
             return None
@@ -142,7 +142,7 @@ class Hardware:
         return self._switched[position]
 
     def _known(self, members: Sequence[int]) -> bool:
-        """Return whether something is known of the path between any two: between hosts it is the network."""
+        """Return whether the path between any two members is known: between hosts it is the network's."""
         hosts = [self._devices[member].host for member in members]
         pairs = zip(combinations(members, 2), combinations(hosts, 2), strict=True)
         return all(first != second or frozenset(pair) in self._paths for pair, (first, second) in pairs)
@@ -152,7 +152,7 @@ class Hardware:
         return sorted(other for other in self._neighbours[position] if other in wanted)
 
     def _on_a_switch(self, position: int) -> bool:
-        """Return whether links, each counted for every neighbour that it reaches, are more than a device has."""
+        """Return whether a device's links, summed over its neighbours, are more than it has: a switch shares them."""
         others = self._joined(position, range(len(self._devices)))
         counts = [self._paths[frozenset((position, other))] for other in others]
         links = sum(map(nvlinks, counts))
@@ -160,9 +160,9 @@ class Hardware:
         return hidden or links > theory.most_nvlinks(self._devices[position].name)
 
     def _reach(self, position: int, others: Iterable[int]) -> float | None:
-        """Return what a device's NVLinks to some others carry, 0 without any; None if a link is not known.
+        """Return the capacity of a device's NVLinks to some others, 0 without any; None if a link is not known.
 
-        Through a switch they carry no more than one path does: that has all of them.
+        Through a switch it is the capacity of one path, which has all of the links.
         """
         limits = [self.link(position, other) for other in self._joined(position, others)]
         known = [limit for limit in limits if limit is not None]
@@ -171,7 +171,7 @@ class Hardware:
         return max(known) if known and self.switched(position) else sum(known)
 
     def _slot(self, position: int) -> float | None:
-        """Return the limit of a device's link to its host, GB/s; where its slot was not reported, by its PCIe paths."""
+        """Return the limit of a device's link to its host, GB/s; if its slot was not reported, by its PCIe paths."""
         limit = theory.slot(self._devices[position])
         if limit is not None:
             return limit.gbs
@@ -180,37 +180,37 @@ class Hardware:
         return max((gbs for gbs in over_pcie if gbs is not None), default=None)
 
     def _copies(self, point: DataPoint) -> Iterator[Capacity | None]:
-        """Yield what each link, port and slot allows all messages of a data point together."""
+        """Yield the limit that each link, port and slot sets to all messages of a data point together."""
         messages = _messages(point)
         through_host = point.variant.host_memory or point.variant is Variant.STAGED
-        loads: dict[tuple[Part, tuple[int, ...], bool], int] = {}
+        # How many messages cross each part, by direction: True is outward.
+        loads: Counter[tuple[Part, tuple[int, ...], bool]] = Counter()
         for src, dst in messages:
-            direct = not through_host and src is not None and dst is not None
-            ends = [(position, outward) for position, outward in ((src, True), (dst, False)) if position is not None]
-            part = Part.PORT if direct and self.over_nvlink(src or 0, dst or 0) else Part.SLOT
-            crossed: list[tuple[Part, tuple[int, ...], bool]] = []
-            crossed += [(Part.LINK, (src or 0, dst or 0), True)] if direct else []
-            crossed += [(part, (position,), outward) for position, outward in ends]
-            for what in crossed:
-                loads[what] = loads.get(what, 0) + 1
+            part = Part.SLOT
+            if src is not None and dst is not None and not through_host:
+                loads[Part.LINK, (src, dst), True] += 1
+                part = Part.PORT if self.over_nvlink(src, dst) else Part.SLOT
+            if src is not None:
+                loads[part, (src,), True] += 1
+            if dst is not None:
+                loads[part, (dst,), False] += 1
         for (part, positions, _), load in loads.items():
-            gbs = self._carried(part, positions)
+            if part is Part.LINK:
+                gbs = self.link(positions[0], positions[1])
+            else:
+                gbs = self._ports[positions[0]] if part is Part.PORT else self._slot(positions[0])
             yield None if gbs is None else Capacity(len(messages) * gbs / load, part, positions)
 
-    def _carried(self, part: Part, positions: tuple[int, ...]) -> float | None:
-        if part is Part.LINK:
-            return self.link(positions[0], positions[1])
-        return self._ports[positions[0]] if part is Part.PORT else self._slot(positions[0])
-
     def _collective(self, point: DataPoint) -> Iterator[Capacity | None]:
-        """Yield what the border of each rank, and of each group that NVLinks join, allows, and all ranks together."""
+        """Yield the limits by what leaves each rank, each group that NVLinks join, and all ranks together."""
         members, row = point.members, point.operation.collective
         ranks, factor, traffic = len(members), row.busbw.of(len(members)), row.traffic
         root = members[self._root] if self._root < ranks else members[0]
         uneven = point.blocks if point.skew else None
-        islands = [island for island in self._islands(members) if 1 < len(island) < ranks]
+        islands = chained((member, *self._joined(member, members)) for member in members)  # by NVLinks
+        inner = [tuple(sorted(island)) for island in islands if 1 < len(island) < ranks]
         borders: dict[tuple[int, ...], float | None] = {}
-        for inside in [*((member,) for member in members), *islands]:
+        for inside in [*((member,) for member in members), *inner]:
             border = self._border(inside, [member for member in members if member not in inside])
             borders[inside] = border
             if uneven:
@@ -233,14 +233,14 @@ class Hardware:
         return Part.PORT if any(self._ports[member] for member in members) else Part.SLOT
 
     def _hop(self, a: int, b: int) -> Capacity | None:
-        """Return what a message to the next rank may take: its NVLinks; elsewhere the ranks' borders say it."""
+        """Return the limit of a message to the next rank over NVLinks, infinite elsewhere: borders limit it there."""
         gbs = self.link(a, b) if self.over_nvlink(a, b) else float("inf")
         return None if gbs is None else Capacity(gbs, Part.LINK, (a, b))
 
     def _border(self, inside: Sequence[int], outside: Sequence[int]) -> float | None:
-        """Return what leaves some devices for others at most: over NVLinks, and over PCIe where some have no other way.
+        """Return the most that leaves some devices for others: over NVLinks, and over PCIe if some have no NVLinks.
 
-        NCCL may send each part of a message by another way, so both count.
+        NCCL may send each part of a message over a different path, so both count.
         """
         total = 0.0
         for position in inside:
@@ -251,10 +251,6 @@ class Hardware:
                 return None
             total += sum(gbs for gbs in limits if gbs is not None)
         return total
-
-    def _islands(self, members: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the groups of members that NVLinks chain together."""
-        return [tuple(sorted(island)) for island in chained((one, *self._joined(one, members)) for one in members)]
 
 
 def chained(groups: Iterable[Iterable[int]]) -> list[set[int]]:
@@ -270,7 +266,7 @@ def chained(groups: Iterable[Iterable[int]]) -> list[set[int]]:
 def _messages(point: DataPoint) -> list[tuple[int | None, int | None]]:
     """Return (source, destination) of each message of a copy, None for host memory."""
     first, *rest = point.members
-    if point.variant.host_memory:  # one's own: what copies meanwhile takes the rest of the way, and is not counted
+    if point.variant.host_memory:  # the timed copy: concurrent ones of other devices are not counted
         return [(None, first) if point.operation in (Operation.H2D_CE, Operation.H2D_SM) else (first, None)]
     if point.variant is Variant.BOTH_WAYS:
         return [(first, rest[0]), (rest[0], first)]
@@ -279,15 +275,15 @@ def _messages(point: DataPoint) -> list[tuple[int | None, int | None]]:
     return [(first, other) for other in rest]
 
 
-# What beats physics: batches whose rate exceeds what the hardware can carry.
+# Impossible rates: batches that exceed the capacity of the hardware.
 #
-# A limit that is beaten means that the timing is wrong, or what the driver reports of the links. Where no limit is
-# known, nothing is found, and nothing is passed: `Hardware.of` is None there.
+# A rate above a limit means that the timing is wrong, or what the driver reports about the links. If no limit is known
+# (`Hardware.of` is None), nothing is judged.
 
 # Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory. What is faster than PCIe by more than 5 % takes
 # NVLinks that no label shows.
 MARGIN, HIDDEN = 1.02, 1.05
-# What carries less than this share of its limit lacks links, or runs them slower (docs/method.md 10.2).
+# A path below this share of its limit lacks links, or runs them slower (docs/method.md 10.2).
 DEGRADED = 0.7
 # A PCIe path with an unreported slot: generation 6 ×16 is 64 GT/s × 16 × 236/256 / 8 = 118 GB/s [PCIe 6.0 base spec].
 FASTEST_PCIE_GBS = 118.0
@@ -372,7 +368,8 @@ class Check:
         pairs = [frozenset(path.devices) for path in run.paths]
         over_pcie = [pair for pair in pairs if not self._labelled.over_nvlink(*sorted(pair))]
         shown = _shown(run)
-        kept = {pair for pair in over_pcie if pair in shown and shown[pair] <= HIDDEN * self._over_pcie(pair)}
+        most = {pair: HIDDEN * (self._labelled.link(*sorted(pair)) or FASTEST_PCIE_GBS) for pair in over_pcie}
+        kept = {pair for pair in over_pcie if pair in shown and shown[pair] <= most[pair]}
         self.hidden = frozenset(pair for pair in over_pcie if pair in shown) - kept
         self._beyond = Hardware(run, [pair for pair in over_pcie if pair not in kept])
         self._open = {pair for pair in over_pcie if pair not in kept}
@@ -413,9 +410,6 @@ class Check:
         rate = rate_gbs(measurement.point, min(batches)) if count else 0.0
         limit = self.limit(measurement.point, rate) if count else None
         return None if limit is None else Impossible(measurement.point, limit, rate, count, len(batches))
-
-    def _over_pcie(self, pair: Pair) -> float:
-        return self._labelled.link(*sorted(pair)) or FASTEST_PCIE_GBS
 
 
 def _times(sample: Sample) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""What a choice rests on: fit devices, their wiring, the tie-break between equal sets (docs/method.md 11.1 to 11.4)."""
+"""The problem of choosing k devices: those that are fit, their wiring, tie-breaks (docs/method.md 11.1 to 11.4)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One question to ask of sets: `costs` returns a figure for each, the lower the better; `tie_break` is its name."""
+    """One tie-break: `costs` returns a figure for each set, the lower the better."""
 
     tie_break: TieBreak
     costs: Callable[[Sets], Values]
@@ -54,17 +54,17 @@ def decide(sets: Sets, levels: Sequence[Level], order: TieBreak) -> tuple[int, t
 
 
 def members_with(marks: NDArray[np.bool_]) -> Callable[[Sets], Values]:
-    """Return what counts the marked members of each set."""
+    """Return the function that counts the marked members of each set."""
     return lambda sets: marks[sets].sum(axis=1).astype(float)
 
 
 def worst_inside(tiers: Values) -> Callable[[Sets], Values]:
-    """Return what finds the worst value of any pair within each set."""
+    """Return the function that finds the worst value of any pair within each set."""
     return lambda sets: np.asarray(tiers[sets[:, :, None], sets[:, None, :]].max(axis=(1, 2)))
 
 
 def different(groups: NDArray[np.intp]) -> Callable[[Sets], Values]:
-    """Return what counts the groups that the members of each set lie in."""
+    """Return the function that counts the groups to which the members of each set belong."""
 
     def count(sets: Sets) -> Values:
         ordered = np.sort(groups[sets], axis=1)
@@ -74,7 +74,9 @@ def different(groups: NDArray[np.intp]) -> Callable[[Sets], Values]:
 
 
 def what_remains(sets: Sets, values: Values, delta: float) -> Callable[[Sets], Values]:
-    """Return what rates each set by the best of `sets` that it leaves whole, in steps of δ; 0 costs for the best."""
+    """Return the function that costs 0 for a set if the best of `sets` among the devices that it leaves is as good as
+    any other set leaves, up to δ, and 1 if not.
+    """
     every = masks(sets)
     order = np.argsort(-values, kind="stable")
 
@@ -106,7 +108,7 @@ _BLAMED_PARTNERS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Signs:
-    """Each device's trials: how many there are, how many carry which flag, and which device is to blame."""
+    """Each device's number of trials and of trials with each flag, and the device to blame for failed pairs."""
 
     trials: Counter[int]
     flagged: Counter[tuple[FlagKind, int]]
@@ -120,10 +122,10 @@ class _Signs:
 def left_out(
     run: Run, exclude: Collection[int] = (), *, allow_busy: bool = False, allow_throttled: bool = False
 ) -> tuple[LeftOut, ...]:
-    """Return the devices that are not to be chosen, by position, each with its reason.
+    """Return the devices that are not to be chosen, by position, each with its reasons.
 
-    Faulty ones always; busy and throttled ones unless `allow_busy`, throttled ones unless `allow_throttled`. Throttling
-    of all devices alike picks none out.
+    Faulty ones are always left out; busy and throttled ones unless `allow_busy`, throttled ones unless
+    `allow_throttled`. If all devices are throttled, throttling leaves none out.
     """
     rest = [position for position in range(len(run.devices)) if position not in exclude]
     signs = _signs(run)
@@ -138,7 +140,7 @@ def left_out(
 
 
 def marks(run: Run, order: Sequence[int]) -> tuple[list[bool], list[bool]]:
-    """Return for each of these positions whether others use it, and whether anything was said against it, even once."""
+    """Return for each of these positions whether others use it, and whether any sign of a fault was seen on it."""
     signs = _signs(run)
     opened = [only_opened(_state(run.health_before, position)) for position in order]
     busy = [bool(_busy(run, position, signs)) or others for position, others in zip(order, opened, strict=True)]
@@ -165,7 +167,7 @@ def _busy(run: Run, position: int, signs: _Signs) -> list[Why]:
 
 
 def _others(before: Health, after: Health, share: float) -> list[Why]:
-    """Return that others are at work on a device, or were in this share of its trials."""
+    """Return whether other processes use a device, or used it in this share of its trials."""
     if only_opened(before):
         return []  # a tie-break prefers a device that no process has opened
     if count := max(before.processes or 0, after.processes or 0):
@@ -174,7 +176,7 @@ def _others(before: Health, after: Health, share: float) -> list[Why]:
 
 
 def _throttled(run: Run, position: int, signs: _Signs) -> list[Why]:
-    """Return what holds a device's clocks back, at the run's ends or in a tenth of its trials; empty if nothing."""
+    """Return why a device was throttled, before or after the run or in a tenth of its trials; empty if it was not."""
     states = (_state(run.health_before, position), _state(run.health_after, position))
     reasons = {reason for state in states for reason in state.throttle if holds_back(reason)}
     if reasons:
@@ -201,7 +203,7 @@ def _faults(run: Run, position: int, signs: _Signs) -> list[Why]:
 
 
 def _blamed(run: Run) -> int | None:
-    """Return the one device that all failed pairs share, where that is certain."""
+    """Return the one device that all failed pairs share, None without two failed pairs and one such device."""
     bad = (m.point.work.place(m.point.members) for m in run.measurements if m.wrong or (m.failure and not m.untried))
     pairs = {frozenset(members) for members in bad if len(members) == 2}
     partners = Counter(member for pair in pairs for member in pair)
@@ -240,7 +242,7 @@ def _signs(run: Run) -> _Signs:
     return _Signs(trials, flagged, _blamed(run))
 
 
-# The problem itself: the fit devices in the order of their PCI bus ids, how they are wired, what else differs.
+# The problem: the fit devices in the order of their PCI bus ids, how they are wired, and what else distinguishes them.
 
 Rates = NDArray[np.float64]
 
@@ -262,12 +264,12 @@ _MOST_NOISE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class SelectionProblem:
-    """One question of which k. Endpoints are in the order of PCI bus ids; `order` has the run's position of each place.
+    """Which k of these devices are best? They are numbered by PCI bus id; `order` has the run's position of each.
 
-    `order_of` names what places are in order of: devices without PCI bus ids, CPU cores say, are in that of indices.
-    `delta` is the ratio up to which two sets are equal. `grounds` say whether pairs differ, `worst` is the
-    slowest measured pair in GB/s. `tied`: no set can be better than another. `undecided`: no pair is certainly better,
-    nor are all known to be equal. `failed` are the sets, by place, on which something failed.
+    `order_of` is BUS_ID, or INDEX for devices without PCI bus ids, such as CPU cores. `delta` is the ratio up to which
+    two sets are equal. `grounds` show whether pairs differ, `worst` is the slowest measured pair in GB/s. `tied`: no
+    set can be better than another. `undecided`: no pair is significantly better, but not all are known to be equal.
+    `failed` are the sets, in these numbers, on which something failed.
     """
 
     order: tuple[int, ...]
@@ -299,7 +301,7 @@ def evidence(run: Run, among: Collection[int] | None = None) -> Ranking | None:
 
 
 def in_bus_order(devices: Sequence[Device], among: Collection[int]) -> tuple[int, ...]:
-    """Return positions in the order of PCI bus ids: what a device is decides, never the place that it was listed at."""
+    """Return positions in the order of PCI bus ids, so that the order in which devices were listed decides nothing."""
 
     def identity(position: int) -> tuple[str, str, str, int]:
         one = devices[position]
@@ -349,7 +351,7 @@ def from_run(run: Run, fit: Collection[int], ranking: Ranking) -> SelectionProbl
 
 
 def _rates(run: Run, ranking: Ranking, index: Mapping[int, int]) -> Rates:
-    """Return what each pair of a run carries by what decides, GB/s; 0 if it, or one way of a copy, has no sample."""
+    """Return each pair's rate at the ranking's size, GB/s; 0 if the pair, or one direction of a copy, has no sample."""
     rates = np.zeros((len(index), len(index)))
     one_way = ranking.operation.is_copy
     measured = {
@@ -425,7 +427,7 @@ def _only(run: Run, among: Collection[int] | None) -> Run:
 
 
 def _faster_ways(run: Run, ranking: Ranking) -> dict[tuple[int, int], float]:
-    """Return links that are faster than the way back, by how much: a ranking has the slower direction of each pair."""
+    """Return links that are faster than the opposite ones, with the ratio: a ranking has a pair's slower direction."""
     for operation in (ranking.operation,) if ranking.operation.is_copy else _COPIES:
         sizes = _sizes(run, operation, None)
         links = rank_links(run, Work(operation), max(sizes)) if sizes else None
@@ -442,7 +444,7 @@ def _paths(paths: Sequence[Path], index: dict[int, int]) -> dict[tuple[int, int]
 
 
 def _levels(run: Run, order: tuple[int, ...], ranking: Ranking) -> tuple[Level, ...]:
-    """Return docs/method.md 11.4's tie-breaks but the remainder and the PCI bus id, which need no run."""
+    """Return the tie-breaks of docs/method.md 11.4, except the remainder and the PCI bus id, which need no run."""
     busy, suspect = marks(run, order)
     return (
         Level(TieBreak.IN_USE, members_with(np.array(busy))),
@@ -453,7 +455,7 @@ def _levels(run: Run, order: tuple[int, ...], ranking: Ranking) -> tuple[Level, 
 
 
 def _latencies(run: Run, order: tuple[int, ...], ranking: Ranking) -> Callable[[Sets], Rates]:
-    """Return what finds each set's worst tier by the smallest message; no set is worse where not all pairs have one."""
+    """Return the function that finds each set's worst tier of latency; all are 1 unless every pair has a small size."""
     tiers = np.ones((len(order), len(order)))
     sizes = _sizes(run, ranking.operation, order)
     size = min(sizes)

@@ -36,10 +36,10 @@ _AROUND = 0.05
 class Figure:
     """One figure: what it is of, GB/s (busbw; of copies the bytes of all messages over the time), and where it is from.
 
-    `gpus` and `links` are patterns: of the product name, and of the label of every pair among the members ("" for one
-    device). `ranks` are members; `sizes` the smallest and the largest message in bytes that it speaks for. It has
-    either `measured`, values of healthy machines, or `at_least`, what an acceptance test asks for. `nvls` is "on" or
-    "off" where NCCL's use of NVLink SHARP matters.
+    `gpus` and `links` are regular expressions for the product name and for the label of every pair among the members
+    ("" for one device). `ranks` is the number of members, `sizes` the smallest and the largest message in bytes that
+    the figure holds for. It has either `measured`, values of healthy machines, or `at_least`, what an acceptance test
+    asks for. `nvls` is "on" or "off" if NCCL's use of NVLink SHARP matters.
     """
 
     gpus: str
@@ -106,8 +106,8 @@ def load() -> tuple[Figure, ...]:
 
 # The answers of the figures.
 
-_ALPHA = 0.01  # all answers of a run together
-# Nothing failed there: it was not tried, or its figures are wrong.
+_ALPHA = 0.01  # the chance that any answer of a run is wrong
+# Where nothing failed: it was not tried, or its rates are wrong.
 _NO_FAILURES = (TroubleKind.UNTRIED, TroubleKind.IMPOSSIBLE)
 _Matched = tuple[Figure, list[Key]]
 
@@ -125,7 +125,7 @@ class ReferenceVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One place of a run at one size: members, busbw in GB/s, and how it stands to the figure."""
+    """One set of devices at one size: busbw in GB/s, and how it compares with the figure."""
 
     members: tuple[int, ...]
     gbs: float
@@ -136,10 +136,9 @@ class Measured:
 class Answer:
     """How one figure judges a run: `sets` are all links, pairs or sets that it applies to, the slowest first.
 
-    `mismatch` is the run's NVLS where the figure's differs, else None: then nothing is significantly below the figure.
-    `failed` are sets of its kind where something failed or moved wrong data. `impossible` is why nothing but "below" is
-    said: the run beats a limit in the same operation at this size, whatever the pattern and the place, or in a place of
-    this kind.
+    `mismatch` is the run's NVLS if the figure's differs, else None; with a mismatch nothing is called below the figure.
+    `failed` are sets of its kind where something failed or moved wrong data. `impossible` is a rate above a limit, in
+    the same operation at this size or on a set of this kind; then nothing is judged but "below".
     """
 
     figure: Figure
@@ -151,7 +150,7 @@ class Answer:
 
     @property
     def standing(self) -> ReferenceVerdict:
-        """The worst that is certain of any place, never normal over one that failed; undecided for some unclear."""
+        """The worst significant verdict on any set; never normal if one failed, undecided if one is unclear."""
         standings = {one.standing for one in self.sets}
         if ReferenceVerdict.BELOW in standings:
             return ReferenceVerdict.UNDECIDED if self.mismatch else ReferenceVerdict.BELOW
@@ -177,7 +176,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How all figures judge a run, and what they do not cover. `known`: some are of this kind of machine."""
+    """How all figures judge a run, and what they do not cover. `known`: some figures are of this kind of machine."""
 
     run: Run
     nvls: Nvls
@@ -224,7 +223,7 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """What a run shows: its points and their estimates, what failed where, what is impossible; each answer's alpha."""
+    """What a run shows: its data points with estimates, failures, impossible rates; `alpha` is for each answer."""
 
     points: dict[Key, Named]
     errors: dict[Key, Estimate]
@@ -250,9 +249,9 @@ def _answer(figure: Figure, keys: Sequence[Key], run: _Evidence, state: Nvls) ->
 
 
 def _beaten(figure: Figure, size_bytes: int, run: _Evidence) -> Impossible | None:
-    """Return what makes the run's rates untrustworthy here, None if nothing does: they are too high, or the limit.
+    """Return a rate above a limit that makes the run's rates for this figure untrustworthy, None if there is none.
 
-    Times that are wrong in one pattern of an operation may be so in the others, where no limit shows it.
+    Times that are wrong in one pattern of an operation may be wrong in the others, where no limit shows it.
     """
     of_work = (
         one for one in run.beaten if (one.point.operation, one.point.size_bytes) == (figure.operation, size_bytes)
@@ -271,7 +270,7 @@ def _links_are(figure: Figure, members: tuple[int, ...], labels: dict[frozenset[
 
 
 def _conforming(matched: list[_Matched], state: Nvls) -> list[_Matched]:
-    """Leave out figures of another NVLS where the same work has one of the run's own."""
+    """Leave out figures with another NVLS than the run's, if the same work has one with the run's."""
     fitting = {(figure.operation, figure.ranks) for figure, _ in matched if not _mismatch(figure, state)}
     return [
         (figure, keys)
@@ -294,7 +293,7 @@ def _keys(figure: Figure, points: dict[Key, Named], labels: dict[frozenset[int],
     largest = max((key.size_bytes for key in ours), default=None)
     best: dict[tuple[int, ...], Key] = {}
     for key in (key for key in ours if key.size_bytes == largest):
-        # Memory on another NUMA node is slower by its nature: the nearest shows what the slot carries.
+        # Memory on another NUMA node is slower by design: the nearest node shows the rate of the slot.
         other = best.get(key.members)
         if other is None or points[key].gbs > points[other].gbs:
             best[key.members] = key
@@ -308,17 +307,14 @@ def _standing(figure: Figure, gbs: float, estimate: Estimate, alpha: float) -> R
         return ReferenceVerdict.NORMAL
     if len(estimate.trials) < FEWEST_TRIALS:
         return ReferenceVerdict.UNDECIDED
-    far = math.exp(reach([Part(estimate.wary**2, estimate.freedom, estimate.label)], alpha))
+    far = math.exp(reach([Part(estimate.cautious_error**2, estimate.freedom, estimate.label)], alpha))
     if gbs * far < low:
         return ReferenceVerdict.BELOW
     return ReferenceVerdict.ABOVE if high is not None and gbs / far > high else ReferenceVerdict.UNDECIDED
 
 
 def _mismatch(figure: Figure, state: Nvls) -> Nvls | None:
-    """Return the run's NVLS where it differs from the figure's, else None.
-
-    Where it is possible, NCCL was free to use it, as there.
-    """
+    """Return the run's NVLS if it differs from the figure's, else None. POSSIBLE agrees with "on"."""
     if figure.nvls in (None, state.value) or (figure.nvls, state) == (Nvls.ON.value, Nvls.POSSIBLE):
         return None
     return state

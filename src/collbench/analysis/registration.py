@@ -1,4 +1,4 @@
-"""What registered memory is worth: the same collective on ordinary memory, registered buffers and symmetric windows."""
+"""Registered memory: the same collective on ordinary memory, registered buffers and symmetric windows."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def kinds_of(run: Run) -> tuple[Registration, ...]:
 
 
 def ordinary(run: Run) -> Run:
-    """Return the run with its collectives on ordinary memory alone: what machines and GPUs are judged and chosen by.
+    """Return the run with only its collectives on ordinary memory, by which machines are judged and GPUs chosen.
 
-    Where it has none of these, those on the memory that it has stand for them.
+    If it has none of these, it returns those on the first other kind of memory.
     """
     kinds = kinds_of(run)
     return run if kinds in ((), (Registration.NONE,)) else on_memory(run, kinds[0])
 
 
 def on_memory(run: Run, kind: Registration) -> Run:
-    """Return the run with its collectives on one kind of memory alone, as if that were ordinary."""
+    """Return the run with only its collectives on one kind of memory, as if that were ordinary."""
     kept = (
         replace(one, point=replace(one.point, registration=Registration.NONE))
         for one in run.measurements
@@ -53,7 +53,7 @@ class Slower:
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """Which memory a collective is fastest on at one size: one kind, or several that tie. `others` has all the rest."""
+    """On which memory a collective is fastest at one size, one kind or several that tie. `others`: all but the best."""
 
     size_bytes: int
     fastest: tuple[Registration, ...]
@@ -61,7 +61,7 @@ class Winner:
 
     @property
     def gain(self) -> Slower | None:
-        """What there is to gain: over ordinary memory, or where that is fastest over the next; None if all tie."""
+        """The gain over ordinary memory, or over the next kind if ordinary memory is fastest; None if all tie."""
         behind = sorted((one for one in self.others if one.behind), key=lambda one: one.ratio)
         return next((one for one in behind if one.kind is Registration.NONE), behind[0] if behind else None)
 
@@ -69,19 +69,19 @@ class Winner:
 def winner(size_bytes: int, trials: Mapping[Registration, Sequence[float]]) -> Winner:
     """Return which memory is fastest, from each one's seconds by trial, in the order of the passes.
 
-    Trials of the same pass are compared with each other: what disturbs one pass disturbs all that it times.
+    Trials of the same pass are compared with each other, because a disturbance affects a whole pass.
     """
     best = min(trials, key=lambda kind: median(trials[kind]))
-    others = tuple(_slower(size_bytes, kind, trials[kind], trials[best]) for kind in trials if kind is not best)
-    behind = {one.kind for one in others if one.behind}
-    return Winner(size_bytes, tuple(kind for kind in trials if kind not in behind), others)
-
-
-def _slower(size_bytes: int, kind: Registration, ours: Sequence[float], best: Sequence[float]) -> Slower:
-    ratios = [one / other for one, other in zip(ours, best, strict=False)]  # later trials of one have no partner
-    ratio, interval = median(ratios), median_interval(ratios)
-    behind = interval is not None and interval[0] > 1 and ratio > 1 + tolerance(size_bytes)
-    return Slower(kind, ratio, interval, behind)
+    others = []
+    for kind in trials:
+        if kind is not best:
+            # Later trials of one have no partner.
+            ratios = [own / least for own, least in zip(trials[kind], trials[best], strict=False)]
+            ratio, interval = median(ratios), median_interval(ratios)
+            behind = interval is not None and interval[0] > 1 and ratio > 1 + tolerance(size_bytes)
+            others.append(Slower(kind, ratio, interval, behind))
+    slower = {one.kind for one in others if one.behind}
+    return Winner(size_bytes, tuple(kind for kind in trials if kind not in slower), tuple(others))
 
 
 def winners(run: Run, operation: Operation, members: tuple[int, ...], variant: Variant) -> tuple[Winner, ...]:

@@ -1,4 +1,4 @@
-"""What a replayed step says: its communication, how much of it is exposed, with intervals, arm against arm. Pure."""
+"""Summaries of a replayed step: its communication and how much of it is exposed, arm against arm. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rings a mesh of NVLinks carries concurrently: arc-disjoint Hamiltonian cycles (docs/method.md 11.3)."""
+"""Rings through sets of devices: how many a mesh of NVLinks has room for, and the fastest one (docs/method.md 11.3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import combinations, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-# How many rings a mesh of NVLinks carries at once: arc-disjoint directed Hamiltonian cycles (docs/method.md 11.3).
+# How many rings a mesh of NVLinks has room for: arc-disjoint directed Hamiltonian cycles (docs/method.md 11.3).
 #
 # A capacity matrix holds for [src, dst] the NVLinks (whole numbers) or the GB/s of one direction, 0 if there is
 # none.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Capacities = NDArray[np.float64]
 _Arcs = NDArray[np.intp]
 
-# 7! = 5,040 rings of eight are listed in no time; 8! = 40,320 of nine make every linear program slow.
+# The 7! = 5,040 rings of eight are listed quickly; the 8! = 40,320 of nine make every linear program slow.
 MOST_LISTED = 8
 # 2^15 cuts of 16 members; beyond, only the cuts around single members are looked at.
 _MOST_CUT = 16
@@ -24,7 +24,7 @@ _MOST_CUT = 16
 # the 200 no ring was missed in 40 meshes of seven and eight made to be hard, which a whole-number program (up to a
 # second each) solved for comparison; nine of them could not reach the linear program's bound.
 _FEW_TRIES, _MANY_TRIES = 8, 200
-# Steps of the search for one ring among more than eight members; what is missed costs a ring of the lower bound.
+# Steps of the search for one ring among more than eight members; a missed ring lowers the lower bound.
 _STEPS = 2000
 _ROUNDING = 1e-6
 
@@ -79,7 +79,7 @@ def most_rings(links: Capacities) -> int:
 
 
 def fractional_rings(capacities: Capacities) -> float:
-    """Return the most that rings carry in all when each may take any share of its hops, in the capacities' unit.
+    """Return the highest total rate of rings that may each use any share of their hops, in the capacities' unit.
 
     Exact for up to eight members; beyond, the cut bound, which is never less.
     """
@@ -90,11 +90,11 @@ def fractional_rings(capacities: Capacities) -> float:
 
 
 def _greedy(arcs: _Arcs, links: Capacities, bound: int, tries: int) -> int:
-    """Return the most rings, up to `bound`, that taking the least contended one again and again finds in some tries.
+    """Return the most rings, up to `bound`, found in some tries that each take the least contended ring repeatedly.
 
-    An arc is contended by the rings that could use it, over its links. The first two tries take the least strictly, the
-    others at random among the lesser (seeded, so that an answer stays). Every second one takes each ring's reverse too:
-    NVLinks run both ways, so undirected rings are often the answer.
+    An arc's contention is the number of rings that could use it, over its links. The first two tries take the least
+    contended ring, the others a random one of low contention (seeded, so that answers are reproducible). Every second
+    try also takes each ring's reverse: NVLinks run both ways, so undirected rings are often the answer.
     """
     random = np.random.default_rng(0)
     best = 0
@@ -112,7 +112,7 @@ def _greedy(arcs: _Arcs, links: Capacities, bound: int, tries: int) -> int:
 
 
 def _taken(ring: _Arcs, left: Capacities, *, twice: bool) -> int:
-    """Take a ring from what is left, with its reverse where that fits and is asked for; return how many that were."""
+    """Take a ring from what is left, with `twice` also its reverse if that fits; return how many were taken."""
     left[ring] -= 1
     back = ring % len(ring) * len(ring) + ring // len(ring)
     if not twice or left[back].min() < 1:
@@ -146,7 +146,7 @@ def _count_one_by_one(links: Capacities, bound: int) -> int:
 def _one_ring(left: list[list[int]]) -> list[int]:
     """Return a ring over links that are left, as its members in order; empty if the search gave up.
 
-    Goes first where most links are left, and among those to the member with the fewest ways on (Warnsdorff's rule).
+    It goes first to where most links are left, among these to the member with the fewest ways on (Warnsdorff's rule).
     """
     k = len(left)
     path, steps = [0], 0
@@ -171,7 +171,7 @@ def _next_choices(left: list[list[int]], path: list[int]) -> list[int]:
     return sorted(onward, key=lambda there: (left[here][there], -onward[there], there))
 
 
-# The best ring through a set of GPUs, by its slowest hop: what NCCL runs where no packing of NVLinks is possible.
+# The best ring through a set of GPUs, by its slowest hop: what NCCL runs if no packing of NVLinks is possible.
 
 Rates = NDArray[np.float64]
 Sets = NDArray[np.intp]
@@ -229,9 +229,9 @@ def best_ring(rates: Rates) -> float:
 
 
 def ring_bound(rates: Rates) -> float:
-    """Return what the slowest hop of a ring cannot exceed: each device is entered and left, and all are connected.
+    """Return an upper bound of a ring's slowest hop: a ring enters and leaves each device and connects all.
 
-    Where rates are those of a tree of switches the bound is reached.
+    A tree of switches reaches the bound.
     """
     n = len(rates)
     bound = min(rates.max(axis=1).min(), rates.max(axis=0).min())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench.analysis.bands import Packed, lowest_pair, most, over_pcie, packing, predict
+from collbench.analysis.bands import Packed, highest_total, lowest_pair, over_pcie, packing, predict
 from collbench.analysis.choice import Candidate, Members
 from collbench.analysis.rings import MOST_MEMBERS, Sets, all_sets, cut_bound, masks, ring_bound, ring_table
 from collbench.analysis.wiring import CROWDED, Wiring
@@ -37,7 +37,7 @@ def grown(wired: Wiring, k: int) -> set[Members]:
 
 
 def _starts(rates: Values, k: int) -> list[int]:
-    """Return the devices whose k−1 best neighbours are best: no set around another one can beat them."""
+    """Return the devices whose (k−1)th best neighbour is fastest: no set around another device can beat theirs."""
     reach = np.partition(rates, len(rates) - k + 1, axis=1)[:, len(rates) - k + 1]
     return [int(index) for index in np.argsort(-reach, kind="stable")[:_STARTS]]
 
@@ -70,7 +70,7 @@ def _improved(rates: Values, members: list[int]) -> list[int]:
 
 
 def _swap(rates: Values, members: list[int], index: int) -> list[int]:
-    """Return the members with the one at a place replaced by the best for the others, which may be itself."""
+    """Return the members with the one at an index replaced by the best for the others, which may be itself."""
     others = members[:index] + members[index + 1 :]
     lowest, total = rates[:, others].min(axis=1), rates[:, others].sum(axis=1)
     lowest[others] = -1.0
@@ -78,13 +78,13 @@ def _swap(rates: Values, members: list[int], index: int) -> list[int]:
 
 
 def _best(lowest: Values, total: Values) -> int:
-    """Return the place with the highest lowest rate, of those the one with the highest total."""
+    """Return the index with the highest lowest rate, of equal ones that with the highest total."""
     top = np.flatnonzero(lowest == lowest.max())
     return int(top[np.argmax(total[top])])
 
 
 def _weakest(rates: Values, members: list[int]) -> list[int]:
-    """Return the places of the members with the slowest pairs inside, of those with one as slow the lowest sums."""
+    """Return the indices of the members with the slowest pairs inside; of equally slow ones those of lowest sums."""
     inside = rates[np.ix_(members, members)]
     slowest = np.where(np.eye(len(members), dtype=bool), np.inf, inside).min(axis=1)
     return [int(index) for index in np.lexsort((inside.sum(axis=1), slowest))[:_WEAKEST]]
@@ -98,10 +98,10 @@ _MOST_JUDGED = 6
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The sets looked at, shape (sets, k), each with its band's ends in GB/s and the hops between PCIe switches.
+    """The sets that were examined, shape (sets, k), each with its band's ends in GB/s and the hops through the host.
 
-    `quick` is a cheap value of each set, GB/s: an upper bound on meshes, `lo` elsewhere. Sets whose bound says that
-    they cannot be among the best have that bound for `hi` and 0 for `lo`.
+    `quick` is a cheap value of each set, GB/s: an upper bound for meshes, else `lo`. A mesh whose bound is too low for
+    it to be among the best keeps that bound as `hi`.
     """
 
     sets: Sets
@@ -122,12 +122,12 @@ def search(wired: Wiring, k: int, delta: float) -> Candidates:
     """Return the sets of k devices with their bands; `delta` is the ratio up to which two are equal."""
     if len(wired) <= MOST_MEMBERS:
         sets = all_sets(len(wired), k)
-        candidates = _every(wired, sets, delta)
+        candidates = _judge_all(wired, sets, delta)
         if wired.filled is None:
             return candidates
-        most = _every(wired.filled, sets, delta)
-        return replace(candidates, lo=np.minimum(candidates.lo, most.hi), hi=most.hi, hops=most.hops)
-    return _some(wired, sorted(grown(wired, k)))
+        filled = _judge_all(wired.filled, sets, delta)
+        return replace(candidates, lo=np.minimum(candidates.lo, filled.hi), hi=filled.hi, hops=filled.hops)
+    return _judge_some(wired, sorted(grown(wired, k)))
 
 
 def best(candidates: Candidates, delta: float) -> NDArray[np.intp]:
@@ -138,8 +138,8 @@ def best(candidates: Candidates, delta: float) -> NDArray[np.intp]:
     return np.asarray(indices[candidates.hops[indices] == candidates.hops[indices].min()])
 
 
-def _some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
-    """Judge the sets that a quick bound thinks most of, and the first one, the default."""
+def _judge_some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
+    """Judge the sets with the highest quick bounds, and the first one, which is the default."""
     first, *others = grown_sets
     quick = sorted(others, key=lambda members: -ring_bound(wired.rates[np.ix_(members, members)]))
     sets = [first, *quick[:_MOST_JUDGED]]
@@ -148,7 +148,7 @@ def _some(wired: Wiring, grown_sets: Sequence[Members]) -> Candidates:
     return Candidates(np.array(sets, dtype=np.intp), lo, hi, hops, lo, heuristic=True)
 
 
-def _every(wired: Wiring, sets: Sets, delta: float) -> Candidates:
+def _judge_all(wired: Wiring, sets: Sets, delta: float) -> Candidates:
     """Judge all sets: switches and PCIe rings in one go, meshes one by one while their bound may still win."""
     sound = lowest_pair(np.where(wired.broken | wired.broken.T, 0.0, 1.0), sets) >= 1
     if sets.shape[1] == 2:
@@ -166,14 +166,15 @@ def _every(wired: Wiring, sets: Sets, delta: float) -> Candidates:
     if (wired.nvlink > 0).any():
         closed = ring_table(wired.nvlink, sets.shape[1])[masks(sets)] > 0
     meshed = np.flatnonzero(~switched & sound & closed)
+    candidates = Candidates(sets, lo, hi, hops, quick, heuristic=False)
     if len(meshed):
         hops[meshed] = 0
         # The least that enters or leaves a member within its set, and what the narrowest port sends: upper bounds.
         inside = wired.nvlink[sets[meshed][:, :, None], sets[meshed][:, None, :]]
         narrowest = np.minimum(inside.sum(axis=1).min(axis=1), inside.sum(axis=2).min(axis=1))
         quick[meshed] = hi[meshed] = np.minimum(narrowest, wired.port[sets[meshed]].min(axis=1))
-        _pack(wired, Candidates(sets, lo, hi, hops, quick, heuristic=False), meshed, delta)
-    return Candidates(sets, lo, hi, hops, quick, heuristic=False)
+        _pack(wired, candidates, meshed, delta)
+    return candidates
 
 
 def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta: float) -> None:
@@ -199,14 +200,14 @@ def _pack(wired: Wiring, candidates: Candidates, meshed: NDArray[np.intp], delta
     for index, key in keys.items():
         if candidates.lo[index] >= enough:
             if key not in fractional:
-                fractional[key] = most(_ordered(wired, candidates.sets[index])[0], packed[key].gbs)
+                fractional[key] = highest_total(_ordered(wired, candidates.sets[index])[0], packed[key].gbs)
             candidates.hi[index] = min(fractional[key], float(wired.port[candidates.sets[index]].min()))
 
 
 def _ordered(wired: Wiring, members: NDArray[np.intp]) -> tuple[Values, Values]:
-    """Return a mesh's rates and links with the members sorted by what surrounds them, so that alike meshes look alike.
+    """Return a mesh's rates and links with its members sorted by their links, so that equal meshes look equal.
 
-    Equal matrices are equal meshes; alike meshes with different matrices only cost time.
+    Equal matrices mean equal meshes. Equal meshes with different matrices only cost time.
     """
     nvlink = wired.nvlink[np.ix_(members, members)]
     rows = np.sort(nvlink, axis=1)
@@ -225,11 +226,11 @@ _COARSE = 4
 
 
 def finalists(wired: Wiring, candidates: Candidates, chosen: int, delta: float) -> tuple[Candidate, ...]:
-    """Return the set at the place `chosen` and up to three others, best first, and the first k wherever they stand.
+    """Return the set at the index `chosen` and up to three others, best first, and the default set in any case.
 
-    All could be as good as the chosen one: their `hi` reaches its `lo`. Of a PCIe ring no interference check is sure
-    enough to rule out what the 0.6 does not. Those predicted alike are alike in what the prediction knows, so one of
-    each kind goes first, then those that share the fewest devices with the others.
+    All could be as good as the chosen one: their `hi` reaches its `lo`. In a PCIe ring, hops may keep as little as
+    `CROWDED` of their rate, whatever interference checks found. Sets of equal predictions look alike to the
+    prediction, so one of each kind comes first, then the sets that share the fewest devices with the others.
     """
     least = candidates.lo[chosen]
     if candidates.hops[chosen]:
@@ -259,7 +260,8 @@ def with_default(wired: Wiring, sets: Sequence[Members]) -> tuple[Candidate, ...
 def _kinds(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.float64]:
     """Return the figures that separate sets, smaller is better, shape (sets, figures); rates in steps of δ.
 
-    Band, hops, and how many share a host bridge at most, for what they share there no pair shows; then what is inside.
+    The figures: the band, the hops, the most members on one host bridge (what they share there, no pair shows), and the
+    bandwidth inside.
     """
     hosts = wired.host[candidates.sets]
     crowd = (hosts[:, :, None] == hosts[:, None, :]).sum(axis=2).max(axis=1)
@@ -269,7 +271,7 @@ def _kinds(wired: Wiring, candidates: Candidates, delta: float) -> NDArray[np.fl
 
 
 def _inside(wired: Wiring, candidates: Candidates) -> NDArray[np.float64]:
-    """Return all bandwidth within each set, GB/s: of sets alike in all else, one without weak devices has more."""
+    """Return the sum of all rates within each set, GB/s: it tells otherwise equal sets with weak devices apart."""
     return np.asarray(wired.rates[candidates.sets[:, :, None], candidates.sets[:, None, :]].sum(axis=(1, 2)))
 
 

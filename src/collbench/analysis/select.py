@@ -1,4 +1,4 @@
-"""Which k devices to use: predicted, tie-broken, settled by measuring the finalists (docs/method.md 11)."""
+"""Choose k devices: by prediction, then tie-breaks, then measurements of the finalists (docs/method.md 11)."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ __all__ = [
 def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool = False) -> Choice:
     """Return the best k devices of the run without those excluded, faulty or, unless `allow_busy`, busy or throttled.
 
-    A set with a place where something failed is taken only where there is no other: `failed` has them. Raises
-    UsageError for a k that cannot be, a run without pairs, or too few devices that are left.
+    A set within which something failed is taken only if there is no other; the choice's `failed` says where. Raises
+    UsageError for an impossible k, a run without pairs, or if too few devices are left.
     """
     run = ordinary(run)
     out = left_out(run, exclude, allow_busy=allow_busy)
@@ -171,7 +171,7 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
 
 
 def choose_each(run: Run) -> Iterator[Choice]:
-    """Yield the choices of 2, 4, 8, … devices, as far as those that are left share pairs."""
+    """Yield the choices of 2, 4, 8, … devices, as long as there are enough with measured pairs."""
     k, left = 2, len(run.devices) - len(left_out(run))
     with suppress(UsageError):
         while k <= left:
@@ -182,7 +182,7 @@ def choose_each(run: Run) -> Iterator[Choice]:
 def choose_by_labels(
     devices: Sequence[Device], paths: Sequence[Path], k: int, *, exclude: Collection[int] = ()
 ) -> Choice:
-    """Return the k devices that labels alone promise most of. Raises UsageError for a k that cannot be."""
+    """Return the k devices that are best by labels alone. Raises UsageError for an impossible k."""
     out = tuple(LeftOut(position, (Why(Unfit.EXCLUDED),)) for position in sorted(exclude))
     fit = _fit(devices, k, out)
     return replace(_decided(from_labels(devices, paths, fit), k), left_out=out, estimated=True)
@@ -191,7 +191,7 @@ def choose_by_labels(
 def choose_by_rates(devices: Sequence[Device], rates: Rates, k: int, paths: Sequence[Path] = ()) -> Choice:
     """Return the best k devices by a matrix of rates, GB/s, row source and column destination; 0 is not measured.
 
-    For machines too large for a run of all pairs. Raises UsageError for a k that cannot be.
+    For machines too large for a run of all pairs. Raises UsageError for an impossible k.
     """
     _fit(devices, k, ())
     return _decided(from_rates(devices, rates, paths), k)
@@ -259,7 +259,7 @@ def _preferred(sets: Sets, failed: Sequence[Members]) -> NDArray[np.bool_]:
 
 
 def _tied_sets(problem: SelectionProblem, k: int) -> tuple[Sets, bool]:
-    """Return the sets that tie-breaks decide among; beyond 16 devices a few: the first k from each device on."""
+    """Return the sets for tie-breaks, and whether these are only some: above 16 devices, k in a row."""
     n = len(problem.order)
     if n <= MOST_MEMBERS or k == 1:
         return all_sets(n, k), False
@@ -267,7 +267,7 @@ def _tied_sets(problem: SelectionProblem, k: int) -> tuple[Sets, bool]:
 
 
 def _why(problem: SelectionProblem, shortlist: tuple[Candidate, ...]) -> Reason:
-    """Return what rate the chosen set should reach; no rate where nothing is significant."""
+    """Return the reason, with the rate that the chosen set should reach unless no difference is significant."""
     chosen, default = shortlist[0], next(some for some in shortlist if some.default)
     if problem.undecided:
         return Undecided(problem.grounds)

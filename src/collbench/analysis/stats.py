@@ -20,10 +20,10 @@ from collbench.model.units import algbw
 #
 # All bandwidths that collbench prints, ranks or compares are computed here, from seconds, by `summarize`.
 
-# Two trials say nothing of a third.
+# Two trials do not predict a third.
 FEWEST_TRIALS = 3
-# Each data point is measured until its interval is narrow, which picks those that are narrow by chance. Intervals of
-# 95 % would hold 91 % of such medians; those of 96.5 % hold 93 to 96.5 %, however noisy (benchmarks/coverage.py).
+# Each data point is measured until its interval is narrow, which selects intervals that are narrow by chance. Of 95 %
+# they would contain 91 % of such medians; of 96.5 % they contain 93 to 96.5 %, however noisy (benchmarks/coverage.py).
 _LEVEL = 0.965
 # That quantile of |median| over standard deviation, for three to five values of a normal distribution (drawn again by
 # benchmarks/coverage.py --factors). From six values on, order statistics reach the level.
@@ -68,11 +68,11 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     return middle * math.exp(max(low, -_WIDEST)), middle * math.exp(min(high, _WIDEST))
 
 
-_trials_interval = functools.lru_cache(1 << 13)(median_interval)  # of a data point's trials: a page asks several times
+_trials_interval = functools.lru_cache(1 << 13)(median_interval)  # a page needs each several times
 
 
 def difference_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the same of values of either sign, such as differences, which have no logs."""
+    """Return the median's 95 % interval for values of either sign, such as differences, which have no logs."""
     if len(values) < FEWEST_TRIALS:
         return None
     middle = median(values)
@@ -103,7 +103,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 @functools.cache
 def _order_statistics(n: int) -> tuple[int, float]:
-    """Return the highest rank, counted from either end, that covers enough, and how far to go to the next, a share."""
+    """Return the highest rank, from either end, that covers enough, and the share of the way to the next one."""
     outside, rank = 1, 1  # of 2^n outcomes, those with fewer than `rank` values below the median
     while 1 - 2 * (further := outside + math.comb(n, rank)) / 2**n >= _LEVEL:
         outside, rank = further, rank + 1
@@ -156,7 +156,7 @@ def trial_seconds(measurement: Measurement) -> list[float]:
     return [_batches_median(sample.seconds) for sample in measurement.samples]
 
 
-# A page asks for the same trials a dozen times: for each ranking, fit, figure and verdict.
+# A page needs the same trials a dozen times: for each ranking, fit, figure and verdict.
 _batches_median = functools.lru_cache(1 << 15)(median)
 
 

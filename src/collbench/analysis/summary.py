@@ -1,4 +1,4 @@
-"""What a run says as a whole: the order of its links and pairs (docs/method.md 8), and what host links keep (3.8)."""
+"""Summaries of a run: rankings of its links and pairs (docs/method.md 8), and the shares of host links (3.8)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from collbench.model.units import SMALL_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A place that a ranking lacks, and why."""
+    """A set of devices that a ranking lacks, and why."""
 
     work: Work
     size_bytes: int
@@ -34,9 +34,9 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class RankedWork:
-    """What one work says: `bandwidth` at a large size, `latency` at a small one, α–β fits over all sizes.
+    """One work's rankings: `bandwidth` at a large size, `latency` at a small one; and α–β fits over all sizes.
 
-    `incomplete` are larger (smaller) sizes passed over, as fewer sets of devices have them: (size in bytes, sets).
+    `incomplete` are larger or smaller sizes not ranked because fewer sets of devices have them: (size in bytes, sets).
     """
 
     work: Work
@@ -99,7 +99,10 @@ def _ranked(run: Run, ended: Outcome, work: Work, counts: Counter[int], requeste
     most = max(counts.values())
     full = [size for size, count in counts.items() if count == most]
     large, small = max(full), min(full)
-    sizes = [requested] if requested is not None else [large] + [small] * (small < large and small <= SMALL_BYTES)
+    if requested is not None:
+        sizes = [requested]
+    else:
+        sizes = [large, small] if small < large and small <= SMALL_BYTES else [large]
     rankings = [rank_links(run, work, size, ended) for size in sizes]
     passed = [size for size in counts if requested is None and (size > large or (size < small and len(sizes) == 2))]
     return RankedWork(
@@ -123,9 +126,9 @@ def _missing(run: Run, work: Work, size_bytes: int) -> Iterator[Missing]:
 
 @dataclass(frozen=True, slots=True)
 class HostShare:
-    """One device's rate in GB/s by host copies, one direction, beside what its variant names; `device` is a position.
+    """One device's rate in GB/s by host copies in one direction, concurrent with what the variant names.
 
-    `isolated_gbs` is the same copy's with nothing else running, None if that was not measured.
+    `device` is a position. `isolated_gbs` is the isolated rate of the same copy, None if that was not measured.
     """
 
     device: int
@@ -136,7 +139,7 @@ class HostShare:
 
     @property
     def share(self) -> float | None:
-        """What is left of the isolated rate."""
+        """The share of the isolated rate that is left, None if that is unknown."""
         return None if self.isolated_gbs is None else self.gbs / self.isolated_gbs
 
 
@@ -160,17 +163,17 @@ def host_shares(run: Run) -> tuple[HostShare, ...]:
             node = run.devices[device].numa_node
         isolated = DataPoint(point.operation, (device,), point.size_bytes, Variant.HOST, node)
         made.append(HostShare(device, point.work, point.size_bytes, gbs, rates.get(isolated)))
-    return tuple(sorted(made, key=_in_order))
-
-
-def _in_order(one: HostShare) -> tuple[int, int, int, int]:
-    node = -1 if one.work.numa_node is None else one.work.numa_node
     operations, variants = list(Operation), list(Variant)
-    return node, operations.index(one.work.operation), one.device, variants.index(one.work.variant)
+
+    def order(one: HostShare) -> tuple[int, int, int, int]:
+        node = -1 if one.work.numa_node is None else one.work.numa_node
+        return node, operations.index(one.work.operation), one.device, variants.index(one.work.variant)
+
+    return tuple(sorted(made, key=order))
 
 
 def share_of_all(shares: Sequence[HostShare], work: Work) -> float | None:
-    """Return what all devices together keep of the sum of their isolated rates; None if one of these is unknown."""
+    """Return all devices' share of the sum of their isolated rates; None if one of these is unknown."""
     ours = [one for one in shares if one.work == work]
     isolated = [one.isolated_gbs for one in ours if one.isolated_gbs is not None]
     if not ours or len(isolated) < len(ours):

@@ -1,4 +1,4 @@
-"""Tails and stragglers: how the times of single launches are spread, and which rank comes late (docs/method.md 8.6)."""
+"""Tails and stragglers: the spread of single launches' times, and which rank comes late (docs/method.md 8.6)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Times = NDArray[np.float64]
 PERCENTILES = (50, 95, 99)
 _OUTSIDE = 0.025  # of a 95 % interval, on either side
 _NANO = 1e-9
-# The launches among which the rank that came last is counted again: those that a job's slowest steps have.
+# The last rank is counted again among launches above this percentile, which make a job's slowest steps.
 _SLOWEST = 95
 _BINS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """One percentile in seconds, with its 95 % interval; None if the launches are too few to tell it."""
+    """One percentile in seconds, with its 95 % interval; None if there are too few launches."""
 
     percent: int
     seconds: float | None
@@ -33,7 +33,7 @@ class Percentile:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How times are spread: percentiles and maximum in seconds, and how many launches stand behind them."""
+    """How times are spread: percentiles and maximum in seconds, and the number of launches."""
 
     count: int
     percentiles: tuple[Percentile, ...]
@@ -48,7 +48,7 @@ class Spread:
 class Lateness:
     """How much later than the median of the others a rank came to the launches, or left them, in seconds.
 
-    `significant`: the whole 95 % interval of the median lies beyond what the clocks can tell (`resolved`).
+    `significant`: the whole 95 % interval of the median lies above the resolution of the clocks (`resolved`).
     """
 
     median: float
@@ -80,9 +80,9 @@ class RankTails:
 
 @dataclass(frozen=True, slots=True)
 class Tails:
-    """What a data point's single launches say.
+    """The statistics of a data point's single launches.
 
-    `waited` is from the first rank's arrival to the last one's leaving: what a job waits. `transfer` begins with the
+    `waited` is from the first rank's arrival to the last one's leaving, as a job waits. `transfer` begins with the
     last rank's arrival, None without a common clock; `waited` is then the longest `own` of a launch.
     """
 
@@ -98,7 +98,7 @@ class Tails:
     def late(self) -> tuple[RankTails, ...]:
         """The ranks that come significantly late, the latest first.
 
-        None of a collective with a root: its ranks leave at different times by design, and so come to the next.
+        None for a collective with a root: its ranks leave, and so arrive at the next, at different times by design.
         """
         if self.point.operation.rooted:
             return ()
@@ -107,12 +107,12 @@ class Tails:
 
 
 def tails(run: Run) -> list[Tails]:
-    """Return what each data point's single launches say, in the run's order; none if none were timed."""
+    """Return the statistics of each data point's single launches, in the run's order; none if none were timed."""
     return [tails_of(latency) for latency in run.latencies]
 
 
 def tails_of(latency: Latency) -> Tails:
-    """Return what one data point's single launches say. What the stamps add is taken off each time."""
+    """Return the statistics of one data point's single launches, without the time that the stamps take."""
     arrived = np.array([rank.arrived for rank in latency.ranks]) * _NANO  # (ranks, launches)
     left = np.array([rank.left for rank in latency.ranks]) * _NANO
     stamps = np.array([rank.stamp_ns for rank in latency.ranks]) * _NANO
@@ -143,7 +143,8 @@ def spread(values: Times) -> Spread:
             percentiles.append(Percentile(percent, None, None))
             continue
         low, high = (float(ordered[rank - 1]) for rank in between)
-        percentiles.append(Percentile(percent, float(ordered[_nearest(len(ordered), percent) - 1]), (low, high)))
+        nearest = max(1, math.ceil(len(ordered) * percent / 100))
+        percentiles.append(Percentile(percent, float(ordered[nearest - 1]), (low, high)))
     return Spread(len(ordered), tuple(percentiles), float(ordered[-1]))
 
 
@@ -185,10 +186,6 @@ def histogram(values: Sequence[float], bins: int = _BINS) -> tuple[tuple[float, 
     return tuple(edges.tolist()), tuple(counts.tolist())
 
 
-def _nearest(count: int, percent: int) -> int:
-    return max(1, math.ceil(count * percent / 100))
-
-
 def _rank(latency: Latency, index: int, arrived: Times, left: Times, own: Times, waited: Times) -> RankTails:
     member = latency.point.members[index]
     if not latency.common_clock:
@@ -226,6 +223,6 @@ def after_others(times: Times) -> Times:
 
 
 def lateness(late: Times, resolved: float) -> Lateness:
-    """Return what a rank's seconds after the others say, where clocks tell `resolved` seconds apart; shape (n,)."""
+    """Return the lateness from a rank's seconds after the others, shape (n,); clocks resolve `resolved` seconds."""
     by = spread(late)
     return Lateness(float(np.median(late)), by.percentiles[0].interval, by.at(99), resolved)

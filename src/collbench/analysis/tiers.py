@@ -25,18 +25,18 @@ from collbench.model.operations import Endpoints, Operation, Registration, Varia
 from collbench.model.run import Measurement, Run
 from collbench.model.units import TELLING_BYTES
 
-# What the trials of a link say, and when two links differ: medians, noise, margins (docs/method.md 8.2, 8.3).
+# Estimates from the trials of a link, and when two links differ: medians, noise, margins (docs/method.md 8.2, 8.3).
 #
 # Everything is in log bandwidth, so that differences are ratios.
 
 Members = tuple[int, ...]
 
-# Below 1 MiB three times as much: 6 % of the 5 µs of a small message is what its launch alone may vary by.
+# Below 1 MiB three times as much: the launch of a small message may vary by 6 % of its 5 µs.
 _SMALL_DELTA = 3 * DELTA
-_PUBLISHING_TRIALS = 5  # at least five publish a tier, so fewer have to be surer
+_PUBLISHING_TRIALS = 5  # with fewer trials a difference needs the higher level
 _LEVEL, _SCREENING_LEVEL = 0.95, 0.99
 _TIE_LEVEL = 0.90
-# σ̂ from differences of trials is as sure as a standard deviation of about half as many (benchmarks/ties.py).
+# σ̂ from differences of trials is as precise as a standard deviation of about half as many (benchmarks/ties.py).
 _FREEDOM_SHARE = 0.5
 # Of seven equally noisy trials σ̂ exceeds 2.5 times the pool's once in a thousand: such a link is noisier than its
 # kind.
@@ -49,7 +49,7 @@ TRIALS_WITH_AN_OUTLIER = 7
 class Estimate:
     """One link's log bandwidth: the median of its trials (ascending), its standard error with degrees of freedom.
 
-    `error` is by the noise of the link's label, `wary` by its own where that is much larger.
+    `error` is from the noise of all links of its label, `cautious_error` from its own noise if that is much larger.
     """
 
     members: Members
@@ -57,7 +57,7 @@ class Estimate:
     trials: tuple[float, ...]
     middle: float
     error: float
-    wary: float
+    cautious_error: float
     freedom: float
 
     @property
@@ -103,17 +103,23 @@ def estimates_of(logs: Mapping[Members, Sequence[float]], labels: Mapping[Member
     pools: dict[str, list[Members]] = defaultdict(list)
     for members in logs:
         pools[labels[members]].append(members)
-    made = {}
+    estimated = {}
     for label, pool in pools.items():
-        together = trial_noise(logs[members] for members in pool)
+        pooled = trial_noise(logs[members] for members in pool)
         freedom = _FREEDOM_SHARE * sum(len(logs[members]) - 1 for members in pool)
         for members in pool:
-            trials, own = tuple(sorted(logs[members])), trial_noise([logs[members]])
-            share = median_deviation(len(trials))
-            wary = (own if own > NOISIER * together else together) * share
-            middle = median(trials)
-            made[members] = Estimate(members, label, trials, middle, together * share, wary, freedom)
-    return made
+            trials = tuple(sorted(logs[members]))
+            own, per_noise = trial_noise([trials]), median_deviation(len(trials))
+            estimated[members] = Estimate(
+                members=members,
+                label=label,
+                trials=trials,
+                middle=median(trials),
+                error=pooled * per_noise,
+                cautious_error=(own if own > NOISIER * pooled else pooled) * per_noise,
+                freedom=freedom,
+            )
+    return estimated
 
 
 def margin(a: Estimate, b: Estimate, count: int) -> float:
@@ -128,14 +134,14 @@ def margin(a: Estimate, b: Estimate, count: int) -> float:
 def differs(top: Estimate, other: Estimate, count: int, delta: float) -> bool:
     """Return whether one of `count` links is slower than another by more than δ, significantly.
 
-    Two conditions beside the simultaneous interval guard against a link that is noisier than its pool, or hit by a
-    few wild trials: nearly all of its trials are slower than the other's median, and the other's faster than its own.
+    Two further conditions guard against a link that is noisier than its pool, or has a few wild trials: nearly all of
+    its trials are slower than the other's median, and nearly all of the other's are faster than its own median.
     """
     if min(len(top.trials), len(other.trials)) < FEWEST_TRIALS:
         return False  # a trial or two show no noise, so everything would look certain
     if not (other.bounds[1] < top.middle - delta and top.bounds[0] > other.middle + delta):
         return False
-    return top.middle - other.middle > delta + margin(top, replace(other, error=other.wary), count)
+    return top.middle - other.middle > delta + margin(top, replace(other, error=other.cautious_error), count)
 
 
 def ties(a: Estimate, b: Estimate, delta: float) -> bool:
@@ -149,7 +155,7 @@ def ties(a: Estimate, b: Estimate, delta: float) -> bool:
 
 
 def _quantile(a: Estimate, b: Estimate, count: int, level: float) -> float:
-    """Return by how many standard errors two of `count` equal links may differ: for two, Student's quantile."""
+    """Return by how many standard errors two of `count` equal links may differ; of two that is Student's quantile."""
     return range_quantile(count, level, _freedom(a, b)) / math.sqrt(2)
 
 
@@ -168,7 +174,7 @@ def _freedom(a: Estimate, b: Estimate) -> float:
 
 # Which links and pairs differ and which tie: order, tiers and words (docs/method.md 8.3).
 
-# Where equals may look further apart than this many δ, their looking alike says nothing.
+# If noise may separate equal links by more than this many δ, links that look equal prove nothing.
 _WIDEST_NOISE = 3
 
 
@@ -210,9 +216,9 @@ class Ranking:
     """All links, pairs or devices (`kind`) of one work and size, best first.
 
     Ratios: `spread` is (best − worst) / best; `delta` the largest difference that changes no decision; `noise` how far
-    apart equals may look. `trials` are the fewest that any got. `failed` are the sets where something failed, moved
-    wrong data or was faster than the hardware can be, `impossible` those of them where only the last is so, `lacking`
-    those without a figure though there should be one, and `excused` counts those that never have one here (no peer
+    apart equal sets may look. `trials` is the smallest number that any set got. `failed` are the sets where something
+    failed, moved wrong data or was faster than the hardware can be, `impossible` those of them with only the last,
+    `lacking` those without a figure though there should be one. `excused` counts those without one by design (no peer
     access).
     """
 
@@ -246,16 +252,16 @@ class Ranking:
 
     @property
     def one_tier(self) -> bool:
-        """True if none is distinguishable from the best; that may also mean that too little was measured."""
+        """True if none differs significantly from the best; that may also mean that too little was measured."""
         return self.tiers == 1
 
     @property
     def all_tied(self) -> bool:
-        """True if enough trials put all within δ, or within what noise makes of equals: the choice does not matter.
+        """True if enough trials show all sets within δ, or within what noise makes of equal sets: the choice is free.
 
-        It asks for the spread of all at once. Single ones may still be undecided against the best, which was picked
-        for being the highest of many noisy figures. Noise that would hide three times δ proves nothing; nor does a
-        ranking that lacks sets, or one with a set that failed.
+        It compares the spread of all sets. Single sets may still be undecided against the best, which is the highest of
+        many noisy figures. Noise that would hide three times δ proves nothing; nor does a ranking that lacks sets, or
+        one with a set that failed.
         """
         if self.failed or self.lacking:
             return False
@@ -268,7 +274,7 @@ LinkRanking = Ranking
 
 
 def rank_links(run: Run, work: Work, size_bytes: int, ended: Outcome | None = None) -> LinkRanking | None:
-    """Return what a work was measured on in tiers, None without any: directed links, unordered pairs, or devices.
+    """Return the ranking of what a work was measured on: directed links, unordered pairs or devices; None if nothing.
 
     `ended` is the run's outcome if it is known already; the run may then hold this work at this size alone.
     """
@@ -317,7 +323,7 @@ def kind_of(work: Work) -> str:
 
 
 def work_order(work: Work) -> tuple[int, int, int, int]:
-    """Return the place of a work in the model's order: plain ones first, then by operation and NUMA node."""
+    """Return the sort key of a work in the model's order: plain works first, then by operation and NUMA node."""
     node = -1 if work.numa_node is None else work.numa_node
     known = list(Registration).index(work.registration)
     return list(Variant).index(work.variant), list(Operation).index(work.operation), known, node
@@ -383,18 +389,18 @@ def _ranking(
 
 
 def _rank(estimate: Estimate) -> tuple[float, int, float, tuple[float, ...], Members]:
-    """Return what sorts the best first; of equals the one that most is known of, for the others are held against it.
+    """Return the sort key for best first; of equal ones first the most precise, with which the others are compared.
 
-    Numbers decide between sets last: under other numbers the machine is the same.
+    Positions decide last, because renumbering devices should change nothing else.
     """
-    return -estimate.middle, -len(estimate.trials), estimate.wary, estimate.trials, estimate.members
+    return -estimate.middle, -len(estimate.trials), estimate.cautious_error, estimate.trials, estimate.members
 
 
 def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:
-    """Return each link's tier; one opens where a link differs from its tier's *top*, so that steps do not chain.
+    """Return each link's tier: a new one is opened if a link differs from the *top* of its tier, so steps do not chain.
 
-    It begins below the widest gap between the two: links of one kind whose rate is near the limit stay together, though
-    only some of them differ significantly.
+    The new tier begins below the widest gap between the top and that link. So links of one kind stay together, even
+    if only some of them differ from the top significantly.
     """
     starts = [0]
     for index, estimate in enumerate(ordered):
@@ -404,6 +410,6 @@ def tiers_of(ordered: Sequence[Estimate], delta: float) -> list[int]:
 
 
 def _below_widest_gap(ordered: Sequence[Estimate], top: int, last: int) -> int:
-    """Return where the widest gap between neighbours ends, from a top to a place below; of equal ones the last."""
+    """Return the index below the widest gap between neighbours from `top` to `last`; of equal gaps the last one."""
     gaps = {p: round(ordered[p - 1].middle - ordered[p].middle, 9) for p in range(top + 1, last + 1)}
     return max(gaps, key=lambda p: (gaps[p], p))

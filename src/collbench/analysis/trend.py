@@ -1,4 +1,4 @@
-"""Many runs over time: each operation at its largest size, its worst place and its median, against the first run."""
+"""Many runs over time: the worst and the median rate of each work at its largest size, against the first run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from collbench.model.run import Run
 class Point:
     """One run's figures of a work at a size, GB/s. `worst` are positions of the first run; `change` is of the median.
 
-    `worse` counts the data points of this work and size that are significantly worse than in the first run,
-    `points_by_key` all.
+    `worse` counts the data points of this work and size that are significantly worse than in the first run, `compared`
+    all of them.
     """
 
     run: int
@@ -54,7 +54,7 @@ class Line:
 class Trend:
     """Runs by date, their lines, and the last one data point by data point against the first.
 
-    `steps` are of each run what else differs from the run before it: NCCL, driver, host, ….
+    `steps` has for each run what else differs from the run before it: NCCL, driver, host, ….
     """
 
     runs: tuple[Run, ...]
@@ -83,7 +83,7 @@ def trend(runs: Sequence[Run], fail_below: float, operation: Operation | None = 
     steps: list[tuple[Difference, ...]] = [()]
     for before, run in pairwise(runs):
         changed = differences(before, run, match_devices(before, run).positions)
-        # Each run has its date next to its name.
+        # The page shows each run with its date.
         steps.append(tuple(one for one in changed if one.subject is not Subject.STARTED))
     return Trend(tuple(runs), tuple(steps), tuple(lines), compared[-1])
 

@@ -15,14 +15,14 @@ from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, nvlinks
 from collbench.model.run import Device, InterferenceCheck, Path
 
-# What pairs and ports carry in one direction at most, GB/s, by labels and the GPUs' names; ∞ where not known.
+# Capacities of pairs and ports in one direction, GB/s, by labels and the GPUs' names; ∞ if not known.
 
 Rates = NDArray[np.float64]
 Pair = tuple[int, int]
 
 
 def pair_capacities(devices: Sequence[Device], paths: Mapping[Pair, Path], links: Rates) -> Rates:
-    """Return what each pair carries at most over what it uses: its NVLinks where `links` > 0, else the slots."""
+    """Return each pair's capacity: that of its NVLinks if `links` > 0, else of the slots."""
     capacity = np.full((len(devices), len(devices)), math.inf)
     for pair, path in paths.items():
         ends = devices[pair[0]], devices[pair[1]]
@@ -39,10 +39,10 @@ def pair_capacities(devices: Sequence[Device], paths: Mapping[Pair, Path], links
 def port_capacities(
     devices: Sequence[Device], paths: Mapping[Pair, Path], links: Rates, plane: NDArray[np.intp], capacity: Rates
 ) -> Rates:
-    """Return what each device sends at most over all its NVLinks, shape (n,); ∞ for those without any.
+    """Return the most that each device sends over all its NVLinks, shape (n,); ∞ for those without any.
 
-    Through a switch every pair has the whole port; direct links add up, to no more than the GPU has where labels hide
-    some of them.
+    Through a switch every pair has the whole port. Direct links add up, but if labels hide some of them to no more than
+    the GPU has.
     """
     ports = np.full(len(devices), math.inf)
     hidden = {position for pair, path in paths.items() if links[pair] > 0 and not nvlinks(path) for position in pair}
@@ -54,11 +54,11 @@ def port_capacities(
     return ports
 
 
-# What labels alone promise in GB/s, where nothing was measured.
+# Expected rates in GB/s by labels alone, if nothing was measured.
 
-# One way of an NVLink, where none is named: a V100's as achieved [docs/method.md 9.2]. Only the count decides.
+# One direction of an NVLink of unknown rate: what a V100's achieves [docs/method.md 9.2]. Only the count decides.
 _NVLINK_GBS = 24.2
-# Of what NVML says its links can: 0.97 is achieved on a V100, 0.88 on an H200 [docs/method.md 9.2].
+# The achieved share of the rate that NVML reports: 0.97 on a V100, 0.88 on an H200 [docs/method.md 9.2].
 _NVLINK_SHARE = 0.9
 # PCIe, one way: NODE as achieved on a V100 machine [docs/method.md 9.2], the others in the order of the labels alone.
 _PCIE_GBS = {"PIX": 12.0, "PXB": 11.0, "PHB": 10.0, "NODE": 9.5, "SYS": 9.0}
@@ -66,7 +66,7 @@ _UNKNOWN_GBS = 8.0
 
 
 def guessed_rates(n: int, paths: Mapping[tuple[int, int], Path]) -> NDArray[np.float64]:
-    """Return what each pair of n devices is expected to carry in each direction, GB/s; 0 for pairs without a label."""
+    """Return the expected rate of each pair of n devices in each direction, GB/s; 0 for pairs without a label."""
     rates = np.zeros((n, n))
     for pair, path in paths.items():
         guess = _PCIE_GBS.get(path.label, _UNKNOWN_GBS)
@@ -76,16 +76,16 @@ def guessed_rates(n: int, paths: Mapping[tuple[int, int], Path]) -> NDArray[np.f
     return rates
 
 
-# The one ring that a set runs where NVLinks do not close one: over PCIe, which its hops share (docs/method.md 11.3).
+# If NVLinks do not make a ring through a set, its ring is over PCIe, whose links the hops share (docs/method.md 11.3).
 #
-# A ring crosses the uplink of a PCIe switch once each way, however many members sit below. But where its GPUs cannot
-# reach each other directly, every hop goes up to the host and down again, and the uplink is shared by all of them.
-# Then two GPUs below one switch are slower than two of different switches, and half of what the uplink carries.
+# A ring crosses the uplink of a PCIe switch once in each direction, however many members are below it. But if its GPUs
+# cannot reach each other directly, every hop goes up to the host and down again, and all of them share the uplink. Then
+# two GPUs below one switch are slower than two of different switches, with half of the uplink's rate.
 
 Values = NDArray[np.float64]
 
 _LABELS = ("PIX", "PXB")
-# Two hops through an uplink that one fills get half each; an uplink that is not full leaves both their rate.
+# If one hop fills an uplink, two get half of it each; if not, both keep their rate. The limit lies between.
 _SHARED = 0.75
 # A device whose best path across is below this share of the others' is slow itself.
 _SLOW = 0.9
@@ -110,10 +110,10 @@ class Uplinks:
 
 
 def uplinks(n: int, paths: Mapping[Pair, Path], rates: Values, links: Values, capacity: Values) -> tuple[Uplinks, ...]:
-    """Return the switches below which labels say that devices sit, level by level, and what pairs show of each.
+    """Return the switches above the devices by the labels, level by level, and what the rates of pairs show of each.
 
-    `capacity` is what each pair carries at most, GB/s. A pair without a rate is taken for what makes a switch carry
-    least: 0 below it, its limit across.
+    `capacity` is that of each pair, GB/s. A pair without a rate is given the one that makes a switch look slowest: 0
+    below it, its capacity across.
     """
     slower = np.minimum(rates, rates.T)
     over_pcie = (links == 0) & ~np.eye(n, dtype=bool)
@@ -157,7 +157,7 @@ def joined(pairs: Sequence[Pair], n: int) -> NDArray[np.intp]:
 
 
 def uplink_limits(sets: Sets, levels: Sequence[Uplinks], links: Values) -> tuple[Values, Values]:
-    """Return for each set what the fullest uplink leaves each hop, GB/s, and how many hops go through the host."""
+    """Return for each set the rate that the fullest uplink leaves to each hop, GB/s, and the hops through the host."""
     out = _ways_out(sets, links)
     limits, hops = np.full(len(sets), np.inf), np.zeros(len(sets))
     for level in levels:
@@ -166,7 +166,7 @@ def uplink_limits(sets: Sets, levels: Sequence[Uplinks], links: Values) -> tuple
             inside = level.group[sets] == number
             leaving = inside.any(axis=1) & ~inside.all(axis=1)
             member = int(np.flatnonzero(level.group == number)[0])
-            shares = level.staged[member] | (inside.sum(axis=1) == 1)  # else one hop leaves for all of them
+            shares = level.staged[member] | (inside.sum(axis=1) == 1)  # else a single hop leaves the switch
             load = np.where(shares, (inside * out).sum(axis=1), leaving)
             carried = np.where(load > 0, level.capacity[member] / np.maximum(load, 1e-9), np.inf)
             limits = np.minimum(limits, carried)
@@ -175,10 +175,10 @@ def uplink_limits(sets: Sets, levels: Sequence[Uplinks], links: Values) -> tuple
 
 
 def single_hops(rates: Values, links: Values, levels: Sequence[Uplinks], capacity: Values) -> Values:
-    """Return what each pair's path gives a hop that has it to itself, GB/s: both ways of a pair share a full uplink.
+    """Return the rate of a hop that shares its path with none, GB/s: a measured pair's two directions share an uplink.
 
-    A device that is slow across switches, too, can do no more than it shows there. For the others `capacity`, the
-    limit, stands for rates across switches that were not measured.
+    A device that is also slow across switches reaches no more than it does there. For others, `capacity` stands for
+    rates across switches that were not measured.
     """
     alone, slower = rates.copy(), np.minimum(rates, rates.T)
     for level in levels:
@@ -194,7 +194,7 @@ def single_hops(rates: Values, links: Values, levels: Sequence[Uplinks], capacit
 
 
 def _ways_out(sets: Sets, links: Values) -> Values:
-    """Return each member's part of a hop over PCIe: those that NVLinks chain together leave their chain by one."""
+    """Return each member's share of a hop over PCIe: members that NVLinks chain together leave the chain by one hop."""
     size = sets.shape[1]
     if not links.any():
         return np.ones(sets.shape)
@@ -205,17 +205,16 @@ def _ways_out(sets: Sets, links: Values) -> Values:
     return np.asarray(1.0 / reach.sum(axis=2))
 
 
-# All of it, in matrices.
+# The whole wiring, in matrices.
 #
-# Rows are sources and columns destinations, in the order of the given devices; rates in GB/s, 0 if nothing is
-# known.
+# Rows are sources and columns destinations, in the order of the given devices; rates in GB/s, 0 if nothing is known.
 
 # An NVLink label at PCIe's rate is not in use.
 _NO_FASTER = 1.1
-# A pair this near to its whole number of links has them all: trials are no surer than that.
+# A pair this near to the rate of its number of links has all of them: trials are no more precise than that.
 _WHOLE = 0.04
 _BELOW_A_HOST = ("PIX", "PXB", "PHB")
-# What is left of a PCIe hop's bandwidth in a ring of many [docs/method.md 11.3: 5.6 of 9.5 GB/s on a DGX-1V].
+# The share of its bandwidth that a PCIe hop keeps in a ring of many [docs/method.md 11.3: 5.6 of 9.5 GB/s, DGX-1V].
 CROWDED = 0.6
 
 
@@ -223,14 +222,14 @@ CROWDED = 0.6
 class Wiring:
     """The matrices that predictions rest on, of shape (n, n); `plane`, `host` and `port` are (n,).
 
-    `rates` are each pair's own, `nvlink` those over NVLinks, `links` counts those, `unshared` is what a hop has that
-    shares its way with none; none exceeds what its links or its slots carry. `share` is what a hop over PCIe keeps of
-    its rate in a ring. `plane` numbers the NVSwitch that a device is on, −1 without. `capacity` is what each pair
-    carries at most, `port` what a device sends over all its NVLinks; ∞ where that is not known, or there are none.
-    `uplinks` are the PCIe switches, level by level, `host` numbers the host bridge. `broken` pairs corrupt or hang.
+    `rates` are those of the pairs, `nvlink` those over NVLinks, `links` counts the NVLinks, `unshared` is the rate of a
+    hop that shares its path with none; none exceeds the capacity of its links or slots. `share` is the part of its rate
+    that a hop over PCIe keeps in a ring. `plane` numbers the NVSwitch that a device is on, −1 without one. `capacity`
+    is that of each pair, `port` the most that a device sends over all its NVLinks; ∞ if not known or without NVLinks.
+    `uplinks` are the PCIe switches, level by level; `host` numbers the host bridge. `broken` pairs corrupt or hang.
 
-    `missing` pairs were not measured: their rates are 0 here, and what they might hide is taken for the worst.
-    `filled` is the same machine with each of them as slow as the slowest pair like it, None if none is missing.
+    `missing` pairs were not measured: their rates are 0 here, the worst case. `filled` is the same machine with each of
+    them as slow as the slowest similar pair, None if none is missing.
     """
 
     rates: Rates
@@ -279,10 +278,10 @@ def wiring(
     checks: Sequence[InterferenceCheck] = (),
     broken: NDArray[np.bool_] | None = None,
 ) -> Wiring:
-    """Return the wiring that labels and measured rates show together; where they contradict, the rate decides.
+    """Return the wiring that labels and measured rates show together; if they contradict, the rate decides.
 
-    `paths` are keyed by places in `devices`, lower first; `rates` are the measured ones, 0 if a pair has none: such
-    a pair never changes what kind of machine it is: its label and similar pairs decide that.
+    `paths` are keyed by indices of `devices`, lower first; `rates` are the measured ones, 0 if a pair has none. Then
+    its label and similar pairs decide what it is.
     """
     broken = np.zeros(rates.shape, dtype=bool) if broken is None else broken
     missing = (np.minimum(rates, rates.T) <= 0) & ~np.eye(len(rates), dtype=bool)
@@ -328,7 +327,7 @@ def _wired(
 
 
 def _filled(devices: Sequence[Device], paths: Mapping[Pair, Path], rates: Rates, missing: NDArray[np.bool_]) -> Rates:
-    """Return the rates with each missing pair at the slowest of its label, or at its limit where none was measured."""
+    """Return the rates with each missing pair at the slowest of its label, or at its limit if none was measured."""
     slowest: dict[tuple[str, int], float] = {}
     for pair, path in paths.items():
         if not missing[pair]:
@@ -350,7 +349,7 @@ def _slower(rates: Rates, pair: Pair) -> float:
 
 def _links(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> Rates:
     """Return how many NVLinks each pair uses: the label's, unless the rate says that it uses none or hides some."""
-    # Each device's fastest pair without an NVLink label, and what one NVLink carries: 0 without any.
+    # Each device's fastest pair without an NVLink label, and the rate of one NVLink; 0 without any.
     best = [0.0] * n
     for pair, path in pairs.items():
         for device in pair if not nvlinks(path) else ():
@@ -361,7 +360,7 @@ def _links(n: int, pairs: Mapping[Pair, Path], rates: Rates) -> Rates:
     for pair, path in pairs.items():
         rate, labelled = _slower(rates, pair), nvlinks(path)
         if labelled:
-            # What is no faster than its two devices are over PCIe, and far below its links, does not use them.
+            # A pair no faster than its devices are over PCIe, and far below its NVLinks, does not use them.
             instead, whole = _NO_FASTER * min(best[device] for device in pair), labelled * each
             used = rate > instead or (rate >= DEGRADED * whole and whole > instead)
             matrix[pair] = matrix[pair[::-1]] = labelled if used else 0
@@ -382,9 +381,9 @@ def _snapped(nvlink: Rates, links: Rates) -> Rates:
 
 
 def _shares(n: int, paths: Mapping[Pair, Path], checks: Sequence[InterferenceCheck]) -> Rates:
-    """Return what a hop achieves concurrently: 0.6 (docs/method.md 11.3), or more if its label's check found more.
+    """Return the share that a hop achieves concurrently: 0.6 (docs/method.md 11.3), or more if checks of its label do.
 
-    Less is left to `pcie`: an interference check loads all switches at once, a ring of few devices does not.
+    It is never less: an interference check loads all switches at once, a ring of few devices does not.
     """
     by_label: dict[str, float] = {}
     for check in checks:
@@ -397,9 +396,9 @@ def _shares(n: int, paths: Mapping[Pair, Path], checks: Sequence[InterferenceChe
 
 
 def _planes(devices: Sequence[Device], nvlink: Rates, links: Rates) -> NDArray[np.intp]:
-    """Return the NVSwitch plane of each device: a switch gives more links or GB/s than a GPU has, counted pair by pair.
+    """Return the NVSwitch plane of each device: pairs through a switch add up to more links or GB/s than a GPU has.
 
-    Nothing but a switch can, so a pair of it that is slow or hangs takes none of its devices away.
+    Only a switch does that, so a slow or hanging pair does not change the plane of its devices.
     """
     n = len(devices)
     group = joined([(int(i), int(j)) for i, j in np.argwhere(links)], n)

@@ -1,4 +1,4 @@
-"""Where the labels and the links disagree (docs/method.md 10): a run in, verdicts out. Pure."""
+"""Verdicts: where the labels of a run and its measured links disagree (docs/method.md 10). Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["CheckKind", "Coverage", "Kind", "NotDone", "Severity", "Verdict", "c
 
 
 def judge(run: Run) -> tuple[Verdict, ...]:
-    """Return the verdicts on a run, strongest first; what `coverage` does not call judged agrees with nothing."""
+    """Return the verdicts on a run, strongest first. `coverage` says which pairs were judged at all."""
     facts = Facts(ordinary(run))
     unhealthy = unhealthy_devices(facts)
     by_limits = list(limits(facts, unhealthy))
@@ -42,5 +42,5 @@ def judge(run: Run) -> tuple[Verdict, ...]:
 
 
 def not_judged(run: Run) -> tuple[NotDone, ...]:
-    """Return the checks that this run does not allow, with what is missing."""
+    """Return the checks that this run has no data for, with what is missing."""
     return tuple(missing(Facts(ordinary(run))))

@@ -1,4 +1,4 @@
-"""What explains slow links: the state of their devices meanwhile, one GPU, or the link itself (docs/method.md 10.2)."""
+"""What slow links are due to: the state of their devices, one GPU, or the link itself (docs/method.md 10.2)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from collbench.model.run import FlagKind
 
 @dataclass(frozen=True, slots=True)
 class UnhealthyDevices:
-    """What was seen on the devices, by position: reasons to throttle, others' processes, grown counters."""
+    """What was seen on the devices, by position: throttling, processes of others, new errors."""
 
     throttled: dict[int, Throttled]
     shared: dict[int, Presence]
     errors: dict[int, NewErrors]
 
     def cause(self, members: Iterable[int]) -> Throttled | NewErrors | None:
-        """Return what was wrong with the first of these devices that something was wrong with."""
+        """Return what was wrong with the first unhealthy one of these devices, None if all were healthy."""
         for member in members:
             seen = self.throttled.get(member) or self.errors.get(member)
             if seen is not None:
@@ -40,7 +40,7 @@ def check_of(seen: Throttled | NewErrors, devices: Sequence[int]) -> tuple[Check
 
 
 def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
-    """Return what disturbed the devices, by the samples' flags and the health before and after."""
+    """Return what disturbed the devices, by the flags of samples and the health before and after the run."""
     run = facts.run
     trials = sum(len(measurement.samples) for measurement in run.measurements)
     throttled: dict[int, Throttled] = {}
@@ -73,7 +73,7 @@ def unhealthy_devices(facts: Facts) -> UnhealthyDevices:
     return UnhealthyDevices(throttled, shared, errors)
 
 
-# Whom to blame for slow links: a whole row blames its GPU, one data point the link (docs/method.md 10.2).
+# What to blame for slow links: if all links of a GPU are slow, the GPU; if one is, that link (docs/method.md 10.2).
 
 # More links than this, with no GPU in common, share a cause that no single one shows.
 _MOST_SINGLE = 4

@@ -1,4 +1,7 @@
-"""What probably causes a verdict, and where to look, in types: `output.causes` words both. Devices are positions."""
+"""What probably causes a verdict, and what to check, in types: `output.causes` puts both in words.
+
+Devices are positions.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ class VariableSet:
 
 
 class GpuPart(StrEnum):
-    """What of a GPU is suspected where all of its links are slow."""
+    """The part of a GPU that is suspected if all of its links are slow."""
 
     NVLINKS = auto()
     ONE_DIRECTION = auto()
@@ -90,7 +93,7 @@ class GpuPart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuItself:
-    """One GPU, which is what the slow links have in common."""
+    """One GPU, which all of the slow links have in common."""
 
     device: int
     part: GpuPart
@@ -149,7 +152,7 @@ class Look(StrEnum):
 
 
 class Check(NamedTuple):
-    """What to look at, on which devices (none: all), and for WITHOUT_VARIABLE the variable to unset."""
+    """What to look at, on which devices (none means all); for WITHOUT_VARIABLE also the variable to unset."""
 
     look: Look
     devices: tuple[int, ...] = ()

@@ -15,13 +15,14 @@ from collbench.analysis.diagnose.readings import COLLECTIVE_BYTES, Facts, Readin
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, both_ways, by_name
 from collbench.analysis.physics import DEGRADED
 
-# NCCL's busbw over what the slowest link of a copy engine's carries. Over NVLink 64 MiB on two H200 reach 0.68 and
+# NCCL's busbw over the rate of copy engines on the slowest link. Over NVLink 64 MiB on two H200 reach 0.68 and
 # 1 GiB 0.83, with NCCL_P2P_DISABLE=1 0.07 [H200x4]. Over PCIe both ways share more, and NCCL takes host memory between
 # NUMA nodes by itself.
 _FAR_BELOW_NVLINK, _FAR_BELOW_PCIE = 0.5, 0.3
-# Without peer access GPUs below one PCIe switch meet on its uplink: NCCL sends both ways at once over it, copies one.
+# Without peer access, traffic between GPUs below one PCIe switch shares its uplink, which NCCL uses in both directions
+# at the same time, a copy in one.
 _ONE_UPLINK, _BELOW_ONE = 0.5, ("PIX", "PXB")
-# What users set and forget, strongest first [NCCL docs, environment variables]: what forbids paths, then the rest.
+# Variables that users set and forget [NCCL docs, environment variables], strongest first: those that forbid paths.
 _P2P = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_TOPO_FILE", "NCCL_NET_DISABLE_INTRA")
 _SLOWER = (
     "NCCL_PROTO",
@@ -40,9 +41,9 @@ _OFF = ("", "0")
 
 
 def collectives(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
-    """Yield where NCCL is far below its links, and where it is no faster than PCIe over NVLink."""
+    """Yield the sets on which NCCL is far slower than its links, and those on which NVLinks bring nothing over PCIe."""
     if facts.on_cores:
-        return  # gloo goes through sockets or shared memory, not over the cores' paths
+        return  # gloo uses sockets or shared memory, not the paths between cores
     works = (work for work in facts.readings.works(collective=True) if work.operation.collective.ring_bound)
     large = [reading for work in works for reading in facts.readings.of(work, COLLECTIVE_BYTES).values()]
     heard = [reading for reading in large if len(reading.members) > 2 or excluded.comparable(reading)]
@@ -95,14 +96,14 @@ def _far_below(facts: Facts, reading: Reading) -> _Case | None:
 
 
 def _allowed(facts: Facts, members: tuple[int, ...], *, over_nvlink: bool) -> float | None:
-    """Return what the slowest link among the members carries in GB/s, measured or by theory; None if unknown."""
+    """Return the rate of the slowest link among the members in GB/s, measured or by theory; None if unknown."""
     carried = []
     for link in permutations(members, 2):
         copy, limit = facts.readings.best(link), facts.limit(link)
         if copy is not None:
             carried.append(facts.readings.interval(copy)[0])
         elif over_nvlink and limit is not None:
-            carried.append(DEGRADED * limit)  # no copy shows its rate; a lower one is another verdict's
+            carried.append(DEGRADED * limit)  # no copy shows its rate; a lower rate is the subject of NV_DEGRADED
         else:
             return None
     return min(carried)

@@ -1,4 +1,4 @@
-"""Which pairs and checks a run allows: what was not judged never agrees."""
+"""Which pairs and checks a run has the data for: what was not judged is not agreement."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from collbench.machine.labels import is_nvlink
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
 
-# Which pairs of a run could be judged at all, and why the others could not: what was not judged never agrees.
-
+# Which pairs of a run could be judged, and why the others could not.
 
 Pair = tuple[int, int]
-# What a run without any work of a pair lacks first.
+# What a pair without any work lacks, if nothing was requested.
 _FIRST = Work(Operation.CE_WRITE)
 
 
@@ -47,7 +46,7 @@ class Coverage:
 
     @property
     def lacking(self) -> tuple[NotJudged, ...]:
-        """The pairs that should have been judged: for the others there is a reason by design, as no peer access."""
+        """The pairs that should have been judged; the others are missing by design, for example without peer access."""
         return tuple(one for one in self.missed if not one.absence.by_design)
 
 
@@ -80,7 +79,7 @@ def _judged(facts: Facts, pair: Pair) -> bool:
 
 
 def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
-    """Return why a pair was not judged: by design only where all that was asked for on it is absent by design."""
+    """Return why a pair was not judged: by design only if all that was requested for it is absent by design."""
     there = [m for m in run.measurements if set(m.point.members) == set(pair) and _could_judge(m.point.work)]
     given_up = next((measurement for measurement in there if measurement.failure), None)
     if given_up is not None:
@@ -98,7 +97,7 @@ def _why(run: Run, absences: Absences, pair: Pair) -> Absence:
         return Absence(AbsenceKind.ONE_WAY)
     if there:
         return Absence(AbsenceKind.SMALL)
-    # What was asked for, on whatever pairs it was measured; and what no pair has because it was refused.
+    # What was requested, on any pair, and what was skipped.
     works = {work: None for work in map(Work, run.settings.operations) if _could_judge(work)}
     works |= {one.work: None for one in run.skipped if one.work is not None and one.members and _could_judge(one.work)}
     reasons = [absences.of(work, pair) for work in works] or [absences.of(_FIRST, pair)]
@@ -110,11 +109,11 @@ def _could_judge(work: Work) -> bool:
     return work.variant is Variant.PLAIN and (work.operation.is_copy or work.operation.is_collective)
 
 
-# What a run leaves open: the checks that could not be made on what it holds.
+# The checks that could not be made with the data of a run.
 
 
 class CheckKind(StrEnum):
-    """A check that a run does not allow. Beside each kind stand the fields of NotDone that it fills."""
+    """A check that a run has no data for. The comments list the fields of NotDone that each kind has."""
 
     LINKS = "links of one work against each other"  # work, size_bytes, links, absence
     COPIES = "links against their limits"
@@ -128,9 +127,8 @@ class CheckKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NotDone:
-    """A check that a run does not allow, and why: `links` lack a figure of `work`, `labels` a limit, `sources` speech.
-
-    `links` are (source, destination).
+    """A check that a run has no data for, and why: `links` (source, destination) lack a figure of `work`, the paths of
+    `labels` have no known limit, `sources` reported nothing.
     """
 
     kind: CheckKind
@@ -152,7 +150,7 @@ def missing(facts: Facts) -> Iterator[NotDone]:
 
 
 def _points(facts: Facts) -> Iterator[NotDone]:
-    """Yield the links that the others of their work were compared without, by the reason."""
+    """Yield the links without a figure of a work, by the reason: the other links were compared without them."""
     absences, n = Absences(facts.run), len(facts.run.devices)
     for work in facts.readings.works(collective=False):
         readings = facts.readings.of(work, 1)
@@ -166,7 +164,7 @@ def _points(facts: Facts) -> Iterator[NotDone]:
 
 
 def _reason(absence: Absence) -> Absence:
-    """Return an absence that is equal for all links that have the same reason."""
+    """Return the absence without what differs from link to link, to group links by the reason."""
     skipped = absence.skipped
     return replace(absence, failure=None, skipped=skipped and replace(skipped, work=None, members=()))
 

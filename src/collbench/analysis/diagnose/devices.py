@@ -1,4 +1,4 @@
-"""What hangs on a GPU, not on a link: processes, its slot; and pairs that disturb each other (docs/method.md 10.2)."""
+"""Faults of GPUs: other processes, slots; and pairs that slow each other down (docs/method.md 10.2)."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from collbench.machine.theory import slot
 from collbench.model.operations import Operation, Work
 from collbench.model.run import InterferenceCheck
 
-# By more than a third: a host bridge that passes peer traffic on at less than a slot's rate makes staging a little
-# faster on machines that are well. nccl#814 has a factor of 2.2.
+# By more than a third: on healthy machines a host bridge may forward peer traffic at less than a slot's rate, which
+# makes staging a little faster. nccl#814 has a factor of 2.2.
 _FASTER = math.log(4 / 3)
 _BY_ENGINE = (Operation.H2D_CE, Operation.D2H_CE)  # between a device and host memory
 
 
 def other_processes(facts: Facts, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
-    """Yield the GPUs that other people's processes hold: nothing measured on them is theirs alone."""
+    """Yield the GPUs that other people's processes used during the run: what was measured on them includes those."""
     gpus = tuple(sorted(unhealthy.shared))
     if gpus:
         n = len(facts.run.devices)
         evidence = OtherProcesses(tuple(unhealthy.shared[gpu] for gpu in gpus))
         checks = (Check(Look.GPU_PROCESSES, gpus),)
         verdict = Verdict(Kind.CONTENTION, Where(Extent.DEVICES, gpus), evidence, Known.OTHER_JOBS, checks)
-        # Its traffic also crosses the bridges and uplinks that other GPUs' PCIe paths share with these.
+        # Their traffic also crosses bridges and uplinks that the PCIe paths of other GPUs share with them.
         shared = (path.devices for path in facts.run.paths if not is_nvlink(path.label))
         links = both_ways([*((gpu, other) for gpu in gpus for other in range(n) if other != gpu), *shared])
         yield Finding(verdict, links)
 
 
 def interference(facts: Facts) -> Iterator[Finding]:
-    """Yield pairs that the interference check finds slower concurrently than isolated, although they share no link.
+    """Yield pairs that an interference check finds slower concurrently than isolated, although they share no link.
 
-    NVLinks of disjoint pairs share nothing, nor do peer copies below one PCIe bridge. Farther PCIe paths name shared
-    links, so there it is no contradiction.
+    NVLinks of disjoint pairs share nothing, nor do peer copies below one PCIe bridge. The labels of longer PCIe paths
+    imply shared links, so there it is no contradiction.
     """
     worse = [
         check
@@ -80,7 +80,7 @@ def _disturbed(facts: Facts, checks: list[InterferenceCheck], *, over_nvlink: bo
 def _shares_nothing(facts: Facts, check: InterferenceCheck) -> bool:
     """Return whether a checked pair has its links to itself, by the labels: NVLinks in use, or one bridge with peers.
 
-    Beside four GPUs there is one other pair; where each of the two has a NUMA node of its own, they share nothing.
+    Of four GPUs there is one other pair; if each of the two pairs has its own NUMA node, they share nothing.
     """
     if is_nvlink(check.label):
         ceiling = facts.pcie_ceiling(check.members)
@@ -93,7 +93,7 @@ def _shares_nothing(facts: Facts, check: InterferenceCheck) -> bool:
 
 
 def _check_noise(facts: Facts, check: InterferenceCheck) -> float:
-    """Return how far noise alone may lower an interference check's log ratio: it is of two medians of three trials."""
+    """Return how far noise may lower the log ratio of an interference check, which has two medians of three trials."""
     alike = [r for r in facts.readings.points if r.work == Work(check.operation, check.variant)]
     if not alike:
         return check.delta
@@ -103,7 +103,7 @@ def _check_noise(facts: Facts, check: InterferenceCheck) -> float:
 
 
 def degraded_slots(facts: Facts) -> Iterator[Finding]:
-    """Yield the GPUs whose PCIe link was below its best right after the last trial, with their contexts still open."""
+    """Yield the GPUs whose PCIe link was below its maximum right after the last trial, with contexts still open."""
     for position, (device, state) in enumerate(zip(facts.run.devices, facts.run.health_after, strict=False)):
         best = (device.pcie_generation, device.pcie_width)
         now = (state.pcie_generation, state.pcie_width)
@@ -112,7 +112,7 @@ def degraded_slots(facts: Facts) -> Iterator[Finding]:
         seen = max(copies, key=lambda reading: reading.middle, default=None)
         limit = theory.pcie(now[0], now[1])
         if not below or (seen and limit and facts.readings.interval(seen)[0] > limit.gbs):
-            continue  # it carried more than that: the link was only read after it had gone to rest
+            continue  # a copy was faster than that: the link was read after it had gone idle
         ideal = slot(device)
         others = [other for other in range(len(facts.run.devices)) if other != position]
         pcie = [(position, other) for other in others if not facts.over_nvlink((position, other))]

@@ -27,7 +27,7 @@ from collbench.model.failures import FailureKind
 from collbench.model.operations import Variant, Work
 from collbench.model.run import Measurement, SkipKind, Skipped
 
-# Wrong data, hangs and other failures: what makes a link useless, whatever its rate.
+# Wrong data, hangs and other failures: these links are useless, whatever their rate.
 
 _ACS = (Check(Look.ACS), Check(Look.LOG_IOMMU_GPUS), Check(Look.KERNEL_COMMAND))
 _FABRIC = (Check(Look.LOG_FABRIC), Check(Look.FABRIC_MANAGER), Check(Look.NVLINK_ERRORS))
@@ -123,7 +123,7 @@ def _cause(facts: Facts, kind: Kind, links: frozenset[Link]) -> tuple[Known, tup
     return Known.ACS_CORRUPTS if kind is Kind.DATA_CORRUPT else Known.ACS_STALLS, _ACS
 
 
-# Copies against the limit of their path: too slow for its NVLinks, or too fast for anything.
+# Copies against the limit of their path: slower than its NVLinks, or faster than is possible.
 
 # Healthy copies reach 0.88 (H200, NVSwitch) to 0.97 (V100) of theory.
 _HEALTHY_SHARE = 0.9
@@ -177,7 +177,7 @@ def _by_label(facts: Facts, bad: set[Link], links: Collection[Link]) -> Iterator
 
 
 def _impossible(facts: Facts, blame: Blame, beaten: Sequence[Impossible]) -> Finding:
-    """Return the finding on what beats its limit; noise needs no margin here, for no batch can be too fast."""
+    """Return the finding on rates above their limit; noise needs no margin here, because no batch can be too fast."""
     worst = max(beaten, key=lambda one: one.rate_gbs / one.capacity.gbs)
     evidence = Beaten(
         worst.rate_gbs,
@@ -249,7 +249,7 @@ def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealt
 
 
 def _worth(facts: Facts, blame: Blame, links: Mapping[Link, Reading], count: int) -> float:
-    """Return how many links' worth the slow path carries, by what a link of a healthy path here carries."""
+    """Return how many healthy NVLinks of this machine would have the rate of the slow path."""
     limit = facts.limit(min(blame.links)) or 0.0
     healthy = [
         reading.gbs / nvlink_count(facts.label(link))
@@ -262,9 +262,9 @@ def _worth(facts: Facts, blame: Blame, links: Mapping[Link, Reading], count: int
 
 @dataclass(frozen=True, slots=True)
 class ExcludedLinks:
-    """Links that others must not be compared with: their label says nothing of them, or mixes unlike paths.
+    """Links and labels to leave out of comparisons, because the label does not describe the link or mixes unlike paths.
 
-    `unused` are NVLinks that copies do not use: NCCL does not either.
+    `unused` are NVLinks that copies do not use: NCCL does not use them either.
     """
 
     links: frozenset[Link]
@@ -274,9 +274,9 @@ class ExcludedLinks:
     def comparable(self, reading: Reading) -> bool:
         """Return whether a reading may be compared with others of its label.
 
-        PCIe paths share links: there only what ran alone counts, or what an interference check of their label found to
-        be as fast as alone. Of a label that mixes unlike paths, or whose copies all meet in host memory, an
-        interference check says nothing but of the two pairs that it sampled.
+        PCIe paths share links, so only isolated samples count, and those of labels that interference checks found to be
+        as fast concurrently. An interference check samples two pairs. For a label that mixes unlike paths, or whose
+        copies all go through host memory, it does not stand for the other pairs.
         """
         if self.links & {(reading.members[0], reading.members[-1])}:
             return False
@@ -284,7 +284,7 @@ class ExcludedLinks:
 
 
 def excluded_links(facts: Facts, findings: list[Finding]) -> ExcludedLinks:
-    """Return what the findings of `limits` show to be beyond its label; in a virtual machine that is all of PCIe."""
+    """Return what the labels do not describe, by the findings of `limits`; in a virtual machine that is all of PCIe."""
 
     def links_of(*kinds: Kind) -> frozenset[Link]:
         return both_ways(link for finding in findings if finding.verdict.kind in kinds for link in finding.links)

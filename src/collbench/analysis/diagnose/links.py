@@ -39,16 +39,16 @@ _UPPER_QUARTILE = 0.6745
 
 
 class Gap(NamedTuple):
-    """How far (a difference of logs) a reading lies below what it should equal, and that difference's error."""
+    """How far a reading lies below what it should equal, a difference of logs, with its standard error."""
 
     reading: Reading
     gap: float
     error: float
-    wild: bool = False  # a few of its trials make it so
+    wild: bool = False  # only a few of its trials are that low
 
 
 def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
-    """Yield the links that carry at least 10 % less than their way back, by any kind of copy or by all together."""
+    """Yield the links at least 10 % slower than the opposite ones, by one kind of copy or by all together."""
     gaps: dict[Link, list[Gap]] = defaultdict(list)
     for work in facts.readings.works(collective=False):
         copies = facts.readings.of(work)
@@ -68,7 +68,7 @@ def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevic
 
 
 def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
-    """Yield the links below the others of their label; copies and collectives apart: NCCL has reasons of its own."""
+    """Yield the links slower than others of their label, by copies and by collectives: NCCL has causes of its own."""
     for collective in (False, True):
         gaps: dict[Link, list[Gap]] = defaultdict(list)
         for work in facts.readings.works(collective=collective):
@@ -87,9 +87,9 @@ def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices)
 
 
 def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
-    """Return the gaps of a link that exceed a threshold significantly; all of them where they do so together.
+    """Return the gaps of a link that exceed a threshold significantly; all of them if their mean does.
 
-    Each work's noise is its own, so four small gaps that agree are as good as one that is twice as sure.
+    The noise of different works is independent, so the mean of four gaps has half of their error.
     """
     z = facts.readings.z
     alone = [gap for gap in gaps if not gap.wild and gap.gap - z * gap.error > threshold]
@@ -116,10 +116,10 @@ def _by_label(facts: Facts, work: Work, excluded: ExcludedLinks) -> dict[str, li
 
 
 def _below(facts: Facts, group: Sequence[Reading]) -> Iterator[Gap]:
-    """Yield how far each reading lies below its like: those of the same limit, at least two.
+    """Yield how far each reading lies below the typical rate of links with the same limit, of which there are others.
 
-    Its like are the best link and what ties with it; their upper quartile, less what noise lifts it by, stands for
-    them, because a slow GPU makes half of the links of four GPUs slow.
+    The typical rate is the upper quartile of the best link and those that tie with it, less what noise adds to a
+    quartile. A median would not do, because one slow GPU makes half of the links of four GPUs slow.
     """
     by_limit: dict[float | None, list[Reading]] = defaultdict(list)
     for reading in group:
@@ -154,7 +154,7 @@ def _slow(
 
 
 def link_state(facts: Facts, link: Link) -> tuple[Check, ...]:
-    """Return where the state of a link shows."""
+    """Return the checks that show the state of a link."""
     if facts.on_cores:
         return Check(Look.CORES), Check(Look.NUMA)
     if facts.over_nvlink(link):
@@ -174,7 +174,7 @@ def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> LikelyCause:
     return Known.ONE_NVLINK if facts.over_nvlink(min(blame.links)) else Known.ONE_PCIE_PATH
 
 
-# Labels against each other: does a better one carry more?
+# Labels against each other: is a better one faster?
 
 # docs/method.md 10.2: a worse label is 10 % faster, as a difference of log bandwidth.
 _INVERTED = math.log(1.1)
@@ -186,7 +186,7 @@ Members = tuple[int, ...]
 
 
 class _Beaten(NamedTuple):
-    """Readings that a worse label's beat by `gap`, a difference of logs."""
+    """Readings that those of a worse label exceed by `gap`, a difference of logs."""
 
     worse: str
     gap: float
@@ -194,7 +194,7 @@ class _Beaten(NamedTuple):
 
 
 def inversions(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:
-    """Yield the groups of links that worse labels beat: GPUs that one label joins, by the middle of their links."""
+    """Yield groups of links, each of GPUs that one label joins, whose median is below that of a worse label."""
     beaten: dict[Members, list[_Beaten]] = defaultdict(list)
     for work in (*facts.readings.works(collective=False), *facts.readings.works(collective=True)):
         groups = _by_label(facts, work, excluded)
@@ -228,15 +228,15 @@ def _inverted(facts: Facts, members: Members, cases: Sequence[_Beaten]) -> Findi
 
 
 def _joined(group: Sequence[Reading]) -> dict[Members, list[Reading]]:
-    """Return a label's readings by the GPUs that it joins: those below one PCIe switch, say, share its faults."""
+    """Return a label's readings by the GPUs that it joins, such as those below a switch, which share its faults."""
     islands = chained(reading.members for reading in group)
     return {tuple(sorted(i)): [reading for reading in group if set(reading.members) <= i] for i in islands}
 
 
 def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]) -> float | None:
-    """Return by how much (a difference of logs) the worse label wins significantly, None if it does not.
+    """Return by how much (a difference of logs) the worse label is faster, None if not significantly.
 
-    A better label on slower slots is no contradiction while it makes use of them.
+    A better label on slower slots is no contradiction if it reaches what these slots allow.
     """
     upper, upper_error = _typical(worse)
     lower, lower_error = _typical(better)
@@ -251,7 +251,7 @@ def _inversion(facts: Facts, better: Sequence[Reading], worse: Sequence[Reading]
 
 
 def _typical(group: Sequence[Reading]) -> tuple[float, float]:
-    """Return the middle of a label's links (log) and its error: of noise, and of links that differ truly."""
+    """Return the median log rate of a label's links and its error, from noise and from differences between links."""
     middles = [reading.middle for reading in group]
     middle = median(middles)
     spread = MAD_TO_SIGMA * median(abs(value - middle) for value in middles)

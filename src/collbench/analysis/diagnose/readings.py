@@ -43,10 +43,10 @@ STAGED = Work(Operation.CE_WRITE, Variant.STAGED)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One point: the median log of its trials' busbw (GB/s), that median's standard error, and whether it ran alone.
+    """One data point: the median log of its trials' busbw (GB/s) and that median's standard error.
 
-    `trials` are the logs, ascending. `alone` is also True if an interference check found that its label may run
-    beside others, `isolated` only where nothing else ran.
+    `trials` are the logs, ascending. `isolated`: nothing else ran. `confirmed`: isolated, or an interference check
+    found that its label is as fast concurrently.
     """
 
     work: Work
@@ -61,7 +61,7 @@ class Reading:
 
     @property
     def high(self) -> float:
-        """Nearly all trials are below this: the highest, of seven or more the second."""
+        """The highest trial, of seven or more the second highest: nearly all are below it."""
         return self.trials[-1 - int(len(self.trials) >= TRIALS_WITH_AN_OUTLIER)]
 
     @property
@@ -72,9 +72,9 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """All readings of a run, at one size for each work: the one that most links have, of these the largest.
+    """All readings of a run, at one size for each work: the one that most links have, of equal ones the largest.
 
-    `z` is how many standard errors a bound lies off.
+    A bound lies `z` standard errors from the median.
     """
 
     points: tuple[Reading, ...]
@@ -132,12 +132,12 @@ class Facts:
 
     @cached_property
     def readings(self) -> Readings:
-        """The rates that decide."""
+        """The rates that verdicts rest on."""
         return read(self.run)
 
     @cached_property
     def hardware(self) -> Hardware:
-        """What links, ports and slots carry, as the labels say."""
+        """The capacities of links, ports and slots, by the labels."""
         return Hardware(self.run)
 
     @cached_property
@@ -184,7 +184,7 @@ def read(run: Run) -> Readings:
     points: dict[DataPoint, Measurement] = {}
     for measurement in run.measurements:
         if measurement.samples and measurement.point.size_bytes == sizes[measurement.point.work]:
-            # Isolated samples alone, where there are enough: they are the better evidence.
+            # Only the isolated samples, if there are enough: they are the better evidence.
             alone = [sample for sample in measurement.samples if not sample.concurrent]
             used = replace(measurement, samples=alone) if len(alone) >= FEWEST_TRIALS else measurement
             if len(used.samples) >= FEWEST_TRIALS:
@@ -201,7 +201,7 @@ def read(run: Run) -> Readings:
             members=point.members,
             size_bytes=point.size_bytes,
             label=labels[point],
-            # Beside others a copy over PCIe is only ever slower than alone, and partners change: the fastest counts.
+            # Concurrent copies can only slow a copy over PCIe down, and partners change: the fastest trial counts.
             middle=median(logs[point]) if own[point] else max(logs[point]),
             error=noise[point] * (median_deviation(len(logs[point])) if own[point] else 1.0),
             confirmed=_isolated(measurement) or (point.work, labels[point]) in trusted,
@@ -216,8 +216,8 @@ def read(run: Run) -> Readings:
 def _trusted(run: Run) -> set[tuple[Work, str]]:
     """Return the works whose groups may run concurrently on a label, according to the interference checks.
 
-    An interference check samples two pairs. PCIe paths share links, so there a label that any work's interference check
-    saw sharing is distrusted for all: chance decides which pairs met.
+    An interference check samples two pairs, and chance decides whether these share a PCIe link. So if one work's check
+    found sharing on a PCIe label, no work is trusted on it.
     """
     sharing = {check.label for check in run.interference_checks if check.ratio < _SHARES and not is_nvlink(check.label)}
     trusted = {
@@ -239,7 +239,7 @@ def _label_of(labels: Mapping[frozenset[int], str], members: Sequence[int]) -> s
 def _noise(
     pools: Mapping[DataPoint, tuple[Work, str]], logs: Mapping[DataPoint, Sequence[float]]
 ) -> dict[DataPoint, float]:
-    """Return σ̂ of one trial's log for each point: pooled within its work and label, and wider where that is little."""
+    """Return σ̂ of one trial's log for each point: pooled within its work and label, more widely if these are few."""
     narrow: dict[tuple[Work, str], list[Sequence[float]]] = defaultdict(list)
     wide: dict[bool, list[Sequence[float]]] = defaultdict(list)
     for point, pool in pools.items():

@@ -1,4 +1,4 @@
-"""What the tools say of the paths, against each other: NVML, `nvidia-smi topo`, CUDA (docs/method.md 10.2)."""
+"""What NVML, `nvidia-smi topo` and CUDA report of the paths, against each other (docs/method.md 10.2)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from collbench.model.run import Path, PeerStatus
 
 
 def reported(facts: Facts) -> Iterator[Finding]:
-    """Yield the disagreements between the tools; equal ones share a finding."""
+    """Yield the disagreements between what is reported; equal ones share a finding."""
     if facts.on_cores:
         return
     yield from _merged(facts, Kind.LINKCOUNT_MISMATCH, Known.NVLINKS_LOST, _link_count)
@@ -72,7 +72,7 @@ def _checks(kind: Kind, members: tuple[int, ...]) -> tuple[Check, ...]:
 def _link_count(path: Path) -> LinkCount | None:
     """Compare the NV# of label and topo -m with the links that NVML calls active."""
     label = path.tool_label if path.tool_label not in (None, UNKNOWN) else path.label
-    counted = path.nvlinks > 0 or path.tool_label is not None  # a file by hand may leave the count out
+    counted = path.nvlinks > 0 or path.tool_label is not None  # files written by hand may lack the count
     if label is None or nvlink_count(label) == path.nvlinks or not counted:
         return None
     source = Source.TOPOLOGY if label == path.tool_label else Source.LABEL
@@ -81,7 +81,7 @@ def _link_count(path: Path) -> LinkCount | None:
 
 def _peer_access(path: Path) -> PeerAnswers | None:
     """Compare the sources on peer access with each other, and with an NVLink label, which promises it."""
-    # As `topo -p2p r` is about reading, so is what NVML says of it.
+    # `topo -p2p r` is about reading, so NVML's status of reading is compared with it.
     nvml = None if path.peer_access is None else _all_allow(path.peer_access.statuses[:1])
     allowed = {Source.NVML: nvml, Source.PEERS: _all_allow(path.tool_peer_access), Source.CUDA: path.cuda_peers}
     answers = {source: answer for source, answer in allowed.items() if answer is not None}
@@ -106,7 +106,7 @@ def _other_label(path: Path) -> OtherLabel | None:
     if tool in (None, UNKNOWN) or path.label in (tool, UNKNOWN):
         return None
     if nvlink_count(tool or "") != path.nvlinks or is_nvlink(path.label):
-        return None  # of NVLinks: LINKCOUNT_MISMATCH says it
+        return None  # differences in NVLinks are LINKCOUNT_MISMATCH
     return OtherLabel(tool or "", path.label)
 
 

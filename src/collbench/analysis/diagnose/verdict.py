@@ -1,4 +1,4 @@
-"""What a verdict is: where a label and the links disagree, and why; one cause, one verdict (docs/method.md 10)."""
+"""Verdicts: what is wrong, where, and why; of verdicts with one cause only the strongest stands (docs/method.md 10)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Interval = tuple[float, float, float]
 
 
 class Kind(StrEnum):
-    """The kinds of docs/method.md 10; LABELS_DIFFER is a disagreement of the tools that is no fault."""
+    """The kinds of docs/method.md 10. LABELS_DIFFER is a disagreement between reported labels that is no fault."""
 
     DATA_CORRUPT = "DATA_CORRUPT"
     HANG = "HANG"
@@ -105,7 +105,7 @@ class Finding:
 
 
 def directed_links(work: Work, members: tuple[int, ...]) -> tuple[Link, ...]:
-    """Return the directed links that a work on a pair is about, both of a collective; none for what runs on others."""
+    """Return the directed links of a work on two devices, both for a collective; none for other numbers of devices."""
     if len(members) != 2 or work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
         return ()
     a, b = members
@@ -123,11 +123,11 @@ def by_name(works: Iterable[Work]) -> tuple[Work, ...]:
     return tuple(sorted(set(works), key=str))
 
 
-# One root cause, one verdict: what a stronger one explains is named inside it and not reported again.
+# One root cause, one verdict: a verdict names the weaker ones that it explains, and these are not reported.
 
 _SLOW_LINK = (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER, Kind.ORDER_INVERSION)
 _RATES = (*_SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION, Kind.P2P_SLOWER_THAN_STAGED)
-# What a kind explains on the links that it is about. Strongest first: an explained verdict explains nothing itself.
+# What each kind explains on its links, strongest kind first. A verdict that is explained explains nothing itself.
 _EXPLAINS = {
     Kind.DATA_CORRUPT: (Kind.HANG, Kind.FAILED, Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
     Kind.HANG: (Kind.FAILED, Kind.NV_DEGRADED, Kind.NV_NOT_USED, *_RATES),
@@ -167,7 +167,7 @@ def explained(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _covers(strong: Finding, weak: Finding) -> bool:
-    """Return whether one finding explains another: by kind, on all of its links, and no cause was seen for it."""
+    """Return whether one finding explains another: by its kind, and on all links of the other."""
     kind = weak.verdict.kind
     if kind not in _EXPLAINS.get(strong.verdict.kind, ()) or not weak.links:
         return False

@@ -1,4 +1,4 @@
-"""What a prediction assumes where nothing was measured, as facts; `output/assumptions.py` has their words."""
+"""What a prediction assumes where nothing was measured, as facts that `output` puts in words."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from enum import StrEnum, auto
 from collbench.analysis.choice import Band, Members
 from collbench.model.operations import Operation
 
-# Of a collective's time. Members are positions of the run's devices.
+# Assumptions about a collective's time. Members are positions of the run's devices.
 
 
 @dataclass(frozen=True, slots=True)
 class LikeOperation:
-    """As long as another operation that was measured on the same devices, of `share` times the bytes."""
+    """It takes as long as another operation, measured on the same devices, takes for `share` times the bytes."""
 
     operation: Operation
     share: float
@@ -21,7 +21,7 @@ class LikeOperation:
 
 @dataclass(frozen=True, slots=True)
 class LikeSet:
-    """As on other devices, which are predicted to reach the same; `further` is what was assumed there."""
+    """It takes as long as on other devices that are predicted to be as fast; `further` was assumed there."""
 
     members: Members
     further: LikeOperation | None = None
@@ -29,7 +29,7 @@ class LikeSet:
 
 @dataclass(frozen=True, slots=True)
 class LikePair:
-    """A ring at a band of bandwidth, whose time over size has the shape of an operation on a pair."""
+    """It is a ring with a band of bandwidth, and its time depends on size as that of an operation on a pair does."""
 
     band: Band
     operation: Operation
@@ -38,7 +38,7 @@ class LikePair:
 
 @dataclass(frozen=True, slots=True)
 class BeyondSizes:
-    """Of sizes that were not measured: a line of latency and bandwidth. `least` and `most` bytes were."""
+    """Beyond the measured sizes, from `least` to `most` bytes, the time is a line of latency and bandwidth."""
 
     least: int
     most: int
@@ -46,7 +46,7 @@ class BeyondSizes:
 
 OfTime = LikeOperation | LikeSet | LikePair | BeyondSizes
 
-# Of a network, a strategy, a step.
+# Assumptions about a network, a strategy, a step.
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ OfStep = OfNetwork | OfStrategy | General
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """One assumption; of a time, of which operations on which devices, in the order met."""
+    """One assumption; if it is about a time, also the operations and devices it was made for, in order."""
 
     what: OfTime | OfStep
     operations: tuple[Operation, ...] = ()

@@ -1,4 +1,4 @@
-"""What a step's transfers and its compute cost each other, from measured overlaps (docs/method.md 12.1)."""
+"""How a step's transfers and its compute slow each other down, from measured overlaps (docs/method.md 12.1)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OverlapCurve:
     def at(self, size_bytes: float) -> Slowdown:
         """Return the factors at a size, none below 1; beyond the measured sizes those of the nearest.
 
-        There nothing is known of how far they may be off: `most` is then the most at any size.
+        Beyond the measured sizes their error is unknown, so the upper ends are the highest at any size.
         """
         nearest = min(max(size_bytes, self.sizes[0]), self.sizes[1])
         measured = slowdown(self.points, self.operation, nearest, compute=self.compute)
@@ -76,9 +76,9 @@ class OverlapCurve:
 
 @dataclass(frozen=True, slots=True)
 class OverlapUse:
-    """What a step's messages of one operation on some devices took from a curve: the range of sizes and of factors.
+    """How a curve was used for a step's messages of one operation on some devices: the ranges of sizes and factors.
 
-    `sizes` are bytes on the curve: of half the message for a gather that borrows the factors of an all-reduce.
+    `sizes` are bytes on the curve: half of the message for a gather that borrows the factors of an all-reduce.
     """
 
     operation: Operation
@@ -107,7 +107,7 @@ class OverlapUse:
 def gather(evidence: Evidence, runs: Sequence[tuple[str, Run]]) -> tuple[OverlapCurve, ...]:
     """Return the curves of runs of `overlap`, each with its file's name, in their order.
 
-    Raises UsageError for one of another machine or other settings than the evidence's, and for one that says nothing.
+    Raises UsageError for a run of another machine or other settings than the evidence's, and for one without a curve.
     """
     gathered: list[OverlapCurve] = []
     for name, run in runs:
@@ -147,7 +147,7 @@ def _curves(name: str, run: Run, base: Run) -> Iterator[OverlapCurve]:
 
 
 def curve_for(curves: Sequence[OverlapCurve], operation: Operation, members: Members) -> OverlapCurve | None:
-    """Return the curve that comes nearest: of this operation, then of these devices, then of as many; None of none."""
+    """Return the best curve: of this operation, then of these devices, then of as many; None if there is none."""
     for other in INSTEAD[operation]:
         alike = [curve for curve in curves if curve.operation is other]
         if alike:
@@ -157,7 +157,7 @@ def curve_for(curves: Sequence[OverlapCurve], operation: Operation, members: Mem
 
 @dataclass(frozen=True, slots=True)
 class Contended:
-    """A step's factors, and at most by the upper ends of their intervals; what they are from."""
+    """A step's factors, those by the upper ends of their intervals, and where they are from."""
 
     middle: Contention
     most: Contention
@@ -197,7 +197,7 @@ def contended(
 
 
 def _mean(factors: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the weighted mean of factors of 1 or more, 1 of nothing; no factor that grows can lower it."""
+    """Return the weighted mean of factors of 1 or more, 1 without any; it never falls when a factor grows."""
     total = sum(weights)
     return 1.0 + sum((one - 1) * weight / total for one, weight in zip(factors, weights, strict=True) if total)
 

@@ -1,4 +1,4 @@
-"""Networks as communication sees them: tensors in forward's order, in the units FSDP gathers (docs/predict.md)."""
+"""Networks as communication needs them: tensors in the order of forward, in FSDP's units (docs/predict.md)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from collbench.model.errors import UsageError
 class Unit:
     """A part that is computed, and by FSDP gathered, as one.
 
-    `tensors` are parameters of each tensor, in the order that the module registers them; `work` is the multiply-adds of
-    its forward for a token or an image, attention's scores left out: only its share of the whole counts.
+    `tensors` are the numbers of parameters of each tensor, in the order of registration. `work` is the multiply-adds of
+    its forward for a token or an image, without attention's scores; only its share of the whole counts.
     """
 
     tensors: tuple[int, ...]
@@ -118,7 +118,7 @@ PARAMS = "--params"  # the source of a network whose size is all that is known
 # A transformer's block is twelve squares: 3 for queries, keys and values, 1 behind them, 4 and 4 for the feed-forward.
 _SQUARES = (3, 1, 4, 4)
 
-# Built when asked for: the numbers are those of the configuration named, the totals those that tests/analysis compares.
+# The numbers are those of the named configurations; tests/analysis compares the totals.
 _MODELS: dict[str, Callable[[str], Network]] = {
     "gpt2": lambda name: gpt2(name, 768, 12, "config of openai-community/gpt2"),
     "gpt2-medium": lambda name: gpt2(name, 1024, 24, "config of openai-community/gpt2-medium"),

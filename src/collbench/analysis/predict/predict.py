@@ -1,4 +1,4 @@
-"""What communication costs a training step on the best and the worst set of GPUs (docs/method.md 12)."""
+"""The cost of communication in a training step on the best and the worst set of GPUs (docs/method.md 12)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Registration
 from collbench.model.units import fixed
 
-# Which sets of k devices a prediction compares: the one that `select` would take, and the worst.
+# The sets of k devices that a prediction compares: the one that `select` chooses, and the worst.
 
 # Bounds rarely leave more sets open than this; a band of eight devices takes a millisecond.
 _MOST_JUDGED = 300
@@ -60,7 +60,7 @@ class Compared(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """The best set of k devices and the worst, by what; None if no set is worse. Positions ascend."""
+    """The best set of k devices and the worst (None if no set is worse); `by` says how they were found."""
 
     best: Members
     worst: Members | None
@@ -68,7 +68,7 @@ class Sets:
 
 
 class Machine:
-    """What the pairs of a machine's run show about any set of its devices."""
+    """A machine as the pairs of its run show it: predictions for any set of its devices."""
 
     def __init__(self, evidence: Evidence) -> None:
         """Take all that was measured; devices that are faulty are left out."""
@@ -86,7 +86,7 @@ class Machine:
         return self._problem.delta if self._problem else 0.0
 
     def band(self, members: Members) -> Band | None:
-        """Return the all-reduce busbw that a set is predicted to reach, GB/s; None if pairs do not tell."""
+        """Return the all-reduce busbw that a set is predicted to reach, GB/s; None if pairs do not show it."""
         problem = self._problem
         if problem is None or not set(members) <= set(problem.order):
             return None
@@ -94,9 +94,9 @@ class Machine:
         return band if band.lo > 0 else None
 
     def port(self, members: Members) -> tuple[float, bool]:
-        """Return what a set's narrowest port sends at most, GB/s, ∞ where not known; and whether a switch joins it.
+        """Return what a set's narrowest port sends at most, GB/s, ∞ if not known; and whether a switch joins the set.
 
-        Where no pairs were measured, labels of PCIe say nothing: a virtual machine may hide NVLinks behind those.
+        If no pairs were measured, PCIe labels prove nothing: a virtual machine may hide NVLinks behind them.
         """
         problem = self._problem
         if problem is not None and set(members) <= set(problem.order):
@@ -114,9 +114,9 @@ class Machine:
         return ceiling(wired), on_one_plane(wired)
 
     def sets(self, k: int, rank: Callable[[Members], float]) -> Sets:
-        """Return the sets to compare. Where there are no pairs `rank`, least first, orders those that were measured.
+        """Return the sets to compare. Without measured pairs, `rank` orders the sets that were measured, least first.
 
-        Raises UsageError for a k that cannot be.
+        Raises UsageError for an impossible k.
         """
         if not 2 <= k <= len(self._fit):
             raise TooFewLeft(k, self._evidence.run.devices, self.left_out, predicting=True)
@@ -145,7 +145,7 @@ class Machine:
 
 
 def _worst(problem: SelectionProblem, k: int) -> Members:
-    """Return the set whose band begins lowest; above 16 devices of a few that hold slow pairs."""
+    """Return the set with the lowest `lo`; above 16 devices, of a few sets with slow pairs."""
     if len(problem.order) > MOST_MEMBERS:
         slow = replace(problem.wired, rates=_turned(problem.wired.rates), links=np.zeros_like(problem.wired.links))
         sets: Sequence[Members] = sorted(grown(slow, k))
@@ -153,7 +153,7 @@ def _worst(problem: SelectionProblem, k: int) -> Members:
     else:
         candidates = search(problem.wired, k, problem.delta)
         order = np.argsort(candidates.lo, kind="stable")
-        # Of meshes that cannot be best `lo` is what their PCIe or a single ring carries: never more than the band's.
+        # For meshes that cannot be best, `lo` is the rate over PCIe or of a single ring, never more than the band's.
         sets = [tuple(some) for some in candidates.sets[order].tolist()]
         bounds = candidates.lo[order].tolist()
     lowest, slowest = np.inf, sets[0]
@@ -167,25 +167,25 @@ def _worst(problem: SelectionProblem, k: int) -> Members:
 
 
 def _turned(rates: np.typing.NDArray[np.float64]) -> np.typing.NDArray[np.float64]:
-    """Return rates whose order is turned round, so that growing the best set grows the worst."""
+    """Return rates in the opposite order, so that growing the best set grows the worst."""
     slower = np.minimum(rates, rates.T)
     turned = np.where(slower > 0, 1 / np.maximum(slower, _ROUNDING), 0.0)
     np.fill_diagonal(turned, 0.0)
     return turned
 
 
-# What is asked, and the answer.
+# The question and the answer.
 
-# Where no pairs tell, sets are ordered by their all-reduce of this size: DDP's bucket.
+# Without measured pairs, sets are ordered by their all-reduce of this size: DDP's bucket.
 _RANKED_BYTES = BUCKET_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked. `step_seconds` is a step without communication, or with `measured_on_best` that of the best set.
+    """What to predict. `step_seconds` is a step without communication, or with `measured_on_best` one on the best set.
 
-    `shards` are the GPUs that hold one copy of the model under HSDP, None if nobody said. `gpu_seconds` are the step
-    if the GPU never waited for the host, None if it never does; `host_phases` what the host then does, in time.
+    `shards` is the number of GPUs that hold one copy of the model under HSDP, None if not given. `gpu_seconds` is the
+    step if the GPU never waited for the host, None if it never does; `host_phases` is how the host's time is divided.
     """
 
     network: Network
@@ -211,11 +211,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one set pays for a step, in seconds; spans are (least, middle, most).
+    """The cost of a step's communication on one set, in seconds; spans are (least, middle, most).
 
-    `raw` is the time of all transfers one after the other. `exposed` is what of it compute waits for: at least with
-    perfect overlap, at most without any, in the middle as scheduled; `step` is compute and that. None without a step
-    time. `slowed` are the seconds of it that compute itself takes longer beside transfers, None if no overlap was
+    `raw` is the time of all transfers one after the other. `exposed` is the part of it for which compute waits: the
+    least with perfect overlap, the most without any, the middle as scheduled. `step` is compute plus `exposed`; both
+    are None without a step time. `slowed` are the seconds by which transfers slow compute down, None if no overlap was
     measured.
     """
 
@@ -232,10 +232,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class PredictedSet:
-    """One strategy on so many GPUs: bytes and messages a step by operation, and what the best and worst set pay.
+    """One strategy on a number of GPUs: what a step sends by operation, and its cost on the best and the worst set.
 
-    `sent` sums message sizes as docs/method.md 2.1 has them; `bus_bytes` is what each GPU sends by rings. `compute`
-    are the step's seconds without communication, None if nobody said; `worst` is None if no set is worse.
+    `sent` sums message sizes as docs/method.md 2.1 defines them; `bus_bytes` is what each GPU sends in rings. `compute`
+    are the step's seconds without communication, None if not given; `worst` is None if no set is worse.
     """
 
     strategy: str
@@ -249,7 +249,7 @@ class PredictedSet:
 
     @property
     def lost(self) -> Span | None:
-        """Seconds that a step loses on the worst set: of the steps where they are known, else of the raw times."""
+        """Seconds that a step loses on the worst set: of the steps if they are known, else of the raw times."""
         if self.worst is None:
             return None
         mine, its = self.best.raw, self.worst.raw
@@ -266,10 +266,10 @@ class PredictedSet:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """All cases, strategies within numbers of GPUs; the sets of each number; what was assumed.
+    """The predictions, by number of GPUs and then by strategy; the sets of each number; what was assumed.
 
-    `overlap` is what was taken from measured overlaps, () if the steps assume that overlap costs nothing. Times are
-    those on memory of the kind `registration`.
+    `overlap` is what was used of measured overlaps, () if the steps assume that overlap costs nothing. Times are for
+    memory of the kind `registration`.
     """
 
     question: Question
@@ -294,10 +294,10 @@ class Predictor:
         self._assumed: dict[OfTime, list[tuple[Operation, Members]]] = {}
 
     def predict(self, question: Question) -> Prediction:
-        """Return the answer. Raises UsageError for what cannot be asked of this machine."""
+        """Return the prediction. Raises UsageError for a question that has no meaning on this machine."""
         for gpus in question.gpus:
             for strategy in question.strategies:
-                job_of(question, strategy, gpus)  # what cannot be is said before anything is computed
+                job_of(question, strategy, gpus)  # refuses impossible jobs before anything is computed
         sets = {gpus: self._machine.sets(gpus, self._rank) for gpus in question.gpus}
         cases = tuple(
             self._predicted(question, strategy, gpus, sets[gpus])
@@ -314,7 +314,7 @@ class Predictor:
         return self._priced(question, transfers, members, compute)
 
     def compute(self, question: Question, strategy: str, members: Members) -> float | None:
-        """Return the compute seconds of a step: as given, or what the step measured on these devices leaves."""
+        """Return the compute seconds of a step: as given, or of the step measured on these devices, None if neither."""
         if question.step_seconds is None or not question.measured_on_best:
             return question.step_seconds
         transfers = list(STRATEGIES[strategy](job_of(question, strategy, len(members))))
@@ -422,7 +422,7 @@ def job_of(question: Question, strategy: str, gpus: int) -> Job:
 
 
 def groups(group: Group, members: Members, shards: int | None) -> list[Members]:
-    """Return the sets that run a collective at the same time: neighbours in rank hold one copy of the model."""
+    """Return the sets that run a collective at the same time; the GPUs of one copy have successive ranks."""
     if group is Group.ALL or shards is None:
         return [members]
     if group is Group.SHARD:
@@ -443,7 +443,7 @@ def _cost(
     if compute is None:
         return Cost(members, raw)
     scheduled = schedule(transfers, [span[1] for span in spans], compute, host, slower.middle if slower else None)
-    if slower is not None:  # where overlapping costs more than it gains, no overlap is not the worst
+    if slower is not None:  # if overlap costs more than it gains, no overlap is not the worst
         most = step_seconds(transfers, [span[2] for span in spans], compute, host, slower.most)
         high = max(high, scheduled.step - compute, most - compute)
     exposed = max(0.0, low - compute), scheduled.step - compute, high
@@ -452,7 +452,7 @@ def _cost(
 
 
 def _general(question: Question, *, overlap: bool) -> Iterator[OfStep]:
-    """Yield what is assumed whatever was measured."""
+    """Yield the assumptions that do not depend on measurements."""
     yield from question.network.assumed
     yield from map(OfStrategy, question.strategies)
     if question.step_seconds is not None:

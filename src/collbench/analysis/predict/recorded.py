@@ -1,8 +1,8 @@
 """A recorded job's step on other links: pauses stay, transfers change (docs/predict.md).
 
-Where the record has the beginnings of its kernels, it shows how the step responds to longer transfers (responses.py).
-Elsewhere it does not say what computes while a transfer runs, and a step lies between two bounds: all that a transfer
-gains or loses is the step's, or none as long as the step covers it.
+If the record has the beginnings of kernels, it shows how the step responds to longer transfers (responses.py). If not,
+it does not show what computes during a transfer, and the step lies between two bounds: it changes by all that transfers
+gain or lose, or by nothing as long as compute hides them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Priced:
 
 
 class Links:
-    """What a run's links take for a job's calls, by the devices' positions of its ranks."""
+    """The seconds that a job's calls take on a run's links, given the position of each rank's device."""
 
     def __init__(self, evidence: Evidence, positions: Mapping[int, int], overlaps: Sequence[OverlapCurve] = ()) -> None:
         """Take a run's evidence, the position of each job rank's device, and factors beside compute."""
@@ -81,9 +81,9 @@ class Links:
 
 
 def _others(evidence: Evidence) -> dict[tuple[Operation, Members], Curve]:
-    """Return the curves of collectives that no other can stand for: as measured on these very devices, or not at all.
+    """Return the curves of collectives that no other can replace: they are used only on the measured devices.
 
-    Calls of their own block sizes are left out: a record says their sum alone.
+    Collectives with block sizes of their own are left out, because a record has only their sum.
     """
     points: dict[tuple[Operation, Members], dict[int, float]] = defaultdict(dict)
     for measurement in evidence.run.measured(Variant.PLAIN):
@@ -128,18 +128,18 @@ class StepBounds:
 
 
 def bounds(calls: Sequence[Sent]) -> StepBounds:
-    """Return a step's bounds. On the links that were recorded they are the recorded step, and all three are equal.
+    """Return a step's bounds. On the recorded links all three are equal to the recorded step.
 
-    One bound takes each transfer as waited for: the step changes by all that they change. The other takes each as
-    hidden while the step lasts: it grows where one group's transfers outlast it. The most that a step can take is the
-    larger one, or that of hidden transfers where the GPU also waits for all that compute loses beside longer ones: a
-    GPU that waits for its host has time for that. None is ever less than with faster links. In between transfers run
-    from the host's call on, one at a time in each group, and the step ends when all are through.
+    One bound assumes that compute waits for every transfer: the step changes by as much as the transfers do. The other
+    assumes that the step hides transfers: it grows only if one group's transfers last longer than the step. The least
+    is the smaller of the two. The most is the larger, where hidden transfers also add what compute loses during longer
+    ones (a GPU that waits for its host has time for that). No bound falls when links get slower. The middle assumes
+    that transfers start with the host's call, one at a time in each group, and that the step ends with the last.
     """
     period = sum(one.pause for one in calls)
     before = sum(one.before for one in calls)
-    # Kernels of several groups ran concurrently, where all of them last longer than the step; those of one group
-    # do not, and where they seem to, their times hold something else.
+    # If all kernels together last longer than the step, those of several groups ran concurrently. Those of one group
+    # never do: if they seem to, their times include something else.
     shrink = min(1.0, period / before) if before else 1.0
     sums: dict[int, float] = defaultdict(float)
     for one in calls:
@@ -169,9 +169,9 @@ def bounds(calls: Sequence[Sent]) -> StepBounds:
 
 
 def responding(calls: Sequence[Sent], answer: Responses) -> StepBounds:
-    """Return a step's bounds where the record shows how it answers to longer transfers.
+    """Return a step's bounds if the record shows how it responds to longer transfers.
 
-    A step in which the GPU waits for its host has that time to lose first; at most it loses none of it.
+    If the GPU waits for its host, longer transfers first use up that time; the most assumes that they do not.
     """
     period = sum(one.pause for one in calls)
     ends = (*answer.places[1:], len(calls))
@@ -201,7 +201,7 @@ def _during_compute(one: Sent, which: int) -> float:
 
 
 def _drained(calls: Sequence[Sent], seconds: Sequence[float]) -> float:
-    """Return how long transfers continue after the host's last call, each group's one after the other, in order."""
+    """Return how long transfers continue after the host's last call, if each group runs one after the other."""
     now, ends = 0.0, defaultdict[int, float](float)
     for one, took in zip(calls, seconds, strict=True):
         now += one.pause
@@ -213,10 +213,9 @@ def _drained(calls: Sequence[Sent], seconds: Sequence[float]) -> float:
 class PredictedJob:
     """A recorded step on other links, of the rank whose step is longest there.
 
-    `kept` are the calls, by place in the job's table, that nothing measured says anything of: they stay as recorded.
-    `assumed` are the assumptions by what they are about. `calibrated`: recorded times are scaled by the ratio of two
-    measured ones, not replaced. `waited` is, by call, how much of a longer transfer delays the kernel after it; {}
-    where the record does not show it.
+    `kept` are the calls, as indices in the job's table, that no measurement covers: they stay as recorded.
+    `calibrated`: recorded times are scaled by the ratio of two measured ones, not replaced. `waited` is, by call, how
+    much of a longer transfer delays the kernel after it; {} if the record does not show it.
     """
 
     rank: int
@@ -300,7 +299,7 @@ def _sent(
         if price is None:
             kept[call] = None
         elif old is not None:
-            # What the job's transfers took beyond the isolated ones, they take on the other links as well.
+            # The job's transfers take longer than isolated ones by the same ratio on the other links.
             low, middle, high = (before * seconds / old.seconds[1] for seconds in price.seconds)
             after = low, middle, high
         else:

@@ -281,11 +281,9 @@ def _chances(steps: Mapping[int, _Step]) -> Iterator[tuple[int, int, Values, Val
     """
     for rank, step in steps.items():
         for at in range(len(step.alike)):
-            peers = [
-                steps[other]
-                for other in step.groups[at]
-                if other != rank and other in steps and _fits(step, steps[other], at)
-            ]
+            others = [steps[other] for other in step.groups[at] if other != rank and other in steps]
+            as_long = [other for other in others if len(other.alike) == len(step.alike)]
+            peers = [other for other in as_long if other.alike[at] == step.alike[at]]
             longer, later = step.before[:, at], step.free(at)
             if peers:
                 longer = longer - np.mean([_matched(step, one, one.before[:, at]) for one in peers], axis=0)
@@ -293,10 +291,6 @@ def _chances(steps: Mapping[int, _Step]) -> Iterator[tuple[int, int, Values, Val
             usable = np.isfinite(longer) & np.isfinite(later)
             if usable.sum() >= _SAMPLES:
                 yield rank, at, longer[usable] - np.mean(longer[usable]), later[usable] - np.mean(later[usable])
-
-
-def _fits(step: _Step, other: _Step, at: int) -> bool:
-    return len(other.alike) == len(step.alike) and other.alike[at] == step.alike[at]
 
 
 def _matched(step: _Step, other: _Step, values: Values) -> Values:

@@ -1,4 +1,4 @@
-"""What each strategy sends in a training step, and how it overlaps with compute and host (docs/method.md 12)."""
+"""The transfers of each strategy in a training step, and their overlap with compute and host (docs/method.md 12)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from collbench.analysis.predict.networks import Network, Unit
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 
-# How gradients are put together into messages while backward makes them, as PyTorch's DDP does it.
+# How gradients are combined into messages during backward, as in PyTorch's DDP.
 
 # The first bucket is small, so that communication starts early [torch.distributed._DEFAULT_FIRST_BUCKET_BYTES].
 FIRST_BUCKET_BYTES = 2**20
-# What DDP(bucket_cap_mb=25) means.
+# DDP(bucket_cap_mb=25).
 BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Gradients that are sent together: bytes, and the share of backward after which the last of them is there."""
+    """Gradients that are sent together: bytes, and the share of backward after which the last of them is ready."""
 
     size_bytes: int
     ready: float
@@ -42,7 +42,9 @@ def buckets(network: Network, gradient_bytes: int, cap_bytes: int) -> tuple[Buck
         if waiting >= limit:
             all_buckets.append(Bucket(waiting, done))
             waiting, limit = 0, cap_bytes
-    return tuple(all_buckets + [Bucket(waiting, done)] * (waiting > 0))
+    if waiting:
+        all_buckets.append(Bucket(waiting, done))
+    return tuple(all_buckets)
 
 
 def gradients(network: Network) -> Iterator[tuple[int, float]]:
@@ -62,7 +64,7 @@ def _within(unit: Unit) -> Iterator[tuple[int, float]]:
         yield tensor, before / unit.parameters
 
 
-# How long a step takes when host, compute and communication run concurrently: lanes, each in its own order.
+# How long a step takes if host, compute and communication run concurrently, each in its own order.
 
 _HALVINGS = 60  # of an interval that began as wide as the step: below its last bit
 _ROUNDING = 1e-12  # of a step: the same sum in another order
@@ -70,10 +72,10 @@ _ROUNDING = 1e-12  # of a step: the same sum in another order
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """How many times as long each lasts while both run: the transfers, in their order, and compute; 1 or more.
+    """How many times as long each takes while both run, at least 1: the transfers, in order, and compute.
 
-    One factor of compute holds for all transfers of a step: so none that takes longer can make a step shorter, which
-    it could if compute lost less to it than to the next (docs/method.md 12.1).
+    One factor of compute holds for all transfers of a step. Otherwise a longer transfer could make a step shorter, if
+    it slowed compute down less than the next one (docs/method.md 12.1).
     """
 
     transfers: tuple[float, ...]
@@ -109,10 +111,10 @@ def schedule(
 ) -> Schedule:
     """Return the timing of a step with these compute seconds and transfers (isolated seconds).
 
-    Communication runs one transfer at a time, in their order, none before compute has reached its `ready`; compute
-    stops at a transfer's `needed` until it is there. `ready` never falls along the order. With a `host` compute reaches
-    no place before the host has launched it, and is as fast as the GPU behind that; the host waits for nobody. While a
-    transfer and compute run at the same time, both are slower by `contention`, None if they cost each other nothing.
+    Communication runs one transfer at a time, in order, none before compute has reached its `ready`; compute stops at a
+    transfer's `needed` until it has ended. `ready` never falls along the order. With a `host`, compute reaches no
+    position before the host has launched it, and otherwise runs at the GPU's speed; the host never waits. While a
+    transfer and compute run at the same time, both are slower by `contention`, None for no slowdown.
     """
     return _Lanes(transfers, seconds, compute, host, contention or Contention((1.0,) * len(transfers), 1.0)).run()
 
@@ -141,7 +143,7 @@ def compute_of(
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """What compute does next: nothing, or go to a place, in so many seconds, of which the GPU works a share."""
+    """What compute does next: it waits, or it goes to `goal` in `seconds`, of which the GPU is `busy` for a share."""
 
     seconds: float
     goal: float | None = None
@@ -150,10 +152,10 @@ class _Pace:
 
 
 class _Lanes:
-    """Both lanes at one moment, from event to event: a transfer ends, compute gets to a place, the host to a knot.
+    """The simulation of a step from event to event: a transfer ends, compute reaches a position, the host a knot.
 
-    Between two events each lane has one speed. Where the host holds the GPU, the GPU works a share of the time, and a
-    transfer is slowed in that share.
+    Between two events compute and communication each have a constant speed. If the host holds the GPU, the GPU works a
+    share of the time, and transfers are slowed in that share.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ class _Lanes:
             self._left = self._seconds[self._current]
 
     def _ready(self, transfer: Transfer) -> float:
-        """Return where it may start: sums of shares may differ in their last bit from where compute stops for it."""
+        """Return where a transfer may start: sums of shares may differ in the last bit from where compute stops."""
         return min(transfer.ready, self._stops[self._current])
 
     def _advance(self) -> None:
@@ -227,7 +229,7 @@ class _Lanes:
             self._at_hosts_pace &= pace.busy < 1.0
 
     def _pace(self) -> _Pace:
-        """Return what compute does until something changes."""
+        """Return what compute does until the next event."""
         stop = self._stops[self._current] if self._current < len(self._transfers) else 1.0
         if self._position >= min(stop, 1.0):
             self._at_hosts_pace = False
@@ -242,7 +244,7 @@ class _Lanes:
         return self._paced_by_host(goal, each)
 
     def _paced_by_host(self, goal: float, each: float) -> _Pace:
-        """Return what compute does on its way to a place where the host may hold it."""
+        """Return what compute does until it reaches a position, while the host may hold it."""
         (begin, before), (end, after) = self._launched[max(self._knot - 1, 0)], self._launched[self._knot]
         goal, hosts = min(goal, end), (after - before) / (end - begin) if end > begin else 0.0
         behind = self._clock - (before + (self._position - begin) * hosts)  # seconds since the host was here
@@ -258,14 +260,14 @@ class _Lanes:
         return _Pace((goal - self._position) * each, goal, 1.0)
 
 
-# What each way of training in parallel sends in one step, when it can start and what waits for it (docs/method.md 12).
+# What each strategy sends in a step, when each transfer can start, and what waits for it (docs/method.md 12).
 
-# Backward makes two matrix products for each one of forward: for the weights, and for what came in.
+# Backward has two matrix products for each one of forward: for the weights and for the inputs.
 FORWARD_SHARE = 1 / 3
 
 
 class Group(StrEnum):
-    """The members: all GPUs, those that hold one copy of the model together, or those that hold the same shard."""
+    """The members: all GPUs, those that together hold one copy of the model, or those that hold the same shard."""
 
     ALL = "all"
     SHARD = "shard"
@@ -277,7 +279,7 @@ class Transfer:
     """One collective of a step, by its message size as docs/method.md 2.1 has it.
 
     `ready` is the share of the step's compute after which it may start; `needed` the share at which compute waits for
-    it, 1 for the optimizer. What is sent `after_optimizer` waits for that, too.
+    it, 1 for the optimizer. A transfer `after_optimizer` also waits for the optimizer.
     """
 
     operation: Operation
@@ -338,12 +340,12 @@ def zero3(job: Job) -> Iterator[Transfer]:
 
 
 def fsdp(job: Job) -> Iterator[Transfer]:
-    """Yield the same but for the root unit, which stays gathered from forward to backward."""
+    """Yield the transfers of zero3, except that the root unit stays gathered from forward to backward."""
     return _sharded(job, Group.ALL, again=False)
 
 
 def hsdp(job: Job) -> Iterator[Transfer]:
-    """Yield FSDP's among the GPUs of one copy, and behind each reduce-scatter an all-reduce among the copies."""
+    """Yield FSDP's transfers among the GPUs of one copy, and after each reduce-scatter an all-reduce among copies."""
     return _sharded(job, Group.SHARD, again=False)
 
 
@@ -425,7 +427,7 @@ def _gather(job: Job, parameters: int, group: Group, ready: float, needed: float
 
 
 def _scatter(job: Job, parameters: int, group: Group, ready: float) -> Iterator[Transfer]:
-    """Yield the gradients of a unit, and where there are copies of the model what makes their shards equal."""
+    """Yield the reduce-scatter of a unit's gradients, and with several copies of the model the all-reduce of shards."""
     if not parameters:
         return
     size, ready = parameters * job.gradient_bytes, min(ready, 1.0)
@@ -434,7 +436,7 @@ def _scatter(job: Job, parameters: int, group: Group, ready: float) -> Iterator[
         yield Transfer(Operation.ALLREDUCE, -(-size // job.shards), Group.REPLICA, ready, 1.0)
 
 
-# The host's lane of a training step: how far it has launched the kernels that the GPU will run.
+# The host in a training step: how far it has launched the kernels that the GPU runs.
 
 # A position in the step (share of the GPU's compute), and the share of the host's time after which all before is
 # launched.
@@ -479,14 +481,14 @@ class Host:
     def seconds(self, step: float) -> float:
         """Return the seconds that the host takes to launch a step without communication, from the step's seconds.
 
-        The most that make the step no longer: where it takes `gpu_seconds` the host never holds the GPU.
+        They are the most that do not lengthen the step: if it takes `gpu_seconds`, the host never holds the GPU.
         """
         waits = [(step - self.gpu_seconds * (1 - position)) / share for position, share in self.knots if share]
         return max(0.0, min([step, *waits]))
 
 
 def pace(network: Network, micro_batches: int, phases: Phases) -> tuple[Knot, ...]:
-    """Return the knots of a host that launches each unit in a share of its tensors, about as many kernels."""
+    """Return the knots of a host whose time for each unit is in proportion to its tensors, and so to its kernels."""
     forward, backward, _ = phases.shares
     knots, begin = [(0.0, 0.0)], 0.0
     for number in range(micro_batches):
@@ -499,7 +501,7 @@ def pace(network: Network, micro_batches: int, phases: Phases) -> tuple[Knot, ..
 
 
 def _stretch(units: Sequence[Unit], positions: tuple[float, float], shares: tuple[float, float]) -> Iterator[Knot]:
-    """Yield a knot at the end of each unit that computes: place by its work, host's share by its tensors."""
+    """Yield a knot at the end of each unit that computes: its position by work, the host's share by tensors."""
     computing = [unit for unit in units if unit.work]
     work, tensors = (sum(parts) for parts in zip(*((u.work, len(u.tensors)) for u in computing), strict=True))
     done, launched = 0.0, 0
@@ -516,7 +518,7 @@ def parse_phases(text: str) -> Phases:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    # A part of zero would say that no kernel is launched there; the optimizer's may be one.
+    # Forward and backward launch kernels, so their time is above zero; the optimizer's may be zero.
     if len(numbers) != len(_PHASES) or not all(0 <= part <= _MOST for part in numbers) or 0 in numbers[:2]:
         raise UsageError(
             f"--host-phases '{text}' is not the host's time in {', '.join(_PHASES)}: write 12,14,9, in ms or any unit, "

@@ -1,4 +1,4 @@
-"""How long a collective takes on a set of devices: as measured there, or nearest to it (docs/method.md 12)."""
+"""The time of a collective on a set of devices, measured there or on the most similar set (docs/method.md 12)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Registration, Variant
 from collbench.model.run import DataPoint, Run
 
-# What several runs of one machine measured, put together: the run that ranks its pairs, and all curves.
+# The evidence of several runs of one machine: the run that ranks its pairs, and all curves.
 
 Key = tuple[Operation, Members]
 # What training sends.
 SENT = (Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER)
-# The version is what an image left behind; the loaded library's may differ.
+# Container images set it; it is not the version of the loaded library.
 _SAYS_NOTHING = "NCCL_VERSION"
 
 
@@ -50,10 +50,10 @@ class Evidence:
 
 
 def gather(runs: Sequence[tuple[str, Run]], registration: Registration = Registration.NONE) -> Evidence:
-    """Return what runs, each with its file's name, say together. Raises UsageError if they do not belong together.
+    """Return the evidence of several runs, each with its file's name. Raises UsageError if they do not fit together.
 
-    The run with the most devices, then the most pairs, is the one that devices are chosen from. With registered memory
-    the curves are those on it, and so are the pairs where it was measured on any.
+    Devices are chosen from the run with the most devices, then the most pairs. With registered memory the curves are
+    those on it, and so are the pairs if any were measured on it.
     """
     for name, run in runs:
         if run.overlaps and not run.measurements:
@@ -72,7 +72,7 @@ def gather(runs: Sequence[tuple[str, Run]], registration: Registration = Registr
 
 
 def _on_registered(runs: Sequence[tuple[str, Run]], kind: Registration) -> Evidence:
-    """Return the evidence on registered memory. Pairs of ordinary memory rank devices where no others were timed."""
+    """Return the evidence on registered memory. If no pairs were timed on it, pairs on ordinary memory rank devices."""
     registered = [(name, on_memory(run, kind)) for name, run in runs]
     measured = [(name, run) for name, run in registered if next(_points(run), None)]
     if not measured:
@@ -105,7 +105,7 @@ def _curves(base: Run, runs: Sequence[tuple[str, Run]]) -> dict[Key, Curve]:
 
 
 def positions_in(base: Run, run: Run) -> tuple[int, ...]:
-    """Return the position in `base` of each of a run's devices, all of which it has; the first of equal identities."""
+    """Return the position in `base`, which has all of them, of each of a run's devices."""
     position_of = {device.uuid: position for position, device in reversed([*enumerate(base.devices)])}
     return tuple(position_of[device.uuid] for device in run.devices)
 
@@ -117,7 +117,7 @@ def _pairs(run: Run) -> int:
 
 
 def _points(run: Run) -> Iterator[tuple[DataPoint, float]]:
-    """Yield the sound points of what training sends with their seconds, out of place; in place where that is all."""
+    """Yield the sound data points of what training sends with their seconds: out of place, or else in place."""
     points = {m.point: m for variant in (Variant.IN_PLACE, Variant.PLAIN) for m in run.measured(variant)}
     plain = {(c.operation, c.members, c.size_bytes) for c in points if c.variant is Variant.PLAIN}
     for point, measurement in points.items():
@@ -154,21 +154,21 @@ def _settings(run: Run) -> dict[str, str]:
 
 # The timing of each operation on each set.
 
-# Seconds: the least, the middle and the most that a prediction allows; all equal where it was measured.
+# Seconds: the least, the middle and the most that a prediction allows; all equal if it was measured.
 Span = tuple[float, float, float]
 Bands = Callable[[Members], Band | None]
-# What the narrowest port of a set sends at most, GB/s, ∞ where not known; and whether a switch joins the set.
+# What the narrowest port of a set sends at most, GB/s, ∞ if not known; and whether a switch joins the set.
 Ports = Callable[[Members], tuple[float, bool]]
 
 _ALONE = 1.0, 1.0, 1.0
-# What stands in for an operation that was not measured, the likest first: gather and scatter move the same bytes.
+# The operations that can replace one that was not measured, best first: gather and scatter move the same bytes.
 INSTEAD = {
     Operation.ALLREDUCE: (Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER),
     Operation.ALLGATHER: (Operation.ALLGATHER, Operation.REDUCESCATTER, Operation.ALLREDUCE),
     Operation.REDUCESCATTER: (Operation.REDUCESCATTER, Operation.ALLGATHER, Operation.ALLREDUCE),
 }
-# Of a pair's small all-reduce, what each step of a ring beyond its two adds: 5.5 µs on 2 ranks, which take 2 steps, and
-# 7.7 on 4, which take 6 [H200x4, docs/method.md 4.2].
+# What each further step of a ring adds, as a share of a pair's small all-reduce: 5.5 µs on 2 ranks with 2 steps, 7.7 on
+# 4 ranks with 6 steps [H200x4, docs/method.md 4.2].
 _STEP_SHARE = (7.7 / 5.5 - 1) / 4
 
 
@@ -176,10 +176,10 @@ _STEP_SHARE = (7.7 / 5.5 - 1) / 4
 class Timing:
     """Seconds by message size on one set, from a measured curve.
 
-    A message takes as long as one of `ratio` times its bytes on the curve, which are the same bus bytes. What of that
-    is not the curve's own `latency` is stretched by the ratio of two bandwidths, and the set's `start` is added. Where
-    that was not measured, no byte takes less than `floor` seconds; `own` is the set's own curve of this operation,
-    `ring` one made of its pairs'. `assumed` is None of what was measured.
+    A message takes as long as one of `ratio` times its bytes, the same bus bytes, on the curve. Its time beyond the
+    curve's `latency` is multiplied by `stretch`, the ratio of two bandwidths, and the set's `start` is added. Unless it
+    was measured, no byte takes less than `floor` seconds. `own`: the curve is of this set and operation; `ring`: it is
+    made from the curve of a pair. `assumed` is None if it was measured.
     """
 
     curve: Curve
@@ -210,12 +210,12 @@ class Timings:
     def __init__(
         self, evidence: Evidence, bands: Bands, delta: float, ports: Ports = lambda _members: (inf, False)
     ) -> None:
-        """Take what was measured; `bands` predicts a set's busbw, `ports` bounds it, sets within `delta` are equal."""
+        """Take the evidence; `bands` predicts a set's busbw, `ports` bounds it, sets within `delta` are equal."""
         self._evidence, self._bands, self._delta, self._ports = evidence, bands, delta, ports
         self._known: dict[tuple[Operation, Members], Timing] = {}
 
     def of(self, operation: Operation, members: Members) -> Timing:
-        """Return the timing. Raises UsageError if nothing that was measured comes near."""
+        """Return the timing. Raises UsageError if nothing similar was measured."""
         key = operation, tuple(sorted(members))
         if key not in self._known:
             self._known[key] = self._find(*key)
@@ -233,9 +233,9 @@ class Timings:
         )
 
     def _floor(self, operation: Operation, members: Members, timing: Timing) -> float:
-        """Return the seconds that a byte takes at least: what each device has to send, over its port.
+        """Return the least seconds that a byte takes: what each device has to send, over its port's rate.
 
-        A switch may reduce on the way (NVLS): then an all-reduce sends its message once, where a ring sends more.
+        A switch may reduce on the way (NVLS): then an all-reduce sends its message once, less than a ring does.
         """
         port, switched = self._ports(members)
         ring = operation.busbw_factor(len(members))
@@ -243,7 +243,7 @@ class Timings:
         return min(sent, ring) / port / 1e9
 
     def _measured(self, operation: Operation, members: Members) -> Timing | None:
-        """Return what was measured on these very devices; another operation's by its bus bytes."""
+        """Return the timing from measurements on these devices; of another operation by equal bus bytes."""
         curves = self._curves(members)
         for other in INSTEAD[operation]:
             if other in curves:
@@ -253,7 +253,7 @@ class Timings:
         return None
 
     def _alike(self, operation: Operation, members: Members) -> Timing | None:
-        """Return what was measured on a set of as many that is predicted to carry the same."""
+        """Return the timing from measurements on another set of the same size with the same predicted bandwidth."""
         mine = self._bands(members)
         if mine is None:
             return None
@@ -271,7 +271,7 @@ class Timings:
         return None
 
     def _ring(self, operation: Operation, members: Members) -> Timing | None:
-        """Return a ring's time by the curve of the pair inside whose bandwidth is nearest to the set's."""
+        """Return a ring's timing from the curve of the pair in the set whose bandwidth is nearest to the set's."""
         band = self._bands(members)
         slowest = min(self._pairs(operation, members, band), default=None) if band else None
         if band is None or slowest is None:
@@ -292,10 +292,10 @@ class Timings:
     def _pairs(
         self, operation: Operation, members: Members, band: Band
     ) -> Iterator[tuple[float, float, Members, Operation]]:
-        """Yield the measured pairs inside a set: how far their GB/s are from its, in log; the likest operation.
+        """Yield for each measured pair in a set: its distance from the set's GB/s in logs, its GB/s, and the operation.
 
-        The ends of a band are equally far from its middle but for rounding: there the slower pair goes first, for a
-        ring is as fast as its slowest link, and the order of the devices must not decide.
+        The two ends of a band are equally far from its middle except for rounding. The slower pair then goes first,
+        because a ring is as fast as its slowest link, and the order of the devices must not decide.
         """
         for pair in combinations(members, 2):
             own, curves = self._bands(pair), self._curves(pair)
@@ -309,7 +309,7 @@ class Timings:
 
 
 def assumed_of(timing: Timing, sizes: Sequence[int]) -> Iterator[OfTime]:
-    """Yield what is assumed of messages of these sizes in bytes; nothing if all were measured."""
+    """Yield the assumptions about messages of these sizes in bytes; none if all were measured."""
     if timing.assumed is not None:
         yield timing.assumed
     if not all(map(timing.covers, sizes)):
