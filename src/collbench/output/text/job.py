@@ -278,7 +278,8 @@ def _call_table(report: Report, rows: Sequence[Row], mark: str) -> Table:
     concurrently = any(row.concurrent is not None for row in report.distinct)
     isolated = any(row.alone is not None for row in report.distinct)
     heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
-    heads += [f"{mark}alone"] * isolated + [f"{mark}overlap"] * concurrently
+    heads += [f"{mark}alone"] if isolated else []
+    heads += [f"{mark}overlap"] if concurrently else []
     calls = table(*heads, left=("call", "dtype", "group"), keys=2)
     for row in rows:
         call = job.calls[row.call]

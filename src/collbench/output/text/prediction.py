@@ -112,12 +112,15 @@ def _overview(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> T
     """Return the short page's table: a row for each number of GPUs and strategy, on the best and the worst set."""
     what = "exposed" if timed else "raw"
     heads = ["GPUs", "strategy", f"{what} on best, {scale.unit}", f"on worst, {scale.unit}"]
-    rows = table(*heads, *["lost of a step"] * timed, left=("strategy",), keys=2)
+    if timed:
+        heads.append("lost of a step")
+    rows = table(*heads, left=("strategy",), keys=2)
     for case in cases:
         costs = [case.best, *([case.worst] if case.worst else [])]
         spans = [(cost.exposed if timed else cost.raw) or cost.raw for cost in costs]
         figures = [*(scale.figure(span[1]) for span in spans), *["-"] * (2 - len(spans))]
-        rows.add_row(str(case.gpus), case.strategy, *figures, *[_percent(case.lost_share)] * timed)
+        lost = [_percent(case.lost_share)] if timed else []
+        rows.add_row(str(case.gpus), case.strategy, *figures, *lost)
     return rows
 
 
