@@ -41,7 +41,6 @@ from collbench.analysis.diagnose.evidence import (
     OtherLabel,
     OtherProcesses,
     PeerAnswers,
-    Presence,
     SlotBelowBest,
     SlowerThanBack,
     Source,
@@ -131,22 +130,19 @@ _SIGNALS = {
 def _failed(failed: Failure, devices: Sequence[Device]) -> str:
     silent = "it wrote nothing to stderr" if failed.cause is Cause.DIED else ""
     said = failed.detail or silent
+    ending = f"exit status {failed.exit_status}"
+    if failed.signal is not None:
+        ending = ", ".join(filter(None, (f"signal {failed.signal}", _SIGNALS.get(failed.signal))))
     return _FAILED[failed.cause].format(
         step=_step(failed, devices),
         at=f" on {tags(failed.devices, devices)}" if failed.devices else "",
         detail=failed.detail,
         said=f": {said}" if said else "",
         seconds=fixed(failed.seconds or 0.0, 3),
-        ending=_ending(failed),
+        ending=ending,
         count=failed.count,
         because=failure(failed.because, devices) if failed.because else "",
     )
-
-
-def _ending(failed: Failure) -> str:
-    if failed.signal is None:
-        return f"exit status {failed.exit_status}"
-    return ", ".join(filter(None, (f"signal {failed.signal}", _SIGNALS.get(failed.signal))))
 
 
 def _step(failed: Failure, devices: Sequence[Device]) -> str:
@@ -325,7 +321,8 @@ def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence 
         case WrongElements(elements, work):
             return "Wrong data arrived." + (f" {elements} elements of {work} were wrong." if work else "")
         case OtherProcesses(seen):
-            return f"Another process was {', '.join(_presence(one, run) for one in seen)}."
+            where_seen = (f"on {run.devices[one.device].tag} {causes.presence(one)}" for one in seen)
+            return f"Another process was {', '.join(where_seen)}."
         case Disturbed(labels, ratio, works):
             pairs = f"{' and '.join(labels)} pairs"
             return f"{pairs}: concurrently they reach {ratio:.2f} of their isolated rate ({_names(works)})."
@@ -402,10 +399,6 @@ _WHERE = {
     Extent.ALL_PAIRS: "all {pairs}",
     Extent.SET: "all of {commas}",
 }
-
-
-def _presence(seen: Presence, run: Run) -> str:
-    return f"on {run.devices[seen.device].tag} {causes.presence(seen)}"
 
 
 def _names(works: Sequence[Work]) -> str:
@@ -626,11 +619,11 @@ def tie_breaks(used: Sequence[TieBreak]) -> str:
 
 
 def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str:
-    """Name sets of devices: "GPU2-GPU3", "GPU4", "GPU0, GPU1, GPU2"; "an unknown device" for none."""
+    """Return the names of sets of devices: "GPU2-GPU3; GPU4"; "an unknown device" for an empty one."""
     names = (tags(device_set, devices, "-" if len(device_set) == 2 else ", ") for device_set in sets)
     return "; ".join(name or "an unknown device" for name in names)
 
 
 def tags(positions: Sequence[int], devices: Sequence[Device], between: str = ", ") -> str:
-    """Name devices: "GPU0, GPU1"."""
+    """Return the names of devices: "GPU0, GPU1"."""
     return between.join(devices[position].tag for position in positions)

@@ -130,7 +130,7 @@ def interference_checks(run: Run) -> Iterator[dict[str, str]]:
     """Yield each pair's isolated and concurrent rate."""
     for check in run.interference_checks:
         yield {
-            "what": f"{Work(check.operation, check.variant)} on {_tags(run, check.members)}",
+            "what": f"{Work(check.operation, check.variant)} on {sentences.tags(check.members, run.devices)}",
             "label": check.label,
             "isolated": fixed(check.isolated_gbs),
             "concurrent": fixed(check.concurrent_gbs),
@@ -194,9 +194,9 @@ def _which_devices(run: Run, ranking: Ranking | None) -> dict[str, Any]:
     if all(one.tied or len(one.members) == len(run.devices) for one in chosen):
         short, lines = "any of them", [sentences.reason(chosen[0], run.devices)]
     else:
-        short = _tags(run, chosen[0].members)
+        short = sentences.tags(chosen[0].members, run.devices)
         lines = [f"the best {len(chosen[0].members)}: {sentences.reason(chosen[0], run.devices)}"]
-        lines += [f"best {len(one.members)}: {_tags(run, one.members)}" for one in chosen[1:]]
+        lines += [f"best {len(one.members)}: {sentences.tags(one.members, run.devices)}" for one in chosen[1:]]
     return _answer("Which devices", short, [*lines, *out], "warn" if out else "")
 
 
@@ -285,13 +285,13 @@ def choice(run: Run, k: int) -> dict[str, Any]:
         }
     return {
         "k": k,
-        "devices": _tags(run, chosen.members),
+        "devices": sentences.tags(chosen.members, run.devices),
         "predicted": sentences.band(chosen.band) if chosen.band else "",
         "reason": sentences.reason(chosen, run.devices) + (" (heuristic)" if chosen.heuristic else ""),
         "decided_by": sentences.tie_breaks(chosen.decided_by),
         "finalists": [
             {
-                "devices": _tags(run, one.members),
+                "devices": sentences.tags(one.members, run.devices),
                 "predicted": f"{sentences.band(one.band)} ({sentences.band_basis(one.band)})",
                 "note": f"the first {k}" if one.default else "",
             }
@@ -347,10 +347,6 @@ def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink]) -> str:
     if len(standings) == len(ranking.standings) > 1:
         return f"all {len(standings)}"
     return abridged([name(run, ranking.work, standing.members) for standing in standings], _MOST_NAMES)
-
-
-def _tags(run: Run, positions: Sequence[int]) -> str:
-    return sentences.tags(positions, run.devices)
 
 
 # Single launches: a table of percentiles and a histogram of each size, for each communicator.

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from collbench.analysis.job import Bar, Report, Timeline, timeline
 from collbench.model.job import Job
-from collbench.output.text.job import call_table, group_text, headline, milli, origin, rank_table, said, size
+from collbench.output.text.job import call_table, group_text, headline, milli, origin, rank_table, remarks, size
 
 # The page shows the first of more ranks or calls: a browser draws about ten thousand bars at once.
 _MOST_RANKS, _MOST_BARS, _MOST_ROWS = 32, 16_000, 500
@@ -28,7 +28,7 @@ def content(report: Report, name: str, version: str, against: str = "") -> dict[
         "title": name,
         "version": version,
         "answer": headline(report),
-        "lines": [" ".join(line.split()) for line in (*origin(report, against), *said(report))],
+        "lines": [" ".join(line.split()) for line in (*origin(report, against), *remarks(report))],
         "timeline": None if job_timeline is None else _picture(report.job, job_timeline),
         "tables": tables,
     }

@@ -150,30 +150,29 @@ def _shades(row: Sequence[float | None], *, least: bool) -> str:
     )
 
 
-def _rates(measurement: Measurement) -> Bounds:
+def _bounds(value: float, interval: tuple[float, float] | None, scale: float = 1.0) -> Bounds:
+    low, high = interval or (None, None)
+    return None if low is None else low * scale, value * scale, None if high is None else high * scale
+
+
+def _rates(measurement: Measurement, scale: float = 1.0) -> Bounds:
     summary = summarize(measurement)
-    low, high = summary.interval or (None, None)
-    return low, summary.busbw, high
+    return _bounds(summary.busbw, summary.interval, scale)
 
 
 def _times(measurement: Measurement, scale: float) -> Bounds:
-    low, high = median_interval(trial_seconds(measurement)) or (None, None)
-    return _scaled((low, summarize(measurement).seconds, high), scale)
+    return _bounds(summarize(measurement).seconds, median_interval(trial_seconds(measurement)), scale)
 
 
 def _share(limits: Mapping[Members, float], measurement: Measurement) -> Bounds:
+    """Return the share of the theory, in percent."""
     limit = limits.get(measurement.point.members)
-    return _scaled(_rates(measurement), 100 / limit) if limit else NOTHING
+    return _rates(measurement, 100 / limit) if limit else NOTHING
 
 
 def _launch(measurement: Measurement) -> Bounds:
     seconds = summarize(measurement).launch_seconds
-    return NOTHING if seconds is None else (None, seconds * 1e6, None)
-
-
-def _scaled(bounds: Bounds, scale: float) -> Bounds:
-    low, middle, high = (None if value is None else value * scale for value in bounds)
-    return low, middle, high
+    return NOTHING if seconds is None else _bounds(seconds, None, 1e6)
 
 
 def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
@@ -376,10 +375,9 @@ def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]
     summaries = {at: overlap.summarize(one) for at, one in points.items() if one.trials}
 
     def bounds(pick: Callable[[overlap.OverlapSummary], overlap.Figure], scale: float = 1.0) -> list[list[Bounds]]:
-        return [
-            [_ends(pick(summaries[size, key]), scale) if (size, key) in summaries else NOTHING for key in keys]
-            for size in sizes
-        ]
+        picked = {at: pick(summary) for at, summary in summaries.items()}
+        known = {at: _bounds(figure.value, figure.interval, scale) for at, figure in picked.items()}
+        return [[known.get((size, key), NOTHING) for key in keys] for size in sizes]
 
     rows = [[points.get((size, key)) for key in keys] for size in sizes]
     return _Series(
@@ -404,11 +402,6 @@ def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]
         ],
         failed=[[at for at, one in enumerate(row) if one and one.failure and not one.trials] for row in rows],
     ).as_json()
-
-
-def _ends(figure: overlap.Figure, scale: float) -> Bounds:
-    low, high = figure.interval or (None, None)
-    return _scaled((low, figure.value, high), scale)
 
 
 # Ratios of two runs, data point by data point, with the verdicts of `compare`.
@@ -451,7 +444,7 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
     ratios = _figure(
         f"{base['figures'][0]['title']}: ratio",
         "×",
-        [[_bounds(change) for change in row] for row in changes],
+        [[NOTHING if change is None else _bounds(change.ratio, change.interval) for change in row] for row in changes],
         covers="simultaneous 99 % interval",
         shades=["".join(map(_letter, row)) for row in changes],
     )
@@ -469,13 +462,6 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
         notes=[["" if change is None else _VERDICT_TEXTS[change.verdict] for change in row] for row in changes],
         words=[*_VERDICT_TEXTS.values()],
     ).as_json()
-
-
-def _bounds(change: Change | None) -> Bounds:
-    if change is None:
-        return NOTHING
-    low, high = change.interval or (None, None)
-    return low, change.ratio, high
 
 
 def _letter(change: Change | None) -> str:

@@ -71,7 +71,7 @@ def page(report: Report, against: str = "") -> Iterator[Block]:
         yield from short(Text(f"equal calls are grouped{others}: --verbose shows all in order"))
     yield from whole("tables", *more(len(report.rows) - _MOST_ROWS, " rows: --json has all"))
     yield from _ranks(report)
-    yield from both("tails", Lines("\n" + "\n".join(_folded(said(report)))))
+    yield from both("tails", Lines("\n" + "\n".join(_folded(remarks(report)))))
     job_timeline = timeline(report.job)
     if job_timeline is not None:
         few_lines, lines = (
@@ -366,7 +366,7 @@ def origin(report: Report, against: str) -> Iterator[str]:
         yield f"against   {one_line(against)}{none}"
 
 
-def said(report: Report) -> Iterator[str]:
+def remarks(report: Report) -> Iterator[str]:
     """Yield which ranks are late, and the limits of the figures: lines of a name and a sentence."""
     job = report.job
     for one in report.late[:_FEW_LATE]:
