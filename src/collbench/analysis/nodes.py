@@ -21,9 +21,9 @@ from collbench.model.run import Measurement, Run
 # Which nodes are slow, which uplinks, and where to look more closely, from the pairs of nodes measured so far.
 #
 # A node is slow if even the upper end of its simultaneous 95 % interval lies more than 2 % below the typical node: the
-# median node, or if at most half of the nodes are fast the median of these. A switch's uplinks are slow by the same rule
-# among switches. If the switches were not reported, they are inferred: nodes that are slow towards others but not among
-# themselves share an uplink.
+# median node, or if at most half of the nodes are fast the median of these. A switch's uplinks are slow by the same
+# rule among switches. If the switches were not reported, they are inferred: nodes that are slow towards others but not
+# among themselves share an uplink.
 
 Pair = tuple[int, int]
 

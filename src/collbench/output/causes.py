@@ -1,4 +1,4 @@
-"""The likely cause of a verdict, as a clause, and shell commands that check it. Both are written only here."""
+"""The likely cause of a verdict as a clause, and the shell commands that check it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ _PARTS = {
 }
 _ALONE = {Extent.PAIR: "only this path", Extent.DIRECTION: "only one direction of this path"}
 _CHANNELS = "limits the channels, and so how many links are used at once"
-# What a variable does, as a table of text [NCCL docs, environment variables]; the environment is not read.
+# What each variable does [NCCL docs, environment variables]. Pairs, because a dict with such keys looks like an
+# environment that sets them (tests/test_walls.py).
 _VARIABLES = (
     ("NCCL_P2P_DISABLE", "disables direct transfers between GPUs, so NCCL goes through host memory"),
     ("NCCL_P2P_LEVEL", "limits direct transfers to nearer GPUs; farther ones go through host memory"),
@@ -159,7 +160,7 @@ def presence(seen: Presence) -> str:
     return f"{seen.when} measuring" if seen.when else f"in {seen.trials} of {seen.of_trials} trials"
 
 
-# Where to look. {gpus} are nvidia-smi's indices, {on} is its option for them, where there are some.
+# The command of each check. {gpus} are nvidia-smi's indices, {on} is its option for them, if there are any.
 _COMMANDS = {
     Look.GPU_PROCESSES: "nvidia-smi{on} --query-compute-apps=pid,name,used_memory --format=csv",
     Look.RUNNING: "nvidia-smi pmon -c 1",
@@ -196,18 +197,17 @@ _COMMANDS = {
 
 
 def command(checks: Iterable[Check], run: Run) -> str:
-    """Return the shell commands that show what is looked for, in one line."""
-    return "; ".join(_command(check, run) for check in checks)
+    """Return the shell commands of these checks on one line."""
+    commands = []
+    for check in checks:
+        devices = [run.devices[position] for position in check.devices]
+        gpus = ",".join(str(device.index) for device in devices)
+        on = f" -i {gpus}" if gpus else ""
+        commands.append(_COMMANDS[check.look].format(gpus=gpus, on=on, slots=_slots(devices), variable=check.variable))
+    return "; ".join(commands)
 
 
-def _command(check: Check, run: Run) -> str:
-    devices = [run.devices[position] for position in check.devices]
-    gpus = ",".join(str(device.index) for device in devices)
-    on = f" -i {gpus}" if gpus else ""
-    return _COMMANDS[check.look].format(gpus=gpus, on=on, slots=_slots(devices), variable=check.variable)
-
-
-# As NVML writes it, "00000000:1B:00.0"; a hand-written file may contain anything.
+# As NVML writes it, "00000000:1B:00.0"; a run file may contain anything.
 _BUS_ID = re.compile(r"([0-9A-Fa-f]+):([0-9A-Fa-f]+:[0-9A-Fa-f]+\.[0-9A-Fa-f])")
 
 

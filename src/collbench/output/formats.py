@@ -1,4 +1,4 @@
-"""Rows as the text of other tools: CSV, JSON records, a Markdown table; and Parquet."""
+"""Rows in the formats of other tools: CSV, JSON records, a Markdown table, Parquet."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from collbench.model.run import Run
 from collbench.model.units import fixed
 from collbench.output.rows import COLUMNS, Column, Row, Type, Value, columns_of
 
-# In CSV and JSON every number keeps all its digits. Markdown is for readers: it has those that the interval warrants.
+# CSV, JSON and Parquet keep all digits of numbers. Markdown is for readers: it has as many as the interval warrants.
 
 _MOST_DIGITS, _FEWEST_DIGITS = 4, 3
 _NARROW = 0.005  # half an interval as a share of the rate, up to which the fourth digit means something
-_SMALL = 1e-4  # seconds of small messages are shorter in scientific notation: 2.1934e-06
-# CommonMark lets a backslash stand before any of these; before letters it would be one. Inside a word _ means nothing.
+_SMALL = 1e-4  # smaller numbers are shorter in scientific notation: 2.1934e-06
+# What CommonMark allows a backslash to escape; before letters it would be shown. Inside a word, _ is no markup.
 _MARKS = re.compile(r"([\\`*{}\[\]<>()#+!|~&$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
 _LINES = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 
 
 def as_csv(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> str:
-    """Return CSV with a head (RFC 4180, lines end in LF): texts are quoted, numbers are not, unknown fields empty."""
+    """Return CSV with a head (RFC 4180, lines end in LF): texts are quoted, numbers are not, None is empty."""
     file = io.StringIO()
     lines = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     lines.writerow([column.name for column in columns])
@@ -35,12 +35,12 @@ def as_csv(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> str:
 
 
 def as_json(rows: Sequence[Row]) -> str:
-    """Return a JSON list of records, one a line; unknown fields are null."""
+    """Return a JSON list of records, one per line; None is null."""
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
 
 
 def as_markdown(run: Run, rows: Sequence[Row]) -> str:
-    """Return a head of what all rows share, the backend first, and a table of what they differ in."""
+    """Return a list of the values that all rows share, the backend first, and a table of the other columns."""
     names = [column.name for column in columns_of(run)]
     shared = [name for name in names if len({row[name] for row in rows}) == 1]
     kept = [name for name in names if name not in shared]
@@ -61,7 +61,7 @@ def as_markdown(run: Run, rows: Sequence[Row]) -> str:
 
 
 def _digits(row: Row) -> int:
-    """Return how many significant digits a row's numbers have: its noise is in the last one."""
+    """Return how many significant digits a row's numbers have: the last one is noisy."""
     low, middle, high = (row.get(name) for name in ("busbw_low_gbs", "busbw_gbs", "busbw_high_gbs"))
     if not (isinstance(low, float) and isinstance(middle, float) and isinstance(high, float)) or not middle:
         return _FEWEST_DIGITS
@@ -85,12 +85,11 @@ def _shown(value: Value, digits: int) -> str:
 def _escaped(text: str) -> str:
     """Return text that Markdown renders unchanged: on one line, with all markup escaped."""
     marked = _LINES.sub(lambda match: f"&#{ord(match[0])};", _MARKS.sub(r"\\\1", text))
-    # A cell loses blanks at its ends.
-    return re.sub(r"^ | $", "&#32;", marked)
+    return re.sub(r"^ | $", "&#32;", marked)  # Markdown strips blanks at the ends of a cell
 
 
 def as_parquet(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> bytes:
-    """Return the file's bytes; each column has its type even where all its fields are unknown, and its meaning.
+    """Return the file's bytes; each column has its type, even if all its values are None, and its meaning.
 
     Raises UsageError without pyarrow.
     """

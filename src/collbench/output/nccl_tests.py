@@ -1,4 +1,4 @@
-"""A run as nccl-tests prints it, text and JSON: same lines, widths and number formats."""
+"""A run as the text and the JSON of nccl-tests: the same lines, widths, keys and number formats."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from collbench.model.units import DTYPE_BYTES
 from collbench.output import sentences
 from collbench.output.text.frame import worst_troubles
 
-# Source of every word and rule: nccl-tests 2.19.6, src/common.cu, src/util.cu and each operation's own file.
+# Source of every word and rule: nccl-tests 2.19.6, src/common.cu, src/util.cu and the file of each operation.
 
-# The types that it names otherwise than we do [src/common.cu, test_typenames].
+# The types that nccl-tests names differently [src/common.cu, test_typenames].
 _TYPES = {
     "float16": "half",
     "float32": "float",
@@ -32,18 +32,17 @@ _TYPES = {
     "float8_e4m3fn": "f8e4m3",
     "float8_e5m2": "f8e5m2",
 }
-# Its defaults, and ours where the command did not say otherwise: -n 20, -w 1 [src/common.cu].
-_ITERATIONS, _WARMUP = 20, 1
-_ONE_SIZE_STEP = 2**20  # what it prints as the step where there is one size
+_ITERATIONS, _WARMUP = 20, 1  # its defaults, and ours: -n 20, -w 1 [src/common.cu]
+_ONE_SIZE_STEP = 2**20  # the step that it prints for a single size
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """One half of a row, out of place or in place: microseconds, GB/s, and wrong elements (None: unchecked).
+    """One half of a row, out of place or in place: microseconds, GB/s, and wrong elements (None: not checked).
 
-    `loop` is True if the time is that of the ungraphed launch loop.
+    `loop`: the time is that of the ungraphed launch loop.
     """
 
     microseconds: float
@@ -55,7 +54,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. A half is None if it was not measured; `iterations` were timed in all."""
+    """One line of the table. A half is None if it was not measured; `iterations` is the total of both halves."""
 
     size_bytes: int
     count: int
@@ -74,9 +73,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One communicator's rows, as one run of an nccl-tests program prints them. `group` counts communicators.
+    """One communicator's rows, as one run of an nccl-tests program prints them. `group` numbers the communicators.
 
-    `impossible` has a line for each data point that is faster than the hardware can be.
+    `failures`, `flags` and `impossible` are lines about data points.
     """
 
     operation: Operation
@@ -95,14 +94,14 @@ class Table:
 
     @property
     def errors(self) -> int:
-        """How many halves held wrong elements: what it counts as values out of bounds [src/common.cu:478]."""
+        """The number of halves with wrong elements, which nccl-tests counts as out of bounds [src/common.cu:478]."""
         return sum(bool(half.wrong) for row in self.rows for half in row.halves)
 
 
 def tables(run: Run) -> tuple[Table, ...]:
-    """Return the run's communicators, in the file's order. Times are the launch loop's, microseconds.
+    """Return the run's communicators, in the file's order.
 
-    Where the run's command has -G they are those of the graph replay. Raises UsageError for a run without collectives.
+    Times are those of the launch loop, or with -G of the graph replay. Raises UsageError for a run without collectives.
     """
     run, by_communicator = ordinary(run), dict[tuple[Operation, tuple[int, ...]], list[Measurement]]()
     for measurement in run.measurements:
@@ -121,7 +120,7 @@ def tables(run: Run) -> tuple[Table, ...]:
 def config(run: Run, table: Table) -> Json:
     """Return nccl-tests' configuration of a run: sizes from the table, -n, -w and -G from the run's command.
 
-    A step is a factor, or in bytes, 0 if sizes are a list.
+    The step is a factor or a number of bytes, 0 if sizes are a list.
     """
     sizes = [row.size_bytes for row in table.rows]
     step, kind = _step(sizes)
@@ -149,7 +148,7 @@ def healthy(run: Run, communicators: tuple[Table, ...]) -> bool:
 
 
 def average_busbw(communicators: tuple[Table, ...]) -> float:
-    """Return the mean busbw over all sizes and both halves, GB/s, 0 without any: the figure that parsers look for."""
+    """Return the mean busbw of all sizes and halves, GB/s, the figure that parsers look for; 0 without any."""
     rates = [half.busbw for table in communicators for row in table.rows for half in row.halves]
     return sum(rates) / len(rates) if rates else 0.0
 
@@ -194,7 +193,7 @@ def _table(
 def _row(run: Run, measurements: list[Measurement]) -> Row:
     point, wanted = measurements[0].point, run.settings
     halves = {measurement.point.variant: _half(run, measurement) for measurement in measurements}
-    # Of an all-to-all-v it prints the mean block [src/alltoallv.cu, AlltoAllvGetCollByteCount].
+    # For all-to-all-v nccl-tests prints the mean block [src/alltoallv.cu, AlltoAllvGetCollByteCount].
     ranks = len(point.members) if point.operation.shares or point.operation.irregular else 1
     return Row(
         size_bytes=point.size_bytes,
@@ -248,14 +247,12 @@ def _step(sizes: list[int]) -> tuple[int, str]:
     return (steps.pop() if len(steps) == 1 else 0), "bytes"
 
 
-# A run as nccl-tests prints it, for the scripts that read its text: same lines, same widths, same number formats.
-#
-# Comment lines are collbench's own. They avoid the words that parsers search for: "bandwidth", "out-of-place", "FAILED"
+# The text. Comment lines of collbench avoid the words that parsers search for: "bandwidth", "out-of-place", "FAILED"
 # (Azure's health checks take the first line with the first of these, SuperBench the last line with the second).
 
 _COLUMNS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
 _HALF_COLUMNS = "  {:>7}  {:>6}  {:>6}  {:>6}"
-_NOT_CHECKED = "    N/A"  # one column less than a number takes, as theirs
+_NOT_CHECKED = "    N/A"  # one column narrower than a number, as in nccl-tests
 _NOT_MEASURED = f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}{_NOT_CHECKED}"
 _LOOP = "one call of the ungraphed launch loop, mean of the ranks, median of the trials; nccl-tests runs one loop"
 _BATCHES = (
@@ -265,10 +262,9 @@ _BATCHES = (
 
 
 def lines(run: Run) -> list[str]:
-    """Return the lines of nccl-tests' output, a whole report for each communicator. Times in µs, rates in GB/s.
+    """Return the lines of nccl-tests' output, a report for each communicator: times in µs, rates in GB/s.
 
-    The time is the launch loop's, where the run's command has -G the graph replay's. Raises UsageError for a run
-    without collectives.
+    Raises UsageError for a run without collectives.
     """
     first = [f"# not to be trusted: {worst_troubles(run)}"] if outcome(run).troubles else []
     return first + [line for table in tables(run) for line in _report(run, table)]
@@ -296,7 +292,7 @@ def _report(run: Run, table: Table) -> Iterator[str]:
 
 
 def _origin(run: Run, table: Table) -> Iterator[str]:
-    """Yield the lines above the devices: where the numbers come from and what they mean here."""
+    """Yield the lines above the devices: the origin and the meaning of the figures."""
     library = f", NCCL {run.machine.nccl} {run.machine.nccl_path}" if run.machine.nccl else ""
     yield f"# collbench {run.version} in the layout of nccl-tests 2.19.6, backend {run.backend}{library}"
     yield f"# Collective test starting: {table.program}"
@@ -327,7 +323,7 @@ def _half_text(half: Half | None) -> str:
 
 
 def _fit(value: float, width: int) -> str:
-    """Return the number with as many decimals, at most two, as its column has room for [src/util.cu, getFloatStr]."""
+    """Return the number with up to two decimals, as its column has room for [src/util.cu, getFloatStr]."""
     for decimals in (2, 1, 0):
         text = f"{value:{width}.{decimals}f}"
         if len(text) <= width:
@@ -336,11 +332,10 @@ def _fit(value: float, width: int) -> str:
 
 
 def _footer(run: Run, table: Table) -> Iterator[str]:
-    """Yield the summary. Its verdict is OK only where nothing is wrong, failed or missing: scripts take it for passed.
+    """Yield the summary. Scripts take OK for passed: it means that nothing is wrong, failed or missing.
 
-    Of rows that are merely missing it is INTERRUPTED: no value was found to be wrong.
-
-    Notes follow the figures, because what a machine says of its failure may hold the words that scripts search for.
+    INTERRUPTED means that rows are missing, and no value was wrong. Notes follow the figures, because a machine's
+    report of a failure may contain the words that scripts search for.
     """
     verdict = "OK" if healthy(replace(run, complete=True), (table,)) else "FAILED"
     if verdict == "OK" and not run.complete:
@@ -355,28 +350,26 @@ def _footer(run: Run, table: Table) -> Iterator[str]:
 
 
 def _notes(run: Run, table: Table) -> Iterator[str]:
-    """Yield what a reader must know of the rows: what failed, was impossible, disturbed, skipped or interrupted."""
+    """Yield a line for everything that failed, was impossible, disturbed, skipped or interrupted."""
     yield from (f"# failed: {failure}" for failure in table.failures)
     yield from (f"# IMPOSSIBLE: {line}" for line in table.impossible)
     yield from (f"# flagged: {flag}" for flag in table.flags)
-    if table.group == 0:  # what was skipped is skipped in all of them
+    if table.group == 0:  # skips concern all communicators
         yield from (f"# skipped: {_one_line(sentences.skipped(skip, run))}" for skip in run.skipped)
     if not run.complete:
         yield "# interrupted: rows are missing"
 
 
-# A run as nccl-tests' JSON, version 3 (its -J), without the environment, which is the user's own business.
-#
-# Keys, nesting and types are its: flags and verdicts are strings ("true"), so is `root`, six characters wide. Source:
-# nccl-tests 2.19.6, src/util.cu.
+# The JSON (its -J, version 3), without the environment variables, which may be private. Keys, nesting and types are as
+# in nccl-tests: flags and verdicts are strings ("true"), and so is `root`, six characters wide.
 
 _VERSION = 3
 
 
 def dumps(run: Run) -> str:
-    """Return the JSON text: times in µs, rates in GB/s, times of day in UTC. Of several communicators all rows follow.
+    """Return the JSON text: times in µs, rates in GB/s, times of day in UTC.
 
-    `experiment_name` then says whose a row is. Raises UsageError without collectives.
+    With several communicators, `experiment_name` names the one of a row. Raises UsageError without collectives.
     """
     communicators = tables(run)
     started = datetime.fromisoformat(run.started)
@@ -447,7 +440,7 @@ def _clock(moment: datetime) -> str:
 
 
 def _version_code(version: str) -> int:
-    """Return NCCL's own number of its version, 22809 for "2.28.9", 0 if there is none [nccl.h, NCCL_VERSION]."""
+    """Return NCCL's version as its number, 22809 for "2.28.9"; 0 without NCCL [nccl.h, NCCL_VERSION]."""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if match is None:
         return 0

@@ -1,9 +1,9 @@
-"""A run in Prometheus' text format, as node_exporter's textfile collector and a push gateway read it.
+"""A run in Prometheus' text format, for node_exporter's textfile collector and push gateways.
 
-Every label set is a series that a server keeps. So a run of 8 GPUs gives some dozens: for each operation, variant and
-number of ranks the slowest, the median and the fastest link, pair or set. `per_link` adds a series for each of them.
-Values are in base units (bytes, seconds) with four significant digits. There are no timestamps: the textfile collector
-refuses them.
+A server stores a series for every label set, so a run of 8 GPUs gives only some dozens: for each operation, variant and
+number of ranks the slowest, the median and the fastest link, pair or set. `per_link` adds a series for each of these.
+Values are in base units (bytes, seconds) with four significant digits. They have no timestamps, because the textfile
+collector refuses them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _DIGITS = 4  # significant; the 95 % interval of a rate is 0.1 % wide at best
 _OPERATION = ("backend", "operation", "variant", "numa_node", "registration", "skew", "world_size")
 _LINK = ("source", "destination", "members")
 _STATISTICS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (("min", min), ("median", median), ("max", max))
-# Name, help, column, factor to the base unit, and the size: small messages show latency, large ones bandwidth.
+# (name, help, column, factor to the base unit, which size): small messages show latency, large ones bandwidth.
 _MEASURED = (
     ("time_seconds", "Time of one iteration at the smallest size.", "seconds", 1.0, min),
     ("launch_time_seconds", "Time of one ungraphed launch at the smallest size.", "launch_seconds", 1.0, min),
     ("busbw_bytes_per_second", "Bus bandwidth (nccl-tests) at the largest size.", "busbw_gbs", 1e9, max),
 )
-# Name, help, and what one data point adds.
+# (name, help, what one data point adds)
 _COUNTED: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
     ("data_points", "Data points: a link, pair or set at one size.", lambda _: 1),
     ("failed", "Data points that failed.", lambda row: row["failure"] is not None),
@@ -112,7 +112,7 @@ def _of_links(run_rows: Sequence[Row], amount: Callable[[Row], float]) -> list[t
 
 
 def _at_one_size(measured: Sequence[Row], end: Callable[[Iterable[int]], int]) -> list[Row]:
-    """Return the rows of the smallest or largest size, of those sizes that most links, pairs or sets have."""
+    """Return the rows of the smallest or largest size (`end`) among the sizes that most links, pairs or sets have."""
     counts = Counter(int(row["size_bytes"] or 0) for row in measured)
     size = end(size for size, count in counts.items() if count == max(counts.values())) if counts else None
     return [row for row in measured if row["size_bytes"] == size]

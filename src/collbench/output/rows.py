@@ -30,7 +30,7 @@ class Type(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name, which ends in its unit where it has one, its type, and what it means."""
+    """One column: its name, which ends in its unit, its type, and its meaning."""
 
     name: str
     type: Type

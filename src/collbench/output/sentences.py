@@ -1,4 +1,4 @@
-"""What flags, skips, failures and missing figures are called in text: each sentence is made here, and read nowhere."""
+"""Sentences about flags, failures, skips, missing figures, verdicts and choices: made from typed values, only here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ from collbench.analysis.diagnose.evidence import (
     OtherLabel,
     OtherProcesses,
     PeerAnswers,
-    Presence,
     SlotBelowBest,
     Slower,
     Source,
@@ -117,7 +116,7 @@ _FAILED = {
 }
 
 
-# Those that end a process by themselves or are sent to do so, by their numbers on Linux [signal(7)].
+# The signals that end a process, by their numbers on Linux [signal(7)].
 _SIGNALS = {
     1: "SIGHUP",
     2: "SIGINT",
@@ -134,22 +133,19 @@ _SIGNALS = {
 def _failed(failed: Failure, devices: Sequence[Device]) -> str:
     silent = "it wrote nothing to stderr" if failed.cause is Cause.DIED else ""
     said = failed.detail or silent
+    ending = f"exit status {failed.exit_status}"
+    if failed.signal is not None:
+        ending = ", ".join(filter(None, (f"signal {failed.signal}", _SIGNALS.get(failed.signal))))
     return _FAILED[failed.cause].format(
         step=_step(failed, devices),
         at=f" on {tags(failed.devices, devices)}" if failed.devices else "",
         detail=failed.detail,
         said=f": {said}" if said else "",
         seconds=fixed(failed.seconds or 0.0, 3),
-        ending=_ending(failed),
+        ending=ending,
         count=failed.count,
         because=failure(failed.because, devices) if failed.because else "",
     )
-
-
-def _ending(failed: Failure) -> str:
-    if failed.signal is None:
-        return f"exit status {failed.exit_status}"
-    return ", ".join(filter(None, (f"signal {failed.signal}", _SIGNALS.get(failed.signal))))
 
 
 def _step(failed: Failure, devices: Sequence[Device]) -> str:
@@ -183,7 +179,7 @@ def wrong_data(wrong: WrongData, devices: Sequence[Device]) -> str:
     return f"wrong data: {wrong.work} of {format_size(wrong.size_bytes)}, {where}: {reported}. {advice}"
 
 
-# What was not measured.
+# Skips and missing figures.
 
 
 def skipped(skip: Skipped, run: Run) -> str:
@@ -217,7 +213,7 @@ _SKIPPED_WHY = {
 
 
 def skipped_what(skip: Skipped, run: Run) -> str:
-    """Return what was skipped: "sm-write GPU0 → GPU1", "sizes 8G"; "" if the reason says it."""
+    """Return what was skipped: "sm-write GPU0 → GPU1", "sizes 8G"; "" if the reason names it."""
     sizes = ", ".join(map(format_size, skip.sizes))
     if skip.kind in _SKIPPED_WHAT:
         return _SKIPPED_WHAT[skip.kind].format(sizes=sizes)
@@ -254,7 +250,7 @@ def _free(skip: Skipped, run: Run) -> str:
 
 
 def reason_alone(skip: Skipped) -> Skipped:
-    """Return what is equal for all that was skipped for the same reason."""
+    """Return the skip without its work and sizes: equal for everything skipped for the same reason."""
     return replace(skip, work=None, members=(), sizes=())
 
 
@@ -281,7 +277,7 @@ def absence(absent: Absence, run: Run) -> str:
     return f"{amount(absent.trials, 'trial')} only"
 
 
-# What was not judged, and what a verdict rests on.
+# Verdicts, and checks that could not be made.
 
 
 _NOT_DONE = {
@@ -311,7 +307,7 @@ def not_done(check: NotDone, run: Run) -> str:
 
 
 def what(verdict: Verdict, run: Run) -> str:
-    """Return what a verdict says, with the failure or the wrong data that it rests on."""
+    """Return what was found, with the failure or the wrong data that shows it."""
     text = _evidence(verdict, run)
     if verdict.failure is not None:
         return f"{text} {failure(verdict.failure, run.devices).rstrip('.')}."
@@ -328,7 +324,8 @@ def _evidence(verdict: Verdict, run: Run) -> str:  # noqa: PLR0911 - a sentence 
         case WrongElements(elements, work):
             return "Wrong data arrived." + (f" {elements} elements of {work} were wrong." if work else "")
         case OtherProcesses(seen):
-            return f"Another process was {', '.join(_presence(one, run) for one in seen)}."
+            where_seen = (f"on {run.devices[one.device].tag} {causes.presence(one)}" for one in seen)
+            return f"Another process was {', '.join(where_seen)}."
         case Disturbed(labels, ratio, works):
             pairs = f"{' and '.join(labels)} pairs"
             return f"{pairs}: concurrently they reach {ratio:.2f} of their isolated rate ({_names(works)})."
@@ -414,10 +411,6 @@ _WHERE = {
 }
 
 
-def _presence(seen: Presence, run: Run) -> str:
-    return f"on {run.devices[seen.device].tag} {causes.presence(seen)}"
-
-
 def _names(works: Sequence[Work]) -> str:
     return ", ".join(map(str, works))
 
@@ -435,7 +428,7 @@ def no_line(unfitted: Unfitted) -> str:
     return _NO_LINE[unfitted.why].format(figure=unfitted.figure, factor=fixed(unfitted.figure, 3))
 
 
-# Which devices, and why.
+# Choices.
 
 
 _UNFIT = {
@@ -488,7 +481,7 @@ def refusal(error: UsageError) -> str:
 
 
 def tiers(ranking: Ranking) -> str:
-    """Return in half a sentence whether what was ranked differs."""
+    """Return a clause on whether the ranked links, pairs or devices differ."""
     kind = ranking.kind
     if ranking.sets == 1 and not ranking.failed:
         return f"there is one {kind}, so there is nothing to choose"
@@ -514,14 +507,14 @@ def tiers(ranking: Ranking) -> str:
 
 
 def wrong_sets(ranking: Ranking, of: str = "") -> list[str]:
-    """Return how many sets failed: "1 failed"; and of how many all that is wrong is a rate above a limit."""
+    """Return how many sets failed, "1 failed", and how many only have a rate above a limit."""
     above_limit = len(ranking.impossible)
     counts = ((len(ranking.failed) - above_limit, "failed"), (above_limit, "with a rate above the limit"))
     return [f"{count}{of} {outcome}" for count, outcome in counts if count]
 
 
 def grounds(basis: Grounds) -> str:
-    """Return in half a sentence whether pairs differ."""
+    """Return a clause on whether pairs differ."""
     match basis:
         case SameLabels(labels):
             return f"all pairs have the label {labels[0]}" if len(labels) == 1 else f"{len(labels)} different labels"
@@ -532,7 +525,7 @@ def grounds(basis: Grounds) -> str:
 
 
 def reason(choice: Choice, devices: Sequence[Device]) -> str:
-    """Return why a set was chosen; no set that includes what failed is reported without it."""
+    """Return why a set was chosen, and always what failed in it."""
     why = choice.reason
     text = _best_for_job(why) if isinstance(why, BestForJob) else _reason(why, len(choice.members))
     if choice.heuristic and not isinstance(choice.reason, Measured | BestForJob) and not choice.tied:
@@ -578,7 +571,7 @@ def _reason(why: AllLeft | OneDevice | Undecided | BestPair | Predicted | Measur
 
 
 def _best_for_job(why: BestForJob) -> str:
-    """Return what a step of the job costs on the chosen set, and how sure it is that no finalist is better."""
+    """Return how long a step of the job communicates on the chosen set, and whether another finalist may be faster."""
     if why.finalists < 2:
         least = "the only finalist that did not fail"
     elif why.tied:
@@ -592,7 +585,7 @@ def _best_for_job(why: BestForJob) -> str:
 
 
 def _reaches(rates: Band) -> str:
-    """Return what rate a set reaches, or why it reaches none."""
+    """Return the rate of a set, or why it has none."""
     return band(rates) if rates.hi > 0 else f"nothing, {_means(rates)}"
 
 
@@ -606,14 +599,14 @@ _MEANS = {
 
 
 def band(rates: Band) -> str:
-    """Return "28.5–47.5 GB/s", one figure where both ends print alike, "at most 47.5 GB/s" with an unknown `lo`."""
+    """Return "28.5–47.5 GB/s", one figure where both ends print alike, "at most 47.5 GB/s" without a known `lo`."""
     if rates.unmeasured and rates.lo == 0:
         return f"at most {fixed(rates.hi, 3)} GB/s"
     return f"{span(fixed(rates.lo, 3), fixed(rates.hi, 3), '–')} GB/s"
 
 
 def band_basis(rates: Band) -> str:
-    """Return what a band rests on: "NVSwitch, 1 pair not measured"."""
+    """Return the links that give a band its rates: "NVSwitch, 1 pair not measured"."""
     return _means(rates) + (f", {amount(rates.unmeasured, 'pair')} not measured" if rates.unmeasured else "")
 
 
@@ -639,11 +632,11 @@ def tie_breaks(used: Sequence[TieBreak]) -> str:
 
 
 def device_sets(sets: Sequence[Sequence[int]], devices: Sequence[Device]) -> str:
-    """Name sets of devices: "GPU2-GPU3", "GPU4", "GPU0, GPU1, GPU2"; "an unknown device" for none."""
+    """Return the names of sets of devices: "GPU2-GPU3; GPU4"; "an unknown device" for an empty one."""
     names = (tags(device_set, devices, "-" if len(device_set) == 2 else ", ") for device_set in sets)
     return "; ".join(name or "an unknown device" for name in names)
 
 
 def tags(positions: Sequence[int], devices: Sequence[Device], between: str = ", ") -> str:
-    """Name devices: "GPU0, GPU1"."""
+    """Return the names of devices: "GPU0, GPU1"."""
     return between.join(devices[position].tag for position in positions)

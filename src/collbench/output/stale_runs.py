@@ -1,4 +1,4 @@
-"""Why a saved run does not speak for this machine, as a clause."""
+"""Why a saved run cannot be used for this machine, as a clause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts runs to all content of the page, as JSON types. Pure: the same runs give the same page."""
+"""The content of the HTML page of some runs, as JSON's own types."""
 
 from __future__ import annotations
 
@@ -42,18 +42,17 @@ from collbench.output.text.tails import micro
 from collbench.output.text.tails import title as launches_title
 from collbench.output.text.topology import explain_pair, known_limits, label_matrix
 
-# Where a run was measured and in what state, for the page: environment, devices, labels, health, notes.
+# Where a run was measured: environment, devices, labels, health.
 
 _NO_DATA = "–"
-# Of hundreds of paths only the labels are shown.
-_MOST_PATHS = 64
+_MOST_PATHS = 64  # of more paths the page has only the labels
 
 
 def _pcie(one: Device | Health) -> str | None:
     return f"gen {one.pcie_generation} ×{one.pcie_width}" if one.pcie_generation and one.pcie_width else None
 
 
-# What the page calls a reading, and how it is read.
+# The page's name of each reading, and its value.
 _READINGS: dict[str, Callable[[Health], object]] = {
     "sm": lambda state: state.sm_clock,
     "memory_clock": lambda state: state.memory_clock,
@@ -69,7 +68,7 @@ _READINGS: dict[str, Callable[[Health], object]] = {
 
 
 def environment(run: Run) -> list[tuple[str, str]]:
-    """Return (name, text) of all that the header of every page says, and of what was asked for."""
+    """Return (name, text) of the header of every page, and of the settings of the run."""
     settings = run.settings
     asked = [
         ("command", shlex.join(("collbench", *settings.command))),
@@ -84,7 +83,7 @@ def environment(run: Run) -> list[tuple[str, str]]:
 
 
 def devices(run: Run) -> list[dict[str, str]]:
-    """Return what identifies each device and how it is attached."""
+    """Return each device's identity and its attachment to the machine."""
     return [
         {
             "tag": device.tag,
@@ -109,14 +108,15 @@ def limits(run: Run) -> list[tuple[str, str]]:
 
 
 def paths(run: Run) -> list[str]:
-    """Return a sentence on each path; none if there are too many to read."""
+    """Return a sentence on each path; nothing if there are too many to read."""
     return [explain_pair(run.devices, path) for path in run.paths] if len(run.paths) <= _MOST_PATHS else []
 
 
 def health(run: Run) -> dict[str, Any]:
     """Return the lines of `frame.health_lines`, and each device's state before and after; no rows for CPU cores."""
-    rows, nothing = [], [Health()] * len(run.devices)
-    for device, before, after in zip(run.devices, run.health_before, [*run.health_after, *nothing], strict=False):
+    rows = []
+    after_run = [*run.health_after, *(Health() for _ in run.devices)]  # unknown after an interrupted run
+    for device, before, after in zip(run.devices, run.health_before, after_run, strict=False):
         throttle = dict.fromkeys((*before.throttle, *after.throttle))
         row = {"tag": device.tag, "throttle": ", ".join(throttle) or "none"}
         for reading, read in _READINGS.items():  # "before → after", one figure where it did not change
@@ -127,11 +127,10 @@ def health(run: Run) -> dict[str, Any]:
 
 
 def interference_checks(run: Run) -> Iterator[dict[str, str]]:
-    """Yield each comparison of a pair measured isolated and concurrently with others."""
+    """Yield each pair's isolated and concurrent rate."""
     for check in run.interference_checks:
-        plus = f"{check.operation} {'' if check.variant == 'plain' else check.variant}".strip()
         yield {
-            "what": f"{plus} on {_tags(run, check.members)}",
+            "what": f"{Work(check.operation, check.variant)} on {sentences.tags(check.members, run.devices)}",
             "label": check.label,
             "isolated": fixed(check.isolated_gbs),
             "concurrent": fixed(check.concurrent_gbs),
@@ -140,12 +139,9 @@ def interference_checks(run: Run) -> Iterator[dict[str, str]]:
         }
 
 
-# What a run means, for the page: the three answers of its first screen, verdicts, choices, tiers and fits.
-#
-# `analysis` computes the answers; this only makes their text.
+# What a run means: the three answers of the first screen, verdicts, choices, tiers and fits.
 
-# More rows hide what matters; the map shows α, β and n½ of every set.
-_MOST_FITS = 64
+_MOST_FITS = 64  # rows; the map shows α, β and n½ of every set
 _MOST_NAMES = 24  # of a tier
 _SEVERITIES = {
     Severity.HARD: "hard",
@@ -158,7 +154,7 @@ _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "capacity of the links", Kind.CONTENTI
 
 
 def answers(run: Run, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Return the first screen: which devices, how fast, any problems. Each has a short answer and some lines."""
+    """Return the first screen: which devices, how fast, is anything wrong. Each has a short answer and some lines."""
     if run.overlaps:
         return [_overlap_answer(run), _is_anything_wrong(run, judged)]
     if run.replays:
@@ -198,9 +194,9 @@ def _which_devices(run: Run, ranking: Ranking | None) -> dict[str, Any]:
     if all(one.tied or len(one.members) == len(run.devices) for one in chosen):
         short, lines = "any of them", [sentences.reason(chosen[0], run.devices)]
     else:
-        short = _tags(run, chosen[0].members)
+        short = sentences.tags(chosen[0].members, run.devices)
         lines = [f"the best {len(chosen[0].members)}: {sentences.reason(chosen[0], run.devices)}"]
-        lines += [f"best {len(one.members)}: {_tags(run, one.members)}" for one in chosen[1:]]
+        lines += [f"best {len(one.members)}: {sentences.tags(one.members, run.devices)}" for one in chosen[1:]]
     return _answer("Which devices", short, [*lines, *out], "warn" if out else "")
 
 
@@ -235,7 +231,7 @@ def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     failed, covered = headline(run), coverage(run)
     faults = [verdict for verdict in judged if verdict.severity is not Severity.INFO]
     shown = verdicts.counts(faults)
-    lines = [failed] * bool(failed)
+    lines = [failed] if failed else []
     lines += [f"{verdict.kind}: {sentences.what(verdict, run)}" for verdict in faults[:2]]
     lines += [verdicts.conclusion(covered, judged).rstrip(".")] if not shown else []
     lines += health_lines(run)[:2]
@@ -275,7 +271,7 @@ def shown_verdicts(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def choice(run: Run, k: int) -> dict[str, Any]:
-    """Return what `collbench select` would choose from this run, and why, or why it would refuse."""
+    """Return what `collbench select` would choose from this run, with the reason, or why it would refuse."""
     try:
         chosen = choose(run, k)
     except UsageError as error:
@@ -289,13 +285,13 @@ def choice(run: Run, k: int) -> dict[str, Any]:
         }
     return {
         "k": k,
-        "devices": _tags(run, chosen.members),
+        "devices": sentences.tags(chosen.members, run.devices),
         "predicted": sentences.band(chosen.band) if chosen.band else "",
         "reason": sentences.reason(chosen, run.devices) + (" (heuristic)" if chosen.heuristic else ""),
         "decided_by": sentences.tie_breaks(chosen.decided_by),
         "finalists": [
             {
-                "devices": _tags(run, one.members),
+                "devices": sentences.tags(one.members, run.devices),
                 "predicted": f"{sentences.band(one.band)} ({sentences.band_basis(one.band)})",
                 "note": f"the first {k}" if one.default else "",
             }
@@ -305,12 +301,12 @@ def choice(run: Run, k: int) -> dict[str, Any]:
 
 
 def left(run: Run) -> list[str]:
-    """Return a line for each device that no choice takes."""
+    """Return a line for each device that is left out of every choice."""
     return [f"{run.devices[one.member].tag}: {sentences.left_out(one)}" for one in left_out(run)]
 
 
 def ranked(run: Run, work: RankedWork) -> dict[str, Any]:
-    """Return a work's tiers at a large and a small size, and its fits, as `collbench rank` prints them."""
+    """Return a work's tiers and fits, as `collbench rank` prints them."""
     fits = [fit for fit in work.fits if isinstance(fit, Fit)]
     reasons = Counter(sentences.no_line(fit) for fit in work.fits if isinstance(fit, Unfitted))
     heads = ("latency", "gbs", "half", "misfit")
@@ -353,20 +349,15 @@ def _names(run: Run, ranking: Ranking, standings: Sequence[RankedLink]) -> str:
     return abridged([name(run, ranking.work, standing.members) for standing in standings], _MOST_NAMES)
 
 
-def _tags(run: Run, positions: Sequence[int]) -> str:
-    return sentences.tags(positions, run.devices)
-
-
 # Single launches: a table of percentiles and a histogram of each size, for each communicator.
 
-# Of more communicators than these the page shows the first: all pairs of eight GPUs are 28.
-_MOST_COMMUNICATORS = 8
+_MOST_COMMUNICATORS = 8  # all pairs of eight GPUs are 28
 _BINS, _BAR, _HIGH, _TEXT = 32, 18, 120, 20  # bins; pixels: a bar's width, the picture's height, the ticks' height
 _TICKS_EVERY = 8
 
 
 def single_launches(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield each communicator's part, the largest size's histogram first; nothing without single launches."""
+    """Yield the part of each of the first communicators, with the histogram of the largest size first."""
     groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
     for one in tails(run):
         groups[one.point.work, one.point.members].append(one)
@@ -410,9 +401,9 @@ def _histogram(one: Tails, prefix: str) -> dict[str, Any]:
 
 
 def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:
-    """Return the page's content for these named runs; the first one is the base.
+    """Return the page's content for these named runs; each further one is compared with the first.
 
-    The rest is compared with it. `version` is that of the collbench that makes the page.
+    `version` is that of the collbench that makes the page.
     """
     shown = [_run(f"run-{number}", name, run) for number, (name, run) in enumerate(runs)]
     rest = list(zip(shown[1:], runs[1:], strict=True))
@@ -454,7 +445,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
 
 
 def _works(run: Run) -> list[RankedWork]:
-    """Return `rank`'s summary of each work, one by one: `rank` reads all data points for each size."""
+    """Return the ranking of each work, computed one by one: `rank_summary` reads all data points for each size."""
     points: dict[Work, list[Measurement]] = defaultdict(list)
     for measurement in run.measurements:
         points[measurement.point.work].append(measurement)
@@ -487,7 +478,7 @@ def _comparison(base_page: dict[str, Any], base: Run, page: dict[str, Any], run:
 
 
 def _origin(run: Run) -> list[str]:
-    """Return where and when as short texts: host or simulated machine, versions, start."""
+    """Return host or simulated machine, versions and start as short texts."""
     machine = run.machine
     where = f"simulated machine {machine.fabric}" if capabilities(run.backend).simulated else machine.hostname
     driver = f"driver {machine.driver}" if machine.driver else ""

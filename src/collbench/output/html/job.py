@@ -1,4 +1,4 @@
-"""The page of a recorded job: the answer, lanes of one step with a bar a call, the tables of the terminal's page."""
+"""The HTML page of a recorded job: the answer, one step with a bar for each call, and the tables of the text page."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from rich.table import Table
 
 from collbench.analysis.job import Bar, Report, Timeline, timeline
 from collbench.model.job import Job
-from collbench.output.text.job import call_table, group_text, headline, milli, origin, rank_table, said, size
+from collbench.output.text.job import call_table, group_text, headline, milli, origin, rank_table, remarks, size
 
-# Of more ranks, or calls, the page shows the first: a browser draws some ten thousand bars at once.
+# The page shows the first of more ranks or calls: a browser draws about ten thousand bars at once.
 _MOST_RANKS, _MOST_BARS, _MOST_ROWS = 32, 16_000, 500
 _LEFT, _WIDE, _BAR, _LANE, _TEXT, _TICKS = 60, 1000, 14, 18, 20, 5  # of the picture, in its own units
 _FILLS = ("#2f78c4", "#d9822b", "#3a9b5c", "#a3529e", "#c2403d", "#7a8b99", "#b8a11f", "#3aa6a6")
 
 
 def content(report: Report, name: str, version: str, against: str = "") -> dict[str, Any]:
-    """Return what the page says; `name` is the job's file, `against` as in text.job.page."""
+    """Return the page's content; `name` is the job's file, `against` as in text.job.page."""
     mark = "sim " if against.startswith("sim ") else ""
     job_timeline = timeline(report.job)
     tables = [
@@ -28,7 +28,7 @@ def content(report: Report, name: str, version: str, against: str = "") -> dict[
         "title": name,
         "version": version,
         "answer": headline(report),
-        "lines": [" ".join(line.split()) for line in (*origin(report, against), *said(report))],
+        "lines": [" ".join(line.split()) for line in (*origin(report, against), *remarks(report))],
         "timeline": None if job_timeline is None else _picture(report.job, job_timeline),
         "tables": tables,
     }

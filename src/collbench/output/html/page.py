@@ -1,7 +1,7 @@
-"""Renders the content as one self-contained HTML page, with script, style and data inside.
+"""Renders the content as one HTML page that contains its script, style and data.
 
-Text is escaped by jinja2; data is JSON in a block that the browser does not run. A Content-Security-Policy allows this
-one script and this one style, by hash, and no request at all.
+jinja2 escapes all text; data is JSON in a block that the browser does not run. A Content-Security-Policy allows only
+this script and this style, by their hashes, and no requests.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from markupsafe import Markup
 
 from collbench.model.units import figure
 
-# In the order that they are read in.
 _STYLES = ("base.css", "parts.css", "map.css", "print.css")
 _SCRIPTS = ("dom.js", "words.js", "grid.js", "chart.js", "view.js", "main.js")
-# Maps that are written out for readers without script; of more devices only the first one is.
-_MOST_DEVICES = 16
+_MOST_DEVICES = 16  # with more, only the first map is written out for readers without script
 _PROBLEMS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -81,12 +79,12 @@ def _policy(script: str, style: str) -> str:
 
 
 def _hash(text: str) -> str:
-    # As it stands in the page: HTML reads a line's end as \n, and the files have no other.
+    # The files end lines with \n, as HTML reads them, so the hash is of the bytes in the page.
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _as_data(value: Any) -> Markup:
-    """Return JSON that cannot end its block, whatever the machine is called."""
+    """Return JSON that cannot end its block, even if a machine's name contains markup."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     for problem, escaped in _PROBLEMS.items():
         text = text.replace(problem, escaped)
@@ -94,7 +92,7 @@ def _as_data(value: Any) -> Markup:
 
 
 def _written_maps(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return each series at its largest size as rows of (text, shade), for a table that needs no script."""
+    """Return each series at its largest size as rows of (text, shade), for readers without script."""
     shown = data["series"] if len(data["tags"]) <= _MOST_DEVICES else data["series"][:1]
     return [_written(data["tags"], series) for series in shown]
 
@@ -119,7 +117,7 @@ def _written(tags: Sequence[str], series: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cell(series: Mapping[str, Any], row: int, index: int | None) -> tuple[str, str]:
-    """Return a cell's text and shade: "–" where nothing was measured, "✕" where it was given up."""
+    """Return a cell's text and shade: "–" where nothing was measured, "✕" where it failed."""
     if index is None:
         return "–", "-"
     first = series["figures"][0]

@@ -1,4 +1,4 @@
-"""The figures of a run as the page's maps and curves have them, with intervals and shades; two runs as ratios."""
+"""The figures of a run for the page's maps and curves, with intervals and shades, and the ratios of two runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from collbench.output.text.curves import limits_of
 from collbench.output.text.frame import device_names
 from collbench.output.text.overlap import condition_name
 
-# The data points of a run, sorted for the page: a family for each operation and kind of device set.
+# Families: the data points of a run by operation and kind of device set.
 
 Bounds = tuple[float | None, float | None, float | None]  # the low end of the 95 % interval, the median, the high end
 
@@ -59,7 +59,7 @@ class Family:
 
     @property
     def name(self) -> str:
-        """What the choosers call it: "ce-write", "allreduce over 4 ranks"."""
+        """Its name in the choosers: "ce-write", "allreduce over 4 ranks"."""
         ranks = len(self.sets[0])
         return f"{self.work} over {ranks} ranks" if self.kind == "group" else str(self.work)
 
@@ -71,7 +71,7 @@ class Family:
 
 
 def families(run: Run) -> list[Family]:
-    """Return the run's data points by operation and kind of device set, in the model's order; larger sets come last."""
+    """Return the run's families in the model's order of operations, larger sets last."""
     groups: dict[tuple[Work, int], dict[tuple[int, Members], Measurement]] = defaultdict(dict)
     for measurement in run.measurements:
         many = len(measurement.point.members) if measurement.point.work.operation.is_collective else 0
@@ -89,24 +89,24 @@ def families(run: Run) -> list[Family]:
 
 
 def short(value: float | None) -> float | None:
-    """Return a figure with five digits: no measurement has more, and the page stays small enough for a mail."""
+    """Return a figure with five digits: measurements have no more, and the page stays small enough for a mail."""
     if value is None:
         return None
-    short = float(f"{value:.5g}")
-    return int(short) if short == int(short) else short
+    rounded = float(f"{value:.5g}")
+    return int(rounded) if rounded == int(rounded) else rounded
 
 
-# Each quantity with its 95 % interval and shade. All are computed here; the page's script only looks them up.
+# Figures: each quantity with its 95 % interval and shade, which the page's script only looks up.
 
-# How bright a share of the best is: steeper at the top, where a slow link shows. It has no steps, so that figures that
-# are nearly the same look nearly the same.
+# The brightness of each share of the best: steeper at the top, where a slow link shows, and without steps, so that
+# similar figures look similar.
 _BRIGHT = ((0.0, 0.25, 0.50, 0.75, 0.90, 0.95, 0.98, 1.0), (0.0, 4.0, 8.0, 12.0, 16.0, 20.0, 23.0, 24.0))
 
 _COVERS = "95 % interval"  # of the median
 
 
 def figures(family: Family, limits: Mapping[Members, float]) -> list[dict[str, Any]]:
-    """Return bandwidth, time, share of theory and launch time, as far as the work has them; `limits` in GB/s."""
+    """Return the work's bandwidth, time, share of theory and launch time; `limits` in GB/s."""
     if family.work.operation is Operation.CHASE:
         return [_figure("time", "ns an access", family.rows(lambda measurement: _times(measurement, 1e9)), least=True)]
     quantity = "bus bandwidth (busbw)" if family.work.operation.is_collective else "bandwidth"
@@ -141,7 +141,7 @@ def _figure(  # what the page's script reads, a field each
 
 
 def _shades(row: Sequence[float | None], *, least: bool) -> str:
-    """Return a letter for each figure: Y for the best shade to A for the worst, "-" where there is no figure."""
+    """Return a letter for each figure, from Y for the best shade to A for the worst; "-" where there is no figure."""
     known = [value for value in row if value]
     best = min(known, default=0.0) if least else max(known, default=0.0)
     shares = ((best / value if least else value / best) if value else None for value in row)
@@ -150,34 +150,33 @@ def _shades(row: Sequence[float | None], *, least: bool) -> str:
     )
 
 
-def _rates(measurement: Measurement) -> Bounds:
+def _bounds(value: float, interval: tuple[float, float] | None, scale: float = 1.0) -> Bounds:
+    low, high = interval or (None, None)
+    return None if low is None else low * scale, value * scale, None if high is None else high * scale
+
+
+def _rates(measurement: Measurement, scale: float = 1.0) -> Bounds:
     summary = summarize(measurement)
-    low, high = summary.interval or (None, None)
-    return low, summary.busbw, high
+    return _bounds(summary.busbw, summary.interval, scale)
 
 
 def _times(measurement: Measurement, scale: float) -> Bounds:
-    low, high = median_interval(trial_seconds(measurement)) or (None, None)
-    return _scaled((low, summarize(measurement).seconds, high), scale)
+    return _bounds(summarize(measurement).seconds, median_interval(trial_seconds(measurement)), scale)
 
 
 def _share(limits: Mapping[Members, float], measurement: Measurement) -> Bounds:
+    """Return the share of the theory, in percent."""
     limit = limits.get(measurement.point.members)
-    return _scaled(_rates(measurement), 100 / limit) if limit else NOTHING
+    return _rates(measurement, 100 / limit) if limit else NOTHING
 
 
 def _launch(measurement: Measurement) -> Bounds:
     seconds = summarize(measurement).launch_seconds
-    return NOTHING if seconds is None else (None, seconds * 1e6, None)
-
-
-def _scaled(bounds: Bounds, scale: float) -> Bounds:
-    low, middle, high = (None if value is None else value * scale for value in bounds)
-    return low, middle, high
+    return NOTHING if seconds is None else _bounds(seconds, None, 1e6)
 
 
 def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any]]:
-    """Return α, β and n½ of each set of devices, which hold over all sizes; nothing if none has them."""
+    """Return α, β and n½ of each set of devices, fitted over all sizes; nothing if no set has a fit."""
     known = {fit.members: fit for fit in fits if isinstance(fit, Fit)}
     if not known or family.work.operation is Operation.CHASE:
         return []
@@ -192,7 +191,7 @@ def fitted(family: Family, fits: Sequence[Fit | Unfitted]) -> list[dict[str, Any
     ]
 
 
-# A series is a table of sizes × links (or pairs, devices, sets) for each quantity, and a note for each data point.
+# Series: for each family a table of sizes × device sets for each quantity, and a note for each data point.
 
 _DIRECTED = {
     "link": "row sends to column",
@@ -259,7 +258,7 @@ class _Series:
 
 
 def series(run: Run, works: Iterable[RankedWork]) -> list[dict[str, Any]]:
-    """Return the run's series as JSON's own types, with the fits that `rank` has of them."""
+    """Return the run's series as JSON's own types; `works` are the fits of `rank`."""
     fits, run_outcome = {ranked.work: ranked.fits for ranked in works}, outcome(run)
     impossible_points = by_point(run)
     return [
@@ -301,7 +300,7 @@ def _of_family(
 
 
 def _ranking(family: Family, run_outcome: Outcome, size: int) -> Ranking | None:
-    """Return the tiers of a family at one size; `rank_links` gets these data points only, as it looks at all."""
+    """Return the tiers of a family at one size. `rank_links` reads all data points, so it gets only these."""
     if not family.ranked:
         return None
     points = [measurement for (at, _), measurement in family.points.items() if at == size]
@@ -309,14 +308,14 @@ def _ranking(family: Family, run_outcome: Outcome, size: int) -> Ranking | None:
 
 
 def broken(run: Run, present: Sequence[Measurement]) -> list[Measurement]:
-    """Return the other data points that failed or had wrong data, without their samples: rankings must know of them."""
+    """Return the other data points that failed or had wrong data, without samples: rankings take them into account."""
     bad = [measurement for measurement in run.measurements if measurement.failure or measurement.wrong]
     known = {measurement.point for measurement in present} if bad else set()
     return [replace(measurement, samples=[]) for measurement in bad if measurement.point not in known]
 
 
 def _tiers(family: Family, ranking: Ranking | None) -> list[list[Any]]:
-    """Return [tier, relation to the best] of each set of devices at one size; nothing if there are no tiers."""
+    """Return for each set of devices [tier, first letter of its relation to the best]; nothing without tiers."""
     if ranking is None:
         return []
     standings = {standing.members: standing for standing in ranking.standings}
@@ -345,7 +344,7 @@ def _note(run: Run, impossible_points: Mapping[DataPoint, Impossible], measureme
 
 
 def _chosen(family: Family, size: int) -> str:
-    """Return what NCCL reported that it chose for this message, "" if it was not asked."""
+    """Return the algorithm that NCCL reported for this message, "" if it was not asked."""
     if not family.work.operation.is_collective:
         return ""
     wanted = (family.work.operation, len(family.sets[0]), size)
@@ -353,9 +352,9 @@ def _chosen(family: Family, size: int) -> str:
     return "; ".join(f"{choice.algorithm}/{choice.protocol}, {choice.channels} channels" for choice in choices)
 
 
-# Overlaps: for each operation a series of sizes × conditions (compute, priority, CTAs), in the shape of the others.
+# Overlaps: for each operation a series of sizes × conditions (compute, priority, CTAs).
 
-_TIMES = "× as long"  # unlike the unit of ratios between runs, which has separate shades
+_TIMES = "× as long"  # not "×", the unit of ratios between runs, which have other shades
 
 
 def overlap_series(run: Run) -> list[dict[str, Any]]:
@@ -376,10 +375,9 @@ def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]
     summaries = {at: overlap.summarize(one) for at, one in points.items() if one.trials}
 
     def bounds(pick: Callable[[overlap.OverlapSummary], overlap.Figure], scale: float = 1.0) -> list[list[Bounds]]:
-        return [
-            [_ends(pick(summaries[size, key]), scale) if (size, key) in summaries else NOTHING for key in keys]
-            for size in sizes
-        ]
+        picked = {at: pick(summary) for at, summary in summaries.items()}
+        known = {at: _bounds(figure.value, figure.interval, scale) for at, figure in picked.items()}
+        return [[known.get((size, key), NOTHING) for key in keys] for size in sizes]
 
     rows = [[points.get((size, key)) for key in keys] for size in sizes]
     return _Series(
@@ -406,14 +404,9 @@ def _overlaps(run: Run, conditions: Mapping[overlap.Condition, Sequence[Overlap]
     ).as_json()
 
 
-def _ends(figure: overlap.Figure, scale: float) -> Bounds:
-    low, high = figure.interval or (None, None)
-    return _scaled((low, figure.value, high), scale)
+# Ratios of two runs, data point by data point, with the verdicts of `compare`.
 
-
-# One run against another, data point by data point, for the page's ratio maps: the verdicts are those of `compare`.
-
-# A shade begins at a ratio that is this far from 1, either way.
+# Distances of a ratio from 1, either way, at which a shade begins.
 _STEPS = (0.02, 0.05, 0.10, 0.25)
 _LETTERS = dict(zip(range(-len(_STEPS), len(_STEPS) + 1), "abcdefghi", strict=True))
 _SIGNS = {Verdict.WORSE: -1, Verdict.BETTER: 1}
@@ -451,7 +444,7 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
     ratios = _figure(
         f"{base['figures'][0]['title']}: ratio",
         "×",
-        [[_bounds(change) for change in row] for row in changes],
+        [[NOTHING if change is None else _bounds(change.ratio, change.interval) for change in row] for row in changes],
         covers="simultaneous 99 % interval",
         shades=["".join(map(_letter, row)) for row in changes],
     )
@@ -471,23 +464,17 @@ def _ratios(base: Mapping[str, Any], points: Points) -> dict[str, Any]:
     ).as_json()
 
 
-def _bounds(change: Change | None) -> Bounds:
-    if change is None:
-        return NOTHING
-    low, high = change.interval or (None, None)
-    return low, change.ratio, high
-
-
 def _letter(change: Change | None) -> str:
-    """Return the shade: the middle one where nothing is significant, else by how far the ratio is from 1."""
+    """Return the shade: the middle one if the change is not significant, else by the distance of the ratio from 1."""
     if change is None:
         return "-"
     distance = round(abs(change.ratio - 1), 5)  # as it is printed: 0.9 is 10 % away
-    return _LETTERS[_SIGNS.get(change.verdict, 0) * max(1, sum(distance >= least for least in _STEPS))]
+    step = max(1, sum(distance >= least for least in _STEPS))
+    return _LETTERS[_SIGNS.get(change.verdict, 0) * step]
 
 
 def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each series at its largest size the median and the ends of its ratios, and the counts of verdicts."""
+    """Return for each series the median and the range of ratios at its largest size, and the counts of verdicts."""
     summaries = []
     for one in series:
         known = [value for value in one["figures"][0]["value"][-1] if value is not None]
@@ -505,7 +492,7 @@ def overview(series: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def as_a_whole(comparison: Comparison) -> list[str]:
-    """Return a line for each set of devices and each work that is significantly faster or slower as a whole."""
+    """Return a line for each set of devices and each work that changed significantly as a whole."""
     groups = [group for group in comparison.groups if group.verdict in _SIGNS]
     return [
         f"{group_name(comparison, group)}: {_VERDICT_TEXTS[group.verdict]}, × {group.ratio:.3f} "

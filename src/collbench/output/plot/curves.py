@@ -1,4 +1,4 @@
-"""Bandwidth over message size: a line with its interval for each link, pair or set; of many the median by tier."""
+"""Bandwidth over message size: a line with its interval for each set of devices, or the median of each tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A matplotlib figure with the same bytes everywhere, and its text; `sim` where simulated."""
+"""A matplotlib figure that has the same bytes on every machine, with its title, origin and description."""
 
 from __future__ import annotations
 
@@ -24,28 +24,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The text of a picture: what is shown, on which machine, when and by which versions; `sim` where simulated.
-
 _LONGEST = 100  # characters of a text that came from a machine
 _MOST_ORIGINS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A run, and what a picture of several calls it: its file's name."""
+    """A run, and its name in a picture of several runs: its file's."""
 
     name: str
     run: Run
 
 
 def clean(text: str, most: int = _LONGEST) -> str:
-    """Return a machine's text for a picture: without control characters, which XML forbids, and shortened."""
+    """Return a machine's text for a picture: shortened, and without control characters, which XML forbids."""
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def subject(works: Iterable[Work], runs: Iterable[Named]) -> str:
-    """Return what is shown: "allreduce, ce-write"; of simulated machines never without "sim"."""
+    """Return what is shown, with the mark of simulated machines: "allreduce, ce-write", "sim allreduce"."""
     names = ", ".join(dict.fromkeys(map(str, works)))
     simulated = {capabilities(named.run.backend).simulated for named in runs}
     if simulated == {True}:
@@ -54,7 +52,7 @@ def subject(works: Iterable[Work], runs: Iterable[Named]) -> str:
 
 
 def quantity(works: Iterable[Work]) -> str:
-    """Return what the bandwidth axis shows, with its unit."""
+    """Return the title of the bandwidth axis, with its unit."""
     collectives = {work.operation.is_collective for work in works}
     if collectives == {True}:
         return "busbw, GB/s"
@@ -69,7 +67,7 @@ def origins(runs: Sequence[Named]) -> str:
 
 
 def small_print(runs: Sequence[Named], inches: float) -> str:
-    """Return the origins in lines that fit below a picture of this width: 17 characters of 6.5 points an inch."""
+    """Return the origins in lines that fit below a picture of this width, 17 characters of 6.5 points per inch."""
     return "\n".join(textwrap.fill(line, int(inches * 17)) for line in origins(runs).split("\n"))
 
 
@@ -83,12 +81,16 @@ def _origin(run: Run) -> str:
     if capabilities(run.backend).simulated:
         return f"SIMULATED machine '{clean(machine.fabric, 40)}', {devices}; {stamp}"
     backend = ", CPU cores (host backend)" if capabilities(run.backend).cores else ""
-    versions = [f"driver {machine.driver}"] * bool(machine.driver) + [f"NCCL {machine.nccl}"] * bool(machine.nccl)
-    parts = [f"{clean(machine.hostname, 40)}, {devices}{backend}", *versions, *([nvls(run)] if nvls(run) else [])]
-    return f"{clean('; '.join(parts), 200)}; {stamp}"
+    parts = [
+        f"{clean(machine.hostname, 40)}, {devices}{backend}",
+        f"driver {machine.driver}" if machine.driver else "",
+        f"NCCL {machine.nccl}" if machine.nccl else "",
+        nvls(run),
+    ]
+    return f"{clean('; '.join(filter(None, parts)), 200)}; {stamp}"
 
 
-# A matplotlib figure that is the same bytes everywhere: settings, colors, the three file formats, accessible SVG.
+# The figure: settings, colors, the three file formats, accessible SVG.
 
 SUFFIXES = ("svg", "png", "pdf")
 # Okabe and Ito's colors, distinguished by the color-blind; without their yellow, which white paper swallows.
@@ -107,7 +109,7 @@ _RC = {
     "savefig.facecolor": "white",
     "savefig.dpi": 150.0,
 }
-# What says when and by what a file was made: the run's own date and version stand in the picture.
+# Metadata that would differ between files of the same run; its date and version stand in the picture.
 _UNDATED: dict[str, dict[str, str | None]] = {
     "svg": {"Date": None, "Creator": None},
     "png": {"Software": None},
@@ -116,7 +118,7 @@ _UNDATED: dict[str, dict[str, str | None]] = {
 
 
 def figure_of(inches: tuple[float, float], title: str, runs: Sequence[Named]) -> tuple[Figure, Axes]:
-    """Return an empty figure with its title, and where the runs are from in small print; its axes are to be filled."""
+    """Return an empty figure with its title and the origins of the runs in small print, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=inches, layout="constrained")
@@ -166,7 +168,7 @@ def encode(picture: Picture, suffix: str) -> bytes:
     """Return a picture as the bytes of a file: "svg", "png" or "pdf"; the same bytes for the same run."""
     file = io.BytesIO()
     metadata = _UNDATED[suffix] | ({} if suffix == "svg" else {"Title": picture.title})
-    # tight: whatever the layout could not fit, a long label for instance, makes the picture larger and is not cut off.
+    # tight: what does not fit the layout, such as a long label, makes the picture larger instead of being cut off.
     picture.figure.savefig(file, format=suffix, metadata=metadata, bbox_inches="tight", pad_inches=0.06)
     data = file.getvalue()
     return _accessible(data.decode("utf-8"), picture).encode("utf-8") if suffix == "svg" else data
@@ -174,7 +176,7 @@ def encode(picture: Picture, suffix: str) -> bytes:
 
 def _accessible(svg: str, picture: Picture) -> str:
     """Add a title and a description for readers who cannot see, and a tip to each named part."""
-    # A viewer without DejaVu takes what is as wide, not a serif.
+    # A viewer without DejaVu takes a font of the same width, not a serif.
     svg = svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
     head = f'<title id="title">{_text(picture.title)}</title>\n <desc id="desc">{_text(picture.description)}</desc>'
     opened = re.compile(r"<svg\b([^>]*)>").sub(

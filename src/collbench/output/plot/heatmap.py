@@ -1,4 +1,4 @@
-"""A heat map of one operation at one size: row and column are devices, every square shows its rate or time."""
+"""A heat map of one operation at one size: devices × devices, each square with its rate or time."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def frame(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
 
 
 def _text(link: RankedLink, unit: str, ranking: Ranking, count: int) -> str:
-    """Return the rate or time, and below it the tier where there are several and room."""
+    """Return the rate or time, and below it the tier if there are several and the square has room."""
     wide = count <= DEVICES_WITH_DECIMALS
     number = printed(value(link.seconds, link.gbs, unit), decimals=int(wide))
     return f"{number}\ntier {link.tier}" if wide and ranking.tiers > 1 else number

@@ -1,4 +1,4 @@
-"""What a collective and compute cost each other: their factors over message size, or conditions × sizes as a map."""
+"""How much collectives slow down when they overlap compute: over message size, or as a map of conditions × sizes."""
 
 from __future__ import annotations
 

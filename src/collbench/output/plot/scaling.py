@@ -1,4 +1,4 @@
-"""Bandwidth over the number of GPUs: what larger communicators still reach, from one run or several."""
+"""Bandwidth over the number of GPUs in a communicator, from one run or several."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class _Line:
 
 
 def draw(shown: Sequence[Shown], size_bytes: int | None) -> Picture:
-    """Return the picture at a size, or at the largest that every number of GPUs has.
+    """Return the picture at a size, or at the largest size that every number of GPUs has.
 
-    Raises UsageError if there are fewer than two numbers of GPUs, or no size that all have.
+    Raises UsageError for fewer than two numbers of GPUs, or if they have no size in common.
     """
     size = _common_size(shown) if size_bytes is None else size_bytes
     lines = _lines(shown, size)
@@ -76,7 +76,7 @@ def draw(shown: Sequence[Shown], size_bytes: int | None) -> Picture:
 
 
 def _common_size(shown: Iterable[Shown]) -> int:
-    """Return the largest size in bytes that each number of GPUs of each work was measured at."""
+    """Return the largest size in bytes at which each work was measured on each number of GPUs."""
     sizes: dict[tuple[Work, int], set[int]] = defaultdict(set)
     for named, work in shown:
         for devices, curve in curves_of(named.run, work).items():
@@ -88,7 +88,7 @@ def _common_size(shown: Iterable[Shown]) -> int:
 
 
 def _lines(shown: Iterable[Shown], size: int) -> list[_Line]:
-    """Return a line for each machine, NCCL and work: runs of the same are one line."""
+    """Return a line for each work, machine and NCCL; their runs share it."""
     groups: dict[tuple[str, Work], Sets] = defaultdict(lambda: defaultdict(list))
     for named, work in shown:
         for devices, curve in curves_of(named.run, work).items():
@@ -110,7 +110,7 @@ def _machine(named: Named) -> str:
 
 
 def _bounds(sets: Sequence[Summary]) -> tuple[float, float, float]:
-    """Return lowest, median, highest GB/s of several sets; of a single one its interval's ends around the median."""
+    """Return lowest, median and highest GB/s of several sets; for a single one the ends of its interval."""
     rates = [summary.busbw for summary in sets]
     if len(sets) == 1:
         low, high = sets[0].interval or (rates[0], rates[0])
@@ -121,13 +121,13 @@ def _bounds(sets: Sequence[Summary]) -> tuple[float, float, float]:
 def _draw(axes: Axes, line: _Line, number: int) -> None:
     counts = [*line.points]
     low, middle, high = zip(*line.points.values(), strict=True)
-    below = [m - lowest for m, lowest in zip(middle, low, strict=True)]
-    above = [highest - m for m, highest in zip(middle, high, strict=True)]
+    below = [rate - lowest for rate, lowest in zip(middle, low, strict=True)]
+    above = [highest - rate for rate, highest in zip(middle, high, strict=True)]
     axes.errorbar(
         counts, middle, yerr=(below, above), color=COLOURS[number % len(COLOURS)], capsize=3, linewidth=1.3,
         marker=MARKERS[number % len(MARKERS)], markersize=4.5, label=line.name, gid=f"line-{number}",
     )  # fmt: skip
-    for count, rate, highest in zip(counts, middle, high, strict=True):  # above the bar, which would cross it
+    for count, rate, highest in zip(counts, middle, high, strict=True):  # above the bar
         axes.annotate(
             figure(rate), (count, highest), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=7.5
         )

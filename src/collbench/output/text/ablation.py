@@ -1,4 +1,4 @@
-"""What the links are worth to one training job: the page of `collbench ablate`."""
+"""The page of `collbench ablate`: what the links are worth to one training job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from collbench.model.units import TELLING_BYTES, counted, figure, fixed, format_
 from collbench.output.text.frame import settings
 from collbench.output.text.layout import table
 
-# What "a run's value" is the time of, as the subject of a sentence.
+# What is timed, as the subject of a sentence.
 _WHAT = {Measure.STEP: "a step", Measure.TRAIN_RUNTIME: "training", Measure.PROCESS: "the whole process"}
 
 _STOPPED = {
@@ -41,7 +41,7 @@ _STOPPED = {
 
 
 def page(ablation: Ablation) -> Iterator[RenderableType]:
-    """Yield the page's blocks: where the numbers come from, both arms, and what may be said of them."""
+    """Yield the page's blocks: the origin of the figures, both arms, and the conclusions."""
     yield Text(_header(ablation) + "\n")
     yield _table(ablation)
     if any(arm.allreduce for arm in ablation.arms):
@@ -50,7 +50,7 @@ def page(ablation: Ablation) -> Iterator[RenderableType]:
 
 
 def verdict(ablation: Ablation) -> str:
-    """Return what came out in one sentence; for an unfinished ablation, how far it came."""
+    """Return the result in one sentence; for an unfinished ablation, how many runs it has."""
     if ablation.result is None:
         good = sum(run.status == 0 for run in ablation.made)
         of = "" if ablation.budget_seconds is not None else f" of {2 * ablation.repeats}"
@@ -60,10 +60,10 @@ def verdict(ablation: Ablation) -> str:
 
 
 def worth(ratio: Ratio, what: str, names: tuple[str, str], without: Sequence[str] = ()) -> str:
-    """Return what a ratio of two arms says: "p2p is worth 28.0 % (…) of a step to this job: …".
+    """Return the meaning of a ratio of two arms: "p2p is worth 28.0 % (…) of a step to this job: …".
 
-    `what` was timed in both, `names` are the arms', and `without` is what the second lacks, where it differs in nothing
-    else.
+    `what` was timed in both arms, `names` are the arms' names, and `without` is what the second arm lacks if that is
+    their only difference.
     """
     base, change = names
     if ratio.low <= 1 <= ratio.high:
@@ -92,7 +92,7 @@ def _tied(ratio: Ratio, change: str, what: str) -> str:
 
 
 def _remarks(ablation: Ablation) -> Iterator[str]:
-    """Yield what else is to be known: whether the host bounds a step, and what a precise ratio would take."""
+    """Yield whether the host bounds a step, and how many runs a precise ratio would need."""
     result = ablation.result
     if result is None:
         return
@@ -103,17 +103,12 @@ def _remarks(ablation: Ablation) -> Iterator[str]:
     run_count = len(ablation.arms[0].runs)
     if result.needed is not None and result.needed > run_count:
         runs = [run.wall_seconds for run in ablation.made if run.status == 0]
-        spent = 2 * result.needed * fmean(runs)
-        yield (
-            f"±{_percent(ablation.precision)} % needs about {result.needed:,} repeats, {_span(spent)}"
-            f"{_why_so_many(result)}"
-        )
+        seconds = 2 * result.needed * fmean(runs)
+        spent = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} min"
+        precision = f"±{_percent(ablation.precision)} %"
+        yield f"{precision} needs about {result.needed:,} repeats, {spent}{_why_so_many(result)}"
     elif result.spread is not None and result.needed is None and not precise(result.ratio, ablation.precision):
         yield f"±{_percent(ablation.precision)} % would need more than 10,000 repeats: runs differ too much"
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} min"
 
 
 def _why_so_many(result: Result) -> str:

@@ -24,13 +24,13 @@ from collbench.output.text.pairs import at_largest, ranked_pairs
 from collbench.output.text.reference import normal_line
 from collbench.output.text.registration import comparison
 
-# A short page has so many rows of a table, and not these columns: its lines fit a terminal of 80.
+# On the short page: rows of a table, and the columns that it lacks, so that its lines fit a terminal of 80.
 _FEW_ROWS = 28
 _ONLY_WHOLE = ("count", "launch µs", "wrong")
 
 
 def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks, one table for each communicator; of many the short page compares the largest size."""
+    """Yield the page's blocks, a table for each communicator; the short page compares several at the largest size."""
     yield from whole("header", Lines(header(run)))
     groups = sorted(dict.fromkeys((m.point.operation, m.point.members) for m in run.measurements))
     few, impossible_points, kinds = len(groups) <= 1, by_point(run), kinds_of(run)
@@ -41,14 +41,14 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     for operation, devices in groups:
         measurements = [m for m in run.measurements if (m.point.operation, m.point.members) == (operation, devices)]
         head = Lines(f"\n{_title(run, operation, devices, measurements, kinds)}")
-        compared = _by_memory(run, operation, devices) if len(kinds) > 1 else []
+        compared = comparison(run, operation, devices) if len(kinds) > 1 else []
         if compared:
             yield from both("tables", head, *compared)
             yield from whole("tables", Text(), _table(run, measurements, impossible_points))
             continue
         yield from whole("tables", head, _table(run, measurements, impossible_points))
         if few:
-            # The largest size, and below it as many as fit at even steps.
+            # The largest size, and below it every second, third, … size, so that all rows fit.
             sizes = sorted({measurement.point.size_bytes for measurement in measurements}, reverse=True)
             kept = sizes[:: ceil(len(measurements) / _FEW_ROWS)]
             spaced = [measurement for measurement in measurements if measurement.point.size_bytes in kept]
@@ -62,17 +62,8 @@ def collectives_page(run: Run) -> Iterator[RenderableType | Block]:
     yield from ending(run)
 
 
-def _by_memory(run: Run, operation: Operation, devices: tuple[int, ...]) -> list[RenderableType]:
-    """Return the comparison of kinds of memory, out of place and in place; nothing if there is only one kind."""
-    comparisons: list[RenderableType] = []
-    for variant in (Variant.PLAIN, Variant.IN_PLACE):
-        parts = list(comparison(run, operation, devices, variant))
-        comparisons += [Text(f"\n{operation} {variant}")] * bool(comparisons and parts) + parts
-    return comparisons
-
-
 def _communicators(run: Run) -> Iterator[RenderableType]:
-    """Yield what the communicators reach at the largest size: pairs as a ranking and a matrix, sets as a table."""
+    """Yield the rates at the largest size: of pairs a ranking and a matrix, of larger communicators a table."""
     for operation in dict.fromkeys(m.point.operation for m in run.measurements):
         measurements = [m for m in run.measured() if m.point.operation is operation]
         pairs = [m for m in measurements if len(m.point.members) == 2]
@@ -104,32 +95,30 @@ def _title(
     kinds: Sequence[Registration],
 ) -> str:
     settings = [run.settings.dtype]
-    settings += [run.settings.redop] * operation.reduces
-    settings += [
-        _sizes_of_blocks(max((one.point for one in measurements), key=lambda one: one.size_bytes))
-    ] * operation.irregular
-    settings += [f"memory registered as {kind}" for kind in kinds if (kind,) == kinds != (Registration.NONE,)]
-    settings += [f"root {run.settings.root} ({run.devices[devices[run.settings.root]].tag})"] * operation.rooted
+    if operation.reduces:
+        settings.append(run.settings.redop)
+    if operation.irregular:
+        largest = max((one.point for one in measurements), key=lambda point: point.size_bytes)
+        uneven = f"{largest.skew}, busiest rank {imbalance(largest.blocks):.2f} × the mean"
+        settings.append("uniform" if largest.skew is None else uneven)
+    if len(kinds) == 1 and kinds[0] is not Registration.NONE:
+        settings.append(f"memory registered as {kinds[0]}")
+    if operation.rooted:
+        root = run.settings.root
+        settings.append(f"root {root} ({run.devices[devices[root]].tag})")
     if any(sample.concurrent for measurement in measurements for sample in measurement.samples):
         settings.append("other sets busy at the same time")
     tags = sentences.tags(devices, run.devices)
     return f"{operation} over {tags} ({len(devices)} ranks): {', '.join(settings)}"
 
 
-def _sizes_of_blocks(point: DataPoint) -> str:
-    """Return how uneven a data point's blocks are: "zipf:1.2:7, busiest rank 2.43 × the mean"."""
-    if point.skew is None:
-        return "uniform"
-    return f"{point.skew}, busiest rank {imbalance(point.blocks):.2f} × the mean"
-
-
 def _legend(run: Run, operation: Operation) -> str:
-    """Explain the columns in lines of at most 80 characters."""
-    launches = any(s.launch_seconds is not None for m in run.measurements for s in m.samples)
+    """Return the meaning of the columns in lines of at most 80 characters."""
+    samples = [sample for measurement in run.measurements for sample in measurement.samples]
     lines = ["time: one collective on the device, the slowest rank, median;"]
-    if launches:
+    if any(sample.launch_seconds is not None for sample in samples):
         lines = [f"{lines[0]} launch: one call", "of an ungraphed loop, as in a training step;"]
-    if any(s.plain for m in run.measurements for s in m.samples):
+    if any(sample.plain for sample in samples):
         lines.append("between hosts, time is of plain launches, not of CUDA graph replays;")
     if operation.shares:
         lines.append("size: all ranks' blocks together, count: elements of one block;")
@@ -146,7 +135,7 @@ def _table(
     impossible_points: Mapping[DataPoint, Impossible],
     without: Sequence[str] = (),
 ) -> Table:
-    """Return the table of one communicator, but for columns without a single figure."""
+    """Return the table of one communicator, without columns that have no figure."""
     memory = list(Registration)
     ordered = sorted(
         measurements,
@@ -168,13 +157,15 @@ def _table(
 
 
 def _columns(run: Run, measurement: Measurement, kinds: Sequence[Registration], *, impossible: bool) -> dict[str, str]:
-    """Return a data point's text in each column; its flags are a word each, of which the page's notes say more."""
+    """Return a data point's text in each column; of a flag one word, the page's notes say more."""
     point = measurement.point
     blocks = len(point.members) if point.operation.shares else 1
     wanted = (point.operation, len(point.members), point.size_bytes)
-    asked = run.chosen if point.registration in kinds[:1] or not kinds else ()  # of several kinds the first
-    chosen = next((one for one in asked if (one.operation, one.ranks, one.size_bytes) == wanted), None)
-    flags = ["failed"] * bool(measurement.failure) + ["impossible"] * impossible
+    # Of several kinds of memory, NCCL was asked what it chose for the first.
+    reported = run.chosen if not kinds or point.registration is kinds[0] else ()
+    chosen = next((one for one in reported if (one.operation, one.ranks, one.size_bytes) == wanted), None)
+    flags = ["failed"] if measurement.failure else []
+    flags += ["impossible"] if impossible else []
     flags += [flag.kind.value for sample in measurement.samples for flag in sample.flags]
     return {
         "size": format_size(point.size_bytes),

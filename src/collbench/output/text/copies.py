@@ -22,7 +22,7 @@ from collbench.output.text.matrix import pair_matrix, render_bandwidths, render_
 from collbench.output.text.pairs import at_largest, operations_of
 from collbench.output.text.reference import normal_line
 
-# The page of `collbench copies`: for each pattern and kind of copy, the rates of every link or device.
+# The page of `collbench copies`: the rates of every link or device, for each pattern and kind of copy.
 
 _MATRICES = (Variant.PLAIN, Variant.BOTH_WAYS, Variant.STAGED)
 _TABLES = {
@@ -37,8 +37,7 @@ _SHARES = {
     Variant.HOST_ALL: "all at once",
     Variant.HOST_ALL_BOTH_WAYS: "all, both ways",
 }
-# More nodes, with intervals, would break 80 columns.
-_NODES_WITH_INTERVALS = 4
+_NODES_WITH_INTERVALS = 4  # with more NUMA nodes, intervals would break 80 columns
 _COPIES_LEGEND = """\
 ce: copy engine; sm: a kernel's loads and stores; write: the source issues it;
 read: the destination does; ±: half of the median's 95 % interval"""
@@ -61,7 +60,7 @@ def copies_page(run: Run) -> Iterator[RenderableType | Block]:
 
 
 def _copies_summary(run: Run) -> Iterator[Block]:
-    """Yield the short page's table, the range of each pattern and kind of copy, and the matrix of the first kind."""
+    """Yield the short page's table of ranges, and the matrix of the first kind of copy."""
     rows = table("copy", "size", "lowest GB/s", "median GB/s", "highest GB/s", keys=2)
     for variant in (*_MATRICES, *_TABLES):
         measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
@@ -83,7 +82,7 @@ def _copies_summary(run: Run) -> Iterator[Block]:
 
 
 def _shares(run: Run) -> Iterator[RenderableType]:
-    """Yield concurrent host copies, one table for each NUMA node of the memory: GB/s and the share of isolated ones."""
+    """Yield a table of concurrent host copies for each NUMA node: GB/s and the share of the isolated rate."""
     shares = host_shares(run)
     for node in dict.fromkeys(one.work.numa_node for one in shares):
         here = [one for one in shares if one.work.numa_node == node]
@@ -103,7 +102,7 @@ def _shares(run: Run) -> Iterator[RenderableType]:
 
 
 def _host_memory(run: Run, node: int | None) -> str:
-    """Return the NUMA node of host memory, if chosen; in copies on all devices None means each one's own node."""
+    """Return the NUMA node of host memory if it was chosen; None is each device's own node."""
     chosen = {measurement.point.numa_node for measurement in run.measured(Variant.HOST)} - {None}
     if node is not None:
         return f" on NUMA node {node}"
@@ -117,7 +116,7 @@ def _cell(one: HostShare | None) -> str:
 
 
 def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[RenderableType]:
-    """Yield what all devices at once keep of isolated host copies, by copy engine: a line for each NUMA node."""
+    """Yield for each NUMA node the share of their isolated rate that host copies of all devices at once keep."""
     for node in dict.fromkeys(one.work.numa_node for one in shares if one.work.variant.at_once):
         parts: list[str] = []
         for variant in (Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS):
@@ -126,14 +125,15 @@ def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[RenderableTyp
                 for name, operation in (("h2d", Operation.H2D_CE), ("d2h", Operation.D2H_CE))
                 if (share := share_of_all(shares, Work(operation, variant, node))) is not None
             ]
-            parts += [f"{'both ways ' * variant.opposed}{', '.join(kept)}"] if kept else []
+            if kept:
+                parts.append(f"{'both ways ' if variant.opposed else ''}{', '.join(kept)}")
         if parts:
             where = f"all {len(run.devices)} at once{_host_memory(run, node)}"
             yield Lines(f"host      {where}: {'; '.join(parts)} of isolated{sim(run, ' (sim)')}")
 
 
 def _matrices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
-    """Yield each kind of copy on links or pairs, below it the range in GB/s and the widest interval."""
+    """Yield the matrix of each kind of copy on links or pairs, its range in GB/s and its widest interval."""
     for operation in operations_of(measurements):
         largest = at_largest(measurements, operation)
         low, middle, high = _least_to_most([summarize(one).busbw for one in largest])
@@ -197,7 +197,7 @@ _LAUNCH_LEGEND = """; launch: one call
 of an ungraphed loop, as in a training step"""
 
 
-# What the answer on the short page calls the works.
+# The names of works in the answer of the short page.
 _LATENCIES = {
     Operation.ALLREDUCE: "all-reduce",
     Operation.CE_WRITE: "copy",
@@ -208,7 +208,7 @@ _LATENCIES = {
 
 
 def latency_page(run: Run) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks: two kinds of matrices and a table of pairs; on the short page a row for each."""
+    """Yield the page's blocks: matrices of accesses and copies, a table of pairs; the short page has a row for each."""
     yield from whole("header", Lines(header(run)))
     yield from short(*_latency_summary(run))
     matrices = [*_chase(run), *_copies(run)]

@@ -22,7 +22,7 @@ _MOST_NAMES = 6  # devices of a communicator by name; more break 80 columns
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What several sets reached at one size: the median's seconds, and lowest, median and highest GB/s (busbw)."""
+    """Several sets of devices at one size: the median of their seconds; lowest, median and highest busbw in GB/s."""
 
     seconds: float
     low: float
@@ -32,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line over the sizes in bytes, ascending. `name` says whose it is, `mark` is one character for it."""
+    """One line over sizes in bytes, ascending, that stands for some `sets` of devices; `mark` is its character."""
 
     name: str
     mark: str
@@ -44,7 +44,7 @@ Curves = dict[Members, dict[int, Summary]]
 
 
 def works_of(run: Run) -> list[Work]:
-    """Return the works that hold a sample, in the model's order: plain ones first."""
+    """Return the works that have a sample, in the model's order: plain ones first."""
     works = {measurement.point.work for measurement in run.measurements if measurement.samples}
     return sorted(works, key=work_order)
 
@@ -59,16 +59,16 @@ def curves_of(run: Run, work: Work) -> Curves:
 
 
 def sizes_of(work: Work, curves: Curves) -> list[int]:
-    """Return the sizes in bytes, ascending, that most links, pairs or devices have; without these most sets.
+    """Return the sizes in bytes, ascending, at which most links, pairs or devices were measured.
 
-    At another size fewer would be compared.
+    Without links, pairs or devices, those at which most sets were.
     """
     counts = Counter(size for curve in (_alone(work, curves) or curves).values() for size in curve)
     return sorted(size for size, count in counts.items() if count == max(counts.values()))
 
 
 def abridged_device_names(run: Run, work: Work, devices: Members) -> str:
-    """Name devices as `frame.device_names` does; of a larger communicator the first ranks, the last, and how many."""
+    """Return `frame.device_names`, for a larger communicator shortened: "GPU0, GPU1, GPU2, … GPU7 (8 ranks)"."""
     if len(devices) <= _MOST_NAMES or not work.operation.is_collective:
         return device_names(run.devices, work, devices)
     tags = [run.devices[position].tag for position in devices]
@@ -76,13 +76,13 @@ def abridged_device_names(run: Run, work: Work, devices: Members) -> str:
 
 
 def limits_of(run: Run, work: Work, sets: Iterable[Members]) -> dict[Members, float]:
-    """Return the theory of each set of devices in GB/s, none for what takes another way than the path, or many.
+    """Return the theory of each set of devices in GB/s, where a single path, slot or memory limits it.
 
-    Of a copy both ways at once it is twice the path's, of a local one half of what the memory reads and writes. Between
-    more than two GPUs it depends on rings and switches.
+    A copy both ways has twice the path's theory, a local copy half of the memory's, because it reads and writes. More
+    than two GPUs depend on rings and switches, and have none.
     """
-    elsewhere = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS or work.variant is Variant.STAGED
-    if work.operation is Operation.CHASE or elsewhere:
+    off_path = work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS or work.variant is Variant.STAGED
+    if work.operation is Operation.CHASE or off_path:
         return {}
     facts, limits = Facts(run), dict[Members, float | None]()
     for devices in sets:
@@ -99,7 +99,7 @@ def limits_of(run: Run, work: Work, sets: Iterable[Members]) -> dict[Members, fl
 
 
 def spreads(curves: Iterable[Mapping[int, Summary]]) -> dict[int, Spread]:
-    """Return what these sets reached together, by size in bytes, ascending."""
+    """Return the spread of these sets by size in bytes, ascending."""
     summaries_at: dict[int, list[Summary]] = defaultdict(list)
     for curve in curves:
         for size, summary in curve.items():
@@ -112,9 +112,9 @@ def spreads(curves: Iterable[Mapping[int, Summary]]) -> dict[int, Spread]:
 
 
 def lines_of(run: Run, work: Work, curves: Curves) -> list[Line]:
-    """Return a line for each tier of links, pairs or devices, and for each larger number of ranks; four at most.
+    """Return a line for each tier of links, pairs or devices, and for each larger number of ranks.
 
-    Tiers are those at the largest size that most sets have. Of many the best three and the worst are kept.
+    Tiers are those at the largest size that most sets have. Of more than four lines the best three and the worst stay.
     """
     alone = _alone(work, curves)
     lines = _tier_lines(run, work, alone) if alone else []
@@ -142,7 +142,7 @@ def _line(name: str, mark: str, sets: Sequence[Members], curves: Curves) -> Line
 
 
 def _alone(work: Work, curves: Curves) -> Curves:
-    """Return the sets that `rank` puts in tiers: links, pairs, or of host copies devices."""
+    """Return the sets that `rank` puts in tiers: links, pairs, or devices for host copies."""
     if work.variant.endpoints is Endpoints.DEVICE_AND_OTHERS:
         return {}
     wanted = 1 if work.variant.endpoints is Endpoints.DEVICE else 2

@@ -1,4 +1,4 @@
-"""The doctor's findings as a page and as JSON. Pure; whatever came from the machine stays text."""
+"""The page and the JSON of `collbench doctor`; text from the machine is never obeyed by a terminal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from collbench.runfile.codec import plain
 _VERSION = 1
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red", Level.UNKNOWN: "dim"}
 _LEVEL_WIDTH = max(map(len, Level))
-# A name longer than this (NCCL has some of 40 letters) takes a line of its own.
-_WIDEST_NAME = 21
+_WIDEST_NAME = 21  # a longer name (NCCL has some of 40 letters) gets its own line
 
 
 def page(findings: Sequence[Finding], width: int) -> Iterator[Text]:
-    """Yield the findings by group, a line each, its fix below it; then how many of each level there are."""
+    """Yield the findings by group, a line each with its fix below, then the summary."""
     for group, grouped in groupby(findings, key=lambda finding: finding.group):
         lines = list(grouped)
         column = max((len(finding.name) for finding in lines if len(finding.name) <= _WIDEST_NAME), default=0)
@@ -40,19 +39,19 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def dumps(findings: Sequence[Finding], head: Mapping[str, str], exit_status: int) -> str:
-    """Return the findings as JSON (docs/doctor.md); `head` says which collbench looked at which machine."""
+    """Return the findings as JSON (docs/doctor.md); `head` has the machine and the version of collbench."""
     kind = {"format": "collbench-doctor", "format_version": _VERSION}
     body = {**kind, **head, "exit_status": exit_status, "findings": plain(tuple(findings))}
     return json.dumps(body, ensure_ascii=True, indent=2) + "\n"
 
 
 def printable(text: str) -> str:
-    """Return text whose control characters, and what would turn the line's direction, are written as escapes."""
+    """Return text with escapes in place of control characters and of those that change the writing direction."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def _line(finding: Finding, column: int, width: int) -> Text:
-    """Return "level  name  what was found", wrapped below itself, and the fix in a line of its own."""
+    """Return "level  name  text", wrapped below the text, and the fix on its own line."""
     indent = " " * (2 + _LEVEL_WIDTH + 2 + column + 2)
     text = filled(printable(finding.text), width, indent, indent)
     line = Text("  ")

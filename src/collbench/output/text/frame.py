@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from rich.text import Text
 
 from collbench.analysis import physics
-from collbench.analysis.outcome import Trouble, TroubleKind, outcome
+from collbench.analysis.outcome import TroubleKind, outcome
 from collbench.analysis.physics import NVLS_VARIABLE, Nvls
 from collbench.analysis.problem import at_the_ends, new_errors
 from collbench.machine.health import GOOD_C, TEMPERATURE_RULE, holds_back
@@ -290,7 +290,7 @@ def troubled(run: Run) -> Iterator[str]:
 
 
 def device_names(devices: tuple[Device, ...], work: Work, positions: tuple[int, ...]) -> str:
-    """Name the devices of a data point: "GPU0 → GPU1", "GPU0 → all others", "GPU0, GPU1"."""
+    """Return the devices of a data point: "GPU0 → GPU1", "GPU0 → all others", "GPU0, GPU1"."""
     tags = [devices[position].tag for position in positions]
     if work.variant is Variant.ONE_TO_ALL:
         return f"{tags[0]} → all others"
@@ -359,7 +359,7 @@ def failures(run: Run, most: int = _MOST_FAILURES) -> Iterator[str]:
 
 
 def _points(points: Sequence[Measurement]) -> str:
-    """Say which data points these are: "ce-write at 8 B", "6 data points (ce-read, ce-write; 8 B to 1G)"."""
+    """Return "ce-write at 8 B", or "6 data points (ce-read, ce-write; 8 B to 1G), the first"."""
     works = ", ".join(sorted({str(measurement.point.work) for measurement in points}))
     sizes = [measurement.point.size_bytes for measurement in points]
     if len(points) == 1:
@@ -435,10 +435,14 @@ def headline(run: Run) -> str:
 def worst_troubles(run: Run) -> str:
     """Return the headline without "FAILED", which parsers of nccl-tests' text search for."""
     troubles = outcome(run).troubles
-    worst = "; ".join(_described(run, trouble) for trouble in troubles[:_MOST_SETS])
-    remaining = len(troubles) - _MOST_SETS
-    more = f"; and {remaining} more" if remaining > 0 else ""
-    return f"{worst}{more}{' (sim)' if capabilities(run.backend).simulated else ''}"
+    clauses = []
+    for trouble in troubles[:_MOST_SETS]:
+        where = sentences.device_sets([trouble.devices], run.devices)
+        how = f"{trouble.figure:.0f} GB/s" if trouble.figure is not None else trouble.kind.value
+        clauses.append(f"{where}: {amount(trouble.count, 'data point')}, {how}")
+    if len(troubles) > _MOST_SETS:
+        clauses.append(f"and {len(troubles) - _MOST_SETS} more")
+    return f"{'; '.join(clauses)}{sim(run, ' (sim)')}"
 
 
 def alarm(run: Run) -> Iterator[Text]:
@@ -450,9 +454,3 @@ def alarm(run: Run) -> Iterator[Text]:
 def not_judged(why: str) -> Text:
     """Return the first block of a page without a judgment; `why` ends with the command to run."""
     return Text(f"not judged: {why}", style=ALARM)
-
-
-def _described(run: Run, trouble: Trouble) -> str:
-    points = amount(trouble.count, "data point")
-    how = f"{trouble.figure:.0f} GB/s" if trouble.figure is not None else trouble.kind.value
-    return f"{sentences.device_sets([trouble.devices], run.devices)}: {points}, {how}"

@@ -71,7 +71,7 @@ def page(report: Report, against: str = "") -> Iterator[Block]:
         yield from short(Text(f"equal calls are grouped{others}: --verbose shows all in order"))
     yield from whole("tables", *more(len(report.rows) - _MOST_ROWS, " rows: --json has all"))
     yield from _ranks(report)
-    yield from both("tails", Lines("\n" + "\n".join(_folded(said(report)))))
+    yield from both("tails", Lines("\n" + "\n".join(_folded(remarks(report)))))
     job_timeline = timeline(report.job)
     if job_timeline is not None:
         few_lines, lines = (
@@ -278,7 +278,8 @@ def _call_table(report: Report, rows: Sequence[Row], mark: str) -> Table:
     concurrently = any(row.concurrent is not None for row in report.distinct)
     isolated = any(row.alone is not None for row in report.distinct)
     heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
-    heads += [f"{mark}alone"] * isolated + [f"{mark}overlap"] * concurrently
+    heads += [f"{mark}alone"] if isolated else []
+    heads += [f"{mark}overlap"] if concurrently else []
     calls = table(*heads, left=("call", "dtype", "group"), keys=2)
     for row in rows:
         call = job.calls[row.call]
@@ -365,7 +366,7 @@ def origin(report: Report, against: str) -> Iterator[str]:
         yield f"against   {one_line(against)}{none}"
 
 
-def said(report: Report) -> Iterator[str]:
+def remarks(report: Report) -> Iterator[str]:
     """Yield which ranks are late, and the limits of the figures: lines of a name and a sentence."""
     job = report.job
     for one in report.late[:_FEW_LATE]:

@@ -141,8 +141,7 @@ def page(
     lines += [
         f"backend   {origin.backend}{': nothing is measured' if origin.mark else ''}",
         f"nodes     {origin.where}",
-        *_rounds(origin),
-        *(_cost(origin) if verbose else ()),
+        *_rounds(origin, verbose=verbose),
     ]
     if truth is not None:
         bound = f"no choice can exceed {fixed(truth.bound_gbs)} GB/s"
@@ -181,7 +180,7 @@ def lost(run: Run) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _rounds(origin: Origin) -> Iterator[str]:
+def _rounds(origin: Origin, *, verbose: bool) -> Iterator[str]:
     if origin.switches_from:
         counts = ", under ".join(f"{count:,}" for count in origin.switches)
         yield f"switches  {counts or 'one for all these nodes'}, as {origin.switches_from} reports"
@@ -195,10 +194,7 @@ def _rounds(origin: Origin) -> Iterator[str]:
         yield "timed     by plain launches, as in a job: between hosts, NCCL runs captured graphs slower"
     yield from (f"failed    {what}" for what in origin.lost)
     yield from (f"network   {what}" for what in origin.network)
-
-
-def _cost(origin: Origin) -> Iterator[str]:
-    if origin.round_seconds:
+    if verbose and origin.round_seconds:
         least, middle, most = (f"{of(origin.round_seconds):.2f}" for of in (min, median, max))
         planned = f"; --plan predicts {origin.planned_seconds:.2f} s at that rate" if origin.planned_seconds else ""
         yield f"cost      {middle} s per round ({least} to {most}){planned}"

@@ -38,9 +38,9 @@ _MOST_LIMITS = 3  # lines of theory; more hide the curves
 
 
 def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks: each work at the size, or without one at its largest and smallest, and over all.
+    """Yield the page's blocks: each work at `size_bytes`, or at its largest and smallest size and over all sizes.
 
-    The short page has the first work at its largest size, and its figures over the sizes.
+    The short page has the first work at its largest size, and its figures over sizes.
     """
     yield from alarm(run)
     yield from whole("header", Lines(header(run)))
@@ -59,13 +59,13 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
                     yield from whole("tiers", Text("tier of each, 1 is the best"), tier_map(run, ranking))
                 if first:
                     yield from short(*section(run, ranking, mapped=map_it, most_tiers=_FEW_TIERS))
-                    yield from short(*[legend()] * map_it)
+                    yield from short(*([legend()] if map_it else []))
             parts = [*_unmapped(run, work, size, ranking), *_failures(run, work, size)]
             yield from both("tables", *parts) if first else whole("tables", *parts)
         if size_bytes is None and len({size for curve in curves.values() for size in curve}) > 1:
             yield from whole("tables", *_over_sizes(run, work, curves))
             if number == 0:
-                # So many sizes as a short page has room for, the largest among them.
+                # As many sizes as the short page has room for, the largest included.
                 sizes = sorted({size for curve in curves.values() for size in curve}, reverse=True)
                 kept = sizes[:: math.ceil(len(sizes) / _FEW_SIZES)]
                 few = {devices: {size: at[size] for size in at if size in kept} for devices, at in curves.items()}
@@ -76,7 +76,7 @@ def page(run: Run, works: Sequence[Work], size_bytes: int | None) -> Iterator[Re
 
 
 def _unmapped(run: Run, work: Work, size: int, ranking: Ranking | None) -> Iterator[RenderableType]:
-    """Yield a table of what no heat map shows: single devices, and sets of more than two."""
+    """Yield a table of the sets that are on no heat map: single devices, and more than two devices."""
     mapped = {standing.members for standing in ranking.standings if ranking.kind != "device"} if ranking else set()
     measurements = [m for m in run.measured(work.variant) if m.point.work == work and m.point.size_bytes == size]
     unmapped = [measurement for measurement in measurements if measurement.point.members not in mapped]
@@ -107,7 +107,7 @@ def _failures(run: Run, work: Work, size: int) -> Iterator[Text]:
 
 
 def _over_sizes(run: Run, work: Work, curves: Curves) -> Iterator[RenderableType]:
-    """Yield the curves, what their marks mean, and their figures, which a reader without the picture needs."""
+    """Yield the curves, the meaning of their marks, and a table of their figures."""
     what = "busbw" if work.operation.is_collective else "bandwidth"
     lines, limits = lines_of(run, work, curves), limits_of(run, work, curves)
     highest = sorted(set(limits.values()), reverse=True)[:_MOST_LIMITS]
@@ -128,14 +128,16 @@ def _over_sizes(run: Run, work: Work, curves: Curves) -> Iterator[RenderableType
 
 def _table(lines: Sequence[Line], curves: Curves, limits: dict[Members, float]) -> Table:
     together = spreads(curves.values())
-    heads = ["size", "µs", *(line.name for line in lines), "lowest", "highest", *["of theory"] * bool(limits)]
-    rows = table(*heads, left=())
+    rows = table("size", "µs", *(line.name for line in lines), "lowest", "highest", left=())
+    if limits:
+        rows.add_column("of theory", justify="right")
     for size, all_of_them in together.items():
         row = [format_size(size), figure(all_of_them.seconds * 1e6)]
         row += [figure(line.points[size].middle) if size in line.points else "-" for line in lines]
         row += [figure(all_of_them.low), figure(all_of_them.high)]
         shares = [curves[devices][size].busbw / limit for devices, limit in limits.items() if size in curves[devices]]
-        row += [f"{median(shares):.1%}" if shares else "-"] * bool(limits)
+        if limits:
+            row.append(f"{median(shares):.1%}" if shares else "-")
         rows.add_row(*row)
     return rows
 

@@ -32,7 +32,7 @@ def page(job: Job, run: Run, predicted_job: PredictedJob) -> Iterator[Block]:
     prices = list(predicted_job.prices.items())
     if prices:
         yield from both("tables", Text(f"\n{sim(run)}µs of one call on the new links, isolated"))
-        shown = ("waited",) * bool(predicted_job.waited)
+        shown = ["waited"] if predicted_job.waited else []
         rows = table("call", "bytes", "group", "least", "middle", "most", *shown, left=("call", "group"))
         for number, price in prices[:_FEW]:
             call = job.calls[number]

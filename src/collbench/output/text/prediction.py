@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from collbench.analysis.predict.timing import Span
 from collbench.analysis.stats import DELTA
 from collbench.model.operations import Registration
 from collbench.model.run import Device, Run
-from collbench.model.units import abridged, amount, fixed, size_span
+from collbench.model.units import abridged, amount, fixed, size_span, span
 from collbench.output import sentences
 from collbench.output.text.frame import header, origin, sim
 from collbench.output.text.layout import NARROW, Block, filled, named, short, table, whole
@@ -66,9 +67,9 @@ class _Scale:
             return f"{value:.0f}"
         return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
 
-    def band(self, span: Span) -> str:
+    def band(self, times: Span) -> str:
         """Return "0.00–5.28"."""
-        return f"{self.figure(span[0])}–{self.figure(span[2])}"
+        return f"{self.figure(times[0])}–{self.figure(times[2])}"
 
 
 _MS, _S = _Scale("ms", 1e3), _Scale("s", 1.0)
@@ -86,7 +87,8 @@ def page(run: Run, prediction: Prediction) -> Iterator[Block]:
     mark = sim(run, " (sim)")
     timed = prediction.question.step_seconds is not None
     costs = [cost for case in prediction.cases for cost in (case.best, case.worst) if cost]
-    scale = _S if max(max(*cost.raw, *(cost.step or ())) for cost in costs) >= _MANY_SECONDS else _MS
+    longest = max(seconds for cost in costs for seconds in (*cost.raw, *(cost.step or ())))
+    scale = _S if longest >= _MANY_SECONDS else _MS
     concluded = "\n".join(filled(sentence, NARROW) for sentence in conclusions(prediction, mark))
     yield from short(Text(concluded))
     yield from whole("header", Text(f"{header(run)}\n{_question(prediction)}"))
@@ -112,12 +114,19 @@ def _overview(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> T
     """Return the short page's table: a row for each number of GPUs and strategy, on the best and the worst set."""
     what = "exposed" if timed else "raw"
     heads = ["GPUs", "strategy", f"{what} on best, {scale.unit}", f"on worst, {scale.unit}"]
-    rows = table(*heads, *["step longer by"] * timed, left=("strategy",), keys=2)
+    if timed:
+        heads.append("step longer by")
+    rows = table(*heads, left=("strategy",), keys=2)
     for case in cases:
-        costs = [case.best, *([case.worst] if case.worst else [])]
-        spans = [(cost.exposed if timed else cost.raw) or cost.raw for cost in costs]
-        figures = [*(scale.figure(span[1]) for span in spans), *["-"] * (2 - len(spans))]
-        rows.add_row(str(case.gpus), case.strategy, *figures, *[_percent(case.lost_share)] * timed)
+        figures = []
+        for cost in (case.best, case.worst):
+            if cost is None:
+                figures.append("-")
+                continue
+            times = cost.exposed if timed and cost.exposed else cost.raw
+            figures.append(scale.figure(times[1]))
+        lost = [_percent(case.lost_share)] if timed else []
+        rows.add_row(str(case.gpus), case.strategy, *figures, *lost)
     return rows
 
 
@@ -205,8 +214,8 @@ def _cost_json(run: Run, cost: Cost) -> dict[str, Any]:
     }
 
 
-def _span_json(span: Span | None) -> dict[str, float] | None:
-    return None if span is None else dict(zip(("low", "middle", "high"), span, strict=True))
+def _span_json(times: Span | None) -> dict[str, float] | None:
+    return None if times is None else dict(zip(("low", "middle", "high"), times, strict=True))
 
 
 def _question(prediction: Prediction) -> str:
@@ -240,15 +249,13 @@ def _overlap_lines(run: Run, prediction: Prediction) -> Iterator[str]:
             "not measured: the step assumes that communication and compute do not slow each other; "
             "'collbench overlap' measures it"
         )
-    titles: dict[str, list[str]] = {}
+    titles: dict[str, list[str]] = defaultdict(list)
     for operation, curve in dict.fromkeys((use.operation, use.curve) for use in prediction.overlap):
         uses = [use for use in prediction.overlap if (use.operation, use.curve) == (operation, curve)]
-        slower, computes = (_range([getattr(use, name) for use in uses]) for name in ("transfers", "compute"))
-        what = (
-            f"{slower}, compute {computes} overlapping {curve.compute}{sim(run, ' (sim)')}, {Path(curve.source).name}"
-        )
-        clause = "; ".join([what, *_doubts(run, uses, prediction.registration)])
-        titles.setdefault(clause, []).append(operation.collective.title)
+        transfers, compute = _factors([use.transfers for use in uses]), _factors([use.compute for use in uses])
+        mark = sim(run, " (sim)")
+        cost = f"{transfers}, compute {compute} overlapping {curve.compute}{mark}, {Path(curve.source).name}"
+        titles["; ".join([cost, *_doubts(run, uses, prediction.registration)])].append(operation.collective.title)
     yield from (f"{_listed(names)} {clause}" for clause, names in titles.items())
 
 
@@ -269,10 +276,10 @@ def _doubts(run: Run, uses: Sequence[OverlapUse], registration: Registration) ->
         yield "measured on unregistered memory"
 
 
-def _range(spans: Sequence[tuple[float, float]]) -> str:
-    """Return "1.9–10.4x", or "1.03x" where both ends print alike."""
-    low, high = (f"{end:.2f}" for end in (min(span[0] for span in spans), max(span[1] for span in spans)))
-    return f"{low}x" if low == high else f"{low}–{high}x"
+def _factors(ranges: Sequence[tuple[float, float]]) -> str:
+    """Return the lowest and the highest of some factors: "1.90–10.40x"."""
+    low, high = min(ends[0] for ends in ranges), max(ends[1] for ends in ranges)
+    return f"{span(f'{low:.2f}', f'{high:.2f}', '–')}x"
 
 
 def _title(run: Run, prediction: Prediction, gpus: int) -> str:

@@ -30,9 +30,9 @@ _STANDING_STYLES = {
 
 
 def page(answers: Answers, width: int) -> Iterator[RenderableType | Block]:
-    """Yield the page's blocks: the run, each figure's answer, what no figure speaks for, and a verdict.
+    """Yield the page's blocks: the run, the result of each reference figure, what has none, and a verdict.
 
-    Sentences are broken to `width` columns.
+    Sentences are wrapped to `width` columns.
     """
     yield from alarm(answers.run)
     if not answers.judged:
@@ -69,7 +69,7 @@ def conclusion(answers: Answers) -> str:
 
 
 def _normality(answers: Answers) -> str:
-    """Return in a line whether a run is normal for its kind of machine, by the figure that it does worst against."""
+    """Return whether a run is normal for its kind of machine, by the reference figure with the worst result."""
     if not answers.known or not answers.answers:
         return f"not judged: no reference figure for {_kind(answers)}"
     if not answers.judged:
@@ -104,7 +104,7 @@ def _answer_lines(answers: Answers, answer: Answer, width: int) -> tuple[Text, T
 
 
 def _beaten(answers: Answers, answer: Answer) -> str:
-    """Return what is impossible, for which the figure is not judged."""
+    """Return the impossible rate that keeps the figure from being judged, "" for none."""
     impossible = answer.impossible
     if answer.standing is not ReferenceVerdict.NOT_JUDGED or impossible is None:
         return ""

@@ -17,8 +17,17 @@ from collbench.output.text.frame import sim
 from collbench.output.text.layout import Lines, table
 
 
-def comparison(run: Run, operation: Operation, devices: tuple[int, ...], variant: Variant) -> Iterator[RenderableType]:
-    """Yield which memory is fastest at which sizes, and a table of sizes by kind; nothing if there is only one kind."""
+def comparison(run: Run, operation: Operation, devices: tuple[int, ...]) -> list[RenderableType]:
+    """Return the comparison of kinds of memory, out of place and in place; nothing if there is only one kind."""
+    out_of_place, in_place = (
+        list(_of_variant(run, operation, devices, variant)) for variant in (Variant.PLAIN, Variant.IN_PLACE)
+    )
+    between = [Text(f"\n{operation} {Variant.IN_PLACE}")] if out_of_place and in_place else []
+    return [*out_of_place, *between, *in_place]
+
+
+def _of_variant(run: Run, operation: Operation, devices: tuple[int, ...], variant: Variant) -> Iterator[RenderableType]:
+    """Yield which memory is fastest at which sizes, and a table of sizes by kind."""
     by_size = winners(run, operation, devices, variant)
     if not by_size:
         return
@@ -32,13 +41,14 @@ def comparison(run: Run, operation: Operation, devices: tuple[int, ...], variant
         summaries = [summarize(by_kind[kind]) if kind in by_kind else None for kind in kinds]
         times = ["-" if one is None else f"{one.seconds * 1e6:.2f}" for one in summaries]
         rates = ["-" if one is None else f"{one.busbw:.2f}" for one in summaries]
-        times_table.add_row(format_size(size), *times, *rates, _names(fastest.get(size, ()), len(kinds)))
+        names = fastest.get(size, ())
+        times_table.add_row(format_size(size), *times, *rates, "tie" if len(names) == len(kinds) else ", ".join(names))
     yield Text()
     yield times_table
 
 
 def fastest_memory(run: Run) -> Iterator[RenderableType]:
-    """Yield for each collective and pair which memory is fastest."""
+    """Yield for each collective and pair which memory is fastest at which sizes."""
     measurements = [measurement for measurement in run.measured() if measurement.point.operation.is_collective]
     for operation, devices in dict.fromkeys((one.point.operation, one.point.members) for one in measurements):
         where = f"{operation} on {sentences.tags(devices, run.devices, '-')}"
@@ -47,20 +57,17 @@ def fastest_memory(run: Run) -> Iterator[RenderableType]:
 
 
 def _sentence(same: Sequence[Winner]) -> str:
-    """Say which memory wins or ties at these sizes: "window wins from 256K to 8M, 1.44x at 2M (1.41-1.47)"."""
+    """Return which memory wins or ties at these sizes: "window wins from 256K to 8M, 1.44x at 2M (1.41-1.47)"."""
     first, last = format_size(same[0].size_bytes), format_size(same[-1].size_bytes)
     where = f"at {first}" if len(same) == 1 else f"from {first} to {last}"
-    gains = [(one.size_bytes, one.gain) for one in same]
-    most = max(((size, gain) for size, gain in gains if gain), key=lambda pair: pair[1].ratio, default=None)
     names = ", ".join(same[0].fastest)
     text = f"{names} {'wins' if len(same[0].fastest) == 1 else 'tie'} {where}"
-    if most is None or most[1].interval is None:
+    gains = [(one.gain, one.size_bytes) for one in same if one.gain]
+    if not gains:
         return text
-    size, gain = most
+    gain, size = max(gains, key=lambda pair: pair[0].ratio)
+    if gain.interval is None:
+        return text
     over = "" if gain.kind is Registration.NONE else f" over {gain.kind}"
-    low, high = most[1].interval
+    low, high = gain.interval
     return f"{text}, {gain.ratio:.2f}x{over} at {format_size(size)} ({low:.2f}-{high:.2f})"
-
-
-def _names(fastest: Sequence[Registration], kinds: int) -> str:
-    return "tie" if len(fastest) == kinds else ", ".join(fastest)

@@ -72,7 +72,8 @@ def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
         return
     first, other = measured
     change, names = ratio(first, other), _names(run)
-    arms = f"on {names[first.members]}" if names else _with(other), _arm(other, names).strip()
+    base = f"on {names[first.members]}" if names else f"with {' and '.join(map(_lacking, other.without))}"
+    arms = base, _arm(other, names).strip()
     parts = [("the communication of a step", None if change is None else change.communication)]
     if first.pauses is Pauses.RECORDED:
         parts.append(("a whole step", None if change is None else change.step))
@@ -81,10 +82,6 @@ def _worth(run: Run, measured: list[Replay]) -> Iterator[str]:
             yield f"{len(other.trials)} trials are too few to say what {arms[1]} changes in {what}"
         else:
             yield worth(Ratio(times.value, *times.interval), what, arms, [_lacking(denied) for denied in other.without])
-
-
-def _with(replay: Replay) -> str:
-    return "with " + " and ".join(map(_lacking, replay.without))
 
 
 _Names = Mapping[tuple[int, ...], str]

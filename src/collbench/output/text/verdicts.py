@@ -42,7 +42,7 @@ _NOTHING = (
 # What a verdict's limit is where it is not the theory of a path (docs/check.md).
 _LIMITS = {Kind.COLLECTIVE_CONTRADICTION: "links", Kind.CONTENTION: "isolated"}
 _MOST_NAMES = 4  # of pairs
-# On the short page: so many faults with cause and command, and so many more by name.
+# On the short page: faults with cause and command, and further faults by name.
 _MOST_EXPLAINED, _MOST_NAMED = 3, 8
 _INDENT = 10  # columns of a field's name
 _FAMILY = {True: "collectives", False: "copies"}
