@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from collbench.analysis.outcome import outcome
 from collbench.api import job_finalists, keywords, suitable_run
-from collbench.api.measuring import check_fabric
+from collbench.api.measuring import check_fabric, present_devices
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import measure, named_nccl, new_seed
 from collbench.api.suitable_run import RunCriteria, SuitableRun
@@ -201,10 +201,7 @@ def _run_criteria(request: SelectRequest) -> RunCriteria:
 
 def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notices) -> SuitableRun:
     """Return what to choose from. Raises UsageError for more devices than there are, MachineError for none."""
-    if capabilities(criteria.backend).simulated:
-        present, count = factory.simulated_devices(criteria.fabric), request.count
-    else:
-        present, count = factory.present_devices(criteria.backend), request.count
+    present, count = present_devices(criteria.backend, criteria.fabric), request.count
     if not present:
         raise MachineError("no GPU to choose from: CUDA shows none; see nvidia-smi and CUDA_VISIBLE_DEVICES")
     excluded = _excluded(request, present)
