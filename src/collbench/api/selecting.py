@@ -243,6 +243,10 @@ def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: s
     def tags(members: Sequence[int]) -> tuple[str, ...]:
         return tuple(devices[position].tag for position in members)
 
+    def failure(members: tuple[int, ...]) -> str:
+        above_limit = " (a rate above the limit)" if members in choice.impossible else ""
+        return f"{', '.join(tags(members))}{above_limit}"
+
     chosen = [devices[position] for position in choice.members]
     measured = {}
     for finalist in choice.verified:
@@ -266,9 +270,7 @@ def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: s
         estimated=choice.estimated,
         left_out=tuple(Omitted(devices[left.member].tag, sentences.left_out(left)) for left in choice.left_out),
         binding=binding,
-        failed=tuple(
-            ", ".join(tags(some)) + " (a rate above the limit)" * (some in choice.impossible) for some in choice.failed
-        ),
+        failed=tuple(failure(members) for members in choice.failed),
     )
 
 

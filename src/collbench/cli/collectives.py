@@ -167,16 +167,20 @@ def _stepped(first: int, last: int, factor: int, step: int) -> tuple[int, ...]:
             f"from {format_size(first)} to {format_size(last)} in steps of {format_size(step)} are "
             f"{(last - first) // step + 1} sizes: double them with -f 2, or widen the step with -i"
         )
+    if factor == 1:
+        return tuple(range(first, last + 1, step))
     sizes = [first]
-    while (larger := sizes[-1] * factor if factor > 1 else sizes[-1] + step) <= last:
-        sizes.append(larger)
+    while sizes[-1] * factor <= last:
+        sizes.append(sizes[-1] * factor)
     return tuple(sizes)
 
 
 def _parse_bytes(text: str) -> int:
     """Return the bytes of "8", "64K", "1g" or "1.5G", as nccl-tests reads them. Raises UsageError."""
     match = _DECIMAL.fullmatch(text.strip())
-    return parse_size(str(int(float(match[1]) * parse_size(f"1{match[2]}")))) if match else parse_size(text)
+    if match is None:
+        return parse_size(text)
+    return parse_size(str(int(float(match[1]) * parse_size(f"1{match[2]}"))))
 
 
 def _dtype(text: str) -> str:
