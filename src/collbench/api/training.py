@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.analysis import freshness
 from collbench.analysis.outcome import outcome
 from collbench.api import keywords, suitable_run
 from collbench.api.notices import SILENT, Notices
@@ -84,7 +83,6 @@ def train_command(words: Iterable[str]) -> Launch:
 
 def _check(arguments: TrainArguments) -> str | None:
     """Raise UsageError or MachineError for what cannot be started; return the command for the image, None for none."""
-    freshness.parse_duration(arguments.max_age)
     torchrun.check_options(arguments, os.environ)
     if arguments.container is not None:
         return torchrun.find_apptainer(arguments.container)
@@ -220,7 +218,7 @@ def _suitable_run(
     criteria = RunCriteria(
         present.backend,
         arguments.run,
-        freshness.parse_duration(arguments.max_age),
+        arguments.max_age,
         arguments.fresh,
         arguments.nccl,
         "nothing was started",

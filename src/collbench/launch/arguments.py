@@ -6,7 +6,9 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
+from collbench.analysis.freshness import parse_duration
 from collbench.launch.ablation import PRECISION
 from collbench.model import capabilities
 from collbench.model.errors import UsageError
@@ -123,7 +125,7 @@ def _unknown(argument: str, known_options: Known) -> UsageError:
 
 
 BACKENDS = ("auto", *(name for name in capabilities.BACKENDS if not capabilities.is_simulated(name)))
-DEFAULT_MAX_AGE = "7d"
+DEFAULT_MAX_AGE = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class TrainArguments:
     exclude: str | None = None
     allow_busy: bool = False
     run: str | None = None
-    max_age: str = DEFAULT_MAX_AGE
+    max_age: timedelta = DEFAULT_MAX_AGE
     fresh: bool = False
     backend: str = "auto"
     dry_run: bool = False
@@ -189,7 +191,7 @@ def _train_arguments(
         exclude=own_options.get("--exclude"),
         allow_busy="--allow-busy" in own_options,
         run=own_options.get("--run"),
-        max_age=own_options.get("--max-age", DEFAULT_MAX_AGE),
+        max_age=parse_duration(own_options["--max-age"]) if "--max-age" in own_options else DEFAULT_MAX_AGE,
         fresh="--fresh" in own_options,
         backend=own_options.get("--backend", "auto"),
         dry_run="--dry-run" in own_options,
