@@ -159,10 +159,9 @@ def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
         replay = job_finalists.request_for(
             request.job, request.job_name, request.count, criteria.backend, request.fabric, notices
         )
-    first = _suitable_run(request, criteria, notices)
+    found, run = _suitable_run(request, criteria, notices)
     from collbench.analysis.select import Origin, choose, settle  # late: numpy
 
-    found, run = suitable_run.as_of_now(criteria, first, notices, allow_busy=request.allow_busy)
     with suitable_run.refusals():
         choice = choose(run, request.count, exclude=_excluded(request, run.devices), allow_busy=request.allow_busy)
     origin = Origin.of(run, criteria.backend, found.source)
@@ -196,11 +195,15 @@ def _run_criteria(request: SelectRequest) -> RunCriteria:
         undone="nothing was chosen",
         advice=_ADVICE,
         fabric=request.fabric,
+        allow_busy=request.allow_busy,
     )
 
 
-def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notices) -> SuitableRun:
-    """Return what to choose from. Raises UsageError for more devices than there are, MachineError for none."""
+def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notices) -> tuple[SuitableRun, Run]:
+    """Return what to choose from, and it with the current health.
+
+    Raises UsageError for more devices than there are, MachineError for none.
+    """
     present, count = present_devices(criteria.backend, criteria.fabric), request.count
     if not present:
         raise MachineError("no GPU to choose from: CUDA shows none; see nvidia-smi and CUDA_VISIBLE_DEVICES")
@@ -210,7 +213,8 @@ def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notice
         tags = ", ".join(device.tag for device in available) or "none"
         raise UsageError(f"{count} is more than the {len(available)} available here ({tags}): ask for fewer")
     if count == len(present) and request.run is None:
-        return suitable_run.nothing_to_compare(criteria.backend, present, criteria.fabric)
+        found = suitable_run.nothing_to_compare(criteria.backend, present, criteria.fabric)
+        return found, found.as_now()
     return suitable_run.find(criteria, present, notices)
 
 

@@ -212,8 +212,8 @@ def _suitable_run(
 ) -> tuple[SuitableRun, Run]:
     """Return what to choose from, and it as a run with the health of now."""
     if arguments.auto_select == len(candidates) and arguments.run is None:
-        whole = suitable_run.nothing_to_compare(present.backend, candidates)
-        return whole, whole.as_now(present.states)
+        found = suitable_run.nothing_to_compare(present.backend, candidates)
+        return found, found.as_now(present.states)
     barred = tuple(device for device in present.every if device not in candidates)
     criteria = RunCriteria(
         present.backend,
@@ -226,9 +226,10 @@ def _suitable_run(
         only=candidates if barred else (),
         driver=present.driver,
         job_nccl=arguments.container is None,
+        allow_busy=arguments.allow_busy,
+        states=present.states,
     )
-    first = suitable_run.find(criteria, candidates, notices)
-    return suitable_run.as_of_now(criteria, first, notices, allow_busy=arguments.allow_busy, states=present.states)
+    return suitable_run.find(criteria, candidates, notices)
 
 
 # Whether torchrun binds ranks to NUMA nodes, and the half line that says why.
