@@ -151,7 +151,7 @@ def _choose(arguments: AblateArguments, notices: Notices) -> _Chosen:
             raise UsageError(
                 f"--against {arguments.against} names the same devices as the other arm: both would train the same way"
             )
-    binding = training.decide(train, chosen.run, chosen.members)
+    binding = training.numa_binding(train, chosen.run, chosen.members)
     if chosen.note:
         notices.say(chosen.note)
     of, among = present.backend, present.among

@@ -48,7 +48,7 @@ def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
         looking = pool.submit(factory.look, arguments.backend)
         chosen = choose(arguments, looking.result, notices)
     present = looking.result()
-    devices, binding = chosen.devices, decide(arguments, chosen.run, chosen.members)
+    devices, binding = chosen.devices, numa_binding(arguments, chosen.run, chosen.members)
     changes = torchrun.for_devices(devices, os.environ, backend=present.backend)
     changes |= rendezvous.variables(arguments, os.environ)
     inside = torchrun.here() if apptainer is None else torchrun.inside_image()
@@ -236,36 +236,36 @@ def _suitable_run(
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class NumaBinding:
     """Whether to bind, and the text for stderr, "" for none."""
 
     bind: bool = False
     text: str = ""
 
 
-def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -> Decision:
+def numa_binding(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -> NumaBinding:
     """Return whether the chosen `members` of a run on this machine's GPUs are bound to their NUMA nodes.
 
     They are bound if host copies reach each GPU's own node fastest. Nothing is said where the user decides, where the
     run does not compare nodes, or where nodes tie.
     """
     if run is None or not capabilities(run.backend).visible or arguments.has("--numa-binding"):
-        return Decision()
+        return NumaBinding()
     from collbench.analysis.numa_binding import bindings  # late: numpy
     from collbench.output.text.selection import node_of, numactl
 
     bound = [binding for binding in bindings(run) if binding.member in members]
     wrong = [binding for binding in bound if binding.agrees is False]
     if wrong:
-        return Decision(text=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} fits it")
+        return NumaBinding(text=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} fits it")
     if len(bound) < len(members) or not all(binding.agrees for binding in bound):
-        return Decision()
+        return NumaBinding()
     nodes = {run.devices[binding.member].pci_bus_id: binding.best[0] for binding in bound}
     image = "the torchrun of an image may be too old for it" if arguments.container is not None else ""
     reason = image or torchrun.cannot_bind() or _forbidden(nodes)
     if reason:
-        return Decision(text=f"not bound to the NUMA nodes that host copies prefer: {reason}")
-    return Decision(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
+        return NumaBinding(text=f"not bound to the NUMA nodes that host copies prefer: {reason}")
+    return NumaBinding(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
 
 
 def _forbidden(nodes: dict[str, int]) -> str:
