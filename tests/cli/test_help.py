@@ -12,7 +12,7 @@ import pytest
 from collbench.cli.ablate import ablate
 from collbench.cli.program import cli
 from collbench.cli.train import train
-from collbench.launch.arguments import FLAGS, OWN_FLAGS, OWN_VALUES, VALUES
+from collbench.launch.arguments import ABLATE_FLAGS, ABLATE_VALUES, TRAIN_FLAGS, TRAIN_VALUES
 from tests.cli.program import Program, collbench
 
 COLLECTIVES = [
@@ -148,13 +148,13 @@ def test_help_never_breaks_an_example(program: Program, monkeypatch: pytest.Monk
 
 def test_train_shows_exactly_the_options_that_it_reads(program: Program) -> None:
     shown = {name for option in train.params for name in option.opts}
-    assert shown | {"--help"} == OWN_VALUES | OWN_FLAGS
-    assert {option.opts[0] for option in train.params if option.to_info_dict()["is_flag"]} == OWN_FLAGS - {"--help"}
+    assert shown | {"--help"} == TRAIN_VALUES | TRAIN_FLAGS
+    assert {option.opts[0] for option in train.params if option.to_info_dict()["is_flag"]} == TRAIN_FLAGS - {"--help"}
 
 
 def test_ablate_shows_exactly_the_options_that_it_reads_besides_those_of_train(program: Program) -> None:
     shown = {option.opts[-1]: option.to_info_dict()["is_flag"] for option in ablate.params}
-    assert shown == dict.fromkeys(VALUES, False) | dict.fromkeys(FLAGS, True)
+    assert shown == dict.fromkeys(ABLATE_VALUES, False) | dict.fromkeys(ABLATE_FLAGS, True)
 
 
 def test_help_of_train_stands_before_what_is_wrong_elsewhere(program: Program) -> None:

@@ -183,7 +183,7 @@ def test_numbers_that_are_none_are_clicks_to_refuse() -> None:
 def test_flags_that_change_nothing_are_taken() -> None:
     words = "-a 3 -m 1 -N 1 -p 1 -z 0 -y 0 -T 0 -C 0 -S 0 -R 0 -x 0 -D 0 -V 32 -M 0 -u 0 -I 0 -K 5"
     assert asked(f"{words} -n 5") == {"iterations": 5}
-    assert len(words.split()) == 2 * len(collectives.REFUSED)
+    assert len(words.split()) == 2 * len(collectives.REFUSED_FLAGS)
 
 
 def test_every_short_flag_of_nccl_tests_is_known() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from collbench.analysis.freshness import Here
 from collbench.api import suitable_run, training
-from collbench.api.training import Decision
+from collbench.api.training import NumaBinding
 from collbench.launch import torchrun
 from collbench.launch.arguments import TrainArguments, split
 from collbench.machine import numa
@@ -23,7 +23,7 @@ from tests.analysis.test_binding import labelled, run_with
 from tests.builders import measured
 from tests.cli.program import Program, list_only
 
-BOUND = Decision(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
+BOUND = NumaBinding(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
 ADVICE = "GPU2: node 0 is faster than node 1, which NVML reports (node 0 55.0, node 1 38.0 GB/s)"
 
 
@@ -58,10 +58,10 @@ def arguments(line: str = "train.py") -> TrainArguments:
     [
         ("labels that are right", [0, 0, 1, 1], near, (0, 2), BOUND),
         ("one of the chosen is labelled wrong", [0, 0, 1, 1], first, (0, 2),
-         Decision(text=f"not bound to NUMA nodes, as {ADVICE}: numactl --cpunodebind=0 fits it")),
+         NumaBinding(text=f"not bound to NUMA nodes, as {ADVICE}: numactl --cpunodebind=0 fits it")),
         ("one that was not chosen is labelled wrong", [0, 0, 0, 1], near, (0, 3), BOUND),
-        ("nodes tie", [0, 0, 1, 1], alike, (0, 2), Decision()),
-        ("one of the chosen has no label", [0, 0, None, 1], near, (0, 2), Decision()),
+        ("nodes tie", [0, 0, 1, 1], alike, (0, 2), NumaBinding()),
+        ("one of the chosen has no label", [0, 0, None, 1], near, (0, 2), NumaBinding()),
     ],
 )  # fmt: skip
 def test_what_host_copies_decide(
@@ -69,9 +69,9 @@ def test_what_host_copies_decide(
     labels: Sequence[int | None],
     rate: Callable[[Operation, int, int], float],
     members: tuple[int, ...],
-    expected: Decision,
+    expected: NumaBinding,
 ) -> None:
-    assert training.decide(arguments(), run_with(labels, rate), members) == expected, title
+    assert training.numa_binding(arguments(), run_with(labels, rate), members) == expected, title
 
 
 AGREED = run_with([0, 0, 1, 1], near)
@@ -88,7 +88,7 @@ AGREED = run_with([0, 0, 1, 1], near)
     ],
 )
 def test_nothing_is_done_or_said(title: str, run: Run | None, line: str) -> None:
-    assert training.decide(arguments(line), run, (0, 2)) == Decision(), title
+    assert training.numa_binding(arguments(line), run, (0, 2)) == NumaBinding(), title
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_would_fail_is_not_tried_and_reported(
     monkeypatch: pytest.MonkeyPatch, title: str, module: object, name: str, value: object, reason: str
 ) -> None:
     monkeypatch.setattr(module, name, value)
-    found = training.decide(arguments(), AGREED, (0, 2))
+    found = training.numa_binding(arguments(), AGREED, (0, 2))
     assert not found.bind, title
     assert found.text.startswith("not bound to the NUMA nodes that host copies prefer: ")
     assert reason in found.text

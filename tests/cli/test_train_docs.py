@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 from collbench.api import suitable_run
 from collbench.launch import rank_start, torchrun
-from collbench.launch.arguments import OWN_FLAGS, OWN_VALUES
+from collbench.launch.arguments import TRAIN_FLAGS, TRAIN_VALUES
 from collbench.machine.visible_devices import visible
 from collbench.model.errors import DataCorruption, UsageError
 from collbench.model.run import Health
@@ -81,7 +81,7 @@ def test_the_pods_command_can_be_run_in_a_pod(program: Program, monkeypatch: pyt
 
 def test_all_options_are_listed_and_no_others() -> None:
     listed = re.findall(r"^\| `(--[a-z-]+)", TRAIN.partition("## Options")[2].partition("## Endings")[0], re.MULTILINE)
-    assert sorted(listed) == sorted(OWN_VALUES | OWN_FLAGS)
+    assert sorted(listed) == sorted(TRAIN_VALUES | TRAIN_FLAGS)
 
 
 # --- what is said, in the words of the table ----------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ def test_every_word_reaches_whom_it_is_for() -> None:
     words += ["-o", "out.json", "-t3", "--skip", "0", "--seed", "7", "--json", "--no-allreduce", "--verbose"]
     found = split_ablation([*words, "--", "train.py", "--repeats", "9", "--without", "all", "--", "-o"])
     assert found.train.program == ("train.py", "--repeats", "9", "--without", "all", "--", "-o")
-    assert (found.train.auto_select, found.train.max_age) == (2, "1d")
+    assert (found.train.auto_select, found.train.max_age) == (2, timedelta(days=1))
     assert found.passed == ("--max-restarts", "1", "-t3")
     assert (found.without, found.repeats, found.skip, found.seed) == (("p2p,shm",), 5, 0, 7)
     assert (found.output, found.json, found.allreduce, found.verbose) == ("out.json", True, False, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ OWN_OPTIONS = {
     "devices by hand": ("--devices 0,3 train.py", replace(TWO, auto_select=None, devices="0,3")),
     "every own option": (
         "--auto-select 2 --run r.json --max-age 12h --backend host --nccl /n.so --dry-run train.py",
-        replace(TWO, run="r.json", max_age="12h", backend="host", nccl="/n.so", dry_run=True),
+        replace(TWO, run="r.json", max_age=timedelta(hours=12), backend="host", nccl="/n.so", dry_run=True),
     ),
     "fresh": ("--fresh --auto-select 2 train.py", replace(TWO, fresh=True)),
     "the last of two wins, as in torchrun": ("--auto-select 3 --auto-select 2 train.py", TWO),

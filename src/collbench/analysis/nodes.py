@@ -263,10 +263,8 @@ class AllNodes:
 class BestNodes:
     """The slowest of them reaches `slowest` of the typical rate, and they are under as few switches as possible.
 
-    # A node is slow if even the upper end of its simultaneous 95 % interval lies more than 2 % below the typical node: the
-    # median node, or if at most half of the nodes are fast the median of these. A switch's uplinks are slow by the same rule
-    # among switches. If the switches were not reported, they are inferred: nodes that are slow towards others but not among
-    # themselves share an uplink.
+    Of `undecided` of them it is not known whether they are slow. `under` has for each reported level, leaves first, how
+    many switches are used, and the name of one of its switches.
     """
 
     slowest: float

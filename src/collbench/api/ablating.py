@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import replaying, training
+from collbench.api.measuring import present_devices
 from collbench.api.notices import SILENT, Notices
 from collbench.api.replaying import ReplayOptions
 from collbench.api.sessions import new_seed
@@ -150,7 +151,7 @@ def _choose(arguments: AblateArguments, notices: Notices) -> _Chosen:
             raise UsageError(
                 f"--against {arguments.against} names the same devices as the other arm: both would train the same way"
             )
-    binding = training.decide(train, chosen.run, chosen.members)
+    binding = training.numa_binding(train, chosen.run, chosen.members)
     if chosen.note:
         notices.say(chosen.note)
     of, among = present.backend, present.among
@@ -234,18 +235,12 @@ def request_of(
 def _against(request: ReplayRequest, arguments: AblateArguments, against: str) -> ReplayRequest:
     """Return the request with a second arm on other devices."""
     ranks = len(request.schedule.ranks)
-    present = _present(request)
+    present = present_devices(request.backend, request.fabric)
     first = _named(present, arguments.train.devices, "--devices", ranks)
     others = _named(present, against, "--against", ranks)
     if {device.uuid for device in first} == {device.uuid for device in others}:
         raise UsageError(f"--against {against} names the same devices as the other arm: both would use the same links")
     return replaying.on_sets(request, [first, others])
-
-
-def _present(request: ReplayRequest) -> tuple[Device, ...]:
-    if capabilities(request.backend).simulated:
-        return factory.simulated_devices(request.fabric)
-    return factory.present_devices(request.backend)
 
 
 def _named(present: Sequence[Device], device_list: str | None, option: str, ranks: int) -> Sequence[Device]:

@@ -145,7 +145,7 @@ def _findings(merged: Merged) -> Iterator[str]:
     if dropped:
         yield f"{dropped} calls are missing: a rank's recorder memory was full, or a call is of an unknown kind"
     if merged.too_old:
-        nccl = " ".join(["this NCCL", *[f"({merged.job.nccl})"] * bool(merged.job.nccl)])
+        nccl = f"this NCCL ({merged.job.nccl})" if merged.job.nccl else "this NCCL"
         yield f"no GPU times: {nccl} does not give them to a plugin, 2.27 or newer does: {recording.INSTEAD}"
     if merged.lacks:
         reasons = "; ".join(

@@ -20,7 +20,7 @@ from collbench.model.capabilities import BACKENDS, capabilities, is_simulated
 from collbench.model.errors import UsageError
 from collbench.model.nccl_options import checked_config
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
-from collbench.model.run import CommandKind, Run
+from collbench.model.run import CommandKind, Device, Run
 from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
 from collbench.model.units import REDOPS, parse_dtype, parse_sizes
 from collbench.runfile import run_file
@@ -113,6 +113,13 @@ def resolved_backend(backend: str, fabric: str | None, notices: Notices) -> str:
     if reason is not None:
         notices.say(f"measuring CPU cores (host backend): {reason}")
     return name
+
+
+def present_devices(backend: str, fabric: str | None) -> tuple[Device, ...]:
+    """Return the devices that this process may use, or those of the machine to simulate."""
+    if capabilities(backend).simulated:
+        return factory.simulated_devices(fabric)
+    return factory.present_devices(backend)
 
 
 def check_no_launcher(command: str) -> None:

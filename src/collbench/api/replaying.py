@@ -64,13 +64,16 @@ def request_of(
     _check_backend(backend_capabilities, options, schedule)
     for assumption in schedule.assumed:
         notices.say(f"replaying {assumption}")
+    arms = [ReplayArm()]
+    if options.without:
+        arms.append(ReplayArm(options.without, _settings(options.without)))
     return ReplayRequest(
         backend=backend,
         job=name,
         phase=step_number(job, phase),
         recorded_ranks=job.world_size,
         schedule=schedule,
-        arms=(ReplayArm(), ReplayArm(options.without, _settings(options.without)))[: 2 if options.without else 1],
+        arms=tuple(arms),
         pauses=Pauses.NONE if Assumption.PAUSES in schedule.assumed else options.pauses,
         registration=options.registration,
         trials=options.trials or (_CORE_TRIALS if backend_capabilities.cores else _GPU_TRIALS),

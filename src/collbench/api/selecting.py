@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from collbench.analysis.outcome import outcome
 from collbench.api import job_finalists, keywords, suitable_run
-from collbench.api.measuring import check_fabric
+from collbench.api.measuring import check_fabric, present_devices
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import measure, named_nccl, new_seed
 from collbench.api.suitable_run import RunCriteria, SuitableRun
@@ -159,10 +159,9 @@ def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
         replay = job_finalists.request_for(
             request.job, request.job_name, request.count, criteria.backend, request.fabric, notices
         )
-    first = _suitable_run(request, criteria, notices)
+    found, run = _suitable_run(request, criteria, notices)
     from collbench.analysis.select import Origin, choose, settle  # late: numpy
 
-    found, run = suitable_run.as_of_now(criteria, first, notices, allow_busy=request.allow_busy)
     with suitable_run.refusals():
         choice = choose(run, request.count, exclude=_excluded(request, run.devices), allow_busy=request.allow_busy)
     origin = Origin.of(run, criteria.backend, found.source)
@@ -196,15 +195,16 @@ def _run_criteria(request: SelectRequest) -> RunCriteria:
         undone="nothing was chosen",
         advice=_ADVICE,
         fabric=request.fabric,
+        allow_busy=request.allow_busy,
     )
 
 
-def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notices) -> SuitableRun:
-    """Return what to choose from. Raises UsageError for more devices than there are, MachineError for none."""
-    if capabilities(criteria.backend).simulated:
-        present, count = factory.simulated_devices(criteria.fabric), request.count
-    else:
-        present, count = factory.present_devices(criteria.backend), request.count
+def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notices) -> tuple[SuitableRun, Run]:
+    """Return what to choose from, and it with the current health.
+
+    Raises UsageError for more devices than there are, MachineError for none.
+    """
+    present, count = present_devices(criteria.backend, criteria.fabric), request.count
     if not present:
         raise MachineError("no GPU to choose from: CUDA shows none; see nvidia-smi and CUDA_VISIBLE_DEVICES")
     excluded = _excluded(request, present)
@@ -213,7 +213,8 @@ def _suitable_run(request: SelectRequest, criteria: RunCriteria, notices: Notice
         tags = ", ".join(device.tag for device in available) or "none"
         raise UsageError(f"{count} is more than the {len(available)} available here ({tags}): ask for fewer")
     if count == len(present) and request.run is None:
-        return suitable_run.nothing_to_compare(criteria.backend, present, criteria.fabric)
+        found = suitable_run.nothing_to_compare(criteria.backend, present, criteria.fabric)
+        return found, found.as_now()
     return suitable_run.find(criteria, present, notices)
 
 
@@ -246,6 +247,10 @@ def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: s
     def tags(members: Sequence[int]) -> tuple[str, ...]:
         return tuple(devices[position].tag for position in members)
 
+    def failure(members: tuple[int, ...]) -> str:
+        above_limit = " (a rate above the limit)" if members in choice.impossible else ""
+        return f"{', '.join(tags(members))}{above_limit}"
+
     chosen = [devices[position] for position in choice.members]
     measured = {}
     for finalist in choice.verified:
@@ -269,9 +274,7 @@ def _named(choice: Choice, devices: Sequence[Device], origin: Origin, binding: s
         estimated=choice.estimated,
         left_out=tuple(Omitted(devices[left.member].tag, sentences.left_out(left)) for left in choice.left_out),
         binding=binding,
-        failed=tuple(
-            ", ".join(tags(some)) + " (a rate above the limit)" * (some in choice.impossible) for some in choice.failed
-        ),
+        failed=tuple(failure(members) for members in choice.failed),
     )
 
 

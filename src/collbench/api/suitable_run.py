@@ -46,7 +46,8 @@ class RunCriteria:
     `besides` are devices of this machine that must not be chosen, but that a run may contain; `only` are the devices
     that a probe opens, () for all that CUDA sees. `driver` is its version if already known. With `job_nccl` the job
     will load the NCCL found here, so the run must have used the same version. `fabric` is a machine to simulate, which
-    requires a probe.
+    requires a probe. `allow_busy`: devices that other processes use may be chosen. `states` are the GPUs' states by
+    UUID, if NVML was already queried.
     """
 
     backend: str
@@ -61,6 +62,8 @@ class RunCriteria:
     driver: str | None = None
     job_nccl: bool = True
     fabric: str | None = None
+    allow_busy: bool = False
+    states: Mapping[str, Health] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +101,35 @@ def _alone(sample: Sample) -> Sample:
     return replace(sample, flags=tuple(flag for flag in sample.flags if flag.kind is not FlagKind.SHARED))
 
 
-def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -> SuitableRun:
+def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -> tuple[SuitableRun, Run]:
+    """Return the run to choose by, and it with the devices' current health.
+
+    If busy devices may be chosen and some are busy, it is a probe: a saved run cannot show how much of a device other
+    processes leave now. Raises RunFileError for a named run of another machine, and what `probe` raises.
+    """
+    found = _find(criteria, present, notices)
+    run = found.as_now(criteria.states)
+    if criteria.allow_busy and run.measurements and not found.probed and _someone_is_busy(run):
+        found = _measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
+        run = found.as_now(criteria.states)
+    return found, run
+
+
+def _someone_is_busy(run: Run) -> bool:
+    """Return whether other processes use one of the run's devices."""
+    from collbench.analysis.problem import left_out  # late: numpy
+
+    return len(left_out(run)) > len(left_out(run, allow_busy=True))
+
+
+def _find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -> SuitableRun:
     """Return the named run, the newest saved run that fits the present devices, or a probe.
 
     If the run has other devices too (`besides`), the result is restricted to the present ones. Raises RunFileError for
     a named run of another machine, and what `probe` raises.
     """
     if capabilities(criteria.backend).simulated:
-        return measured_now(criteria, "", notices)
+        return _measured_now(criteria, "", notices)
     machine, now = here(criteria, present), datetime.now(UTC)
     if criteria.run is not None:
         run = run_file.load(Path(criteria.run))
@@ -114,7 +138,7 @@ def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -
             raise RunFileError(f"{criteria.run} cannot choose devices here: {unfit(refusal)}; {criteria.advice}")
         return SuitableRun(part(run, present), _saved(run, criteria.run))
     if criteria.fresh:
-        return measured_now(criteria, "", notices)
+        return _measured_now(criteria, "", notices)
     refused, its = "", "the newest's"
     for path in _candidates(criteria, present, now, notices):
         try:
@@ -125,7 +149,7 @@ def find(criteria: RunCriteria, present: tuple[Device, ...], notices: Notices) -
         if refusal is None:
             return SuitableRun(part(run, present), _saved(run, str(path)))
         refused = refused or f"{unfit(refusal, 'the newest', its)}: "
-    return measured_now(criteria, f"no saved run fits: {refused}", notices)
+    return _measured_now(criteria, f"no saved run fits: {refused}", notices)
 
 
 def _candidates(criteria: RunCriteria, present: tuple[Device, ...], now: datetime, notices: Notices) -> Iterator[Path]:
@@ -151,7 +175,7 @@ def _candidates(criteria: RunCriteria, present: tuple[Device, ...], now: datetim
             yield path
 
 
-def measured_now(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
+def _measured_now(criteria: RunCriteria, why: str, notices: Notices) -> SuitableRun:
     """Return a probe, regardless of saved runs, for the reason `why`. Raises what `probe` does."""
     from collbench.launch.torchrun import QUICK_PROBE  # late, as every command that measures loads this module
 
@@ -162,32 +186,6 @@ def _saved(run: Run, path: str) -> str:
     from collbench.launch.torchrun import saved_run  # late, as above
 
     return saved_run(run.started, path)
-
-
-def as_of_now(
-    criteria: RunCriteria,
-    found: SuitableRun,
-    notices: Notices,
-    *,
-    allow_busy: bool,
-    states: Mapping[str, Health] | None = None,
-) -> tuple[SuitableRun, Run]:
-    """Return the suitable run, and it with the current health; a probe instead if busy devices may be chosen.
-
-    A saved run cannot tell how much of a device other processes leave now.
-    """
-    run = found.as_now(states)
-    if allow_busy and run.measurements and not found.probed and someone_is_busy(run):
-        found = measured_now(criteria, "a saved run does not show what other processes use now: ", notices)
-        run = found.as_now(states)
-    return found, run
-
-
-def someone_is_busy(run: Run) -> bool:
-    """Return whether other processes use one of the run's devices: an older run then does not show what they leave."""
-    from collbench.analysis.problem import left_out  # late: numpy
-
-    return len(left_out(run)) > len(left_out(run, allow_busy=True))
 
 
 def nothing_to_compare(backend: str, devices: tuple[Device, ...], fabric: str | None = None) -> SuitableRun:

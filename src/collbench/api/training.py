@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collbench.analysis import freshness
 from collbench.analysis.outcome import outcome
 from collbench.api import keywords, suitable_run
 from collbench.api.notices import SILENT, Notices
@@ -49,7 +48,7 @@ def prepare(arguments: TrainArguments, notices: Notices = SILENT) -> Launch:
         looking = pool.submit(factory.look, arguments.backend)
         chosen = choose(arguments, looking.result, notices)
     present = looking.result()
-    devices, binding = chosen.devices, decide(arguments, chosen.run, chosen.members)
+    devices, binding = chosen.devices, numa_binding(arguments, chosen.run, chosen.members)
     changes = torchrun.for_devices(devices, os.environ, backend=present.backend)
     changes |= rendezvous.variables(arguments, os.environ)
     inside = torchrun.here() if apptainer is None else torchrun.inside_image()
@@ -84,7 +83,6 @@ def train_command(words: Iterable[str]) -> Launch:
 
 def _check(arguments: TrainArguments) -> str | None:
     """Raise UsageError or MachineError for what cannot be started; return the command for the image, None for none."""
-    freshness.parse_duration(arguments.max_age)
     torchrun.check_options(arguments, os.environ)
     if arguments.container is not None:
         return torchrun.find_apptainer(arguments.container)
@@ -214,13 +212,13 @@ def _suitable_run(
 ) -> tuple[SuitableRun, Run]:
     """Return what to choose from, and it as a run with the health of now."""
     if arguments.auto_select == len(candidates) and arguments.run is None:
-        whole = suitable_run.nothing_to_compare(present.backend, candidates)
-        return whole, whole.as_now(present.states)
+        found = suitable_run.nothing_to_compare(present.backend, candidates)
+        return found, found.as_now(present.states)
     barred = tuple(device for device in present.every if device not in candidates)
     criteria = RunCriteria(
         present.backend,
         arguments.run,
-        freshness.parse_duration(arguments.max_age),
+        arguments.max_age,
         arguments.fresh,
         arguments.nccl,
         "nothing was started",
@@ -228,45 +226,46 @@ def _suitable_run(
         only=candidates if barred else (),
         driver=present.driver,
         job_nccl=arguments.container is None,
+        allow_busy=arguments.allow_busy,
+        states=present.states,
     )
-    first = suitable_run.find(criteria, candidates, notices)
-    return suitable_run.as_of_now(criteria, first, notices, allow_busy=arguments.allow_busy, states=present.states)
+    return suitable_run.find(criteria, candidates, notices)
 
 
 # Whether torchrun binds ranks to NUMA nodes, and the half line that says why.
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class NumaBinding:
     """Whether to bind, and the text for stderr, "" for none."""
 
     bind: bool = False
     text: str = ""
 
 
-def decide(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -> Decision:
+def numa_binding(arguments: TrainArguments, run: Run | None, members: Sequence[int]) -> NumaBinding:
     """Return whether the chosen `members` of a run on this machine's GPUs are bound to their NUMA nodes.
 
     They are bound if host copies reach each GPU's own node fastest. Nothing is said where the user decides, where the
     run does not compare nodes, or where nodes tie.
     """
     if run is None or not capabilities(run.backend).visible or arguments.has("--numa-binding"):
-        return Decision()
+        return NumaBinding()
     from collbench.analysis.numa_binding import bindings  # late: numpy
     from collbench.output.text.selection import node_of, numactl
 
     bound = [binding for binding in bindings(run) if binding.member in members]
     wrong = [binding for binding in bound if binding.agrees is False]
     if wrong:
-        return Decision(text=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} fits it")
+        return NumaBinding(text=f"not bound to NUMA nodes, as {node_of(wrong[0], run)}: {numactl(wrong[0])} fits it")
     if len(bound) < len(members) or not all(binding.agrees for binding in bound):
-        return Decision()
+        return NumaBinding()
     nodes = {run.devices[binding.member].pci_bus_id: binding.best[0] for binding in bound}
     image = "the torchrun of an image may be too old for it" if arguments.container is not None else ""
     reason = image or torchrun.cannot_bind() or _forbidden(nodes)
     if reason:
-        return Decision(text=f"not bound to the NUMA nodes that host copies prefer: {reason}")
-    return Decision(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
+        return NumaBinding(text=f"not bound to the NUMA nodes that host copies prefer: {reason}")
+    return NumaBinding(True, "bound to their NUMA nodes, whose memory they reach fastest (--numa-binding node)")
 
 
 def _forbidden(nodes: dict[str, int]) -> str:

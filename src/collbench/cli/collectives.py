@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from collbench.api import measuring
-from collbench.api.measuring import MeasureOptions, parse_skew
-from collbench.backends import factory
+from collbench.api.measuring import MeasureOptions, parse_skew, present_devices
 from collbench.bench.plan import Request, default_sizes
 from collbench.cli import options
 from collbench.cli.measuring import RunPrinter, measure_and_show
@@ -26,12 +25,13 @@ from collbench.model.operations import COLLECTIVES, Collective, Operation, Regis
 from collbench.model.skew import Skew
 from collbench.model.units import DTYPE_BYTES, REDOPS, format_size, parse_dtype, parse_size
 
-# nccl-tests' flags that collbench takes only where they change nothing: else a line says what to use instead.
-
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """A flag, the values with which it asks for what collbench does anyway (None: all of them), and what to do else."""
+    """A flag of nccl-tests that collbench takes only with `harmless` values, which change nothing (None: all).
+
+    `instead` ends the error for another value.
+    """
 
     short: str
     long: str
@@ -41,7 +41,7 @@ class _Flag:
 
 _OFF = frozenset({0})
 # nccl-tests 2.19.6, src/common.cu. Its defaults are harmless; so is what only touches its own start or its own table.
-_FLAGS = (
+REFUSED_FLAGS = (
     _Flag("-a", "--average", frozenset({3}), "the time is always that of the slowest rank, as with -a 3"),
     _Flag("-m", "--agg_iters", frozenset({1}), "calls are not grouped; -G 1 shows them without their launches"),
     _Flag("-N", "--run_cycles", frozenset({1}), "each size is measured several times anyway; for more use --precision"),
@@ -69,20 +69,12 @@ _FLAGS = (
 )
 
 
-def _option(flag: _Flag) -> Callable[[Any], Any]:
+def _option(flag: _Flag) -> options.Command:
     def check(_context: click.Context, _option: click.Parameter, value: int | None) -> None:
         if value is not None and flag.harmless is not None and value not in flag.harmless:
             raise UsageError(f"{flag.short} {value} ({flag.long[2:]} in nccl-tests): {flag.instead}")
 
     return click.option(flag.short, flag.long, type=int, hidden=True, expose_value=False, callback=check)
-
-
-REFUSED: tuple[Callable[[Any], Any], ...] = tuple(_option(flag) for flag in _FLAGS)
-
-
-# nccl-tests' flags on the collective commands, as people type them, and what they ask of a measurement.
-#
-# NCCL_FLAGS are the options. They include --dtype, --op and --root, each with nccl-tests' name for it.
 
 
 # nccl-tests' default step without -f [src/common.cu, stepBytes].
@@ -161,10 +153,7 @@ class NcclFlags:
             raise UsageError(
                 f"{flags} is one device, and a collective needs two: write -g 2, or start one process per device"
             )
-        if capabilities(request.backend).simulated:
-            present = factory.simulated_devices(request.fabric)
-        else:
-            present = factory.present_devices(request.backend)
+        present = present_devices(request.backend, request.fabric)
         if count > len(present):
             raise UsageError(f"{flags} asks for {count} devices, and this process may use {len(present)}: write fewer")
         return ",".join(str(device.index) for device in present[:count])
@@ -177,28 +166,30 @@ def _stepped(first: int, last: int, factor: int, step: int) -> tuple[int, ...]:
             f"from {format_size(first)} to {format_size(last)} in steps of {format_size(step)} are "
             f"{(last - first) // step + 1} sizes: double them with -f 2, or widen the step with -i"
         )
+    if factor == 1:
+        return tuple(range(first, last + 1, step))
     sizes = [first]
-    while (larger := sizes[-1] * factor if factor > 1 else sizes[-1] + step) <= last:
-        sizes.append(larger)
+    while sizes[-1] * factor <= last:
+        sizes.append(sizes[-1] * factor)
     return tuple(sizes)
 
 
-def _size(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+def _parse_bytes(text: str) -> int:
     """Return the bytes of "8", "64K", "1g" or "1.5G", as nccl-tests reads them. Raises UsageError."""
-    if text is None:
-        return None
     match = _DECIMAL.fullmatch(text.strip())
-    return parse_size(str(int(float(match[1]) * parse_size(f"1{match[2]}")))) if match else parse_size(text)
+    if match is None:
+        return parse_size(text)
+    return parse_size(str(int(float(match[1]) * parse_size(f"1{match[2]}"))))
 
 
-def _dtype(_context: click.Context, _option: click.Parameter, text: str) -> str:
+def _dtype(text: str) -> str:
     """Return our name of the type. Raises UsageError."""
     if text == "all":
         raise UsageError("-d all: a run has one type; loop over them: for t in float half bfloat16; do … -d $t; done")
     return parse_dtype(text)
 
 
-def _redop(_context: click.Context, _option: click.Parameter, text: str) -> str:
+def _redop(text: str) -> str:
     """Return the reduction. Raises UsageError, with --output for what looks like a file."""
     if text.lower() in REDOPS:
         return text.lower()
@@ -211,7 +202,7 @@ def _redop(_context: click.Context, _option: click.Parameter, text: str) -> str:
     raise UsageError(f"reduction '{text}' is unknown: choose from {', '.join(REDOPS)}")
 
 
-def _root(_context: click.Context, _option: click.Parameter, root: int) -> int:
+def _root(root: int) -> int:
     """Return the root's rank. Raises UsageError, for nccl-tests' -1 too."""
     if root == -1:
         raise UsageError("-r -1: a run has one root; loop over them: for r in 0 1; do … -r $r; done")
@@ -222,14 +213,14 @@ def _root(_context: click.Context, _option: click.Parameter, root: int) -> int:
 
 # -o is the only letter of nccl-tests that means something else in collbench: the run's file. With --nccl-tests-flags or
 # --format nccl-tests it means the reduction.
-_CLASHING, _THEIRS, _NCCL_TESTS_FLAGS = "-o", "--op", "--nccl-tests-flags"
-_NOT_OURS = (*REDOPS, "all", "mulsum")
+_OUTPUT, _REDUCTION, _NCCL_TESTS_FLAGS = "-o", "--op", "--nccl-tests-flags"
+_REDUCTIONS = (*REDOPS, "all", "mulsum")
 
 
 def translated(arguments: Sequence[str]) -> list[str]:
-    """Return a command's arguments with -o as the reduction where nccl-tests' flags are asked for by name.
+    """Return a command's arguments with -o changed to --op if they ask for nccl-tests' meaning of it.
 
-    Raises UsageError if they are not, and a reduction stands where the run's file is expected.
+    Raises UsageError if they do not, and -o is followed by a reduction.
     """
     as_in_nccl_tests = (
         _NCCL_TESTS_FLAGS in arguments
@@ -237,12 +228,12 @@ def translated(arguments: Sequence[str]) -> list[str]:
         or ("--format", options.NCCL_TESTS) in pairwise(arguments)
     )
     if as_in_nccl_tests:
-        return [_THEIRS if argument == _CLASHING else _spelt_out(argument) for argument in arguments]
+        return [_REDUCTION if argument == _OUTPUT else _spelt_out(argument) for argument in arguments]
     for argument, following in pairwise([*arguments, ""]):
         value = ""
-        if argument.startswith(_CLASHING):
-            value = argument.removeprefix(_CLASHING) or following
-        if value in _NOT_OURS:
+        if argument.startswith(_OUTPUT):
+            value = argument.removeprefix(_OUTPUT) or following
+        if value in _REDUCTIONS:
             raise UsageError(
                 f"-o {value}: -o is the run's file, as in every command: write --op {value}, or add {_NCCL_TESTS_FLAGS}"
             )
@@ -251,14 +242,19 @@ def translated(arguments: Sequence[str]) -> list[str]:
 
 def _spelt_out(argument: str) -> str:
     """Return "-omax" as "--op=max"."""
-    return f"{_THEIRS}={argument.removeprefix(_CLASHING)}" if argument.startswith(_CLASHING) else argument
+    return f"{_REDUCTION}={argument.removeprefix(_OUTPUT)}" if argument.startswith(_OUTPUT) else argument
 
 
 _BYTES, _COUNT = "BYTES", click.IntRange(min=1)
+_size = options.parsed(_parse_bytes)
 NCCL_FLAGS = (
     click.option("-b", "--minbytes", metavar=_BYTES, callback=_size, help="Smallest size.  [default: 8]"),
     click.option(
-        "-e", "--maxbytes", metavar=_BYTES, callback=_size, help="Largest size.  [default: 1G; host: 64M; -b if larger]"
+        "-e",
+        "--maxbytes",
+        metavar=_BYTES,
+        callback=_size,
+        help="Largest size.  [default: 1G; host: 64M; -b if larger]",
     ),
     click.option("-f", "--stepfactor", metavar="N", type=_COUNT, help="Multiply each size by this.  [default: see -i]"),
     click.option(
@@ -282,7 +278,7 @@ NCCL_FLAGS = (
         metavar="TYPE",
         default="float32",
         show_default=True,
-        callback=_dtype,
+        callback=options.parsed(_dtype),
         help=f"Element type: {', '.join(DTYPE_BYTES)}, or nccl-tests' names.",
     ),
     click.option(
@@ -291,7 +287,7 @@ NCCL_FLAGS = (
         metavar="OP",
         default="sum",
         show_default=True,
-        callback=_redop,
+        callback=options.parsed(_redop),
         help=f"Reduction: {', '.join(REDOPS)}; also -o with --nccl-tests-flags.",
     ),
     click.option(
@@ -301,7 +297,7 @@ NCCL_FLAGS = (
         type=int,
         default=0,
         show_default=True,
-        callback=_root,
+        callback=options.parsed(_root),
         help="Rank of the root.",
     ),
     click.option("-c", "--check", metavar="0|1", type=click.IntRange(min=0), help="Verify the data.  [default: 1]"),
@@ -326,7 +322,7 @@ NCCL_FLAGS = (
     click.option(
         _NCCL_TESTS_FLAGS, is_flag=True, expose_value=False, help="-o is the reduction, as in nccl-tests: -o max."
     ),
-    *REFUSED,
+    *map(_option, REFUSED_FLAGS),
 )
 
 
@@ -407,13 +403,13 @@ class CollectiveCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write our options first, then nccl-tests'."""
         ours: list[tuple[str, str]] = []
-        theirs: list[tuple[str, str]] = []
+        nccl_tests: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
                 letter = not param.opts[0].startswith("--") and not {"--help", "--output"} & set(param.opts)
-                (theirs if letter or param.opts[0] in (_THEIRS, _NCCL_TESTS_FLAGS) else ours).append(record)
-        for title, records in (("Options", ours), ("Options with nccl-tests' names", theirs)):
+                (nccl_tests if letter or param.opts[0] in (_REDUCTION, _NCCL_TESTS_FLAGS) else ours).append(record)
+        for title, records in (("Options", ours), ("Options with nccl-tests' names", nccl_tests)):
             with formatter.section(title):
                 formatter.write_dl(records)
 
@@ -440,23 +436,23 @@ def _command(operation: Operation) -> click.Command:
         skew: Skew | None = None,
         **flags: Any,
     ) -> None:
-        theirs = NcclFlags(**flags)
+        nccl_flags = NcclFlags(**flags)
         if pairs and split > 1:
             raise UsageError("--pairs and --split both say which sets to time: use only one")
-        if pairs and theirs.root > 1:
-            raise UsageError(f"--root {theirs.root} is not a rank of a pair: write 0 or 1")
+        if pairs and nccl_flags.root > 1:
+            raise UsageError(f"--root {nccl_flags.root} is not a rank of a pair: write 0 or 1")
         printer = RunPrinter.of(measure_options, layout, as_json=as_json, json=output_file)
         request = options.make_request(operation.value, measure_options)
-        launch = find_launch(os.environ)
         if not request.resume:
+            launch = find_launch(os.environ)
             # nccl-tests' readers expect numbers in both halves: N/A is left where gloo cannot do it in place.
             possible = capabilities(request.backend).undefined_in_place or Work(operation, Variant.IN_PLACE).verifiable
-            variants = [Variant.PLAIN, Variant.IN_PLACE][: 1 + (in_place or (printer.as_nccl_tests and possible))]
+            works = [Work(operation)]
+            if in_place or (printer.as_nccl_tests and possible):
+                works.append(Work(operation, Variant.IN_PLACE))
             request = replace(
-                theirs.applied(request, launch.world_size if launch else 1),
-                collectives=measuring.skewed(
-                    measuring.registered([Work(operation, variant) for variant in variants], registration), skew
-                ),
+                nccl_flags.applied(request, launch.world_size if launch else 1),
+                collectives=measuring.skewed(measuring.registered(works, registration), skew),
                 nccl_config=nccl_config or {},
                 pairs=pairs,
                 split=split,

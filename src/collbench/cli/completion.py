@@ -128,7 +128,9 @@ def _append_once(file: Path, line: str) -> bool:
         if line in text.splitlines():
             return False
         with file.open("a", encoding="utf-8", errors="surrogateescape") as opened:
-            opened.write(f"{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n")
+            if text and not text.endswith("\n"):
+                opened.write("\n")
+            opened.write(f"{line}\n")
     except OSError as error:
         raise MachineError(f"cannot add a line to {file}: {error.strerror}; add it by hand: {line}") from error
     return True

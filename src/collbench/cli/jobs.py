@@ -117,12 +117,10 @@ def _summary(job: Job, path: Path, done: str = "recorded") -> str:
     calls = sum(rank.calls for rank in job.ranks)
     steps = {(len(step.positions), step.repetitions) for rank in job.ranks if (step := rank.step)}
     longest_step = max(steps, key=lambda step: step[0] * step[1], default=None)
-    said = (
-        f"; the step has {longest_step[0]:,} and ran {longest_step[1]:,} times"
-        if longest_step
-        else "; no step was repeated"
-    )
-    return f"{done} {calls:,} calls of {len(job.ranks)} ranks{said}: {one_line(str(path))}"
+    repeated = "no step was repeated"
+    if longest_step is not None:
+        repeated = f"the step has {longest_step[0]:,} and ran {longest_step[1]:,} times"
+    return f"{done} {calls:,} calls of {len(job.ranks)} ranks; {repeated}: {one_line(str(path))}"
 
 
 COMMANDS = {"import": import_job}  # "import" is a word of Python's

@@ -151,7 +151,7 @@ def nodes(  # noqa: PLR0913 - options
 
 
 def _measured(nodes_request: NodesRequest, shared: MeasureOptions) -> NodeSurvey:
-    """Measure the nodes of this launch as its rank 0. Raises UsageError outside one, and Followed on another rank."""
+    """Measure the nodes of this launch as its rank 0. Raises UsageError outside one, and RankEnded on another rank."""
     launch = find_launch(os.environ)
     if launch is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""One process per GPU: rank 0 runs the program, and the other ranks follow it silently."""
+"""One process per GPU: rank 0 runs the program, and the other ranks run it silently."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from collbench.model.errors import CollbenchError, UsageError
 if TYPE_CHECKING:
     from collbench.bench.plan import Request
 
+# Commands that several processes cannot run together, and what to do instead.
 _INSTEAD = {
     "check": "one process judges: run 'collbench check' without a launcher, on the run file that the processes saved",
     "select": "each process would choose separately: run 'collbench select' once, before they start",
@@ -27,7 +28,7 @@ _INSTEAD = {
     "record": "record starts the job itself: run 'collbench record -- srun …', or once on each node",
     "train": "train starts torchrun itself: start it once on each node (srun --ntasks-per-node 1)",
 }
-# Started once on each node, these are not ranks: each finds the other nodes by torchrun.
+# Processes of these commands, started once on each node, are not ranks: torchrun finds the other nodes.
 _ONCE_A_NODE = ("train", "record")
 
 
@@ -40,7 +41,7 @@ def launch_of(arguments: list[str]) -> LaunchEnvironment | None:
     return None if launch is not None and launch.local_size == 1 and _command(arguments) in _ONCE_A_NODE else launch
 
 
-class Followed(Exception):
+class RankEnded(Exception):
     """The end of a rank other than 0: its exit status, and a message that only this rank can print, if any."""
 
     def __init__(self, status: int, text: str = "") -> None:
@@ -59,7 +60,7 @@ def _command(arguments: list[str]) -> str:
     return next((argument for argument in arguments if not argument.startswith("-")), "")
 
 
-def follow(invoke: Callable[[], object]) -> int:
+def run_as_rank(invoke: Callable[[], object]) -> int:
     """Run the command as a rank other than 0; return the rank's exit status.
 
     Nothing is printed. A wrong command line does not fail here: rank 0 has the same one and reports it.
@@ -71,7 +72,7 @@ def follow(invoke: Callable[[], object]) -> int:
             contextlib.redirect_stderr(nowhere),
         ):
             invoke()
-    except Followed as end:
+    except RankEnded as end:
         if end.text:
             say(end.text)
         return end.status
@@ -86,7 +87,7 @@ def _say_aside(text: str) -> None:
 
 
 def serve_rank_0(launch: LaunchEnvironment, request: Request) -> NoReturn:
-    """Measure this rank's part for rank 0, and end with Followed. Raises UsageError for what rank 0 refuses too."""
+    """Measure this rank's part for rank 0, and end with RankEnded. Raises UsageError for what rank 0 refuses too."""
     # Late: a tenth of a second.
     from collbench.api.notices import Notices
     from collbench.api.sessions import serve
@@ -97,5 +98,5 @@ def serve_rank_0(launch: LaunchEnvironment, request: Request) -> NoReturn:
     try:
         serve(request, launch, Notices(say=_say_aside))
     except CollbenchError as error:
-        raise Followed(error.exit_code, str(error)) from error
-    raise Followed(0)
+        raise RankEnded(error.exit_code, str(error)) from error
+    raise RankEnded(0)

@@ -11,7 +11,7 @@ from typing import NoReturn, cast
 import click
 
 from collbench.cli import exit_codes
-from collbench.cli.nonzero_ranks import check_command, follow, launch_of
+from collbench.cli.nonzero_ranks import check_command, launch_of, run_as_rank
 from collbench.model.errors import CollbenchError
 from collbench.model.operations import COLLECTIVES
 
@@ -137,7 +137,7 @@ def run() -> int:
             _complete(question)
         launch = launch_of(sys.argv[1:])
         if launch is not None and launch.rank > 0:
-            return follow(_invoke_together)
+            return run_as_rank(_invoke_together)
         (_invoke if launch is None else _invoke_together)()
         sys.stdout.flush()
     except click.exceptions.Exit as leave:

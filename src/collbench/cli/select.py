@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from collbench.analysis import freshness
+from collbench.analysis.freshness import parse_duration
 from collbench.api.selecting import DEFAULT_SIZE, Selected, SelectRequest, select_devices
 from collbench.cli import options
 from collbench.cli.terminal import NOTICES, echo, is_verbose, leave, prose_width, verbose_option
@@ -94,9 +94,11 @@ _own_options = options.apply(
     ),
     click.option(
         "--size",
+        "size_bytes",
         metavar="SIZE",
         default=DEFAULT_SIZE,
         show_default=True,
+        callback=options.parsed(parse_size),
         help="All-reduce size for this measurement; use your job's size.",
     ),
     click.option(
@@ -109,7 +111,14 @@ _own_options = options.apply(
         help=f"What to print: {', '.join(_LAYOUTS)}.",
     ),
     click.option("--json", "as_json", is_flag=True, help="The same as --format json."),
-    click.option("--max-age", metavar="AGE", default="7d", show_default=True, help="Ignore saved runs that are older."),
+    click.option(
+        "--max-age",
+        metavar="AGE",
+        default="7d",
+        show_default=True,
+        callback=options.parsed(parse_duration),
+        help="Ignore saved runs that are older.",
+    ),
     click.option("--fresh", is_flag=True, help="Measure now, even if a saved run fits."),
     options.backend_of_a_machine,
     options.fabric,
@@ -127,8 +136,6 @@ def select(
     file: str | None,
     older_file: str | None,
     job: Path | None,
-    size: str,
-    max_age: str,
     layout: str,
     as_json: bool,
     **option_values: Any,
@@ -156,11 +163,10 @@ def select(
     if file is not None and older_file is not None:
         raise UsageError(f"--from {older_file} and {file} are two run files: use only one")
     if job is not None:
-        if click.get_current_context().get_parameter_source("size") is ParameterSource.COMMANDLINE:
+        if click.get_current_context().get_parameter_source("size_bytes") is ParameterSource.COMMANDLINE:
             raise UsageError("--for replays the job's own sizes, --size is of all-reduces: use only one")
         option_values |= {"job": job_file.load(job), "job_name": one_line(job.name)}
-    age, size_bytes = freshness.parse_duration(max_age), parse_size(size)
-    request = SelectRequest(run=file or older_file, size_bytes=size_bytes, max_age=age, **option_values)
+    request = SelectRequest(run=file or older_file, **option_values)
     _check_layout(request, layout)
     selected = select_devices(request, NOTICES)
     _print(selected.selection if layout in (_TEXT, _JSON) else _usable(selected, request, layout), layout)

@@ -96,7 +96,7 @@ def show_page(page: Page) -> None:
             with console.capture() as captured:
                 console.print(_Safe(part))
             # rich pads the last column; saved pages should have no blanks at the end of lines.
-            between = "\n" * (number > 0 and isinstance(part, Table))
+            between = "\n" if number > 0 and isinstance(part, Table) else ""
             _write(between + re.sub(r" +\n", "\n", captured.get()), sys.stdout, color=True)
 
 

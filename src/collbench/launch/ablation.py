@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -531,28 +531,34 @@ def _variable_named(name: str) -> tuple[str, ...]:
 
 def _check_meaning(ablation: Ablation) -> None:
     """Raise ValueError for times and sizes that cannot be, before they are compared."""
-    times: list[tuple[str, Any]] = []
-    for number, arm in enumerate(ablation.arms):
-        where = f"ablation.arms[{number}]"
-        times += [(f"{where}.allreduce", figure) for one in arm.allreduce for figure in (one.seconds, one.size_bytes)]
-        times += [
-            (f"{where}.runs", figure)
-            for run in arm.runs
-            for figure in (*run.step_seconds, *run.gpu_seconds, run.wall_seconds)
-        ]
-        times += [(f"{where}.runs", run.train_runtime) for run in arm.runs if run.train_runtime is not None]
-    if ablation.result is not None:
-        ratio = ablation.result.ratio
-        times += [("ablation.result.ratio", one) for one in (ratio.low, ratio.middle, ratio.high)]
-        times += [("ablation.result.arms", one) for arm in ablation.result.arms for one in (arm.seconds, *arm.interval)]
-        if (gpu := ablation.result.gpu) is not None:
-            ratios = (gpu.ratio, *gpu.shares)
-            times += [("ablation.result.gpu", one) for made in ratios for one in (made.low, made.middle, made.high)]
-            times += [("ablation.result.gpu", one) for arm in gpu.arms for one in (arm.seconds, *arm.interval)]
-        if (spread := ablation.result.spread) is not None:
-            figures = (spread.between, spread.within or 0.0)
-            if not all(0 <= figure < math.inf for figure in figures):
-                raise ValueError("ablation.result.spread is negative or not finite")
-    for where, figure in times:
+    for where, figure in _positive_figures(ablation):
         if not 0 < figure < math.inf:
             raise ValueError(f"{where} has a time or a size that is not positive and finite")
+    spread = None if ablation.result is None else ablation.result.spread
+    if spread is not None and not all(0 <= figure < math.inf for figure in (spread.between, spread.within or 0.0)):
+        raise ValueError("ablation.result.spread is negative or not finite")
+
+
+def _positive_figures(ablation: Ablation) -> Iterator[tuple[str, float]]:
+    """Yield all times, sizes and ratios, each with the field that holds it."""
+    for number, arm in enumerate(ablation.arms):
+        where = f"ablation.arms[{number}]"
+        for allreduce in arm.allreduce:
+            yield from ((f"{where}.allreduce", figure) for figure in (allreduce.seconds, allreduce.size_bytes))
+        for run in arm.runs:
+            optional = () if run.train_runtime is None else (run.train_runtime,)
+            times = (*run.step_seconds, *run.gpu_seconds, run.wall_seconds, *optional)
+            yield from ((f"{where}.runs", seconds) for seconds in times)
+    result = ablation.result
+    if result is None:
+        return
+    results: list[tuple[str, tuple[ArmResult, ...], tuple[Ratio, ...]]] = [
+        ("ablation.result", result.arms, (result.ratio,)),
+    ]
+    if result.gpu is not None:
+        results.append(("ablation.result.gpu", result.gpu.arms, (result.gpu.ratio, *result.gpu.shares)))
+    for where, arms, ratios in results:
+        for arm_result in arms:
+            yield from ((where, seconds) for seconds in (arm_result.seconds, *arm_result.interval))
+        for ratio in ratios:
+            yield from ((where, share) for share in (ratio.low, ratio.middle, ratio.high))

@@ -6,7 +6,9 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
+from collbench.analysis.freshness import parse_duration
 from collbench.launch.ablation import PRECISION
 from collbench.model import capabilities
 from collbench.model.errors import UsageError
@@ -18,10 +20,10 @@ from collbench.model.units import parse_budget, parse_precision
 # parser means importing torch (2-4 s); a test compares it with that parser.
 
 
-OWN_VALUES = frozenset(
+TRAIN_VALUES = frozenset(
     {"--auto-select", "--devices", "--exclude", "--run", "--max-age", "--backend", "--nccl", "--container", "--for"}
 )
-OWN_FLAGS = frozenset({"--allow-busy", "--fresh", "--dry-run", "--help"})
+TRAIN_FLAGS = frozenset({"--allow-busy", "--fresh", "--dry-run", "--help"})
 
 # [torch 2.13, torch/distributed/run.py, get_args_parser]
 TORCHRUN_FLAGS = frozenset({"--standalone", "--module", "--no-python", "--run-path", "--virtual-local-rank"})
@@ -39,16 +41,14 @@ TORCHRUN_VALUES = RENDEZVOUS | {
 }
 SHORT = {"-h": "--help", "-m": "--module", "-r": "--redirects", "-t": "--tee"}
 
-# Those of `collbench ablate`, in addition to all of train's.
-VALUES = frozenset(
-    {"--without", "--against", "--repeats", "--precision", "--budget", "--skip", "--step-pattern", "--seed"}
-)
-VALUES |= {"--output"}
-# Those that only replaying a recorded job has, and all that it has.
+# Those of `collbench ablate`, in addition to all of train's. Replaying a recorded job takes JOB_OPTIONS.
 JOB_ONLY = frozenset({"--compute", "--fabric"})
-VALUES |= JOB_ONLY
-OF_A_JOB = JOB_ONLY | {"--without", "--against", "--repeats", "--seed", "--output", "--json", "--verbose", "--force"}
-FLAGS = frozenset({"--no-allreduce", "--json", "--verbose", "--force"})
+JOB_OPTIONS = JOB_ONLY | {"--without", "--against", "--repeats", "--seed", "--output", "--json", "--verbose", "--force"}
+ABLATE_VALUES = JOB_ONLY | {
+    *("--without", "--against", "--repeats", "--precision", "--budget", "--skip", "--step-pattern", "--seed"),
+    "--output",
+}
+ABLATE_FLAGS = frozenset({"--no-allreduce", "--json", "--verbose", "--force"})
 # argparse takes "-1" for a value and "-x" for an option; so does torchrun, and so do we.
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
@@ -71,8 +71,8 @@ class Known:
     short: Mapping[str, str]
 
 
-TRAIN = Known(OWN_VALUES | TORCHRUN_VALUES, OWN_FLAGS | TORCHRUN_FLAGS, SHORT)
-ABLATE = Known(TRAIN.values | VALUES, TRAIN.flags | FLAGS, {**SHORT, "-o": "--output"})
+TRAIN = Known(TRAIN_VALUES | TORCHRUN_VALUES, TRAIN_FLAGS | TORCHRUN_FLAGS, SHORT)
+ABLATE = Known(TRAIN.values | ABLATE_VALUES, TRAIN.flags | ABLATE_FLAGS, {**SHORT, "-o": "--output"})
 
 
 def read(arguments: Sequence[str], known_options: Known = TRAIN) -> Option:
@@ -86,7 +86,7 @@ def read(arguments: Sequence[str], known_options: Known = TRAIN) -> Option:
         raise _unknown(arguments[0], known_options)
     if attached is not None:
         return Option(name, attached, (arguments[0],))
-    if len(arguments) < 2 or arguments[1] == "--" or not (name in VALUES or _is_value(arguments[1])):
+    if len(arguments) < 2 or arguments[1] == "--" or not (name in ABLATE_VALUES or _is_value(arguments[1])):
         raise UsageError(f"option '{arguments[0]}' needs a value: write {name} VALUE, before the script")
     return Option(name, arguments[1], (arguments[0], arguments[1]))
 
@@ -125,7 +125,7 @@ def _unknown(argument: str, known_options: Known) -> UsageError:
 
 
 BACKENDS = ("auto", *(name for name in capabilities.BACKENDS if not capabilities.is_simulated(name)))
-DEFAULT_MAX_AGE = "7d"
+DEFAULT_MAX_AGE = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class TrainArguments:
     exclude: str | None = None
     allow_busy: bool = False
     run: str | None = None
-    max_age: str = DEFAULT_MAX_AGE
+    max_age: timedelta = DEFAULT_MAX_AGE
     fresh: bool = False
     backend: str = "auto"
     dry_run: bool = False
@@ -174,7 +174,7 @@ def split(argv: Sequence[str]) -> TrainArguments:
         option = read(rest)
         if option.name == "--help":
             return TrainArguments(help=True)
-        if option.name in OWN_VALUES or option.name in OWN_FLAGS:
+        if option.name in TRAIN_VALUES or option.name in TRAIN_FLAGS:
             own_options[option.name] = option.value or ""
         else:
             torchrun_options.append(option)
@@ -191,7 +191,7 @@ def _train_arguments(
         exclude=own_options.get("--exclude"),
         allow_busy="--allow-busy" in own_options,
         run=own_options.get("--run"),
-        max_age=own_options.get("--max-age", DEFAULT_MAX_AGE),
+        max_age=parse_duration(own_options["--max-age"]) if "--max-age" in own_options else DEFAULT_MAX_AGE,
         fresh="--fresh" in own_options,
         backend=own_options.get("--backend", "auto"),
         dry_run="--dry-run" in own_options,
@@ -257,9 +257,8 @@ def _check_for(arguments: TrainArguments) -> None:
 # The command line of `collbench ablate`, split into its own options and what is for `collbench train`.
 
 
-# These choose devices once, before any training: `train` gets the result.
-CHOOSING = frozenset({"--auto-select", "--devices", "--run", "--max-age", "--fresh", "--backend", "--nccl"})
-CHOOSING |= {"--exclude", "--allow-busy", "--for", "--dry-run", "--help"}
+# These choose devices, or start nothing: that is done once, and each training gets the result.
+_NOT_PASSED_ON = (TRAIN_VALUES | TRAIN_FLAGS) - {"--container"}
 DEFAULT_BUDGET_S = 180.0
 
 
@@ -304,16 +303,19 @@ def split_ablation(argv: Sequence[str]) -> AblateArguments:
     train_options: list[Option] = []
     job: str | None = None
     rest = tuple(argv)
-    while rest and ((rest[0].startswith("-") and rest[0] not in ("-", "--")) or (job is None and _is_job(rest[0]))):
-        if not rest[0].startswith("-"):
+    while rest:
+        is_option = rest[0].startswith("-") and rest[0] not in ("-", "--")
+        if not is_option and job is None and rest[0].endswith(".json"):
             job, rest = rest[0], rest[1:]
             continue
+        if not is_option:
+            break
         option = read(rest, ABLATE)
         if option.name == "--help":
             return AblateArguments(TrainArguments(help=True))
         if option.name == "--without":
             without.append(option.value or "")
-        elif option.name in VALUES | FLAGS:
+        elif option.name in ABLATE_VALUES | ABLATE_FLAGS:
             own_options[option.name] = option.value or ""
         else:
             train_options.append(option)
@@ -322,10 +324,6 @@ def split_ablation(argv: Sequence[str]) -> AblateArguments:
     if job is not None:
         return _checked_job(job, own_options, tuple(without), train_options, program)
     return _checked_ablation(own_options, tuple(without), train_options, program)
-
-
-def _is_job(argument: str) -> bool:
-    return argument.endswith(".json")
 
 
 def _checked_job(
@@ -337,7 +335,7 @@ def _checked_job(
 ) -> AblateArguments:
     if program:
         raise UsageError(f"{job} is a recorded job, and {program[0]} is a training script: use only one")
-    strange = [name for name in own_options if name not in OF_A_JOB]
+    strange = [name for name in own_options if name not in JOB_OPTIONS]
     strange += [option.name for option in train_options if option.name not in ("--devices", "--backend")]
     if strange:
         raise UsageError(f"{job} is replayed, and nothing is trained: leave out {', '.join(dict.fromkeys(strange))}")
@@ -353,8 +351,8 @@ def _checked_job(
         TrainArguments(devices=chosen.get("--devices"), backend=backend),
         without=without or (() if "--against" in own_options else ("p2p",)),
         against=own_options.get("--against"),
-        repeats=_whole(own_options, "--repeats", None, least=2, why="one trial of each arm gives no interval"),
-        seed=_whole(own_options, "--seed", None),
+        repeats=_whole(own_options, "--repeats", least=2, why="one trial of each arm gives no interval"),
+        seed=_whole(own_options, "--seed"),
         output=own_options.get("--output"),
         json="--json" in own_options,
         verbose="--verbose" in own_options,
@@ -386,15 +384,15 @@ def _checked_ablation(
     train_tokens = [token for option in train_options for token in option.tokens]
     return AblateArguments(
         split([*train_tokens, "--", *program]),
-        passed=tuple(token for option in train_options if option.name not in CHOOSING for token in option.tokens),
+        passed=tuple(token for option in train_options if option.name not in _NOT_PASSED_ON for token in option.tokens),
         without=without,
         against=own_options.get("--against"),
-        repeats=_whole(own_options, "--repeats", None, least=2, why="one run of each arm gives no interval"),
+        repeats=_whole(own_options, "--repeats", least=2, why="one run of each arm gives no interval"),
         precision=parse_precision(own_options["--precision"]) if "--precision" in own_options else PRECISION,
         budget_seconds=parse_budget(own_options["--budget"]) if "--budget" in own_options else DEFAULT_BUDGET_S,
-        skip=_whole(own_options, "--skip", None),
+        skip=_whole(own_options, "--skip"),
         step_pattern=own_options.get("--step-pattern"),
-        seed=_whole(own_options, "--seed", None),
+        seed=_whole(own_options, "--seed"),
         output=own_options.get("--output"),
         allreduce="--no-allreduce" not in own_options,
         json="--json" in own_options,
@@ -403,11 +401,11 @@ def _checked_ablation(
     )
 
 
-def _whole(own_options: Mapping[str, str], name: str, default: int | None, least: int = 0, why: str = "") -> int | None:
-    """Return a whole number from `least` on; at most six digits, for more are a slip of the hand."""
+def _whole(own_options: Mapping[str, str], name: str, *, least: int = 0, why: str = "") -> int | None:
+    """Return a whole number from `least` on, with six digits at most; None if the option was not given."""
     text = own_options.get(name)
     if text is None:
-        return default
+        return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 6):
         raise UsageError(f"{name} '{text}' is not a whole number from {least}: write {name} {max(least, 3)}")
     if int(text) < least:
