@@ -13,7 +13,8 @@ from collbench.backends.gloo_process import TIMEOUT_S, expected_seconds, spawn, 
 from collbench.backends.gloo_tasks import Reply, Task
 from collbench.backends.protocol import Step, Timing, time_each
 from collbench.backends.torch_process import TorchProcess, collected, lost
-from collbench.machine import cgroups, numa
+from collbench.machine import numa
+from collbench.machine.kernel import available_bytes
 from collbench.model.errors import BackendError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.failures import WrongData
 from collbench.model.operations import Operation, Variant, Work
@@ -141,7 +142,7 @@ class HostBackend:
 
     def capacity_bytes(self) -> int:
         """Return the largest message in bytes whose buffers take at most half of the free memory."""
-        return cgroups.available_bytes() // 2 // (_BUFFERS_PER_DEVICE * len(self._devices))
+        return available_bytes() // 2 // (_BUFFERS_PER_DEVICE * len(self._devices))
 
     def free_bytes(self) -> tuple[int, ...]:
         """Return nothing: cores share the machine's memory."""

@@ -49,8 +49,9 @@ from collbench.distributed.messages import (
     Value,
 )
 from collbench.distributed.store import Store, interface_of, prefix
-from collbench.machine import cgroups, numa
+from collbench.machine import numa
 from collbench.machine.health import HealthWatch, Occupants
+from collbench.machine.kernel import available_bytes
 from collbench.machine.nccl import host_identity
 from collbench.machine.network_ports import read_ports
 from collbench.machine.nvml import Nvml
@@ -278,7 +279,7 @@ class HostRankWorker:
         )
         self._receive(self._worker, self._patience_s)
         here_too = max(1, self._launch.local_size)
-        return RankFacts(capacity_bytes=cgroups.available_bytes() // 2 // (_BUFFERS * here_too))
+        return RankFacts(capacity_bytes=available_bytes() // 2 // (_BUFFERS * here_too))
 
     def reserve(self, largest_bytes: int) -> None:
         """Do nothing: buffers come with the sizes."""
