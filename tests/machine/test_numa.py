@@ -8,6 +8,7 @@ import pathlib
 import pytest
 
 from collbench.machine import numa
+from collbench.machine.kernel import kernel_bus_id
 
 # Of a machine with two sockets [Linux 6.8, /sys/devices/system/node/node0/meminfo].
 _MEMINFO = "Node {node} MemTotal:       {kib} kB\nNode {node} MemFree:        128 kB\n"
@@ -87,5 +88,5 @@ def test_a_device_without_an_address_is_nowhere() -> None:
 
 
 def test_the_kernel_writes_no_more_digits_of_a_domain_than_it_needs() -> None:
-    assert numa.kernel_bus_id("00000000:DB:00.0") == "0000:db:00.0"
-    assert numa.kernel_bus_id("00010000:06:00.0") == "10000:06:00.0", "of a root complex behind a VMD, say"
+    assert kernel_bus_id("00000000:DB:00.0") == "0000:db:00.0"
+    assert kernel_bus_id("00010000:06:00.0") == "10000:06:00.0", "of a root complex behind a VMD, say"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from collbench.backends.gloo import GlooWorld
 from collbench.backends.protocol import Backend, Step, Timing
-from collbench.machine import cgroups, numa
+from collbench.machine import numa
+from collbench.machine.kernel import available_bytes
 from collbench.model.errors import BackendError, DataCorruption, UsageError
 from collbench.model.failures import WrongData
 from collbench.model.operations import Operation, Variant
@@ -50,7 +51,7 @@ class HostBackend(Backend):
 
     def capacity_bytes(self) -> int:
         """Return the largest message in bytes whose buffers take at most half of the free memory."""
-        return cgroups.available_bytes() // 2 // (_BUFFERS_PER_DEVICE * len(self._devices))
+        return available_bytes() // 2 // (_BUFFERS_PER_DEVICE * len(self._devices))
 
     def time(self, step: Step) -> Timing:
         """Time a collective over gloo, or CPU copies. Raises DataCorruption, BackendError, UsageError."""

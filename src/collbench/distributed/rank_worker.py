@@ -45,8 +45,9 @@ from collbench.distributed.messages import (
     Value,
 )
 from collbench.distributed.store import Store, interface_of, prefix
-from collbench.machine import cgroups, numa
+from collbench.machine import numa
 from collbench.machine.health import HealthWatch, Occupants
+from collbench.machine.kernel import available_bytes
 from collbench.machine.nccl import host_identity
 from collbench.machine.network_ports import read_ports
 from collbench.machine.nvml import Nvml
@@ -263,7 +264,7 @@ class HostRankWorker(RankWorker):
         )
         self._worker.join(self._timeout_s)
         here_too = max(1, self._launch.local_size)
-        return RankFacts(capacity_bytes=cgroups.available_bytes() // 2 // (_BUFFERS * here_too))
+        return RankFacts(capacity_bytes=available_bytes() // 2 // (_BUFFERS * here_too))
 
     def time(self, step: Step) -> Timing:
         """Time the step in the worker. Raises UsageError, DataCorruption, BackendError."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from collbench import _native
-from collbench.machine.numa import read
+from collbench.machine.kernel import read
 from collbench.model.errors import MachineError
 
 _LIBRARY = "libnccl.so.2"

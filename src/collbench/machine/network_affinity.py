@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
-from collbench.machine.numa import PCI_BUS_ID, pci_device, read
+from collbench.machine.kernel import PCI_BUS_ID, pci_device, read
 
 # nvidia-smi's words for how near two PCI devices are, nearest first ["nvidia-smi topo -m", its legend].
 NEARNESS = ("PIX", "PXB", "PHB", "NODE", "SYS")

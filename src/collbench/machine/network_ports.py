@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from collbench.machine.numa import read
+from collbench.machine.kernel import entries, read
 from collbench.model.run import NetworkPort
 
 _FOLDER = "sys/class/infiniband"
@@ -61,12 +61,12 @@ _BITS = {
 
 def read_ports(root: pathlib.Path) -> tuple[NetworkPort, ...]:
     """Return the ports of all cards by name and number; `root` holds sys/. What cannot be read stays unknown."""
-    cards = sorted(_entries(root / _FOLDER))
+    cards = sorted(entries(root / _FOLDER))
     return tuple(
         _port(card, number)
         for card in cards
         for number in sorted(
-            int(port.name) for port in _entries(card / "ports") if re.fullmatch("[0-9]{1,5}", port.name)
+            int(port.name) for port in entries(card / "ports") if re.fullmatch("[0-9]{1,5}", port.name)
         )
     )
 
@@ -100,13 +100,6 @@ def _counters(folder: pathlib.Path) -> dict[str, int]:
 def _state_name(text: str) -> str:
     match = _NUMBERED.match(text)
     return match[1] if match else ""
-
-
-def _entries(folder: pathlib.Path) -> list[pathlib.Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
 
 
 def down(ports: tuple[NetworkPort, ...]) -> tuple[NetworkPort, ...]:

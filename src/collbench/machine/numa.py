@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Collection, Iterable
 from itertools import combinations
 
+from collbench.machine.kernel import kernel_bus_id, read
 from collbench.model.errors import MachineError
 from collbench.model.run import Device, Path
 from collbench.model.units import number_ranges
@@ -35,7 +36,6 @@ def format_cpus(cpus: Iterable[int]) -> str:
 # The NUMA nodes of this host whose CPUs and memory this process may use.
 
 _ROOT = pathlib.Path("/")
-PCI_BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # as the kernel writes it
 _FOLDER = "sys/devices/system/node"
 _MEMORY = re.compile(r"MemTotal:\s+([0-9]+) kB")
 _MEMORY_ALLOWED = re.compile(r"^Mems_allowed_list:\s*(\S+)", re.MULTILINE)
@@ -75,28 +75,6 @@ def node_of(pci_bus_id: str, root: pathlib.Path = _ROOT) -> int | None:
         return max(0, int(read(root / f"sys/bus/pci/devices/{kernel_bus_id(pci_bus_id)}/numa_node")))
     except ValueError:
         return None
-
-
-def kernel_bus_id(pci_bus_id: str) -> str:
-    """Return the kernel's name of a PCI device, 0000:06:00.0 of NVML's 00000000:06:00.0. Raises ValueError."""
-    domain, _, rest = pci_bus_id.partition(":")
-    return f"{int(domain, 16):04x}:{rest.lower()}"
-
-
-def pci_device(root: pathlib.Path, pci_bus_id: str) -> pathlib.Path | None:
-    """Return the folder of a PCI device in sysfs, below those of the bridges above it; None if it is not there."""
-    try:
-        return (root / "sys/bus/pci/devices" / kernel_bus_id(pci_bus_id)).resolve(strict=True)
-    except (ValueError, OSError, RuntimeError):
-        return None
-
-
-def read(file: pathlib.Path) -> str:
-    """Return a file's text, or "" if the kernel does not offer it."""
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 # The CPU cores that are the devices of the host backend, and what the NUMA layout says of the paths between them.

@@ -14,8 +14,9 @@ from typing import Any, Self, cast
 
 from collbench.machine import theory
 from collbench.machine.health import THROTTLE_REASONS
+from collbench.machine.kernel import kernel_bus_id
 from collbench.machine.labels import UNKNOWN
-from collbench.machine.numa import format_cpus, kernel_bus_id
+from collbench.machine.numa import format_cpus
 from collbench.model.errors import MachineError, NoDriver
 from collbench.model.run import Device, Health, Path, PeerReadWrite, PeerStatus
 

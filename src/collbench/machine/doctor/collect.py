@@ -17,12 +17,12 @@ from importlib import metadata
 from typing import Any
 
 from collbench.machine import nvml
-from collbench.machine.cgroups import available_bytes, cpu_quota
 from collbench.machine.doctor.facts import Driver, Facts, Folder, Gpu, Host, Slot, Software, Space
+from collbench.machine.kernel import PCI_BUS_ID, available_bytes, cpu_quota, entries, pci_device, read
 from collbench.machine.nccl import configured, find_nccl, wheel_library
 from collbench.machine.network_affinity import read_affinity
 from collbench.machine.network_ports import read_ports
-from collbench.machine.numa import PCI_BUS_ID, pci_device, read, usable_nodes
+from collbench.machine.numa import usable_nodes
 from collbench.machine.nvidia_smi import live_cards
 from collbench.machine.nvml import Nvml, Query
 from collbench.model.capabilities import capabilities
@@ -236,8 +236,8 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
     `nvidia_smi` is that program's path, "" if there is none; it is asked about network cards where there are any.
     """
     allowed = os.sched_getaffinity(0)
-    gpus, cards = list(gpus), tuple(sorted(_entries(root / "sys/class/infiniband") or ()))
-    iommus = _entries(root / "sys/class/iommu")
+    gpus, cards = list(gpus), tuple(sorted(card.name for card in entries(root / "sys/class/infiniband")))
+    iommus = root / "sys/class/iommu"
     return Host(
         name=socket.gethostname(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -250,7 +250,7 @@ def host(root: pathlib.Path, environment: Mapping[str, str], gpus: Iterable[Devi
         memory_available=available_bytes(root),
         container=container(root, environment),
         hypervisor=hypervisor(root),
-        iommu=None if iommus is None else bool(iommus),
+        iommu=bool(entries(iommus)) if iommus.is_dir() else None,
         slots={gpu.index: slot(root, gpu.pci_bus_id) for gpu in gpus},
         network_cards=cards,
         network_affinity=read_affinity(
@@ -314,14 +314,6 @@ def hypervisor(root: pathlib.Path) -> str:
         return ""
     names = [read(root / f"sys/class/dmi/id/{name}").strip() for name in ("sys_vendor", "product_name")]
     return " ".join(filter(None, names)) or "unknown hypervisor"
-
-
-def _entries(folder: pathlib.Path) -> list[str] | None:
-    """Return the names in a folder; None if there is no such folder."""
-    try:
-        return [entry.name for entry in folder.iterdir()]
-    except OSError:
-        return None
 
 
 def examine(

@@ -9,7 +9,7 @@ import pathlib
 
 import pytest
 
-from collbench.machine import cgroups
+from collbench.machine.kernel import available_bytes, cpu_quota
 
 MEMINFO = {"proc/meminfo": "MemTotal:       24684000 kB\nMemAvailable:       1000 kB\n"}
 V2, V1 = {"proc/self/cgroup": "0::/a/b\n"}, {"proc/self/cgroup": "4:memory:/a/b\n1:cpu:/\n0::/\n"}
@@ -53,11 +53,11 @@ def write(root: pathlib.Path, files: dict[str, str]) -> None:
 )
 def test_available_memory_is(tmp_path: pathlib.Path, title: str, files: dict[str, str], expected: int) -> None:
     write(tmp_path, MEMINFO | files)
-    assert cgroups.available_bytes(tmp_path) == expected, title
+    assert available_bytes(tmp_path) == expected, title
 
 
 def test_this_machine_has_some() -> None:
-    assert cgroups.available_bytes() > 2**20
+    assert available_bytes() > 2**20
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_the_tightest_cpu_quota_above_the_process_counts(
     tmp_path: pathlib.Path, what: str, files: dict[str, str], quota: float | None
 ) -> None:
     write(tmp_path, files)
-    assert cgroups.cpu_quota(tmp_path) == quota, what
+    assert cpu_quota(tmp_path) == quota, what

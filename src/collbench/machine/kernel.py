@@ -1,13 +1,46 @@
-"""How much memory and CPU time this process may use, by /proc and its cgroups."""
+"""What the kernel shows in files: PCI devices, and how much memory and CPU time this process may use."""
 
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Collection, Iterator
 
-from collbench.machine.numa import read
-
 _ROOT = pathlib.Path("/")
+PCI_BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # as the kernel writes it
+
+
+def read(file: pathlib.Path) -> str:
+    """Return a file's text, or "" if the kernel does not offer it."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def entries(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return what is in a folder, nothing if the kernel does not offer it."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def kernel_bus_id(pci_bus_id: str) -> str:
+    """Return the kernel's name of a PCI device, 0000:06:00.0 of NVML's 00000000:06:00.0. Raises ValueError."""
+    domain, _, rest = pci_bus_id.partition(":")
+    return f"{int(domain, 16):04x}:{rest.lower()}"
+
+
+def pci_device(root: pathlib.Path, pci_bus_id: str) -> pathlib.Path | None:
+    """Return the folder of a PCI device in sysfs, below those of the bridges above it; None if it is not there."""
+    try:
+        return (root / "sys/bus/pci/devices" / kernel_bus_id(pci_bus_id)).resolve(strict=True)
+    except (ValueError, OSError, RuntimeError):
+        return None
+
+
+# The cgroups of this process.
 
 
 def available_bytes(root: pathlib.Path = _ROOT) -> int:
