@@ -262,7 +262,11 @@ class HostRankWorker(RankWorker):
             (self._launch.master_addr, str(self._launch.master_port), f"{prefix(self._launch)}/{opening.key}"),
             (interface_of(opening.address) if opening.address else "") or "lo",
         )
-        self._worker.join(self._timeout_s)
+        try:
+            self._worker.join(self._timeout_s)
+        except BackendError:
+            self.close()
+            raise
         here_too = max(1, self._launch.local_size)
         return RankFacts(capacity_bytes=available_bytes() // 2 // (_BUFFERS * here_too))
 
