@@ -11,7 +11,7 @@ from statistics import median
 
 from collbench.analysis.outcome import outcome, unordered
 from collbench.analysis.stats import FEWEST_TRIALS, log_rates, student, summarize
-from collbench.analysis.tiers import Estimate, Members, estimates_of, tolerance
+from collbench.analysis.tiers import Estimate, Members, estimates_of, pair_labels, tolerance
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Work
@@ -108,7 +108,7 @@ def estimates(points_by_key: Mapping[Key, Named], paths: Sequence[Path]) -> dict
 
     Few trials there, as of one communicator over all GPUs, are pooled with those of like sizes.
     """
-    labels = {frozenset(path.devices): path.label for path in paths}
+    labels = pair_labels(paths)
     logs = {key: log_rates(named.measurement) for key, named in points_by_key.items()}
     kinds = {
         key: f"{key.work} {labels.get(frozenset(key.members), f'{len(key.members)} devices')}" for key in points_by_key

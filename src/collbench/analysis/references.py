@@ -16,7 +16,7 @@ from collbench.analysis.outcome import TroubleKind, outcome
 from collbench.analysis.physics import Impossible, Nvls, impossible, nvls
 from collbench.analysis.registration import ordinary
 from collbench.analysis.stats import FEWEST_TRIALS, summarize
-from collbench.analysis.tiers import Estimate
+from collbench.analysis.tiers import Estimate, pair_labels
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Run
@@ -209,7 +209,7 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
     names = {device.name for device in run.devices}
     ours = [figure for figure in figures if len(names) == 1 and figure.is_of(next(iter(names)))]
     points = {key: named for key, named in points_by_key(run).items() if operation in (None, named.work.operation)}
-    labels = {frozenset(path.devices): path.label for path in run.paths}
+    labels = pair_labels(run.paths)
     state = nvls(run)
     matched = _conforming([(figure, keys) for figure in ours if (keys := _keys(figure, points, labels))], state)
     errors = estimates(points, run.paths)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from collbench.analysis.bands import predict
 from collbench.analysis.choice import (
     AllLeft,
-    Band,
     BestPair,
     Candidate,
     Choice,
@@ -54,81 +53,9 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Measurement, Path, Run
 
-# What measuring the finalists shows: the fastest, and what it gains over the first k (docs/method.md 11.5).
-
-
-def settle(choice: Choice, verification: Run) -> Choice:
-    """Return the choice that all-reduces of the finalists' very members decide, measured in `verification`.
-
-    Its positions are the choice's. The fastest median wins; of those that tie with it, the one predicted best. What
-    failed or moved wrong data cannot win. A run without any finalist leaves the choice as it is.
-    """
-    points = _points(choice, verification)
-    if not points:
-        return choice
-    by_set = estimates(points, dict.fromkeys(points, "set"))
-    delta = tolerance(next(iter(points.values())).point.size_bytes)
-    measured = [some for some in choice.finalists if some.members in by_set]
-    ranked = [some.members for some in measured if some.sound] or [some.members for some in measured]
-    top = max((by_set[members] for members in ranked), key=lambda estimate: estimate.middle)
-    tied = [members for members in ranked if ties(top, by_set[members], delta)]
-    winner = choice.members if choice.members in tied else tied[0]
-    default = next((some.members for some in choice.finalists if some.default), ())
-    gain = None
-    if default in by_set and winner != default:
-        # The ratio of two medians, its 95 % interval from the noise pooled over all finalists' trials.
-        difference = by_set[winner].middle - by_set[default].middle
-        width = margin(by_set[winner], by_set[default], 2)
-        gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
-    summaries = {members: summarize(points[members]) for members in ranked}
-    simulated = capabilities(verification.backend).simulated
-    failed = tuple(devices for devices in choice.failed if set(devices) <= set(winner)) or outcome(verification).within(
-        winner
-    )
-    decided_by = choice.decided_by if winner == choice.members else (TieBreak.PREDICTED,)
-    return replace(
-        choice,
-        members=winner,
-        reason=Measured(summaries[winner].busbw, simulated, winner == default, gain),
-        failed=failed,
-        band=next(some.band for some in choice.finalists if some.members == winner),
-        decided_by=decided_by if len(tied) > 1 else (),
-        tied=len(tied) == len(choice.finalists) > 1,
-        verified=tuple(Verified(members, one.busbw, one.interval) for members, one in summaries.items()),
-        gain=gain,
-    )
-
-
-def _points(choice: Choice, run: Run) -> dict[Members, Measurement]:
-    """Return the sound all-reduces of the finalists, at the size that most of them have, then the largest."""
-    wanted = {some.members for some in choice.finalists}
-    measurements = [
-        m
-        for m in run.measured()
-        if m.point.operation is Operation.ALLREDUCE
-        and tuple(sorted(m.point.members)) in wanted
-        and not m.wrong
-        and not m.failure
-    ]
-    size = most_measured(Counter(m.point.size_bytes for m in measurements))
-    return {tuple(sorted(m.point.members)): m for m in measurements if m.point.size_bytes == size}
-
+__all__ = ["choose", "choose_by_labels", "choose_by_rates", "choose_each", "evidence", "settle"]
 
 # Which k devices to use, from a run or from labels alone: predicted, then tie-broken.
-
-__all__ = [
-    "Band",
-    "Candidate",
-    "Choice",
-    "LeftOut",
-    "Verified",
-    "choose",
-    "choose_by_labels",
-    "choose_by_rates",
-    "choose_each",
-    "evidence",
-    "settle",
-]
 
 
 def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool = False) -> Choice:
@@ -274,6 +201,66 @@ def _why(problem: SelectionProblem, shortlist: tuple[Candidate, ...]) -> Reason:
     if len(chosen.members) == 2 and not chosen.band.unmeasured:
         return BestPair(chosen.band.lo, problem.worst, all_measured=not problem.wired.missing.any())
     return Predicted(chosen.band, None if chosen is default else default.band)
+
+
+# What measuring the finalists shows: the fastest, and what it gains over the first k (docs/method.md 11.5).
+
+
+def settle(choice: Choice, verification: Run) -> Choice:
+    """Return the choice that all-reduces of the finalists' very members decide, measured in `verification`.
+
+    Its positions are the choice's. The fastest median wins; of those that tie with it, the one predicted best. What
+    failed or moved wrong data cannot win. A run without any finalist leaves the choice as it is.
+    """
+    points = _points(choice, verification)
+    if not points:
+        return choice
+    by_set = estimates(points, dict.fromkeys(points, "set"))
+    delta = tolerance(next(iter(points.values())).point.size_bytes)
+    measured = [some for some in choice.finalists if some.members in by_set]
+    ranked = [some.members for some in measured if some.sound] or [some.members for some in measured]
+    top = max((by_set[members] for members in ranked), key=lambda estimate: estimate.middle)
+    tied = [members for members in ranked if ties(top, by_set[members], delta)]
+    winner = choice.members if choice.members in tied else tied[0]
+    default = next((some.members for some in choice.finalists if some.default), ())
+    gain = None
+    if default in by_set and winner != default:
+        # The ratio of two medians, its 95 % interval from the noise pooled over all finalists' trials.
+        difference = by_set[winner].middle - by_set[default].middle
+        width = margin(by_set[winner], by_set[default], 2)
+        gain = math.exp(difference - width), math.exp(difference), math.exp(difference + width)
+    summaries = {members: summarize(points[members]) for members in ranked}
+    simulated = capabilities(verification.backend).simulated
+    failed = tuple(devices for devices in choice.failed if set(devices) <= set(winner)) or outcome(verification).within(
+        winner
+    )
+    decided_by = choice.decided_by if winner == choice.members else (TieBreak.PREDICTED,)
+    return replace(
+        choice,
+        members=winner,
+        reason=Measured(summaries[winner].busbw, simulated, winner == default, gain),
+        failed=failed,
+        band=next(some.band for some in choice.finalists if some.members == winner),
+        decided_by=decided_by if len(tied) > 1 else (),
+        tied=len(tied) == len(choice.finalists) > 1,
+        verified=tuple(Verified(members, one.busbw, one.interval) for members, one in summaries.items()),
+        gain=gain,
+    )
+
+
+def _points(choice: Choice, run: Run) -> dict[Members, Measurement]:
+    """Return the sound all-reduces of the finalists, at the size that most of them have, then the largest."""
+    wanted = {some.members for some in choice.finalists}
+    measurements = [
+        m
+        for m in run.measured()
+        if m.point.operation is Operation.ALLREDUCE
+        and tuple(sorted(m.point.members)) in wanted
+        and not m.wrong
+        and not m.failure
+    ]
+    size = most_measured(Counter(m.point.size_bytes for m in measurements))
+    return {tuple(sorted(m.point.members)): m for m in measurements if m.point.size_bytes == size}
 
 
 # A choice by the devices' own names, with all that explains it: what `collbench select` prints and Python gets.

@@ -22,7 +22,7 @@ from collbench.analysis.stats import (
     trial_noise,
 )
 from collbench.model.operations import Endpoints, Operation, Registration, Variant, Work
-from collbench.model.run import Measurement, Run
+from collbench.model.run import Measurement, Path, Run
 from collbench.model.units import TELLING_BYTES
 
 # Estimates from the trials of a link, and when two links differ: medians, noise, margins (docs/method.md 8.2, 8.3).
@@ -87,9 +87,14 @@ def points_of(run: Run, work: Work, size_bytes: int) -> dict[Members, Measuremen
     }
 
 
+def pair_labels(paths: Iterable[Path]) -> dict[frozenset[int], str]:
+    """Return the label of each unordered pair of positions."""
+    return {frozenset(path.devices): path.label for path in paths}
+
+
 def labels_of(run: Run, members: Iterable[Members]) -> dict[Members, str]:
     """Return the label of each link or pair, "host" for a single device, "?" where the run has none."""
-    labels = {frozenset(path.devices): path.label for path in run.paths}
+    labels = pair_labels(run.paths)
     return {some: "host" if len(some) == 1 else labels.get(frozenset(some), "?") for some in members}
 
 

@@ -13,7 +13,7 @@ from statistics import NormalDist, median
 from collbench.analysis.diagnose.verdict import Interval, Link
 from collbench.analysis.physics import Hardware
 from collbench.analysis.stats import FEWEST_TRIALS, log_rates, median_deviation, most_measured, trial_noise
-from collbench.analysis.tiers import NOISIER, TRIALS_WITH_AN_OUTLIER
+from collbench.analysis.tiers import NOISIER, TRIALS_WITH_AN_OUTLIER, pair_labels
 from collbench.machine.labels import is_nvlink
 from collbench.machine.theory import slot
 from collbench.model.capabilities import capabilities
@@ -189,8 +189,8 @@ def read(run: Run) -> Readings:
             used = replace(measurement, samples=alone) if len(alone) >= FEWEST_TRIALS else measurement
             if len(used.samples) >= FEWEST_TRIALS:
                 points[used.point] = used
-    path_labels = {frozenset(path.devices): path.label for path in run.paths}
-    labels = {point: _label_of(path_labels, point.members) for point in points}
+    of_pairs = pair_labels(run.paths)
+    labels = {point: _label_of(of_pairs, point.members) for point in points}
     logs = {point: log_rates(measurement) for point, measurement in points.items()}
     noise = _noise({point: (point.work, labels[point]) for point in points}, logs)
     trusted = _trusted(run)

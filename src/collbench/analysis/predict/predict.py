@@ -310,14 +310,14 @@ class Predictor:
 
     def cost(self, question: Question, strategy: str, members: Members, compute: float | None) -> Cost:
         """Return the cost of a step with these compute seconds on exactly these devices, by position."""
-        transfers = list(STRATEGIES[strategy](job_of(question, strategy, len(members))))
+        transfers = _transfers(question, strategy, len(members))
         return self._priced(question, transfers, members, compute)
 
     def compute(self, question: Question, strategy: str, members: Members) -> float | None:
         """Return the compute seconds of a step: as given, or of the step measured on these devices, None if neither."""
         if question.step_seconds is None or not question.measured_on_best:
             return question.step_seconds
-        transfers = list(STRATEGIES[strategy](job_of(question, strategy, len(members))))
+        transfers = _transfers(question, strategy, len(members))
         middle = [span[1] for span in self._spans(transfers, members, question)]
         slower = self._contended(transfers, middle, members, question)
         seconds = compute_of(question.step_seconds, transfers, middle, question.host, slower.middle if slower else None)
@@ -335,7 +335,7 @@ class Predictor:
         )
 
     def _predicted(self, question: Question, strategy: str, gpus: int, sets: Sets) -> PredictedSet:
-        transfers = list(STRATEGIES[strategy](job_of(question, strategy, gpus)))
+        transfers = _transfers(question, strategy, gpus)
         ranks = {group: len(groups(group, sets.best, question.shards)[0]) for group in Group}
         sent, messages, through = Counter[Operation](), Counter[Operation](), 0.0
         for transfer in transfers:
@@ -419,6 +419,10 @@ def job_of(question: Question, strategy: str, gpus: int) -> Job:
         shards=shards,
         replicas=gpus // shards,
     )
+
+
+def _transfers(question: Question, strategy: str, gpus: int) -> list[Transfer]:
+    return list(STRATEGIES[strategy](job_of(question, strategy, gpus)))
 
 
 def groups(group: Group, members: Members, shards: int | None) -> list[Members]:
