@@ -226,19 +226,21 @@ def _fastest_of_the_rest(run: Run) -> dict[str, Any]:
 def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     failed, covered = headline(run), coverage(run)
     faults = [verdict for verdict in judged if verdict.severity is not Severity.INFO]
-    shown = verdicts.counts(faults)
+    problems = verdicts.counts(faults)
     lines = [failed] if failed else []
     lines += [f"{verdict.kind}: {sentences.what(verdict, run)}" for verdict in faults[:2]]
-    lines += [verdicts.conclusion(covered, judged).rstrip(".")] if not shown else []
+    if not problems:
+        lines.append(verdicts.conclusion(covered, judged).rstrip("."))
     lines += health_lines(run)[:2]
-    unfit = [run.devices[one.member].tag for one in left_out(run)]
-    shown += [f"{', '.join(unfit)} not fit"] if unfit else []
-    hard = failed or any(_SEVERITIES[verdict.severity] == "hard" for verdict in faults)
-    state = "hard" if hard else "warn" if shown or not covered.judged else "ok"
     if not run.complete:
         lines.append("the run was interrupted: some of it is missing")
-        state = "warn" if state == "ok" else state
-    short = " and ".join(shown) or ("nothing found" if covered.judged else "not judged")
+    if unfit := [one.member for one in left_out(run)]:
+        problems.append(f"{sentences.tags(unfit, run.devices)} not fit")
+    if failed or any(_SEVERITIES[verdict.severity] == "hard" for verdict in faults):
+        state = "hard"
+    else:
+        state = "warn" if problems or not covered.judged or not run.complete else "ok"
+    short = " and ".join(problems) or ("nothing found" if covered.judged else "not judged")
     return _answer("Is anything wrong", short, lines, state)
 
 
