@@ -18,7 +18,7 @@ from collbench.analysis.problem import left_out
 from collbench.analysis.select import choose, choose_each, evidence
 from collbench.analysis.stats import summarize
 from collbench.analysis.summary import RankedWork, rank_summary
-from collbench.analysis.tails import Tails, histogram, tails
+from collbench.analysis.tails import Tails, histogram
 from collbench.analysis.tiers import RankedLink, Ranking
 from collbench.machine import labels
 from collbench.model.capabilities import capabilities
@@ -30,16 +30,12 @@ from collbench.output import sentences
 from collbench.output.html.series import as_a_whole, broken, families, overlap_series, overview, ratio_series, series
 from collbench.output.text import overlap as overlap_text
 from collbench.output.text import replay as replay_text
+from collbench.output.text import tails as tails_text
 from collbench.output.text import verdicts
 from collbench.output.text.comparison import described, matched
 from collbench.output.text.frame import headline, health_lines, notes, nvls, provenance, sim
 from collbench.output.text.layout import NAME_WIDE
 from collbench.output.text.ranking import by_tier, figures_span, fitted, name, relations
-from collbench.output.text.tails import HEADS as LAUNCHES_HEADS
-from collbench.output.text.tails import figures as percentile_rows
-from collbench.output.text.tails import lines as launches_lines
-from collbench.output.text.tails import micro
-from collbench.output.text.tails import title as launches_title
 from collbench.output.text.topology import explain_pair, known_limits, label_matrix
 
 # Where a run was measured: environment, devices, labels, health.
@@ -230,19 +226,21 @@ def _fastest_of_the_rest(run: Run) -> dict[str, Any]:
 def _is_anything_wrong(run: Run, judged: Sequence[Verdict]) -> dict[str, Any]:
     failed, covered = headline(run), coverage(run)
     faults = [verdict for verdict in judged if verdict.severity is not Severity.INFO]
-    shown = verdicts.counts(faults)
+    problems = verdicts.counts(faults)
     lines = [failed] if failed else []
     lines += [f"{verdict.kind}: {sentences.what(verdict, run)}" for verdict in faults[:2]]
-    lines += [verdicts.conclusion(covered, judged).rstrip(".")] if not shown else []
+    if not problems:
+        lines.append(verdicts.conclusion(covered, judged).rstrip("."))
     lines += health_lines(run)[:2]
-    unfit = [run.devices[one.member].tag for one in left_out(run)]
-    shown += [f"{', '.join(unfit)} not fit"] if unfit else []
-    hard = failed or any(_SEVERITIES[verdict.severity] == "hard" for verdict in faults)
-    state = "hard" if hard else "warn" if shown or not covered.judged else "ok"
     if not run.complete:
         lines.append("the run was interrupted: some of it is missing")
-        state = "warn" if state == "ok" else state
-    short = " and ".join(shown) or ("nothing found" if covered.judged else "not judged")
+    if unfit := [one.member for one in left_out(run)]:
+        problems.append(f"{sentences.tags(unfit, run.devices)} not fit")
+    if failed or any(_SEVERITIES[verdict.severity] == "hard" for verdict in faults):
+        state = "hard"
+    else:
+        state = "warn" if problems or not covered.judged or not run.complete else "ok"
+    short = " and ".join(problems) or ("nothing found" if covered.judged else "not judged")
     return _answer("Is anything wrong", short, lines, state)
 
 
@@ -358,35 +356,32 @@ _TICKS_EVERY = 8
 
 def single_launches(run: Run) -> Iterator[dict[str, Any]]:
     """Yield the part of each of the first communicators, with the histogram of the largest size first."""
-    groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
-    for one in tails(run):
-        groups[one.point.work, one.point.members].append(one)
-    for by_size in list(groups.values())[:_MOST_COMMUNICATORS]:
-        by_size.sort(key=lambda one: one.point.size_bytes)
+    for by_size in tails_text.by_communicator(run)[:_MOST_COMMUNICATORS]:
         yield {
-            "title": f"{sim(run)}{launches_title(run, by_size)}",
-            "lines": [line[NAME_WIDE:] for line in launches_lines(run, by_size)],
-            "heads": LAUNCHES_HEADS,
-            "rows": list(percentile_rows(by_size)),
+            "title": f"{sim(run)}{tails_text.title(run, by_size)}",
+            "lines": [line[NAME_WIDE:] for line in tails_text.lines(run, by_size)],
+            "heads": tails_text.HEADS,
+            "rows": list(tails_text.figures(by_size)),
             "histograms": [_histogram(one, sim(run)) for one in reversed(by_size)],
         }
 
 
 def _histogram(one: Tails, prefix: str) -> dict[str, Any]:
-    """Return bars by place and size in pixels, with the picture's title after `prefix`.
+    """Return a histogram's bars and ticks in pixels, and its title after `prefix`.
 
-    Heights are logarithmic, so that one launch of thousands is seen.
+    Heights are logarithmic, so that a single launch among thousands is visible.
     """
     edges, counts = histogram(one.transfer_seconds or one.waited_seconds, _BINS)
+    names = [tails_text.micro(edge) for edge in edges]
     unit = _HIGH / math.log1p(max(counts))
     bars = []
     for index, count in enumerate(counts):
         height = round(math.log1p(count) * unit, 1)
-        between = f"{micro(edges[index])} to {micro(edges[index + 1])} µs: {count}"
+        title = f"{names[index]} to {names[index + 1]} µs: {count}"
         bars.append(
-            {"x": index * _BAR, "y": round(_HIGH - height, 1), "width": _BAR - 1, "height": height, "title": between}
+            {"x": index * _BAR, "y": round(_HIGH - height, 1), "width": _BAR - 1, "height": height, "title": title}
         )
-    ticks = [{"x": _TEXT + index * _BAR, "text": micro(edges[index])} for index in range(0, _BINS, _TICKS_EVERY)]
+    ticks = [{"x": _TEXT + index * _BAR, "text": names[index]} for index in range(0, _BINS, _TICKS_EVERY)]
     size = format_size(one.point.size_bytes)
     return {
         "title": f"{prefix}{one.count} launches of {size} by duration in µs; the height is logarithmic",
@@ -397,7 +392,7 @@ def _histogram(one: Tails, prefix: str) -> dict[str, Any]:
     }
 
 
-# The whole page: each run, and each but the first against the first.
+# The whole page.
 
 
 def content(runs: Sequence[tuple[str, Run]], version: str) -> dict[str, Any]:

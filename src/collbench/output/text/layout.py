@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,11 +103,14 @@ def named(line: str, width: int) -> str:
     return filled(line[NAME_WIDE:], width, line[:NAME_WIDE], " " * NAME_WIDE)
 
 
+_PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": ""}  # of a table: no lines, no colors
+
+
 class Keyed(Table):
     """A table whose first `keys` columns name its rows: each part of it begins with them where it is folded."""
 
     def __init__(self, keys: int) -> None:
-        super().__init__(box=None, pad_edge=False, header_style="")
+        super().__init__(**_PLAIN)
         self.keys = keys
 
 
@@ -115,7 +119,7 @@ def table(*heads: str, left: Collection[str] | None = None, keys: int | None = N
 
     The first `keys` columns name its rows; None: those aligned left at the start, or the first.
     """
-    empty = Table(box=None, pad_edge=False, header_style="") if keys is None else Keyed(keys)
+    empty = Table(**_PLAIN) if keys is None else Keyed(keys)
     for index, head in enumerate(heads):
         is_left = index == 0 if left is None else head in left
         empty.add_column(head, justify="left" if is_left else "right")
@@ -185,7 +189,7 @@ def _width(columns: list[Column]) -> int:
 
 
 def _of(columns: list[Column]) -> Table:
-    part = Table(box=None, pad_edge=False, header_style="")
+    part = Table(**_PLAIN)
     for column in columns:
         part.add_column(column.header, justify=column.justify)
     for row in zip(*(column.cells for column in columns), strict=True):
@@ -212,7 +216,7 @@ class Summary(Table):
     """
 
     def __init__(self, spare: Sequence[str], elsewhere: str) -> None:
-        super().__init__(box=None, pad_edge=False, header_style="")
+        super().__init__(**_PLAIN)
         self.spare, self.elsewhere = tuple(spare), elsewhere
 
 

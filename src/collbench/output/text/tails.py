@@ -26,11 +26,8 @@ HEADS = ("size", *(f"p{percent}" for percent in PERCENTILES), "max", "interval o
 
 def blocks(run: Run) -> Iterator[Block]:
     """Yield for each communicator of single launches a table, and for a lone one its histograms and ranks."""
-    groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
-    for one in tails(run):
-        groups[one.point.work, one.point.members].append(one)
-    for index, by_size in enumerate(groups.values()):
-        by_size.sort(key=lambda one: one.point.size_bytes)
+    groups = by_communicator(run)
+    for index, by_size in enumerate(groups):
         head, end = Text(f"\n{sim(run)}{title(run, by_size)}"), Lines("\n" + "\n".join(lines(run, by_size)))
         if index >= _FEW_GROUPS:
             yield from whole("tails", head, percentiles(by_size), end)
@@ -47,6 +44,14 @@ def blocks(run: Run) -> Iterator[Block]:
         yield from both("tails", end)
     if len(groups) > _FEW_GROUPS:
         yield from short(Text(f"\nand {len(groups) - _FEW_GROUPS} more communicators: --section tails shows them"))
+
+
+def by_communicator(run: Run) -> list[list[Tails]]:
+    """Return the run's single launches for each work and communicator, by size."""
+    groups: dict[tuple[object, ...], list[Tails]] = defaultdict(list)
+    for one in tails(run):
+        groups[one.point.work, one.point.members].append(one)
+    return [sorted(group, key=lambda one: one.point.size_bytes) for group in groups.values()]
 
 
 def title(run: Run, by_size: Sequence[Tails]) -> str:
