@@ -262,12 +262,11 @@ def _same_run(previous: Previous, opened: Opened) -> Run:
 
     then, now = previous.run.devices, opened.backend.devices()
     anew = "start the same hosts, or measure again, without --resume"
-    hosts_then, hosts_now = (dict.fromkeys(device.host for device in devices) for devices in (then, now))
-    missing = compressed([host for host in hosts_then if host not in hosts_now])
-    new = compressed([host for host in hosts_now if host not in hosts_then])
-    if missing or new:
-        differences = ", ".join([*([f"{missing} missing"] if missing else []), *([f"{new} new"] if new else [])])
-        raise RunFileError(f"{previous.path} was measured on other hosts: {differences}; {anew}")
+    hosts = [dict.fromkeys(device.host for device in devices) for devices in (then, now)]
+    gone, new = (compressed([host for host in one if host not in other]) for one, other in (hosts, hosts[::-1]))
+    differ = [f"{names} {what}" for names, what in ((gone, "missing"), (new, "new")) if names]
+    if differ:
+        raise RunFileError(f"{previous.path} was measured on other hosts: {', '.join(differ)}; {anew}")
     for rank, (old, present) in enumerate(zip(then, now, strict=False)):
         if (old.host, old.uuid) != (present.host, present.uuid):
             what = f"rank {rank} was {old.tag} ({old.uuid}) and is {present.tag} ({present.uuid})"
