@@ -112,7 +112,8 @@ class Report:
     """The step of a job as rank `rank` sent it. `rows` are in order, consecutive equal calls together.
 
     `distinct` has each call once, with its count in the step. `late` are the ranks that are significantly late, the
-    costliest first; `late_known`: lateness could be judged.
+    costliest first; `late_known`: lateness could be judged. `compared_with` are the names of the runs that timed
+    calls in isolation; `compared_simulated`: those runs were simulated.
     """
 
     job: Job
@@ -124,6 +125,8 @@ class Report:
     ranks: tuple[RankRow, ...]
     late: tuple[LateRank, ...]
     late_known: bool
+    compared_with: tuple[str, ...] = ()
+    compared_simulated: bool = False
 
     @property
     def mine(self) -> RankRow:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from collbench.api.notices import SILENT, Notices
 from collbench.api.runs import load_named
 from collbench.launch import recording
 from collbench.machine import visible_devices
+from collbench.model.capabilities import capabilities
 from collbench.model.errors import MachineError, RunFileError, UsageError
 from collbench.model.job import IMPORTED, Ending, Job, Source
 from collbench.model.printable import one_line
@@ -255,15 +256,14 @@ def positions_of(job: Job, run: Run, devices: str | None = None) -> dict[int, in
     return {rank: positions[index] for rank, index in indices.items() if index is not None}
 
 
-def report(job: Job, rank: int | None = None, runs: NamedRuns = (), overlaps: NamedRuns = ()) -> tuple[Report, str]:
-    """Return what a job's step says, and the names of the runs it is compared with, "" for none.
+def report(job: Job, rank: int | None = None, runs: NamedRuns = (), overlaps: NamedRuns = ()) -> Report:
+    """Return what a job's step says, compared with what runs say of its calls.
 
     Without `runs` it is compared with the newest saved run, if that has the job's host and devices. Raises UsageError
     for a rank that sent nothing, and a run of other devices.
     """
     from collbench.analysis.job import report as judged  # late: numpy
     from collbench.analysis.predict.timing import gather
-    from collbench.output.text.frame import sim
 
     if rank is not None and not 0 <= rank < job.world_size:
         raise UsageError(f"--rank {rank} is not one of the job's {job.world_size} ranks: 0 to {job.world_size - 1}")
@@ -284,7 +284,11 @@ def report(job: Job, rank: int | None = None, runs: NamedRuns = (), overlaps: Na
     if judgement is None:
         rank_text = "any rank" if rank is None else f"rank {rank}"
         raise UsageError(f"the job has no recorded collective of {rank_text}: there is nothing to show")
-    return judgement, "".join(sim(run) for _, run in chosen[:1]) + ", ".join(name for name, _ in chosen)
+    return replace(
+        judgement,
+        compared_with=tuple(name for name, _ in chosen),
+        compared_simulated=any(capabilities(run.backend).simulated for _, run in chosen),
+    )
 
 
 def predict_job(

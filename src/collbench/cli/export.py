@@ -203,8 +203,8 @@ def _report_job(files: Sequence[Path], path: Path, *, force: bool) -> None:
 
     if any(map(job_file.holds_job, files[1:])):
         raise UsageError("a recorded job has a page of its own: name it first, and after it runs to compare it with")
-    job_report, compared = jobs.report(job_file.load(files[0]), runs=load_named(files[1:]))
-    text = printable(render_job(content(job_report, one_line(files[0].name), version("collbench"), compared)))
+    job_report = jobs.report(job_file.load(files[0]), runs=load_named(files[1:]))
+    text = printable(render_job(content(job_report, one_line(files[0].name), version("collbench"))))
     atomic_write.write(text, path, *_REPORT_REFUSAL, force=force)
     _saved(path, text)
 

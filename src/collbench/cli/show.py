@@ -122,16 +122,16 @@ def show_job(file: Path, rank: int | None, against: tuple[Path, ...], overlap: P
     from collbench.api import jobs  # late, as above
     from collbench.output.text import job as pages
 
-    report, compared = jobs.report(
+    report = jobs.report(
         job_file.load(file),
         rank,
         load_named(against),
         load_named([] if overlap is None else [overlap]),
     )
     if as_json:
-        echo(json.dumps(pages.as_json(report, compared), ensure_ascii=False, indent=1))
+        echo(json.dumps(pages.as_json(report), ensure_ascii=False, indent=1))
     else:
-        show_page(pages.page(report, compared))
+        show_page(pages.page(report))
 
 
 @click.command(short_help="Rank the links and pairs of a saved run.")

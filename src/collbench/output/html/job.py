@@ -16,19 +16,18 @@ _LEFT, _WIDE, _BAR, _LANE, _TEXT, _TICKS = 60, 1000, 14, 18, 20, 5  # of the pic
 _FILLS = ("#2f78c4", "#d9822b", "#3a9b5c", "#a3529e", "#c2403d", "#7a8b99", "#b8a11f", "#3aa6a6")
 
 
-def content(report: Report, name: str, version: str, against: str = "") -> dict[str, Any]:
-    """Return the page's content; `name` is the job's file, `against` as in text.job.page."""
-    mark = "sim " if against.startswith("sim ") else ""
+def content(report: Report, name: str, version: str) -> dict[str, Any]:
+    """Return the page's content; `name` is the job's file."""
     job_timeline = timeline(report.job)
     tables = [
-        _table(f"The step of rank {report.rank}, in order: µs of one call, GB/s of busbw", call_table(report, mark)),
+        _table(f"The step of rank {report.rank}, in order: µs of one call, GB/s of busbw", call_table(report)),
         _table("Per step, ms", rank_table(report.ranks)),
     ]
     return {
         "title": name,
         "version": version,
         "answer": headline(report),
-        "lines": [" ".join(line.split()) for line in (*origin(report, against), *remarks(report))],
+        "lines": [" ".join(line.split()) for line in (*origin(report), *remarks(report))],
         "timeline": None if job_timeline is None else _picture(report.job, job_timeline),
         "tables": tables,
     }

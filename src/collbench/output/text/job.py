@@ -49,11 +49,9 @@ _LACKS = {
 }
 
 
-def page(report: Report, against: str = "") -> Iterator[Block]:
-    """Yield the page's blocks; `against` names the run with which calls are compared, "" for none."""
-    yield from both(
-        "header", Lines(filled(headline(report), NARROW) + "\n"), Lines("\n".join(_folded(origin(report, against))))
-    )
+def page(report: Report) -> Iterator[Block]:
+    """Yield the page's blocks."""
+    yield from both("header", Lines(filled(headline(report), NARROW) + "\n"), Lines("\n".join(_folded(origin(report)))))
     steps = amount(len(report.phase.positions), "call")
     if report.repeats:
         steps = f"the step, {steps}, repeated {report.phase.repetitions} times"
@@ -61,10 +59,9 @@ def page(report: Report, against: str = "") -> Iterator[Block]:
         steps = f"no repeated step found: the longest sequence, {steps}"
     caption = f"{steps}, rank {report.rank}; µs of one call, GB/s of busbw"
     yield from both("tables", Text(f"\n{filled(caption, NARROW)}"))
-    mark = "sim " if against.startswith("sim ") else ""
     few = list(report.rows) if len(report.rows) <= _FEW_ROWS else _weightiest(report.distinct)
-    calls = _call_table(report, report.rows[:_MOST_ROWS], mark)
-    yield from _lengths(_call_table(report, few, mark), calls, differ=len(report.rows) > _FEW_ROWS)
+    calls = _call_table(report, report.rows[:_MOST_ROWS])
+    yield from _lengths(_call_table(report, few), calls, differ=len(report.rows) > _FEW_ROWS)
     if len(report.rows) > _FEW_ROWS:
         remaining = len(report.distinct) - len(few)
         others = f", and {remaining} more" if remaining > 0 else ""
@@ -135,7 +132,7 @@ def dominant(report: Report) -> str | None:
     return f"{most} dominates with {weights[most] / total:.0%} of {of}"
 
 
-def as_json(report: Report, against: str = "") -> dict[str, Any]:
+def as_json(report: Report) -> dict[str, Any]:
     """Return the report as JSON: seconds, bytes and GB/s, null where unknown (docs/job-page.md)."""
     return {
         "job": {
@@ -145,7 +142,7 @@ def as_json(report: Report, against: str = "") -> dict[str, Any]:
             "recorded_ranks": [rank.rank for rank in report.job.ranks],
             "unknown": list(map(str, report.job.unknown)),
         },
-        "compared_with": against or None,
+        "compared_with": compared_with(report) or None,
         "rank": report.rank,
         "repetitions": report.phase.repetitions,
         "calls": [_row_json(report, row) for row in report.rows],
@@ -268,16 +265,17 @@ def _weightiest(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if id(row) in kept]
 
 
-def call_table(report: Report, mark: str = "") -> Table:
-    """Return all calls of the step in order; `mark`, "sim " for a simulated run, stands before that run's figures."""
-    return _call_table(report, report.rows, mark)
+def call_table(report: Report) -> Table:
+    """Return all calls of the step in order."""
+    return _call_table(report, report.rows)
 
 
-def _call_table(report: Report, rows: Sequence[Row], mark: str) -> Table:
+def _call_table(report: Report, rows: Sequence[Row]) -> Table:
     job = report.job
     concurrently = any(row.concurrent is not None for row in report.distinct)
     isolated = any(row.alone is not None for row in report.distinct)
     heads = ["call", "bytes", "dtype", "group", "count", "kernel", "transfer", "busbw"]
+    mark = "sim " if report.compared_simulated else ""
     heads += [f"{mark}alone"] if isolated else []
     heads += [f"{mark}overlap"] if concurrently else []
     calls = table(*heads, left=("call", "dtype", "group"), keys=2)
@@ -350,7 +348,12 @@ def rank_table(rows: Sequence[RankRow]) -> Table:
     return ranks
 
 
-def origin(report: Report, against: str) -> Iterator[str]:
+def compared_with(report: Report) -> str:
+    """Return the names of the runs that the job is compared with, marked if they are simulated; "" for none."""
+    return f"{'sim ' if report.compared_simulated else ''}{', '.join(report.compared_with)}"
+
+
+def origin(report: Report) -> Iterator[str]:
     """Yield where the job comes from, and the run it is compared with: lines of a name and a sentence."""
     job = report.job
     ranks = amount(job.world_size, "rank")
@@ -361,9 +364,9 @@ def origin(report: Report, against: str) -> Iterator[str]:
     yield f"job       {ranks}, by {job.source}{nccl}{started}"
     if job.command:
         yield f"command   {one_line(' '.join(job.command))}"
-    if against:
+    if report.compared_with:
         none = "" if any(row.alone is not None for row in report.distinct) else ": it measured none of these calls"
-        yield f"against   {one_line(against)}{none}"
+        yield f"against   {one_line(compared_with(report))}{none}"
 
 
 def remarks(report: Report) -> Iterator[str]:
