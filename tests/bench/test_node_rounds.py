@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from collbench.bench.nodes import AMONG, SCREENING, Round, apart, matching, screening, survey
+from collbench.bench.nodes import SCREENING, Round, RoundKind, apart, matching, screening, survey
 
 LEAVES = tuple(tuple(range(first, first + 4)) for first in range(0, 16, 4))
+
+_AMONG, _MIXED = RoundKind.AMONG_SUSPECTS, RoundKind.SUSPECTS_AND_OTHERS
 
 
 def nodes_of(planned: Round) -> list[int]:
@@ -65,9 +67,9 @@ def test_one_node_has_no_rounds() -> None:
     [
         ("nothing is suspicious", [None], 20, []),
         ("suspects meet, and every third time others", [((1, 2, 5),)] * 4 + [None], 20,
-         ["between suspects and others", AMONG, AMONG, "between suspects and others"]),
-        ("somebody is open, nobody in particular", [(), None], 20, ["between suspects and others"]),
-        ("time is up", [((1, 2, 5),)] * 9, 10, ["between suspects and others", AMONG]),
+         [_MIXED, _AMONG, _AMONG, _MIXED]),
+        ("somebody is open, nobody in particular", [(), None], 20, [_MIXED]),
+        ("time is up", [((1, 2, 5),)] * 9, 10, [_MIXED, _AMONG]),
         ("time is up before the screening ends, which is made", [((1, 2, 5),)], 0, []),
     ],
 )  # fmt: skip

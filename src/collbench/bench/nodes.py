@@ -7,6 +7,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
@@ -90,8 +91,17 @@ def estimate(nodes: int, gpus: int, size_bytes: int, gbs: float) -> tuple[Phase,
 #
 # N nodes have N(N-1)/2 pairs. A round measures N/2 of them, so a few rounds give each node as many measurements.
 
-# The kind of round whose pairs were chosen because both nodes look slow.
-AMONG = "among suspects"
+
+class RoundKind(StrEnum):
+    """How the pairs of a round were chosen. Suspects are nodes that look slow."""
+
+    AT_RANDOM = "at random"
+    WITHIN_LEAVES = "within leaves"
+    BETWEEN_LEAVES = "between leaves"
+    AMONG_SUSPECTS = "among suspects"
+    SUSPECTS_AND_OTHERS = "between suspects and others"
+
+
 # At 2 % noise the mean of eight measurements is known to 0.8 %: a node that is 10 % slow stands out among 128 (the
 # simultaneous 95 % quantile is 3.4), and a few slow partners do not matter.
 SCREENING = 8
@@ -101,9 +111,9 @@ _TRIES = 64
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Disjoint pairs that are measured at the same time; a node without a partner rests. `kind` is for display."""
+    """Disjoint pairs that are measured at the same time; a node without a partner rests."""
 
-    kind: str
+    kind: RoundKind
     pairs: tuple[Pair, ...]
 
 
@@ -128,7 +138,7 @@ def survey(
     while more(len(made)) and (groups := suspects()) is not None:
         inside = bool(groups) and len(made) % 3 != 2  # every third round pairs suspects with others
         pairs = matching(nodes, groups, rng) if inside else apart(nodes, leaves or groups, rng)
-        made.append(Round(AMONG if inside else "between suspects and others", pairs))
+        made.append(Round(RoundKind.AMONG_SUSPECTS if inside else RoundKind.SUSPECTS_AND_OTHERS, pairs))
         measure(made[-1])
     return tuple(made)
 
@@ -136,7 +146,7 @@ def survey(
 def screening(nodes: int, leaves: Sequence[Members], rng: random.Random) -> list[Round]:
     """Return the rounds in which every node is measured."""
     if leaves:
-        kinds = [("within leaves", matching), ("between leaves", apart)] * (SCREENING // 2)
+        kinds = [(RoundKind.WITHIN_LEAVES, matching), (RoundKind.BETWEEN_LEAVES, apart)] * (SCREENING // 2)
         return [Round(kind, make(nodes, leaves, rng)) for kind, make in kinds]
     # No pair twice before all were measured once; small clusters repeat them.
     rounds: list[list[Pair]] = []
@@ -144,7 +154,7 @@ def screening(nodes: int, leaves: Sequence[Members], rng: random.Random) -> list
         turn = relabelled(pair_rounds(nodes), nodes, rng)
         rng.shuffle(turn)
         rounds += turn
-    return [Round("at random", tuple(pairs)) for pairs in rounds[:SCREENING]]
+    return [Round(RoundKind.AT_RANDOM, tuple(pairs)) for pairs in rounds[:SCREENING]]
 
 
 def matching(nodes: int, groups: Sequence[Members], rng: random.Random) -> tuple[Pair, ...]:
@@ -441,7 +451,7 @@ def survey_nodes(
                 continue
             rates = measure(pairs, one_way)
             seen.extend(
-                Observation(a, b, gbs, one_way, among=planned.kind == AMONG)
+                Observation(a, b, gbs, one_way, among=planned.kind is RoundKind.AMONG_SUSPECTS)
                 for (a, b), gbs in zip(pairs, rates, strict=True)
                 if gbs
             )
