@@ -9,8 +9,8 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, cast
 
 import collbench
 from collbench.model.errors import BackendError
@@ -18,7 +18,6 @@ from collbench.model.failures import Cause, Failure, FailureKind, died
 
 # A process that died closes its pipe first; one that is killed needs a moment to give its memory back.
 EXIT_S = 5.0
-# Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
 _SLICE_S = 0.25
 
 
@@ -57,12 +56,9 @@ class Child:
 
     def receive(self, timeout_s: float) -> Any:
         """Return the next answer. Raises ChildLost after so many seconds of silence, or if the worker has exited."""
-        left = timeout_s
         try:
-            while not self.pipe.poll(min(left, _SLICE_S)):
-                left -= _SLICE_S
-                if left <= 0:
-                    raise ChildLost(failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=timeout_s))
+            if not readable([self.pipe], timeout_s)[0]:
+                raise ChildLost(failure=Failure(FailureKind.HANG, Cause.NO_ANSWER, seconds=timeout_s))
             return self.pipe.recv()
         except (EOFError, OSError) as error:
             raise ChildLost(failure=self._death()) from error
@@ -92,6 +88,17 @@ class Child:
         except subprocess.TimeoutExpired:
             return Failure(FailureKind.CRASH, Cause.ENDING)
         return died(status, self.last_line())
+
+
+def readable(pipes: Sequence[Connection[Any, Any]], timeout_s: float) -> tuple[Sequence[Connection[Any, Any]], float]:
+    """Return the pipes with an answer or an end, none after so many seconds of silence, and the seconds that are left.
+
+    Silence is counted in slices, so that time in which this process itself was stopped (Ctrl-Z) does not count.
+    """
+    left = timeout_s
+    while not (ready := cast("list[Connection[Any, Any]]", wait(pipes, max(0.0, min(left, _SLICE_S))))) and left > 0:
+        left -= _SLICE_S
+    return ready, left
 
 
 def own_environment() -> dict[str, str]:

@@ -13,10 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from multiprocessing.connection import wait
 from typing import Any
 
-from collbench.backends.child_process import EXIT_S, Child, own_environment
+from collbench.backends.child_process import EXIT_S, Child, own_environment, readable
 from collbench.model.errors import BackendError, MachineError
 from collbench.model.failures import Cause, Failure, FailureKind, died
 
@@ -147,10 +146,10 @@ def need_torch(doing: str) -> None:
 
 def collected(workers: Sequence[TorchProcess], timeout_s: float) -> list[Any]:
     """Return one reply of each worker, in their order. Raises BackendError once one is lost or time is up."""
-    deadline = time.monotonic() + timeout_s
+    left = timeout_s
     replies: dict[int, Any] = {}
     while missing := [worker for worker in workers if worker.rank not in replies]:
-        ready = wait([worker.child.pipe for worker in missing], max(0.0, deadline - time.monotonic()))
+        ready, left = readable([worker.child.pipe for worker in missing], left)
         if not ready:
             raise silence(missing, timeout_s)
         for worker in missing:
