@@ -118,6 +118,7 @@ def test_every_collective_is_exact_in_and_out_of_place(operation: Operation, tmp
     run = run_file.load(file)
     assert {measurement.point.variant for measurement in run.measurements} == {Variant.PLAIN, Variant.IN_PLACE}
     assert [measurement.failure for measurement in run.measurements if measurement.failure] == []
+    assert all(state.others_memory is not None for state in (*run.health_before, *run.health_after))
     for measurement in run.measurements:
         assert measurement.wrong == (0 if measurement.point.work.verifiable else None)
         assert all(sample.plain and min(sample.seconds) > 0 for sample in measurement.samples)

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version
 
-from collbench.backends.factory import here
+from collbench.backends.factory import ObservedGpus, here
 from collbench.backends.gloo import TIMEOUT_S, check, corruption, expected_seconds, start_workers
 from collbench.backends.isolated import IsolatedBackend
 from collbench.backends.protocol import Step, Timing
@@ -46,7 +46,6 @@ from collbench.distributed.messages import (
 )
 from collbench.distributed.store import Store, interface_of, prefix
 from collbench.machine import numa
-from collbench.machine.health import HealthWatch, Occupants
 from collbench.machine.kernel import available_bytes
 from collbench.machine.nccl import host_identity
 from collbench.machine.network_ports import read_ports
@@ -131,16 +130,14 @@ class CudaRankWorker(RankWorker):
         except BaseException:
             self._backend.reap()
             raise
-        self._device: Device | None = None
-        self._occupants = Occupants((), tuple)
-        self._watch: HealthWatch | None = None
+        self._gpu: ObservedGpus | None = None  # this rank's, once it has introduced itself
         self._used = False  # the worker has opened a world; it cannot leave it
 
     def introduce(self) -> Introduction:
         """Return this host and the rank's GPU. Raises UsageError if there are more ranks than GPUs."""
-        self._device = self._own(self._backend.list_gpus())
-        self._occupants = Occupants([self._nvml.processes(self._device)], lambda: self._backend.process_ids)
-        return _introduction("cuda", self._device, here(self._nvml))
+        device = self._own(self._backend.list_gpus())
+        self._gpu = ObservedGpus(self._nvml, (device,), lambda: self._backend.process_ids)
+        return _introduction("cuda", device, here(self._nvml))
 
     def make_id(self) -> str:
         """Return NCCL's id as hexadecimal digits; the worker that makes it listens for the other ranks."""
@@ -150,8 +147,6 @@ class CudaRankWorker(RankWorker):
     def open(self, opening: OpenRank) -> RankFacts:
         """Open the GPU and join NCCL's world, whose id is in the store under the opening's key."""
         devices = tuple(opening.devices[position] for position in opening.positions)
-        if self._watch is None:
-            self._start_watch(devices[opening.index])
         self._need_unused_worker()
         self._used = True
         unique_id = bytes.fromhex(self._store.read(opening.key))
@@ -187,14 +182,11 @@ class CudaRankWorker(RankWorker):
 
     def health(self) -> tuple[Health, ...]:
         """Return the GPU's state; of the processes on it, our worker is not counted."""
-        if self._device is None:
-            return ()
-        others = self._occupants.others(0, self._nvml.processes(self._device))
-        return (replace(self._nvml.health(self._device), processes=others),)
+        return self._gpu.health() if self._gpu else ()
 
     def flags(self) -> tuple[Flag, ...]:
         """Return what is wrong with the GPU, as NVML reported a moment ago."""
-        return self._watch.flags((0,)) if self._watch else ()
+        return self._gpu.flags((0,)) if self._gpu else ()
 
     def interrupt(self) -> None:
         """Kill the worker: the thread that waits for its answer gets an error at once."""
@@ -212,10 +204,6 @@ class CudaRankWorker(RankWorker):
             self._backend.reap()  # else the new worker would find the GPU's memory still taken
             self._backend, self._used = IsolatedBackend(), False
             self._backend.start()
-
-    def _start_watch(self, named: Device) -> None:
-        device = self._device or named
-        self._watch = HealthWatch((named,), lambda: [self._nvml.glance(device)], self._occupants)
 
     def _own(self, visible: tuple[str, ...]) -> Device:
         """Return the GPU of this rank among the UUIDs that CUDA shows, in its order. Raises UsageError."""
