@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from collbench.analysis.diagnose.causes import Check, ErrorCounter, LikelyCause, Look, NewErrors, Throttled
+from collbench.analysis.diagnose.causes import Check, ErrorCounter, Known, LikelyCause, Look, NewErrors, Throttled
 from collbench.analysis.diagnose.evidence import Evidence, Extent, Presence, Where
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.diagnose.verdict import Kind, Link, Verdict, both_ways
@@ -160,6 +160,11 @@ def _together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blam
     names = tuple(sorted({facts.label(link) for link in links}))
     extent = Extent.ALL_PAIRS if everything else Extent.PAIRS
     return Blame(links, Where(extent, members, len(pairs), names, one_way=both_ways(links) != links))
+
+
+def nccl_or_link(facts: Facts, links: Collection[Link], nccl: Known) -> Known:
+    """Return `nccl` as the cause of slow collectives on links whose copies show that the links are not to blame."""
+    return nccl if all(facts.readings.best(link) for link in links) else Known.LINK_OR_NCCL
 
 
 def verdict_on(

@@ -9,7 +9,7 @@ from itertools import combinations
 from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, verdict_on
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, nccl_or_link, verdict_on
 from collbench.analysis.diagnose.causes import (
     Check,
     GpuItself,
@@ -168,7 +168,7 @@ def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> LikelyCause:
     if blame.gpu is not None:
         return GpuItself(blame.gpu, GpuPart.ANY)
     if worst.work.operation.is_collective:
-        return Known.NCCL_PAIR
+        return nccl_or_link(facts, blame.links, Known.NCCL_PAIR)
     if len(blame.links) > 2:
         return Known.SHARED_PARTS
     return Known.ONE_NVLINK if facts.over_nvlink(min(blame.links)) else Known.ONE_PCIE_PATH
