@@ -99,10 +99,11 @@ def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
 
 
 def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[Gap, list[Reading], tuple[Work, ...]]:
-    """Return the widest gap of the blamed links, its work's readings on them, and all works."""
+    """Return the widest gap of the blamed links, its work's readings on those with its label, and all works."""
     gaps = [gap for link in sorted(blame.links) for gap in slow[link]]
     worst = max(gaps, key=lambda gap: gap.gap)
-    readings = [gap.reading for gap in gaps if gap.reading.work == worst.reading.work]
+    alike = (worst.reading.work, worst.reading.label)
+    readings = [gap.reading for gap in gaps if (gap.reading.work, gap.reading.label) == alike]
     return worst, readings, by_name(gap.reading.work for gap in gaps)
 
 
