@@ -53,7 +53,7 @@ def test_without_a_variable_the_log_tells(share: float, kind: Kind) -> None:
 
 
 def test_pairs_that_are_only_slow_are_no_part_of_those_that_use_no_nvlinks() -> None:
-    shares = {pair: DISABLED if 0 in pair else 0.3 for pair in PAIRS}
+    shares: dict[tuple[int, ...], float] = {pair: DISABLED if 0 in pair else 0.3 for pair in PAIRS}
     run = h200(lambda work, members: 1.0 if work.operation.is_copy else shares.get(members, 1.0))
     assert [v.kind for v in faults(run)] == [Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION]
 
