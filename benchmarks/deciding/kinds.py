@@ -109,7 +109,7 @@ def trial(seed: int, item: tuple[int, int]) -> Trial:
     wanted = Kind(kind.upper().replace("-", "_"))
     ours = [v for v in found if wanted is v.kind or wanted in v.explains]
     placed = [v for v in ours if is_at(v, kind, members)]
-    caused = [v for v in placed if _names(v.cause, cause_of(kind, broken) if v.kind is wanted else _of(v))]
+    caused = [v for v in placed if _names(v.cause, cause_of(kind, broken) + (() if v.kind is wanted else _of(v)))]
     true = times(broken, inspection())
     false = [v for v in contradictions(found) if not set(v.members) & set(members) and not holds(v, one, true)]
     return Trial(

@@ -1,4 +1,5 @@
 import pathlib
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations
@@ -303,6 +304,27 @@ def test_who_was_left_out_is_said_and_the_default_is_the_first_of_the_others() -
     assert chosen.left_out == (LeftOut(0, (Why(Unfit.PROCESSES, 3),)),)
     assert (chosen.members, chosen.finalists[0].members) == ((1, 3), (1, 3))
     assert [some.members for some in chosen.finalists if some.default] == [(1, 2)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("factor", [0.3, 0.8])
+@pytest.mark.parametrize("why", ["throttled", "shared", "excluded"])
+def test_a_tie_is_only_of_the_pairs_without_those_left_out(seed: int, factor: float, why: str) -> None:
+    out = set(random.Random(seed).sample(range(8), 1 + seed))
+    run = pair_run(8, lambda a, b: (300.0 - a * 0.5) * (factor if {a, b} & out else 1.0))
+    ill = {"throttled": Health(throttle=("HW slowdown",)), "shared": Health(processes=1)}.get(why, IDLE)
+    run.health_before = tuple(ill if gpu in out else IDLE for gpu in range(8))
+    chosen = choose(run, 2, exclude=tuple(out) if why == "excluded" else ())
+    few = ", ".join(f"GPU{gpu}" for gpu in sorted(out)) if len(out) <= 3 else f"the {len(out)} left out"
+    said = sentences.reason(chosen, gpus(8))
+    assert len(out) == 6 or said.startswith(f"all pairs without {few} tie within ")
+    assert len(out) == 6 or said.endswith("%: the choice among them does not affect bandwidth")
+
+
+def test_a_worst_pair_is_only_that_of_the_others() -> None:
+    run = pair_run(5, lambda a, b: {0: 5.0, 1: 48.0}.get(a, 24.0))
+    run.health_before = (Health(processes=1), *[IDLE] * 4)
+    assert sentences.reason(choose(run, 2), gpus(5)) == "48 GB/s; the worst pair without GPU0 reaches 24 GB/s"
 
 
 def test_those_that_are_left_are_no_choice() -> None:

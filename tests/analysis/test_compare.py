@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 
@@ -15,7 +16,7 @@ from collbench.model.errors import ExitStatus
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
 from collbench.model.run import DataPoint, FlagKind, Layout, Measurement, Path, Run
-from collbench.output.text.comparison import described, matched
+from collbench.output.text.comparison import conclusion, described, matched
 from tests.analysis.runs import FAIL, copies, recorded, reported, scaled
 from tests.builders import gpus, in_words, measured, noisy, paths, run_of, throttled
 
@@ -169,7 +170,8 @@ BROKEN = replace(measured(Operation.SM_READ, (0, 1), 400.0), failure=in_words("n
             [(2, 0)],
             ExitStatus.CONTRADICTION,
         ),
-        ("its device is gone", pairs_run({(0, 1): 400.0}, n=2), 1, [], ExitStatus.DONE),
+        ("its device is gone", pairs_run({(0, 1): 400.0}, n=2), 1, [(1, 2), (2, 0)], ExitStatus.FAILED),
+        ("it is incomplete", replace(pairs_run(LINKS), complete=False), 3, [], ExitStatus.FAILED),
         ("another size", pairs_run(LINKS, size=2**20), 0, [], ExitStatus.FAILED),
         (
             "something else failed",
@@ -185,6 +187,49 @@ def test_how_a_comparison_ends(
 ) -> None:
     found = compare(pairs_run(LINKS), new, FAIL)
     assert (found.judged, [key.members for key in found.lost], found.status) == (judged, lost, status)
+
+
+def pairs_at(sizes: tuple[int, ...]) -> Run:
+    """Return copies and two collectives on the pairs of eight GPUs at some sizes, all of them asked for."""
+    works = (Operation.CE_WRITE, Operation.ALLREDUCE, Operation.BROADCAST)
+    points = [(work, pair, size) for work in works for pair in combinations(range(8), 2) for size in sizes]
+    run = run_of(gpus(8), [measured(work, pair, 300.0, size) for work, pair, size in points])
+    run.settings = replace(run.settings, copies=(Variant.PLAIN,), layout=Layout.PAIRS)
+    return run
+
+
+SIZES = (2**20, 2**26, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("title", "gone"),
+    [
+        ("a pair", lambda m: m.point.members == (2, 5)),
+        ("an operation", lambda m: m.point.operation is Operation.BROADCAST),
+        ("all copies", lambda m: m.point.operation is Operation.CE_WRITE),
+        ("a size", lambda m: m.point.size_bytes == 2**30),
+        ("a GPU", lambda m: 7 in m.point.members),
+        ("all but one point", lambda m: (m.point.members, m.point.size_bytes) != ((0, 1), 2**20)),
+        ("a random half", lambda m: random.Random(str(m.point)).random() < 0.5),
+    ],
+)
+@pytest.mark.parametrize("complete", [True, False])
+def test_more_that_is_lost_never_ends_better(title: str, gone: Callable[[Measurement], bool], complete: bool) -> None:
+    base = pairs_at(SIZES)
+    kept = [found for found in base.measurements if not gone(found)]
+    found = compare(base, replace(base, measurements=kept, complete=complete), FAIL)
+    assert (len(found.lost), found.status) == (len(base.measurements) - len(kept), ExitStatus.FAILED), title
+    said = conclusion(found)
+    assert said.startswith("Nothing that was measured in both runs is significantly slower; ")
+    assert f"{len(found.lost)} data points are only in the base." in said
+
+
+def test_a_run_that_was_asked_for_less_has_lost_nothing_and_says_what_both_have() -> None:
+    found = compare(pairs_at(SIZES), pairs_at(SIZES[:2]), FAIL)
+    assert (found.lost, found.status) == ((), ExitStatus.DONE)
+    assert conclusion(found).endswith("in both runs is significantly slower; 84 data points are only in the base.")
+    found = compare(pairs_at(SIZES[:2]), pairs_at(SIZES), FAIL)
+    assert conclusion(found).endswith("in both runs is significantly slower; 84 data points are only in the new run.")
 
 
 def test_all_devices_together_can_be_lost_too() -> None:

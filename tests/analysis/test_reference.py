@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import combinations, permutations
 
 import pytest
 
@@ -16,7 +17,7 @@ from collbench.analysis.stats import median_deviation, summarize, trial_noise
 from collbench.model.errors import ExitStatus
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Variant
-from collbench.model.run import Chosen, Measurement, Run
+from collbench.model.run import Chosen, Layout, Measurement, Run
 from tests.analysis.checked import h200
 from tests.analysis.runs import recorded
 from tests.builders import GIB, gpus, in_words, measured, paths, run_of
@@ -199,7 +200,7 @@ def test_h200_without_p2p_are_below_in_nccl_alone() -> None:
 COPY = Figure("H200", "kind", "NV18", Operation.CE_WRITE, 2, (GIB, 2 * GIB), "so", "there", at_least=400.0)
 
 
-def copies(rates: Sequence[float], size: int = GIB, links: int = 1) -> Run:
+def copies(rates: Sequence[float], size: int = GIB, links: int = 6) -> Run:
     """Return copies over some links of three GPUs, each with these rates in GB/s."""
     found = [measured(Operation.CE_WRITE, link, rates, size) for link in [*permutations(range(3), 2)][:links]]
     return run_of(gpus(3), found)
@@ -210,10 +211,12 @@ def copies(rates: Sequence[float], size: int = GIB, links: int = 1) -> Run:
     [
         ("three trials below", [300.0] * 3, ReferenceVerdict.BELOW),
         ("two", [300.0] * 2, ReferenceVerdict.UNDECIDED),
-        ("two that are normal", [500.0] * 2, ReferenceVerdict.NORMAL),
+        ("two within the band", [500.0] * 2, ReferenceVerdict.UNDECIDED),
+        ("one within the band", [500.0], ReferenceVerdict.UNDECIDED),
+        ("three within the band", [500.0] * 3, ReferenceVerdict.NORMAL),
     ],
 )
-def test_three_trials_are_needed_to_be_below(title: str, rates: list[float], standing: ReferenceVerdict) -> None:
+def test_three_trials_are_needed_for_any_answer(title: str, rates: list[float], standing: ReferenceVerdict) -> None:
     (answer,) = judge(copies(rates), [COPY]).answers
     assert answer.standing is standing
 
@@ -283,6 +286,7 @@ def test_a_place_of_its_kind_that_failed_is_named_and_nothing_normal(
     (answer,) = found.answers
     assert answer.failed == ((tuple(sorted(members)),) if named else ())
     assert answer.standing is (ReferenceVerdict.FAILED if named else ReferenceVerdict.NORMAL)
+    assert [one.labels for one in found.unjudged] == ([(("SYS", 2),)] if labels else [])
     assert (found.judged, found.status) == (not named, ExitStatus.FAILED)
 
 
@@ -319,3 +323,40 @@ def test_the_slowest_place_is_first_and_one_below_is_enough() -> None:
     assert [place.members for place in answer.sets] == [(0, 2), (1, 0), (0, 1)]
     assert (answer.standing, answer.sets[0].standing) == (ReferenceVerdict.BELOW, ReferenceVerdict.BELOW)
     assert judge(run, [COPY], Operation.CE_READ).answers == ()
+
+
+@pytest.mark.parametrize(
+    ("title", "links", "labels", "judged", "total", "strange"),
+    [
+        ("all", 6, {}, 6, 6, ()),
+        ("one of six links", 1, {}, 1, 6, ()),
+        ("five", 5, {}, 5, 6, ()),
+        ("a pair with four links less", 6, {(1, 2): "NV14"}, 4, 6, (("NV14", 2),)),
+        ("two such", 6, {(1, 2): "NV14", (0, 2): "PHB"}, 2, 6, (("NV14", 2), ("PHB", 2))),
+        ("a label without a figure that was not measured either", 5, {(1, 2): "SYS"}, 4, 5, (("SYS", 1),)),
+    ],
+)
+def test_what_no_figure_judges_is_counted_and_no_run_is_normal_in_part(
+    title: str, links: int, labels: dict[tuple[int, int], str], judged: int, total: int, strange: tuple[object, ...]
+) -> None:
+    found = judge(replace(copies([400.5] * 3, links=links), paths=paths(3, but=labels)), [COPY])
+    counted = [(one.judged, one.total, one.labels) for one in found.unjudged]
+    assert counted == ([] if judged == 6 else [(judged, total, strange)]), title
+    assert found.status is (ExitStatus.DONE if judged == 6 else ExitStatus.FAILED)
+
+
+def test_figures_of_two_labels_judge_a_machine_together() -> None:
+    run = replace(copies([400.5] * 3), paths=paths(3, but={(1, 2): "NV14"}))
+    found = judge(run, [COPY, replace(COPY, links="NV14")])
+    assert (len(found.answers), found.unjudged, found.status) == (2, (), ExitStatus.DONE)
+
+
+@pytest.mark.parametrize("gone", range(1, 28, 5))
+@pytest.mark.parametrize("layout", [Layout.PAIRS, Layout.SPLIT])
+def test_a_run_without_some_pairs_is_normal_only_if_pairs_were_chosen(gone: int, layout: Layout) -> None:
+    pairs = random.Random(gone).sample([*combinations(range(8), 2)], 28 - gone)
+    run = run_of(gpus(8), [measured(Operation.ALLREDUCE, pair, 326.5) for pair in pairs])
+    run.settings = replace(run.settings, layout=layout)
+    found = judge(run, FIGURES)
+    assert [one.judged for one in found.unjudged] == ([28 - gone] if layout is Layout.PAIRS else [])
+    assert found.status is (ExitStatus.FAILED if layout is Layout.PAIRS else ExitStatus.DONE)

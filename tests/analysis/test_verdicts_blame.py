@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import permutations
@@ -10,13 +11,17 @@ import pytest
 
 from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, unhealthy_devices
 from collbench.analysis.diagnose.causes import Check, ErrorCounter, Known, Look, NewErrors, Throttled
-from collbench.analysis.diagnose.evidence import Extent, OfWorks, Presence, Where
+from collbench.analysis.diagnose.evidence import Extent, OfWorks, Presence, Slower, Where
 from collbench.analysis.diagnose.readings import Facts
 from collbench.analysis.diagnose.verdict import Finding, Kind, Link, Severity, Verdict, both_ways, explained
-from collbench.model.operations import Operation
+from collbench.model.operations import Operation, Variant
 from collbench.model.run import Flag, Health, Run
 from collbench.output import sentences
-from tests.builders import gpus, hot, measured, paths, run_of, shared, throttled
+from collbench.sim import fabrics
+from collbench.sim.fabrics import Fault, FaultKind
+from tests.analysis.checked import faults, flagged, h200
+from tests.builders import ALL, gpus, hot, measured, paths, run_of, shared, throttled
+from tests.sim.made import simulate
 
 Labels = dict[tuple[int, int], str]
 
@@ -288,3 +293,39 @@ def test_the_cause_is_of_the_first_device_throttling_before_errors() -> None:
     assert check_of(hot, (3, 1)) == (Check(Look.LIMITING, (3, 1)),)
     assert seen.cause((0, 1)) is first
     assert check_of(first, (0, 1)) == (Check(Look.NVLINK_ERRORS, (0, 1)),)
+
+
+@pytest.mark.parametrize("fabric", fabrics.names())
+@pytest.mark.parametrize("factor", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_throttled_gpu_is_the_one_cause_of_all_of_its_slow_links(fabric: str, factor: float, seed: int) -> None:
+    machine = fabrics.load(fabric)
+    gpu = random.Random(f"{fabric} {factor} {seed}").randrange(len(machine.gpus))
+    slowed = Fault(FaultKind.THROTTLED_GPU, (gpu,), factor=factor, words="HW slowdown")
+    asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",))
+    found = faults(simulate(replace(machine, faults=(slowed,)), asked, seed))
+    assert len(found) == (len(machine.gpus) > 2 or found != []), found  # two GPUs have no others to be compared with
+    for verdict in found:
+        assert isinstance(verdict.cause, Throttled)
+        assert verdict.cause.seen.device == gpu
+        assert verdict.kind is not Kind.NV_NOT_USED or len(machine.gpus) == 2
+
+
+def test_a_throttled_gpu_is_no_excuse_where_no_gpu_uses_its_nvlinks() -> None:
+    run = flagged(h200(lambda work, _members: 0.07 if work.variant is Variant.PLAIN else 1.0), throttled(2))
+    assert Kind.NV_NOT_USED in [verdict.kind for verdict in faults(run)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_label_of_a_verdict_is_that_of_its_figures(seed: int) -> None:
+    """All links of one GPU of a DGX-1V are slow, of which some are NV1 and some NV2."""
+    machine = fabrics.load("dgx-1v")
+    slowed = Fault(FaultKind.SLOW_GPU, (seed,), factor=0.9)
+    asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",))
+    run = simulate(replace(machine, faults=(slowed,)), asked, seed)
+    for verdict in faults(run):
+        assert isinstance(verdict.evidence, Slower)
+        assert verdict.evidence.label == verdict.label
+        assert verdict.measured is not None
+        low, _, high = verdict.measured
+        assert high < 1.2 * low

@@ -1,6 +1,7 @@
 """Other people's processes, PCIe slots, peer access that does not pay, and pairs that disturb each other."""
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,14 @@ from collbench.analysis.diagnose import Kind, judge
 from collbench.analysis.diagnose.causes import Check, Known, Look, OfLinks
 from collbench.analysis.diagnose.evidence import Extent
 from collbench.analysis.diagnose.readings import Facts
+from collbench.api.checking import planned
 from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import Health, Run
+from collbench.sim import fabrics
+from collbench.sim.fabrics import Fault, FaultKind
 from tests.analysis.checked import HOST, STAGED, faults, flagged, h200, pcie, slow, the, trials, what, with_check
-from tests.builders import nvml_says, shared, smi_says
+from tests.builders import ALL, nvml_says, shared, smi_says
+from tests.sim.made import simulate
 
 ROW = [(3, other) for other in (0, 1, 2)] + [(other, 3) for other in (0, 1, 2)]
 
@@ -125,6 +130,9 @@ def test_copies_with_any_numa_nodes_memory_show_what_a_slot_carries() -> None:
     ("case", "generation", "width"),
     [
         ("gen 3, but 24 GB/s were copied: it had gone to rest when it was read", 3, 16),
+        ("gen 2, likewise", 2, 16),
+        ("gen 1, likewise", 1, 16),
+        ("gen 1 of an unknown width", 1, None),
         ("the best that it can do", 4, 16),
         ("not reported", None, None),
     ],
@@ -133,10 +141,60 @@ def test_slots_that_are_well(case: str, generation: int | None, width: int | Non
     assert faults(slot(pcie({}, lambda _w, _m: 22.0), generation, width)) == [], case
 
 
+def only(run: Run, *variants: Variant) -> Run:
+    return replace(run, measurements=[m for m in run.measurements if m.point.variant in variants])
+
+
+@pytest.mark.parametrize(
+    ("case", "variants", "gbs", "now", "found"),
+    [
+        ("gen 1, and copies between GPUs were faster", (Variant.PLAIN,), 22.0, (1, 16), False),
+        ("gen 1, and no copy was faster: the other GPUs may be why", (Variant.PLAIN,), 3.0, (1, 16), False),
+        ("gen 3, and copies through host memory were slower", (Variant.STAGED,), 22.0, (3, 16), False),
+        ("gen 1, and host copies were faster", (Variant.HOST,), 22.0, (1, 16), False),
+        ("half of the lanes, at rest: 15 GB/s are what they allow awake", (Variant.PLAIN,), 15.0, (1, 8), True),
+        ("a quarter of the lanes, and no copy", (), 22.0, (1, 4), True),
+        ("half of the lanes, but 22 GB/s were copied", (Variant.PLAIN,), 22.0, (4, 8), False),
+    ],
+)
+def test_a_low_generation_needs_slow_host_copies_and_lost_lanes_none(
+    case: str, variants: tuple[Variant, ...], gbs: float, now: tuple[int, int], found: bool
+) -> None:
+    run = slot(only(pcie({}, lambda _w, _m: gbs), *variants), *now)
+    assert [v.kind for v in judge(run)].count(Kind.PCIE_DEGRADED) == found, case
+
+
+SIM = replace(ALL, backend="sim", sizes=(), command=("check",))
+ASKED = {
+    "check": planned(SIM),
+    "quick": planned(replace(SIM, quick=True)),
+    "pairs": replace(SIM, sizes=(2**26,), collectives=(), command=("pairs",)),
+}
+
+
+@pytest.mark.parametrize("generation", [1, 2, 3])
+@pytest.mark.parametrize("rests", [True, False])
+@pytest.mark.parametrize("asked", list(ASKED))
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slot_is_degraded_only_if_its_copies_are_slow(generation: int, rests: bool, asked: str, seed: int) -> None:
+    """A slot at rest after measuring (the file's health), and one that is slow (a fault), of a random GPU."""
+    fabric = fabrics.load("pcie-4-two-bridges")
+    gpu = random.Random(f"{generation} {rests} {asked} {seed}").randrange(4)
+    if rests:
+        asleep = replace(fabric.gpus[gpu], health=Health(pcie_generation=generation, pcie_width=16))
+        fabric = replace(fabric, gpus=(*fabric.gpus[:gpu], asleep, *fabric.gpus[gpu + 1 :]))
+    else:
+        slow_slot = Fault(FaultKind.PCIE_DEGRADED, (gpu,), generation=generation, width=16)
+        fabric = replace(fabric, faults=(slow_slot,))
+    run = simulate(fabric, ASKED[asked], seed)
+    degraded = [v.members for v in judge(run) if v.kind is Kind.PCIE_DEGRADED]
+    assert degraded == ([(gpu,)] if not rests and asked == "check" else [])
+    assert bool(faults(run)) is not rests  # without host copies the outliers are still found
+
+
 def test_a_slow_slot_does_not_explain_nvlinks() -> None:
     run = slot(h200(slow(ROW, 0.85)), 5, 1, gpu=3)
-    host = [m for m in run.measurements if m.point.variant is not Variant.HOST]
-    kinds = [v.kind for v in faults(replace(run, measurements=host))]
+    kinds = [v.kind for v in faults(only(run, Variant.PLAIN))]  # copies to and through host memory are fast
     assert kinds == [Kind.PCIE_DEGRADED, Kind.INTRA_LABEL_OUTLIER]
 
 
@@ -239,7 +297,7 @@ def test_what_an_interference_check_shows_has_the_interval_of_its_noise() -> Non
 @pytest.mark.parametrize(("host", "found"), [(15.5, True), (15.75, True), (15.8, False), (24.0, False)])
 def test_a_slot_that_carried_more_than_it_shows_had_gone_to_rest(host: float, found: bool) -> None:
     """Gen 3 ×16 carries 15.75 GB/s; the host copies' trials vary by a thousandth."""
-    run = slot(pcie({}, lambda _w, _m: 22.0), 3, 16)
+    run = slot(pcie({}, lambda _w, _m: 15.0), 3, 16)
     kept = [m for m in run.measurements if m.point.variant is not Variant.HOST]
     copies = [trials(work, (gpu,), host if gpu == 2 else 24.0) for work in HOST for gpu in range(4)]
     assert (Kind.PCIE_DEGRADED in [v.kind for v in judge(replace(run, measurements=[*kept, *copies]))]) is found
@@ -286,9 +344,10 @@ def test_an_interference_check_is_held_to_the_noise_of_its_own_work() -> None:
 
 @pytest.mark.parametrize(("generation", "width", "cause"), [(4, 8, Known.FEWER_LANES), (3, 16, Known.LOWER_GENERATION)])
 def test_lanes_and_generations_go_down_for_other_reasons(generation: int, width: int, cause: Known) -> None:
-    run = slot(pcie({}, lambda _w, _m: 22.0), generation, width)
+    run = slot(pcie({}, lambda _w, _m: 11.0), generation, width)
     kept = [m for m in run.measurements if m.point.variant is not Variant.HOST]
-    (verdict,) = (v for v in judge(replace(run, measurements=kept)) if v.kind is Kind.PCIE_DEGRADED)
+    copies = [trials(work, (gpu,), 11.0) for work in HOST for gpu in range(4)]
+    (verdict,) = (v for v in judge(replace(run, measurements=[*kept, *copies])) if v.kind is Kind.PCIE_DEGRADED)
     assert verdict.cause is cause
 
 

@@ -36,7 +36,7 @@ from tests.analysis.checked import (
     what,
     with_check,
 )
-from tests.builders import gpus, noisy, nvml_says, pair_run, paths, smi_says, throttled
+from tests.builders import gpus, measured, noisy, nvml_says, pair_run, paths, smi_says, throttled
 
 BOTH = [(1, 3), (3, 1)]
 ROW = [(2, other) for other in (0, 1, 3)] + [(other, 2) for other in (0, 1, 3)]
@@ -101,11 +101,24 @@ def test_two_percent_are_no_outlier(share: float) -> None:
     assert faults(h200(slow(BOTH, share))) == []
 
 
-def test_a_slow_all_reduce_of_one_pair_blames_nccls_path() -> None:
-    run = pair_run(4, lambda a, b: 280.0 if (a, b) == (0, 2) else 326.0)
-    verdict = the(run, Kind.INTRA_LABEL_OUTLIER)
-    assert verdict.members == (0, 2)
-    assert verdict.cause is Known.NCCL_PAIR
+@pytest.mark.parametrize(
+    ("title", "copied", "cause"),
+    [
+        ("copies on it are as fast as elsewhere", [(0, 2), (2, 0)], Known.NCCL_PAIR),
+        ("no copies", [], Known.LINK_OR_NCCL),
+        ("copies one way", [(0, 2)], Known.LINK_OR_NCCL),
+        ("copies elsewhere", [(0, 1), (1, 0)], Known.LINK_OR_NCCL),
+    ],
+)
+@pytest.mark.parametrize("gbs", [280.0, 150.0, 30.0])  # an outlier, far below its link, and as slow as PCIe
+def test_a_slow_all_reduce_blames_nccl_only_if_copies_show_a_good_link(
+    title: str, copied: list[tuple[int, int]], cause: Known, gbs: float
+) -> None:
+    run = pair_run(4, lambda a, b: gbs if (a, b) == (0, 2) else 326.0)
+    copies = [measured(Operation.CE_WRITE, link, [395.0, 396.0, 397.0]) for link in copied]
+    for verdict in faults(replace(run, measurements=[*run.measurements, *copies])):
+        assert verdict.members == (0, 2), title
+        assert verdict.cause is (Known.NCCL_PATH if cause is Known.NCCL_PAIR and gbs < 200 else cause), title
 
 
 def test_one_wild_trial_is_no_outlier() -> None:

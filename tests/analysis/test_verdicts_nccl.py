@@ -22,31 +22,40 @@ def with_settings(run: Run, environment: Mapping[str, str]) -> Run:
     return replace(run, settings=replace(run.settings, environment=dict(environment)))
 
 
-def test_a_disabled_peer_to_peer_is_named_as_the_cause_of_both() -> None:
+def test_a_disabled_peer_to_peer_is_named_as_the_cause_of_one_verdict() -> None:
     run = with_settings(h200(slow(PAIRS, DISABLED, copies=False)), {"NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "WARN"})
-    unused, contradiction = faults(run)
-    assert (unused.kind, contradiction.kind) == (Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION)
-    for verdict in (unused, contradiction):
-        assert verdict.members == (0, 1, 2, 3)
-        assert verdict.cause == VariableSet("NCCL_P2P_DISABLE", "1")
-        assert verdict.checks == (Check(Look.WITHOUT_VARIABLE, (0, 1), "NCCL_P2P_DISABLE"),)
-        assert verdict.measured is not None
-        assert verdict.measured[0] < 326.08 * DISABLED < verdict.measured[2]
+    verdict = the(run, Kind.NV_NOT_USED)
+    assert verdict.explains == (Kind.COLLECTIVE_CONTRADICTION,)
+    assert verdict.members == (0, 1, 2, 3)
+    assert verdict.cause == VariableSet("NCCL_P2P_DISABLE", "1")
+    assert verdict.checks == (Check(Look.WITHOUT_VARIABLE, (0, 1), "NCCL_P2P_DISABLE"),)
+    assert verdict.measured is not None
+    assert verdict.measured[0] < 326.08 * DISABLED < verdict.measured[2]
+
+
+def test_what_the_copies_carry_is_the_limit_of_a_contradiction() -> None:
+    contradiction = the(h200(slow(PAIRS, 0.3, copies=False)), Kind.COLLECTIVE_CONTRADICTION)
     assert contradiction.theory_gbs is not None
-    assert 390 < contradiction.theory_gbs < 397  # what the copies carry
+    assert 390 < contradiction.theory_gbs < 397
 
 
 def test_another_process_is_no_excuse_for_a_variable() -> None:
     run = with_settings(h200(slow(PAIRS, DISABLED, copies=False)), {"NCCL_P2P_DISABLE": "1"})
     run = flagged(run, shared(3))
-    assert [v.kind for v in faults(run)] == [Kind.CONTENTION, Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION]
+    assert [v.kind for v in faults(run)] == [Kind.CONTENTION, Kind.NV_NOT_USED]
 
 
-def test_without_a_variable_the_log_tells() -> None:
-    unused, contradiction = faults(h200(slow(PAIRS, DISABLED, copies=False)))
-    assert unused.kind is Kind.NV_NOT_USED
-    assert contradiction.cause is Known.NCCL_PATH
-    assert contradiction.checks == (Check(Look.NCCL_LOG, (0, 1)),)
+@pytest.mark.parametrize(("share", "kind"), [(DISABLED, Kind.NV_NOT_USED), (0.3, Kind.COLLECTIVE_CONTRADICTION)])
+def test_without_a_variable_the_log_tells(share: float, kind: Kind) -> None:
+    verdict = the(h200(slow(PAIRS, share, copies=False)), kind)
+    assert verdict.cause is Known.NCCL_PATH
+    assert verdict.checks == (Check(Look.NCCL_LOG, (0, 1)),)
+
+
+def test_pairs_that_are_only_slow_are_no_part_of_those_that_use_no_nvlinks() -> None:
+    shares: dict[tuple[int, ...], float] = {pair: DISABLED if 0 in pair else 0.3 for pair in PAIRS}
+    run = h200(lambda work, members: 1.0 if work.operation.is_copy else shares.get(members, 1.0))
+    assert [v.kind for v in faults(run)] == [Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION]
 
 
 def test_one_pair_alone() -> None:
@@ -121,9 +130,7 @@ def test_all_devices_at_once_without_any_copy() -> None:
     healthy = replace(h200(), measurements=[measured(Operation.ALLREDUCE, (0, 1, 2, 3), 236.3, GIB)])
     assert faults(healthy) == []
     slow_one = replace(healthy, measurements=[measured(Operation.ALLREDUCE, (0, 1, 2, 3), 20.0, GIB)])
-    unused, contradiction = faults(slow_one)
-    assert (unused.kind, contradiction.kind) == (Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION)
-    assert contradiction.members == (0, 1, 2, 3)
+    assert the(slow_one, Kind.NV_NOT_USED).members == (0, 1, 2, 3)
     assert any("no copy" in line for line in undone(slow_one))
 
 
@@ -168,9 +175,7 @@ def test_over_pcie_only_what_ran_alone_is_held_against_the_links() -> None:
 
 def test_all_devices_at_once_are_heard_though_others_ran_beside_them() -> None:
     run = beside_others(replace(h200(), measurements=[measured(Operation.ALLREDUCE, (0, 1, 2, 3), 20.0, GIB)]))
-    found = faults(run)
-    assert [verdict.kind for verdict in found] == [Kind.NV_NOT_USED, Kind.COLLECTIVE_CONTRADICTION]
-    assert not any(verdict.confirmed for verdict in found)
+    assert not the(run, Kind.NV_NOT_USED).confirmed
 
 
 @pytest.mark.parametrize(("beside", "found"), [(1.0002, False), (0.9998, True)])

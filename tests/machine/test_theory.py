@@ -42,13 +42,14 @@ def test_the_source_names_the_switch_and_the_reported_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("generation", "width", "gbs"), [(3, 16, 15.75), (4, 16, 31.5), (5, 16, 63.0), (4, 8, 15.75), (3, 4, 3.9375)]
+    ("generation", "width", "gbs"),
+    [(1, 16, 4.0), (2, 16, 8.0), (3, 16, 15.75), (4, 16, 31.5), (5, 16, 63.0), (4, 8, 15.75), (3, 4, 3.9375)],
 )
 def test_pcie_theory_scales_with_the_width(generation: int, width: int, gbs: float) -> None:
     limit = theory.pcie(generation, width)
     assert limit == theory.Theory(gbs, f"PCIe gen {generation} ×{width}")
 
 
-@pytest.mark.parametrize(("generation", "width"), [(None, 16), (4, None), (4, 0), (1, 16), (9, 16)])
+@pytest.mark.parametrize(("generation", "width"), [(None, 16), (4, None), (4, 0), (0, 16), (9, 16)])
 def test_pcie_theory_is_unknown_for_other_links(generation: int | None, width: int | None) -> None:
     assert theory.pcie(generation, width) is None

@@ -1,5 +1,7 @@
 import json
+import random
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,12 @@ from collbench.analysis.diagnose import Kind, judge
 from collbench.model.operations import Operation
 from collbench.model.run import Run
 from collbench.output.text import verdicts
+from collbench.sim import fabrics
+from collbench.sim.fabrics import Fault, FaultKind
 from tests.analysis.checked import beside_others, failed, h200, pcie, slow
+from tests.builders import ALL
 from tests.output.pages import text
+from tests.sim.made import simulate
 
 DEGRADED = """\
 NV_DEGRADED  GPU0, GPU1 (NV18)
@@ -45,6 +51,42 @@ def test_healthy_pairs_take_one_line() -> None:
 
 def test_pairs_with_a_verdict_are_not_among_the_healthy() -> None:
     assert "1 contradiction.\nagree     5 of 6 pairs: NV18" in page(BROKEN)
+
+
+@pytest.mark.parametrize(
+    ("title", "slowed", "healthy"),
+    [
+        ("both bridges of two", [(0, 1), (2, 3)], 4),
+        ("one of them", [(2, 3)], 5),
+        ("a pair over the sockets", [(0, 2)], 5),
+    ],
+)
+@pytest.mark.parametrize("sizes", [(2**26,), (2**26, 2**30)])
+def test_what_agrees_is_all_but_the_slow_pairs(
+    title: str, slowed: list[tuple[int, int]], healthy: int, sizes: tuple[int, ...]
+) -> None:
+    slow_links = tuple(Fault(FaultKind.SLOW_LINK, pair, factor=0.5) for pair in slowed)
+    asked = replace(ALL, backend="sim", sizes=sizes, command=("pairs",), isolated=True)
+    run = simulate(replace(fabrics.load("nvlink-pairs-2x2"), faults=slow_links), asked, 3)
+    assert f"agree     {healthy} of 6 pairs: " in page(run), title
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_six_slow_pairs_with_no_gpu_in_common_leave_the_others_healthy(seed: int) -> None:
+    pairs = random.Random(seed).sample([*combinations(range(8), 2)], 6)
+    slow_links = tuple(Fault(FaultKind.SLOW_LINK, pair, factor=0.5) for pair in pairs)
+    asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",))
+    run = simulate(replace(fabrics.load("hgx-h200"), faults=slow_links), asked, seed)
+    assert "agree     22 of 28 pairs: " in page(run)
+
+
+@pytest.mark.parametrize("busy", [(3,), (3, 5), (1, 3, 5, 7)])
+def test_no_pair_of_a_busy_gpu_agrees(busy: tuple[int, ...]) -> None:
+    loads = tuple(Fault(FaultKind.FOREIGN_LOAD, (gpu,), factor=0.9) for gpu in busy)
+    asked = replace(ALL, backend="sim", sizes=(2**26,), command=("pairs",))
+    run = simulate(replace(fabrics.load("hgx-h200"), faults=loads), asked, 1)
+    others = 8 - len(busy)
+    assert f"agree     {others * (others - 1) // 2} of 28 pairs: " in page(run)
 
 
 def test_labels_share_the_line() -> None:

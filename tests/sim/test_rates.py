@@ -79,6 +79,8 @@ def test_faults_of_nvlinks(title: str, fault: Fault, expected: tuple[float, floa
     [
         ("half the lanes", Fault(FaultKind.PCIE_DEGRADED, (0,), width=8), 10),
         ("a generation less", Fault(FaultKind.PCIE_DEGRADED, (0,), generation=3), 10),
+        ("generation 2 of 4", Fault(FaultKind.PCIE_DEGRADED, (0,), generation=2), 20 * 8 / 31.5),
+        ("generation 1 of 4", Fault(FaultKind.PCIE_DEGRADED, (0,), generation=1), 20 * 4 / 31.5),
         ("peer access slower than staged", Fault(FaultKind.P2P_SLOW, (0, 1), factor=0.5), 10),
         ("slow", Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.8), 16),
         ("a bottleneck", Fault(FaultKind.BOTTLENECK, gbs=7), 7),

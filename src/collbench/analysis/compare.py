@@ -532,7 +532,8 @@ _ALPHA = 0.01
 class Comparison:
     """What became of each data point of `base` in `new`. `fail_below` is the share of its rate that each may lose.
 
-    Members of `changes` and `only_base` are positions of the base; of `only_new` those of the new run.
+    Members of `changes` and `only_base` are positions of the base; of `only_new` those of the new run. `lost` are those
+    of `only_base` that the new run was asked for, too, or measured elsewhere.
     """
 
     base: Run
@@ -543,6 +544,7 @@ class Comparison:
     groups: tuple[Group, ...]
     only_base: tuple[Key, ...]
     only_new: tuple[Key, ...]
+    lost: tuple[Key, ...]
     fail_below: float
 
     @property
@@ -557,19 +559,11 @@ class Comparison:
         return sum(change.interval is not None for change in self.changes)
 
     @property
-    def lost(self) -> tuple[Key, ...]:
-        """The points of the base that the new run lacks, though it has both the devices and the work at this size."""
-        both = set(self.match.positions.values())
-        measured = {(change.key.work, change.key.size_bytes) for change in self.changes}
-        return tuple(
-            key for key in self.only_base if set(key.members) <= both and (key.work, key.size_bytes) in measured
-        )
-
-    @property
     def status(self) -> ExitStatus:
-        """The command's exit status: not DONE if nothing was judged, or the new run failed or lacks data points."""
+        """The command's exit status: not DONE if nothing was judged, or the new run failed or lacks something."""
         regressed = ExitStatus.CONTRADICTION if self.regressions else ExitStatus.DONE
-        judged = ExitStatus.DONE if self.judged and not self.lost else ExitStatus.FAILED
+        whole = self.judged and not self.lost and self.new.complete
+        judged = ExitStatus.DONE if whole else ExitStatus.FAILED
         return max(regressed, judged, outcome(self.new).status)
 
     def count(self, verdict: Verdict) -> int:
@@ -592,6 +586,8 @@ def compare(base: Run, new: Run, fail_below: float, operation: Operation | None 
     grouped = [judge_group(b, [judged[one.key] for one in b.pairs], alpha, fail_below) for b in unjudged]
     own = wanted(points_by_key(new))
     renamed = dict(zip(now, own, strict=True))
+    only_base = sorted((key for key in old if key not in now), key=_order)
+    measured = {(key.work, key.size_bytes) for key in old if key in now}
     return Comparison(
         base=base,
         new=new,
@@ -599,10 +595,21 @@ def compare(base: Run, new: Run, fail_below: float, operation: Operation | None 
         differences=differences(base, new, match.positions),
         changes=tuple(sorted(judged.values(), key=lambda change: (change.ratio, _order(change.key)))),
         groups=tuple(sorted(grouped, key=lambda group: (group.ratio, group.work, group.members))),
-        only_base=tuple(sorted((key for key in old if key not in now), key=_order)),
+        only_base=tuple(only_base),
         only_new=tuple(sorted((renamed[key] for key in now if key not in old), key=_order)),
+        lost=tuple(key for key in only_base if (key.work, key.size_bytes) in measured or _asked(new, base, old[key])),
         fail_below=fail_below,
     )
+
+
+def _asked(new: Run, base: Run, named: Named) -> bool:
+    """Return whether the new run was asked for a data point of the base, whatever it holds of that."""
+    asked, work = new.settings, named.work
+    if work.operation not in asked.operations or named.key.size_bytes not in asked.sizes:
+        return False
+    if work.operation.is_collective:
+        return asked.layout is base.settings.layout and work in asked.collectives
+    return work.variant in asked.copies
 
 
 def _order(key: Key) -> tuple[str, tuple[int, ...], int]:

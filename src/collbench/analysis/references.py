@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,14 +13,14 @@ from importlib import resources
 from itertools import chain, combinations
 
 from collbench.analysis.compare import Key, Named, Part, estimates, points_by_key, reach
-from collbench.analysis.outcome import TroubleKind, outcome
+from collbench.analysis.outcome import TroubleKind, outcome, unordered
 from collbench.analysis.physics import Impossible, Nvls, impossible, nvls
 from collbench.analysis.registration import ordinary
 from collbench.analysis.stats import FEWEST_TRIALS, summarize
-from collbench.analysis.tiers import Estimate, pair_labels
+from collbench.analysis.tiers import Estimate, pair_labels, sets_of
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Variant, Work
-from collbench.model.run import Run
+from collbench.model.run import Layout, Run
 from collbench.runfile.codec import build
 
 # Figures of healthy machines, published or measured by us; they are in figures.json in this folder.
@@ -175,6 +176,24 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True)
+class Unjudged:
+    """The devices, links or pairs of a judged work that no figure judges: `total` is how many there are of them.
+
+    Those of `labels`, each with its count, have no figure; those of `unmeasured` have one, and no data point.
+    """
+
+    work: Work
+    total: int
+    labels: tuple[tuple[str, int], ...]
+    unmeasured: tuple[tuple[int, ...], ...]
+
+    @property
+    def judged(self) -> int:
+        """How many of them figures judge."""
+        return self.total - len(self.unmeasured) - sum(count for _, count in self.labels)
+
+
+@dataclass(frozen=True, slots=True)
 class Answers:
     """How all figures judge a run, and what they do not cover. `known`: some figures are of this kind of machine."""
 
@@ -182,6 +201,7 @@ class Answers:
     nvls: Nvls
     answers: tuple[Answer, ...]
     unknown: tuple[Unknown, ...]
+    unjudged: tuple[Unjudged, ...]
     known: bool
 
     @property
@@ -197,9 +217,9 @@ class Answers:
 
     @property
     def status(self) -> ExitStatus:
-        """The command's exit status: DONE needs a judged figure, and a run that did not fail."""
+        """The command's exit status: DONE needs a judged figure, no link left out, and a run that did not fail."""
         below = ExitStatus.CONTRADICTION if self.below else ExitStatus.DONE
-        judged = ExitStatus.DONE if self.judged else ExitStatus.FAILED
+        judged = ExitStatus.DONE if self.judged and not self.unjudged else ExitStatus.FAILED
         return max(below, judged, outcome(self.run).status)
 
 
@@ -218,7 +238,8 @@ def judge(run: Run, figures: Sequence[Figure], operation: Operation | None = Non
     shown = _Evidence(points, errors, _ALPHA / max(1, tested), failures, impossible(run), labels)
     answers = tuple(_answer(figure, keys, shown, state) for figure, keys in matched)
     answered = {(answer.figure.operation, answer.figure.variant, answer.figure.ranks) for answer in answers}
-    return Answers(run, state, answers, tuple(_unknown(points, ours, answered)), bool(ours))
+    unjudged = tuple(_unjudged(run, points, answers, labels))
+    return Answers(run, state, answers, tuple(_unknown(points, ours, answered)), unjudged, bool(ours))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +324,10 @@ def _keys(figure: Figure, points: dict[Key, Named], labels: dict[frozenset[int],
 def _standing(figure: Figure, gbs: float, estimate: Estimate, alpha: float) -> ReferenceVerdict:
     """Return below or above only where the whole interval lies outside the band."""
     low, high = figure.band
-    if low <= gbs and (high is None or gbs <= high):
-        return ReferenceVerdict.NORMAL
     if len(estimate.trials) < FEWEST_TRIALS:
         return ReferenceVerdict.UNDECIDED
+    if low <= gbs and (high is None or gbs <= high):
+        return ReferenceVerdict.NORMAL
     far = math.exp(reach([Part(estimate.cautious_error**2, estimate.freedom, estimate.label)], alpha))
     if gbs * far < low:
         return ReferenceVerdict.BELOW
@@ -318,6 +339,38 @@ def _mismatch(figure: Figure, state: Nvls) -> Nvls | None:
     if figure.nvls in (None, state.value) or (figure.nvls, state) == (Nvls.ON.value, Nvls.POSSIBLE):
         return None
     return state
+
+
+def _unjudged(
+    run: Run, points: dict[Key, Named], answers: Sequence[Answer], labels: dict[frozenset[int], str]
+) -> Iterator[Unjudged]:
+    """Yield what the answers leave out of each work that they judge, on devices, links and pairs.
+
+    Of larger sets, and of pairs that were chosen, no run has all.
+    """
+    answers_of: dict[Work, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        answers_of[Work(answer.figure.operation, answer.figure.variant)].append(answer)
+    for work, ours in answers_of.items():
+        if work.operation.is_collective and run.settings.layout is not Layout.PAIRS:
+            continue
+        measured = {
+            key.members
+            for key, named in points.items()
+            if (named.work.operation, named.work.variant) == (work.operation, work.variant)
+        }
+        settled = {one.members for answer in ours for one in answer.sets}
+        settled |= {unordered(work, devices) for answer in ours for devices in answer.failed}
+        places = [*sets_of(work, range(len(run.devices)))]
+        figures = [answer.figure for answer in ours if answer.figure.ranks == len(places[0])]
+        left = [place for place in places if place not in settled and figures]
+        known = [place for place in left if any(_is_of(figure, place, labels) for figure in figures)]
+        strange = Counter(
+            labels.get(frozenset(place), "?") for place in left if place in measured and place not in known
+        )
+        if known or strange:
+            total = len(settled & {*places}) + len(known) + strange.total()
+            yield Unjudged(work, total, tuple(sorted(strange.items())), tuple(known))
 
 
 def _unknown(

@@ -37,8 +37,9 @@ _RATE_BY_CAPABILITY = {
     (10, 3): 50.0,
 }
 
-# GB/s one way of a ×16 slot by generation: 8, 16, 32 GT/s × 16 lanes × 128/130 (line code) / 8 [docs/method.md 9.2].
-_PCIE_X16_GBS = {3: 15.75, 4: 31.5, 5: 63.0}
+# GB/s one way of a ×16 slot by generation: 2.5 and 5 GT/s × 16 lanes × 8/10 (line code) / 8, then 8, 16, 32 GT/s × 16 ×
+# 128/130 / 8 [docs/method.md 9.2].
+_PCIE_X16_GBS = {1: 4.0, 2: 8.0, 3: 15.75, 4: 31.5, 5: 63.0}
 FASTEST_SLOT_GBS = max(_PCIE_X16_GBS.values())  # for a slot that nothing reports
 
 

@@ -71,6 +71,9 @@ _KNOWN = {
         "NCCL uses another path than the copies (no peer access inside its container, a small /dev/shm, an IOMMU) or "
         "too few channels; its log names the path"
     ),
+    Known.LINK_OR_NCCL: (
+        "the link itself or NCCL's path over it: no copies were measured on it, which show which ('collbench pairs')"
+    ),
     Known.SHARED_PARTS: (
         "these pairs share a bridge, a switch port or a link between sockets that the label does not show"
     ),

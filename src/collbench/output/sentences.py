@@ -480,8 +480,8 @@ def refusal(error: UsageError) -> str:
     )
 
 
-def tiers(ranking: Ranking) -> str:
-    """Return a clause on whether the ranked links, pairs or devices differ."""
+def tiers(ranking: Ranking, without: str = "") -> str:
+    """Return a clause on whether what was ranked differs; `without` names the devices that it leaves out."""
     kind = ranking.kind
     if ranking.sets == 1 and not ranking.failed:
         return f"there is one {kind}, so there is nothing to choose"
@@ -491,7 +491,10 @@ def tiers(ranking: Ranking) -> str:
         what = "bandwidth" if ranking.size_bytes >= TELLING_BYTES else "latency"
         noise = ", which is noise" if ranking.spread > ranking.delta else ""
         subject = f"{len(ranking.standings)} measured {kind}s of {ranking.sets}" if ranking.excused else f"{kind}s"
-        return f"all {subject} tie within {ranking.spread:.1%}{noise}: the choice does not affect {what}"
+        among = " among them" if without else ""
+        return (
+            f"all {subject}{without} tie within {ranking.spread:.1%}{noise}: the choice{among} does not affect {what}"
+        )
     if ranking.failed:
         doubts = "".join(f"{count}; " for count in wrong_sets(ranking, f" of {ranking.sets} {kind}s"))
     else:
@@ -499,11 +502,11 @@ def tiers(ranking: Ranking) -> str:
     if ranking.one_tier:
         other = "other " if ranking.failed else ""
         slower = f"the worst looks {ranking.spread:.1%} slower than the best"
-        return f"{doubts}no {other}{kind} differs significantly: {slower}"
+        return f"{doubts}no {other}{kind}{without} differs significantly: {slower}"
     slower = f"is {ranking.spread:.0%} slower than"
     if ranking.size_bytes < TELLING_BYTES:  # the page has times
         slower = f"takes {1 / (1 - ranking.spread):.1f} times as long as"
-    return f"{doubts}{ranking.tiers} tiers: the worst {kind} {slower} the best"
+    return f"{doubts}{ranking.tiers} tiers: the worst {kind}{without} {slower} the best"
 
 
 def wrong_sets(ranking: Ranking, of: str = "") -> list[str]:
@@ -513,21 +516,31 @@ def wrong_sets(ranking: Ranking, of: str = "") -> list[str]:
     return [f"{count}{of} {outcome}" for count, outcome in counts if count]
 
 
-def grounds(basis: Grounds) -> str:
-    """Return a clause on whether pairs differ."""
+def grounds(basis: Grounds, without: str = "") -> str:
+    """Return a clause on whether pairs differ; `without` names the devices that are left out."""
     match basis:
         case SameLabels(labels):
-            return f"all pairs have the label {labels[0]}" if len(labels) == 1 else f"{len(labels)} different labels"
+            same = f"all pairs{without} have the label {labels[0]}"
+            return same if len(labels) == 1 else f"{len(labels)} different labels"
         case RatesSpread(spread, tied):
-            return f"all pairs are within {spread:.1%}" if tied else f"pairs differ by up to {spread:.0%}"
+            return (
+                f"all pairs{without} are within {spread:.1%}"
+                if tied
+                else f"pairs{without} differ by up to {spread:.0%}"
+            )
         case _:
-            return tiers(basis)
+            return tiers(basis, without)
+
+
+_FEW_LEFT_OUT = 3  # devices that a reason names
 
 
 def reason(choice: Choice, devices: Sequence[Device]) -> str:
-    """Return why a set was chosen, and always what failed in it."""
-    why = choice.reason
-    text = _best_for_job(why) if isinstance(why, BestForJob) else _reason(why, len(choice.members))
+    """Return why a set was chosen; no set that includes what failed is reported without it."""
+    why, out = choice.reason, choice.left_out
+    few = tags([one.member for one in out], devices) if len(out) <= _FEW_LEFT_OUT else f"the {len(out)} left out"
+    without = f" without {few}" if out else ""
+    text = _best_for_job(why) if isinstance(why, BestForJob) else _reason(why, len(choice.members), without)
     if choice.heuristic and not isinstance(choice.reason, Measured | BestForJob) and not choice.tied:
         text += ", found by a heuristic search"
     if (
@@ -548,17 +561,18 @@ def reason(choice: Choice, devices: Sequence[Device]) -> str:
     return text
 
 
-def _reason(why: AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured, k: int) -> str:
+def _reason(why: AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured, k: int, without: str) -> str:
     match why:
         case AllLeft(count, of):
             return f"all {count} devices" if count == of else f"the {count} of {of} devices that are left"
         case OneDevice():
             return "one device: there is no pair to compare"
         case Undecided(basis):
-            return grounds(basis)
+            return grounds(basis, without)
         case BestPair(gbs, worst, all_measured):
-            pair = "worst pair" if all_measured else "worst measured pair"
-            return f"{fixed(gbs, 3)} GB/s; the machine's {pair} reaches {fixed(worst, 3)} GB/s"
+            pair = f"worst {'' if all_measured else 'measured '}pair"
+            whose = f"the {pair}{without}" if without else f"the machine's {pair}"
+            return f"{fixed(gbs, 3)} GB/s; {whose} reaches {fixed(worst, 3)} GB/s"
         case Predicted(rates, first):
             over = f" over {band_basis(rates)}" if rates.hi > 0 else ""
             other = f"same as the first {k}" if first is None else f"the first {k}: {_reaches(first)}"

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from collbench.analysis.diagnose.causes import Check, ErrorCounter, LikelyCause, Look, NewErrors, Throttled
+from collbench.analysis.diagnose.causes import Check, ErrorCounter, Known, LikelyCause, Look, NewErrors, Throttled
 from collbench.analysis.diagnose.evidence import Evidence, Extent, Presence, Where
 from collbench.analysis.diagnose.readings import Facts, Reading
-from collbench.analysis.diagnose.verdict import Kind, Link, Verdict, both_ways
+from collbench.analysis.diagnose.verdict import Kind, Link, Verdict, both_ways, directed_links
 from collbench.analysis.problem import at_the_ends, new_errors
 from collbench.machine.health import holds_back, only_opened
 from collbench.model.run import FlagKind
@@ -162,6 +162,11 @@ def _together(facts: Facts, links: frozenset[Link], *, everything: bool) -> Blam
     return Blame(links, Where(extent, members, len(pairs), names, one_way=both_ways(links) != links))
 
 
+def nccl_or_link(facts: Facts, links: Collection[Link], nccl: Known) -> Known:
+    """Return `nccl` as the cause of slow collectives on links whose copies show that the links are not to blame."""
+    return nccl if all(facts.readings.best(link) for link in links) else Known.LINK_OR_NCCL
+
+
 def verdict_on(
     facts: Facts,
     kind: Kind,
@@ -171,8 +176,9 @@ def verdict_on(
     cause: LikelyCause,
     checks: tuple[Check, ...],
 ) -> Verdict:
-    """Return the verdict on some links by what was measured on them, with the label and limit of the first one."""
-    first = min(blame.links)
+    """Return the verdict on some links by what was measured on them, with the label and limit of the first of these."""
+    measured_links = {link for r in readings for link in directed_links(r.work, r.members)} & blame.links
+    first = min(measured_links or blame.links)
     return Verdict(
         kind,
         blame.where,

@@ -38,6 +38,7 @@ class Known(StrEnum):
     SHARED_CORES = auto()
     NCCL_PAIR = auto()
     NCCL_PATH = auto()
+    LINK_OR_NCCL = auto()
     SHARED_PARTS = auto()
     ONE_NVLINK = auto()
     ONE_PCIE_PATH = auto()

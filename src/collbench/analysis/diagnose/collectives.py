@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, verdict_on
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, nccl_or_link, verdict_on
 from collbench.analysis.diagnose.causes import Check, Known, LikelyCause, Look, VariableSet
 from collbench.analysis.diagnose.evidence import Evidence, Extent, OfWorks, Slower, Where
 from collbench.analysis.diagnose.limits import ExcludedLinks
@@ -152,4 +152,4 @@ def _cause(
     seen = unhealthy.cause(blame.members)
     if seen is not None:
         return seen, check_of(seen, gpus), True
-    return Known.NCCL_PATH, (Check(Look.NCCL_LOG, gpus),), False
+    return nccl_or_link(facts, blame.links, Known.NCCL_PATH), (Check(Look.NCCL_LOG, gpus),), False

@@ -9,12 +9,13 @@ from collbench.analysis.diagnose.blame import UnhealthyDevices, blames, verdict_
 from collbench.analysis.diagnose.causes import Check, Known, Look, OfLinks
 from collbench.analysis.diagnose.evidence import Disturbed, Extent, OtherProcesses, SlotBelowBest, StagedFaster, Where
 from collbench.analysis.diagnose.limits import ExcludedLinks
-from collbench.analysis.diagnose.readings import CE, COPY_BYTES, STAGED, Facts
+from collbench.analysis.diagnose.readings import CE, COPY_BYTES, SM, STAGED, Facts
 from collbench.analysis.diagnose.verdict import Finding, Kind, Verdict, both_ways, by_name
+from collbench.analysis.physics import FASTEST_PCIE_GBS, HIDDEN
 from collbench.machine import theory
 from collbench.machine.labels import is_nvlink, rank_key
-from collbench.machine.theory import slot
-from collbench.model.operations import Operation, Work
+from collbench.machine.theory import Theory, slot
+from collbench.model.operations import Operation, Variant, Work
 from collbench.model.run import InterferenceCheck
 
 # By more than a third: on healthy machines a host bridge may forward peer traffic at less than a slot's rate, which
@@ -103,16 +104,22 @@ def _check_noise(facts: Facts, check: InterferenceCheck) -> float:
 
 
 def degraded_slots(facts: Facts) -> Iterator[Finding]:
-    """Yield the GPUs whose PCIe link was below its maximum right after the last trial, with contexts still open."""
+    """Yield the GPUs whose PCIe link is narrower or slower than its best, read with their contexts still open.
+
+    A link that carried more than its state allows was only read after it had gone to rest. Resting lowers the
+    generation, never the width, so a low generation needs evidence that the slot is slow: copies to or from host memory
+    that are no faster than it allows. A copy to another GPU may be slow for other reasons.
+    """
     for position, (device, state) in enumerate(zip(facts.run.devices, facts.run.health_after, strict=False)):
         best = (device.pcie_generation, device.pcie_width)
         now = (state.pcie_generation, state.pcie_width)
-        below = [(n, b) for n, b in zip(now, best, strict=True) if n is not None and b is not None and n < b]
         copies = (reading for reading in facts.readings.host(position) if reading.work.operation in _BY_ENGINE)
         seen = max(copies, key=lambda reading: reading.middle, default=None)
-        limit = theory.pcie(now[0], now[1])
-        if not below or (seen and limit and facts.readings.interval(seen)[0] > limit.gbs):
-            continue  # a copy was faster than that: the link was read after it had gone idle
+        carried = _carried(facts, position)
+        few_lanes = _below(now[1], best[1]) and not _beats(carried, theory.pcie(best[0] or now[0], now[1]))
+        low_generation = _below(now[0], best[0]) and not _beats(carried, theory.pcie(now[0], now[1] or best[1]))
+        if not few_lanes and not (low_generation and seen):
+            continue
         ideal = slot(device)
         others = [other for other in range(len(facts.run.devices)) if other != position]
         pcie = [(position, other) for other in others if not facts.over_nvlink((position, other))]
@@ -120,12 +127,34 @@ def degraded_slots(facts: Facts) -> Iterator[Finding]:
             Kind.PCIE_DEGRADED,
             Where(Extent.DEVICES, (position,)),
             SlotBelowBest(now, best),
-            Known.FEWER_LANES if now[1] != best[1] else Known.LOWER_GENERATION,
+            Known.FEWER_LANES if few_lanes else Known.LOWER_GENERATION,
             (Check(Look.PCIE_LINKS, (position,)),),
             theory_gbs=ideal.gbs if ideal else None,
             measured=facts.readings.interval(seen) if seen else None,
         )
         yield Finding(verdict, both_ways(pcie))
+
+
+def _below(now: int | None, best: int | None) -> bool:
+    return now is not None and best is not None and now < best
+
+
+def _beats(gbs: float, limit: Theory | None) -> bool:
+    return limit is not None and gbs > limit.gbs
+
+
+def _carried(facts: Facts, device: int) -> float:
+    """Return the lower bound in GB/s of the fastest copy over a device's slot, 0 if there is none.
+
+    Copies to other GPUs count unless their label or their rate says that they take NVLinks.
+    """
+    copies = list(facts.readings.host(device))
+    for reading in facts.readings.points:
+        if reading.work in (*CE, *SM, STAGED) and reading.size_bytes >= COPY_BYTES and device in reading.members:
+            copies.append(reading)
+    most = HIDDEN * (limit.gbs if (limit := slot(facts.run.devices[device])) else FASTEST_PCIE_GBS)
+    over_slot = [r for r in copies if r.work.variant is not Variant.PLAIN or not facts.over_nvlink(r.members)]
+    return max((facts.readings.interval(r)[0] for r in over_slot if r.gbs <= most), default=0.0)
 
 
 def staging(facts: Facts, excluded: ExcludedLinks) -> Iterator[Finding]:

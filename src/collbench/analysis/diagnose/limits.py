@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from statistics import median
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, verdict_on
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, verdict_on
 from collbench.analysis.diagnose.causes import Check, GpuItself, GpuPart, Known, Look, OfLinks
 from collbench.analysis.diagnose.evidence import (
     Beaten,
@@ -210,22 +210,29 @@ def _too_slow(facts: Facts, links: Mapping[Link, Reading], unhealthy: UnhealthyD
         if high < DEGRADED * limit:
             ceiling = facts.pcie_ceiling(link)
             (unused if ceiling is not None and high <= ceiling else degraded).add(link)
+    # Throttling slows NVLinks below a slot's rate, too, if only links of throttled GPUs are so slow.
+    throttled = {link for link in unused if unhealthy.throttled.keys() & {*link}}
+    if unused == throttled and any(facts.over_nvlink(link) for link in links.keys() - unused - degraded):
+        unused, degraded = set(), degraded | throttled
     for blame in _by_label(facts, unused, links):
-        yield _unused(facts, blame, links)
+        yield _unused(facts, blame, links, unhealthy)
     for blame in _by_label(facts, degraded, links):
         yield _degraded(facts, blame, links, unhealthy)
 
 
-def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading]) -> Finding:
+def _unused(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealthy: UnhealthyDevices) -> Finding:
     refused = any(facts.paths[frozenset(link)].cuda_peers is False for link in blame.links)
+    seen = None if refused else unhealthy.cause(set[int].intersection(*({*link} for link in blame.links)))
     verdict = verdict_on(
         facts,
         Kind.NV_NOT_USED,
         blame,
         [links[link] for link in blame.links],
         OfWorks(),
-        Known.PEERS_REFUSED if refused else Known.NVLINKS_DOWN,
-        (Check(Look.PEERS), Check(Look.NVLINKS, blame.members[:1]), Check(Look.FABRIC_MANAGER)),
+        seen or (Known.PEERS_REFUSED if refused else Known.NVLINKS_DOWN),
+        check_of(seen, blame.members[:2])
+        if seen
+        else (Check(Look.PEERS), Check(Look.NVLINKS, blame.members[:1]), Check(Look.FABRIC_MANAGER)),
     )
     return Finding(verdict, blame.links, sure=refused)
 
@@ -236,14 +243,15 @@ def _degraded(facts: Facts, blame: Blame, links: Mapping[Link, Reading], unhealt
         OfLinks(Known.NVLINKS_DEGRADED, blame.single) if blame.gpu is None else GpuItself(blame.gpu, GpuPart.NVLINKS)
     )
     gpus = blame.members[:2]
+    seen = unhealthy.cause(blame.members)
     verdict = verdict_on(
         facts,
         Kind.NV_DEGRADED,
         blame,
         [links[link] for link in blame.links],
         FewerLinks(_worth(facts, blame, links, count), count),
-        unhealthy.cause(blame.members) or likely,
-        (Check(Look.NVLINKS, gpus), Check(Look.NVLINK_ERRORS, gpus)),
+        seen or likely,
+        check_of(seen, gpus) if seen else (Check(Look.NVLINKS, gpus), Check(Look.NVLINK_ERRORS, gpus)),
     )
     return Finding(verdict, blame.links)
 

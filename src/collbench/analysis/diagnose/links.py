@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, median, quantiles
+from statistics import NormalDist, fmean, median, quantiles
 from typing import NamedTuple
 
-from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, verdict_on
+from collbench.analysis.diagnose.blame import Blame, UnhealthyDevices, blames, check_of, nccl_or_link, verdict_on
 from collbench.analysis.diagnose.causes import (
     Check,
     GpuItself,
@@ -34,6 +36,10 @@ from collbench.model.operations import Work
 _ONE_WAY = -math.log(0.9)
 # Pairs of one H200 machine keep differences of up to 2 % from run to run, so an outlier lies significantly below that.
 _OUTLYING = 0.025
+# With fewer trials of healthy peers, those of other labels and works tell what noise is like.
+_ENOUGH_TRIALS = 12
+# Beyond this many times the lowest of twelve trials, three trials lie in 3 of 1e6 cases even if noise is exponential.
+_FAR_BEYOND = 3.0
 # The upper quartile lies this many σ above the middle of a normal distribution.
 _UPPER_QUARTILE = 0.6745
 
@@ -45,17 +51,21 @@ class Gap(NamedTuple):
     gap: float
     error: float
     wild: bool = False  # only a few of its trials are that low
+    chance: float = 0.0  # that noise alone makes all of its trials so low, whatever the distribution of the noise
 
 
 def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices) -> Iterator[Finding]:
     """Yield the links at least 10 % slower than the opposite ones, by one kind of copy or by all together."""
     gaps: dict[Link, list[Gap]] = defaultdict(list)
-    for work in facts.readings.works(collective=False):
-        copies = facts.readings.of(work)
-        for (a, b), there in copies.items():
-            back = copies.get((b, a))
-            if back is not None and excluded.comparable(there) and excluded.comparable(back):
-                gaps[a, b].append(Gap(there, back.middle - there.middle, math.hypot(there.error, back.error)))
+    peers, everywhere = _all_peers(facts, excluded, collective=False)
+    for each in peers:
+        for there in each.readings:
+            a, b = there.members
+            back = facts.readings.of(there.work).get((b, a))
+            if back is not None and excluded.comparable(back):
+                chance = _chance(there, back.middle - there.high, each.noise(everywhere))
+                error = math.hypot(there.error, back.error)
+                gaps[a, b].append(Gap(there, back.middle - there.middle, error, chance=chance))
     slow = {link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _ONE_WAY))}
     for blame in blames(facts, slow, gaps):
         worst, readings, works = _worst(blame, slow)
@@ -71,11 +81,11 @@ def outliers(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevices)
     """Yield the links slower than others of their label, by copies and by collectives: NCCL has causes of its own."""
     for collective in (False, True):
         gaps: dict[Link, list[Gap]] = defaultdict(list)
-        for work in facts.readings.works(collective=collective):
-            for group in _by_label(facts, work, excluded).values():
-                for gap in _below(facts, group):
-                    for link in directed_links(gap.reading.work, gap.reading.members):
-                        gaps[link].append(gap)
+        peers, everywhere = _all_peers(facts, excluded, collective=collective)
+        for each in peers:
+            for gap in each.gaps(everywhere):
+                for link in directed_links(gap.reading.work, gap.reading.members):
+                    gaps[link].append(gap)
         slow = {
             link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _OUTLYING))
         }
@@ -91,18 +101,25 @@ def _certain(facts: Facts, gaps: Sequence[Gap], threshold: float) -> list[Gap]:
 
     The noise of different works is independent, so the mean of four gaps has half of their error.
     """
-    z = facts.readings.z
-    alone = [gap for gap in gaps if not gap.wild and gap.gap - z * gap.error > threshold]
+    z, most = facts.readings.z, NormalDist().cdf(-facts.readings.z)
+    alone = [gap for gap in gaps if not gap.wild and gap.chance <= most and gap.gap - z * gap.error > threshold]
     error = math.hypot(*(gap.error for gap in gaps)) / len(gaps)
     together = fmean(gap.gap for gap in gaps) - z * error > threshold and all(gap.gap > 0 for gap in gaps)
-    return list(gaps) if together else alone
+    return list(gaps) if together and _of_all([gap.chance for gap in gaps]) <= most else alone
+
+
+def _of_all(chances: Sequence[float]) -> float:
+    """Return the chance of independent chances that are as small, all together [Fisher's method]."""
+    half = -math.fsum(math.log(max(chance, 1e-12)) for chance in chances)  # half of χ² with twice as many degrees
+    return math.exp(-half) * math.fsum(half**n / math.factorial(n) for n in range(len(chances)))
 
 
 def _worst(blame: Blame, slow: Mapping[Link, Sequence[Gap]]) -> tuple[Gap, list[Reading], tuple[Work, ...]]:
-    """Return the widest gap of the blamed links, its work's readings on them, and all works."""
+    """Return the widest gap of the blamed links, its work's readings on those with its label, and all works."""
     gaps = [gap for link in sorted(blame.links) for gap in slow[link]]
     worst = max(gaps, key=lambda gap: gap.gap)
-    readings = [gap.reading for gap in gaps if gap.reading.work == worst.reading.work]
+    alike = (worst.reading.work, worst.reading.label)
+    readings = [gap.reading for gap in gaps if (gap.reading.work, gap.reading.label) == alike]
     return worst, readings, by_name(gap.reading.work for gap in gaps)
 
 
@@ -115,12 +132,43 @@ def _by_label(facts: Facts, work: Work, excluded: ExcludedLinks) -> dict[str, li
     return groups
 
 
-def _below(facts: Facts, group: Sequence[Reading]) -> Iterator[Gap]:
-    """Yield how far each reading lies below the typical rate of links with the same limit, of which there are others.
+@dataclass(frozen=True, slots=True)
+class _Peers:
+    """Readings of one work, label and limit, at least two, and what stands for those that are well.
 
-    The typical rate is the upper quartile of the best link and those that tie with it, less what noise adds to a
-    quartile. A median would not do, because one slow GPU makes half of the links of four GPUs slow.
+    These are the best one and what ties with it (`tied`). `typical` is their upper quartile, less what noise lifts it
+    by, because a slow GPU makes half of the links of four GPUs slow; `error` is the error of one. `deviations` are
+    those of their trials from it, ascending.
     """
+
+    readings: Sequence[Reading]
+    tied: Sequence[Reading]
+    typical: float
+    error: float
+    deviations: Sequence[float]
+
+    def noise(self, everywhere: Sequence[float]) -> Sequence[float]:
+        """Return the deviations that show what noise is like: of few trials those of all peers, `everywhere`."""
+        return self.deviations if len(self.deviations) >= _ENOUGH_TRIALS else everywhere
+
+    def gaps(self, everywhere: Sequence[float]) -> Iterator[Gap]:
+        """Yield how far each reading lies below."""
+        for reading in self.readings:
+            noise = math.hypot(reading.error, self.error / math.sqrt(len(self.tied)))
+            wild = reading.high >= self.typical - _OUTLYING
+            chance = _chance(reading, self.typical - reading.high, self.noise(everywhere))
+            yield Gap(reading, self.typical - reading.middle, noise, wild, chance)
+
+
+def _all_peers(facts: Facts, excluded: ExcludedLinks, *, collective: bool) -> tuple[list[_Peers], list[float]]:
+    """Return the peers of all copies or all collectives, and the deviations of all of them, ascending."""
+    works = facts.readings.works(collective=collective)
+    groups = (group for work in works for group in _by_label(facts, work, excluded).values())
+    peers = [each for group in groups for each in _peers(facts, group)]
+    return peers, sorted(deviation for each in peers for deviation in each.deviations)
+
+
+def _peers(facts: Facts, group: Sequence[Reading]) -> Iterator[_Peers]:
     by_limit: dict[float | None, list[Reading]] = defaultdict(list)
     for reading in group:
         by_limit[facts.limit(reading.members)].append(reading)
@@ -133,9 +181,24 @@ def _below(facts: Facts, group: Sequence[Reading]) -> Iterator[Gap]:
         middles = [reading.middle for reading in tied]
         typical = middles[0] if len(tied) == 1 else quantiles(middles, n=4, method="inclusive")[2]
         typical -= _UPPER_QUARTILE * error if len(tied) > 1 else 0.0
-        for reading in alike:
-            noise = math.hypot(reading.error, error / math.sqrt(len(tied)))
-            yield Gap(reading, typical - reading.middle, noise, wild=reading.high >= typical - _OUTLYING)
+        yield _Peers(alike, tied, typical, error, sorted(log - typical for reading in tied for log in reading.trials))
+
+
+def _chance(reading: Reading, below: float, deviations: Sequence[float]) -> float:
+    """Return the chance that noise alone makes all trials of a reading (of seven, all but one) lie so far below.
+
+    By ranks: of all trials, its own and those of its peers, its own are as likely to be the lowest as any others. This
+    assumes nothing of the distribution of noise, which is often skewed, because a rate has a ceiling. Far beyond all of
+    its peers' trials a few are enough.
+    """
+    if below > _FAR_BEYOND * -deviations[0]:
+        return 0.0
+    own, peers, lower = len(reading.trials), len(deviations), bisect_right(deviations, -below)
+    if reading.high == reading.trials[-1]:
+        return math.comb(own + lower, own) / math.comb(own + peers, own)
+    lowest = own - 1 + lower
+    ways = math.comb(lowest, own - 1) * (own + peers - lowest) + math.comb(lowest, own)
+    return ways / math.comb(own + peers, own)
 
 
 def _slow(
@@ -168,7 +231,7 @@ def _outlier_cause(facts: Facts, blame: Blame, worst: Reading) -> LikelyCause:
     if blame.gpu is not None:
         return GpuItself(blame.gpu, GpuPart.ANY)
     if worst.work.operation.is_collective:
-        return Known.NCCL_PAIR
+        return nccl_or_link(facts, blame.links, Known.NCCL_PAIR)
     if len(blame.links) > 2:
         return Known.SHARED_PARTS
     return Known.ONE_NVLINK if facts.over_nvlink(min(blame.links)) else Known.ONE_PCIE_PATH

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from collbench.analysis.diagnose.causes import Check, LikelyCause
+from collbench.analysis.diagnose.causes import Check, LikelyCause, NewErrors, Throttled, VariableSet
 from collbench.analysis.diagnose.evidence import Evidence, Where
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Variant, Work
@@ -64,8 +64,9 @@ class Verdict:
     `evidence` is what was seen, `where` on which devices and links, `label` the label of these links, "" if there is
     none. `cause` is the likely one, `checks` show whether it is (`output.causes` words both: `collbench.explain`).
     `confirmed` is False if only concurrent samples showed it, and no interference check says that those count.
-    `explains` are kinds that would have been found for the same links without this verdict. `failure` and `skipped` are
-    the first ones that it rests on, if there are any.
+    `explains` are kinds that would have been found for the same links without this verdict. `pairs` are those that it
+    and what it explains are about; none if it is about devices. `failure` and `skipped` are the first ones that it
+    rests on, if there are any.
     """
 
     kind: Kind
@@ -78,6 +79,7 @@ class Verdict:
     measured: Interval | None = None
     confirmed: bool = True
     explains: tuple[Kind, ...] = ()
+    pairs: tuple[Link, ...] = ()
     failure: Failure | None = None
     skipped: Skipped | None = None
 
@@ -136,7 +138,7 @@ _EXPLAINS = {
     Kind.LINKCOUNT_MISMATCH: (Kind.NV_DEGRADED, Kind.HIDDEN_NVLINK, Kind.IMPOSSIBLE, *_SLOW_LINK),
     Kind.HIDDEN_NVLINK: _SLOW_LINK,
     Kind.IMPOSSIBLE: (*_SLOW_LINK, Kind.COLLECTIVE_CONTRADICTION),
-    Kind.NV_NOT_USED: (Kind.NV_DEGRADED, Kind.P2P_SLOWER_THAN_STAGED, *_SLOW_LINK),
+    Kind.NV_NOT_USED: (Kind.NV_DEGRADED, *_RATES),
     Kind.NV_DEGRADED: (Kind.P2P_SLOWER_THAN_STAGED, *_SLOW_LINK),
     Kind.PCIE_DEGRADED: _RATES,
     Kind.P2P_SLOWER_THAN_STAGED: (Kind.ASYMMETRY, Kind.INTRA_LABEL_OUTLIER),
@@ -158,17 +160,44 @@ def explained(findings: Sequence[Finding]) -> list[Finding]:
     left = sorted(findings, key=lambda finding: order.index(finding.verdict.kind))
     standing: list[Finding] = []
     while left:
-        strong = left.pop(0)
+        # Of what one device explains, the verdict on the device stands.
+        alike = [finding for finding in left if finding is left[0] or _by_one_cause(left[0], finding)]
+        strong = next(filter(_of_device, alike), left[0])
+        left.remove(strong)
         covered = [weak for weak in left if _covers(strong, weak)]
         left = [weak for weak in left if weak not in covered]
         kinds = tuple(dict.fromkeys(w.verdict.kind for w in covered if w.verdict.kind is not strong.verdict.kind))
-        standing.append(replace(strong, verdict=replace(strong.verdict, explains=kinds)))
+        links = strong.links.union(*(weak.links for weak in covered))
+        pairs = tuple(sorted({(min(link), max(link)) for link in links}))
+        standing.append(replace(strong, verdict=replace(strong.verdict, explains=kinds, pairs=pairs)))
     return standing
 
 
+# What one cause that was seen on some devices slows, whatever their labels, links and kinds of work.
+_SLOWED = (Kind.NV_NOT_USED, Kind.NV_DEGRADED, *_RATES)
+
+
+def _of_device(finding: Finding) -> bool:
+    """Return whether a finding is about the one device on which its cause was seen."""
+    return len(finding.verdict.members) == 1 and isinstance(finding.verdict.cause, Throttled | NewErrors)
+
+
+def _by_one_cause(one: Finding, other: Finding) -> bool:
+    """Return whether both are slow by one cause that was seen."""
+    cause = one.verdict.cause
+    seen = isinstance(cause, Throttled | NewErrors | VariableSet) and cause == other.verdict.cause
+    return seen and {one.verdict.kind, other.verdict.kind} <= {*_SLOWED}
+
+
 def _covers(strong: Finding, weak: Finding) -> bool:
-    """Return whether one finding explains another: by its kind, and on all links of the other."""
+    """Return whether one finding explains another.
+
+    It does if both are slow by one cause that was seen, and it is about the device with that cause, or about all that
+    the other is about; or by kind, on all of its links, if no cause was seen for it.
+    """
     kind = weak.verdict.kind
+    if _by_one_cause(strong, weak) and (_of_device(strong) or {*weak.verdict.members} <= {*strong.verdict.members}):
+        return True
     if kind not in _EXPLAINS.get(strong.verdict.kind, ()) or not weak.links:
         return False
     if strong.verdict.kind is Kind.CONTENTION and weak.sure and kind in _WITH_CAUSE_SEEN:

@@ -14,7 +14,7 @@ from collbench.analysis.compare import Change, Comparison, Difference, Group, Ki
 from collbench.analysis.outcome import outcome
 from collbench.analysis.trend import Line, Trend
 from collbench.model.run import Device, Run
-from collbench.model.units import TELLING_BYTES, counted, figure, fixed, format_size, size_span
+from collbench.model.units import TELLING_BYTES, amount, counted, figure, fixed, format_size, size_span
 from collbench.output import sentences
 from collbench.output.text.frame import alarm, not_judged, sim
 from collbench.output.text.layout import Block, both, more, short, table, whole
@@ -187,6 +187,8 @@ def alarms(comparison: Comparison) -> Iterator[Text]:
     elif comparison.lost:
         points = f"{len(comparison.lost)} of {len(comparison.lost) + len(comparison.changes)} data points of the base"
         yield not_judged(f"{points} are missing in the new run: measure it again, or finish it with --resume")
+    elif not comparison.new.complete:
+        yield not_judged("the new run is incomplete: measure it again, or finish it with --resume")
 
 
 def head(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
@@ -232,8 +234,14 @@ def conclusion(comparison: Comparison) -> str:
         return f"Something is significantly slower, but nothing significantly by more than {limit} (--fail-below)."
     if not comparison.judged:
         return "Nothing is significant: no data point has three trials in both runs, the fewest that show noise."
-    if comparison.lost or outcome(comparison.new).device_sets:
-        return "Nothing that was measured in both runs is significantly slower."
+    only = ((len(comparison.only_base), "base"), (len(comparison.only_new), "new run"))
+    alone = [
+        f"{amount(count, 'data point')} {'is' if count == 1 else 'are'} only in the {run}"
+        for count, run in only
+        if count
+    ]
+    if alone or not comparison.new.complete or outcome(comparison.new).device_sets:
+        return "; ".join(["Nothing that was measured in both runs is significantly slower", *alone]) + "."
     return "Nothing is significantly slower."
 
 

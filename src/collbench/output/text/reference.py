@@ -27,6 +27,7 @@ _STANDING_STYLES = {
     ReferenceVerdict.NOT_JUDGED: "bold red",
     ReferenceVerdict.FAILED: "bold red",
 }
+_BAD = (ReferenceVerdict.BELOW, ReferenceVerdict.FAILED)
 
 
 def page(answers: Answers, width: int) -> Iterator[RenderableType | Block]:
@@ -37,6 +38,8 @@ def page(answers: Answers, width: int) -> Iterator[RenderableType | Block]:
     yield from alarm(answers.run)
     if not answers.judged:
         yield not_judged(f"{conclusion(answers).rstrip('.')}; compare it with an earlier healthy run of this machine")
+    elif answers.unjudged:
+        yield not_judged(f"{_left_out(answers)}: nothing is known about the others")
     concluded = Text(conclusion(answers), style=_STANDING_STYLES[ReferenceVerdict.BELOW] if answers.below else "")
     yield from short(concluded)
     yield from whole("header", Lines(header(answers.run)), Text(""))
@@ -63,9 +66,9 @@ def conclusion(answers: Answers) -> str:
         return f"Significantly below what healthy machines of this kind reach ({counts})."
     if not answers.judged:
         return f"No reference figure gives a significant answer ({counts})."
-    if set(standings) == {ReferenceVerdict.NORMAL}:
+    if set(standings) == {ReferenceVerdict.NORMAL} and not answers.unjudged:
         return f"Normal according to {amount(len(answers.answers), 'reference figure')}."
-    return f"Nothing is significantly below its band ({counts})."
+    return f"Nothing{' that was judged' if answers.unjudged else ''} is significantly below its band ({counts})."
 
 
 def _normality(answers: Answers) -> str:
@@ -79,7 +82,24 @@ def _normality(answers: Answers) -> str:
     worst = min(judged, key=lambda answer: order.index(answer.standing))
     work = Work(worst.figure.operation, worst.figure.variant)
     where = f"{work} at {format_size(worst.size_bytes)}{_on(work, worst.figure.ranks, worst)}"
-    return f"{worst.standing.value}: {where} reached {_measured(answers, worst)}; {_band(worst)}"
+    reached = f"{worst.standing.value}: {where} reached {_measured(answers, worst)}; {_band(worst)}"
+    if not answers.unjudged:
+        return reached
+    first = "" if worst.standing in _BAD else "judged in part: "
+    return f"{first}{reached}; {_left_out(answers)}"
+
+
+def _left_out(answers: Answers) -> str:
+    """Return how much of the first work that is judged in part was judged, and how many more works are."""
+    first, *more = answers.unjudged
+    parts = [f"{first.work}: {first.judged} of {amount(first.total, kind_of(first.work))} judged"]
+    if first.labels:
+        names = ", ".join(label for label, _ in first.labels)
+        count = sum(count for _, count in first.labels)
+        parts.append(f"{count} {'has' if count == 1 else 'have'} no figure ({names})")
+    if first.unmeasured:
+        parts.append(f"{len(first.unmeasured)} not measured")
+    return "; ".join(parts) + (f"; likewise {amount(len(more), 'other operation')}" if more else "")
 
 
 def _kind(answers: Answers) -> str:
@@ -169,6 +189,16 @@ def dumps(answers: Answers, status: int) -> str:
         "nvls": answers.nvls.value,
         "known": answers.known,
         "answers": [_answer_json(answer) for answer in answers.answers],
+        "unjudged": [
+            {
+                "operation": one.work.operation.value,
+                "variant": one.work.variant.value,
+                "total": one.total,
+                "labels": dict(one.labels),
+                "unmeasured": [list(members) for members in one.unmeasured],
+            }
+            for one in answers.unjudged
+        ],
         "unknown": [
             {"operation": one.work.operation.value, "variant": one.work.variant.value, "ranks": one.ranks}
             for one in answers.unknown

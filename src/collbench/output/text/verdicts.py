@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from collbench.analysis.diagnose import Coverage, Kind, Severity, Verdict, coverage, not_judged
+from collbench.analysis.diagnose.evidence import OtherProcesses
 from collbench.analysis.diagnose.readings import Facts, Reading
 from collbench.analysis.outcome import outcome
 from collbench.machine.labels import rank_key
@@ -232,7 +233,9 @@ def _concerns(verdict: Verdict, pair: frozenset[int]) -> bool:
     """Return whether a verdict is a fault of this pair or of one of its devices."""
     if verdict.severity is Severity.INFO:
         return False
-    return bool(pair & set(verdict.members)) if len(verdict.members) == 1 else pair <= set(verdict.members)
+    if len(verdict.members) == 1 or isinstance(verdict.evidence, OtherProcesses):
+        return bool(pair & set(verdict.members))
+    return tuple(sorted(pair)) in verdict.pairs if verdict.pairs else pair <= set(verdict.members)
 
 
 def _field(name: str, text: str, width: int) -> str:
