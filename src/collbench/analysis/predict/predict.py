@@ -35,6 +35,7 @@ from collbench.analysis.problem import evidence as deciding_ranking
 from collbench.analysis.rings import MOST_MEMBERS
 from collbench.analysis.search import grown, search
 from collbench.analysis.select import choose
+from collbench.analysis.stats import FEWEST_TRIALS
 from collbench.analysis.wiring import wiring
 from collbench.machine.labels import is_nvlink
 from collbench.model.errors import UsageError
@@ -60,11 +61,21 @@ class Compared(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """The best set of k devices and the worst (None if no set is worse); `by` says how they were found."""
+    """The best set of k devices and the worst (None if no set is worse); `by` says how they were found.
+
+    So many pairs of the devices are `unmeasured`; `trials` are the fewest of a measured set, None if that is enough.
+    """
 
     best: Members
     worst: Members | None
     by: Compared | Grounds
+    unmeasured: int = 0
+    trials: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """True if every pair was measured often enough to say that sets do not differ."""
+        return not self.unmeasured and self.trials is None
 
 
 class Machine:
@@ -123,14 +134,17 @@ class Machine:
         problem = self._problem
         if problem is None or len(problem.order) < k:
             return self._measured(k, rank)
-        best = choose(self._evidence.run, k, allow_busy=True).members
+        choice = choose(self._evidence.run, k, allow_busy=True)
+        best, trials = choice.members, choice.trials
         if k == len(problem.order):
             return Sets(best, None, Compared.ONE_SET)
         if problem.tied:
             return Sets(best, None, problem.grounds)
         worst = _worst(problem, k)
         by = Compared.ALL if len(problem.order) <= MOST_MEMBERS else Compared.HEURISTIC
-        return Sets(best, worst if worst != best else None, by)
+        unmeasured = int(np.count_nonzero(np.triu(problem.wired.missing)))
+        few = trials if trials is not None and trials < FEWEST_TRIALS else None
+        return Sets(best, worst if worst != best else None, by, unmeasured, few)
 
     def _measured(self, k: int, rank: Callable[[Members], float]) -> Sets:
         measured = sorted((some for some in self._evidence.sets if len(some) == k), key=rank)
@@ -262,6 +276,11 @@ class PredictedSet:
     def lost_share(self) -> float | None:
         """The same as a share of the best set's step, None without a step time."""
         return self.lost[1] / self.best.step[1] if self.lost and self.best.step else None
+
+    @property
+    def longer(self) -> float:
+        """The same as a share of the best set's step, or without a step time of its raw time; 0 if no set is worse."""
+        return self.lost[1] / (self.best.step or self.best.raw)[1] if self.lost else 0.0
 
 
 @dataclass(frozen=True, slots=True)
