@@ -394,6 +394,36 @@ def test_a_probe_in_which_one_pair_fails_is_chosen_from_like_a_saved_run(
     assert probed.status == (4 if any(set(pair) <= chosen for pair in broken) else 0)
 
 
+@pytest.mark.parametrize(
+    ("title", "kind", "count", "status", "says"),
+    [
+        ("wrong data", FaultKind.CORRUPT_LINK, "4", 4, "no pair to choose by, because measuring failed (wrong data)"),
+        ("wrong data, two wanted", FaultKind.CORRUPT_LINK, "2", 4, "measuring failed (wrong data)"),
+        ("all wanted", FaultKind.CORRUPT_LINK, "8", 4, ""),
+    ],
+)
+def test_a_run_without_a_pair_that_failed_says_so(
+    program: Program, title: str, kind: FaultKind, count: str, status: int, says: str
+) -> None:
+    mine = replace(fabrics.load("hgx-h200"), name="mine", faults=(Fault(kind, (2, 5), offset=64),))
+    Path("mine.json").write_text(fabric_text(mine), encoding="utf-8")
+    sim = ("--backend", "sim", "--fabric", "mine.json", "--sizes", "1M")
+    assert program("pairs", *sim, "--seed", "1", "--output", "run.json").status == 4
+    run = run_file.load(Path("run.json"))
+    run.measurements = [found for found in run.measurements if not found.samples]
+    run_file.save(run, Path("run.json"), replace=True)
+    said = program("select", count, "run.json", "--elsewhere")
+    assert said.status == status
+    assert says in said.err
+
+
+def test_an_empty_name_is_no_file(program: Program) -> None:
+    for words in (("select", "2", "--for", ""), ("show", ""), ("pairs", "--output", "")):
+        said = program(*words)
+        assert (said.status, said.out) == (2, "")
+        assert "is empty: write the name of a file" in said.line
+
+
 def test_a_probe_that_fails_chooses_nothing(fakes: Fakes, tmp_path: Path) -> None:
     done = on_gpus(fakes, tmp_path, ["select", "2", "--format=env"], fail="ncclCommSplit:2:1")
     assert (done.code, done.stdout) == (1, "false\n")

@@ -120,7 +120,7 @@ def predict_step(runs: NamedRuns, request: PredictRequest, overlaps: NamedRuns |
         host_phases=None if request.host_phases is None else parse_phases(request.host_phases),
     )
     with refusals():
-        return evidence.run, Predictor(evidence, curves).predict(question)
+        return evidence.run, Predictor(evidence, curves).predict(question, where_possible=request.gpus is None)
 
 
 def _newest(evidence: Evidence) -> tuple[OverlapCurve, ...]:

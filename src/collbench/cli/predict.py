@@ -27,7 +27,7 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Registration
 from collbench.model.run import Run
 from collbench.model.units import parse_size
-from collbench.runfile import job_file
+from collbench.runfile import job_file, run_file
 
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(us|ms|s)", re.ASCII)
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -206,6 +206,8 @@ def predict(
         predict_job(files[0], files[1:], devices, recorded, factors, as_json=as_json)
         return
     if devices is not None or recorded:
+        if files:
+            run_file.load(files[0])  # a file that cannot be read is the more likely mistake
         raise UsageError("--devices and --recorded are for a recorded job: name its file first, before the runs")
     request = PredictRequest(on_best=timed_on == _ON_BEST, registration=Registration(registration), **option_values)
     overlap_runs = () if NO_OVERLAP in overlaps else load_named(map(Path, overlaps)) if overlaps else None

@@ -29,7 +29,7 @@ from collbench.analysis.predict.step import (
     schedule,
     step_seconds,
 )
-from collbench.analysis.predict.timing import Evidence, Span, Timings, assumed_of
+from collbench.analysis.predict.timing import Evidence, NoEvidence, Span, Timings, assumed_of
 from collbench.analysis.problem import SelectionProblem, from_run, left_out
 from collbench.analysis.problem import evidence as deciding_ranking
 from collbench.analysis.rings import MOST_MEMBERS
@@ -149,7 +149,7 @@ class Machine:
     def _measured(self, k: int, rank: Callable[[Members], float]) -> Sets:
         measured = sorted((some for some in self._evidence.sets if len(some) == k), key=rank)
         if not measured:
-            raise UsageError(
+            raise NoEvidence(
                 f"cannot predict for {k} devices: neither pairs nor a collective on {k} of them was measured; "
                 "add the run file of 'collbench pairs'"
             )
@@ -288,7 +288,7 @@ class Prediction:
     """The predictions, by number of GPUs and then by strategy; the sets of each number; what was assumed.
 
     `overlap` is what was used of measured overlaps, () if the steps assume that overlap costs nothing. Times are for
-    memory of the kind `registration`.
+    memory of the kind `registration`. `unpredicted` are numbers of GPUs without evidence, with the reason.
     """
 
     question: Question
@@ -298,6 +298,7 @@ class Prediction:
     left_out: tuple[LeftOut, ...]
     overlap: tuple[OverlapUse, ...] = ()
     registration: Registration = Registration.NONE
+    unpredicted: tuple[tuple[int, str], ...] = ()
 
 
 class Predictor:
@@ -312,20 +313,39 @@ class Predictor:
         # Each assumption with what it was made of, in the order met: operations and devices.
         self._assumed: dict[OfTime, list[tuple[Operation, Members]]] = {}
 
-    def predict(self, question: Question) -> Prediction:
-        """Return the prediction. Raises UsageError for a question that has no meaning on this machine."""
+    def predict(self, question: Question, *, where_possible: bool = False) -> Prediction:
+        """Return the prediction. Raises UsageError for a question that has no meaning on this machine.
+
+        With `where_possible`, numbers of GPUs without evidence are left out, unless all are.
+        """
         for gpus in question.gpus:
             for strategy in question.strategies:
                 job_of(question, strategy, gpus)  # refuses impossible jobs before anything is computed
-        sets = {gpus: self._machine.sets(gpus, self._rank) for gpus in question.gpus}
-        cases = tuple(
-            self._predicted(question, strategy, gpus, sets[gpus])
-            for gpus in question.gpus
-            for strategy in question.strategies
-        )
+        sets: dict[int, Sets] = {}
+        cases: list[PredictedSet] = []
+        unpredicted: list[tuple[int, str]] = []
+        for gpus in question.gpus:
+            try:
+                found = self._machine.sets(gpus, self._rank)
+                cases += [self._predicted(question, strategy, gpus, found) for strategy in question.strategies]
+                sets[gpus] = found
+            except NoEvidence as error:
+                unpredicted.append((gpus, str(error)))
+                if not where_possible or len(unpredicted) == len(question.gpus):
+                    raise
+        question = replace(question, gpus=tuple(sets))
         used = tuple(self._used) if question.step_seconds is not None else ()
         assumed = (*map(Assumed, _general(question, overlap=bool(used))), *self._assumptions())
-        return Prediction(question, cases, sets, assumed, self._machine.left_out, used, self._evidence.registration)
+        return Prediction(
+            question=question,
+            cases=tuple(cases),
+            sets=sets,
+            assumed=assumed,
+            left_out=self._machine.left_out,
+            overlap=used,
+            registration=self._evidence.registration,
+            unpredicted=tuple(unpredicted),
+        )
 
     def cost(self, question: Question, strategy: str, members: Members, compute: float | None) -> Cost:
         """Return the cost of a step with these compute seconds on exactly these devices, by position."""

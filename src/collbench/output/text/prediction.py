@@ -103,6 +103,7 @@ def page(run: Run, prediction: Prediction) -> Iterator[Block]:
         f"left out  {run.devices[excluded.member].tag}: {sentences.left_out(excluded)}"
         for excluded in prediction.left_out
     ]
+    lines += [named(f"left out  {gpus} GPUs: {why}", NARROW) for gpus, why in prediction.unpredicted]
     lines += [named(f"overlap   {line}", NARROW) for line in _overlap_lines(run, prediction)]
     yield from short(Text("\n".join(["", *lines, origin(run), _question(prediction)])))
     lines += [named(f"assumed   {assumption}", NARROW) for assumption in assumptions(prediction.assumed, run.devices)]
@@ -159,6 +160,7 @@ def as_json(run: Run, prediction: Prediction) -> dict[str, Any]:
         "left_out": [
             {"device": run.devices[o.member].tag, "reason": sentences.left_out(o)} for o in prediction.left_out
         ],
+        "unpredicted": [{"gpus": gpus, "reason": why} for gpus, why in prediction.unpredicted],
         "assumptions": [*assumptions(prediction.assumed, run.devices)],
         "registration": prediction.registration.value,
         "overlap": [_use_json(run, use) for use in prediction.overlap],
