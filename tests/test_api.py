@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
 import json
 import re
 import shutil
@@ -521,6 +523,70 @@ def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
     with pytest.raises(collbench.Error, match="not a recorded job"):
         collbench.load_job(tmp_path / "run.json")
+
+
+# --- any value ----------------------------------------------------------------------------------------------------
+
+NONSENSE: tuple[Any, ...] = (
+    *(None, True, -1, 0, 10**30, 10**400, 1.5, float("nan"), float("inf"), "", "a\0b", "\ud800", b"x", [], [[1]], {}),
+    *({"a": 1}, {1: 1}, object(), ("x",), [None], Path("a\0b"), Path(), len),
+)
+ON_TITAN: dict[str, Any] = {"backend": "sim", "fabric": "titan-rtx-nv2", "sizes": ["8"], "save": False}
+
+
+def asked_for(call: str) -> tuple[dict[str, Any], str]:
+    """Return keywords with which a call succeeds or is refused in a moment, and the names of those to replace."""
+    run = pair_run(3, lambda a, b: 300.0)
+    return {
+        "load": ({}, "path"),
+        "load_job": ({}, "path"),
+        "runs": ({}, "limit"),
+        "check": ({}, "run"),
+        "tails": ({}, "run"),
+        "rank": ({"run": run}, "run operation size variant numa_node registration"),
+        "compare": ({"base": run, "new": run}, "base new fail_below"),
+        "explain": ({"found": (), "run": run}, "found run"),
+        "predict": (
+            {"runs": run, "model": "gpt2", "gpus": 2, "step_time": 0.02},
+            "runs model layers strategy dtype grad_dtype micro_batches gpus step_time timed_on gpu_time host_phases "
+            "head_share shard bucket overlap registration params",
+        ),
+        "measure": (
+            {"command": "allreduce", "quick": True, **ON_TITAN},
+            "command devices sizes backend fabric dtype redop precision budget quick latency nccl seed registration "
+            "nccl_config skew output",
+        ),
+        "overlap": (
+            {"trials": 1, **ON_TITAN},
+            "operation devices sizes compute priority ctas trials fabric seed output",
+        ),
+        "import_job": ({"traces": ["none"], "output": "job.json"}, "traces output kind force"),
+        "replay": ({"job": None}, "job"),
+        "topo": ({"backend": "sim"}, "file fabric"),
+        "train_command": ({}, "words"),
+        "nodes": (
+            {"backend": "sim", "fabric_cluster": "none"},
+            "fabric_cluster budget select gpus size switches seed output resume",
+        ),
+    }[call]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("load", "load_job", "runs", "check", "tails", "rank", "compare", "explain", "predict", "measure", "overlap"),
+        *("import_job", "replay", "topo", "train_command", "nodes"),
+    ],
+)
+def test_any_value_is_taken_or_one_of_our_errors(state: Path, tmp_path: Path, call: str) -> None:
+    keywords, names = asked_for(call)
+    function = getattr(collbench, call)
+    known = inspect.signature(function).parameters
+    for name in names.split():
+        assert name in known, name
+        for value in NONSENSE:
+            with contextlib.chdir(tmp_path), contextlib.suppress(collbench.Error):
+                function(**{**keywords, name: value})
 
 
 # --- docs/python.md -----------------------------------------------------------------------------------------------

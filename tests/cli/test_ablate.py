@@ -38,7 +38,7 @@ import os
 step = 10 if os.environ.get("NCCL_P2P_DISABLE") else 8
 if os.environ["RANK"] == "0":
     for number in range(13):
-        print(f"step {number} step_time={900 if number < 3 else step}ms loss=5.3")
+        print(f"step {number} step_time={900 if number < 3 else step}.000ms loss=5.3")
     print("sees", os.environ["CUDA_VISIBLE_DEVICES"] or "no GPU", os.environ.get("NCCL_NVLS_ENABLE"))
 """
 # Of one rank alone: Python writes a traceback in pieces, and those of two ranks that crash at once mix.
@@ -116,7 +116,7 @@ def test_on_cpu_cores_with_torchrun_itself(tmp_path: Path) -> None:
     assert [len(run.step_seconds) for run in found.made] == [13] * 4
     [logs] = (tmp_path / "state" / "collbench" / "ablations").glob("*-logs")
     assert sorted(path.name for path in logs.iterdir()) == [f"run-{number}.log" for number in range(1, 5)]
-    assert "step 12 step_time=8ms loss=5.3" in (logs / "run-1.log").read_text(encoding="utf-8")
+    assert "step 12 step_time=8.000ms loss=5.3" in (logs / "run-1.log").read_text(encoding="utf-8")
 
 
 def test_on_gpus_both_arms_get_the_best_pair_and_keep_the_environment(

@@ -25,6 +25,25 @@ def test_the_plan_for_1024_gpus_is_an_estimate_in_seconds(program: Program) -> N
     assert "8,128 pairs would take 127 rounds" in said.out
 
 
+@pytest.mark.parametrize(
+    ("shape", "size", "nodes", "gpus", "size_bytes"), [("128x8", "512M", 128, 8, 2**29), ("2×1", "8", 2, 1, 8)]
+)
+def test_the_plan_as_json_has_the_pages_figures(
+    program: Program, shape: str, size: str, nodes: int, gpus: int, size_bytes: int
+) -> None:
+    words = ("nodes", "--plan", shape, "--size", size)
+    said = program(*words, "--json")
+    assert (said.status, said.err) == (0, "")
+    answer = json.loads(said.out)
+    assert answer["estimate"] is True
+    assert (answer["nodes"], answer["gpus"], answer["size_bytes"]) == (nodes, gpus, size_bytes)
+    whole = program(*words).out
+    assert f"total {answer['seconds']:.1f}" in " ".join(whole.split())
+    assert f"{answer['measurements']:,} measurements" in " ".join(whole.split())
+    shown = re.findall(r"^(\S.*?) {2,}\d+ +\d+\.\d\d ", whole, re.MULTILINE)
+    assert [phase["what"] for phase in answer["phases"]] == shown
+
+
 def test_a_simulated_cluster_is_surveyed_and_says_sim(program: Program) -> None:
     said = program(*SIM, "tree-128-faulty", "--select", "64", "--gpus", "4", "--seed", "7")
     assert (said.status, said.err) == (0, "")

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from collbench.analysis.predict.networks import NAMES
+from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Registration
-from collbench.model.run import Run
+from collbench.model.run import Run, StopReason
 from collbench.runfile import job_file, run_file
 from tests.analysis.made import curve, overlapping, pairs, simulated
-from tests.builders import gpus, measured, run_of
+from tests.builders import gpus, in_words, measured, run_of
 from tests.cli.program import Program
 from tests.jobs import documented_job
 
@@ -212,6 +213,35 @@ def test_the_default_is_every_doubling_and_all(program: Program, tmp_path: Path)
     assert [case["gpus"] for case in answer["cases"]] == [2, 4, 6]
 
 
+def test_a_pair_that_hung_costs_only_the_numbers_that_need_it(program: Program, tmp_path: Path) -> None:
+    run = pairs({}, 8)
+    for found in run.measurements:
+        if found.point.members == (2, 5):
+            found.samples, found.stop = [], StopReason.FAILED
+            found.failure = in_words("no answer", FailureKind.HANG)
+    run_file.save(run, tmp_path / "hung.json")
+    said = program("predict", "hung.json", "--model", "gpt2", "--json")
+    answer = json.loads(said.out)
+    assert said.status == 4
+    assert [case["gpus"] for case in answer["cases"]] == [2, 4]
+    (left,) = answer["unpredicted"]
+    assert left["gpus"] == 8
+    assert "a run of 'collbench pairs' in which no pair failed" in left["reason"]
+    assert "left out  8 GPUs: cannot predict all-reduce on" in program("predict", "hung.json", "--model", "gpt2").out
+    for counts in ("8", "2,8"):
+        asked = program("predict", "hung.json", "--model", "gpt2", "--gpus", counts)
+        assert (asked.status, asked.out) == (2, "")
+
+
+def test_a_first_file_that_cannot_be_read_is_the_complaint(program: Program, saved: Path) -> None:
+    (saved / "torn.json").write_text("{", encoding="utf-8")
+    for name, says in (("missing.json", "No such file"), ("torn.json", "not JSON, or cut off")):
+        said = program("predict", name, "run.json", "--devices", "0,1")
+        assert (said.status, said.out) == (2, "")
+        assert name in said.line
+        assert says in said.line
+
+
 def test_without_pairs_the_default_is_what_was_measured(program: Program, tmp_path: Path) -> None:
     run_file.save(simulated("dgx-1v", Operation.ALLGATHER, together=True), tmp_path / "all.json")
     answer = json.loads(program("predict", "all.json", "--model", "gpt2", "--strategy", "fsdp", "--json").out)
@@ -239,6 +269,9 @@ def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Pat
         ("an unknown network", ["--model", "gtp2"], "--model 'gtp2' is unknown: did you mean gpt2"),
         ("layers of a known one", ["--model", "gpt2", "--layers", "3"], "--layers is only for --params: gpt2"),
         ("no number", ["--params", "many"], "--params 'many' is not a number of parameters"),
+        ("a fraction of a parameter", ["--params", "1.5"], "--params 1.5 is not a whole number of parameters"),
+        ("a fraction of none", ["--params", "1."], "--params 1. is not a whole number of parameters"),
+        ("a run first, with devices", ["--devices", "0,1"], "--devices and --recorded are for a recorded job"),
         ("an unknown strategy", ["--model", "gpt2", "--strategy", "zero9"], "--strategy 'zero9' is unknown: did you"),
         ("no time", ["--model", "gpt2", "--step-time", "22"], "--step-time '22' is not a time above zero: write 22ms"),
         ("a time of zero", ["--model", "gpt2", "--step-time", "0ms"], "--step-time '0ms' is not a time above zero"),

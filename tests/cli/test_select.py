@@ -16,9 +16,12 @@ from collbench.api import selecting, suitable_run
 from collbench.backends import factory
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
+from collbench.sim import fabrics
+from collbench.sim.fabrics import Fault, FaultKind
 from tests.builders import gpus, pair_run, shared
 from tests.cli.program import Program, collbench, environment, fake_gpus, fake_uuid, on_gpus, one_line, save_run
 from tests.native.fakes import Fakes
+from tests.sim.made import fabric_text
 
 DGX_1V = Path(__file__).parents[1] / "data" / "topologies" / "dgx-1v.txt"
 
@@ -363,6 +366,62 @@ def test_without_a_saved_run_a_probe_finds_out(fakes: Fakes, tmp_path: Path) -> 
     answer = json.loads(done.stdout)
     assert answer["origin"]["source"] == "quick probe"
     assert answer["left_out"] == []  # the probe's own processes are nobody's
+
+
+@pytest.mark.parametrize(
+    ("title", "count", "broken"),
+    [
+        ("one link hangs", 2, [(0, 3)]),
+        ("the first seven include it", 7, [(0, 3)]),
+        ("a GPU whose links hang", 4, [(5, 4), (5, 1), (5, 7)]),
+        ("every set of seven includes one", 7, [(0, 1), (2, 3), (4, 5)]),
+    ],
+)
+def test_a_probe_in_which_one_pair_fails_is_chosen_from_like_a_saved_run(
+    program: Program, title: str, count: int, broken: list[tuple[int, int]]
+) -> None:
+    faults = tuple(Fault(FaultKind.HANGING_LINK, pair) for pair in broken)
+    mine = replace(fabrics.load("dgx-1v"), name="mine", faults=faults)
+    Path("mine.json").write_text(fabric_text(mine), encoding="utf-8")
+    sim = ("--backend", "sim", "--fabric", "mine.json")
+    probed = program("select", str(count), *sim, "--json")
+    assert "the probe: FAILED: " in probed.err
+    assert program("pairs", *sim, "--sizes", "64M", "--operations", "allreduce", "--output", "run.json").status == 4
+    saved = program("select", str(count), "run.json", "--elsewhere", "--json")
+    assert probed.status == saved.status
+    chosen = {device["index"] for device in json.loads(probed.out)["devices"]}
+    assert len(chosen) == count
+    assert probed.status == (4 if any(set(pair) <= chosen for pair in broken) else 0)
+
+
+@pytest.mark.parametrize(
+    ("title", "kind", "count", "status", "says"),
+    [
+        ("wrong data", FaultKind.CORRUPT_LINK, "4", 4, "no pair to choose by, because measuring failed (wrong data)"),
+        ("wrong data, two wanted", FaultKind.CORRUPT_LINK, "2", 4, "measuring failed (wrong data)"),
+        ("all wanted", FaultKind.CORRUPT_LINK, "8", 4, ""),
+    ],
+)
+def test_a_run_without_a_pair_that_failed_says_so(
+    program: Program, title: str, kind: FaultKind, count: str, status: int, says: str
+) -> None:
+    mine = replace(fabrics.load("hgx-h200"), name="mine", faults=(Fault(kind, (2, 5), offset=64),))
+    Path("mine.json").write_text(fabric_text(mine), encoding="utf-8")
+    sim = ("--backend", "sim", "--fabric", "mine.json", "--sizes", "1M")
+    assert program("pairs", *sim, "--seed", "1", "--output", "run.json").status == 4
+    run = run_file.load(Path("run.json"))
+    run.measurements = [found for found in run.measurements if not found.samples]
+    run_file.save(run, Path("run.json"), replace=True)
+    said = program("select", count, "run.json", "--elsewhere")
+    assert said.status == status
+    assert says in said.err
+
+
+def test_an_empty_name_is_no_file(program: Program) -> None:
+    for words in (("select", "2", "--for", ""), ("show", ""), ("pairs", "--output", "")):
+        said = program(*words)
+        assert (said.status, said.out) == (2, "")
+        assert "is empty: write the name of a file" in said.line
 
 
 def test_a_probe_that_fails_chooses_nothing(fakes: Fakes, tmp_path: Path) -> None:

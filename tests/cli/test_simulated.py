@@ -1,11 +1,13 @@
 """`--backend sim --fabric NAME|FILE`: the whole pipeline on a simulated machine, and the word on every page."""
 
 import pathlib
+from dataclasses import replace
 
 import pytest
 
 from collbench.runfile import run_file
 from collbench.sim import fabrics
+from collbench.sim.fabrics import Fault, FaultKind
 from tests.cli.program import Program
 from tests.sim.made import fabric_text
 
@@ -45,6 +47,18 @@ def test_a_file_of_ones_own_is_simulated(program: Program) -> None:
     pathlib.Path("mine.json").write_text(mine, encoding="utf-8")
     said = program("pairs", "--backend", "sim", "--fabric", "mine.json", "--sizes", "1M")
     assert "SIMULATED machine 'my machine'" in said.out
+
+
+def test_what_failed_is_not_counted_as_measured(program: Program) -> None:
+    mine = replace(fabrics.load("titan-rtx-nv2"), name="mine", faults=(Fault(FaultKind.HANGING_LINK, (0, 1)),))
+    pathlib.Path("mine.json").write_text(fabric_text(mine), encoding="utf-8")
+    said = program("pairs", "--backend", "sim", "--fabric", "mine.json", "--sizes", "1M", "--output", "run.json")
+    assert said.status == 4
+    points = len(run_file.load(pathlib.Path("run.json")).measurements)
+    assert points > 1
+    assert said.err.splitlines()[-1].startswith(
+        f"collbench: nothing could be measured: hang: given up (5 s); {points} data points without a result are saved "
+    )
 
 
 def test_an_interrupted_simulation_is_finished_under_its_options(program: Program) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.launch.ablation import Measure, TrainingRun, judge, measure_of, step_value, warm_up
+from collbench.launch.ablation import Ablation, Measure, Rounding, TrainingRun, judge, measure_of, step_value, warm_up
 from tests.launch.made import ablation, run
 
 
@@ -133,3 +134,60 @@ def test_there_is_no_result_before_every_repeat_of_both(case: str) -> None:
     else:
         made.arms[1].runs[-1] = run(1, 3, (2.0,) * 13, status=1)
     assert judge(made) is None
+
+
+def rounded(made: Ablation, half: float) -> Ablation:
+    """Return the ablation again, of a script whose last digits are twice `half` seconds."""
+    for arm in made.arms:
+        arm.runs = [replace(one, rounding=Rounding(half, half, half)) for one in arm.runs]
+    made.result = judge(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("title", "half", "low", "high"),
+    [
+        # The true values lie from 19.5 to 20.5 ms, so the second arm may take 19.5/20.5 to 20.5/19.5 as long.
+        ("whole milliseconds", 0.5e-3, 0.9512, 1.0513),
+        ("tenths", 0.05e-3, 0.9950, 1.0051),
+        ("hundredths of a microsecond", 5e-9, 1.0, 1.0),
+        ("a second", 0.5, 0.25, 4.0),
+    ],
+)
+def test_equal_times_of_few_digits_are_equal_only_to_their_last_digit(
+    title: str, half: float, low: float, high: float
+) -> None:
+    result = rounded(ablation([0.02] * 4, [0.02] * 4), half).result
+    assert result is not None
+    assert (result.ratio.low, result.ratio.middle, result.ratio.high) == pytest.approx((low, 1.0, high), abs=1e-3)
+    assert result.ratio.low <= low + 1e-4  # never narrower than the digits
+    assert result.ratio.high >= high - 1e-4
+    assert result.rounding == pytest.approx(high - 1, abs=1e-3)
+    assert (result.needed is None) is (result.rounding > 0.03 or high < 1.03)
+    first = result.arms[0].interval
+    assert first[1] >= 0.02 + half * (1 - 1e-9) or half > 0.01
+
+
+def test_digits_and_repeats_both_widen_the_interval_and_more_repeats_make_up_for_neither() -> None:
+    times = [0.0200, 0.0210, 0.0205], [0.0220, 0.0228, 0.0224]
+    exact, coarse = (rounded(ablation(*times), half).result for half in (0.0, 0.5e-3))
+    assert exact is not None
+    assert coarse is not None
+    assert coarse.ratio.middle == exact.ratio.middle
+    assert coarse.ratio.low < exact.ratio.low < exact.ratio.high < coarse.ratio.high
+    assert coarse.needed is None
+    assert exact.rounding == 0.0
+
+
+@pytest.mark.parametrize(("runtime", "half", "widens"), [(100.0, 0.5, True), (100.0, 0.0, False)])
+def test_the_digits_of_train_runtime_count_and_a_measured_process_has_none(
+    runtime: float, half: float, widens: bool
+) -> None:
+    for measure in (Measure.TRAIN_RUNTIME, Measure.PROCESS):
+        made = ablation([0.02] * 3, [0.02] * 3)
+        for arm in made.arms:
+            arm.runs = [replace(one, train_runtime=runtime) for one in arm.runs]
+        made.measure = measure
+        result = rounded(made, half).result
+        assert result is not None
+        assert (result.ratio.high > 1) is (widens and measure is Measure.TRAIN_RUNTIME)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collbench.launch.child import Reader, compile_pattern, last_lines, step_seconds, train_runtime
+from collbench.launch.child import Reader, compile_pattern, last_lines, step_seconds, train_runtime, usual_rounding
 from collbench.model.errors import UsageError
 
 
@@ -141,3 +141,40 @@ def test_of_a_long_report_the_traceback_comes_first() -> None:
     assert reported[:2] == lines[100:102]
     assert len(reported) == 60
     assert last_lines(lines[:100]) == lines[70:100]
+
+
+@pytest.mark.parametrize(
+    ("line", "pattern", "half"),
+    [
+        ("step_time=20ms", None, 0.5e-3),
+        ("step_time=20.ms", None, 0.5e-3),
+        ("step_time=20.0ms", None, 0.05e-3),
+        ("step_time=20.125 ms", None, 0.5e-6),
+        ("step time: 2.5e-2s", None, 0.5e-3),
+        ("step time: 25e-3s", None, 0.5e-3),
+        ("step_time=20000us", None, 0.5e-6),
+        ("step_time=20000µs", None, 0.5e-6),
+        ("took 1.5 s", r"took (?P<s>[0-9.]+)", 0.05),
+        ("took 1500", r"took (?P<ms>[0-9.]+)", 0.5e-3),
+    ],
+)
+def test_a_printed_time_is_known_to_half_its_last_digit(line: str, pattern: str | None, half: float) -> None:
+    found = step_seconds(line, None if pattern is None else compile_pattern(pattern))
+    assert found is not None
+    assert found.rounding == pytest.approx(half)
+
+
+@pytest.mark.parametrize(
+    ("title", "steps", "half"),
+    [
+        ("none", [], 0.0),
+        ("zeros at the end are left out", ["20.13", "20.2", "20.14", "20", "20.17"], 0.005e-3),
+        ("whole", ["20", "21", "20"], 0.5e-3),
+        ("three digits", ["9.97", "10.1", "10.2", "10.3"], 0.05e-3),
+    ],
+)
+def test_the_usual_last_digit_counts(title: str, steps: list[str], half: float) -> None:
+    reader = Reader()
+    reader.feed("".join(f"step_time={step}ms\n" for step in steps).encode())
+    reader.close()
+    assert usual_rounding(reader.steps) == pytest.approx(half)

@@ -202,3 +202,14 @@ def test_the_page_blames_the_host_of_one_arm_or_of_none() -> None:
     assert "±3.0 % would need more than 10,000 repeats" in shown
     assert "the host bounds" not in with_gpu((0.97, 0.99), 0.05, None, 20)
     assert "more steps in a run would help" in " ".join(with_gpu((0.97, 0.99), 0.05, 0.04, 20).split())
+
+
+def test_whole_milliseconds_never_show_that_a_step_takes_as_long() -> None:
+    made = ablation([0.02] * 4, [0.02] * 4)
+    for arm in made.arms:
+        arm.runs = [dataclasses.replace(one, rounding=ablations.Rounding(step=0.5e-3)) for one in arm.runs]
+    made.result = ablations.judge(made)
+    shown = " ".join(text(page(made)).split())
+    assert "no difference beyond" not in shown
+    assert "undecided: without p2p a step of this job takes between 4.9 % less and 5.2 % more (95 %)" in shown
+    assert "±3.0 % needs more digits: those that the script prints leave ±5.2 %, however often it is trained" in shown

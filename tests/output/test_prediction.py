@@ -1,5 +1,6 @@
 """The page of `collbench predict`: figures, shares, sentences; no figure of a simulation without the word."""
 
+import copy
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -70,6 +71,43 @@ def test_where_every_strategy_hides_it_the_choice_does_not_matter() -> None:
     assert list(conclusions(answer(asked, NVLINK_PAIR))) == [
         "On 2 GPUs ddp and fsdp leave at most 1.68 ms exposed on either set: the choice does not matter."
     ]
+
+
+@pytest.mark.parametrize("step", [None, 22e-3])
+@pytest.mark.parametrize(
+    ("title", "gone", "trials", "says", "note"),
+    [
+        ("a pair is missing", {(2, 5)}, None, True, "1 pair not measured, so a worse set may exist"),
+        ("two pairs are missing", {(2, 5), (0, 7)}, None, True, "2 pairs not measured, so a worse set may exist"),
+        ("two trials are no noise", set(), 2, True, "some sets have 2 of the 3 trials"),
+        ("nothing is missing", set(), None, False, "all pairs tie within"),
+    ],
+)
+def test_less_evidence_on_equal_pairs_makes_no_difference_up(
+    title: str, gone: set[tuple[int, int]], trials: int | None, says: bool, note: str, step: float | None
+) -> None:
+    run = copy.deepcopy(simulated("hgx-h200"))
+    run.measurements = [found for found in run.measurements if found.point.members not in gone]
+    for found in run.measurements:
+        found.samples = found.samples[:trials]
+    for gpus in (2, 4):
+        asked = replace(question(networks.find("gpt2"), gpus=gpus, step_seconds=step), strategies=("ddp", "fsdp"))
+        said = next(conclusions(answer(asked, run)))
+        assert ("either set" in said or "no set is predicted to be slower" in said) is says
+        assert note in said
+        whole = shown(asked, run)
+        assert "longer" not in said
+        assert "does not matter" not in said
+        assert not re.search(r"-0\.00?\b", whole)
+
+
+def test_without_a_step_time_only_what_differs_is_longer() -> None:
+    asked = replace(question(networks.find("gpt2"), gpus=6, shards=2), strategies=("ddp", "hsdp"))
+    said, _ = conclusions(answer(asked, simulated("dgx-1v")))
+    assert re.match(
+        r"On 6 GPUs a step communicates longer on the worst set, by \d+\.?\d* ms with ddp; a step comm", said
+    )
+    assert re.search(r"a step communicates less on the worst set, by [1-9]\d*\.?\d* ms with hsdp, because", said)
 
 
 def test_ddp_may_not_care_where_zero3_does() -> None:

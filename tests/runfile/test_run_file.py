@@ -254,7 +254,7 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
         ("an unknown dtype", edited(at("settings", "dtype", value="float8")), "run.settings.dtype is 'float8'"),
         ("a split of none", edited(at("settings", "split", value=0)), "run.settings.split is 0, not 1 or more"),
         ("no sizes", edited(at("settings", "requested_sizes", value=[])), "run.settings.requested_sizes is []"),
-        ("a size of nothing", edited(at("settings", "requested_sizes", value=[0])), "requested_sizes is [0]"),
+        ("a size of nothing", edited(at("settings", "requested_sizes", value=[0])), "requested_sizes[0] is 0, not 1"),
         ("no time to measure", edited(at("settings", "budget_seconds", value=0)), "budget_seconds is 0"),
         ("sets of one", edited(at("settings", "sets", value=[[0, 0]])), "run.settings.sets is [0, 0]"),
         ("an unknown reduction", edited(at("settings", "redop", value="xor")), "run.settings.redop is 'xor'"),

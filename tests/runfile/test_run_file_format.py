@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import pathlib
 import re
@@ -17,9 +18,10 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from collbench.bench.plan import Request
 from collbench.bench.session import Session
+from collbench.model.compute import Compute, ComputeKind
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Cause, Failure, FailureKind, WrongData, died
-from collbench.model.operations import Operation, Variant, Work
+from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import (
     Chosen,
     CommandKind,
@@ -29,13 +31,21 @@ from collbench.model.run import (
     Latency,
     Layout,
     Measurement,
+    NetworkPort,
+    Overlap,
+    OverlapTrial,
+    Pauses,
     RankLaunches,
+    Replay,
+    ReplayedCall,
+    ReplayTrial,
     Run,
     SkipKind,
     Skipped,
     StopReason,
 )
 from collbench.model.units import DTYPE_BYTES, REDOPS
+from collbench.output import sentences
 from collbench.runfile import run_file
 from tests.builders import gpus, measured, pair_run, run_of, shared
 
@@ -80,6 +90,18 @@ def rich_run() -> Run:
     run.interference_checks.append(
         InterferenceCheck(Operation.ALLREDUCE, (0, 1), "NV18", 300.0, 299.0, 0.9967, 0.02, trusted=True)
     )
+    times = (1e-3, 2e-3)
+    overlap = OverlapTrial(*[times] * 8, 9, 9, 3, (shared(0),))
+    compute = Compute(ComputeKind.GEMM, 8192)
+    run.overlaps.append(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**20, compute, ctas=4, trials=[overlap], wrong=0))
+    replayed = ReplayTrial(times, times, times, times, (1e-4,), 5, flags=(shared(0),))
+    call = ReplayedCall("allreduce", 2**20, 2, 3, 1e-4)
+    run.replays.append(
+        Replay(
+            "job.json", 0, (0, 1), 2, Pauses.NONE, Registration.NONE, (call,), recorded_seconds=1.0, trials=[replayed]
+        )
+    )
+    run.ports_before = (NetworkPort("mlx5_0", 1, rate_gbits=400.0, counters={"symbol_error": 1}),)
     run.health_before = run.health_after = (Health(1980, 3201, 38, 90.5, ("SW power cap",), 0, 5, 0, 0, 0, 1),) * 4
     return run
 
@@ -165,6 +187,92 @@ def test_a_damaged_run_does_not(title: str, damage: Callable[[Any], None]) -> No
     damage(data)
     with pytest.raises(ValidationError):
         validate(data)
+
+
+def numbers(part: Any, data: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield each number of a run's JSON with its place and its schema."""
+    while "$ref" in part:
+        part = SCHEMA["$defs"][part["$ref"].rsplit("/", 1)[-1]]
+    part = next((one for one in part.get("anyOf", []) if one != {"type": "null"}), part)
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if key not in ("format_version", "nccl_config"):
+                inner = part.get("properties", {}).get(key) or part.get("additionalProperties")
+                yield from numbers(inner or {}, value, (*place, key))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            yield from numbers(part.get("items", {}), value, (*place, index))
+    elif isinstance(data, int | float) and not isinstance(data, bool):
+        yield place, part
+
+
+def impossible(name: str | int, part: Any) -> list[Any]:
+    """Return what a number of this name and schema cannot be."""
+    values: list[Any] = [math.nan, math.inf, -math.inf]
+    values += [part["minimum"] - 1] if "minimum" in part else []
+    values += [0, -1e-9, 1e-320] if "exclusiveMinimum" in part else []
+    return values if name == "seed" else [*values, 10**400]
+
+
+def accepted(text: str) -> bool:
+    try:
+        run_file.loads(text, "x")
+    except RunFileError:
+        return False
+    return True
+
+
+def test_every_number_outside_the_schema_or_beyond_all_measure_is_damage() -> None:
+    kinds = {
+        tuple("" if isinstance(step, int) else step for step in place): (place, part)
+        for place, part in numbers(SCHEMA, as_json(rich_run()))
+    }
+    wrongly = []
+    for place, part in kinds.values():
+        for value in impossible(place[-1], part):
+            damaged = as_json(rich_run())
+            put(*place, value=value)(damaged)
+            if accepted(json.dumps(damaged)):
+                wrongly.append((place, value))
+    assert wrongly == []
+    assert len(kinds) > 80
+
+
+@pytest.mark.parametrize(
+    ("title", "damage", "says"),
+    [
+        ("no such rank", put("settings", "root", value=4), "run.settings.root is 4, but 4 ranks count from 0"),
+        ("a rank's time is missing", put("overlaps", 0, "trials", 0, "together", value=[1.0]), "has 1 times, but"),
+        ("no call", put("overlaps", 0, "trials", 0, "beside_calls", value=[]), "trials[0] has no calls"),
+        ("a rank of no device", put("overlaps", 0, "members", value=[0, 4]), "run.overlaps[0].members is [0, 4]"),
+        ("a step of no rank", put("replays", 0, "trials", 0, "step", value=[]), "step has 0 times, but there are 2"),
+        (
+            "a call too many",
+            put("replays", 0, "trials", 0, "call_seconds", value=[1, 2]),
+            "has 2 times, but there are 1",
+        ),
+        (
+            "a flag elsewhere",
+            put("replays", 0, "trials", 0, "flags", 0, "devices", value=[9]),
+            "a flag's devices is [9]",
+        ),
+    ],
+)
+def test_ranks_and_their_times_agree(title: str, damage: Callable[[Any], None], says: str) -> None:
+    data = as_json(rich_run())
+    damage(data)
+    with pytest.raises(RunFileError, match=re.escape(says)):
+        run_file.loads(json.dumps(data), "x")
+
+
+def test_a_value_that_json_lacks_is_no_value() -> None:
+    found = WrongData(Work(Operation.ALLREDUCE), 8, (0, 1), 1, 0, 1.0, math.nan)
+    run = rich_run()
+    run.skipped = [Skipped(SkipKind.WRONG_DATA, wrong=found)]
+    text = run_file.dumps(run)
+    assert "NaN" not in text
+    assert run_file.loads(text, "x") == run
+    assert "expected 1, found no finite number" in sentences.wrong_data(found, run.devices)
 
 
 @pytest.mark.parametrize("damaged", [False, True])

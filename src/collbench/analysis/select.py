@@ -49,7 +49,7 @@ from collbench.analysis.search import best, finalists, search, with_default
 from collbench.analysis.stats import most_measured, summarize
 from collbench.analysis.tiers import estimates, margin, ties, tolerance
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import UsageError
+from collbench.model.errors import NotTrusted, UsageError
 from collbench.model.operations import Operation
 from collbench.model.run import Device, Measurement, Path, Run
 
@@ -62,7 +62,8 @@ def choose(run: Run, k: int, *, exclude: Collection[int] = (), allow_busy: bool 
     """Return the best k devices of the run without those excluded, faulty or, unless `allow_busy`, busy or throttled.
 
     A set within which something failed is taken only if there is no other; the choice's `failed` says where. Raises
-    UsageError for an impossible k, a run without pairs, or if too few devices are left.
+    UsageError for an impossible k, a run without pairs, or if too few devices are left; NotTrusted if there are no
+    pairs because measuring failed.
     """
     run = ordinary(run)
     out = left_out(run, exclude, allow_busy=allow_busy)
@@ -82,6 +83,12 @@ def _chosen(run: Run, k: int, out: tuple[LeftOut, ...]) -> Choice:
     fit, ended = _fit(run.devices, k, out), outcome(run)
     ranking = evidence(run, fit)
     if ranking is None and k < len(fit):
+        if ended.troubles:
+            kinds = ", ".join(dict.fromkeys(trouble.kind for trouble in ended.troubles))
+            raise NotTrusted(
+                f"the run has no pair to choose by, because measuring failed ({kinds}): 'collbench show' says where",
+                ended.status,
+            )
         raise UsageError("the run has no pair: measure with 'collbench pairs' first")
     problem = None if ranking is None else from_run(run, fit, ranking)
     if problem is None or k == len(fit):

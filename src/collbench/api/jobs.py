@@ -190,7 +190,7 @@ def import_job(
     """
     from collbench.runfile.traces import folding, formats  # late: numpy
 
-    if isinstance(traces, str | bytes | os.PathLike):
+    if isinstance(traces, str | bytes | os.PathLike) or not isinstance(traces, Iterable):
         raise UsageError("traces are a list of files, one for each rank")
     files = [keywords.path(trace) for trace in traces]
     path, source = keywords.path(output), None

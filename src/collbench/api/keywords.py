@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from collbench.model.units import fixed, parse_size
 from collbench.runfile import saved_runs
 
 Value = TypeVar("Value")
+# Of trials, launches, layers, GPUs: with more, a call would end after years, or not fit in memory.
+_MOST = 10**6
 
 
 def optional(check: Callable[..., Value], *arguments: Any, **limits: Any) -> Value | None:
@@ -24,10 +27,17 @@ def optional(check: Callable[..., Value], *arguments: Any, **limits: Any) -> Val
 
 
 def path(value: object) -> Path:
-    """Return a file's path."""
-    if not isinstance(value, str | os.PathLike):
+    """Return a file's path, which the system can be asked for."""
+    name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(name, str):
         raise UsageError(f"{value!r} names no file: write its path")
-    return Path(value)
+    try:
+        encoded = os.fsencode(name)
+    except UnicodeEncodeError:
+        encoded = b"\0"
+    if b"\0" in encoded:
+        raise UsageError(f"{value!r} names no file: it has a character that no file name has")
+    return Path(name)
 
 
 def file_name(value: object) -> str:
@@ -42,16 +52,21 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def whole(name: str, value: object, *, least: int = 0) -> int:
-    """Return a whole number from `least` on."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name}={value!r} is not a whole number from {least}")
+def whole(name: str, value: object, *, least: int = 0, most: int = _MOST) -> int:
+    """Return a whole number from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise UsageError(f"{name}={value!r} is not a whole number from {least} to {most}")
     return value
+
+
+def seed(value: object) -> int | None:
+    """Return a seed, any whole number from 0; None for None."""
+    return None if value is None else whole("seed", value, most=2**63 - 1)
 
 
 def number(name: str, value: object, *, below: float | None = None) -> float:
     """Return a number above 0, and below another."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
     if not good or (below is not None and isinstance(value, int | float) and value >= below):
         limit = "" if below is None else f" and below {fixed(below)}"
         raise UsageError(f"{name}={value!r} is not a number above 0{limit}")
@@ -90,6 +105,13 @@ def listed(name: str, value: object) -> str:
     if not texts:
         raise UsageError(f"{name}={value!r} is empty: leave it out to use all")
     return ",".join(texts)
+
+
+def mapping(name: str, value: object) -> Mapping[str, Any]:
+    """Return a mapping whose keys are texts."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise UsageError(f"{name}={value!r} is not a dict: write {{'maxCTAs': 8}}")
+    return value
 
 
 def check_run(value: object, what: str, call: str = "") -> None:

@@ -339,7 +339,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
         raise UsageError("latency has fixed sizes: leave out sizes")
     if latency is not None and command not in COLLECTIVES:
         raise UsageError(f"{command} has no single launches: leave out latency, or measure a collective")
-    config = checked_config(nccl_config or {})
+    config = checked_config(keywords.mapping("nccl_config", nccl_config or {}))
     keywords.text("registration", registration, choices=(*Registration, EVERY_REGISTRATION))
     if command not in ("pairs", *COLLECTIVES) and (registration != "none" or config):
         raise UsageError(f"{command} does not use registration or nccl_config: leave them out")
@@ -357,7 +357,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
         budget=keywords.optional(keywords.number, "budget", budget),
         quick=keywords.flag("quick", quick),
         nccl=keywords.optional(keywords.file_name, nccl),
-        seed=keywords.optional(keywords.whole, "seed", seed),
+        seed=keywords.seed(seed),
     )
     launches = keywords.optional(keywords.whole, "latency", latency, least=1)
     words = [command, "--backend", backend]

@@ -27,6 +27,8 @@ _RECENT = 10
 # What parameters and gradients are sent as, with the bytes of each.
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 DEFAULT_BUCKET = "25M"
+# A step of so many micro-batches is hours long, and all of its transfers are laid out.
+MOST_MICRO_BATCHES, MOST_LAYERS = 1024, 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ def predict_step(runs: NamedRuns, request: PredictRequest, overlaps: NamedRuns |
         host_phases=None if request.host_phases is None else parse_phases(request.host_phases),
     )
     with refusals():
-        return evidence.run, Predictor(evidence, curves).predict(question)
+        return evidence.run, Predictor(evidence, curves).predict(question, where_possible=request.gpus is None)
 
 
 def _newest(evidence: Evidence) -> tuple[OverlapCurve, ...]:
@@ -184,11 +186,11 @@ def predict(  # noqa: PLR0913 - keywords, each an option of the command line
     request = PredictRequest(
         model=keywords.optional(keywords.text, "model", model),
         params=keywords.optional(str, params),
-        layers=keywords.optional(keywords.whole, "layers", layers, least=1),
+        layers=keywords.optional(keywords.whole, "layers", layers, least=1, most=MOST_LAYERS),
         strategies=keywords.listed("strategy", strategy),
         dtype=keywords.text("dtype", dtype, choices=BYTES),
         grad_dtype=keywords.optional(keywords.text, "grad_dtype", grad_dtype, choices=BYTES),
-        micro_batches=keywords.whole("micro_batches", micro_batches, least=1),
+        micro_batches=keywords.whole("micro_batches", micro_batches, least=1, most=MOST_MICRO_BATCHES),
         gpus=gpu_counts,
         step_seconds=keywords.optional(keywords.number, "step_time", step_time),
         on_best=keywords.text("timed_on", timed_on, choices=("alone", "best")) == "best",

@@ -193,7 +193,7 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
         devices=keywords.optional(keywords.listed, "devices", devices),
         backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
         fabric=keywords.optional(keywords.text, "fabric", fabric),
-        seed=keywords.optional(keywords.whole, "seed", seed),
+        seed=keywords.seed(seed),
     )
     command_line = keywords.command_line(
         ["replay", "--compute", compute, "--registration", registration, "--backend", backend],

@@ -47,7 +47,7 @@ def runs(limit: int | None = None, *, notices: Notices = SILENT) -> tuple[SavedR
     believed = saved_runs.believed()
     if believed.ignored:
         notices.say(believed.ignored)
-    return tuple(islice(_readable(believed.files, notices), limit))
+    return tuple(islice(_readable(believed.files, notices), None if limit is None else min(limit, len(believed.files))))
 
 
 def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
@@ -196,6 +196,7 @@ def explain(found: Verdict | LikelyCause | tuple[Check, ...] | LinkRanking, run:
     The checks are shell commands. Raises Error.
     """
     from collbench.analysis.diagnose import Verdict  # late: numpy
+    from collbench.analysis.diagnose.causes import Check, LikelyCause
     from collbench.analysis.tiers import Ranking
     from collbench.output import causes, sentences
 
@@ -204,7 +205,11 @@ def explain(found: Verdict | LikelyCause | tuple[Check, ...] | LinkRanking, run:
         return sentences.what(found, run)
     if isinstance(found, Ranking):
         return sentences.tiers(found)
-    return causes.command(found, run) if isinstance(found, tuple) else causes.cause(found, run)
+    if isinstance(found, LikelyCause):
+        return causes.cause(found, run)
+    if not isinstance(found, tuple) or not all(isinstance(one, Check) for one in found):
+        raise UsageError(f"cannot explain a {type(found).__name__}: give a verdict, its cause or checks, or a ranking")
+    return causes.command(found, run)
 
 
 def tails(run: Run) -> tuple[Tails, ...]:

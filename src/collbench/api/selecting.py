@@ -169,8 +169,9 @@ def _by_measurement(request: SelectRequest, notices: Notices) -> Selected:
         settled = job_finalists.settle(choice, run, replay, notices)
         origin = replace(origin, verification=str(settled.path or ""))
         return _answer(run, settled.choice, origin, settled.shown)
-    if _worth_measuring(request, choice, criteria.backend):
-        sets = tuple(finalist.members for finalist in choice.finalists)
+    # A set in which something failed cannot win, and measuring it may hang again.
+    sets = tuple(finalist.members for finalist in choice.finalists if finalist.sound)
+    if _worth_measuring(request, choice, sets, criteria.backend):
         finalists = FinalistRequest(run.backend, run.devices, sets, request.size_bytes, request.nccl, request.fabric)
         measured, path = measure_finalists(finalists, notices)
         origin = replace(origin, verification=str(path or ""), size_bytes=request.size_bytes)
@@ -225,10 +226,10 @@ def _excluded(request: SelectRequest, devices: Sequence[Device]) -> tuple[int, .
     return tuple(devices.index(device) for device in visible_devices.select(devices, request.exclude))
 
 
-def _worth_measuring(request: SelectRequest, choice: Choice, backend: str) -> bool:
+def _worth_measuring(request: SelectRequest, choice: Choice, sets: tuple[tuple[int, ...], ...], backend: str) -> bool:
     if request.verify is not None:
-        return request.verify and bool(choice.finalists)
-    return not capabilities(backend).cores and request.count > 1 and not choice.tied and len(choice.finalists) > 1
+        return request.verify and bool(sets)
+    return not capabilities(backend).cores and request.count > 1 and not choice.tied and len(sets) > 1
 
 
 def _answer(run: Run, choice: Choice, origin: Origin, job: ForJob | None = None) -> Selected:

@@ -20,7 +20,7 @@ from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.machine.nvml import Nvml
 from collbench.model.capabilities import capabilities
-from collbench.model.errors import CollbenchError, Interrupted, NotTrusted, RunFileError, UsageError
+from collbench.model.errors import CollbenchError, Interrupted, RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.run import Device, FlagKind, Health, Run, Sample, Settings
 from collbench.model.units import TELLING_BYTES, parse_sizes
@@ -241,8 +241,9 @@ def _nccl_of_the_job(criteria: RunCriteria) -> str | None:
 def probe(criteria: RunCriteria, why: str, notices: Notices) -> Run:
     """Measure all pairs for a few seconds, save the run and return it; a notice reports it, after `why`.
 
-    A worker process uses the GPUs and ends afterwards, because this process may become torchrun. Raises what measuring
-    raises, with what did not happen then; NotTrusted if a part failed; Interrupted.
+    A worker process uses the GPUs and ends afterwards, because this process may become torchrun. A notice reports a
+    part that failed; the choice judges it, as in a saved run. Raises what measuring raises, with what did not happen
+    then, and Interrupted.
     """
     path = None
     if not capabilities(criteria.backend).simulated:
@@ -254,10 +255,10 @@ def probe(criteria: RunCriteria, why: str, notices: Notices) -> Run:
         raise Interrupted(f"interrupted in the probe: {criteria.undone}") from error
     except CollbenchError as error:
         raise error.reworded(f"the probe failed: {error}; {criteria.undone}") from error
-    if status := outcome(run).status:
+    if outcome(run).status:
         from collbench.output.text.frame import headline  # late: numpy
 
-        raise NotTrusted(f"the probe failed: {headline(run)}; {criteria.undone}", status)
+        notices.say(f"the probe: {headline(run)}; sets with what failed are avoided")
     return run
 
 

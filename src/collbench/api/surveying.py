@@ -447,7 +447,7 @@ def nodes(  # noqa: PLR0913 - keywords, each an option of the command line
     options = MeasureOptions(
         backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
         nccl=keywords.optional(keywords.file_name, nccl),
-        seed=keywords.optional(keywords.whole, "seed", seed),
+        seed=keywords.seed(seed),
         output=keywords.optional(keywords.path, output),
         resume=keywords.optional(keywords.path, resume),
     )

@@ -23,6 +23,7 @@ from collbench.distributed.launchers import find_launch
 from collbench.model.errors import CollbenchError, ExitStatus, Interrupted, UsageError
 from collbench.model.printable import one_line
 from collbench.model.run import Run, StopReason
+from collbench.model.units import amount
 from collbench.runfile import atomic_write, run_file, saved_runs
 
 _RUN, _NOTHING = "json", "nothing"  # besides the layouts of --format
@@ -160,7 +161,7 @@ def reporting_what_is_saved(begun: Sequence[OpenSession]) -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise Interrupted(f"interrupted: {_saved(begun)}") from error
     except CollbenchError as error:
-        if any(_points(session.run) and session.failure is None for session in begun):
+        if any(any(_points(session.run)) and session.failure is None for session in begun):
             raise error.reworded(f"{error}; {_saved(begun)}") from error
         raise
 
@@ -183,10 +184,12 @@ def leave_with(run: Run) -> None:
 
 def _saved(sessions: Sequence[OpenSession]) -> str:
     """Return what was saved, as a clause."""
-    points = _points(sessions[0].run) if sessions else 0
+    points, measured = _points(sessions[0].run) if sessions else (0, 0)
     if points == 0:
         return "nothing was measured or saved"
-    what, session = f"{points} data points measured so far are", sessions[0]
+    counts = [f"{measured} data points measured so far"] if measured else []
+    counts += [f"{amount(points - measured, 'data point')} without a result"] if points > measured else []
+    what, session = f"{' and '.join(counts)} are", sessions[0]
     if session.failure is not None:
         return f"{what} lost: {session.failure}"
     if session.path is None:
@@ -196,5 +199,10 @@ def _saved(sessions: Sequence[OpenSession]) -> str:
     return f"{what} saved as {path}: 'collbench show {path}' prints them{goes_on}"
 
 
-def _points(run: Run) -> int:
-    return len(run.measurements) + len(run.overlaps) + len(run.replays)
+def _points(run: Run) -> tuple[int, int]:
+    """Return how many data points a run has, and how many of them have a trial."""
+    trials = [
+        *(measurement.samples for measurement in run.measurements),
+        *(result.trials for result in (*run.overlaps, *run.replays)),
+    ]
+    return len(trials), sum(map(bool, trials))

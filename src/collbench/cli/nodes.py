@@ -126,7 +126,7 @@ def nodes(  # noqa: PLR0913 - options
     if resume is not None and (others := options.typed_besides(_SAID_AGAIN)):
         raise UsageError(f"--resume takes all options from {resume}: leave out {', '.join(others)}")
     if shape is not None:
-        _show_plan(shape, size_bytes)
+        _show_plan(shape, size_bytes, as_json=as_json)
         return
     if is_simulated(backend):
         if output is not None:
@@ -165,12 +165,16 @@ def _measured(nodes_request: NodesRequest, shared: MeasureOptions) -> NodeSurvey
     return survey_launch(nodes_request, request, path, launch, NOTICES)
 
 
-def _show_plan(shape: str, size_bytes: int) -> None:
+def _show_plan(shape: str, size_bytes: int, *, as_json: bool) -> None:
     match = _SHAPE.fullmatch(shape.strip())
     if match is None or int(match[1]) < 2 or int(match[2]) < 1:
         raise UsageError(f"--plan '{shape}' is not a cluster: write NODESxGPUS, with two or more nodes: 128x8")
     count, gpus = int(match[1]), int(match[2])
     phases = [(phase.what, phase.times, phase.seconds) for phase in plan(count, gpus, size_bytes)]
-    from collbench.output.text.nodes import plan_page  # late: numpy
+    from collbench.output.text.nodes import plan_as_plain, plan_page  # late: numpy
 
-    show_page(plan_page(count, gpus, size_bytes, ASSUMED_GBS, phases, prose_width()))
+    shown = (count, gpus, size_bytes, ASSUMED_GBS, phases)
+    if as_json:
+        echo(json.dumps(plan_as_plain(*shown), ensure_ascii=False))
+    else:
+        show_page(plan_page(*shown, prose_width()))

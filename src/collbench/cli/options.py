@@ -44,7 +44,18 @@ def _parse_operation(text: str) -> Operation:
     raise UsageError(f"--operation '{text}' is unknown: choose from {', '.join(Operation)}")
 
 
-FILE = click.Path(path_type=Path)
+class _File(click.Path):
+    """The path of a file. An empty one, of a shell's variable that is not set, would be this folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Raises UsageError."""
+        if value == "":
+            name = param.opts[0] if isinstance(param, click.Option) else "a file name"
+            raise UsageError(f"{name} is empty: write the name of a file")
+        return super().convert(value, param, ctx)
+
+
+FILE = _File(path_type=Path)
 # The name of a file that the command does not open itself; so typed, shells complete it.
 FILE_NAME = click.Path(readable=False)
 # Saved runs; if none is named, the newest is taken.

@@ -11,7 +11,14 @@ from typing import Any
 import click
 
 from collbench.analysis.outcome import outcome
-from collbench.api.predicting import BYTES, DEFAULT_BUCKET, PredictRequest, predict_step
+from collbench.api.predicting import (
+    BYTES,
+    DEFAULT_BUCKET,
+    MOST_LAYERS,
+    MOST_MICRO_BATCHES,
+    PredictRequest,
+    predict_step,
+)
 from collbench.api.runs import load_named
 from collbench.cli import options
 from collbench.cli.runs import all_named_or_newest
@@ -20,13 +27,11 @@ from collbench.model.errors import UsageError
 from collbench.model.operations import Registration
 from collbench.model.run import Run
 from collbench.model.units import parse_size
-from collbench.runfile import job_file
+from collbench.runfile import job_file, run_file
 
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})(us|ms|s)", re.ASCII)
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _NUMBER = re.compile(r"\d{1,4}", re.ASCII)
-# A step of so many micro-batches is hours long, and all of its transfers are laid out.
-_MOST_MICRO_BATCHES = 1024
 _ALONE, _ON_BEST = "alone", "best"
 NO_OVERLAP = "none"
 # The options that a recorded job takes.
@@ -55,7 +60,9 @@ def _counts(text: str) -> tuple[int, ...]:
 _own_options = options.apply(
     click.option("--model", metavar="NAME", help="A network by name: gpt2, llama-3-8b, …"),
     click.option("--params", metavar="COUNT", help="Or its parameters: 124M, 1.5B."),
-    click.option("--layers", metavar="N", type=click.IntRange(1, 1000), help="Its number of blocks.  [default: 24]"),
+    click.option(
+        "--layers", metavar="N", type=click.IntRange(1, MOST_LAYERS), help="Its number of blocks.  [default: 24]"
+    ),
     click.option(
         "--strategy",
         "strategies",
@@ -79,7 +86,7 @@ _own_options = options.apply(
     click.option(
         "--micro-batches",
         metavar="N",
-        type=click.IntRange(1, _MOST_MICRO_BATCHES),
+        type=click.IntRange(1, MOST_MICRO_BATCHES),
         default=1,
         show_default=True,
         help="Micro-batches per step.",
@@ -199,6 +206,8 @@ def predict(
         predict_job(files[0], files[1:], devices, recorded, factors, as_json=as_json)
         return
     if devices is not None or recorded:
+        if files:
+            run_file.load(files[0])  # a file that cannot be read is the more likely mistake
         raise UsageError("--devices and --recorded are for a recorded job: name its file first, before the runs")
     request = PredictRequest(on_best=timed_on == _ON_BEST, registration=Registration(registration), **option_values)
     overlap_runs = () if NO_OVERLAP in overlaps else load_named(map(Path, overlaps)) if overlaps else None

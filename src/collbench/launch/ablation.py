@@ -15,6 +15,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from collbench.model.errors import UsageError
+from collbench.model.ranges import Amount
 from collbench.runfile.codec import FileFormat, build, plain
 
 
@@ -78,6 +79,15 @@ class AllReduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Rounding:
+    """By how much printed times may be off: half a unit in their usual last digit, in seconds; 0 where not known."""
+
+    step: Amount = 0.0
+    train_runtime: Amount = 0.0
+    gpu: Amount = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingRun:
     """One run of the script. `order` counts all runs of the ablation as they were made, from 0.
 
@@ -93,6 +103,7 @@ class TrainingRun:
     step_seconds: tuple[float, ...] = ()
     train_runtime: float | None = None
     gpu_seconds: tuple[float, ...] = ()
+    rounding: Rounding = Rounding()
 
 
 @dataclass(slots=True)
@@ -159,7 +170,8 @@ class Result:
     """What came out, of both arms in their order.
 
     `needed` is how many repeats would make the ratio precise to `Ablation.precision`, None if it is and where that
-    is beyond all reason; `gpu` is None if a script does not print the GPU's time.
+    is beyond all reason; `gpu` is None if a script does not print the GPU's time. `rounding` is the part of half the
+    ratio's interval that the printed digits leave, as a share: more repeats do not narrow it.
     """
 
     arms: tuple[ArmResult, ArmResult]
@@ -167,6 +179,7 @@ class Result:
     gpu: GpuResult | None = None
     spread: Spread | None = None
     needed: int | None = None
+    rounding: Amount = 0.0
 
 
 @dataclass(slots=True)
@@ -373,15 +386,31 @@ def judge(ablation: Ablation) -> Result | None:
     measure, skip = ablation.measure, ablation.skip
     first, second = ([math.log(run_value(pair[arm], measure, skip)) for pair in runs] for arm in (0, 1))
     differences = [after - before for before, after in zip(first, second, strict=True)]
+    rounding = [max(_rounding(pair[arm], measure, skip) for pair in runs) for arm in (0, 1)]
     level = _level(ablation)
-    ratio = _ratio(differences, level)
+    ratio = _ratio(differences, level, sum(rounding))
+    wanted = math.log1p(ablation.precision) - sum(rounding)
     return Result(
-        (_arm(first), _arm(second)),
+        (_arm(first, rounding[0]), _arm(second, rounding[1])),
         ratio,
         _gpu_result(runs, ablation),
         Spread(math.sqrt(fmean((stdev(first) ** 2, stdev(second) ** 2))), _within(runs, ablation)),
-        None if precise(ratio, ablation.precision) else _needed(stdev(differences), ablation.precision, level),
+        None if precise(ratio, ablation.precision) else _needed(stdev(differences), wanted, level),
+        math.expm1(sum(rounding)),
     )
+
+
+def _rounding(run: TrainingRun, measure: Measure, skip: int | None) -> float:
+    """Return by how much the logarithm of a run's value may be off, as the script printed so few digits."""
+    if measure is Measure.PROCESS:
+        return 0.0  # not printed: measured
+    rounding = run.rounding.step if measure is Measure.STEP else run.rounding.train_runtime
+    return _log_error(run_value(run, measure, skip), rounding)
+
+
+def _log_error(seconds: float, rounding: float) -> float:
+    """Return the larger error of the logarithm of a value that may be off by `rounding`: below it, as it is concave."""
+    return -math.log1p(-min(rounding / seconds, _MOST_ROUNDING))
 
 
 def precise(ratio: Ratio, precision: float) -> bool:
@@ -401,6 +430,7 @@ def _gpu_result(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablat
         return None
     gpu_logs: list[list[float]] = [[], []]
     shares: list[list[float]] = [[], []]
+    errors, share_errors = [0.0, 0.0], [0.0, 0.0]
     for pair in runs:
         for arm, run in enumerate(pair):
             worked, step = gpu_value(run, ablation.skip), step_value(run, ablation.skip)
@@ -408,10 +438,13 @@ def _gpu_result(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablat
                 return None
             gpu_logs[arm].append(math.log(worked))
             shares[arm].append(math.log(worked / step))
+            error = _log_error(worked, run.rounding.gpu)
+            errors[arm] = max(errors[arm], error)
+            share_errors[arm] = max(share_errors[arm], error + _log_error(step, run.rounding.step))
     level = _level(ablation)
-    ratio = _ratio([after - before for before, after in zip(*gpu_logs, strict=True)], level)
-    first, second = (_ratio(share, level) for share in shares)
-    return GpuResult((_arm(gpu_logs[0]), _arm(gpu_logs[1])), ratio, (first, second))
+    ratio = _ratio([after - before for before, after in zip(*gpu_logs, strict=True)], level, sum(errors))
+    first, second = (_ratio(share, level, error) for share, error in zip(shares, share_errors, strict=True))
+    return GpuResult((_arm(gpu_logs[0], errors[0]), _arm(gpu_logs[1], errors[1])), ratio, (first, second))
 
 
 def _within(runs: Sequence[tuple[TrainingRun, TrainingRun]], ablation: Ablation) -> float | None:
@@ -433,14 +466,14 @@ def _median_error(steps: tuple[float, ...]) -> float | None:
     return math.sqrt(math.pi / 2 / len(steps)) * stdev(steps) / median(steps) if len(steps) > 1 else None
 
 
-def _needed(sigma: float, precision: float, level: float) -> int | None:
-    """Return how many repeats make the interval of differences that vary by `sigma` as narrow as `precision`."""
+def _needed(sigma: float, wanted: float, level: float) -> int | None:
+    """Return how many repeats make half the interval of differences that vary by `sigma` as narrow as `wanted`."""
     from collbench.analysis.stats import student  # late: numpy
 
     low, high = 2, _MOST_REPEATS
     while low < high:  # the interval narrows with each repeat
         middle = (low + high) // 2
-        if student(middle - 1, level) * sigma / math.sqrt(middle) <= math.log1p(precision):
+        if student(middle - 1, level) * sigma / math.sqrt(middle) <= wanted:
             high = middle
         else:
             low = middle + 1
@@ -452,25 +485,29 @@ def _needed(sigma: float, precision: float, level: float) -> int | None:
 # 20,000 ablations each of six spreads from 0.5 to 10 %, three to twenty repeats; tests/launch/test_deciding.py).
 _LEVEL, _LOOKED_AT_LEVEL = 0.975, 0.9875
 _MOST_REPEATS = 10_000
+# A time that was printed as one unit is between half of it and one and a half.
+_MOST_ROUNDING = 0.5
 
 
 def _level(ablation: Ablation) -> float:
     return _LEVEL if ablation.budget_seconds is None else _LOOKED_AT_LEVEL
 
 
-def _arm(logs: Sequence[float]) -> ArmResult:
-    mean = _ratio(logs, _LEVEL)
+def _arm(logs: Sequence[float], rounding: float) -> ArmResult:
+    mean = _ratio(logs, _LEVEL, rounding)
     return ArmResult(mean.middle, (mean.low, mean.high))
 
 
-def _ratio(logs: Sequence[float], level: float) -> Ratio:
-    """Return the geometric mean and its 95 % interval of what these are logarithms of.
+def _ratio(logs: Sequence[float], level: float, rounding: float) -> Ratio:
+    """Return the geometric mean and its 95 % interval of what these are logarithms of, each off by up to `rounding`.
 
     By Student's t, for few values of about one normal distribution: at two repeats 12.7 standard errors, at three 4.3.
     """
     from collbench.analysis.stats import geometric_mean, student  # late: numpy
 
-    return Ratio(*geometric_mean(logs, student(len(logs) - 1, level)))
+    middle, low, high = geometric_mean(logs, student(len(logs) - 1, level))
+    # All repeats may be rounded alike, so that their spread does not show it.
+    return Ratio(middle, low * math.exp(-rounding), high * math.exp(rounding))
 
 
 # Whether to continue. At least three repeats: two have no spread to judge by.

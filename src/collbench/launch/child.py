@@ -10,9 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
+from statistics import median
 from threading import Thread
-from typing import IO
+from typing import IO, Self
 
 from collbench.machine import lifeline
 from collbench.model.errors import BackendError, UsageError
@@ -53,7 +55,20 @@ def compile_pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
-def step_seconds(line: str, pattern: re.Pattern[str] | None = None) -> float | None:
+class PrintedTime(float):
+    """A time that was printed, in seconds; `rounding` is half a unit in its last digit, in seconds."""
+
+    rounding: float
+
+    def __new__(cls, text: str, scale: float) -> Self:
+        """Read a number of units of `scale` seconds. Raises ValueError, ArithmeticError for what is no number."""
+        made = super().__new__(cls, float(text) * scale)
+        exponent = Decimal(text).as_tuple().exponent
+        made.rounding = 10.0**exponent / 2 * scale if isinstance(exponent, int) else 0.0
+        return made
+
+
+def step_seconds(line: str, pattern: re.Pattern[str] | None = None) -> PrintedTime | None:
     """Return the first step time of a line in seconds; None without one. `pattern` replaces the documented words."""
     if pattern is None:
         return _timed(_STEP, line)
@@ -64,28 +79,33 @@ def step_seconds(line: str, pattern: re.Pattern[str] | None = None) -> float | N
     return next((_time(match[unit], SECONDS[unit]) for unit in units), None)
 
 
-def gpu_seconds(line: str) -> float | None:
+def gpu_seconds(line: str) -> PrintedTime | None:
     """Return what the GPU worked in a step, in seconds, as in "gpu_time=18.2ms"; None if the line does not say."""
     return _timed(_GPU, line)
 
 
-def _timed(pattern: re.Pattern[str], line: str) -> float | None:
+def _timed(pattern: re.Pattern[str], line: str) -> PrintedTime | None:
     match = pattern.search(line)
     return match and _time(match["number"], _SCALE[match["unit"].lower()])
 
 
-def train_runtime(line: str) -> float | None:
+def train_runtime(line: str) -> PrintedTime | None:
     """Return what Hugging Face's Trainer says that training took, in seconds; None if the line does not say."""
     match = _TRAIN_RUNTIME.search(line)
     return match and _time(match["number"], 1.0)
 
 
-def _time(text: str, scale: float) -> float | None:
+def _time(text: str, scale: float) -> PrintedTime | None:
     try:
-        seconds = float(text) * scale
-    except ValueError:
+        seconds = PrintedTime(text, scale)
+    except (ValueError, ArithmeticError):
         return None
     return seconds if _SHORTEST <= seconds <= _LONGEST else None
+
+
+def usual_rounding(times: Sequence[PrintedTime]) -> float:
+    """Return the median rounding of printed times in seconds, 0 of none: a script may leave out zeros at the end."""
+    return median(one.rounding for one in times) if times else 0.0
 
 
 class Reader:
@@ -93,9 +113,9 @@ class Reader:
 
     def __init__(self, pattern: re.Pattern[str] | None = None) -> None:
         self._pattern, self._rest = pattern, b""
-        self.steps: list[float] = []
-        self.gpu: list[float] = []
-        self.train_runtime: float | None = None
+        self.steps: list[PrintedTime] = []
+        self.gpu: list[PrintedTime] = []
+        self.train_runtime: PrintedTime | None = None
         self.tail: deque[str] = deque(maxlen=_TAIL)
 
     def feed(self, data: bytes) -> None:

@@ -16,6 +16,7 @@ from collbench.launch.ablation import (
     AllReduce,
     Arm,
     Measure,
+    Rounding,
     TrainingRun,
     dumps,
     format_seconds,
@@ -27,7 +28,7 @@ from collbench.launch.ablation import (
     stop_of,
     warm_up,
 )
-from collbench.launch.child import Reader, last_lines, run_child
+from collbench.launch.child import Reader, last_lines, run_child, usual_rounding
 from collbench.model.capabilities import capabilities
 from collbench.model.errors import BackendError, UsageError
 from collbench.model.units import amount
@@ -166,9 +167,14 @@ class Experiment:
             order,
             ended.status,
             ended.wall_seconds,
-            tuple(reader.steps),
-            reader.train_runtime,
-            tuple(reader.gpu),
+            tuple(map(float, reader.steps)),
+            None if reader.train_runtime is None else float(reader.train_runtime),
+            tuple(map(float, reader.gpu)),
+            Rounding(
+                usual_rounding(reader.steps),
+                0.0 if reader.train_runtime is None else reader.train_runtime.rounding,
+                usual_rounding(reader.gpu),
+            ),
         )
         arm.runs.append(run)
         before, self.ablation.measure = self.ablation.measure, measure_of(self.ablation.made, self.ablation.skip)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from collbench.model.errors import UsageError
+from collbench.model.ranges import Ordinal
 
 
 class ComputeKind(StrEnum):
@@ -36,7 +37,7 @@ class Compute:
     """One kind of compute. `size`: N of a product of two N × N matrices, MiB of each operand of a sum, or tokens."""
 
     kind: ComputeKind
-    size: int
+    size: Ordinal
 
     def __str__(self) -> str:
         """Return what the option --compute calls it: "gemm:8192"."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 from collbench.model.operations import Work
+from collbench.model.ranges import Count, Ordinal, Whole
 
 
 class FailureKind(StrEnum):
@@ -47,14 +49,14 @@ class Failure:
     kind: FailureKind | None  # None in files that older versions saved
     cause: Cause
     devices: tuple[int, ...] = ()  # positions where it failed
-    rank: int | None = None  # the process of a launch that reported it
+    rank: Count | None = None  # the process of a launch that reported it
     work: Work | None = None  # the step's, as the next two
-    size_bytes: int | None = None
+    size_bytes: Ordinal | None = None
     groups: tuple[tuple[int, ...], ...] = ()  # positions
     seconds: float | None = None
-    exit_status: int | None = None  # of a process that ended by itself
-    signal: int | None = None  # that ended a process
-    count: int | None = None
+    exit_status: Whole | None = None  # of a process that ended by itself
+    signal: Ordinal | None = None  # that ended a process
+    count: Ordinal | None = None
     detail: str = ""  # in the words of CUDA, NCCL, the kernel or a dying process
     because: Failure | None = None  # an earlier failure that led to this one
 
@@ -87,9 +89,15 @@ class WrongData:
     """Data that arrived and was not sent, in a message of `work`. None: it was not reported."""
 
     work: Work
-    size_bytes: int
+    size_bytes: Ordinal
     members: tuple[int, ...]  # positions in the order of the transfer; a collective's rank that found it comes first
-    count: int | None = None  # of wrong elements
-    offset: int | None = None  # of the first of them, in bytes
+    count: Ordinal | None = None  # of wrong elements
+    offset: Count | None = None  # of the first of them, in bytes
     expected: float | None = None  # there
-    found: float | None = None
+    found: float | None = None  # None beside an expected value: NaN or an infinity, which JSON lacks
+
+    def __post_init__(self) -> None:
+        """Replace values that no file can hold."""
+        for name in ("expected", "found"):
+            if not math.isfinite(getattr(self, name) or 0):
+                object.__setattr__(self, name, None)

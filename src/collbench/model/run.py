@@ -14,6 +14,7 @@ from enum import StrEnum
 from collbench.model.compute import Compute, Priority
 from collbench.model.failures import Failure, FailureKind, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
+from collbench.model.ranges import Amount, Count, Ordinal, Positive, Seed, Several, Whole
 from collbench.model.skew import Blocks, Skew, blocks_of
 from collbench.model.units import format_size
 
@@ -35,16 +36,16 @@ class StopReason(StrEnum):
 class Device:
     """One GPU, or on the host backend one CPU core. Identity is `uuid` and `pci_bus_id`."""
 
-    index: int  # nvidia-smi's, or the core's number; for display
+    index: Count  # nvidia-smi's, or the core's number; for display
     uuid: str
     name: str
     pci_bus_id: str = ""
-    memory_bytes: int = 0
-    numa_node: int | None = None
+    memory_bytes: Count = 0
+    numa_node: Whole | None = None
     cpu_affinity: str = ""  # a list such as "0-63"
     host: str = ""  # where a run spans several hosts
-    pcie_generation: int | None = None  # the most that the device and its slot support
-    pcie_width: int | None = None  # the same
+    pcie_generation: Ordinal | None = None  # the most that the device and its slot support
+    pcie_width: Ordinal | None = None  # the same
 
     @property
     def is_core(self) -> bool:
@@ -108,8 +109,8 @@ class Path:
     devices: tuple[int, int]
     label: str  # nvidia-smi's word: NV18, PIX, …
     ancestor: str | None = None  # the PCIe label alone, as if there were no NVLink
-    nvlinks: int = 0
-    theory_gbs: float | None = None  # the limit in one direction, GB/s
+    nvlinks: Count = 0
+    theory_gbs: Positive | None = None  # the limit in one direction, GB/s
     theory_source: str = ""
     peer_access: PeerReadWrite | None = None  # by NVML
     tool_label: str | None = None  # by `nvidia-smi topo -m`
@@ -133,9 +134,9 @@ class DataPoint:
     # Positions, as Variant says. The pointer chase has (reader, owner of the memory), or with the host variant
     # (reader,), and its message is one access of 8 bytes.
     members: tuple[int, ...]
-    size_bytes: int
+    size_bytes: Ordinal
     variant: Variant = Variant.PLAIN
-    numa_node: int | None = None  # as in Work, like the next two
+    numa_node: Whole | None = None  # as in Work, like the next two
     registration: Registration = Registration.NONE
     skew: Skew | None = None
 
@@ -173,7 +174,7 @@ class Flag:
 
     kind: FlagKind
     devices: tuple[int, ...]  # positions
-    figure: int | None = None  # °C of a hot device, or the number of other processes on a shared one
+    figure: Whole | None = None  # °C of a hot device, or the number of other processes on a shared one
     reason: str = ""  # why a device was throttled, as in machine/health.py; of OTHER an older file's words
 
 
@@ -189,24 +190,24 @@ class Mark:
 
     kind: MarkKind
     devices: tuple[int, ...]  # positions whose port, link or slot cannot be so fast
-    rate_gbs: float  # the batch's: algbw of copies, busbw of collectives
-    limit_gbs: float  # which it cannot exceed
+    rate_gbs: Positive  # the batch's: algbw of copies, busbw of collectives
+    limit_gbs: Positive  # which it cannot exceed
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One trial of a data point: raw seconds per iteration of each batch, shape (batches,)."""
 
-    seconds: tuple[float, ...]
-    iterations: int
+    seconds: tuple[Positive, ...]
+    iterations: Ordinal
     concurrent: bool  # other disjoint pairs were busy at the same time
-    launch_seconds: float | None = None  # of a collective's ungraphed launches, per iteration; None if not timed
+    launch_seconds: Positive | None = None  # of a collective's ungraphed launches, per iteration; None if not timed
     flags: tuple[Flag, ...] = ()  # what was wrong with the machine meanwhile
     marks: tuple[Mark, ...] = ()  # what is wrong with the sample itself (analysis/physics.py)
-    moved_bytes: int | None = None  # that the trial's batches delivered, untimed ones too; None: not counted
-    verified_bytes: int | None = None  # of these, compared with what was sent
+    moved_bytes: Ordinal | None = None  # that the trial's batches delivered, untimed ones too; None: not counted
+    verified_bytes: Count | None = None  # of these, compared with what was sent
     plain: bool = False  # a collective's batches were plain launches, as between hosts, not replays of a captured graph
-    waits: tuple[float, ...] = ()  # of `nodes`: seconds by member, median wait in the barrier before a batch
+    waits: tuple[Amount, ...] = ()  # of `nodes`: seconds by member, median wait in the barrier before a batch
 
 
 @dataclass(slots=True)
@@ -216,7 +217,7 @@ class Measurement:
     point: DataPoint
     samples: list[Sample] = field(default_factory=list)
     stop: StopReason | None = None
-    wrong: int | None = 0  # elements that failed verification: 0, or the run has failed; None: nothing was verified
+    wrong: Count | None = 0  # elements that failed verification: 0, or the run has failed; None: nothing was verified
     failure: Failure | None = None  # why the data point was given up
 
     @property
@@ -229,11 +230,11 @@ class Measurement:
 class RankLaunches:
     """One rank's single launches, ns, shapes (launches,)."""
 
-    arrived: tuple[int, ...]  # when its stream came to each launch
-    left: tuple[int, ...]  # when it had left it
-    stamp_ns: int = 0  # what reading the clock adds to each `left - arrived`
-    uncertainty_ns: int = 0  # by which all may be off together, as this rank's clock was read against the host's
-    step_ns: int = 0  # the smallest step of that clock
+    arrived: tuple[Whole, ...]  # when its stream came to each launch
+    left: tuple[Whole, ...]  # when it had left it
+    stamp_ns: Whole = 0  # what reading the clock adds to each `left - arrived`
+    uncertainty_ns: Count = 0  # by which all may be off together, as this rank's clock was read against the host's
+    step_ns: Count = 0  # the smallest step of that clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,10 +297,10 @@ class Skipped:
     kind: SkipKind
     work: Work | None = None
     members: tuple[int, ...] = ()  # positions, where it is on some devices only
-    sizes: tuple[int, ...] = ()  # that were left out, bytes
-    limit_bytes: int | None = None
-    free_bytes: tuple[int, ...] = ()  # each device's, () if unreported
-    count: int | None = None
+    sizes: tuple[Ordinal, ...] = ()  # that were left out, bytes
+    limit_bytes: Count | None = None
+    free_bytes: tuple[Count, ...] = ()  # each device's, () if unreported
+    count: Ordinal | None = None
     wrong: WrongData | None = None
     detail: str = ""  # in another's words: the kernel's, NCCL's, an older file's
 
@@ -316,13 +317,13 @@ class InterferenceCheck:
     operation: Operation
     members: tuple[int, ...]
     label: str
-    isolated_gbs: float
-    concurrent_gbs: float
-    ratio: float  # concurrent over isolated bandwidth
-    delta: float
+    isolated_gbs: Positive
+    concurrent_gbs: Positive
+    ratio: Positive  # concurrent over isolated bandwidth
+    delta: Amount
     trusted: bool  # the ratio is within 1 ± delta
     variant: Variant = Variant.PLAIN
-    size_bytes: int | None = None  # None: an older file does not say
+    size_bytes: Ordinal | None = None  # None: an older file does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,37 +388,37 @@ class Settings:
     """What was asked for, with what was planned of it: enough to ask for the same again."""
 
     operations: tuple[Operation, ...]  # of the plan
-    sizes: tuple[int, ...]  # of the plan
+    sizes: tuple[Ordinal, ...]  # of the plan
     dtype: str
     redop: str
-    trials: int
-    seed: int
+    trials: Ordinal
+    seed: Seed
     command: tuple[str, ...]  # the command line, for people: nothing reads it
     environment: dict[str, str]  # the NCCL_* variables (and the like) that were set, no others
-    root: int = 0
-    precision: float | None = None  # half the 95 % interval over the median; None: docs/method.md 6.4's
-    budget_seconds: float | None = None  # when trials end that are not owed
-    processes: int = 1  # or the ranks of a launch by `launcher`
+    root: Count = 0
+    precision: Positive | None = None  # half the 95 % interval over the median; None: docs/method.md 6.4's
+    budget_seconds: Positive | None = None  # when trials end that are not owed
+    processes: Ordinal = 1  # or the ranks of a launch by `launcher`
     launcher: str = ""
     kind: CommandKind = CommandKind.PAIRS
     devices: tuple[str, ...] = ()  # the words of --devices; () for all
-    requested_sizes: tuple[int, ...] | None = None  # None: the default
+    requested_sizes: tuple[Ordinal, ...] | None = None  # None: the default
     copies: tuple[Variant, ...] = ()  # how raw copies ran
     chase: bool = False  # adds the pointer chase
     collectives: tuple[Work, ...] = ()
     layout: Layout = Layout.ALL
-    split: int = 1  # disjoint sets of devices
+    split: Ordinal = 1  # disjoint sets of devices
     sets: tuple[tuple[int, ...], ...] = ()
     isolated: bool = False  # no link or pair was measured while another was busy
     launches: bool = False  # the ungraphed loop was timed, too
-    iterations: int | None = None  # None: the method's choice
-    warmup: int | None = None  # None: the method's choice
+    iterations: Ordinal | None = None  # None: the method's choice
+    warmup: Count | None = None  # None: the method's choice
     verify: bool = True
     quick: bool = False
     algorithms: bool = False
-    graph: int = 0  # nccl-tests' -G
+    graph: Count = 0  # nccl-tests' -G
     fabric: str = ""  # the simulated machine's name, or its file
-    latency: int = 0  # launches of each collective that were timed one by one
+    latency: Count = 0  # launches of each collective that were timed one by one
     nccl_config: dict[str, int] = field(default_factory=dict)  # fields of ncclConfig_t that were asked for
 
     @property
@@ -438,11 +439,11 @@ class Chosen:
     """What NCCL said that it chose for a message: algorithm ("RING"), protocol ("LL128") and channels used."""
 
     operation: Operation
-    ranks: int
-    size_bytes: int
+    ranks: Several
+    size_bytes: Ordinal
     algorithm: str
     protocol: str
-    channels: int
+    channels: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,17 +453,17 @@ class OverlapTrial:
     `calls` and `units` are a fixed amount of the collective and of the compute.
     """
 
-    collective_alone: tuple[float, ...]  # mean seconds a call
-    compute_alone: tuple[float, ...]  # mean seconds a unit of compute
-    collective_beside: tuple[float, ...]  # the same while the other runs
-    compute_beside: tuple[float, ...]
-    beside_calls: tuple[float, ...]  # each call beside compute, on its slowest rank; begun at a random moment of it
-    collective_amount: tuple[float, ...]  # the fixed amount alone
-    compute_amount: tuple[float, ...]
-    together: tuple[float, ...]  # both amounts at once, from their common start to the later end
-    calls: int
-    units: int
-    covered_units: int  # ran while the collective did, on every rank: the seconds of `compute_beside` are theirs
+    collective_alone: tuple[Positive, ...]  # mean seconds a call
+    compute_alone: tuple[Positive, ...]  # mean seconds a unit of compute
+    collective_beside: tuple[Positive, ...]  # the same while the other runs
+    compute_beside: tuple[Positive, ...]
+    beside_calls: tuple[Positive, ...]  # each call beside compute, on its slowest rank; begun at a random moment of it
+    collective_amount: tuple[Positive, ...]  # the fixed amount alone
+    compute_amount: tuple[Positive, ...]
+    together: tuple[Positive, ...]  # both amounts at once, from their common start to the later end
+    calls: Ordinal
+    units: Ordinal
+    covered_units: Ordinal  # ran while the collective did, on every rank: the seconds of `compute_beside` are theirs
     flags: tuple[Flag, ...] = ()  # as in Sample
 
 
@@ -472,13 +473,13 @@ class Overlap:
 
     work: Work
     members: tuple[int, ...]  # positions in the order of ranks
-    size_bytes: int
+    size_bytes: Ordinal
     compute: Compute
     priority: Priority = Priority.NORMAL
-    ctas: int | None = None  # thread blocks that NCCL was given for the collective (its channels); None: its own choice
+    ctas: Ordinal | None = None  # thread blocks that NCCL was given (its channels); None: its own choice
     trials: list[OverlapTrial] = field(default_factory=list)
-    wrong: int | None = None  # elements of the collective that were not what they are alone; None: nothing compared
-    wrong_compute: int | None = None  # the same of the compute's result
+    wrong: Count | None = None  # elements of the collective that were not what they are alone; None: nothing compared
+    wrong_compute: Count | None = None  # the same of the compute's result
     failure: Failure | None = None
 
 
@@ -494,23 +495,24 @@ class ReplayedCall:
     """One kind of call of a replayed step: all that agree in these fields, the members of a group being one call."""
 
     operation: str  # a collective's value, "p2p" for sends and receives, or "mixed" for a group of several collectives
-    size_bytes: int  # as in a data point; of a group the sum, of sends and receives the most that a rank sends or gets
-    ranks: int  # that took part
-    count: int  # per step
-    recorded_seconds: float | None = None  # the mean that a call took in the job, None if unknown
+    # As in a data point; of a group the sum, of sends and receives the most that a rank sends or gets.
+    size_bytes: Count
+    ranks: Ordinal  # that took part
+    count: Ordinal  # per step
+    recorded_seconds: Amount | None = None  # the mean that a call took in the job, None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayTrial:
     """One trial of a replayed step: raw seconds a step by rank, in the order of `Replay.members`."""
 
-    step: tuple[float, ...]  # with pauses and calls
-    pauses: tuple[float, ...]  # the pauses alone
-    calls: tuple[float, ...]  # the calls alone, one after another
+    step: tuple[Positive, ...]  # with pauses and calls
+    pauses: tuple[Amount, ...]  # the pauses alone
+    calls: tuple[Positive, ...]  # the calls alone, one after another
     # Within the step: the sum over a rank's calls, each as long as on the rank that waited least.
-    communication: tuple[float, ...]
-    call_seconds: tuple[float, ...]  # the same for each of `Replay.calls`: a call's mean
-    steps: int  # that the seconds are means over
+    communication: tuple[Amount, ...]
+    call_seconds: tuple[Amount, ...]  # the same for each of `Replay.calls`: a call's mean
+    steps: Ordinal  # that the seconds are means over
     queued: bool = True  # False: a host was too slow to keep its device supplied
     kernels: bool = False  # a call is as long as its kernel; else as what lies between two events, its launch included
     flags: tuple[Flag, ...] = ()  # as in Sample
@@ -521,17 +523,17 @@ class Replay:
     """A recorded step on these devices."""
 
     job: str  # its file's name
-    phase: int  # which phase of the first rank it was, from 0
+    phase: Count  # which phase of the first rank it was, from 0
     members: tuple[int, ...]  # positions: the job's rank r ran on members[r]
-    recorded_ranks: int
+    recorded_ranks: Ordinal
     pauses: Pauses
     registration: Registration
     calls: tuple[ReplayedCall, ...]
     without: tuple[str, ...] = ()  # what NCCL went without ("p2p")
     # The job's own communication a step, as in ReplayTrial; None if unknown, or of another number of ranks.
-    recorded_seconds: float | None = None
+    recorded_seconds: Amount | None = None
     trials: list[ReplayTrial] = field(default_factory=list)
-    wrong: int | None = None  # elements that did not arrive as sent; None: nothing was compared
+    wrong: Count | None = None  # elements that did not arrive as sent; None: nothing was compared
     failure: Failure | None = None
 
 
@@ -539,20 +541,20 @@ class Replay:
 class Health:
     """One device's state at one moment, as NVML gives it; None if NVML does not."""
 
-    sm_clock: int | None = None  # MHz
-    memory_clock: int | None = None  # MHz
-    temperature: int | None = None  # °C
-    power: float | None = None  # W
+    sm_clock: Count | None = None  # MHz
+    memory_clock: Count | None = None  # MHz
+    temperature: Whole | None = None  # °C
+    power: Amount | None = None  # W
     throttle: tuple[str, ...] = ()  # active reasons
-    utilization: int | None = None  # percent
-    memory_used: int | None = None  # bytes
-    nvlink_replays: int | None = None  # since the driver was loaded, as all errors
-    nvlink_errors: int | None = None
-    ecc_errors: int | None = None
-    processes: int | None = None  # other processes with memory on the device
-    pcie_generation: int | None = None  # now: an idle GPU lowers it
-    pcie_width: int | None = None
-    others_memory: int | None = None  # bytes that others' processes, and whatever else is not ours, held before ours
+    utilization: Count | None = None  # percent
+    memory_used: Count | None = None  # bytes
+    nvlink_replays: Count | None = None  # since the driver was loaded, as all errors
+    nvlink_errors: Count | None = None
+    ecc_errors: Count | None = None
+    processes: Count | None = None  # other processes with memory on the device
+    pcie_generation: Ordinal | None = None  # now: an idle GPU lowers it
+    pcie_width: Ordinal | None = None
+    others_memory: Count | None = None  # bytes that others' processes, and whatever else is not ours, held before ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,13 +562,13 @@ class NetworkPort:
     """One port of a host's InfiniBand or RoCE card at one moment, as the kernel reports it, "" if unreported."""
 
     card: str
-    number: int
+    number: Whole
     state: str = ""
     physical_state: str = ""
-    rate_gbits: float | None = None  # Gbit/s
+    rate_gbits: Amount | None = None  # Gbit/s
     link_layer: str = ""  # InfiniBand or Ethernet
     model: str = ""  # the card's type (hca_type), such as "MT4129"
-    counters: dict[str, int] = field(default_factory=dict)  # of errors and congestion, since the driver was loaded
+    counters: dict[str, Whole] = field(default_factory=dict)  # of errors and congestion, since the driver was loaded
     host: str = ""
 
     @property
@@ -595,14 +597,14 @@ class Run:
     replays: list[Replay] = field(default_factory=list)
     # Seconds of warm-up, interference check, trials and single launches, which are most of `seconds`; of NCCL_START,
     # which came before; and "timed", those inside timed regions.
-    phases: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, Amount] = field(default_factory=dict)
     health_before: tuple[Health, ...] = ()
     health_after: tuple[Health, ...] = ()
     ports_before: tuple[NetworkPort, ...] = ()
     ports_after: tuple[NetworkPort, ...] = ()
     ports_before_read: bool = False  # hosts were asked for their ports: then no port means that there was none
     ports_after_read: bool = False  # the same
-    seconds: float = 0.0
+    seconds: Amount = 0.0
     complete: bool = False
 
     def measured(self, variant: Variant = Variant.PLAIN) -> list[Measurement]:

@@ -170,8 +170,9 @@ def wrong_data(wrong: WrongData, devices: Sequence[Device]) -> str:
     details = [] if wrong.count is None else [f"{wrong.count} wrong"]
     details += [] if wrong.offset is None else [f"the first at byte {wrong.offset}"]
     values = ""
-    if wrong.expected is not None and wrong.found is not None:
-        values = f": expected {fixed(wrong.expected, 6)}, found {fixed(wrong.found, 6)}"
+    if wrong.expected is not None:
+        found = "no finite number" if wrong.found is None else fixed(wrong.found, 6)
+        values = f": expected {fixed(wrong.expected, 6)}, found {found}"
     advice = "Do not train over this link; IOMMU or ACS settings are the usual cause"
     if devices and devices[0].is_core:
         advice = "Do not trust this machine; test its memory (memtest86+)"

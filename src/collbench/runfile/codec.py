@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from collbench.model.errors import RunFileError
 from collbench.model.printable import cleaned
+from collbench.model.ranges import FINITE, Range
 
 _T = TypeVar("_T")
 
@@ -68,6 +69,8 @@ def build(kind: Any, data: Any, where: str) -> Any:
 @functools.cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
     origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        return _scalar_reader(kind)
     if dataclasses.is_dataclass(kind):
         return _dataclass_reader(typing.cast("type", kind))
     if origin in (typing.Union, types.UnionType):
@@ -91,10 +94,27 @@ def _enum_reader(kind: type[enum.Enum]) -> Callable[[Any], Any]:
     return read
 
 
+def _type_and_range(kind: Any) -> tuple[Any, Range | None]:
+    """Return a scalar's type, and which numbers it may be; a float must be finite, which Python's json does not ask."""
+    if typing.get_origin(kind) is typing.Annotated:
+        number, allowed = typing.get_args(kind)
+        return number, allowed
+    return kind, FINITE if kind is float else None
+
+
 def _scalar_reader(kind: Any) -> Callable[[Any], Any]:
-    if kind is float:
-        return lambda data: data if type(data) is float else float(_expect(data, (int, float)))
-    return lambda data: data if type(data) is kind else _expect(data, kind)
+    only, allowed = _type_and_range(kind)
+    if allowed is None:
+        return lambda data: data if type(data) is only else _expect(data, only)
+    types = (int, float) if only is float else only
+
+    def read(data: Any) -> Any:
+        number = data if type(data) is only else _expect(data, types)
+        if number not in allowed:
+            raise _Wrong(f"is {number}, not {allowed.words}")
+        return only(number)
+
+    return read
 
 
 def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
@@ -108,7 +128,7 @@ def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
 
     def read(data: Any) -> Any:
         if not readers:  # late: a type may contain itself
-            hints = typing.get_type_hints(kind)
+            hints = typing.get_type_hints(kind, include_extras=True)
             readers.update({name: _reader(hints[name]) for name in fields})
         _expect(data, dict)
         for name in needed:
@@ -144,13 +164,15 @@ def _sequence_reader(kind: Any) -> Callable[[Any], Any]:
     arguments, origin = typing.get_args(kind), typing.get_origin(kind)
     many = origin is list or arguments[-1] is Ellipsis
     readers = [_reader(part) for part in (arguments[:1] if many else arguments)]
-    only = {arguments[0]} if many else None
+    only, allowed = _type_and_range(arguments[0])
     # A rank has times for one group of 64, and a thousand ranks answer: the empty ones are taken as they are.
     sparse = many and typing.get_origin(arguments[0]) is tuple and typing.get_args(arguments[0])[-1] is Ellipsis
 
     def read(data: Any) -> Any:
         items = _expect(data, list)
-        if many and (not items or {*map(type, items)} == only):  # most are empty, or plain numbers of the right kind
+        # Most are empty, or plain numbers of the right kind.
+        alike = many and (not items or {*map(type, items)} == {only})
+        if alike and (allowed is None or all(map(allowed.__contains__, items))):
             return items if origin is list else tuple(items)
         if not many and len(items) != len(readers):
             raise _Wrong(f"has {len(items)} items instead of {len(readers)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from collbench.model.capabilities import BACKENDS
 from collbench.model.errors import RunFileError
 from collbench.model.failures import Failure
 from collbench.model.operations import Endpoints, Registration
-from collbench.model.run import DataPoint, Latency, Measurement, Run
+from collbench.model.run import DataPoint, Latency, Measurement, Overlap, OverlapTrial, Replay, ReplayTrial, Run
 from collbench.model.units import DTYPE_BYTES, REDOPS
 from collbench.runfile import atomic_write, journal, versions
 from collbench.runfile.codec import FileFormat, build, plain
@@ -102,6 +101,9 @@ def _build(fields: dict[str, Any]) -> Run:
     _check_settings(run)
     _check_meaning(run)
     _check_latencies(run)
+    _check_ranks(run)
+    for number, check in enumerate(run.interference_checks):
+        _check_members(check.members, range(len(run.devices)), f"run.interference_checks[{number}].members")
     for number, left in enumerate(run.skipped):
         for members in (left.members, left.wrong.members if left.wrong else ()):
             _check_members(members, range(len(run.devices)), f"run.skipped[{number}].members", fewest=0)
@@ -116,17 +118,12 @@ def _check_settings(run: Run) -> None:
     if settings.redop not in REDOPS:
         raise ValueError(f"run.settings.redop is '{settings.redop}', not one of {', '.join(REDOPS)}")
     sizes = settings.requested_sizes
-    if sizes is not None and (not sizes or min(sizes) < 1):
-        raise ValueError(f"run.settings.requested_sizes is {list(sizes)}, not null or sizes of 1 or more")
-    least = {"seed": 0, "root": 0, "split": 1, "iterations": 1, "warmup": 0, "graph": 0, "latency": 0}
-    for name, lowest in least.items():
-        value = getattr(settings, name)
-        if value is not None and value < lowest:
-            raise ValueError(f"run.settings.{name} is {value}, not {lowest} or more")
-    for name in ("precision", "budget_seconds"):
-        value = getattr(settings, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"run.settings.{name} is {value}, not positive and finite")
+    if sizes is not None and not sizes:
+        raise ValueError("run.settings.requested_sizes is [], not null or sizes")
+    rooted = [measurement.point for measurement in run.measurements if measurement.point.operation.rooted]
+    ranks = min((len(point.members) for point in rooted), default=max(1, len(run.devices)))
+    if settings.root >= ranks:
+        raise ValueError(f"run.settings.root is {settings.root}, but {ranks} ranks count from 0")
     for members in settings.sets:
         _check_members(members, range(len(run.devices)), "run.settings.sets")
 
@@ -143,8 +140,6 @@ def _check_meaning(run: Run) -> None:
         point = measurement.point
         fewest = 1 if point.variant.endpoints is Endpoints.DEVICE else 2
         _check_members(point.members, positions, f"{where}.point.members", fewest)
-        if point.size_bytes < 1:
-            raise ValueError(f"{where}.point.size_bytes is {point.size_bytes}, not 1 or more")
         if point.registration is not Registration.NONE and not point.operation.is_collective:
             raise ValueError(f"{where}.point.registration is '{point.registration}', which is for collectives")
         _check_skew(point, f"{where}.point")
@@ -160,8 +155,6 @@ def _check_meaning(run: Run) -> None:
             measurement.samples or measurement.failure
         ):
             raise ValueError(f"{where} has no batch times")
-        if not all(0 < seconds < math.inf for sample in measurement.samples for seconds in sample.seconds):
-            raise ValueError(f"{where} has a time that is not positive and finite")
 
 
 def _check_skew(point: DataPoint, where: str) -> None:
@@ -186,6 +179,34 @@ def _check_latencies(run: Run) -> None:
             raise ValueError(f"{where} does not have as many launches of each rank, and at least one")
         for flag in latency.flags:
             _check_members(flag.devices, range(len(run.devices)), f"{where}: a flag's devices", fewest=0)
+
+
+def _check_ranks(run: Run) -> None:
+    """Raise ValueError where a trial of an overlap or a replay does not have one time for each rank."""
+    positions = range(len(run.devices))
+    for name, results in (("overlaps", run.overlaps), ("replays", run.replays)):
+        for number, result in enumerate(results):
+            where = f"run.{name}[{number}]"
+            _check_members(result.members, positions, f"{where}.members", fewest=1)
+            _check_failure(result.failure, positions, f"{where}.failure")
+            for index, trial in enumerate(result.trials):
+                _check_trial(trial, result, f"{where}.trials[{index}]")
+                for flag in trial.flags:
+                    _check_members(flag.devices, positions, f"{where}: a flag's devices", fewest=0)
+
+
+def _check_trial(trial: OverlapTrial | ReplayTrial, result: Overlap | Replay, where: str) -> None:
+    by_rank = {name: times for name, times in plain(trial).items() if isinstance(times, list) and name != "flags"}
+    calls = by_rank.pop("beside_calls", [None])
+    if isinstance(result, Replay):
+        calls = by_rank.pop("call_seconds")
+        if len(calls) != len(result.calls):
+            raise ValueError(f"{where}.call_seconds has {len(calls)} times, but there are {len(result.calls)} calls")
+    if not calls:
+        raise ValueError(f"{where} has no calls")
+    for name, times in by_rank.items():
+        if len(times) != len(result.members):
+            raise ValueError(f"{where}.{name} has {len(times)} times, but there are {len(result.members)} members")
 
 
 def _check_failure(failure: Failure | None, positions: range, where: str) -> None:

@@ -176,6 +176,8 @@ def parse_parameters(text: str) -> int:
     if match is None:
         raise UsageError(f"--params '{text}' is not a number of parameters: write 124M, 1.5B or 25557032")
     count = round(float(match[1]) * _TIMES[match[2].upper()])
+    if "." in match[1] and not match[2]:
+        raise UsageError(f"--params {text} is not a whole number of parameters: write {text}B, or 25557032")
     if not 1 <= count <= _MOST_PARAMETERS:
         raise UsageError(f"--params {text} is not between 1 and 100T: write 124M, 1.5B or 25557032")
     return count

@@ -29,12 +29,13 @@ from collbench.analysis.predict.step import (
     schedule,
     step_seconds,
 )
-from collbench.analysis.predict.timing import Evidence, Span, Timings, assumed_of
+from collbench.analysis.predict.timing import Evidence, NoEvidence, Span, Timings, assumed_of
 from collbench.analysis.problem import SelectionProblem, from_run, left_out
 from collbench.analysis.problem import evidence as deciding_ranking
 from collbench.analysis.rings import MOST_MEMBERS
 from collbench.analysis.search import grown, search
 from collbench.analysis.select import choose
+from collbench.analysis.stats import FEWEST_TRIALS
 from collbench.analysis.wiring import wiring
 from collbench.machine.labels import is_nvlink
 from collbench.model.errors import UsageError
@@ -60,11 +61,21 @@ class Compared(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """The best set of k devices and the worst (None if no set is worse); `by` says how they were found."""
+    """The best set of k devices and the worst (None if no set is worse); `by` says how they were found.
+
+    So many pairs of the devices are `unmeasured`; `trials` are the fewest of a measured set, None if that is enough.
+    """
 
     best: Members
     worst: Members | None
     by: Compared | Grounds
+    unmeasured: int = 0
+    trials: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """True if every pair was measured often enough to say that sets do not differ."""
+        return not self.unmeasured and self.trials is None
 
 
 class Machine:
@@ -123,19 +134,22 @@ class Machine:
         problem = self._problem
         if problem is None or len(problem.order) < k:
             return self._measured(k, rank)
-        best = choose(self._evidence.run, k, allow_busy=True).members
+        choice = choose(self._evidence.run, k, allow_busy=True)
+        best, trials = choice.members, choice.trials
         if k == len(problem.order):
             return Sets(best, None, Compared.ONE_SET)
         if problem.tied:
             return Sets(best, None, problem.grounds)
         worst = _worst(problem, k)
         by = Compared.ALL if len(problem.order) <= MOST_MEMBERS else Compared.HEURISTIC
-        return Sets(best, worst if worst != best else None, by)
+        unmeasured = int(np.count_nonzero(np.triu(problem.wired.missing)))
+        few = trials if trials is not None and trials < FEWEST_TRIALS else None
+        return Sets(best, worst if worst != best else None, by, unmeasured, few)
 
     def _measured(self, k: int, rank: Callable[[Members], float]) -> Sets:
         measured = sorted((some for some in self._evidence.sets if len(some) == k), key=rank)
         if not measured:
-            raise UsageError(
+            raise NoEvidence(
                 f"cannot predict for {k} devices: neither pairs nor a collective on {k} of them was measured; "
                 "add the run file of 'collbench pairs'"
             )
@@ -263,13 +277,18 @@ class PredictedSet:
         """The same as a share of the best set's step, None without a step time."""
         return self.lost[1] / self.best.step[1] if self.lost and self.best.step else None
 
+    @property
+    def longer(self) -> float:
+        """The same as a share of the best set's step, or without a step time of its raw time; 0 if no set is worse."""
+        return self.lost[1] / (self.best.step or self.best.raw)[1] if self.lost else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """The predictions, by number of GPUs and then by strategy; the sets of each number; what was assumed.
 
     `overlap` is what was used of measured overlaps, () if the steps assume that overlap costs nothing. Times are for
-    memory of the kind `registration`.
+    memory of the kind `registration`. `unpredicted` are numbers of GPUs without evidence, with the reason.
     """
 
     question: Question
@@ -279,6 +298,7 @@ class Prediction:
     left_out: tuple[LeftOut, ...]
     overlap: tuple[OverlapUse, ...] = ()
     registration: Registration = Registration.NONE
+    unpredicted: tuple[tuple[int, str], ...] = ()
 
 
 class Predictor:
@@ -293,20 +313,39 @@ class Predictor:
         # Each assumption with what it was made of, in the order met: operations and devices.
         self._assumed: dict[OfTime, list[tuple[Operation, Members]]] = {}
 
-    def predict(self, question: Question) -> Prediction:
-        """Return the prediction. Raises UsageError for a question that has no meaning on this machine."""
+    def predict(self, question: Question, *, where_possible: bool = False) -> Prediction:
+        """Return the prediction. Raises UsageError for a question that has no meaning on this machine.
+
+        With `where_possible`, numbers of GPUs without evidence are left out, unless all are.
+        """
         for gpus in question.gpus:
             for strategy in question.strategies:
                 job_of(question, strategy, gpus)  # refuses impossible jobs before anything is computed
-        sets = {gpus: self._machine.sets(gpus, self._rank) for gpus in question.gpus}
-        cases = tuple(
-            self._predicted(question, strategy, gpus, sets[gpus])
-            for gpus in question.gpus
-            for strategy in question.strategies
-        )
+        sets: dict[int, Sets] = {}
+        cases: list[PredictedSet] = []
+        unpredicted: list[tuple[int, str]] = []
+        for gpus in question.gpus:
+            try:
+                found = self._machine.sets(gpus, self._rank)
+                cases += [self._predicted(question, strategy, gpus, found) for strategy in question.strategies]
+                sets[gpus] = found
+            except NoEvidence as error:
+                unpredicted.append((gpus, str(error)))
+                if not where_possible or len(unpredicted) == len(question.gpus):
+                    raise
+        question = replace(question, gpus=tuple(sets))
         used = tuple(self._used) if question.step_seconds is not None else ()
         assumed = (*map(Assumed, _general(question, overlap=bool(used))), *self._assumptions())
-        return Prediction(question, cases, sets, assumed, self._machine.left_out, used, self._evidence.registration)
+        return Prediction(
+            question=question,
+            cases=tuple(cases),
+            sets=sets,
+            assumed=assumed,
+            left_out=self._machine.left_out,
+            overlap=used,
+            registration=self._evidence.registration,
+            unpredicted=tuple(unpredicted),
+        )
 
     def cost(self, question: Question, strategy: str, members: Members, compute: float | None) -> Cost:
         """Return the cost of a step with these compute seconds on exactly these devices, by position."""

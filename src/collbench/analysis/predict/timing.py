@@ -27,6 +27,10 @@ SENT = (Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER)
 _SAYS_NOTHING = "NCCL_VERSION"
 
 
+class NoEvidence(UsageError):
+    """Nothing that was measured says how long a collective takes on these devices."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The run whose pairs are judged, and the curves of all runs by operation and its positions, ascending.
@@ -227,9 +231,9 @@ class Timings:
             if timing is not None:
                 return replace(timing, floor=self._floor(operation, members, timing))
         names = self._evidence.tags(members)
-        raise UsageError(
-            f"cannot predict {operation.collective.title} on {names}: neither they nor all of their pairs were "
-            "measured in any run; add the run file of 'collbench pairs', or measure these with --devices"
+        raise NoEvidence(
+            f"cannot predict {operation.collective.title} on {names}: neither they nor all of their pairs have "
+            "a time in any run; add a run of 'collbench pairs' in which no pair failed, or measure these with --devices"
         )
 
     def _floor(self, operation: Operation, members: Members, timing: Timing) -> float:

@@ -107,6 +107,11 @@ def _remarks(ablation: Ablation) -> Iterator[str]:
         spent = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} min"
         precision = f"±{_percent(ablation.precision)} %"
         yield f"{precision} needs about {result.needed:,} repeats, {spent}{_why_so_many(result)}"
+    elif result.rounding >= ablation.precision and not precise(result.ratio, ablation.precision):
+        yield (
+            f"±{_percent(ablation.precision)} % needs more digits: those that the script prints leave "
+            f"±{_percent(result.rounding)} %, however often it is trained"
+        )
     elif result.spread is not None and result.needed is None and not precise(result.ratio, ablation.precision):
         yield f"±{_percent(ablation.precision)} % would need more than 10,000 repeats: runs differ too much"
 

@@ -61,6 +61,23 @@ def plan_page(
     yield from (Text(named(line, width)) for line in lines)
 
 
+def plan_as_plain(
+    nodes: int, gpus: int, size_bytes: int, gbs: float, phases: Sequence[tuple[str, int, float]]
+) -> dict[str, object]:
+    """Return the plan as JSON's own types, first that nothing was measured: seconds, bytes and GB/s."""
+    rounds = sum(times for _, times, _ in phases[1:])
+    return {
+        "estimate": True,
+        "nodes": nodes,
+        "gpus": gpus,
+        "size_bytes": size_bytes,
+        "assumed_gbs": gbs,
+        "phases": [{"what": what, "times": times, "seconds": seconds} for what, times, seconds in phases],
+        "seconds": sum(times * seconds for _, times, seconds in phases),
+        "measurements": rounds * (nodes // 2),
+    }
+
+
 # The page of a survey.
 
 _FEW_FINDINGS = 12  # lines on the short page

@@ -28,7 +28,7 @@ from collbench.analysis.predict.contention import OverlapUse
 from collbench.analysis.predict.networks import PARAMS
 from collbench.analysis.predict.predict import Compared, Cost, PredictedSet, Prediction, Sets
 from collbench.analysis.predict.timing import Span
-from collbench.analysis.stats import DELTA
+from collbench.analysis.stats import DELTA, FEWEST_TRIALS
 from collbench.model.operations import Registration
 from collbench.model.run import Device, Run
 from collbench.model.units import abridged, amount, fixed, size_span, span
@@ -62,7 +62,7 @@ class _Scale:
 
     def figure(self, seconds: float) -> str:
         """Return a time with three significant digits: "0.84", "22.4"; above 100 all digits, "1530"."""
-        value = seconds * self.per_second
+        value = _unsigned(seconds * self.per_second, 2)
         if abs(value) >= 99.95:
             return f"{value:.0f}"
         return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
@@ -103,6 +103,7 @@ def page(run: Run, prediction: Prediction) -> Iterator[Block]:
         f"left out  {run.devices[excluded.member].tag}: {sentences.left_out(excluded)}"
         for excluded in prediction.left_out
     ]
+    lines += [named(f"left out  {gpus} GPUs: {why}", NARROW) for gpus, why in prediction.unpredicted]
     lines += [named(f"overlap   {line}", NARROW) for line in _overlap_lines(run, prediction)]
     yield from short(Text("\n".join(["", *lines, origin(run), _question(prediction)])))
     lines += [named(f"assumed   {assumption}", NARROW) for assumption in assumptions(prediction.assumed, run.devices)]
@@ -159,6 +160,7 @@ def as_json(run: Run, prediction: Prediction) -> dict[str, Any]:
         "left_out": [
             {"device": run.devices[o.member].tag, "reason": sentences.left_out(o)} for o in prediction.left_out
         ],
+        "unpredicted": [{"gpus": gpus, "reason": why} for gpus, why in prediction.unpredicted],
         "assumptions": [*assumptions(prediction.assumed, run.devices)],
         "registration": prediction.registration.value,
         "overlap": [_use_json(run, use) for use in prediction.overlap],
@@ -286,7 +288,8 @@ def _title(run: Run, prediction: Prediction, gpus: int) -> str:
     sets = prediction.sets[gpus]
     best, worst = (sentences.tags(devices or (), run.devices) for devices in (sets.best, sets.worst))
     title = f"{gpus} GPUs: best {best}" + (f"; worst {worst}" if worst else "")
-    return title + (f" ({compared(sets)})" if sets.by is not Compared.ALL else "")
+    note = compared(sets)
+    return title + (f" ({note})" if note else "")
 
 
 def _table(cases: Sequence[PredictedSet], scale: _Scale, *, timed: bool) -> Table:
@@ -327,40 +330,70 @@ def conclusions(prediction: Prediction, sim: str = "") -> Iterator[str]:
         sets = prediction.sets[gpus]
         if sets.worst is None:
             exposed = [f"{case.strategy} {_printed(case.best.exposed[1])}" for case in cases if case.best.exposed]
-            yield f"On {gpus} GPUs{sim} {compared(sets)}" + (
+            none = "no set is predicted to be slower than the best" if sets.by is Compared.ALL else ""
+            known = "; ".join(filter(None, (none, compared(sets))))
+            yield f"On {gpus} GPUs{sim} {known}" + (
                 f". Exposed communication per step: {_listed(exposed)}." if exposed else "."
             )
-        elif timed:
-            yield f"On {gpus} GPUs{sim} {_matters(cases)}."
         else:
-            longer = _listed([f"{_printed(case.lost[1])} with {case.strategy}" for case in cases if case.lost])
-            yield f"On {gpus} GPUs{sim} a step communicates longer on the worst set, by {longer}."
+            matters = _matters(cases, sets) if timed else _communicates(cases)
+            yield f"On {gpus} GPUs{sim} {'; '.join((matters, *_doubtful(sets)))}."
     if not timed:
         yield "Add --step-time TIME to predict how much of this is hidden behind compute."
 
 
-def _matters(cases: Sequence[PredictedSet]) -> str:
+def _matters(cases: Sequence[PredictedSet], sets: Sets) -> str:
     """Return which strategies lose on the worst set, and how much of a step."""
-    shares = {case.strategy: case.lost_share or 0.0 for case in cases}
-    same = [case for case in cases if abs(shares[case.strategy]) < DELTA]
-    lost = [_lost(case) for case in cases if shares[case.strategy] >= DELTA]
-    gained = [_lost(case) for case in cases if shares[case.strategy] <= -DELTA]
+    same, lost, gained = _by_loss(cases)
     parts = []
     if same:
         most = max(cost.exposed[1] for case in same for cost in (case.best, case.worst) if cost and cost.exposed)
         leave = "leaves" if len(same) == 1 else "leave"
         names = _listed([case.strategy for case in same])
-        parts.append(f"{names} {leave} at most {_printed(most)} exposed on either set: the choice does not matter")
+        parts.append(f"{names} {leave} at most {_printed(most)} exposed on either set")
+        parts[0] += ": the choice does not matter" if sets.whole else ""
     if lost:
-        parts.append(f"the worst set lengthens a step by {_listed(lost)}")
+        parts.append(f"the worst set lengthens a step by {_listed([*map(_lost, lost)])}")
     if gained:
-        parts.append(f"the worst set shortens a step by {_listed(gained)}, because it suits their groups better")
+        shortened = _listed([*map(_lost, gained)])
+        parts.append(f"the worst set shortens a step by {shortened}, because it suits their groups better")
     return "; ".join(parts)
 
 
+def _communicates(cases: Sequence[PredictedSet]) -> str:
+    """Return how much longer each strategy communicates on the worst set; the step's length is not known."""
+    same, lost, gained = _by_loss(cases)
+    parts = []
+    if same:
+        names, verb = _listed([case.strategy for case in same]), "communicates" if len(same) == 1 else "communicate"
+        parts.append(f"{names} {verb} as long on either set, within {DELTA:.0%}")
+    if lost:
+        parts.append(f"a step communicates longer on the worst set, by {_listed([*map(_lost, lost)])}")
+    if gained:
+        shorter = _listed([*map(_lost, gained)])
+        parts.append(f"a step communicates less on the worst set, by {shorter}, because it suits their groups better")
+    return "; ".join(parts)
+
+
+def _by_loss(cases: Sequence[PredictedSet]) -> tuple[list[PredictedSet], list[PredictedSet], list[PredictedSet]]:
+    """Return the cases that are as long on the worst set as on the best, that are longer, and that are shorter."""
+    same = [case for case in cases if abs(case.longer) < DELTA]
+    return same, [case for case in cases if case.longer >= DELTA], [case for case in cases if case.longer <= -DELTA]
+
+
 def _lost(case: PredictedSet) -> str:
-    lost, share = case.lost, case.lost_share
-    return f"{_printed(abs(lost[1]))} ({_percent(abs(share))}) with {case.strategy}" if lost and share else ""
+    if case.lost is None:
+        return ""
+    share = "" if case.lost_share is None else f" ({_percent(abs(case.lost_share))})"
+    return f"{_printed(abs(case.lost[1]))}{share} with {case.strategy}"
+
+
+def _doubtful(sets: Sets) -> Iterator[str]:
+    """Yield why a worse set than those that were compared may exist."""
+    if sets.unmeasured:
+        yield f"{amount(sets.unmeasured, 'pair')} not measured, so a worse set may exist"
+    if sets.trials is not None:
+        yield f"uncertain: some sets have {sets.trials} of the {FEWEST_TRIALS} trials needed to estimate noise"
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -368,7 +401,14 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}" if abs(share) >= 0.0995 else f"{share:.1%}"
+    if share is None:
+        return "-"
+    return f"{share:.0%}" if abs(share) >= 0.0995 else f"{_unsigned(share, 3):.1%}"
+
+
+def _unsigned(value: float, digits: int) -> float:
+    """Return a value; 0 for one that is printed as 0, because "-0.0%" claims a direction."""
+    return value if round(value, digits) else 0.0
 
 
 _COMPARED = {
@@ -382,7 +422,8 @@ _COMPARED = {
 
 def compared(sets: Sets) -> str:
     """Return which sets a prediction compares; "" for all sets."""
-    return _COMPARED[sets.by].format(k=len(sets.best)) if isinstance(sets.by, Compared) else sentences.grounds(sets.by)
+    known = _COMPARED[sets.by].format(k=len(sets.best)) if isinstance(sets.by, Compared) else sentences.grounds(sets.by)
+    return "; ".join(filter(None, (known, *_doubtful(sets))))
 
 
 # The assumptions of a prediction, as text.

@@ -1,0 +1,35 @@
+"""The numbers that a field of a file may have. `runfile/codec.py` refuses others, so nobody else has to check them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From `least` to `most`; `words` say it in an error: "is -1, not 0 or more"."""
+
+    least: float
+    most: float
+    words: str
+
+    def __contains__(self, number: float) -> bool:
+        """True if the number lies in the range; NaN does not."""
+        return self.least <= number <= self.most
+
+
+# Sums and products of a few numbers must stay in 64 bits, and in a float: 2^60 B are an EiB, 10^15 s 30 million years.
+# No clock resolves 10^-15 s.
+_MOST_INT, _MOST_FLOAT, _LEAST_FLOAT = 2**60, 1e15, 1e-15
+
+FINITE = Range(-sys.float_info.max, sys.float_info.max, "a finite number")  # of a float without a range
+Whole = Annotated[int, Range(-_MOST_INT, _MOST_INT, "within 2^60 of 0")]
+Seed = Annotated[int, Range(0, math.inf, "0 or more")]
+Count = Annotated[int, Range(0, _MOST_INT, "0 or more (at most 2^60)")]
+Ordinal = Annotated[int, Range(1, _MOST_INT, "1 or more (at most 2^60)")]
+Several = Annotated[int, Range(2, _MOST_INT, "2 or more (at most 2^60)")]
+Amount = Annotated[float, Range(0, _MOST_FLOAT, "0 or more and finite (at most 1e15)")]
+Positive = Annotated[float, Range(_LEAST_FLOAT, _MOST_FLOAT, "positive and finite (1e-15 to 1e15)")]
