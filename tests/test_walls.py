@@ -98,6 +98,13 @@ def test_what_is_slow_or_may_be_missing_is_not_loaded_with(module: str) -> None:
     assert started.stdout == "none\n"
 
 
+def test_the_doctor_loads_nothing_that_measures() -> None:
+    names = "{'collbench.bench.plan', 'collbench.api.measuring'}"
+    code = f"import sys, collbench.cli.doctor; print({names} & set(sys.modules) or 'none')"
+    started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert started.stdout == "none\n"
+
+
 # "g" writes 1.09e+03 for a rate of NVSwitches. `units.fixed` does not; nccl-tests' own lines have C's %g.
 MAY_WRITE_EXPONENTS = {"model/units.py", "output/nccl_tests.py", "launch/ablation.py", "output/formats.py"}
 MAY_WRITE_EXPONENTS |= {"output/html/series.py", "output/prometheus.py", "bench/sweep.py"}  # rounded numbers

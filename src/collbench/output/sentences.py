@@ -60,6 +60,7 @@ from collbench.model.units import (
     TELLING_BYTES,
     abridged,
     amount,
+    figure,
     fixed,
     format_approximate_size,
     format_size,
@@ -506,7 +507,7 @@ def tiers(ranking: Ranking, without: str = "") -> str:
         return f"{doubts}no {other}{kind}{without} differs significantly: {slower}"
     slower = f"is {ranking.spread:.0%} slower than"
     if ranking.size_bytes < TELLING_BYTES:  # the page has times
-        slower = f"takes {1 / (1 - ranking.spread):.1f} times as long as"
+        slower = f"takes {figure(1 / (1 - ranking.spread))} times as long as"
     return f"{doubts}{ranking.tiers} tiers: the worst {kind}{without} {slower} the best"
 
 
