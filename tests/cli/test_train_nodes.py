@@ -18,7 +18,7 @@ from tests.builders import pair_run
 from tests.cli.program import collbench, environment, fake_gpus, fake_uuid, save_run
 from tests.cli.test_train_docs import CLUSTER
 from tests.distributed.processes import free_port
-from tests.launch.test_execution import PATIENCE_S, needs_torch
+from tests.launch.test_execution import TIMEOUT_S, needs_torch
 from tests.launch.test_rendezvous import POD
 from tests.native.fakes import Fakes
 
@@ -67,10 +67,10 @@ class Nodes:
             command, cwd=self.folder, env=self.settings(**variables), stderr=subprocess.PIPE, text=True
         )
 
-    def start_on(self, node: int, words: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    def start_on(self, node: int, args: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start `collbench` on one of the nodes."""
         own = {"NODE": str(node), "XDG_STATE_HOME": str(self.folder / str(node))}
-        return self.start(collbench(*words), {**variables, **own})
+        return self.start(collbench(*args), {**variables, **own})
 
     def ranks(self) -> list[tuple[str, str, str]]:
         """Return each rank's node, number of ranks, and devices."""
@@ -96,12 +96,12 @@ def slowed(slow: int) -> Run:
 def ended(jobs: Sequence[subprocess.Popen[str]]) -> list[str]:
     """Return what each said, once all have succeeded."""
     try:
-        said = [job.communicate(timeout=PATIENCE_S)[1] for job in jobs]
+        outputs = [job.communicate(timeout=TIMEOUT_S)[1] for job in jobs]
     finally:
         for job in jobs:
             job.kill()
-    assert [job.returncode for job in jobs] == [0] * len(jobs), said
-    return said
+    assert [job.returncode for job in jobs] == [0] * len(jobs), outputs
+    return outputs
 
 
 def expected(k: int) -> list[tuple[str, str, str]]:
@@ -120,9 +120,9 @@ def pod(node: int, port: int) -> dict[str, str]:
 
 
 def test_the_same_words_typed_on_each_node_take_each_nodes_own_best(nodes: Nodes) -> None:
-    words = ["train", "--auto-select", "4", "--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}", "train.py"]
-    said = ended([nodes.start_on(node, words, {}) for node in (0, 1)])
-    assert [line.partition(" (")[0] for line in said] == [
+    args = ["train", "--auto-select", "4", "--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}", "train.py"]
+    outputs = ended([nodes.start_on(node, args, {}) for node in (0, 1)])
+    assert [line.partition(" (")[0] for line in outputs] == [
         "collbench: using GPU1, GPU2, GPU3, GPU4",
         "collbench: using GPU0, GPU1, GPU2, GPU3",
     ]
@@ -144,6 +144,6 @@ def test_the_documented_batch_script_trains_on_all_nodes_of_the_job(nodes: Nodes
 
 def test_two_pods_train_together(nodes: Nodes) -> None:
     port = free_port()
-    words = ["train", "--auto-select", "4", "train.py"]
-    ended([nodes.start_on(node, words, pod(node, port)) for node in (0, 1)])
+    args = ["train", "--auto-select", "4", "train.py"]
+    ended([nodes.start_on(node, args, pod(node, port)) for node in (0, 1)])
     assert sorted(nodes.ranks()) == expected(4)

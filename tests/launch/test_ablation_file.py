@@ -21,28 +21,30 @@ RECORDED = ROOT / "tests" / "data" / "ablation" / "h200x2-gpt2-ddp.json"
 
 
 def unfinished() -> Ablation:
-    made = ablation([0.0224, 0.0225], [0.0321, 0.0323])
-    made.arms[1].runs[1:] = [run(1, 3, status=1)]
-    made.result = None
-    return made
+    ablated = ablation([0.0224, 0.0225], [0.0321, 0.0323])
+    ablated.arms[1].runs[1:] = [run(1, 3, status=1)]
+    ablated.result = None
+    return ablated
 
 
 def timed_as_processes() -> Ablation:
-    made = ablation([1.0, 1.0], [2.0, 2.0], names=("on GPU0, GPU1", "on GPU2, GPU3"))
-    for arm in made.arms:
+    ablated = ablation([1.0, 1.0], [2.0, 2.0], names=("on GPU0, GPU1", "on GPU2, GPU3"))
+    for arm in ablated.arms:
         arm.allreduce = ()
-        arm.runs = [run(one.repeat, one.order, runtime=3.0) for one in arm.runs]
-    made.measure, made.skip, made.step_pattern = Measure.TRAIN_RUNTIME, 3, r"(?P<ms>\d+)"
-    return made
+        arm.runs = [run(training_run.repeat, training_run.order, runtime=3.0) for training_run in arm.runs]
+    ablated.measure, ablated.skip, ablated.step_pattern = Measure.TRAIN_RUNTIME, 3, r"(?P<ms>\d+)"
+    return ablated
 
 
 def with_the_gpus_time() -> Ablation:
-    made = ablation([0.0224, 0.0225, 0.0229], [0.0321, 0.0323, 0.0311])
-    for arm in made.arms:
-        arm.runs = [replace(one, gpu_seconds=(0.018,) * len(one.step_seconds)) for one in arm.runs]
-    made.budget_seconds, made.result = 180.0, judge(made)
-    made.stop = stop_of(made, 60.0)
-    return made
+    ablated = ablation([0.0224, 0.0225, 0.0229], [0.0321, 0.0323, 0.0311])
+    for arm in ablated.arms:
+        arm.runs = [
+            replace(training_run, gpu_seconds=(0.018,) * len(training_run.step_seconds)) for training_run in arm.runs
+        ]
+    ablated.budget_seconds, ablated.result = 180.0, judge(ablated)
+    ablated.stop = stop_of(ablated, 60.0)
+    return ablated
 
 
 CASES = {

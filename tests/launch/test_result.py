@@ -99,7 +99,7 @@ def test_a_slower_machine_changes_no_ratio_and_swapped_arms_turn_it_over(
 ) -> None:
     first, second = ([pair[arm] for pair in pairs] for arm in (0, 1))
     result = ablation(first, second).result
-    slower = ablation([factor * one for one in first], [factor * one for one in second]).result
+    slower = ablation([factor * seconds for seconds in first], [factor * seconds for seconds in second]).result
     swapped = ablation(second, first).result
     assert result is not None
     assert slower is not None
@@ -127,9 +127,9 @@ def test_the_widest_times_that_are_read_overflow_nothing() -> None:
 
 @pytest.mark.parametrize("case", ["a run is missing", "a run failed"])
 def test_there_is_no_result_before_every_repeat_of_both(case: str) -> None:
-    made = ablation([1.0, 1.0], [2.0, 2.0])
+    cut_short = ablation([1.0, 1.0], [2.0, 2.0])
     if case == "a run is missing":
-        made.arms[1].runs.pop()
+        cut_short.arms[1].runs.pop()
     else:
-        made.arms[1].runs[-1] = run(1, 3, (2.0,) * 13, status=1)
-    assert judge(made) is None
+        cut_short.arms[1].runs[-1] = run(1, 3, (2.0,) * 13, status=1)
+    assert judge(cut_short) is None
