@@ -30,12 +30,12 @@ _SERVER_GONE = 70
 
 
 def _open_files() -> list[int]:
-    found = []
+    open_files = []
     for file in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         with contextlib.suppress(OSError):  # the one of that list itself is closed by now
             os.fstat(file)
-            found.append(file)
-    return found
+            open_files.append(file)
+    return open_files
 
 
 def _umask() -> int:
