@@ -14,7 +14,7 @@ from collbench.model.errors import UsageError
 BASE = ("--devices", "0,1", "--without", "p2p")
 
 
-def test_every_word_reaches_whom_it_is_for() -> None:
+def test_every_argument_reaches_its_parser() -> None:
     args = ["--auto-select", "2", "--without", "p2p,shm", "--max-restarts", "1", "--max-age=1d", "--repeats=5"]
     args += ["-o", "out.json", "-t3", "--skip", "0", "--seed", "7", "--json", "--no-allreduce", "--verbose"]
     parsed = split_ablation([*args, "--", "train.py", "--repeats", "9", "--without", "all", "--", "-o"])
@@ -25,7 +25,7 @@ def test_every_word_reaches_whom_it_is_for() -> None:
     assert (parsed.output, parsed.json, parsed.allreduce, parsed.verbose) == ("out.json", True, False, True)
 
 
-def test_what_nobody_says() -> None:
+def test_defaults() -> None:
     parsed = split_ablation([*BASE, "train.py"])
     assert (parsed.repeats, parsed.skip, parsed.seed, parsed.output, parsed.against) == (None, None, None, None, None)
     assert (parsed.allreduce, parsed.json, parsed.verbose, parsed.passed) == (True, False, False, ())
@@ -69,7 +69,7 @@ def test_what_cannot_be_meant_is_one_line(case: str, args: list[str], reported: 
     assert "\n" not in str(error.value), case
 
 
-WORDS = [
+ARGUMENTS = [
     "--without",
     "p2p",
     "--devices",
@@ -87,8 +87,8 @@ WORDS = [
 ]
 
 
-@given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=8)), max_size=12))
-def test_any_words_are_read_or_refused(args: list[str]) -> None:
+@given(st.lists(st.one_of(st.sampled_from(ARGUMENTS), st.text(max_size=8)), max_size=12))
+def test_any_arguments_are_read_or_refused(args: list[str]) -> None:
     try:
         parsed = split_ablation(args)
     except UsageError:

@@ -76,7 +76,7 @@ def test_what_is_written_comes_back_and_follows_the_schema(case: str, tmp_path: 
         ("on GPU2, GPU3", ()),
     ],
 )
-def test_a_file_from_before_says_by_name_alone_what_an_arm_lacks(name: str, without: tuple[str, ...]) -> None:
+def test_in_an_older_file_only_the_name_says_what_an_arm_lacks(name: str, without: tuple[str, ...]) -> None:
     data = json.loads(RECORDED.read_text(encoding="utf-8"))
     for arm in data["arms"]:
         del arm["without"]
@@ -85,7 +85,7 @@ def test_a_file_from_before_says_by_name_alone_what_an_arm_lacks(name: str, with
 
 
 @pytest.mark.parametrize("text", [RECORDED.read_text(encoding="utf-8"), ablations.dumps(CASES["with the GPU's time"])])
-def test_files_follow_the_schema_and_have_nothing_that_it_does_not_tell(text: str) -> None:
+def test_files_follow_the_schema_and_have_no_other_fields(text: str) -> None:
     data = json.loads(text)
     Draft202012Validator(SCHEMA).validate(data)
     definitions = SCHEMA["$defs"]

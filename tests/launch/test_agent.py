@@ -94,5 +94,7 @@ print(signal.Signals(-rank.wait()).name)
         ("another variable", ["--", "train.py"], ["PET_NNODES", "LOG_DIR"], False),
     ],
 )
-def test_whose_the_files_are(title: str, args: list[str], variables: list[str], expected: bool) -> None:
+def test_log_files_are_kept_only_if_requested(
+    title: str, args: list[str], variables: list[str], expected: bool
+) -> None:
     assert wants_logs(args, dict.fromkeys(variables, "1")) is expected

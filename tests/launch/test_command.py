@@ -100,7 +100,7 @@ def test_contradictions_get_one_clear_line(line: str, backend: str, message: str
         command(line, backend=backend)
 
 
-def test_ranks_are_bound_to_their_numa_nodes_on_request_in_words_that_torch_knows() -> None:
+def test_ranks_are_bound_to_their_numa_nodes_on_request_with_torchs_option() -> None:
     args = torchrun.start_command(
         split(["--devices", "3,0", "a.py"]), GPUS, {}, backend="cuda", inside=INSIDE, bind=True
     )

@@ -42,7 +42,7 @@ def test_what_nccl_and_torchrun_read_gets_inside_unchanged_even_where_a_site_cle
     )
 
 
-def test_the_words_between_torchrun_and_the_ranks_are_bound_read_only() -> None:
+def test_the_folder_of_rank_start_is_bound_read_only() -> None:
     args = wrapped("--nnodes 2 --rdzv-endpoint h:1 a.py", {"CUDA_VISIBLE_DEVICES": "0"})
     folder = Path(torchrun.__file__).parent
     assert args[args.index("--bind") + 1] == f"{folder}:{SHIMS}:ro"

@@ -74,7 +74,7 @@ def test_a_quiet_machine_is_done_after_three_repeats() -> None:
     assert ablated.result.ratio.middle == pytest.approx(1.25, rel=0.005)
 
 
-def test_a_noisy_one_ends_in_time_and_says_what_it_would_take() -> None:
+def test_a_noisy_machine_stops_at_the_budget_and_gives_the_repeats_needed() -> None:
     """As two H200 behind a busy host: runs of one arm differed by 15 %."""
     ablated = trained(gaussian(0.15, 2), ratio=1.0)
     assert ablated.stop is Stop.BUDGET
@@ -114,14 +114,14 @@ def test_where_the_host_bounds_both_arms_no_more_is_trained_for_its_noise() -> N
         ("without the links the GPU bounds it", (0.012, 0.0298), (True, False)),
     ],
 )
-def test_who_bounds_a_step(title: str, gpu: tuple[float, float], bound: tuple[bool, bool]) -> None:
+def test_whether_host_or_gpu_bounds_a_step(title: str, gpu: tuple[float, float], bound: tuple[bool, bool]) -> None:
     ablated = trained(gaussian(0.002, 6), gpu=gpu)
     assert ablated.result is not None
     assert ablated.result.gpu is not None
     assert ablated.result.gpu.host_bound == bound, title
 
 
-def test_without_the_gpus_time_nobody_is_blamed() -> None:
+def test_without_the_gpus_time_neither_bounds_a_step() -> None:
     ablated = trained(gaussian(0.002, 7))
     assert ablated.result is not None
     assert ablated.result.gpu is None
@@ -133,7 +133,7 @@ def test_without_the_gpus_time_nobody_is_blamed() -> None:
 
 
 @pytest.mark.parametrize("sigma", [0.015, 0.04])
-def test_intervals_hold_the_truth_although_somebody_looks_after_each_repeat(sigma: float) -> None:
+def test_intervals_hold_the_truth_although_stopping_is_checked_after_each_repeat(sigma: float) -> None:
     """150 ablations (sim), always the same: 95 % less three standard errors of such a count."""
     covered = 0
     for seed in range(150):

@@ -74,7 +74,7 @@ def test_of_a_script_that_crashes_at_once_the_traceback_comes_first(tmp_path: Pa
     assert "collbench/launch" not in err  # nothing of ours stands between
 
 
-def test_a_program_that_is_no_python_gets_its_words_and_its_status_is_reported(tmp_path: Path) -> None:
+def test_a_program_other_than_python_gets_its_arguments_and_its_status_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train.sh").write_text('#!/bin/sh\necho "$LOCAL_RANK $*" > rank$LOCAL_RANK\nexit 9\n')
     (tmp_path / "train.sh").chmod(0o755)
     training = start(tmp_path, "cuda", GPUS[:1], "--devices", "3", "--no-python", "./train.sh", "--a", "b c")

@@ -152,7 +152,7 @@ def test_a_script_that_prints(
     assert len([line for line in stage.messages if line.startswith("no step times to compare")]) == notices, case
 
 
-def test_a_script_that_fails_shows_its_last_words_first_and_ends_it_all(stage: Stage) -> None:
+def test_a_failed_script_shows_its_traceback_first_and_ends_the_ablation(stage: Stage) -> None:
     def script(environment: Mapping[str, str], run: int) -> tuple[int, str]:
         return (1, "loading\nTraceback (most recent call last):\nValueError: no data\n") if run == 2 else (0, "")
 
@@ -185,14 +185,14 @@ def test_no_step_to_count_is_one_line_after_the_first_run(
     assert (len(stage.started), stage.messages) == (1, []), case
 
 
-def test_a_pattern_replaces_the_documented_words(stage: Stage) -> None:
+def test_a_pattern_replaces_the_documented_format(stage: Stage) -> None:
     stage.script = lambda environment, _run: (0, f"took {3 if len(environment) > 2 else 2}\nstep_time=9s\n" * 9)
     ablated = stage.perform(pattern=r"took (?P<ms>\d+)")
     assert ablated.result is not None
     assert ablated.result.ratio.middle == pytest.approx(1.5)
 
 
-def test_of_the_environment_the_file_keeps_ncclss_alone() -> None:
+def test_the_file_keeps_only_nccl_variables_of_the_environment() -> None:
     assert environment_of({"NCCL_ALGO": "Ring", "HF_TOKEN": "secret", "XNCCL_": "1"}) == {"NCCL_ALGO": "Ring"}
 
 

@@ -59,13 +59,13 @@ def started(local_rank: int, *program: str, local: int = 2) -> subprocess.Popen[
     return subprocess.Popen(args, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_the_program_gets_its_words_and_keeps_its_status() -> None:
+def test_the_program_gets_its_arguments_and_keeps_its_status() -> None:
     code = "import sys; print(sys.argv[1:]); sys.exit(7)"
     done = started(1, sys.executable, "-c", code, "-h", "--", "a b")
     assert (done.communicate(timeout=60)[0], done.returncode) == (f"{['-h', '--', 'a b']}\n", 7)
 
 
-def test_the_first_rank_speaks_and_the_others_wait_in_silence_to_be_ended() -> None:
+def test_the_first_rank_reports_and_the_others_wait_silently_to_be_ended() -> None:
     second, first = started(1, "true", local=4), started(0, "true", local=4)
     try:
         _, stderr = first.communicate(timeout=60)

@@ -181,7 +181,7 @@ def test_k_wins_over_a_pods_number_of_processes(
     ],
     ids=["Slurm", "PyTorchJob", "elastic PyTorchJob", "TrainJob"],
 )
-def test_torch_reads_from_words_and_environment_what_was_meant(
+def test_torch_reads_the_arguments_and_environment_as_expected(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
