@@ -1,4 +1,4 @@
-"""A healthy machine's facts, in the doctor's words, and ways to change one thing."""
+"""The facts of a healthy machine as `doctor` collects them, and ways to change one fact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 def gpu(index: int, name: str = "NVIDIA H200", near: str = "0-63", **changes: Any) -> Gpu:
-    """Return one healthy GPU: CPUs 0-63 near it (none known for ""), 18 NVLinks up, nobody on it."""
+    """Return one healthy GPU: CPUs 0-63 near it (none known for ""), 18 NVLinks up, no process on it."""
     device = Device(
         index=index,
         uuid=f"GPU-{index}aaaaaaa-0000",
@@ -74,7 +74,7 @@ def machine(
                 memory_nodes=(0,),
                 memory_available=500 * GIB,
                 iommu=False,
-                slots={one.device.index: Slot() for one in four},
+                slots={slot_gpu.device.index: Slot() for slot_gpu in four},
             ),
             **host or {},
         ),
@@ -94,6 +94,6 @@ def machine(
 
 def named(facts: Facts, name: str) -> Finding:
     """Return the one finding of a name. Fails the test where there are none or several."""
-    found = [finding for finding in judge(facts) if finding.name == name]
-    assert len(found) == 1, [finding.name for finding in judge(facts)]
-    return found[0]
+    findings = [finding for finding in judge(facts) if finding.name == name]
+    assert len(findings) == 1, [finding.name for finding in judge(facts)]
+    return findings[0]
