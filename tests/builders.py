@@ -33,12 +33,12 @@ Pair = tuple[int, int]
 
 
 def nvml_says(reading: str, writing: str = "") -> PeerReadWrite:
-    """Return NVML's answer on peer access; without a second word reading and writing are the same."""
+    """Return NVML's status of peer access; without `write`, writing has the status of reading."""
     return PeerReadWrite(PeerStatus(reading), PeerStatus(writing or reading))
 
 
 def smi_says(there: str, back: str = "") -> tuple[PeerStatus, ...]:
-    """Return what `nvidia-smi topo -p2p r` says of both directions; without a second word they are the same."""
+    """Return the statuses that `nvidia-smi topo -p2p r` gives both directions; without `back` they are the same."""
     return PeerStatus(there), PeerStatus(back or there)
 
 
@@ -67,12 +67,12 @@ def shared(position: int, others: int = 1) -> Flag:
 
 
 def in_words(text: str, kind: FailureKind | None = None) -> Failure:
-    """Return a failure of which only words are known, as another rank or an older file tells it."""
+    """Return a failure known only as text, as another rank or an older file reports it."""
     return Failure(kind, Cause.REPORTED, detail=text)
 
 
 def left_out(text: str) -> Skipped:
-    """Return something skipped of which only words are known, as an older file tells it."""
+    """Return a skip known only as text, as an older file has it."""
     return Skipped(SkipKind.OTHER, detail=text)
 
 
@@ -84,7 +84,7 @@ def measured(
     trials: int = 5,
     launch: float | None = None,
 ) -> Measurement:
-    """Return a point whose algbw in GB/s is `gbs` in every trial, or that of each in turn; two batches a trial."""
+    """Return a measurement with algbw `gbs` in GB/s, one value for all trials or one for each; two batches a trial."""
     rates = [gbs] * trials if isinstance(gbs, float | int) else list(gbs)
     samples = [Sample((size / rate / 1e9,) * 2, 1, concurrent=False, launch_seconds=launch) for rate in rates]
     return Measurement(DataPoint(operation, tuple(members), size), samples, StopReason.PRECISION)

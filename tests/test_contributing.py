@@ -32,7 +32,7 @@ def names_in(home: str) -> list[str]:
 
 
 def paths_of(room: str, home: str) -> Iterator[list[Path]]:
-    """Yield what each name of a row matches: in the room, beside the name before, in the package or the project."""
+    """Yield the paths that each name in a row matches, next to the name before, or in room, package or project."""
     folder = own = PACKAGE / names_in(room)[0].rstrip("/") if names_in(room) else PACKAGE
     for name in [*names_in(room), *names_in(home)]:
         roots = (folder, own, PACKAGE, ROOT)

@@ -63,7 +63,7 @@ def test_a_documented_command_is_understood(page: str, args: list[str]) -> None:
     except click.exceptions.Exit:
         pass  # --help
     except (click.exceptions.MissingParameter, UsageError):
-        if len(args) > 1:  # alone it is the name of the command in a sentence: "`collbench select`"
+        if len(args) > 1:  # a single argument is the command's name in a sentence: "`collbench select`"
             raise
 
 
@@ -104,7 +104,7 @@ _CITED = re.compile(r"docs/method\.md(?:#[\w-]+|'s)?,? (?:sections? )?(\d+(?:\.\
 
 
 def sources() -> list[Path]:
-    """Return every text of the project that people read, results left out: those are records of their day."""
+    """Return every text file of the project, except results, which are records of their day."""
     kinds = {".py", ".pyi", ".md", ".cpp", ".hpp", ".cu", ".cuh", ".c", ".sh", ".json", ".toml", ".yaml", ".service"}
     folders = ("src", "csrc", "tests", "benchmarks", "docs", "examples")
     paths = [*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]

@@ -1,4 +1,4 @@
-"""Whatever people and broken disks hand us: an answer, or the one error that a user can read."""
+"""Arbitrary and damaged input gives a result or the one error that a user can read."""
 
 import contextlib
 import copy

@@ -1,4 +1,4 @@
-"""What `make test` does where no Chromium is: root on Debian gets one, once; nobody else is changed or stopped."""
+"""`make test` without Chromium: root on Debian gets one, once; other systems are neither changed nor stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.output.html import conftest as browsers
 ROOT = Path(__file__).parent.parent
 REPORTED = "make: without Chromium the tests of the report's page are skipped: on Debian, apt install chromium"
 INSTALLING = "installing Debian's chromium, for the tests of the report's page"
-# Writes what it was asked, and installs what the test put beside it.
+# Writes its arguments to a file, and installs what the test put next to it.
 APT_GET = """#!/bin/sh
 cd "$(dirname "$0")" || exit
 echo "$*" >> asked
@@ -119,7 +119,7 @@ esac
 
 @pytest.fixture
 def installs(tools: Path) -> Callable[[], subprocess.CompletedProcess[str]]:
-    """Run the Makefile's rule that installs, with a pip that only speaks."""
+    """Run the Makefile's rule that installs, with a pip that only prints."""
     (tools / "sed").symlink_to(shutil.which("sed") or "/bin/sed")
     venv = tools.parent / "venv"
     executable(venv / "bin" / "python", PIP)

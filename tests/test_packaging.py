@@ -117,7 +117,7 @@ Build = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Our setup.py over sources that compile in no time; `one.cpp` alone includes the header."""
+    """Our setup.py over sources that compile quickly; only `one.cpp` includes the header."""
     for name in ("setup.py", "pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))

@@ -62,7 +62,7 @@ class FakeProgram:
 
 
 def shellcheck() -> str | None:
-    """Return the path of shellcheck: of its wheel, beside this Python, or of the system."""
+    """Return the path of shellcheck: from its wheel, next to this Python, or from PATH."""
     installed = Path(sys.executable).parent / "shellcheck"
     if installed.exists():
         return str(installed)

@@ -1,4 +1,4 @@
-"""The systemd timer's script: its file is read by prometheus_client, is replaced at once, and tells every status."""
+"""The systemd timer's script: its file is read by prometheus_client, is replaced atomically, and holds every status."""
 
 from __future__ import annotations
 
