@@ -1,4 +1,4 @@
-"""The command line of `collbench ablate`: whose word is whose."""
+"""The command line of `collbench ablate`: which arguments are its own, torchrun's and the script's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `train`'s torchrun ends: by a signal, which reaches its ranks, and without a folder that nobody asked for."""
+"""How `train`'s torchrun ends: by a signal, which reaches its ranks, and without an unrequested log folder."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_signal_ends_torchrun_and_its_ranks_in_a_line_and_leaves_no_folder(
 
 
 def test_a_rank_that_ignores_the_signal_is_killed() -> None:
-    """While another process, of which this is not the parent, is left alone."""
+    """Another process, which is not a child of this one, is left alone."""
     rank = "trap '' TERM; echo ready; while :; do sleep 0.02; done"
     code = f"""
 import signal, subprocess

@@ -1,4 +1,4 @@
-"""Where the script begins, and to whom each word before it belongs."""
+"""Where the script begins, and whether each argument before it is collbench's or torchrun's."""
 
 from __future__ import annotations
 
