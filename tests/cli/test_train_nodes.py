@@ -1,4 +1,4 @@
-"""`collbench train` on two nodes, whole programs and real torchrun: each goes by its own run, however they start."""
+"""`collbench train` on two nodes with real torchrun: each node uses its own saved run, however it is started."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ import json, os, pathlib
 names = ("NODE", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 pathlib.Path("rank" + os.environ["RANK"] + ".json").write_text(json.dumps([os.environ[name] for name in names]))
 """
-# Stands in for srun: as many tasks as the batch script's head asks for, each with what Slurm tells one, on this host.
+# A fake srun: starts the batch script's number of tasks on this host, each with the variables that Slurm sets.
 SRUN = """#!{python}
 import os, subprocess, sys
 assert sys.argv[1:3] == ["--ntasks-per-node", "1"]
@@ -51,7 +51,7 @@ sys.exit(max(task.wait() for task in tasks))
 
 @dataclass(frozen=True)
 class Nodes:
-    """Two nodes in one folder, each with GPUs that are simulated and a saved run of its own."""
+    """Two nodes in one folder, each with simulated GPUs and its own saved run."""
 
     fakes: Fakes
     folder: Path
@@ -94,7 +94,7 @@ def slowed(slow: int) -> Run:
 
 
 def ended(jobs: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """Return what each said, once all have succeeded."""
+    """Wait until all have succeeded; return the stderr of each."""
     try:
         outputs = [job.communicate(timeout=TIMEOUT_S)[1] for job in jobs]
     finally:
@@ -105,7 +105,7 @@ def ended(jobs: Sequence[subprocess.Popen[str]]) -> list[str]:
 
 
 def expected(k: int) -> list[tuple[str, str, str]]:
-    """Return what two nodes' ranks must get where each takes its own best k."""
+    """Return the expected environment of two nodes' ranks if each node takes its own best k."""
     return [
         (str(node), str(2 * k), ",".join(fake_uuid(index) for index in BEST[node][:k]))
         for node in (0, 1)
@@ -114,12 +114,12 @@ def expected(k: int) -> list[tuple[str, str, str]]:
 
 
 def pod(node: int, port: int) -> dict[str, str]:
-    """Return what a PyTorchJob tells one of two pods, whose master is this host."""
+    """Return the environment that a PyTorchJob gives one of two pods whose master is this host."""
     number = str(node)
     return POD | {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": str(port), "PET_NODE_RANK": number, "RANK": number}
 
 
-def test_the_same_words_typed_on_each_node_take_each_nodes_own_best(nodes: Nodes) -> None:
+def test_the_same_command_on_each_node_takes_each_nodes_best(nodes: Nodes) -> None:
     args = ["train", "--auto-select", "4", "--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}", "train.py"]
     outputs = ended([nodes.start_on(node, args, {}) for node in (0, 1)])
     assert [line.partition(" (")[0] for line in outputs] == [
