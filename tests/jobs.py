@@ -73,7 +73,7 @@ def made_job(
 
 
 def without_gpu_times(job: Job) -> Job:
-    """Return the job as a source without kernels' times has it."""
+    """Return the job as a source without kernel times records it."""
 
     def phase(original: Phase) -> Phase:
         positions = tuple(replace(position, gpu=None) for position in original.positions)

@@ -22,7 +22,7 @@ def job_of(
     pause: float | None = 100.0,
     gpu: float | None = 40.0,
 ) -> Job:
-    """Return a job whose rank r repeats `steps[r]`: calls, each with whether it is in one group with the one before."""
+    """Return a job whose rank r repeats `steps[r]`: calls, each with True if it is grouped with the call before."""
     table = tuple(dict.fromkeys(call for step in steps for call, _ in step))
     ranks = []
     for rank, step in enumerate(steps):
@@ -47,7 +47,7 @@ def data_parallel(ranks: int = 2, sizes: Sequence[int] = (2**20, 2**18)) -> Job:
 
 
 def pipeline(size: int = 2**16) -> Job:
-    """Return two stages that exchange activations, each rank its own side."""
+    """Return a job of two pipeline stages that exchange activations."""
     first = [(Call("send", size, 0, peer=1), False), (Call("recv", size, 0, peer=1), True)]
     second = [(Call("recv", size, 0, peer=0), False), (Call("send", size, 0, peer=0), True)]
     return job_of([(0, 1)], [first, second])
@@ -64,7 +64,7 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 @st.composite
 def jobs(draw: st.DrawFn, most_ranks: int = 4, largest: int = 4096) -> Job:
-    """Draw a job that could have run: each event adds to all of its ranks what belongs together."""
+    """Draw a job that could have run: each event adds matching calls to all of its ranks."""
     ranks = draw(st.integers(2, most_ranks))
     members = st.lists(st.integers(0, ranks - 1), min_size=1, max_size=ranks, unique=True)
     groups = [list(range(ranks)), *draw(st.lists(members, max_size=3))]

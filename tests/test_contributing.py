@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md: every home that it names exists, every room and every dependency is in it."""
+"""CONTRIBUTING.md: every path that it names exists, and it has every package and every dependency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents: each command is one that the program takes, each reference leads somewhere that a reader can go."""
+"""The documents: collbench accepts each command, and a reader can follow each reference."""
 
 from __future__ import annotations
 

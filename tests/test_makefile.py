@@ -128,7 +128,7 @@ def installs(tools: Path) -> Callable[[], subprocess.CompletedProcess[str]]:
 
 
 def test_set_up_has_a_line_for_each_step(tools: Path, installs: Callable[[], subprocess.CompletedProcess[str]]) -> None:
-    """It takes minutes where torch is to be downloaded, and whoever sees nothing ends it."""
+    """It takes minutes if torch must be downloaded, and a user who sees no output would interrupt it."""
     done = installs()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [

@@ -1,4 +1,4 @@
-"""The package as it is installed: pins, what is in it, and a build that does no more than it must."""
+"""The installed package: pins, contents, and an incremental build."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""The README: its outputs are those of committed runs, its index leads to every page, and five minutes are enough."""
+"""The README: outputs are from committed runs, the index links every page, it takes five minutes to read."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 
 def impurities(source: str) -> list[str]:
-    """Return what a source calls that reaches outside the program."""
+    """Return the names of a source's calls that do I/O."""
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     return [name for node in calls if (name := ast.unparse(node.func).split(".")[-1]) in IMPURE_CALLS]
 

@@ -40,7 +40,7 @@ class FakeProgram:
         return self.folder / "collbench"
 
     def will(self, status: int = 0, run: Path | None = None, hang: bool = False) -> None:
-        """Let `collbench check` save this run, and end with this status or never; other commands are the real ones."""
+        """Let `collbench check` save this run, and exit with this status or hang; other commands are real."""
         code = _FAKE.format(
             log=str(self.folder / "calls"), python=sys.executable, run=str(run or ""), hang=hang, status=status
         )

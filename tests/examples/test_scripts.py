@@ -1,4 +1,4 @@
-"""Every script and manifest under examples/ is well formed, and calls collbench as collbench takes it."""
+"""Every script and manifest under examples/ is well formed, and calls collbench with arguments that it accepts."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collbench.launch.ablation import Ablation, AllReduce, Arm, Measure, Trainin
 def run(
     repeat: int, order: int, steps: Sequence[float] = (), runtime: float | None = None, **more: float
 ) -> TrainingRun:
-    """Return one good run; `wall` are its seconds in all."""
+    """Return one successful run; `wall` is its total time in seconds."""
     return TrainingRun(repeat, order, int(more.get("status", 0)), more.get("wall", 40.0), tuple(steps), runtime)
 
 

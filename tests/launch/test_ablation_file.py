@@ -1,4 +1,4 @@
-"""The ablation file: it comes back as it went, follows its published schema, and says what is wrong with another."""
+"""The ablation file: it is read as it was saved, follows its published schema, and errors name what is wrong."""
 
 from __future__ import annotations
 

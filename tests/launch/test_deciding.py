@@ -1,4 +1,4 @@
-"""When an ablation has trained enough, what the GPU's own time says, and whether its intervals hold the truth."""
+"""When an ablation stops training, what the GPU's own time shows, and whether its intervals hold the truth."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_a_restarted_group_keeps_its_devices_and_a_success_is_a_success(tmp_path
     assert list(tmp_path.glob("temporary/*")) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda one: one.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda sent: sent.name)
 def test_a_signal_reaches_the_ranks_and_is_reported_in_a_line(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WAIT_FOR_SIGNAL)
     training = start(tmp_path, "cuda", GPUS, "--devices", "3,0", "train.py")

@@ -53,7 +53,7 @@ def test_unequal_nodes_are_one_line(title: str, numbers: tuple[object, ...], mes
 
 
 def started(local_rank: int, *program: str, local: int = 2) -> subprocess.Popen[str]:
-    """Start local rank r of the first of two nodes, which has so many ranks; the other has two."""
+    """Start a local rank of the first of two nodes, which has `local` ranks; the other has two."""
     environment = os.environ | variables(local_rank, local + 2, local, 0, 2) | {"LOCAL_RANK": str(local_rank)}
     args = [sys.executable, "-I", "-S", rank_start.__file__, "--compare-nodes", "--", *program]
     return subprocess.Popen(args, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -86,11 +86,11 @@ def test_the_interval_is_the_one_that_scipy_gives_for_paired_logs(pairs: list[tu
         return  # scipy divides by zero
     from scipy import stats  # late: it takes a second
 
-    theirs = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
-    ours = result.ratio
-    assert math.log(ours.low) == pytest.approx(theirs.low, rel=1e-6, abs=1e-9)
-    assert math.log(ours.high) == pytest.approx(theirs.high, rel=1e-6, abs=1e-9)
-    assert ours.low <= ours.middle <= ours.high
+    expected = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
+    ratio = result.ratio
+    assert math.log(ratio.low) == pytest.approx(expected.low, rel=1e-6, abs=1e-9)
+    assert math.log(ratio.high) == pytest.approx(expected.high, rel=1e-6, abs=1e-9)
+    assert ratio.low <= ratio.middle <= ratio.high
 
 
 @given(st.lists(st.tuples(TIMES, TIMES), min_size=2, max_size=5), st.floats(0.001, 1000))

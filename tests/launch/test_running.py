@@ -1,4 +1,4 @@
-"""One child: its output, its time, and its end with ours. Real processes, and no sleeping."""
+"""One child process: its output, its time, and its end with its parent's. Real processes, and no sleeping."""
 
 from __future__ import annotations
 

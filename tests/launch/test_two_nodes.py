@@ -71,7 +71,7 @@ def typed_on(node: int, *script: str) -> list[str]:
 
 @contextlib.contextmanager
 def nodes(folder: Path, commands: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start each command, all in one process group a command, and leave nothing behind."""
+    """Start each command in a process group of its own; end them all afterwards."""
     started: list[subprocess.Popen[str]] = []
     settings = environment(folder, GLOO_SOCKET_IFNAME="veth0", OMP_NUM_THREADS="1")
     try:

@@ -1,7 +1,7 @@
 """Lets another process run what this one was started for: a fork of one that has loaded modules (tests/fork_server.py).
 
 The fork gets this process's arguments, variables, folder, files, limits and cores. This process then stands for it: it
-passes signals on, ends as the other one ends, and when it is killed, so is the other one. SIGSTOP stops this process
+forwards signals, exits as the fork exits, and if it is killed, the fork is killed too. SIGSTOP stops this process
 alone, SIGTSTP the other one alone.
 """
 

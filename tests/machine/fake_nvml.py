@@ -1,4 +1,4 @@
-"""A double of the module pynvml: it answers for one described machine and refuses what that machine lacks."""
+"""A fake pynvml: it answers for one described machine and refuses what that machine lacks."""
 
 from __future__ import annotations
 

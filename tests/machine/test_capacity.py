@@ -1,4 +1,4 @@
-"""What hardware can carry: limits from products' pages, for each operation and pattern; what beats them."""
+"""Limits of hardware from products' pages, for each operation and pattern, and rates above them."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_memory_of_a_grace_is_behind_nvlink() -> None:
 
 
 def test_nccls_choice_decides_whether_the_switch_reduced() -> None:
-    """Asked, and chosen for no message: then the ring's bound holds."""
+    """NCCL was asked and chose it for no message: then the ring's bound holds."""
     machine_ = replace(HGX.machine, multicast=False)
     limit = Hardware(replace(HGX, machine=machine_)).of(DataPoint(Operation.ALLREDUCE, ALL, GIB))
     assert limit is not None
@@ -212,7 +212,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def test_of_all_committed_runs_those_with_wrong_times_are_found_and_no_other() -> None:
-    """Lanes that started one after another in `copies`; reads of 16 and 64 MiB that a cache served in `full.json`."""
+    """Transfers that did not start at once in `copies`; reads of 16 and 64 MiB from a cache in `full.json`."""
     batches: dict[str, Counter[tuple[str, int]]] = {}
     runs = 0
     for name, text in texts():

@@ -21,7 +21,7 @@ NOBODY: frozenset[int] = frozenset()
 
 
 class Clock:
-    """Seconds that pass when they are asked to."""
+    """A clock whose seconds pass only when the test says so."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -33,11 +33,15 @@ class Clock:
         self.now += 1.0
 
 
-def watch_of(readings: Sequence[Sequence[Glance]], ours: Sequence[int] = (), clock: Clock | None = None) -> HealthWatch:
+def watch_of(
+    readings: Sequence[Sequence[Glance]], own_pids: Sequence[int] = (), clock: Clock | None = None
+) -> HealthWatch:
     """Return a watch of as many GPUs as a reading has; it sees the next reading when a second has passed."""
     coming = iter(readings)
     count = len(readings[0])
-    return HealthWatch(gpus(count), lambda: next(coming), Occupants([NOBODY] * count, lambda: ours), clock or Clock())
+    return HealthWatch(
+        gpus(count), lambda: next(coming), Occupants([NOBODY] * count, lambda: own_pids), clock or Clock()
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,7 @@ def watch_of(readings: Sequence[Sequence[Glance]], ours: Sequence[int] = (), clo
     ],
 )  # fmt: skip
 def test_flags_say_what_is_wrong_on_which_gpu(title: str, glance: Glance, flags: tuple[Flag, ...]) -> None:
-    watch = watch_of([[WELL, glance]], ours=(77,))
+    watch = watch_of([[WELL, glance]], own_pids=(77,))
     assert watch.flags((0, 1)) == flags, title
     assert watch.flags((0,)) == (), "of the GPUs that were asked for alone"
 
@@ -106,7 +110,7 @@ def pids_of(*pids: int) -> frozenset[int]:
 
 
 @pytest.mark.parametrize(
-    ("title", "before", "now", "ours", "others"),
+    ("title", "before", "now", "own_pids", "others"),
     [
         ("nothing runs", pids_of(), pids_of(), (1322,), 0),
         ("NVML does not tell", pids_of(), None, (1322,), None),
@@ -125,18 +129,18 @@ def pids_of(*pids: int) -> frozenset[int]:
     ],
 )
 def test_other_peoples_processes_are_counted_without_ours(
-    title: str, before: frozenset[int], now: frozenset[int] | None, ours: Sequence[int], others: int | None
+    title: str, before: frozenset[int], now: frozenset[int] | None, own_pids: Sequence[int], others: int | None
 ) -> None:
-    assert Occupants([before], lambda: ours).others(0, now) == others, title
+    assert Occupants([before], lambda: own_pids).others(0, now) == others, title
 
 
 def test_a_killed_worker_of_ours_is_not_counted_as_another_process() -> None:
-    ours = [1322]
-    occupants = Occupants([NOBODY], lambda: ours)
+    own_pids = [1322]
+    occupants = Occupants([NOBODY], lambda: own_pids)
     assert occupants.others(0, pids_of(1322)) == 0
-    ours[:] = []
+    own_pids[:] = []
     assert occupants.others(0, pids_of(1322)) == 0
-    ours[:] = [1400]
+    own_pids[:] = [1400]
     assert occupants.others(0, pids_of(1322, 1400, 4242)) == 1
 
 

@@ -44,7 +44,7 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def assert_all_end(mark: str) -> None:
-    """Fail where a process with this mark lives on; end it then."""
+    """Fail the test if a process with this mark stays alive, and kill it."""
     deadline = time.monotonic() + PATIENCE_S / 2
     while remaining := marked(mark):
         if time.monotonic() > deadline:
@@ -56,7 +56,7 @@ def assert_all_end(mark: str) -> None:
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """Give a mark; whatever still carries it afterwards is killed."""
+    """Yield a mark; processes that still carry it afterwards are killed."""
     name = uuid.uuid4().hex
     yield name
     for process in marked(name):

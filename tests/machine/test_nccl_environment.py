@@ -1,4 +1,4 @@
-"""NCCL's files of variables, and the host that it takes a process to be on."""
+"""NCCL's configuration files, and the host identity that NCCL gives a process."""
 
 from __future__ import annotations
 

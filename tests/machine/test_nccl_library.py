@@ -16,7 +16,7 @@ LOADED, SYSTEM = "", "libnccl.so.2"
 
 
 class FakeLoader:
-    """Opens the paths in `present`, and refuses all others as the extension does."""
+    """A fake loader that opens the paths in `present`, and refuses all others as the extension does."""
 
     def __init__(self, *present: str) -> None:
         self.present = present

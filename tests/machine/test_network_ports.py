@@ -193,7 +193,7 @@ def test_ports_that_all_vanish_are_named_and_ports_that_nobody_read_are_not() ->
 
 
 @pytest.mark.parametrize(
-    ("title", "found", "ports", "read"),
+    ("title", "ports_read", "ports", "read"),
     [
         ("not read, as on one host", None, (), False),
         ("read, and no port there", (), (), True),
@@ -201,9 +201,9 @@ def test_ports_that_all_vanish_are_named_and_ports_that_nobody_read_are_not() ->
     ],
 )
 def test_a_run_keeps_whether_ports_were_read(
-    title: str, found: tuple[NetworkPort, ...] | None, ports: tuple[NetworkPort, ...], read: bool
+    title: str, ports_read: tuple[NetworkPort, ...] | None, ports: tuple[NetworkPort, ...], read: bool
 ) -> None:
     run = run_of(gpus(2), [])
-    opened = cast("Opened", SimpleNamespace(ports=lambda: found))
+    opened = cast("Opened", SimpleNamespace(ports=lambda: ports_read))
     read_ports_after(run, opened)
     assert (run.ports_after, run.ports_after_read) == (ports, read)

@@ -140,7 +140,7 @@ def test_random_trees_come_back(seed: int) -> None:
     rng = random.Random(seed)
     depth = rng.randint(1, 4)
     leaves = 3**depth if depth > 1 else 3
-    own = {f"n{n:03d}": rng.randrange(leaves) for n in range(rng.randint(1, 40))}
+    leaf_of = {f"n{n:03d}": rng.randrange(leaves) for n in range(rng.randint(1, 40))}
 
     def chain(leaf: int) -> tuple[str, ...]:
         numbers = [leaf % 3 ** (depth - level) for level in range(depth)]
@@ -148,7 +148,7 @@ def test_random_trees_come_back(seed: int) -> None:
 
     nodes: dict[str, list[str]] = {}
     below: dict[str, set[str]] = {}
-    for node, leaf in own.items():
+    for node, leaf in leaf_of.items():
         switches = chain(leaf)
         nodes.setdefault(switches[0], []).append(node)
         for low, high in pairwise(switches):
@@ -157,9 +157,9 @@ def test_random_trees_come_back(seed: int) -> None:
     lines += [f"SwitchName={switch} Switches={','.join(sorted(under))}" for switch, under in below.items()]
     rng.shuffle(lines)
     parsed = parse_switches("\n".join(lines), "there")
-    assert parsed.switches_of == {node: chain(leaf) for node, leaf in own.items()}
-    for level in levels(parsed, list(own)):
-        assert sorted(n for members in level.values() for n in members) == list(range(len(own)))
+    assert parsed.switches_of == {node: chain(leaf) for node, leaf in leaf_of.items()}
+    for level in levels(parsed, list(leaf_of)):
+        assert sorted(n for members in level.values() for n in members) == list(range(len(leaf_of)))
 
 
 def test_slurm_itself_is_queried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

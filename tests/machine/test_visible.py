@@ -70,7 +70,7 @@ def test_mig_devices_are_one_clear_line(setting: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "left", "problem"),
+    ("setting", "shown", "problem"),
     [
         (None, (0, 1, 2, 3), ""),
         ("2,0", (2, 0), ""),
@@ -91,10 +91,10 @@ def test_mig_devices_are_one_clear_line(setting: str) -> None:
     ],
 )
 def test_a_list_keeps_its_order_and_its_fault_is_described(
-    setting: str | None, left: tuple[int, ...], problem: str
+    setting: str | None, shown: tuple[int, ...], problem: str
 ) -> None:
     visible_devices = read(ALIKE, setting, None)
-    assert tuple(device.index for device in visible_devices.devices) == left
+    assert tuple(device.index for device in visible_devices.devices) == shown
     assert visible_devices.problem == problem
 
 

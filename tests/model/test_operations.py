@@ -1,4 +1,4 @@
-"""One row is a collective: an imaginary one is seen everywhere, or refused by name of what it lacks."""
+"""A collective is one row: an imaginary one appears everywhere, or is refused with the name of what it lacks."""
 
 import csv
 import json
@@ -160,8 +160,10 @@ def test_its_bus_bandwidth_goes_by_its_own_factor(session: dict[str, Any]) -> No
 
 def test_physics_limits_it(session: dict[str, Any]) -> None:
     """The same bytes as an all-reduce's cross every border, so the limits of busbw differ as the factors do."""
-    ours, known = ([float(row["limit_gbs"]) for row in exported(session, name)] for name in ("shuffle", "allreduce"))
-    assert ours == pytest.approx([limit * (9 / 8) / (14 / 8) for limit in known], rel=1e-3)
+    predicted, known = (
+        [float(row["limit_gbs"]) for row in exported(session, name)] for name in ("shuffle", "allreduce")
+    )
+    assert predicted == pytest.approx([limit * (9 / 8) / (14 / 8) for limit in known], rel=1e-3)
 
 
 def test_the_published_schema_refuses_it(changed: pathlib.Path, session: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Files are written whole; links stay links, and what is no file is never replaced by one."""
+"""Files are written atomically; links stay links, and pipes and devices are never replaced by files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGE_PARTS = ("write", "--output")
 
 
 def stand_in(path: Path) -> Path:
-    """Put a pipe where a device would be, for only root could make that: both are no files."""
+    """Put a pipe in place of a device, which only root could create; neither is a regular file."""
     os.mkfifo(path)
     return path
 

@@ -1,4 +1,4 @@
-"""Chakra's traces as jobs: its nodes, its groups, and bytes that lie about their length."""
+"""Chakra's traces as jobs: nodes, groups, and bytes with a false length."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def test_handwritten_bytes_are_read() -> None:
     ],
 )
 def test_a_call_has_the_size_that_nccl_tests_would_give_it(kind: int, operation: str, size_bytes: int) -> None:
-    assert [(got.operation, got.size_bytes) for got in traced(call(kind, 400)).calls] == [(operation, size_bytes)]
+    assert [(traced_call.operation, traced_call.size_bytes) for traced_call in traced(call(kind, 400)).calls] == [
+        (operation, size_bytes)
+    ]
 
 
 def test_nodes_other_than_calls_are_left_out_silently() -> None:

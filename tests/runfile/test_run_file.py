@@ -130,9 +130,18 @@ def runs(draw: st.DrawFn) -> Run:
     measurements = st.builds(Measurement, points, st.lists(SAMPLES, min_size=1, max_size=2), stops, COUNTS, FAILURES)
     statuses = st.sampled_from(PeerStatus)
     peers = st.none() | st.builds(PeerReadWrite, st.none() | statuses, st.none() | statuses)
-    both = st.just(()) | st.tuples(statuses, statuses)
+    statuses_or_none = st.just(()) | st.tuples(statuses, statuses)
     links = st.builds(
-        Path, pairs, TEXTS, TEXTS_OR_NONE, st.integers(0, 18), NUMBERS_OR_NONE, TEXTS, peers, TEXTS_OR_NONE, both
+        Path,
+        pairs,
+        TEXTS,
+        TEXTS_OR_NONE,
+        st.integers(0, 18),
+        NUMBERS_OR_NONE,
+        TEXTS,
+        peers,
+        TEXTS_OR_NONE,
+        statuses_or_none,
     )
     checks = st.builds(InterferenceCheck, st.sampled_from(Operation), pairs, TEXTS, *[NUMBERS] * 4, st.booleans())
     return Run(
@@ -178,10 +187,10 @@ def test_each_list_item_has_its_line() -> None:
 
 def test_a_name_that_is_not_utf8_is_kept(tmp_path: pathlib.Path) -> None:
     run = pair_run(2, lambda a, b: 300.0)
-    odd = os.fsdecode(b"caf\xe9 \xe2\x82\xac")  # Latin-1 é, then a proper €
-    run.settings = replace(run.settings, command=("pairs", odd))
+    undecodable = os.fsdecode(b"caf\xe9 \xe2\x82\xac")  # Latin-1 é, then a proper €
+    run.settings = replace(run.settings, command=("pairs", undecodable))
     run_file.save(run, tmp_path / "run.json")
-    assert run_file.load(tmp_path / "run.json").settings.command == ("pairs", odd)
+    assert run_file.load(tmp_path / "run.json").settings.command == ("pairs", undecodable)
     assert "€" in (tmp_path / "run.json").read_text(encoding="utf-8")
 
 

@@ -63,9 +63,9 @@ def test_torchs_profiler_saw_the_calls_that_were_recorded(name: str) -> None:
     recorded = job_file.load(DATA / f"{name}-job.json")
     assert (job.source, job.world_size, job.nccl) == (Source.KINETO, 2, recorded.nccl)
     assert [group.ranks for group in job.groups] == [(0, 1)]
-    for ours, theirs in zip(job.ranks, recorded.ranks, strict=True):
-        own = sent(job, ours)
-        assert own == sent(recorded, theirs)[-len(own) :]  # the last three steps
+    for imported_rank, recorded_rank in zip(job.ranks, recorded.ranks, strict=True):
+        own = sent(job, imported_rank)
+        assert own == sent(recorded, recorded_rank)[-len(own) :]  # the last three steps
         assert len(own) % 3 == 0
     assert not {Unknown.GPU_TIMES, Unknown.PAUSES, Unknown.GROUP_RANKS} & set(job.unknown)
 
@@ -74,8 +74,8 @@ def test_the_flight_recorder_saw_the_calls_that_were_recorded() -> None:
     job = imported("moe-1.fr", "moe-0.fr")
     recorded = job_file.load(DATA / "moe-job.json")
     assert (job.source, [rank.rank for rank in job.ranks]) == (Source.FLIGHT_RECORDER, [0, 1])
-    for ours, theirs in zip(job.ranks, recorded.ranks, strict=True):
-        assert sent(job, ours) == sent(recorded, theirs)
+    for imported_rank, recorded_rank in zip(job.ranks, recorded.ranks, strict=True):
+        assert sent(job, imported_rank) == sent(recorded, recorded_rank)
     assert Unknown.GPU_TIMES in job.unknown
     assert all(position.gpu is None for rank in job.ranks for phase in rank.phases for position in phase.positions)
 
@@ -89,7 +89,10 @@ def test_samples_say_when_each_kernel_of_a_trace_began(name: str) -> None:
         for phase in rank.phases:
             for sample in phase.samples:
                 assert len(sample.gpu_starts) == len(sample.gpu) == len(phase.positions)
-                assert all(begun > launched for begun, launched in zip(sample.gpu_starts, sample.starts, strict=True))
+                assert all(
+                    kernel_start > call_start
+                    for kernel_start, call_start in zip(sample.gpu_starts, sample.starts, strict=True)
+                )
                 if sample.gpu_before:
                     assert sample.gpu_before[0] < sample.gpu_starts[0]
                     assert sample.gpu_before[1] > 0
@@ -104,8 +107,8 @@ def test_times_are_the_rows_and_the_kernels() -> None:
     (rank,) = imported("ddp-0.kineto.json.gz").ranks
     starts = [start for phase in rank.phases for sample in phase.samples for start in sample.starts]
     assert sorted(starts) == pytest.approx([row - rows[0] for row in rows], abs=1.0)
-    ran = sorted(time for phase in rank.phases for sample in phase.samples for time in sample.gpu)
-    assert ran == pytest.approx(sorted(kernels.values()), abs=1e-3)
+    kernel_times = sorted(time for phase in rank.phases for sample in phase.samples for time in sample.gpu)
+    assert kernel_times == pytest.approx(sorted(kernels.values()), abs=1e-3)
 
 
 def entry(name: str, inputs: Any, outputs: Any, dtype: str = "Float", **more: Any) -> dict[str, Any]:
@@ -228,8 +231,8 @@ def test_importing_folds_and_loses_nothing(kinds: list[int]) -> None:
 def test_a_long_trace_is_folded_piece_by_piece_and_loses_nothing() -> None:
     sizes = [number % 7 + 1 for number in range(70_000)]
     trace = trace_of(dump(entry("all_reduce", [[1]], [[1]])), "trace_0")
-    (made,) = trace.calls
-    trace.calls = [replace(made, size_bytes=size, start=float(number)) for number, size in enumerate(sizes)]
+    (only_call,) = trace.calls
+    trace.calls = [replace(only_call, size_bytes=size, start=float(number)) for number, size in enumerate(sizes)]
     job = job_of([trace])
     assert [job.calls[call].size_bytes for call in job.ranks[0].unfolded()] == sizes
     assert len(job.ranks[0].phases) < 10

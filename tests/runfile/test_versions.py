@@ -59,7 +59,7 @@ def test_every_kept_run_has_its_request() -> None:
 
 
 def test_every_kept_run_measured_its_request() -> None:
-    odd = []
+    mismatches = []
     for name, run in kept():
         settings, points = run.settings, [loaded.point for loaded in run.measurements]
         collectives = {point.work for point in points if point.operation.is_collective}
@@ -79,8 +79,8 @@ def test_every_kept_run_measured_its_request() -> None:
             not pairs or settings.layout is not Layout.ALL,
             not sets or len(sets) == together,
         )
-        odd += [] if all(fits) else [(name, settings.command, fits)]
-    assert odd == []
+        mismatches += [] if all(fits) else [(name, settings.command, fits)]
+    assert mismatches == []
 
 
 def test_a_kept_run_that_is_saved_again_is_equal() -> None:

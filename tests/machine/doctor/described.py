@@ -42,7 +42,7 @@ def gpu(index: int, name: str = "NVIDIA H200", near: str = "0-63", **changes: An
 
 
 def pairs(count: int, label: str = "NV18", peer_access: str | None = "OK") -> tuple[Path, ...]:
-    """Return the path of every pair of so many GPUs, all alike."""
+    """Return equal paths for every pair of `count` GPUs."""
     ends = [(i, j) for i in range(count) for j in range(i + 1, count)]
     reported = None if peer_access is None else nvml_says(peer_access)
     return tuple(Path(end, label, peer_access=reported) for end in ends)
@@ -58,7 +58,7 @@ def machine(
     software: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Facts:
-    """Return four healthy H200 with everything in order, and the changes that a test names."""
+    """Return the facts of four healthy H200 with a test's changes."""
     four = tuple(gpu(index) for index in range(4)) if gpus is None else gpus
     nccl = "/site/nvidia/nccl/lib/libnccl.so.2"
     facts = Facts(
@@ -93,7 +93,7 @@ def machine(
 
 
 def named(facts: Facts, name: str) -> Finding:
-    """Return the one finding of a name. Fails the test where there are none or several."""
+    """Return the only finding of this name; fails the test if there are none or several."""
     findings = [finding for finding in judge(facts) if finding.name == name]
     assert len(findings) == 1, [finding.name for finding in judge(facts)]
     return findings[0]

@@ -1,4 +1,4 @@
-"""docs/doctor.md shows what the doctor says, and names what its JSON holds."""
+"""docs/doctor.md shows `doctor`'s page, and names the fields of its JSON."""
 
 from __future__ import annotations
 

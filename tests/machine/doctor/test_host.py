@@ -1,4 +1,4 @@
-"""Facts about the host, read from a made-up root: any file may be missing, unreadable or odd."""
+"""Facts about the host, read from a made-up root: any file may be missing, unreadable or malformed."""
 
 from __future__ import annotations
 
