@@ -32,13 +32,13 @@ GIB = 2**30
 Pair = tuple[int, int]
 
 
-def nvml_says(read: str, write: str = "") -> PeerReadWrite:
-    """Return NVML's answer on peer access; without a second word reading and writing are the same."""
-    return PeerReadWrite(PeerStatus(read), PeerStatus(write or read))
+def nvml_says(reading: str, writing: str = "") -> PeerReadWrite:
+    """Return NVML's status of peer access; without `write`, writing has the status of reading."""
+    return PeerReadWrite(PeerStatus(reading), PeerStatus(writing or reading))
 
 
 def smi_says(there: str, back: str = "") -> tuple[PeerStatus, ...]:
-    """Return what `nvidia-smi topo -p2p r` says of both directions; without a second word they are the same."""
+    """Return the statuses that `nvidia-smi topo -p2p r` gives both directions; without `back` they are the same."""
     return PeerStatus(there), PeerStatus(back or there)
 
 
@@ -66,14 +66,14 @@ def shared(position: int, others: int = 1) -> Flag:
     return Flag(FlagKind.SHARED, (position,), others)
 
 
-def in_words(words: str, kind: FailureKind | None = None) -> Failure:
-    """Return a failure of which only words are known, as another rank or an older file tells it."""
-    return Failure(kind, Cause.REPORTED, detail=words)
+def in_words(text: str, kind: FailureKind | None = None) -> Failure:
+    """Return a failure known only as text, as another rank or an older file reports it."""
+    return Failure(kind, Cause.REPORTED, detail=text)
 
 
-def left_out(words: str) -> Skipped:
-    """Return something skipped of which only words are known, as an older file tells it."""
-    return Skipped(SkipKind.OTHER, detail=words)
+def left_out(text: str) -> Skipped:
+    """Return a skip known only as text, as an older file has it."""
+    return Skipped(SkipKind.OTHER, detail=text)
 
 
 def measured(
@@ -84,7 +84,7 @@ def measured(
     trials: int = 5,
     launch: float | None = None,
 ) -> Measurement:
-    """Return a point whose algbw in GB/s is `gbs` in every trial, or that of each in turn; two batches a trial."""
+    """Return a measurement with algbw `gbs` in GB/s, one value for all trials or one for each; two batches a trial."""
     rates = [gbs] * trials if isinstance(gbs, float | int) else list(gbs)
     samples = [Sample((size / rate / 1e9,) * 2, 1, concurrent=False, launch_seconds=launch) for rate in rates]
     return Measurement(DataPoint(operation, tuple(members), size), samples, StopReason.PRECISION)
@@ -106,7 +106,7 @@ def run_of(
     machine: Machine | None = None,
 ) -> Run:
     """Return a finished run; its operations and sizes are those of the measurements."""
-    found = list(measurements)
+    taken = list(measurements)
     return Run(
         backend=backend,
         version="0.1.0",
@@ -116,8 +116,8 @@ def run_of(
         devices=tuple(devices),
         paths=paths(len(devices)) if links is None else tuple(links),
         settings=Settings(
-            operations=tuple(dict.fromkeys(m.point.operation for m in found)),
-            sizes=tuple(sorted({m.point.size_bytes for m in found})),
+            operations=tuple(dict.fromkeys(m.point.operation for m in taken)),
+            sizes=tuple(sorted({m.point.size_bytes for m in taken})),
             dtype="float32",
             redop="sum",
             trials=5,
@@ -125,9 +125,9 @@ def run_of(
             command=command,
             environment={},
             kind=CommandKind.of(command[0] if command else "pairs"),
-            collectives=tuple(dict.fromkeys(m.point.work for m in found if m.point.operation.is_collective)),
+            collectives=tuple(dict.fromkeys(m.point.work for m in taken if m.point.operation.is_collective)),
         ),
-        measurements=found,
+        measurements=taken,
         seconds=1.5,
         complete=True,
     )

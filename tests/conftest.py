@@ -1,4 +1,4 @@
-"""What every test shares: properties that find the same examples on every run and watch no clock; simulated GPUs."""
+"""Fixtures and settings of all tests: deterministic hypothesis examples without deadlines, and simulated GPUs."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from hypothesis import HealthCheck, settings
 
 from tests.native.fakes import Fakes, build
 
-# Twenty examples, always the same: a mistake that only a hundredth shows belongs into a test of its own. Many
+# Twenty examples, always the same: a fault that only one in a hundred shows deserves its own test. Many
 # others: make test ARGS='-m hypothesis --hypothesis-profile=thorough'
 settings.register_profile("collbench", derandomize=True, deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=500, suppress_health_check=list(HealthCheck))
 settings.load_profile("collbench")
 
-# Several processes share two cores, where the threads of OpenBLAS would wait for each other at full speed. Set before
+# Several processes share two cores, where the threads of OpenBLAS would busy-wait for each other. Set before
 # any test loads numpy, and passed on to what tests start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Collecting makes a million objects that all stay: looking through them again and again would find nothing.
+# Collecting creates a million objects that all stay: scanning them repeatedly would free nothing.
 gc.disable()
 
 # A test run in the background (nohup, some CI runners) has SIGINT or SIGHUP ignored, and so would every program that it
-# starts: the tests of Ctrl-C and of a closed terminal would wait for ever. What is not ignored here, is not there.
+# starts: the tests of Ctrl-C and of a closed terminal would wait forever. What this process handles, its children do.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -44,14 +44,14 @@ _SERVERS: list[tuple[Path, subprocess.Popen[bytes]]] = []
 
 
 def pytest_collection_finish() -> None:
-    """Let no garbage collection look through thousands of collected tests again, and let them be rare."""
+    """Exclude the collected tests from garbage collection, and make it rare."""
     gc.freeze()
-    gc.set_threshold(50_000, 50, 100)  # of a test's own time they took a tenth: runs are many small objects that stay
+    gc.set_threshold(50_000, 50, 100)  # they took a tenth of a test's time: runs are many small objects that stay
     gc.enable()
 
 
 def pytest_unconfigure() -> None:
-    """End this run's servers. Those that processes of pytest-xdist share end after the first of these."""
+    """End this run's servers. Servers that pytest-xdist's processes share end with its first process."""
     for socket, process in () if "PYTEST_XDIST_WORKER" in os.environ else _SERVERS:
         process.kill()
         process.wait()
@@ -60,7 +60,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """What a test sets for this process, as `collbench.select` does, ends with it."""
+    """Restore the environment after a test that changes it, as `collbench.select` does."""
     before = dict(os.environ)
     yield
     if dict(os.environ) != before:
@@ -70,24 +70,24 @@ def own_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fakes(tmp_path_factory: pytest.TempPathFactory) -> Fakes:
-    """Simulated GPUs that have everything: compiled once for all processes that pytest-xdist starts."""
+    """Simulated GPUs with every library, compiled once for all processes that pytest-xdist starts."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fakes"
     with _alone("fakes"):
-        if not folder.exists():  # renamed when it is whole: where compiling fails, it fails in each process
+        if not folder.exists():  # renamed when complete: a failed compilation fails in each process
             build(folder.with_suffix(".part")).folder.rename(folder)
     socket = fork_server("program", "fakes", LD_LIBRARY_PATH=str(folder))
     return Fakes(folder, {"COLLBENCH_TEST_PROGRAM": socket, "COLLBENCH_TEST_LIBRARIES": str(folder)}, _LOADED)
 
 
 def _test_run() -> int:
-    """Return the process that stands for this run of tests: pytest-xdist's first, or this one."""
+    """Return the id of this test run's main process: pytest-xdist's first, or this one."""
     return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
 
 
 @contextlib.contextmanager
 def _alone(what: str) -> Iterator[Path]:
-    """Let one process of this run of tests do something at a time; yield a path of its own, as short as a socket's."""
+    """Let one process of this test run do something at a time; yield a path short enough for a socket."""
     path = Path(tempfile.gettempdir(), f"collbench-tests-{_test_run()}-{what}")
     with Path(f"{path}.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -97,9 +97,9 @@ def _alone(what: str) -> Iterator[Path]:
 
 
 def fork_server(what: str, name: str, **variables: str) -> str:
-    """Return where a process listens that has loaded `torch` or the `program` (tests/fork_server.py).
+    """Return the socket of a process that has loaded `torch` or the `program` (tests/fork_server.py).
 
-    The first of this run's processes that asks starts it. It ends with the run.
+    The first process of this run that needs it starts it. It ends with the run.
     """
     with _alone(name) as socket:
         if not socket.exists():
@@ -118,13 +118,13 @@ def fork_server(what: str, name: str, **variables: str) -> str:
 
 @pytest.fixture(scope="session")
 def torch_server() -> str:
-    """Where a process listens that has loaded torch."""
+    """The socket of a process that has loaded torch."""
     return fork_server("torch", "torch")
 
 
 @pytest.fixture(scope="module")
 def loaded_torch(torch_server: str) -> Iterator[None]:
-    """Let the processes that the module's tests start have torch from one that has loaded it, but in `own_torch`."""
+    """Fork the processes that the module's tests start from one that has loaded torch, except with `own_torch`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLLBENCH_TEST_TORCH", torch_server)
         patch.setenv("PYTHONPATH", str(_LOADED), prepend=os.pathsep)
@@ -133,13 +133,13 @@ def loaded_torch(torch_server: str) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def program_server() -> str:
-    """Where a process listens that has loaded collbench."""
+    """The socket of a process that has loaded collbench."""
     return fork_server("program", "program")
 
 
 @pytest.fixture(scope="module")
 def loaded_program(program_server: str) -> Iterator[None]:
-    """Let the processes that the module's tests start have collbench from one that has loaded it."""
+    """Fork the processes that the module's tests start from one that has loaded collbench."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLLBENCH_TEST_PROGRAM", program_server)
         patch.setenv("COLLBENCH_TEST_LIBRARIES", os.environ.get("LD_LIBRARY_PATH", ""))
@@ -149,7 +149,7 @@ def loaded_program(program_server: str) -> Iterator[None]:
 
 @pytest.fixture
 def own_program(loaded_program: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the processes of this test load collbench themselves: their files, parents and descendants are their own."""
+    """Let the processes of this test load collbench themselves, with their own files, parents and descendants."""
     monkeypatch.delenv("COLLBENCH_TEST_PROGRAM")
 
 

@@ -95,9 +95,9 @@ def _take_over(state: dict[str, Any], files: list[int]) -> None:
         os.dup2(file, number)
         os.close(file)
     for space in ("mnt", "uts", "net"):  # where tests make hosts of namespaces
-        theirs = Path(f"/proc/{state['process']}/ns/{space}")
-        if theirs.readlink() != Path(f"/proc/self/ns/{space}").readlink():
-            entered = os.open(theirs, os.O_RDONLY)
+        namespace = Path(f"/proc/{state['process']}/ns/{space}")
+        if namespace.readlink() != Path(f"/proc/self/ns/{space}").readlink():
+            entered = os.open(namespace, os.O_RDONLY)
             assert ctypes.CDLL(None).setns(entered, 0) == 0
             os.close(entered)
     os.environ.clear()
@@ -108,8 +108,8 @@ def _take_over(state: dict[str, Any], files: list[int]) -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.argv, sys.path[:] = state["arguments"], state["folders"]
     os.umask(state["umask"])
-    for limit, both in state["limits"]:
-        resource.setrlimit(limit, tuple(both))
+    for limit, soft_and_hard in state["limits"]:
+        resource.setrlimit(limit, tuple(soft_and_hard))
     for number, name in ((1, "stdout"), (2, "stderr")):
         if number in state["files"]:
             encoding, errors = state["encodings"][name]
@@ -126,11 +126,11 @@ def run(state: dict[str, Any]) -> int:
             runpy.run_module(state["module"], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(state["script"], run_name="__main__")
-    except SystemExit as left:
-        if isinstance(left.code, str):
-            print(left.code, file=sys.stderr)
+    except SystemExit as exit_request:
+        if isinstance(exit_request.code, str):
+            print(exit_request.code, file=sys.stderr)
             return 1
-        return left.code or 0
+        return exit_request.code or 0
     except Exception as error:  # noqa: BLE001  # as the interpreter does, less the frames of this file and of runpy
         trace = error.__traceback__
         while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):

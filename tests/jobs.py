@@ -1,4 +1,4 @@
-"""Recorded jobs that never ran: one of known answers, and random ones for properties."""
+"""Made-up recorded jobs: one with known results, and random ones for properties."""
 
 from __future__ import annotations
 
@@ -52,31 +52,34 @@ def made_job(
     pauses = [1000.0] * len(sent) if pauses is None else pauses
     gpu = [100.0] * len(sent) if gpu is None else gpu
     table = tuple(dict.fromkeys(Call(operation, size, 0, "bfloat16") for operation, size in sent))
-    places = [table.index(Call(operation, size, 0, "bfloat16")) for operation, size in sent]
-    most = max((late or {}).values(), default=0.0)
+    call_indices = [table.index(Call(operation, size, 0, "bfloat16")) for operation, size in sent]
+    most_late = max((late or {}).values(), default=0.0)
     period, issued = sum(pauses), list(accumulate(pauses))
-    found = []
+    job_ranks = []
     for rank in range(ranks):
-        mine = (late or {}).get(rank, 0.0)
-        own = [one + most - mine for one in gpu]
+        own_lateness = (late or {}).get(rank, 0.0)
+        gpu_times = [transfer + most_late - own_lateness for transfer in gpu]
         samples = tuple(
-            Sample(number, tuple(number * period + at + mine for at in issued), tuple(own)) for number in range(kept)
+            Sample(number, tuple(number * period + at + own_lateness for at in issued), tuple(gpu_times))
+            for number in range(kept)
         )
         positions = tuple(
-            Position(place, pause=spread(pause), gpu=spread(took))
-            for place, pause, took in zip(places, pauses, own, strict=True)
+            Position(call_index, pause=spread(pause), gpu=spread(gpu_time))
+            for call_index, pause, gpu_time in zip(call_indices, pauses, gpu_times, strict=True)
         )
-        found.append(JobRank(rank, (Phase(positions, repetitions, samples),), host, rank))
+        job_ranks.append(JobRank(rank, (Phase(positions, repetitions, samples),), host, rank))
     groups = (Group(tuple(range(ranks)), ranks),)
-    return Job(Source.PLUGIN, STARTED, ranks, groups, table, tuple(found), unknown=unknown)
+    return Job(Source.PLUGIN, STARTED, ranks, groups, table, tuple(job_ranks), unknown=unknown)
 
 
 def without_gpu_times(job: Job) -> Job:
-    """Return the job as a source without kernels' times has it."""
+    """Return the job as a source without kernel times records it."""
 
-    def phase(one: Phase) -> Phase:
-        positions = tuple(replace(position, gpu=None) for position in one.positions)
-        return replace(one, positions=positions, samples=tuple(replace(sample, gpu=()) for sample in one.samples))
+    def phase(original: Phase) -> Phase:
+        positions = tuple(replace(position, gpu=None) for position in original.positions)
+        return replace(
+            original, positions=positions, samples=tuple(replace(sample, gpu=()) for sample in original.samples)
+        )
 
     ranks = tuple(replace(rank, phases=tuple(map(phase, rank.phases))) for rank in job.ranks)
     return replace(job, ranks=ranks, unknown=(*job.unknown, Unknown.GPU_TIMES))
@@ -112,16 +115,18 @@ def phases(draw: st.DrawFn, calls: int) -> Phase:
     kept = draw(st.sets(st.integers(0, repetitions - 1)))
     timed = draw(st.booleans())
     times = st.lists(_TIMES, min_size=len(positions), max_size=len(positions)).map(tuple)
-    some = st.lists(_TIMES | st.just(0.0), min_size=len(positions), max_size=len(positions)).map(tuple)  # 0: unknown
-    begun = draw(st.booleans())
+    times_or_unknown = st.lists(_TIMES | st.just(0.0), min_size=len(positions), max_size=len(positions)).map(
+        tuple
+    )  # 0: unknown
+    has_gpu_starts = draw(st.booleans())
     before = st.just(()) | st.tuples(_TIMES, _TIMES)
     samples = tuple(
         Sample(
             number,
             tuple(sorted(draw(times))),
-            draw(some) if timed else (),
-            tuple(sorted(draw(times))) if begun else (),
-            draw(before) if begun else (),
+            draw(times_or_unknown) if timed else (),
+            tuple(sorted(draw(times))) if has_gpu_starts else (),
+            draw(before) if has_gpu_starts else (),
         )
         for number in sorted(kept)
     )

@@ -96,7 +96,7 @@ REFUSED += "    print(error.exit_code, error, os.environ.get('CUDA_VISIBLE_DEVIC
 
 
 @pytest.mark.parametrize(
-    ("case", "before", "arguments", "extra", "says"),
+    ("case", "before", "arguments", "extra", "message"),
     [
         ("CUDA has started", "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)", "2", {}, "CUDA has started"),
         (
@@ -121,13 +121,13 @@ REFUSED += "    print(error.exit_code, error, os.environ.get('CUDA_VISIBLE_DEVIC
     ],
 )
 def test_where_it_refuses_the_environment_is_untouched(
-    fakes: Fakes, tmp_path: Path, case: str, before: str, arguments: str, extra: dict[str, str], says: str
+    fakes: Fakes, tmp_path: Path, case: str, before: str, arguments: str, extra: dict[str, str], message: str
 ) -> None:
     done = python(fakes, tmp_path, REFUSED.format(before=before, arguments=arguments), extra)
     assert done.code == 0, done.stderr
     status, line, visible = done.stdout.rstrip("\n").split("|")
     assert (status, visible) == ("2", "unset"), case
-    assert says in line
+    assert message in line
     assert not line.startswith("collbench: ")
 
 
@@ -193,10 +193,10 @@ def test_measure_is_the_command(state: Path, tmp_path: Path, command: str) -> No
     run = collbench.measure(command, **SIMULATED)
     (listed,) = collbench.runs()
     assert run_file.dumps(collbench.load(listed.path)) == run_file.dumps(run)
-    words = [*run.settings.command, "--seed", "7", "--output", str(tmp_path / "typed.json")]
-    subprocess.run([sys.executable, "-m", "collbench", *words], check=False, capture_output=True)
-    typed = collbench.load(tmp_path / "typed.json")
-    assert typed.measurements == run.measurements
+    args = [*run.settings.command, "--seed", "7", "--output", str(tmp_path / "typed.json")]
+    subprocess.run([sys.executable, "-m", "collbench", *args], check=False, capture_output=True)
+    from_command = collbench.load(tmp_path / "typed.json")
+    assert from_command.measurements == run.measurements
 
 
 def test_what_check_measures_is_confirmed_and_judged(state: Path, tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ def test_what_check_measures_is_confirmed_and_judged(state: Path, tmp_path: Path
     (tmp_path / "slow.json").write_text(fabric_text(fabric), encoding="utf-8")
     run = collbench.measure("check", backend="sim", fabric=str(tmp_path / "slow.json"), seed=3)
     assert {0, 3} in [set(verdict.members) for verdict in collbench.check(run)]
-    alone = [found for found in run.measured() if set(found.point.members) == {0, 3}]
-    assert any(not sample.concurrent for found in alone for sample in found.samples)
+    of_slow_pair = [measurement for measurement in run.measured() if set(measurement.point.members) == {0, 3}]
+    assert any(not sample.concurrent for measurement in of_slow_pair for sample in measurement.samples)
     (saved,) = collbench.runs()
     assert run_file.dumps(collbench.load(saved.path)) == run_file.dumps(run)
 
@@ -250,8 +250,8 @@ def test_what_cannot_be_measured_is_one_of_our_errors(state: Path, command: Any,
 
 def test_compare_is_the_commands_judgement() -> None:
     base, new = pair_run(3, lambda *_: 300.0), pair_run(3, lambda a, _b: 300.0 if a else 200.0)
-    found = collbench.compare(base, new)
-    assert found.status == 3
+    comparison = collbench.compare(base, new)
+    assert comparison.status == 3
     assert collbench.compare(base, new, fail_below=0.5).status == 0
     for wrong in (("base.json", new), (base, None)):
         with pytest.raises(collbench.Error, match=r"collbench\.load"):
@@ -284,15 +284,15 @@ def test_rank_takes_the_largest_size_on_links() -> None:
     assert small is not None
     assert small.standings[0].gbs == pytest.approx(1.0)
     assert collbench.rank(run, "ce-write") is None
-    in_words = collbench.rank(run, size="1K")
-    assert in_words is not None
-    assert in_words.size_bytes == 1024
+    by_text = collbench.rank(run, size="1K")
+    assert by_text is not None
+    assert by_text.size_bytes == 1024
     with pytest.raises(collbench.Error, match="'nonsense' is not a valid Operation"):
         collbench.rank(run, "nonsense")
 
 
 @pytest.mark.parametrize(
-    ("size", "says"),
+    ("size", "message"),
     [
         ("64M", "at 64M: the run has 8 B, 1K"),
         (4096, "at 4K: the run has 8 B, 1K"),  # the communicator of three had it: no link
@@ -301,18 +301,20 @@ def test_rank_takes_the_largest_size_on_links() -> None:
         (1e6, "size 1000000.0 is not a number of bytes"),
     ],
 )
-def test_a_size_that_cannot_be_ranked_is_an_error_and_not_nothing(size: object, says: str) -> None:
+def test_a_size_that_cannot_be_ranked_is_an_error_and_not_nothing(size: object, message: str) -> None:
     points = [measured(Operation.ALLREDUCE, (0, 1), gbs, size) for gbs, size in ((1.0, 8), (9.0, 1024))]
     points += [measured(Operation.ALLREDUCE, (0, 1, 2), 50.0, 4096)]
-    with pytest.raises(collbench.Error, match=says):
+    with pytest.raises(collbench.Error, match=message):
         collbench.rank(run_of(gpus(3), points), size=size)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("judge_it", [collbench.rank, collbench.check])
-@pytest.mark.parametrize("given", ["x.json", Path("x.json"), {"format": "collbench-run"}, None])
-def test_what_is_no_run_is_an_error_that_says_how_to_load_one(judge_it: Callable[[Any], object], given: object) -> None:
+@pytest.mark.parametrize("argument", ["x.json", Path("x.json"), {"format": "collbench-run"}, None])
+def test_what_is_no_run_is_an_error_that_says_how_to_load_one(
+    judge_it: Callable[[Any], object], argument: object
+) -> None:
     with pytest.raises(collbench.Error, match=r"collbench\.load"):
-        judge_it(given)
+        judge_it(argument)
 
 
 def test_check_is_the_judge() -> None:
@@ -320,7 +322,7 @@ def test_check_is_the_judge() -> None:
     assert collbench.check(run) == judge(run)
 
 
-def test_a_verdict_is_explained_in_words() -> None:
+def test_a_verdict_has_an_explanation() -> None:
     run = pair_run(3, lambda a, b: 200.0 if (a, b) == (0, 1) else 326.0)
     (verdict,) = collbench.check(run)
     assert collbench.explain(verdict, run).startswith("GPU0-GPU1: ")
@@ -334,18 +336,18 @@ def test_a_verdict_is_explained_in_words() -> None:
 # --- predict, nodes, topo, doctor, train_command --------------------------------------------------------------------
 
 
-def printed(*words: str) -> Any:
+def printed(*args: str) -> Any:
     """Return the JSON that a command prints."""
-    done = subprocess.run([sys.executable, "-m", "collbench", *words], check=False, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "collbench", *args], check=False, capture_output=True, text=True)
     return json.loads(done.stdout)
 
 
 def test_predict_is_the_command(state: Path, tmp_path: Path) -> None:
     run = collbench.measure("pairs", **SIMULATED | {"sizes": "8,1M,64M"}, output=tmp_path / "run.json")
-    found = collbench.predict(run, model="gpt2", strategy=["ddp", "fsdp"], gpus=[2, 4], step_time=0.022)
-    words = ("--model", "gpt2", "--strategy", "ddp,fsdp", "--gpus", "2,4", "--step-time", "22ms", "--json")
-    reported = printed("predict", str(tmp_path / "run.json"), *words)
-    assert prediction.as_json(run, found) == reported
+    predicted = collbench.predict(run, model="gpt2", strategy=["ddp", "fsdp"], gpus=[2, 4], step_time=0.022)
+    args = ("--model", "gpt2", "--strategy", "ddp,fsdp", "--gpus", "2,4", "--step-time", "22ms", "--json")
+    reported = printed("predict", str(tmp_path / "run.json"), *args)
+    assert prediction.as_json(run, predicted) == reported
     assert collbench.predict([run], model="gpt2", gpus=2).cases == collbench.predict(run, model="gpt2", gpus=2).cases
 
 
@@ -353,24 +355,24 @@ def test_predict_takes_runs_of_overlap(state: Path, tmp_path: Path) -> None:
     """Saved ones are the command's default, not Python's, which gets runs."""
     machine: dict[str, Any] = {"backend": "sim", "fabric": "titan-rtx-nv2", "seed": 1}
     run = collbench.measure("pairs", **machine | {"sizes": "8,1M,64M"}, output=tmp_path / "run.json")
-    beside = collbench.overlap(sizes=["16M", "64M"], **machine)
-    asked: dict[str, Any] = {"model": "gpt2", "gpus": 2, "step_time": 0.022}
-    without, one, several = (
-        collbench.predict(run, **asked, **more) for more in ({}, {"overlap": beside}, {"overlap": [beside]})
+    overlap_run = collbench.overlap(sizes=["16M", "64M"], **machine)
+    options: dict[str, Any] = {"model": "gpt2", "gpus": 2, "step_time": 0.022}
+    without, with_overlap, with_list = (
+        collbench.predict(run, **options, **more) for more in ({}, {"overlap": overlap_run}, {"overlap": [overlap_run]})
     )
-    assert (without.overlap, one.cases) == ((), several.cases)
-    before, after = (found.cases[0].best.step for found in (without, one))
+    assert (without.overlap, with_overlap.cases) == ((), with_list.cases)
+    before, after = (predicted.cases[0].best.step for predicted in (without, with_overlap))
     assert before is not None
     assert after is not None
     assert after[1] > before[1]
-    words = ("--model", "gpt2", "--gpus", "2", "--step-time", "22ms", "--json")
-    reported = printed("predict", str(tmp_path / "run.json"), *words)
-    mine = prediction.as_json(run, one)
-    assert reported["cases"] == mine["cases"]
+    args = ("--model", "gpt2", "--gpus", "2", "--step-time", "22ms", "--json")
+    reported = printed("predict", str(tmp_path / "run.json"), *args)
+    as_json = prediction.as_json(run, with_overlap)
+    assert reported["cases"] == as_json["cases"]
     strange: list[Any] = ["over.json", [None]]
-    for given in strange:
+    for argument in strange:
         with pytest.raises(collbench.Error):
-            collbench.predict(run, **asked, overlap=given)
+            collbench.predict(run, **options, overlap=argument)
     with pytest.raises(collbench.Error):
         collbench.predict(run, model="gpt2", registration="window")
 
@@ -399,19 +401,19 @@ def test_what_cannot_be_predicted_is_one_of_our_errors(options: dict[str, Any]) 
         collbench.predict(pair_run(4, lambda *_: 300.0), **options)
 
 
-@pytest.mark.parametrize("given", ["run.json", [], [None], 7])
-def test_only_runs_are_predicted_from(given: Any) -> None:
+@pytest.mark.parametrize("argument", ["run.json", [], [None], 7])
+def test_only_runs_are_predicted_from(argument: Any) -> None:
     with pytest.raises(collbench.Error):
-        collbench.predict(given, model="gpt2")
+        collbench.predict(argument, model="gpt2")
 
 
 def test_nodes_is_the_command() -> None:
-    found = collbench.nodes(3, gpus=2, backend="sim", fabric_cluster="thin-32", seed=1)
-    assert found is not None
-    words = ("--fabric-cluster", "thin-32", "--select", "3", "--gpus", "2", "--seed", "1", "--json")
-    reported = printed("nodes", "--backend", "sim", *words)
-    assert as_plain(found.origin, found.judgement, found.choice, found.truth) == reported
-    assert found.status == 0
+    cluster = collbench.nodes(3, gpus=2, backend="sim", fabric_cluster="thin-32", seed=1)
+    assert cluster is not None
+    args = ("--fabric-cluster", "thin-32", "--select", "3", "--gpus", "2", "--seed", "1", "--json")
+    reported = printed("nodes", "--backend", "sim", *args)
+    assert as_plain(cluster.origin, cluster.judgement, cluster.choice, cluster.truth) == reported
+    assert cluster.status == 0
 
 
 @pytest.mark.parametrize(
@@ -432,42 +434,44 @@ def test_nodes_is_the_command() -> None:
         {"resume": 7},
     ],
 )
-def test_what_nodes_cannot_mean_is_one_of_our_errors(options: dict[str, Any]) -> None:
+def test_bad_arguments_of_nodes_are_one_of_our_errors(options: dict[str, Any]) -> None:
     with pytest.raises(collbench.Error):
         collbench.nodes(**options)
 
 
 def test_topo_is_the_command(tmp_path: Path) -> None:
-    found, reported = (
+    topology, reported = (
         collbench.topo(backend="sim", fabric="dgx-1v"),
         printed("topo", "--backend", "sim", "--fabric", "dgx-1v", "--json"),
     )
-    assert (plain(found.devices), plain(found.paths)) == (reported["devices"], reported["paths"])
-    assert (found.backend, found.fabric) == (reported["backend"], reported["fabric"]) == ("sim", "dgx-1v")
+    assert (plain(topology.devices), plain(topology.paths)) == (reported["devices"], reported["paths"])
+    assert (topology.backend, topology.fabric) == (reported["backend"], reported["fabric"]) == ("sim", "dgx-1v")
     text = Path(__file__).parent / "data" / "topologies" / "dgx-1v.txt"
-    assert [path.label for path in collbench.topo(text).paths] == [path.label for path in found.paths]
+    assert [path.label for path in collbench.topo(text).paths] == [path.label for path in topology.paths]
 
 
 @pytest.mark.parametrize(
     "options", [{"file": 7}, {"backend": "sim"}, {"fabric": "dgx-1v"}, {"file": "x.txt", "backend": "sim"}]
 )
-def test_what_topo_cannot_mean_is_one_of_our_errors(options: dict[str, Any]) -> None:
+def test_bad_arguments_of_topo_are_one_of_our_errors(options: dict[str, Any]) -> None:
     with pytest.raises(collbench.Error):
         collbench.topo(**options)
 
 
 def test_doctor_is_the_command(state: Path) -> None:
-    found = collbench.doctor("host")
+    findings = collbench.doctor("host")
     reported = printed("doctor", "--backend", "host", "--json")
-    assert [(one["level"], one["group"]) for one in reported["findings"]] == [(one.level, one.group) for one in found]
+    assert [(finding["level"], finding["group"]) for finding in reported["findings"]] == [
+        (finding.level, finding.group) for finding in findings
+    ]
     with pytest.raises(collbench.Error):
         collbench.doctor("sim")
 
 
 def test_train_command_is_what_train_would_start(tmp_path: Path) -> None:
-    words = ["--devices", "0", "--backend", "host", "--no-python", "true"]
-    launch = collbench.train_command(words)
-    command = [sys.executable, "-m", "collbench", "train", "--dry-run", *words]
+    args = ["--devices", "0", "--backend", "host", "--no-python", "true"]
+    launch = collbench.train_command(args)
+    command = [sys.executable, "-m", "collbench", "train", "--dry-run", *args]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == torchrun.shell_line(launch.changes, launch.command)
     assert done.stderr.strip() == f"collbench: {launch.choice}"
@@ -500,7 +504,7 @@ def test_a_traced_job_is_imported_and_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         ({"compute": "all"}, "compute='all' is unknown"),
         ({"without": "shm"}, "without='shm' is unknown"),
@@ -509,9 +513,9 @@ def test_a_traced_job_is_imported_and_replayed(tmp_path: Path) -> None:
         ({"trials": "many"}, "trials"),
     ],
 )
-def test_replay_refuses_what_it_does_not_know(wrong: dict[str, Any], says: str) -> None:
+def test_replay_refuses_what_it_does_not_know(wrong: dict[str, Any], message: str) -> None:
     job = collbench.load_job(TRACES / "ddp-job.json")
-    with pytest.raises(collbench.Error, match=says):
+    with pytest.raises(collbench.Error, match=message):
         collbench.replay(job, **REPLAYED_ON, **wrong)
 
 

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md: every home that it names exists, every room and every dependency is in it."""
+"""CONTRIBUTING.md: every path that it names exists, and it has every package and every dependency."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ HOMES = table("Where a change goes")
 
 
 def names_in(home: str) -> list[str]:
-    return [found[1] for found in re.finditer(r"`([^`\s]+)`", home)]
+    return [match[1] for match in re.finditer(r"`([^`\s]+)`", home)]
 
 
-def places(room: str, home: str) -> Iterator[list[Path]]:
-    """Yield what each name of a row matches: in the room, beside the name before, in the package or the project."""
+def paths_of(room: str, home: str) -> Iterator[list[Path]]:
+    """Yield the paths that each name in a row matches, next to the name before, or in room, package or project."""
     folder = own = PACKAGE / names_in(room)[0].rstrip("/") if names_in(room) else PACKAGE
     for name in [*names_in(room), *names_in(home)]:
         roots = (folder, own, PACKAGE, ROOT)
-        found = next((hits for root in roots if (hits := sorted(root.glob(name.rstrip("/"))))), [])
-        yield found
-        if found:
-            folder = found[0] if found[0].is_dir() else found[0].parent
+        paths = next((hits for root in roots if (hits := sorted(root.glob(name.rstrip("/"))))), [])
+        yield paths
+        if paths:
+            folder = paths[0] if paths[0].is_dir() else paths[0].parent
 
 
 @pytest.mark.parametrize(("room", "home"), HOMES)
 def test_a_home_exists(room: str, home: str) -> None:
     assert names_in(room + home)
-    assert [name for name, found in zip(names_in(room + home), places(room, home), strict=True) if not found] == []
+    matches = zip(names_in(room + home), paths_of(room, home), strict=True)
+    assert [name for name, paths in matches if not paths] == []
 
 
 def test_every_room_has_a_row() -> None:
@@ -56,5 +57,5 @@ def test_every_room_has_a_row() -> None:
 def test_every_dependency_has_its_reason() -> None:
     rows = {name for names, reason in table("Why each dependency") if reason for name in re.findall(r"[\w-]+", names)}
     extras = PROJECT["optional-dependencies"]
-    wanted = {Requirement(text).name for text in chain(PROJECT["dependencies"], *extras.values())}
-    assert sorted(wanted - rows - {PROJECT["name"]}) == []
+    required = {Requirement(text).name for text in chain(PROJECT["dependencies"], *extras.values())}
+    assert sorted(required - rows - {PROJECT["name"]}) == []

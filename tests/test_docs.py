@@ -1,4 +1,4 @@
-"""The documents: each command is one that the program takes, each reference leads somewhere that a reader can go."""
+"""The documents: collbench accepts each command, and a reader can follow each reference."""
 
 from __future__ import annotations
 
@@ -29,50 +29,50 @@ _PLACEHOLDER = re.compile(r"…|<|\||\$[A-Z{]|^[A-Z]+(?:\.[A-Z]+)?$")
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield the words behind "collbench" wherever a page's code calls it, up to the first placeholder."""
+    """Yield the arguments after "collbench" wherever a page's code calls it, up to the first placeholder."""
     names = "|".join(cli.list_commands(click.Context(cli)))
     joined = text.replace("\\\n", " ")
     for code in re.findall(r"^(?: {4}|\t)(.+)$|`([^`\n]+)`", joined, re.MULTILINE):
         line = code[0] or code[1]
-        for found in re.finditer(rf"(?<![\w/.-])collbench ((?:{names})(?![\w:-]).*)", line):
+        for match in re.finditer(rf"(?<![\w/.-])collbench ((?:{names})(?![\w:-]).*)", line):
             with suppress(ValueError):  # a sentence's apostrophe is no quote
-                yield definite(shlex.split(_END.split(found[1])[0]))
+                yield definite(shlex.split(_END.split(match[1])[0]))
 
 
-def definite(words: list[str]) -> list[str]:
-    """Return the words before the first placeholder, without the option whose value it is."""
-    end = next((index for index, word in enumerate(words) if _PLACEHOLDER.search(word)), len(words))
-    return words[: end - 1] if end < len(words) and words[end - 1].startswith("-") else words[:end]
+def definite(args: list[str]) -> list[str]:
+    """Return the arguments before the first placeholder, without the option whose value it is."""
+    end = next((index for index, word in enumerate(args) if _PLACEHOLDER.search(word)), len(args))
+    return args[: end - 1] if end < len(args) and args[end - 1].startswith("-") else args[:end]
 
 
-def shown() -> list[tuple[str, list[str]]]:
+def documented() -> list[tuple[str, list[str]]]:
     """Return every documented command, with its page."""
     pages = [(page, page.read_text(encoding="utf-8")) for page in PAGES if page.is_file()]
-    return [(page.name, words) for page, text in pages for words in commands(text)]
+    return [(page.name, args) for page, text in pages for args in commands(text)]
 
 
 @pytest.mark.parametrize(
-    ("page", "words"), shown(), ids=lambda value: value if isinstance(value, str) else " ".join(value)
+    ("page", "args"), documented(), ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
-def test_a_documented_command_is_understood(page: str, words: list[str]) -> None:
+def test_a_documented_command_is_understood(page: str, args: list[str]) -> None:
     context = click.Context(cli, info_name="collbench", **cli.context_settings)  # click keeps a command's -h, --help
-    command = cli.get_command(context, words[0])
+    command = cli.get_command(context, args[0])
     assert command is not None
     try:
-        command.make_context(words[0], list(words[1:]), parent=context)
+        command.make_context(args[0], list(args[1:]), parent=context)
     except click.exceptions.Exit:
         pass  # --help
     except (click.exceptions.MissingParameter, UsageError):
-        if len(words) > 1:  # alone it is the name of the command in a sentence: "`collbench select`"
+        if len(args) > 1:  # a single argument is the command's name in a sentence: "`collbench select`"
             raise
 
 
 def test_the_pages_show_commands_at_all() -> None:
-    assert {"README.md", "check.md", "cluster.md", "python.md"} <= {page for page, _ in shown()}
+    assert {"README.md", "check.md", "cluster.md", "python.md"} <= {page for page, _ in documented()}
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "args"),
     [
         ("    collbench pairs --quick    # a look", [["pairs", "--quick"]]),
         ('    eval "$(collbench select 2 --format env)" && python train.py', [["select", "2", "--format", "env"]]),
@@ -83,8 +83,8 @@ def test_the_pages_show_commands_at_all() -> None:
         ("    collbench: using GPU0", []),
     ],
 )
-def test_commands_are_found_in_text(line: str, words: list[list[str]]) -> None:
-    assert list(commands(line)) == words
+def test_commands_are_found_in_text(line: str, args: list[list[str]]) -> None:
+    assert list(commands(line)) == args
 
 
 def test_each_row_of_a_table_has_a_line_of_its_own() -> None:
@@ -104,14 +104,14 @@ _CITED = re.compile(r"docs/method\.md(?:#[\w-]+|'s)?,? (?:sections? )?(\d+(?:\.\
 
 
 def sources() -> list[Path]:
-    """Return every text of the project that people read, results left out: those are records of their day."""
+    """Return every text file of the project, except results, which are records of their day."""
     kinds = {".py", ".pyi", ".md", ".cpp", ".hpp", ".cu", ".cuh", ".c", ".sh", ".json", ".toml", ".yaml", ".service"}
     folders = ("src", "csrc", "tests", "benchmarks", "docs", "examples")
-    found = [*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
+    paths = [*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
     left_out = (ROOT / "benchmarks" / "results", ROOT / "tests" / "data")
     return [
         path
-        for path in found
+        for path in paths
         if path.is_file()
         and (path.suffix in kinds or path.name == "Makefile")
         and not any(path.is_relative_to(folder) for folder in left_out)
@@ -119,12 +119,12 @@ def sources() -> list[Path]:
 
 
 def test_nothing_points_to_what_a_reader_lacks() -> None:
-    found = [
+    dangling = [
         f"{path.relative_to(ROOT)}: {hit[0]}"
         for path in sources()
         for hit in _DANGLING.finditer(path.read_text(encoding="utf-8"))
     ]
-    assert found == []
+    assert dangling == []
 
 
 @pytest.mark.parametrize(

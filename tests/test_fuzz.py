@@ -1,4 +1,4 @@
-"""Whatever people and broken disks hand us: an answer, or the one error that a user can read."""
+"""Arbitrary and damaged input gives a result or the one error that a user can read."""
 
 import contextlib
 import copy
@@ -38,14 +38,14 @@ def test_the_strategy_starts_from_a_valid_file() -> None:
 
 
 @given(st.one_of(st.text(max_size=30), st.from_regex(r"[0-9.:,KMGTiB ]{0,20}", fullmatch=True)))
-def test_any_text_is_sizes_or_a_clear_line(typed: str) -> None:
+def test_any_text_is_sizes_or_a_clear_line(sizes: str) -> None:
     for parse in (parse_size, parse_sizes):
         with contextlib.suppress(UsageError):
-            parse(typed)
+            parse(sizes)
 
 
 @given(st.text(max_size=100))
-def test_any_text_is_no_run_file_but_says_so(content: str) -> None:
+def test_any_text_is_refused_as_a_run_file(content: str) -> None:
     with pytest.raises(RunFileError, match=r"^some\.json"):
         run_file.loads(content, "some.json")
 
@@ -63,15 +63,15 @@ def test_a_run_file_with_a_piece_cut_out_is_read_or_refused(start: int, end: int
 @given(st.data(), JUNK)
 def test_a_run_file_with_a_wrong_value_is_judged_or_refused(data: st.DataObject, junk: object) -> None:
     content = copy.deepcopy(VALID)
-    place: Any = content
+    container: Any = content
     while True:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        keys = list(container) if isinstance(container, dict) else list(range(len(container)))
         key = data.draw(st.sampled_from(keys))
-        inner = place[key]
+        inner = container[key]
         if not (isinstance(inner, dict | list) and inner) or data.draw(st.integers(0, 4)) == 0:
-            place[key] = junk
+            container[key] = junk
             break
-        place = inner
+        container = inner
     with contextlib.suppress(RunFileError):
         _judged(run_file.loads(json.dumps(content), "x"))
 
@@ -82,8 +82,8 @@ def test_any_valid_run_is_judged(run: Run) -> None:
 
 
 def _judged(run: Run) -> None:
-    found = judge(run)
+    verdicts_of_run = judge(run)
     not_judged(run)
-    assert verdicts.status(run, found) in (0, 1, 3, 4)
-    assert text(verdicts.page(run, found, 60))
-    json.loads(verdicts.dumps(run, found))
+    assert verdicts.status(run, verdicts_of_run) in (0, 1, 3, 4)
+    assert text(verdicts.page(run, verdicts_of_run, 60))
+    json.loads(verdicts.dumps(run, verdicts_of_run))

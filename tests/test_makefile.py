@@ -1,4 +1,4 @@
-"""What `make test` does where no Chromium is: root on Debian gets one, once; nobody else is changed or stopped."""
+"""`make test` without Chromium: root on Debian gets one, once; other systems are neither changed nor stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.output.html import conftest as browsers
 ROOT = Path(__file__).parent.parent
 REPORTED = "make: without Chromium the tests of the report's page are skipped: on Debian, apt install chromium"
 INSTALLING = "installing Debian's chromium, for the tests of the report's page"
-# Writes what it was asked, and installs what the test put beside it.
+# Writes its arguments to a file, and installs what the test put next to it.
 APT_GET = """#!/bin/sh
 cd "$(dirname "$0")" || exit
 echo "$*" >> asked
@@ -35,16 +35,16 @@ def executable(path: Path, text: str) -> Path:
 def tools(tmp_path: Path) -> Path:
     """A PATH that holds what make needs and no browser, and a virtual environment that make finds ready."""
     for name in ("make", "bash", "dirname", "mv", "touch", "timeout"):
-        found = shutil.which(name)
-        assert found
+        path = shutil.which(name)
+        assert path
         (tmp_path / "tools").mkdir(exist_ok=True)
-        (tmp_path / "tools" / name).symlink_to(found)
+        (tmp_path / "tools" / name).symlink_to(path)
     executable(tmp_path / "venv" / "bin" / "python", "")
     return tmp_path / "tools"
 
 
 def make_browser(tools: Path, user: int, **environment: str) -> str:
-    """Run the Makefile's rule as a user; return what it said."""
+    """Run the Makefile's rule as a user; return its output."""
     executable(tools / "id", f"#!/bin/sh\necho {user}\n")
     venv = tools.parent / "venv"
     done = subprocess.run(
@@ -55,7 +55,7 @@ def make_browser(tools: Path, user: int, **environment: str) -> str:
     return done.stdout.rstrip("\n")
 
 
-def asked(tools: Path) -> list[str]:
+def apt_calls(tools: Path) -> list[str]:
     path = tools / "asked"
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
@@ -64,20 +64,20 @@ def test_root_on_debian_gets_one(tools: Path) -> None:
     executable(tools / "apt-get", APT_GET)
     executable(tools / "offered", "")
     assert make_browser(tools, user=0) == INSTALLING
-    assert asked(tools) == ["-qq update", "-qq -y install --no-install-recommends chromium"]
+    assert apt_calls(tools) == ["-qq update", "-qq -y install --no-install-recommends chromium"]
 
 
 def test_an_installation_that_fails_stops_nothing_and_is_tried_once(tools: Path) -> None:
     executable(tools / "apt-get", APT_GET)
     assert make_browser(tools, user=0).splitlines() == [INSTALLING, REPORTED]
     assert "up to date" in make_browser(tools, user=0)
-    assert len(asked(tools)) == 2
+    assert len(apt_calls(tools)) == 2
 
 
 def test_a_user_reads_it_and_nothing_is_installed(tools: Path) -> None:
     executable(tools / "apt-get", APT_GET)
     assert make_browser(tools, user=1000) == REPORTED
-    assert asked(tools) == []
+    assert apt_calls(tools) == []
 
 
 def test_root_elsewhere_is_reported(tools: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_browser_that_is_there_is_taken(tools: Path, name: str) -> None:
     browser = executable(tools / name, "")
     named = {"COLLBENCH_TEST_BROWSER": str(browser)} if name == "named" else {}
     assert make_browser(tools, user=0, **named) == ""
-    assert asked(tools) == []
+    assert apt_calls(tools) == []
 
 
 def test_make_and_the_tests_look_for_the_same_browsers() -> None:
@@ -119,16 +119,16 @@ esac
 
 @pytest.fixture
 def installs(tools: Path) -> Callable[[], subprocess.CompletedProcess[str]]:
-    """Run the Makefile's rule that installs, with a pip that only speaks."""
+    """Run the Makefile's rule that installs, with a pip that only prints."""
     (tools / "sed").symlink_to(shutil.which("sed") or "/bin/sed")
     venv = tools.parent / "venv"
     executable(venv / "bin" / "python", PIP)
-    words = [str(tools / "make"), "-C", str(ROOT), "--no-print-directory", f"VENV={venv}", f"{venv}/.installed"]
-    return lambda: subprocess.run(words, env={"PATH": str(tools)}, capture_output=True, text=True, check=False)
+    args = [str(tools / "make"), "-C", str(ROOT), "--no-print-directory", f"VENV={venv}", f"{venv}/.installed"]
+    return lambda: subprocess.run(args, env={"PATH": str(tools)}, capture_output=True, text=True, check=False)
 
 
 def test_set_up_has_a_line_for_each_step(tools: Path, installs: Callable[[], subprocess.CompletedProcess[str]]) -> None:
-    """It takes minutes where torch is to be downloaded, and whoever sees nothing ends it."""
+    """It takes minutes if torch must be downloaded, and a user who sees no output would interrupt it."""
     done = installs()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [

@@ -1,4 +1,4 @@
-"""The package as it is installed: pins, what is in it, and a build that does no more than it must."""
+"""The installed package: pins, contents, and an incremental build."""
 
 import importlib.metadata
 import os
@@ -21,13 +21,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 # `test` names the other extras through collbench itself: what those ask for is here under their own names.
 REQUIREMENTS = [
-    wanted
-    for wanted in (
+    requirement
+    for requirement in (
         *PROJECT["build-system"]["requires"],
         *PROJECT["project"]["dependencies"],
-        *(one for extra in EXTRAS.values() for one in extra),
+        *(requirement for extra in EXTRAS.values() for requirement in extra),
     )
-    if not wanted.startswith("collbench[")
+    if not requirement.startswith("collbench[")
 ]
 PIN = re.compile(r"([A-Za-z0-9_.-]+)==([A-Za-z0-9.]+)")
 
@@ -45,10 +45,10 @@ def test_constraints_hold_exact_versions_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("requirement", sorted(set(REQUIREMENTS)))
-def test_every_requirement_is_pinned_to_a_version_that_it_accepts(requirement: str) -> None:
-    wanted = Requirement(requirement)
+def test_every_requirement_is_pinned_to_an_accepted_version(requirement: str) -> None:
+    required = Requirement(requirement)
     versions = {canonicalize_name(name): version for name, version in (line.split("==") for line in pins())}
-    assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)])
+    assert required.specifier.contains(versions[canonicalize_name(required.name)])
 
 
 def test_the_version_and_the_command_are_those_of_pyproject() -> None:
@@ -63,7 +63,11 @@ def test_a_wheel_needs_no_compiler(tmp_path: Path) -> None:
     """It is installed into an environment of its own, where its dependencies are those of this one."""
     tree, clean = tmp_path / "tree", tmp_path / "clean"
     ignored = shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
-    for folder in ("src", "csrc", *(str(made.relative_to(ROOT)) for made in ROOT.glob("build/native-*"))):
+    for folder in (
+        "src",
+        "csrc",
+        *(str(build_folder.relative_to(ROOT)) for build_folder in ROOT.glob("build/native-*")),
+    ):
         shutil.copytree(ROOT / folder, tree / folder, ignore=ignored)  # with objects, so that nothing is compiled again
     for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
         shutil.copy2(ROOT / name, tree)
@@ -71,15 +75,15 @@ def test_a_wheel_needs_no_compiler(tmp_path: Path) -> None:
     subprocess.run([sys.executable, *built], cwd=tree, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     venv.create(clean)  # this environment's pip installs into it: to unpack one takes seconds
-    alone = {"PATH": str(clean / "bin"), "HOME": str(tmp_path), "NO_COLOR": "1"}
+    bare_environment = {"PATH": str(clean / "bin"), "HOME": str(tmp_path), "NO_COLOR": "1"}
 
     def run(*command: str) -> str:
-        ran = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout
+        done = subprocess.run(command, cwd=tmp_path, env=bare_environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-    assert not shutil.which("cc", path=alone["PATH"])
-    assert not shutil.which("c++", path=alone["PATH"])
+    assert not shutil.which("cc", path=bare_environment["PATH"])
+    assert not shutil.which("c++", path=bare_environment["PATH"])
     python, program = str(clean / "bin" / "python"), str(clean / "bin" / "collbench")
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
     run(*pip, "install", "--no-deps", "--no-index", str(wheel))
@@ -87,14 +91,14 @@ def test_a_wheel_needs_no_compiler(tmp_path: Path) -> None:
     # A folder that a .pth adds has its own .pth ignored: this environment's editable collbench stays out.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
     shipped = {str(file.relative_to(ROOT / "src")) for file in (ROOT / "src" / "collbench").rglob("*.*")}
-    there = {str(file.relative_to(packages)) for file in (packages / "collbench").rglob("*.*")}
+    installed = {str(file.relative_to(packages)) for file in (packages / "collbench").rglob("*.*")}
     left_out = re.compile(r"\.(so|pyc)$")
-    assert {name for name in shipped - there if not left_out.search(name)} == set()
-    assert {"collbench/py.typed", "collbench/_profiler.so"} <= there
+    assert {name for name in shipped - installed if not left_out.search(name)} == set()
+    assert {"collbench/py.typed", "collbench/_profiler.so"} <= installed
     page = run(program, "pairs", "--backend", "sim", "--fabric", "nvlink-pairs-2x2", "--quick", "--sizes", "1M")
     assert "sim" in page.splitlines()[0]
-    says = "import collbench as a, collbench._native as b; print(a.__version__, a.__file__, b.__file__)"
-    version, *files = run(python, "-c", says).split()
+    message = "import collbench as a, collbench._native as b; print(a.__version__, a.__file__, b.__file__)"
+    version, *files = run(python, "-c", message).split()
     assert version == PROJECT["project"]["version"]
     assert all(file.startswith(str(packages)) for file in files)
 
@@ -113,7 +117,7 @@ Build = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Our setup.py over sources that compile in no time; `one.cpp` alone includes the header."""
+    """Our setup.py over sources that compile quickly; only `one.cpp` includes the header."""
     for name in ("setup.py", "pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
@@ -127,8 +131,8 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def build(tree: Path) -> Build:
-    def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "setup.py", *arguments]
+    def run(*args: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "setup.py", *args]
         return subprocess.run(
             command, check=False, cwd=tree, env=os.environ | environment, capture_output=True, text=True
         )

@@ -35,9 +35,9 @@ def run(source: Path, output: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_shipped_ptx_is_byte_for_byte_what_nvrtc_makes_of_the_source(tmp_path: Path) -> None:
-    made = tmp_path / "kernels.ptx"
-    assert run(KERNELS, made).returncode == 0
-    assert made.read_bytes() == SHIPPED.read_bytes(), "kernels.cu or a *.cuh has changed: run `make ptx`"
+    output = tmp_path / "kernels.ptx"
+    assert run(KERNELS, output).returncode == 0
+    assert output.read_bytes() == SHIPPED.read_bytes(), "kernels.cu or a *.cuh has changed: run `make ptx`"
 
 
 def test_rejected_source_is_reported_with_its_line(tmp_path: Path) -> None:

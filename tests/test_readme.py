@@ -1,4 +1,4 @@
-"""The README: its outputs are those of committed runs, its index leads to every page, and five minutes are enough."""
+"""The README: outputs are from committed runs, the index links every page, it takes five minutes to read."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def sessions(document: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the words of each "$ collbench …", and what is shown below it, in the parts between lines left out."""
+    """Yield the arguments of each "$ collbench …" and the output below it, in the parts between omitted lines."""
     for block in re.findall(r"^    \$ collbench (.+(?:\n    .+)*)", document, re.MULTILINE):
         command, *lines = re.sub(r"^    ", "", block, flags=re.MULTILINE).splitlines()
         yield shlex.split(command), [part.strip("\n") for part in "\n".join(lines).split(f"\n{LEFT_OUT}\n")]
 
 
-def page(words: list[str], program: Program) -> str:
+def page(args: list[str], program: Program) -> str:
     """Return what a command of the README prints, from the recording that it was taken from."""
-    if words[0] == "ablate":
+    if args[0] == "ablate":
         return text(
             ablation.page(ablations.load(RESULTS / "2026-11-23-2xh200-ablation" / "ablate-second-machine.json"))
         )
-    again = ["show", "run.json"] if words == ["pairs"] else words  # the same page, without measuring
-    said = program(*(str(RUN) if word == "run.json" else word for word in again))
-    assert (said.status, said.err) == (0, "")
-    return said.out
+    again = ["show", "run.json"] if args == ["pairs"] else args  # the same page, without measuring
+    result = program(*(str(RUN) if word == "run.json" else word for word in again))
+    assert (result.status, result.err) == (0, "")
+    return result.out
 
 
-@pytest.mark.parametrize(("words", "parts"), list(sessions(README)), ids=lambda value: value[0].partition("\n")[0])
-def test_an_output_is_the_one_of_a_committed_run(words: list[str], parts: list[str], program: Program) -> None:
-    printed = page(words, program)
-    places = [printed.find(f"{part}\n") for part in parts]
-    assert [part for part, place in zip(parts, places, strict=True) if place < 0] == []
-    assert places == sorted(places)
+@pytest.mark.parametrize(("args", "parts"), list(sessions(README)), ids=lambda value: value[0].partition("\n")[0])
+def test_an_output_is_the_one_of_a_committed_run(args: list[str], parts: list[str], program: Program) -> None:
+    printed = page(args, program)
+    positions = [printed.find(f"{part}\n") for part in parts]
+    assert [part for part, position in zip(parts, positions, strict=True) if position < 0] == []
+    assert positions == sorted(positions)
 
 
 def test_it_shows_outputs_at_all() -> None:
-    assert {words[0] for words, _ in sessions(README)} >= {"pairs", "ablate", "compare", "predict"}
+    assert {args[0] for args, _ in sessions(README)} >= {"pairs", "ablate", "compare", "predict"}
 
 
 def test_it_begins_with_one_sentence_and_a_figure_of_a_committed_run() -> None:
     title, sentence, figure, *_ = README.split("\n\n")
     assert (title, sentence.count("."), sentence.count("\n")) == ("# collbench", 1, 0)
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"!\[.+\]\((docs/figures/.+\.svg)\)", figure
     )  # tests/output/plot/test_figures.py draws it again
-    assert found
-    assert (ROOT / found[1]).is_file()
+    assert match
+    assert (ROOT / match[1]).is_file()
 
 
 def test_it_takes_five_minutes() -> None:

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: each symptom was seen where the page says, in words that are still ours."""
+"""docs/troubleshooting.md: each symptom stands in the file that the page links to, or in today's sources."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
     """Yield symptom, command, cause, and where it was seen, of every row."""
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("| ") and not line.startswith("| symptom"):
-            symptom, command, cause, seen = (part.strip() for part in line.strip("|").split(" | "))
-            yield symptom, command, cause, seen
+            symptom, command, cause, link = (part.strip() for part in line.strip("|").split(" | "))
+            yield symptom, command, cause, link
 
 
-def evidence(seen: str) -> str:
+def evidence(link: str) -> str:
     """Return the text of the file that a row points to."""
-    found = re.fullmatch(r"\[.+\]\((.+)\)", seen)
-    assert found, seen
-    return (PAGE.parent / found[1]).read_text(encoding="utf-8")
+    match = re.fullmatch(r"\[.+\]\((.+)\)", link)
+    assert match, link
+    return (PAGE.parent / match[1]).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("row", list(rows()), ids=lambda row: row[0])
 def test_a_symptom_and_its_verdict_stand_where_it_was_seen(row: tuple[str, str, str, str]) -> None:
-    symptom, _, cause, seen = row
-    text = evidence(seen)
-    said = [words for words in re.findall(r"`([^`]+)`", symptom) if " " in words]
+    symptom, _, cause, link = row
+    text = evidence(link)
+    phrases = [phrase for phrase in re.findall(r"`([^`]+)`", symptom) if " " in phrase]
     kinds = [word for word in re.findall(r"`([A-Z_]+)`", cause) if word in set(Kind)][:1]  # others are examples
-    assert [words for words in said if words not in text and words not in SOURCES] == []
+    assert [phrase for phrase in phrases if phrase not in text and phrase not in SOURCES] == []
     assert [kind for kind in kinds if kind not in text] == []
 
 

@@ -35,13 +35,13 @@ def test_each_command_prints_what_the_page_shows(program: Program, tmp_path: Pat
     (tmp_path / "two-cards.json").write_text(file, encoding="utf-8")
     wrong = []
     for command, shown in sessions(PAGE):
-        said = program(*shlex.split(command))
-        assert said.status == STATUSES.get(command, 0), (command, said.err)
+        result = program(*shlex.split(command))
+        assert result.status == STATUSES.get(command, 0), (command, result.err)
         # Later sections' commands without "$" follow the last output: it ends at the page's next empty line.
         parts = [part.strip("\n") for part in re.split(rf"^{LEFT_OUT}$", shown.split("\n\n")[0], flags=re.MULTILINE)]
-        places = [said.out.find(f"{part}\n") for part in parts if part]
-        wrong += [(command, part) for part in parts if part and f"{part}\n" not in said.out]
-        assert places == sorted(places), command
+        positions = [result.out.find(f"{part}\n") for part in parts if part]
+        wrong += [(command, part) for part in parts if part and f"{part}\n" not in result.out]
+        assert positions == sorted(positions), command
     assert wrong == []
 
 

@@ -1,4 +1,4 @@
-"""What no source may do, read from the sources. Who may import whom stands in pyproject.toml, for import-linter."""
+"""Rules that no source may break, checked in the sources. Rules for imports are in pyproject.toml (import-linter)."""
 
 import ast
 import re
@@ -14,8 +14,8 @@ PACKAGE = ROOT / "src" / "collbench"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 NATIVE = sorted(path for path in (ROOT / "csrc").iterdir() if path.suffix in {".cpp", ".hpp", ".cu", ".cuh"})
 
-# Rooms and files that only compute: Run in, answers or text out.
-PURE = ("model/", "analysis/", "output/")  # what they may import stands in pyproject.toml
+# Packages without I/O: a Run in, results or text out.
+PURE = ("model/", "analysis/", "output/")  # their imports are limited in pyproject.toml
 READS_ITS_OWN = {"analysis/references.py"}  # the figures that it ships
 IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes", "write_bytes", "exists", "is_file"}
 IMPURE_CALLS |= {"is_dir", "iterdir", "glob", "mkdir", "unlink", "stat", "now", "today", "utcnow", "cwd"}
@@ -32,7 +32,7 @@ LOADS_TORCH = {
 }
 
 
-def place(path: Path) -> str:
+def module_path(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
@@ -46,7 +46,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 
 def impurities(source: str) -> list[str]:
-    """Return what a source calls that reaches outside the program."""
+    """Return the names of a source's calls that do I/O."""
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     return [name for node in calls if (name := ast.unparse(node.func).split(".")[-1]) in IMPURE_CALLS]
 
@@ -81,13 +81,13 @@ MAY_SET |= {("ablation.py", f'"NCCL_{what}_DISABLE":') for what in ("P2P", "SHM"
 MAY_SET |= {("replay.py", '"NCCL_P2P_DISABLE":')}  # and `replay --without p2p`
 
 
-def test_a_pure_room_reaches_nothing_outside() -> None:
-    pure = {place(path): path.read_text(encoding="utf-8") for path in SOURCES if place(path).startswith(PURE)}
-    assert {name for name, source in pure.items() if impurities(source)} == READS_ITS_OWN
+def test_a_pure_package_has_no_io() -> None:
+    pure = [path for path in SOURCES if module_path(path).startswith(PURE)]
+    assert {module_path(path) for path in pure if impurities(path.read_text(encoding="utf-8"))} == READS_ITS_OWN
 
 
 def test_torch_is_loaded_late() -> None:
-    loading = {place(path) for path in SOURCES if loads_torch(path.read_text(encoding="utf-8"))}
+    loading = {module_path(path) for path in SOURCES if loads_torch(path.read_text(encoding="utf-8"))}
     assert loading == LOADS_TORCH
 
 
@@ -119,24 +119,24 @@ def exponents(source: str) -> list[str]:
 
 
 def test_figures_are_written_in_fixed_notation() -> None:
-    writing = {place(path) for path in SOURCES if exponents(path.read_text(encoding="utf-8"))}
+    writing = {module_path(path) for path in SOURCES if exponents(path.read_text(encoding="utf-8"))}
     assert writing <= MAY_WRITE_EXPONENTS
 
 
 def test_no_source_sets_or_hides_what_nccl_reads_nor_uses_multicast() -> None:
     for path in [*SOURCES, *NATIVE]:
         source = path.read_text(encoding="utf-8")
-        assert [found for found in TOUCHES_NCCL.findall(source) if (path.name, found) not in MAY_SET] == [], path
+        assert [hit for hit in TOUCHES_NCCL.findall(source) if (path.name, hit) not in MAY_SET] == [], path
         assert "cuMulticast" not in source, path
 
 
 def test_the_native_side_neither_prints_nor_reads_the_environment() -> None:
     acts = re.compile(r"\bgetenv\b|\b(?:f|v)?printf\(|\bputs\(|std::c(?:out|err|log)\b")
-    assert {path.name: found for path in NATIVE if (found := acts.findall(path.read_text(encoding="utf-8")))} == {}
+    assert {path.name: hits for path in NATIVE if (hits := acts.findall(path.read_text(encoding="utf-8")))} == {}
 
 
 @pytest.mark.parametrize(
-    ("what", "found"),
+    ("what", "hits"),
     [
         ("a file", impurities("def f(p): return p.read_text()")),
         ("torch under a condition", [loads_torch("if True:\n    from torch import cuda")]),
@@ -146,12 +146,12 @@ def test_the_native_side_neither_prints_nor_reads_the_environment() -> None:
         ("a variable set in C++", TOUCHES_NCCL.findall('setenv("NCCL_ALGO", "Ring", 1)')),
     ],
 )
-def test_these_checks_see(what: str, found: list[object]) -> None:
-    assert any(found), what
+def test_these_checks_see(what: str, hits: list[object]) -> None:
+    assert any(hits), what
 
 
 @pytest.mark.parametrize(
-    ("what", "found"),
+    ("what", "hits"),
     [
         ("torch inside a function", [loads_torch("def f():\n    import torch")]),
         ("torch for types alone", [loads_torch("if TYPE_CHECKING:\n    import torch")]),
@@ -159,5 +159,5 @@ def test_these_checks_see(what: str, found: list[object]) -> None:
         ("advice in a message", TOUCHES_NCCL.findall('"compare with NCCL_P2P_DISABLE=1"')),
     ],
 )
-def test_these_checks_let_pass(what: str, found: list[object]) -> None:
-    assert not any(found), what
+def test_these_checks_let_pass(what: str, hits: list[object]) -> None:
+    assert not any(hits), what

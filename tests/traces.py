@@ -1,4 +1,4 @@
-"""Traces as other tools write them, made from scratch: by an encoder that shares nothing with the readers."""
+"""Traces as other tools write them, from an encoder that shares no code with the readers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def inspected(
     call |= {f"{kind}_algobw_gbs": 1.5, f"{kind}_busbw_gbs": 1.5}
     if start is not None:
         call["event_trace_ts"] = {f"{kind}_start_ts": start, f"{kind}_stop_ts": start + 3, "kernel_events": []}
-    about = {"inspector_output_format_version": "v4.0", "git_rev": "", "rec_mechanism": "nccl_profiler_interface"}
-    about |= {"dump_timestamp_us": 1748030377748202, "hostname": "node", "pid": pid}  # type: ignore[dict-item]
+    metadata = {"inspector_output_format_version": "v4.0", "git_rev": "", "rec_mechanism": "nccl_profiler_interface"}
+    metadata |= {"dump_timestamp_us": 1748030377748202, "hostname": "node", "pid": pid}  # type: ignore[dict-item]
     header = {"id": communicator, "comm_name": name, "rank": rank, "n_ranks": ranks, "nnodes": 1}
-    return json.dumps({"header": header, "metadata": about, f"{kind}_perf": call}).encode() + b"\n"
+    return json.dumps({"header": header, "metadata": metadata, f"{kind}_perf": call}).encode() + b"\n"
 
 
 def observed(nodes: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]] = ()) -> bytes:
@@ -46,8 +46,8 @@ def observed(nodes: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]] =
 
 def noted(
     name: str,
-    given: int,
-    got: int,
+    in_elements: int,
+    out_elements: int,
     *,
     number: int = 10,
     rank: int = 0,
@@ -56,20 +56,44 @@ def noted(
     **more: Any,
 ) -> dict[str, Any]:
     """Return a node about a call of NCCL: arguments in the order of ParamCommsUtils.hpp, then its attributes."""
-    words = {"rf_id": number, "collective_name": name, "dtype": dtype, "in_msg_nelems": given, "out_msg_nelems": got}
-    words |= {"in_split_size": "[]", "out_split_size": "[]", "pg_name": group, "pg_desc": "default_pg", **more}
-    values = [[5, 6, 0, given, 4, "cuda:0"], [number, False], [group, "default_pg"], rank, name, [], [], 0, 1, 4, True]
-    attributes = [{"name": key, "type": "string", "value": value} for key, value in words.items()]
+    attributes_of_call = {
+        "rf_id": number,
+        "collective_name": name,
+        "dtype": dtype,
+        "in_msg_nelems": in_elements,
+        "out_msg_nelems": out_elements,
+    }
+    attributes_of_call |= {
+        "in_split_size": "[]",
+        "out_split_size": "[]",
+        "pg_name": group,
+        "pg_desc": "default_pg",
+        **more,
+    }
+    values = [
+        [5, 6, 0, in_elements, 4, "cuda:0"],
+        [number, False],
+        [group, "default_pg"],
+        rank,
+        name,
+        [],
+        [],
+        0,
+        1,
+        4,
+        True,
+    ]
+    attributes = [{"name": key, "type": "string", "value": value} for key, value in attributes_of_call.items()]
     return {"id": number, "name": "record_param_comms", "inputs": {"values": values}, "attrs": attributes}
 
 
 def _varint(value: int) -> bytes:
     value &= 2**64 - 1
-    found = bytearray()
+    encoded = bytearray()
     while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def _field(number: int, value: bytes | float) -> bytes:
@@ -88,22 +112,22 @@ def delimited(*messages: bytes) -> bytes:
 def node(number: int, kind: int, *, lasted: int = 0, values: str = "", types: str = "", **attributes: Any) -> bytes:
     """Return a node of Chakra's: attributes are texts, bools, lists of bools, floats or whole numbers (int64)."""
     name = b"## process_group:init ##" if kind == 1 else b"ncclDevKernel"
-    found = _field(1, number) + _field(2, name) + _field(3, kind) + _field(4, number - 1) + _field(7, lasted)
-    found += _field(8, _field(1, values.encode()) + _field(3, types.encode()))
+    message = _field(1, number) + _field(2, name) + _field(3, kind) + _field(4, number - 1) + _field(7, lasted)
+    message += _field(8, _field(1, values.encode()) + _field(3, types.encode()))
     for key, value in attributes.items():
         match value:
             case bool():
-                held = _field(27, int(value))
+                encoded = _field(27, int(value))
             case int():
-                held = _field(9, value)
+                encoded = _field(9, value)
             case float():
-                held = _field(3, value)
+                encoded = _field(3, value)
             case list():
-                held = _field(28, _field(1, bytes(map(int, value))))
+                encoded = _field(28, _field(1, bytes(map(int, value))))
             case _:
-                held = _field(29, value.encode())
-        found += _field(10, _field(1, key.encode()) + held)
-    return found
+                encoded = _field(29, value.encode())
+        message += _field(10, _field(1, key.encode()) + encoded)
+    return message
 
 
 ABOUT = _field(1, b"0.0.4") + _field(2, _field(1, b"schema") + _field(29, b"1.1.1-chakra.0.0.4"))

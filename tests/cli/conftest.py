@@ -1,4 +1,4 @@
-"""What the command line's tests share: the program in this process, and simulated GPUs in another."""
+"""Fixtures of the command-line tests: the program in this process, and simulated GPUs in another."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 @pytest.fixture(scope="module", autouse=True)
 def _loaded(loaded_program: None) -> None:
-    """What these tests start has its modules at once."""
+    """Processes that these tests start have collbench's modules loaded already."""

@@ -1,4 +1,4 @@
-"""Runs `collbench`: in this process where no device is touched, else on simulated GPUs; and reads what it says."""
+"""Runs `collbench` in this process where no device is used, else on simulated GPUs, and reads its output."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Said:
-    """What the program left: its exit status and its streams."""
+class Result:
+    """The exit status and the two output streams of one call."""
 
     status: int
     out: str
@@ -34,7 +34,7 @@ class Said:
 
     @property
     def line(self) -> str:
-        """The one line that it said on stderr. Fails the test if that is not all."""
+        """The only line on stderr; fails the test if there are more."""
         return one_line(self.err)
 
 
@@ -44,39 +44,39 @@ class Program:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
 
-    def __call__(self, *words: str) -> Said:
-        self._monkeypatch.setattr(sys, "argv", ["collbench", *words])
+    def __call__(self, *args: str) -> Result:
+        self._monkeypatch.setattr(sys, "argv", ["collbench", *args])
         status = main()
         out, err = self._capsys.readouterr()
-        return Said(status, out, err)
+        return Result(status, out, err)
 
 
 def one_line(stderr: str) -> str:
-    """Return the only line of a stream. Fails the test where there are more, or where collbench does not speak."""
+    """Return the only line of `stderr` without its prefix; fails the test if there is more, or no prefix."""
     assert stderr.startswith("collbench: "), stderr
     assert stderr.count("\n") == 1, stderr
     assert stderr.endswith("\n"), stderr
     return stderr.removeprefix("collbench: ").rstrip("\n")
 
 
-def collbench(*words: str) -> list[str]:
+def collbench(*args: str) -> list[str]:
     """Return the command that starts the program in another process."""
-    return [sys.executable, "-m", "collbench", *words]
+    return [sys.executable, "-m", "collbench", *args]
 
 
 def environment(fakes: Fakes, tmp_path: Path) -> dict[str, str]:
-    """Return what runs of one test share: their NCCL, and where their runs are saved."""
+    """Return the environment of one test's processes: the simulated NCCL, and the folder of saved runs."""
     return {"COLLBENCH_NCCL": str(fakes.nccl), "XDG_STATE_HOME": str(tmp_path / "state"), "NO_COLOR": "1"}
 
 
 def on_gpus(
-    fakes: Fakes, tmp_path: Path, words: Sequence[str], extra: dict[str, str] | None = None, /, **settings: object
+    fakes: Fakes, tmp_path: Path, args: Sequence[str], extra: dict[str, str] | None = None, /, **settings: object
 ) -> Outcome:
     """Run the program on simulated GPUs with so little free memory that its buffers are small and the test quick."""
     count = int(str(settings.get("gpus", 4)))
     # CUDA's and NCCL's own needs (256 MiB, and 512 MiB a communicator's GPU), and 2 MiB for three buffers.
     plan = {"memory": 4096 * _MIB, "free": (256 + 512 * count + 2) * _MIB} | settings
-    return fakes.run(collbench(*words), tmp_path, environment(fakes, tmp_path) | (extra or {}), **plan)
+    return fakes.run(collbench(*args), tmp_path, environment(fakes, tmp_path) | (extra or {}), **plan)
 
 
 def fake_uuid(index: int) -> str:
@@ -90,16 +90,16 @@ def fake_gpus(count: int = 4) -> tuple[Device, ...]:
 
 
 def list_only(monkeypatch: pytest.MonkeyPatch, devices: Sequence[Device], **facts: Any) -> None:
-    """Let this process see a machine whose GPUs are only listed, all well; `facts` are more of `Present`'s fields."""
+    """Let this process find GPUs that are listed and healthy but cannot be used; `facts` are fields of `Present`."""
     every = (*devices, *facts.get("hidden", ()), *facts.get("mig", ()))
     states = {device.uuid: Health(processes=0) for device in every}
-    found = Present("cuda", tuple(devices), driver="580.159.04", states=states)
-    monkeypatch.setattr(factory, "look", lambda _name: replace(found, **facts))
+    cuda = Present("cuda", tuple(devices), driver="580.159.04", states=states)
+    monkeypatch.setattr(factory, "look", lambda _name: replace(cuda, **facts))
     monkeypatch.setattr(factory, "present_devices", lambda name: tuple(devices) if name == "cuda" else ())
 
 
 def save_run(path: Path, devices: Sequence[Device], age: timedelta = timedelta(hours=1), **changes: object) -> Run:
-    """Save a run in which the pair 0-1 is slow and 2-3 the fastest, measured so long ago; return it."""
+    """Save a run of this age in which pair 0-1 is the slowest and 2-3 the fastest; return it."""
     rates = {(0, 1): 10.0, (2, 3): 300.0}
     run = pair_run(len(devices), lambda a, b: rates.get((a, b), 200.0))
     started = (datetime.now(UTC) - age).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -118,7 +118,7 @@ def has_library(name: str) -> bool:
 
 
 def without_nccl(fakes: Fakes, folder: Path) -> Path:
-    """Return a copy of the simulated machine that lacks NCCL, and whose Python does not find NCCL's wheel."""
+    """Return a folder with the simulated libraries but no NCCL, where Python does not find NCCL's wheel either."""
     folder.mkdir()
     for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
         shutil.copy(fakes.folder / library, folder)

@@ -1,4 +1,4 @@
-"""`collbench ablate` as people run it: on CPU cores and simulated GPUs, with scripts whose step times are exact."""
+"""`collbench ablate` on CPU cores and on simulated GPUs, with scripts whose step times are exact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.native.fakes import Fakes
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
 LOADED = Path(__file__).parents[1] / "loaded"
-# Torch takes seconds to load, and most of these tests only need somebody who starts the ranks as torchrun does.
+# Torch takes seconds to load, and most of these tests only need a program that starts ranks as torchrun does.
 TORCHRUN = """
 import os, signal, subprocess, sys
 options, program = sys.argv[1:sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1:]
@@ -32,7 +32,7 @@ ranks = [subprocess.Popen([*python, *program], env={**os.environ, "RANK": str(n)
 signal.signal(signal.SIGTERM, lambda *_: [rank.terminate() for rank in ranks])
 sys.exit(max(rank.wait() for rank in ranks))
 """
-# Three slow steps, then ten of 8 ms, or of 10 without P2P; rank 0 alone prints.
+# Three slow steps, then ten of 8 ms, or of 10 without P2P; only rank 0 prints.
 SCRIPT = """
 import os
 step = 10 if os.environ.get("NCCL_P2P_DISABLE") else 8
@@ -41,7 +41,7 @@ if os.environ["RANK"] == "0":
         print(f"step {number} step_time={900 if number < 3 else step}.000ms loss=5.3")
     print("sees", os.environ["CUDA_VISIBLE_DEVICES"] or "no GPU", os.environ.get("NCCL_NVLS_ENABLE"))
 """
-# Of one rank alone: Python writes a traceback in pieces, and those of two ranks that crash at once mix.
+# One rank only: Python writes a traceback in pieces, and the pieces of two crashing ranks would mix.
 CRASHES = """
 import os, time
 if os.environ.get("NCCL_P2P_DISABLE"):
@@ -61,23 +61,23 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def torchrun(tmp_path: Path) -> dict[str, str]:
-    """The variables under which torch is nothing but a quick torchrun."""
+    """The environment in which `torch` is only a fast fake torchrun."""
     folder = tmp_path / "quick" / "torch" / "distributed"
     folder.mkdir(parents=True)
     for package in (folder.parent, folder):
         (package / "__init__.py").touch()
     (folder / "run.py").write_text(TORCHRUN, encoding="utf-8")
-    places = (folder.parents[1], LOADED, Path(package_of_ours.__file__).parents[1])
-    return {"PYTHONPATH": os.pathsep.join(map(str, places))}
+    folders = (folder.parents[1], LOADED, Path(package_of_ours.__file__).parents[1])
+    return {"PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 
-def on_cores(tmp_path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def on_cores(tmp_path: Path, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run ablate on two CPU cores."""
-    command = collbench("ablate", "--backend", "host", "--devices", first_cores(), *words)
-    ours = {"XDG_STATE_HOME": str(tmp_path / "state"), **variables}
+    command = collbench("ablate", "--backend", "host", "--devices", first_cores(), *args)
+    variables_set = {"XDG_STATE_HOME": str(tmp_path / "state"), **variables}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
     return subprocess.run(
-        command, env=kept | ours, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        command, env=kept | variables_set, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
     )
 
 
@@ -95,9 +95,9 @@ needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="t
 
 @needs_two_cores
 def test_on_cpu_cores_with_torchrun_itself(tmp_path: Path) -> None:
-    words = ["--without", "p2p", "--repeats", "2", "--seed", "0", "--no-allreduce", "--", "train.py", "--epochs", "1"]
+    args = ["--without", "p2p", "--repeats", "2", "--seed", "0", "--no-allreduce", "--", "train.py", "--epochs", "1"]
     (tmp_path / "tmp").mkdir()
-    done = on_cores(tmp_path, *words, TMPDIR=str(tmp_path / "tmp"))
+    done = on_cores(tmp_path, *args, TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "tmp").iterdir()) == []  # torchrun's torchelastic_… neither
     assert "p2p is worth 25.0 % (95 %: 25.0–25.0 %) of a step to this job" in done.stdout
@@ -110,10 +110,10 @@ def test_on_cpu_cores_with_torchrun_itself(tmp_path: Path) -> None:
         "collbench: run 3 of 4, without p2p: 10.00 ms a step",
         "collbench: run 4 of 4, with p2p: 8.000 ms a step",
     ]
-    found = saved(tmp_path)
-    assert found.command == ("train.py", "--epochs", "1")
-    assert [arm.allreduce for arm in found.arms] == [(), ()]
-    assert [len(run.step_seconds) for run in found.made] == [13] * 4
+    saved_ablation = saved(tmp_path)
+    assert saved_ablation.command == ("train.py", "--epochs", "1")
+    assert [arm.allreduce for arm in saved_ablation.arms] == [(), ()]
+    assert [len(run.step_seconds) for run in saved_ablation.made] == [13] * 4
     [logs] = (tmp_path / "state" / "collbench" / "ablations").glob("*-logs")
     assert sorted(path.name for path in logs.iterdir()) == [f"run-{number}.log" for number in range(1, 5)]
     assert "step 12 step_time=8.000ms loss=5.3" in (logs / "run-1.log").read_text(encoding="utf-8")
@@ -123,32 +123,32 @@ def test_on_gpus_both_arms_get_the_best_pair_and_keep_the_environment(
     fakes: Fakes, tmp_path: Path, torchrun: dict[str, str]
 ) -> None:
     save_run(tmp_path / "state" / "collbench" / "runs" / "20261121T000000Z-cuda-pairs.json", fake_gpus())
-    words = ["ablate", "--auto-select", "2", "--without", "nvlink", "--repeats", "2", "--seed", "1", "-o", "a.json"]
+    args = ["ablate", "--auto-select", "2", "--without", "nvlink", "--repeats", "2", "--seed", "1", "-o", "a.json"]
     extra = {"NCCL_NVLS_ENABLE": "0", **torchrun}
     # Memory for all-reduces of 8 bytes and 1 MiB, for larger ones take the simulated GPUs minutes.
-    done = on_gpus(fakes, tmp_path, [*words, "--json", "--", "train.py"], extra, free=(256 + 2 * 512 + 20) * 2**20)
+    done = on_gpus(fakes, tmp_path, [*args, "--json", "--", "train.py"], extra, free=(256 + 2 * 512 + 20) * 2**20)
     assert done.code == 0, done.stderr
     assert "collbench: NCCL cannot turn off only NVLink: " in done.stderr
     assert "collbench: using GPU2, GPU3 (" in done.stderr
-    found = ablations.load(tmp_path / "a.json")
+    saved_ablation = ablations.load(tmp_path / "a.json")
     assert json.loads(done.stdout) == json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
-    assert [(arm.name, arm.environment) for arm in found.arms] == [
+    assert [(arm.name, arm.environment) for arm in saved_ablation.arms] == [
         ("with nvlink", {}),
         ("without nvlink", {"NCCL_P2P_DISABLE": "1"}),
     ]
-    assert [arm.devices for arm in found.arms] == [(2, 3), (2, 3)]
-    assert found.environment == {"NCCL_NVLS_ENABLE": "0"}
-    assert [[one.size_bytes for one in arm.allreduce] for arm in found.arms] == [[8, 2**20]] * 2
-    assert all(arm.allreduce[1].busbw_gbs > 0 for arm in found.arms)
-    assert found.result is not None
-    assert found.result.ratio.middle == pytest.approx(1.25)
+    assert [arm.devices for arm in saved_ablation.arms] == [(2, 3), (2, 3)]
+    assert saved_ablation.environment == {"NCCL_NVLS_ENABLE": "0"}
+    assert [[allreduce.size_bytes for allreduce in arm.allreduce] for arm in saved_ablation.arms] == [[8, 2**20]] * 2
+    assert all(arm.allreduce[1].busbw_gbs > 0 for arm in saved_ablation.arms)
+    assert saved_ablation.result is not None
+    assert saved_ablation.result.ratio.middle == pytest.approx(1.25)
     for log in (tmp_path / "state" / "collbench" / "ablations").glob("*-logs/run-*.log"):
         assert f"sees {fake_uuid(2)},{fake_uuid(3)} 0" in log.read_text(encoding="utf-8")
 
 
 def test_another_set_of_gpus_instead(fakes: Fakes, tmp_path: Path) -> None:
-    words = ["ablate", "--devices", "0,1", "--against", "2,3", "--dry-run", "--max-restarts", "1", "train.py"]
-    done = on_gpus(fakes, tmp_path, words)
+    args = ["ablate", "--devices", "0,1", "--against", "2,3", "--dry-run", "--max-restarts", "1", "train.py"]
+    done = on_gpus(fakes, tmp_path, args)
     assert done.code == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert " --devices GPU-fa4e0000-0000-0000-0000-000000000000,GPU-fa4e0100" in first
@@ -160,8 +160,8 @@ def test_another_set_of_gpus_instead(fakes: Fakes, tmp_path: Path) -> None:
 @needs_two_cores
 def test_a_script_that_crashes_shows_its_traceback_first_and_says_what_is_saved(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CRASHES, encoding="utf-8")
-    words = ["--without", "p2p", "--no-allreduce", "--seed", "1", "-o", "a.json", "--", "train.py"]
-    done = on_cores(tmp_path, *words)
+    args = ["--without", "p2p", "--no-allreduce", "--seed", "1", "-o", "a.json", "--", "train.py"]
+    done = on_cores(tmp_path, *args)
     assert (done.returncode, done.stdout) == (1, "")
     lines = done.stderr.splitlines()
     assert lines[-1].startswith("collbench: run 1, without p2p: the script failed (exit status 1, see above)")
@@ -176,8 +176,8 @@ def test_without_step_times_the_process_is_timed_and_the_output_may_be_seen(
     tmp_path: Path, torchrun: dict[str, str]
 ) -> None:
     (tmp_path / "train.py").write_text("print('epoch 1 done')", encoding="utf-8")
-    words = ["--without", "NCCL_ALGO=Ring", "--repeats", "2", "--no-allreduce", "--verbose", "--", "train.py"]
-    done = on_cores(tmp_path, *words, **torchrun)
+    args = ["--without", "NCCL_ALGO=Ring", "--repeats", "2", "--no-allreduce", "--verbose", "--", "train.py"]
+    done = on_cores(tmp_path, *args, **torchrun)
     assert done.returncode == 0, done.stderr
     assert (
         done.stderr.count("no step times to compare in the script's output: the measure is the time of the whole") == 1
@@ -206,15 +206,15 @@ def test_an_interruption_ends_torchruns_ranks_and_says_what_is_saved(
     kept: str,
     itself: bool,
 ) -> None:
-    """Torchrun itself gets SIGTERM whatever we got, so one of the signals tries it, and a quick one the others.
+    """Torchrun gets SIGTERM for each of these signals, so one signal uses torchrun, and the others a fast fake.
 
     The ranks without P2P hold a pipe open: whoever reads it to its end has seen them all end.
     """
     os.mkfifo(tmp_path / "held")
     waits = f"{SCRIPT}\nif step == 10:\n    held = open('held', 'w')\n    import signal; signal.pause()\n"
     (tmp_path / "train.py").write_text(waits, encoding="utf-8")
-    words = ["--without", "p2p", "--no-allreduce", "--seed", str(seed), "-o", "a.json", "--", "train.py"]
-    command = collbench("ablate", "--backend", "host", "--devices", first_cores(), *words)
+    args = ["--without", "p2p", "--no-allreduce", "--seed", str(seed), "-o", "a.json", "--", "train.py"]
+    command = collbench("ablate", "--backend", "host", "--devices", first_cores(), *args)
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")} | ({} if itself else torchrun)
     with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as started:
         with (tmp_path / "held").open(encoding="utf-8") as held:  # opens once a rank waits
@@ -260,14 +260,14 @@ BAD: list[tuple[str, tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("case", "words", "reported"), BAD, ids=[case for case, _, _ in BAD])
+@pytest.mark.parametrize(("case", "args", "reported"), BAD, ids=[case for case, _, _ in BAD])
 def test_bad_input_is_one_line_before_anything_is_started(
-    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, words: tuple[str, ...], reported: str
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, args: tuple[str, ...], reported: str
 ) -> None:
     list_only(monkeypatch, gpus(4))
-    said = program(*words)
-    assert (said.status, said.out) == (2, ""), case
-    *before, last = said.err.splitlines()
+    result = program(*args)
+    assert (result.status, result.out) == (2, ""), case
+    *before, last = result.err.splitlines()
     assert reported in last
     assert all(line.startswith("collbench: using GPU0, GPU1 (") for line in before), case
     assert not list(tmp_path.glob("state/collbench/ablations/*")), case
@@ -294,27 +294,27 @@ def test_an_environment_that_does_not_fit_is_one_line(
     if "RANK" in variables:
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", "29500")
-    said = program(*SOME, "train.py")
-    assert (said.status, said.out) == (2, ""), case
-    assert reported in said.line
+    result = program(*SOME, "train.py")
+    assert (result.status, result.out) == (2, ""), case
+    assert reported in result.line
 
 
 def test_an_all_reduce_that_fails_trains_nothing(fakes: Fakes, tmp_path: Path) -> None:
-    words = ["ablate", "--devices", "0,1", "--without", "p2p", "train.py"]
-    done = on_gpus(fakes, tmp_path, words, fail="ncclAllReduce:2:1", free=(256 + 2 * 512 + 2) * 2**20)
+    args = ["ablate", "--devices", "0,1", "--without", "p2p", "train.py"]
+    done = on_gpus(fakes, tmp_path, args, fail="ncclAllReduce:2:1", free=(256 + 2 * 512 + 2) * 2**20)
     assert (done.code, done.stdout) == (1, "")
     assert "cannot measure the all-reduce with p2p (exit status 1, see above): nothing was trained" in done.stderr
     assert not list(tmp_path.glob("state/collbench/ablations/*-logs/run-*.log"))
 
 
 def test_what_train_refuses_is_refused_before_the_first_run(fakes: Fakes, tmp_path: Path) -> None:
-    """In this environment no torch is found: train's own line and status reach the user."""
+    """Without torch the user gets `train`'s own line and exit status."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "sitecustomize.py").write_text(
         "import importlib.util as util\n"
-        "found = util.find_spec\n"
-        "util.find_spec = lambda name, package=None: None if name == 'torch' else found(name, package)\n"
+        "original = util.find_spec\n"
+        "util.find_spec = lambda name, package=None: None if name == 'torch' else original(name, package)\n"
     )
     extra = fakes_environment(fakes, tmp_path)
     path = f"{hidden}:{fakes.environment()['PYTHONPATH']}"

@@ -42,41 +42,43 @@ def undated(text: str) -> str:
 
 def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> None:
     (shown,) = re.findall(r"^    \$ (collbench ablate .*)\n((?:    .*\n|\n(?=    ))+)", PAGE, re.MULTILINE)
-    done = program(*shown[0].split()[1:], "-o", "run.json")
+    result = program(*shown[0].split()[1:], "-o", "run.json")
     expected = "".join(line.removeprefix("    ") for line in shown[1].splitlines(keepends=True))
-    assert undated(done.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
+    assert undated(result.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
 
 
 def test_devices_against_devices(program: Program, folder: Path) -> None:
-    done = program("ablate", "job.json", *SIM, "--devices", "0,1", "--against", "0,3", "-o", "run.json")
-    assert (done.status, done.err) == (0, "")
-    first = done.out.splitlines()[0]
+    result = program("ablate", "job.json", *SIM, "--devices", "0,1", "--against", "0,3", "-o", "run.json")
+    assert (result.status, result.err) == (0, "")
+    first = result.out.splitlines()[0]
     assert first.startswith("On GPU0, GPU3 the communication of a step of this job takes 49.")
     assert first.endswith("less than on GPU0, GPU1 (sim).")
     run = run_file.load(folder / "run.json")
     assert (run.settings.kind, run.complete, len(run.devices)) == (CommandKind.REPLAY, True, 3)
-    assert [[run.devices[one].index for one in found.members] for found in run.replays] == [[0, 1], [0, 3]]
-    assert program("show", "run.json").out == done.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
+    assert [[run.devices[position].index for position in replay.members] for replay in run.replays] == [[0, 1], [0, 3]]
+    assert program("show", "run.json").out == result.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
     other = program("ablate", "job.json", *SIM, "--devices", "0,3", "--against", "0,1", "--json")
     assert json.loads(other.out)["replays"][1]["members"] == [0, 2]
 
 
 def test_equal_devices_make_no_difference_and_order_is_kept(program: Program, folder: Path) -> None:
     job_file.save(pipeline(2**22), folder / "stages.json")
-    done = program("ablate", "stages.json", *SIM, "--devices", "3,0", "--against", "2,1", "-o", "run.json")
-    assert done.out.splitlines()[0].startswith("No difference beyond ±")
+    result = program("ablate", "stages.json", *SIM, "--devices", "3,0", "--against", "2,1", "-o", "run.json")
+    assert result.out.splitlines()[0].startswith("No difference beyond ±")
     run = run_file.load(folder / "run.json")
-    assert [[run.devices[one].index for one in found.members] for found in run.replays] == [[3, 0], [2, 1]]
+    assert [[run.devices[position].index for position in replay.members] for replay in run.replays] == [[3, 0], [2, 1]]
 
 
 def test_two_trials_say_so(program: Program, folder: Path) -> None:
-    words = ("--devices", "0,1", "--against", "0,3", "--repeats", "2", "-o", "run.json")
-    done = program("ablate", "job.json", *SIM, *words)
-    assert done.out.startswith("2 trials are too few to say what on GPU0, GPU3 changes in the communication of a step")
+    args = ("--devices", "0,1", "--against", "0,3", "--repeats", "2", "-o", "run.json")
+    result = program("ablate", "job.json", *SIM, *args)
+    assert result.out.startswith(
+        "2 trials are too few to say what on GPU0, GPU3 changes in the communication of a step"
+    )
 
 
 @pytest.mark.parametrize(
-    ("title", "words", "said"),
+    ("title", "args", "message"),
     [
         ("no P2P in sim", ("job.json", *SIM), "sim backend has no p2p to deny NCCL: compare devices"),
         ("nor on cores", ("job.json", "--backend", "host", "--without", "shm"), "host backend has no shm to deny NCCL"),
@@ -92,65 +94,65 @@ def test_two_trials_say_so(program: Program, folder: Path) -> None:
     ],
 )
 def test_bad_combinations_are_one_line(
-    program: Program, folder: Path, title: str, words: tuple[str, ...], said: str
+    program: Program, folder: Path, title: str, args: tuple[str, ...], message: str
 ) -> None:
     job_file.save(without_rank(data_parallel(3), 1), folder / "cut.json")
-    done = program("ablate", *words)
-    assert (done.status, done.out) == (2, ""), title
-    assert said in done.line, title
+    result = program("ablate", *args)
+    assert (result.status, result.out) == (2, ""), title
+    assert message in result.line, title
     assert not (folder / "state").exists()
 
 
 def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[Fake]) -> list[ReplayArm]:
-    """Let these play two GPUs' arms; return the arms that were asked for."""
-    asked: list[ReplayArm] = []
+    """Let these stand for two GPUs' ranks; return the list that will hold the requested arms."""
+    opened_arms: list[ReplayArm] = []
 
     def opened(
-        name: str, wanted: str | None, arms: Sequence[ReplayArm], chosen: Choice, *, independent: bool
+        name: str, device_names: str | None, arms: Sequence[ReplayArm], chosen: Choice, *, independent: bool
     ) -> ReplayOpened:
-        assert (wanted, independent) == ("0,1", False)
-        asked.extend(arms)
+        assert (device_names, independent) == ("0,1", False)
+        opened_arms.extend(arms)
         return ReplayOpened(name, tuple(fakes), chosen(gpus(2)), 0.05, machine=Machine("box", "Linux", "CPU"))
 
     monkeypatch.setattr(factory, "resolve", lambda _: ("cuda", None))
     monkeypatch.setattr(backend, "open_replay", opened)
-    return asked
+    return opened_arms
 
 
 def test_what_p2p_is_worth(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = play(monkeypatch, [Fake([]), Fake([], 3e-3)])
-    words = ("--devices", "0,1", "--compute", "recorded", "-o", "run.json")
-    done = program("ablate", "job.json", *words)
-    assert done.status == 0, done.err
-    communication, step = done.out.splitlines()[:2]
+    arms = play(monkeypatch, [Fake([]), Fake([], 3e-3)])
+    args = ("--devices", "0,1", "--compute", "recorded", "-o", "run.json")
+    result = program("ablate", "job.json", *args)
+    assert result.status == 0, result.err
+    communication, step = result.out.splitlines()[:2]
     assert communication.startswith("P2P is worth 200 % (95 %: 200–200 %) of the communication of a step to this job: ")
     assert communication.endswith("without it the communication of a step takes 3 times as long.")
     assert "of a whole step to this job: without it a whole step takes 2.5" in step
-    assert [dict(arm.settings) for arm in asked] == [{}, {"NCCL_P2P_DISABLE": "1"}]
+    assert [dict(arm.settings) for arm in arms] == [{}, {"NCCL_P2P_DISABLE": "1"}]
     run = run_file.load(folder / "run.json")
-    assert [found.without for found in run.replays] == [(), ("p2p",)]
-    assert {found.pauses for found in run.replays} == {Pauses.RECORDED}
+    assert [replay.without for replay in run.replays] == [(), ("p2p",)]
+    assert {replay.pauses for replay in run.replays} == {Pauses.RECORDED}
     jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
 
 
-def test_several_ways_are_taken_away_at_once(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = play(monkeypatch, [Fake([]), Fake([], 2e-3)])
-    done = program("ablate", "--without", "nvlink,shm", "job.json", "--devices", "0,1", "-o", "run.json")
-    assert "turns off P2P over PCIe as well" in done.err
-    assert asked[1].settings == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-    assert "NVLink and SHM are worth" in done.out.splitlines()[0]
-    jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
-
-
-def test_an_arm_that_fails_says_nothing_of_worth(
+def test_several_transports_are_disabled_at_once(
     program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    arms = play(monkeypatch, [Fake([]), Fake([], 2e-3)])
+    result = program("ablate", "--without", "nvlink,shm", "job.json", "--devices", "0,1", "-o", "run.json")
+    assert "turns off P2P over PCIe as well" in result.err
+    assert arms[1].settings == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+    assert "NVLink and SHM are worth" in result.out.splitlines()[0]
+    jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
+
+
+def test_a_failed_arm_gives_no_comparison(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lame = Fake([])
     lame.fails_after = 5
     play(monkeypatch, [Fake([]), lame])
-    done = program("ablate", "job.json", "--devices", "0,1", "-o", "run.json")
-    assert done.status == 1
-    assert "measured so far are saved" in done.err
+    result = program("ablate", "job.json", "--devices", "0,1", "-o", "run.json")
+    assert result.status == 1
+    assert "measured so far are saved" in result.err
     assert "worth" not in program("show", "run.json").out
 
 
@@ -159,22 +161,22 @@ def test_a_variable_that_is_set_already_is_refused(
 ) -> None:
     play(monkeypatch, [Fake([]), Fake([])])
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    done = program("ablate", "job.json", "--devices", "0,1")
-    assert (done.status, done.out) == (2, "")
-    assert "NCCL_P2P_DISABLE is already set" in done.line
+    result = program("ablate", "job.json", "--devices", "0,1")
+    assert (result.status, result.out) == (2, "")
+    assert "NCCL_P2P_DISABLE is already set" in result.line
 
 
 def test_on_cores_for_real(program: Program, folder: Path) -> None:
-    """Two cores alone have one set: its order is no other set; more cores have others."""
+    """Two cores are one set, whatever their order; more cores have further sets."""
     pytest.importorskip("torch")
     cores = [device.index for device in factory.present_devices("host")]
     if len(cores) < 2:
         pytest.skip("one core has no link")
     others = cores[1:3] if len(cores) > 2 else cores[::-1]
-    words = ("--devices", ",".join(map(str, cores[:2])), "--against", ",".join(map(str, others)), "--repeats", "3")
-    done = program("ablate", "job.json", "--backend", "host", *words, "-o", "run.json")
+    args = ("--devices", ",".join(map(str, cores[:2])), "--against", ",".join(map(str, others)), "--repeats", "3")
+    result = program("ablate", "job.json", "--backend", "host", *args, "-o", "run.json")
     if len(cores) == 2:
-        assert "both would use the same links" in done.line
+        assert "both would use the same links" in result.line
         return
-    assert done.status == 0, done.err
-    assert [found.wrong for found in run_file.load(folder / "run.json").replays] == [0, 0]
+    assert result.status == 0, result.err
+    assert [replay.wrong for replay in run_file.load(folder / "run.json").replays] == [0, 0]

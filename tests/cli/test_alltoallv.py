@@ -17,9 +17,9 @@ SIM = "alltoallv --backend sim --fabric hgx-h200 --seed 4 --sizes 64M"
 
 def test_the_run_holds_its_skew_and_every_page_shows_it(program: Program, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "run.json"
-    said = program(*SIM.split(), "--skew", "zipf:1.2:4", "--output", str(file))
-    assert said.status == 0
-    assert "zipf:1.2:4, busiest rank" in said.out.replace("\n", " ")
+    result = program(*SIM.split(), "--skew", "zipf:1.2:4", "--output", str(file))
+    assert result.status == 0
+    assert "zipf:1.2:4, busiest rank" in result.out.replace("\n", " ")
     point = json.loads(file.read_text(encoding="utf-8"))["measurements"][0]["point"]
     assert point["skew"] == {"kind": "zipf", "exponent": 1.2, "seed": 4, "matrix": []}
     (row,) = json.loads(program("export", str(file), "--format", "json").out)
@@ -35,8 +35,8 @@ def test_a_matrix_is_sent_as_it_stands_or_to_scale(program: Program, tmp_path: p
     matrix.write_text("0 1048576\n524288 16\n")
     for sizes, size in (((), 2**20 + 16), (("--sizes", "2M"), 2**21)):
         file = tmp_path / f"{size}.json"
-        words = ("alltoallv", "--backend", "sim", "--fabric", "hgx-h200", "--devices", "0,1", "--skew", str(matrix))
-        assert program(*words, *sizes, "--output", str(file)).status == 0
+        args = ("alltoallv", "--backend", "sim", "--fabric", "hgx-h200", "--devices", "0,1", "--skew", str(matrix))
+        assert program(*args, *sizes, "--output", str(file)).status == 0
         point = json.loads(file.read_text(encoding="utf-8"))["measurements"][0]["point"]
         assert point["size_bytes"] == pytest.approx(size, abs=32)
         assert point["skew"]["matrix"] == [[0, 2**20], [2**19, 16]]
@@ -58,8 +58,8 @@ def test_a_rank_that_neither_sends_nor_receives_is_measured_with_the_others(
         pytest.skip("needs the cores 0 and 1")
     matrix, file = tmp_path / "matrix.txt", tmp_path / "run.json"
     matrix.write_text(rows)
-    said = program("alltoallv", *devices.split(), "--skew", str(matrix), "--output", str(file))
-    assert (said.status, "Traceback" in said.err) == (0, False), title
+    result = program("alltoallv", *devices.split(), "--skew", str(matrix), "--output", str(file))
+    assert (result.status, "Traceback" in result.err) == (0, False), title
     (measurement,) = json.loads(file.read_text(encoding="utf-8"))["measurements"]
     assert (measurement["point"]["size_bytes"], measurement["failure"]) == (65536 + 16 * (" 16 " in rows), None), title
     assert all(seconds > 0 for sample in measurement["samples"] for seconds in sample["seconds"]), title
@@ -70,9 +70,9 @@ def test_runs_of_other_skews_are_not_the_same_data_points(program: Program, tmp_
     files = [str(tmp_path / f"{number}.json") for number in range(2)]
     for file, skew in zip(files, ("zipf:1.2", "uniform"), strict=True):
         assert program(*SIM.split(), "--skew", skew, "--output", file).status == 0
-    said = program("compare", *files)
-    assert said.status != 0
-    assert "Traceback" not in said.err
+    result = program("compare", *files)
+    assert result.status != 0
+    assert "Traceback" not in result.err
 
 
 def test_runs_of_one_skew_are_the_same_data_points_whatever_their_seeds(
@@ -80,13 +80,13 @@ def test_runs_of_one_skew_are_the_same_data_points_whatever_their_seeds(
 ) -> None:
     files = [str(tmp_path / f"{number}.json") for number in range(2)]
     for number, file in enumerate(files):
-        words = ("alltoallv", "--backend", "sim", "--fabric", "hgx-h200", "--sizes", "64M", "--seed", str(number))
-        assert program(*words, "--skew", "zipf:1.2", "--output", file).status == 0
+        args = ("alltoallv", "--backend", "sim", "--fabric", "hgx-h200", "--sizes", "64M", "--seed", str(number))
+        assert program(*args, "--skew", "zipf:1.2", "--output", file).status == 0
     assert program("compare", *files).status == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "names"),
+    ("args", "names"),
     [
         ("--skew zipf:x", "zipf:1.2"),
         ("--skew nothing.txt", "no matrix can be read"),
@@ -94,14 +94,14 @@ def test_runs_of_one_skew_are_the_same_data_points_whatever_their_seeds(
     ],
 )
 def test_what_is_no_skew_is_refused_in_one_line(
-    program: Program, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, words: str, names: str
+    program: Program, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, args: str, names: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "matrix.txt").write_text("16 16\n16 16")
-    said = program(*SIM.split(), *words.split())
-    assert (said.status, len(said.err.splitlines())) == (2, 1)
-    assert names in said.err
+    result = program(*SIM.split(), *args.split())
+    assert (result.status, len(result.err.splitlines())) == (2, 1)
+    assert names in result.err
 
 
-def test_skew_is_for_alltoallv_alone(program: Program) -> None:
+def test_skew_is_for_alltoallv_only(program: Program) -> None:
     assert program("alltoall", "--skew", "uniform").status == 2

@@ -1,4 +1,4 @@
-"""Precisions and durations as people type them."""
+"""Precisions and durations as users type them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from tests.builders import gpus
 from tests.cli.program import Program, has_library, list_only
 
-# case, words, what the line names, what it says to do
+# case, arguments, what the message names, what it advises
 Row = tuple[str, str, str, str]
 
 SIZES: list[Row] = [
@@ -132,54 +132,54 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path)
     (tmp_path / "topo.txt").write_text("\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")
 
 
-def assert_refused(program: Program, words: str, named: str, advice: str) -> None:
-    said = program(*shlex.split(words))
-    assert said.status == 2
-    assert named in said.line
-    assert advice in said.line
-    assert said.out == ""
+def assert_refused(program: Program, args: str, named: str, advice: str) -> None:
+    result = program(*shlex.split(args))
+    assert result.status == 2
+    assert named in result.line
+    assert advice in result.line
+    assert result.out == ""
     assert not Path("state").exists()  # no run was begun
 
 
 @pytest.mark.usefixtures("four_gpus")
-@pytest.mark.parametrize(("case", "words", "named", "advice"), SIZES + OTHERS)
-def test_options_of_pairs(program: Program, case: str, words: str, named: str, advice: str) -> None:
-    assert_refused(program, f"pairs {words}", named, advice)
+@pytest.mark.parametrize(("case", "args", "named", "advice"), SIZES + OTHERS)
+def test_options_of_pairs(program: Program, case: str, args: str, named: str, advice: str) -> None:
+    assert_refused(program, f"pairs {args}", named, advice)
 
 
 @pytest.mark.usefixtures("four_gpus")
 @pytest.mark.parametrize("command", ["allreduce", "broadcast"])
-@pytest.mark.parametrize(("case", "words", "named", "advice"), SIZES[:3])
-def test_sizes_of_collectives(program: Program, command: str, case: str, words: str, named: str, advice: str) -> None:
-    assert_refused(program, f"{command} {words}", named, advice)
+@pytest.mark.parametrize(("case", "args", "named", "advice"), SIZES[:3])
+def test_sizes_of_collectives(program: Program, command: str, case: str, args: str, named: str, advice: str) -> None:
+    assert_refused(program, f"{command} {args}", named, advice)
 
 
 @pytest.mark.usefixtures("four_gpus")
 @pytest.mark.parametrize(("case", "devices", "named", "advice"), DEVICES)
 def test_devices(program: Program, case: str, devices: str, named: str, advice: str) -> None:
-    words = devices if devices.startswith("=") else f" {devices}"
-    assert_refused(program, f"train --backend cuda --devices{words} --dry-run train.py", named, advice)
+    value = devices if devices.startswith("=") else f" {devices}"
+    assert_refused(program, f"train --backend cuda --devices{value} --dry-run train.py", named, advice)
 
 
 @pytest.mark.usefixtures("four_gpus")
-@pytest.mark.parametrize(("case", "words", "named", "advice"), COMMANDS + COLLECTIVES + PATTERNS)
-def test_commands(program: Program, case: str, words: str, named: str, advice: str) -> None:
-    assert_refused(program, words, named, advice)
+@pytest.mark.parametrize(("case", "args", "named", "advice"), COMMANDS + COLLECTIVES + PATTERNS)
+def test_commands(program: Program, case: str, args: str, named: str, advice: str) -> None:
+    assert_refused(program, args, named, advice)
 
 
 @pytest.mark.usefixtures("four_gpus")
-@pytest.mark.parametrize(("case", "words", "named", "advice"), TRAIN)
-def test_train(program: Program, case: str, words: str, named: str, advice: str) -> None:
-    backend = "" if "--backend" in words else "--backend cuda "
-    assert_refused(program, f"train {backend}{words}", named, advice)
+@pytest.mark.parametrize(("case", "args", "named", "advice"), TRAIN)
+def test_train(program: Program, case: str, args: str, named: str, advice: str) -> None:
+    backend = "" if "--backend" in args else "--backend cuda "
+    assert_refused(program, f"train {backend}{args}", named, advice)
 
 
 def test_a_host_without_that_much_memory_says_how_much_there_is(program: Program) -> None:
-    said = program("pairs", "--backend", "host", "--sizes", "1048576T", "-o", "run.json")
-    assert said.status == 2
-    assert "size 1048576T does not fit" in said.line
-    assert "room for messages of" in said.line
-    assert "free memory" in said.line
+    result = program("pairs", "--backend", "host", "--sizes", "1048576T", "-o", "run.json")
+    assert result.status == 2
+    assert "size 1048576T does not fit" in result.line
+    assert "room for messages of" in result.line
+    assert "free memory" in result.line
 
 
 def test_training_without_torch_says_how_to_get_it(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,21 +190,21 @@ def test_training_without_torch_says_how_to_get_it(program: Program, monkeypatch
 
 @pytest.mark.skipif(has_library("libnvidia-ml.so.1"), reason="this machine has an NVIDIA driver")
 @pytest.mark.parametrize(
-    ("words", "advice"),
+    ("args", "advice"),
     [
         ("topo", "topo --from FILE"),
         ("train --auto-select 2 train.py", "--backend host"),
         ("train --devices 0,1 train.py", "--backend host"),
     ],
 )
-def test_without_a_driver(program: Program, words: str, advice: str) -> None:
+def test_without_a_driver(program: Program, args: str, advice: str) -> None:
     Path("train.py").touch()
-    assert_refused(program, words, "no NVIDIA driver", advice)
+    assert_refused(program, args, "no NVIDIA driver", advice)
 
 
 @pytest.mark.skipif(has_library("libnvidia-ml.so.1"), reason="this machine has an NVIDIA driver")
 def test_measuring_gpus_without_a_driver(program: Program) -> None:
-    said = program("pairs", "--backend", "cuda", "-o", "run.json")
-    assert said.status == 2
-    assert "no NVIDIA driver" in said.line
-    assert "--backend host" in said.line
+    result = program("pairs", "--backend", "cuda", "-o", "run.json")
+    assert result.status == 2
+    assert "no NVIDIA driver" in result.line
+    assert "--backend host" in result.line

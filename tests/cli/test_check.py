@@ -23,25 +23,25 @@ DEGRADED = h200(slow([(0, 1), (1, 0)], 7 / 18))
 
 
 @pytest.mark.parametrize(
-    ("case", "run", "status", "words"),
+    ("case", "run", "status", "text"),
     [
         ("agree", h200(), 0, "Labels, tools and measurement agree."),
         ("contradiction", DEGRADED, 3, "NV_DEGRADED  GPU0, GPU1 (NV18)"),
         ("hang", failed(h200(), Operation.CE_READ, (2, 3), "hang: no answer within 5 s"), 4, "HANG  GPU2, GPU3"),
     ],
 )
-def test_a_saved_run_is_judged(program: Program, case: str, run: Run, status: int, words: str) -> None:
+def test_a_saved_run_is_judged(program: Program, case: str, run: Run, status: int, text: str) -> None:
     run_file.save(run, Path("run.json"))
-    said = program("check", "run.json")
-    assert (said.status, said.err) == (status, ""), case
-    assert words in said.out
+    result = program("check", "run.json")
+    assert (result.status, result.err) == (status, ""), case
+    assert text in result.out
 
 
 def test_json_is_all_of_stdout(program: Program) -> None:
     run_file.save(DEGRADED, Path("run.json"))
-    said = program("check", "run.json", "--json")
-    data = json.loads(said.out)
-    assert (said.status, data["exit_status"]) == (3, 3)
+    result = program("check", "run.json", "--json")
+    data = json.loads(result.out)
+    assert (result.status, data["exit_status"]) == (3, 3)
     assert [verdict["kind"] for verdict in data["verdicts"]] == ["NV_DEGRADED", "LABELS_DIFFER"]
 
 
@@ -50,61 +50,61 @@ def test_the_recorded_texts_of_nvidia_smi_agree(program: Program) -> None:
     run_file.save(replace(h200(), paths=silent), Path("run.json"))
     assert "not done  the labels against nvidia-smi" in program("check", "run.json", "-v").out
     texts = ("--topology", f"{DATA}/nvidia-smi-topo-m.txt", "--p2p", f"{DATA}/nvidia-smi-topo-p2p-r.txt")
-    said = program("check", "run.json", "-v", *texts)
-    assert (said.status, said.err) == (0, "")
-    assert "not done" not in said.out
+    result = program("check", "run.json", "-v", *texts)
+    assert (result.status, result.err) == (0, "")
+    assert "not done" not in result.out
 
 
 def test_another_text_contradicts(program: Program) -> None:
     run_file.save(h200(), Path("run.json"))
     text = (DATA / "nvidia-smi-topo-m.txt").read_text()
     Path("topo.txt").write_text(text.replace("NV18", "NV12"), encoding="utf-8")
-    said = program("check", "run.json", "--topology", "topo.txt")
-    assert said.status == 3
-    assert "LINKCOUNT_MISMATCH" in said.out
-    assert "nvidia-smi topo -m reports NV12, NVML counts 18" in " ".join(said.out.split())
+    result = program("check", "run.json", "--topology", "topo.txt")
+    assert result.status == 3
+    assert "LINKCOUNT_MISMATCH" in result.out
+    assert "nvidia-smi topo -m reports NV12, NVML counts 18" in " ".join(result.out.split())
     peers = (DATA / "nvidia-smi-topo-p2p-r.txt").read_text().replace("\tOK", "\tGNS")
     Path("p2p.txt").write_text(peers, encoding="utf-8")
     assert "P2P_CAP_MISMATCH" in program("check", "run.json", "--p2p", "p2p.txt").out
 
 
 @pytest.mark.parametrize(
-    ("case", "option", "content", "words"),
+    ("case", "option", "content", "message"),
     [
         ("a cut text", "--topology", "\tGPU0\tGPU1\nGPU0\tX\tNV18\n", "topo.txt, line 1: GPU1 has a column but no row"),
         ("another machine's", "--topology", "\tGPU0\nGPU0\tX\n", "and the run GPU1, GPU2, GPU3 as well"),
         ("labels for peer access", "--p2p", "\tGPU0\tGPU1\nGPU0\tX\tNV1\nGPU1\tNV1\tX\n", "line 2: 'NV1'"),
     ],
 )
-def test_a_bad_text_is_one_line(program: Program, case: str, option: str, content: str, words: str) -> None:
+def test_a_bad_text_is_one_line(program: Program, case: str, option: str, content: str, message: str) -> None:
     run_file.save(h200(), Path("run.json"))
     Path("topo.txt").write_text(content, encoding="utf-8")
-    said = program("check", "run.json", option, "topo.txt")
-    assert (said.status, said.out) == (2, ""), case
-    assert words in said.line
+    result = program("check", "run.json", option, "topo.txt")
+    assert (result.status, result.out) == (2, ""), case
+    assert message in result.line
 
 
 @pytest.mark.parametrize(
-    ("words", "reported"),
+    ("args", "reported"),
     [
         (("absent.json",), "cannot read run file absent.json"),
         (("run.json", "--quick", "--devices", "0,1"), "run.json is measured already: leave out --devices, --quick"),
         (("--topology", "absent.txt"), "cannot read topology file absent.txt"),
     ],
 )
-def test_what_cannot_be_judged_is_one_line(program: Program, words: tuple[str, ...], reported: str) -> None:
+def test_what_cannot_be_judged_is_one_line(program: Program, args: tuple[str, ...], reported: str) -> None:
     run_file.save(h200(), Path("run.json"))
-    said = program("check", *words)
-    assert (said.status, said.out) == (2, "")
-    assert said.line.startswith(reported)
+    result = program("check", *args)
+    assert (result.status, result.out) == (2, "")
+    assert result.line.startswith(reported)
 
 
-def simulated(program: Program, fault: Fault | None, *words: str, name: str = "hgx-h200") -> tuple[int, str, str]:
+def simulated(program: Program, fault: Fault | None, *args: str, name: str = "hgx-h200") -> tuple[int, str, str]:
     """Check a simulated machine with a fault; return status, page and notices."""
     fabric = fabric_file.load(name)
     Path("machine.json").write_text(fabric_text(replace(fabric, faults=(fault,) if fault else ())), encoding="utf-8")
-    said = program("check", "--backend", "sim", "--fabric", "machine.json", "--seed", "3", "-o", "run.json", *words)
-    return said.status, said.out, said.err
+    result = program("check", "--backend", "sim", "--fabric", "machine.json", "--seed", "3", "-o", "run.json", *args)
+    return result.status, result.out, result.err
 
 
 def test_a_healthy_machine_is_measured_and_agrees(program: Program) -> None:
@@ -116,7 +116,7 @@ def test_a_healthy_machine_is_measured_and_agrees(program: Program) -> None:
     assert program("show", "run.json").status == 0
 
 
-def test_what_looks_slow_is_measured_alone_before_it_is_reported(program: Program) -> None:
+def test_a_slow_link_is_measured_isolated_before_it_is_reported(program: Program) -> None:
     status, page, notices = simulated(program, Fault(FaultKind.SLOW_LINK, (2, 5), factor=0.5))
     assert status == 3
     assert "measuring GPU2-GPU5 once more, isolated" in notices
@@ -154,8 +154,8 @@ def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_p
     body = f'[ "$2" = -m ] && exec cat {DATA}/nvidia-smi-topo-m.txt; exec cat {DATA}/nvidia-smi-topo-p2p-r.txt'
     (tools / "nvidia-smi").write_text(f"#!/bin/sh\n{body}\n")
     (tools / "nvidia-smi").chmod(0o755)
-    words = ("check", "--backend", "cuda", "--sizes", "16K", "--budget", "10ms", "--output", "run.json", "-v")
-    done = on_gpus(fakes, tmp_path, words, {"PATH": f"{tools}:/usr/bin:/bin"}, gpus=2)
+    args = ("check", "--backend", "cuda", "--sizes", "16K", "--budget", "10ms", "--output", "run.json", "-v")
+    done = on_gpus(fakes, tmp_path, args, {"PATH": f"{tools}:/usr/bin:/bin"}, gpus=2)
     assert done.code == 1, done.stderr
     assert done.stdout.startswith("not judged: ")
     run = run_file.load(tmp_path / "run.json")
@@ -164,7 +164,7 @@ def test_gpus_are_measured_with_what_cuda_and_nvidia_smi_say(fakes: Fakes, tmp_p
     assert "not done  links against their limits: no copy of 16M or more was measured" in done.stdout
 
 
-def test_several_processes_are_asked_to_judge_once(fakes: Fakes, tmp_path: Path) -> None:
+def test_several_processes_are_told_to_let_one_judge(fakes: Fakes, tmp_path: Path) -> None:
     ranks = {
         "RANK": "0",
         "LOCAL_RANK": "0",

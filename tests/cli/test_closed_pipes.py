@@ -1,4 +1,4 @@
-"""A reader that goes away (`| head -1`) changes nothing of how a command ends: pipes here have no reader any more."""
+"""A closed reader (`| head -1`) does not change a command's exit status: the pipes here have no reader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIM = ("--backend", "sim", "--seed", "3", "--output", "new.json", "--fabric")
 
 
 def without_reader(monkeypatch: pytest.MonkeyPatch, *streams: str) -> None:
-    """Make these streams pipes that nobody reads any more."""
+    """Replace these streams by pipes whose reader has closed them."""
     for name in streams:
         read, write = os.pipe()
         os.close(read)
@@ -36,8 +36,8 @@ def without_reader(monkeypatch: pytest.MonkeyPatch, *streams: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of what is judged: machines, and runs of a good one and of one that fails."""
+def saved_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of machine files, and of runs of a healthy machine and of one that fails."""
     folder = tmp_path_factory.mktemp("made")
     for name, faults in FAULTS.items():
         fabric = replace(fabric_file.load("nvlink-pairs-2x2"), faults=faults)
@@ -57,13 +57,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def files(made: Path, tmp_path: Path) -> None:
+def files(saved_files: Path, tmp_path: Path) -> None:
     """Put a copy of them into the test's folder."""
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(saved_files, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize(
-    ("words", "status"),
+    ("args", "status"),
     [
         (("pairs", "--sizes", "1M", *SIM, "hangs.machine"), 4),
         (("pairs", "--sizes", "1M", *SIM, "well.machine"), 0),
@@ -91,28 +91,28 @@ def files(made: Path, tmp_path: Path) -> None:
         (("show", "none.json"), 2),
         (("--help",), 0),
     ],
-    ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 @pytest.mark.usefixtures("files")
-def test_the_status_is_the_one_that_was_earned(
-    program: Program, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], status: int
+def test_the_exit_status_does_not_depend_on_the_closed_pipe(
+    program: Program, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], status: int
 ) -> None:
-    without_reader(monkeypatch, "stdout", "stderr")  # and below a process without the first alone
-    assert program(*words).status == status
+    without_reader(monkeypatch, "stdout", "stderr")  # below: a process without stdout only
+    assert program(*args).status == status
 
 
 @pytest.mark.parametrize(("machine", "status"), [("well", 0), ("hangs", 4)])
 @pytest.mark.usefixtures("files")
-def test_a_process_whose_streams_nobody_reads_measures_saves_and_ends_as_it_earned(
+def test_a_process_with_closed_streams_measures_saves_and_exits_normally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, status: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
     read, write = os.pipe()
     os.close(read)
-    words = collbench("pairs", "--sizes", "1M", *SIM, f"{machine}.machine")
+    command = collbench("pairs", "--sizes", "1M", *SIM, f"{machine}.machine")
     try:
-        done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
-        silent = subprocess.run([*words, "--force"], stdout=write, stderr=write, check=False)
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+        silent = subprocess.run([*command, "--force"], stdout=write, stderr=write, check=False)
     finally:
         os.close(write)
     assert (done.returncode, silent.returncode) == (status, status)

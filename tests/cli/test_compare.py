@@ -24,7 +24,7 @@ DAYS = ("2026-03-02T00:00:00Z", "2026-03-01T00:00:00Z", "2026-03-03T00:00:00Z")
 
 @pytest.fixture
 def files(program: Program) -> None:
-    """A base, the same again, one that is slower on the pair 1-3, one of cores, one that is simulated."""
+    """Saved runs: a base, the same again, one slower on pair 1-3, one of CPU cores, a simulated one."""
     slow = copies(lambda a, b: 0.9 if {a, b} == {1, 3} else 1.0, seed=2)
     runs = {
         "base": copies(),
@@ -40,37 +40,37 @@ def files(program: Program) -> None:
 
 
 @pytest.mark.usefixtures("files")
-def test_the_same_again_has_nothing_to_tell(program: Program) -> None:
-    said = program("compare", "-v", "base.json", "again.json")
-    assert (said.status, said.err) == (0, "")
-    assert "worse as a whole" not in said.out
-    assert said.out.endswith("Nothing is significantly slower.\n")
-    assert "\x1b[" not in said.out
+def test_identical_runs_have_no_differences(program: Program) -> None:
+    result = program("compare", "-v", "base.json", "again.json")
+    assert (result.status, result.err) == (0, "")
+    assert "worse as a whole" not in result.out
+    assert result.out.endswith("Nothing is significantly slower.\n")
+    assert "\x1b[" not in result.out
 
 
 @pytest.mark.usefixtures("files")
 def test_a_slow_pair_is_shown_and_the_status_is_3(program: Program) -> None:
-    said = program("compare", "-v", "base.json", "slow.json")
-    assert said.status == 3
-    assert "GPU1-GPU3: all measurements on it" in said.out
-    assert re.search(r"^ce-write GPU1→GPU3 +3 +1G +\d+\.\d GB/s", said.out, re.MULTILINE)
-    assert "GPU0→GPU1" not in said.out
-    assert said.out.endswith("Regression: significantly slower by more than 5 % (--fail-below).\n")
+    result = program("compare", "-v", "base.json", "slow.json")
+    assert result.status == 3
+    assert "GPU1-GPU3: all measurements on it" in result.out
+    assert re.search(r"^ce-write GPU1→GPU3 +3 +1G +\d+\.\d GB/s", result.out, re.MULTILINE)
+    assert "GPU0→GPU1" not in result.out
+    assert result.out.endswith("Regression: significantly slower by more than 5 % (--fail-below).\n")
 
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(("share", "status"), [("0", 3), ("5%", 3), ("0.05", 3), ("15%", 0), ("99%", 0)])
 def test_the_share_that_may_be_lost(program: Program, share: str, status: int) -> None:
-    said = program("compare", "-v", "base.json", "slow.json", "--fail-below", share)
-    assert said.status == status
-    assert status or "Something is significantly slower, but nothing significantly by more than" in said.out
+    result = program("compare", "-v", "base.json", "slow.json", "--fail-below", share)
+    assert result.status == status
+    assert status or "Something is significantly slower, but nothing significantly by more than" in result.out
 
 
 @pytest.mark.usefixtures("files")
 def test_json_is_all_that_is_printed(program: Program) -> None:
-    said = program("compare", "base.json", "slow.json", "--json")
-    answer = json.loads(said.out)
-    assert (said.status, answer["exit_status"], answer["format"]) == (3, 3, "collbench-comparison")
+    result = program("compare", "base.json", "slow.json", "--json")
+    answer = json.loads(result.out)
+    assert (result.status, answer["exit_status"], answer["format"]) == (3, 3, "collbench-comparison")
     worse = {tuple(point["members"]) for point in answer["points"] if point["verdict"] == "worse"}
     assert worse == {(1, 3), (3, 1)}
     assert answer["counts"]["worse"] == 6
@@ -83,10 +83,10 @@ def test_many_runs_are_a_trend_by_date(program: Program) -> None:
     for name, day in zip(("base", "again", "slow"), DAYS, strict=True):
         dated = replace(run_file.load(Path(f"{name}.json")), started=day)
         run_file.save(dated, Path(f"{name}.json"), replace=True)
-    said = program("compare", "-v", "base.json", "again.json", "slow.json")
-    assert said.status == 3
-    assert re.findall(r"^run \d +\S+ (\S+)$", said.out, re.MULTILINE) == ["again.json", "base.json", "slow.json"]
-    assert "run 3 against run 1, each data point" in said.out
+    result = program("compare", "-v", "base.json", "again.json", "slow.json")
+    assert result.status == 3
+    assert re.findall(r"^run \d +\S+ (\S+)$", result.out, re.MULTILINE) == ["again.json", "base.json", "slow.json"]
+    assert "run 3 against run 1, each data point" in result.out
     for name, value in (("base", ""), ("slow", "1")):
         run = run_file.load(Path(f"{name}.json"))
         changed = replace(run.settings, environment={"NCCL_P2P_DISABLE": value} if value else {})
@@ -101,14 +101,14 @@ def test_many_runs_are_a_trend_by_date(program: Program) -> None:
 
 @pytest.mark.usefixtures("files")
 def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None:
-    said = program("compare", "-v", "sim.json", "sim2.json")
-    assert said.out.startswith("backend   sim: SIMULATED machines, nothing here was measured on a GPU\n")
-    assert "\nsim: worse\n" in said.out
+    result = program("compare", "-v", "sim.json", "sim2.json")
+    assert result.out.startswith("backend   sim: SIMULATED machines, nothing here was measured on a GPU\n")
+    assert "\nsim: worse\n" in result.out
 
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(
-    ("title", "words", "reported"),
+    ("title", "args", "reported"),
     [
         ("nothing", "", "name the base and the new run"),
         (
@@ -139,21 +139,21 @@ def test_no_simulated_figure_passes_for_a_measured_one(program: Program) -> None
         ("two runs for reference", "base.json slow.json --reference", "--reference judges one run, 2 were given"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(program: Program, title: str, words: str, reported: str) -> None:
+def test_what_cannot_be_compared_is_refused(program: Program, title: str, args: str, reported: str) -> None:
     Path("text.json").write_text("no run", encoding="utf-8")
-    said = program("compare", *shlex.split(words))
-    assert (said.status, said.out) == (2, "")
-    assert reported in said.line
+    result = program("compare", *shlex.split(args))
+    assert (result.status, result.out) == (2, "")
+    assert reported in result.line
 
 
 def test_reference_says_normal_with_band_and_source(program: Program) -> None:
-    said = program("compare", "-v", str(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json"), "--reference")
-    assert said.status == 0
-    assert "ce-write at 1G on 12 links: normal, 396.0 to 396.3 GB/s, lowest on " in said.out
-    assert "band 376.6 to 416.8" in said.out
-    assert "[stas00/ml-engineering 744d01e, network/README.md" in said.out
-    assert "there is no reference figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in said.out
-    assert said.out.endswith("Normal according to 7 reference figures.\n")
+    result = program("compare", "-v", str(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json"), "--reference")
+    assert result.status == 0
+    assert "ce-write at 1G on 12 links: normal, 396.0 to 396.3 GB/s, lowest on " in result.out
+    assert "band 376.6 to 416.8" in result.out
+    assert "[stas00/ml-engineering 744d01e, network/README.md" in result.out
+    assert "there is no reference figure for broadcast on 2 GPUs on 4 × NVIDIA H200, NV18" in result.out
+    assert result.out.endswith("Normal according to 7 reference figures.\n")
 
 
 def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: Program) -> None:
@@ -162,29 +162,29 @@ def test_reference_leaves_with_3_below_and_says_what_it_does_not_know(program: P
     reported = json.loads(program("compare", "no-p2p.json", "--reference", "--operation", "ce-read", "--json").out)
     assert (reported["exit_status"], {answer["standing"] for answer in reported["answers"]}) == (0, {"normal"})
     run_file.save(run_of(gpus(2, "NVIDIA L4"), [measured(Operation.ALLREDUCE, (0, 1), 10.0)]), Path("l4.json"))
-    said = program("compare", "-v", "l4.json", "--reference")
-    assert (said.status, said.out.splitlines()[-1]) == (
+    result = program("compare", "-v", "l4.json", "--reference")
+    assert (result.status, result.out.splitlines()[-1]) == (
         1,
         "There is no reference figure for this kind of machine: 2 × NVIDIA L4, NV18.",
     )
-    assert said.out.startswith(
+    assert result.out.startswith(
         "not judged: There is no reference figure for this kind of machine: 2 × NVIDIA L4, NV18; compare it with"
     )
 
 
 def test_reference_calls_no_copies_normal_whose_operation_beats_its_limit(program: Program) -> None:
     saved = str(RESULTS / "2026-11-21-4xh200-peers" / "copies.json")
-    said = program("compare", "-v", saved, "--reference")
-    assert (said.status, "normal" in said.out) == (3, False)
-    assert "\nce-write at 512M on 12 links: not judged, " in said.out
-    assert "; ce-write one-to-all at 512M reached 1187.1 GB/s, and the capacity of GPU3 is 450.0\n" in said.out
+    result = program("compare", "-v", saved, "--reference")
+    assert (result.status, "normal" in result.out) == (3, False)
+    assert "\nce-write at 512M on 12 links: not judged, " in result.out
+    assert "; ce-write one-to-all at 512M reached 1187.1 GB/s, and the capacity of GPU3 is 450.0\n" in result.out
     reported = json.loads(program("compare", saved, "--reference", "--json").out)
     assert (reported["exit_status"], {answer["standing"] for answer in reported["answers"]}) == (3, {"not judged"})
     assert reported["answers"][0]["impossible"]["members"] == [3, 0, 1, 2]
 
 
 def examples() -> list[list[str]]:
-    """Return the words of each command that docs/exchange.md shows on a line of its own, but for those that measure.
+    """Return each command line that docs/exchange.md shows on a line of its own, except those that measure.
 
     test_compare_versions.py runs the latter, on simulated GPUs.
     """
@@ -194,7 +194,7 @@ def examples() -> list[list[str]]:
 
 @pytest.fixture
 def documented(program: Program) -> None:
-    """The files that docs/exchange.md speaks of, real ones."""
+    """The files that docs/exchange.md mentions, made from real runs."""
     shutil.copy(RESULTS / "2026-11-21-4xh200-peers" / "pairs.json", "run.json")
     shutil.copy(RESULTS / "2026-11-21-4xh200" / "allreduce.json", "allreduce.json")
     shutil.copy(RESULTS / "2026-11-21-4xh200-judging" / "pairs.json", "base.json")
@@ -204,11 +204,11 @@ def documented(program: Program) -> None:
 
 
 @pytest.mark.usefixtures("documented")
-@pytest.mark.parametrize("words", examples(), ids=shlex.join)
-def test_every_command_of_the_page_runs(program: Program, words: list[str]) -> None:
-    said = program(*words)
-    assert said.status == (3 if "new.json" in words else 0), said.err
-    assert said.out or "-o" in words
+@pytest.mark.parametrize("args", examples(), ids=shlex.join)
+def test_every_command_of_the_page_runs(program: Program, args: list[str]) -> None:
+    result = program(*args)
+    assert result.status == (3 if "new.json" in args else 0), result.err
+    assert result.out or "-o" in args
 
 
 @pytest.mark.usefixtures("documented")

@@ -35,7 +35,7 @@ def elsewhere(run: Run) -> Run:
     return of(replace(run, devices=devices), hostname="other")
 
 
-# title, what became of the run, the lines that tell it
+# title, the change of the run, the lines that report it
 CHANGES: list[tuple[str, Callable[[Run], Run], list[str]]] = [
     ("another NCCL", lambda run: of(run, nccl="2.30.1", nccl_path="/opt/new/libnccl.so"),
      ["differs   NCCL: 2.28.9 → 2.30.1", "differs   NCCL library: none → /opt/new/libnccl.so"]),
@@ -54,9 +54,9 @@ def test_what_else_changed_stands_above_what_became_slower(
     base = of(copies(), hostname="vm", cuda="13.0", nccl_path="")
     run_file.save(base, Path("base.json"))
     run_file.save(change(scaled(base, 1.25)), Path("new.json"))
-    said = program("compare", "-v", "base.json", "new.json")
-    assert said.status == 3
-    above = said.out.partition("worse as a whole")[0].splitlines()
+    result = program("compare", "-v", "base.json", "new.json")
+    assert result.status == 3
+    above = result.out.partition("worse as a whole")[0].splitlines()
     assert [
         line for line in above if line.startswith(("devices", "differs")) and "matched by UUID" not in line
     ] == lines
@@ -68,16 +68,16 @@ def test_a_trend_says_which_run_brought_another_nccl(program: Program) -> None:
         run = run if day < 3 else scaled(run, 1.25)
         run_file.save(replace(run, started=f"2026-03-0{day}T00:00:00Z"), Path(f"day{day}.json"))
     names = [f"day{day}.json" for day in (4, 2, 3, 1)]
-    said = program("compare", "-v", *names)
-    assert said.status == 3
-    assert "\n".join(said.out.splitlines()[1:6]) == (
+    result = program("compare", "-v", *names)
+    assert result.status == 3
+    assert "\n".join(result.out.splitlines()[1:6]) == (
         "run 1     2026-03-01T00:00:00Z day1.json\n"
         "run 2     2026-03-02T00:00:00Z day2.json\n"
         "run 3     2026-03-03T00:00:00Z day3.json\n"
         "          NCCL: 2.28.9 → 2.30.1\n"
         "run 4     2026-03-04T00:00:00Z day4.json"
     )
-    changes = re.findall(r"^\d +2026-03-0\d 00:00 +[\d.]+ +(\S+)", said.out, re.MULTILINE)
+    changes = re.findall(r"^\d +2026-03-0\d 00:00 +[\d.]+ +(\S+)", result.out, re.MULTILINE)
     assert changes[0] == "-"
     assert [round(float(change.rstrip("%"))) for change in changes[1:]] == [0, -20, -20]
     answer = json.loads(program("compare", *names, "--json").out)
@@ -85,31 +85,31 @@ def test_a_trend_says_which_run_brought_another_nccl(program: Program) -> None:
     assert answer["runs"][2]["differences"] == [{"what": "NCCL", "base": "2.28.9", "new": "2.30.1"}]
 
 
-def test_the_page_s_way_across_two_nccl_libraries(program: Program, fakes: Fakes, tmp_path: Path) -> None:
-    """docs/exchange.md: the same GPUs, timed by two libraries, of which the second calls itself 2.30.1."""
+def test_the_pages_example_across_two_nccl_libraries(program: Program, fakes: Fakes, tmp_path: Path) -> None:
+    """docs/exchange.md: the same GPUs, timed with two NCCL libraries; the second reports version 2.30.1."""
     newer = tmp_path / "libnccl-newer.so"
     shutil.copy(fakes.nccl, newer)
     text = PAGE.read_text(encoding="utf-8").replace("/opt/nccl-new/lib/libnccl.so.2", str(newer))
     lines = re.findall(r"^    collbench (.*(?:before|after)\.json)$", text, re.MULTILINE)
     before, after, comparison = map(shlex.split, lines)
-    for words, number in ((before, 22809), (after, 23001)):
-        done = on_gpus(fakes, tmp_path, [*words, "--sizes", "64K"], nccl=number)
+    for args, number in ((before, 22809), (after, 23001)):
+        done = on_gpus(fakes, tmp_path, [*args, "--sizes", "64K"], nccl=number)
         assert done.code == 0, done.stderr
-    # The fakes' clock is of a busy test machine: only what is said of the libraries is certain.
-    said = program(*comparison, "-v", "--fail-below", "99.9%")
-    assert said.err == ""
-    assert f"differs   NCCL: 2.28.9 → 2.30.1\ndiffers   NCCL library: {fakes.nccl} → {newer}\n" in said.out
-    assert re.search(r"^points +1 data points in both: ", said.out, re.MULTILINE)
+    # The fakes' clock is that of a busy test machine: only the lines on libraries are certain.
+    result = program(*comparison, "-v", "--fail-below", "99.9%")
+    assert result.err == ""
+    assert f"differs   NCCL: 2.28.9 → 2.30.1\ndiffers   NCCL library: {fakes.nccl} → {newer}\n" in result.out
+    assert re.search(r"^points +1 data points in both: ", result.out, re.MULTILINE)
 
 
 def test_from_a_measurement_to_export_comparison_and_reference(program: Program) -> None:
-    """A session on a simulated machine whose link GPU2-GPU5 becomes slow; no page of it hides that it is simulated."""
+    """Runs on a simulated machine whose link GPU2-GPU5 becomes slow; every page says that it is simulated."""
     machine = json.loads((resources.files("collbench.sim") / "machines" / "hgx-h200.json").read_text("utf-8"))
     machine["faults"] = [{"kind": "slow-link", "devices": [2, 5], "factor": 0.9}]
     Path("ill.json").write_text(json.dumps(machine), encoding="utf-8")
     for name, fabric, seed in (("monday", "hgx-h200", "1"), ("tuesday", "hgx-h200", "2"), ("ill-run", "ill.json", "3")):
-        words = ("pairs", "--backend", "sim", "--fabric", fabric, "--seed", seed, "--sizes", "8,1G")
-        assert program(*words, "-o", f"{name}.json").status == 0
+        args = ("pairs", "--backend", "sim", "--fabric", fabric, "--seed", seed, "--sizes", "8,1G")
+        assert program(*args, "-o", f"{name}.json").status == 0
     assert '"ce-write"' in program("export", "monday.json", "--format", "csv").out
     healthy = program("compare", "-v", "monday.json", "tuesday.json")
     assert (healthy.status, healthy.out.splitlines()[-1]) == (0, "Nothing is significantly slower.")
@@ -119,7 +119,7 @@ def test_from_a_measurement_to_export_comparison_and_reference(program: Program)
     standing = {
         name: program("compare", "-v", f"{name}.json", "--reference", "--operation", "ce-write") for name in WEEK
     }
-    reported = {name: re.findall(r"^sim: ce-write at 1G on 56 links: (\w+), ", said.out, re.MULTILINE)
-            for name, said in standing.items()}  # fmt: skip
+    reported = {name: re.findall(r"^sim: ce-write at 1G on 56 links: (\w+), ", result.out, re.MULTILINE)
+            for name, result in standing.items()}  # fmt: skip
     assert reported == {"monday": ["normal"], "ill-run": ["below"]}
-    assert {name: said.status for name, said in standing.items()} == {"monday": 0, "ill-run": 3}
+    assert {name: result.status for name, result in standing.items()} == {"monday": 0, "ill-run": 3}

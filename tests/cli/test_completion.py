@@ -1,4 +1,4 @@
-"""What shells complete: asked through the real shells where they are installed, and through click's protocol."""
+"""What shells complete: in the real shells where they are installed, and through click's protocol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collbench.launch import formats
 from tests.cli.program import Program, collbench
 
 SHELLS = ("bash", "zsh", "fish")
-# (words before the one that is typed, the word, what must be offered, what must not)
+# (complete arguments, the one being typed, completions that must be offered, completions that must not)
 LINES = [
     ((), "pa", {"pairs"}, {"copies"}),
     ((), "all", {"allreduce", "allgather", "alltoall"}, {"pairs"}),
@@ -53,14 +53,14 @@ def path(tmp_path: Path) -> str:
 def offered(program: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[str, ...], str], list[str]]:
     """Return click's answer lines for bash, such as "plain,pairs"; fails the test if stderr says anything."""
 
-    def answer(words: tuple[str, ...], typed: str) -> list[str]:
-        line = " ".join(("collbench", *words, typed))
-        environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) + 1), "_COLLBENCH_COMPLETE": "bash_complete"}
+    def answer(args: tuple[str, ...], typed: str) -> list[str]:
+        line = " ".join(("collbench", *args, typed))
+        environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(args) + 1), "_COLLBENCH_COMPLETE": "bash_complete"}
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        said = program()
-        assert (said.status, said.err) == (0, "")
-        return said.out.split()
+        result = program()
+        assert (result.status, result.err) == (0, "")
+        return result.out.split()
 
     return answer
 
@@ -68,26 +68,26 @@ def offered(program: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[[tupl
 Offered = Callable[[tuple[str, ...], str], list[str]]
 
 
-@pytest.mark.parametrize(("words", "typed", "wanted", "unwanted"), LINES)
+@pytest.mark.parametrize(("args", "typed", "expected", "unexpected"), LINES)
 def test_what_may_follow(
-    offered: Offered, words: tuple[str, ...], typed: str, wanted: set[str], unwanted: set[str]
+    offered: Offered, args: tuple[str, ...], typed: str, expected: set[str], unexpected: set[str]
 ) -> None:
-    found = {line.removeprefix("plain,") for line in offered(words, typed)}
-    assert wanted <= found
-    assert not found & unwanted
+    offers = {line.removeprefix("plain,") for line in offered(args, typed)}
+    assert expected <= offers
+    assert not offers & unexpected
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [("show",), ("check", "--topology"), ("train",), ("train", "--run"), ("train", "--tee", "3"), ("pairs", "--nccl"),
      ("pairs", "-o"), ("train", "--devices", "0,1", "train.py")],
 )  # fmt: skip
-def test_where_a_file_follows_the_shell_is_asked_for_files(offered: Offered, words: tuple[str, ...]) -> None:
-    assert offered(words, "") == ["file,"]
+def test_the_shell_completes_files_where_a_file_is_expected(offered: Offered, args: tuple[str, ...]) -> None:
+    assert offered(args, "") == ["file,"]
 
 
 @pytest.mark.parametrize("question", ["bash_complete", "bash_nonsense", "tcsh_complete", "nonsense", "zsh_complete"])
-def test_a_question_without_sense_fails_in_silence(question: str) -> None:
+def test_a_malformed_completion_request_fails_silently(question: str) -> None:
     done = subprocess.run(
         collbench(), env=os.environ | {"_COLLBENCH_COMPLETE": question}, capture_output=True, text=True, check=False
     )
@@ -97,42 +97,42 @@ def test_a_question_without_sense_fails_in_silence(question: str) -> None:
 def test_bash_itself_completes(path: str, tmp_path: Path) -> None:
     script = tmp_path / "completion.bash"
     script.write_text(script_for("bash"))
-    for words, typed, wanted, unwanted in LINES[:5] + LINES[6:9]:
-        line = ["collbench", *words, typed]
-        asked = (
+    for args, typed, expected, unexpected in LINES[:5] + LINES[6:9]:
+        line = ["collbench", *args, typed]
+        commands = (
             f"source {script}; complete -p collbench >&2 || exit 9; COMP_WORDS=({' '.join(line[:-1])} '{typed}');"
-            f"COMP_CWORD={len(words) + 1}; _collbench_completion collbench; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+            f"COMP_CWORD={len(args) + 1}; _collbench_completion collbench; printf '%s\\n' \"${{COMPREPLY[@]}}\""
         )
         done = subprocess.run(
-            ["bash", "--norc", "-c", asked], env={"PATH": path}, capture_output=True, text=True, check=True
+            ["bash", "--norc", "-c", commands], env={"PATH": path}, capture_output=True, text=True, check=True
         )
-        found = set(done.stdout.split())
-        assert wanted <= found, line
-        assert not found & unwanted, line
+        offers = set(done.stdout.split())
+        assert expected <= offers, line
+        assert not offers & unexpected, line
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_itself_completes(path: str, tmp_path: Path) -> None:
     script = tmp_path / "collbench.fish"
     script.write_text(script_for("fish"))
-    for words, typed, wanted, unwanted in LINES[:5] + LINES[6:8]:
-        asked = f"source {script}; complete -C '{' '.join(('collbench', *words, typed))}'"
+    for args, typed, expected, unexpected in LINES[:5] + LINES[6:8]:
+        commands = f"source {script}; complete -C '{' '.join(('collbench', *args, typed))}'"
         done = subprocess.run(
-            ["fish", "--no-config", "-c", asked], env={"PATH": path, "HOME": str(tmp_path)}, capture_output=True,
+            ["fish", "--no-config", "-c", commands], env={"PATH": path, "HOME": str(tmp_path)}, capture_output=True,
             text=True, check=True,
         )  # fmt: skip
-        found = {line.partition("\t")[0] for line in done.stdout.splitlines()}
-        assert wanted <= found, (words, done.stderr)
-        assert not found & unwanted
+        offers = {line.partition("\t")[0] for line in done.stdout.splitlines()}
+        assert expected <= offers, (args, done.stderr)
+        assert not offers & unexpected
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_itself_completes(path: str, tmp_path: Path) -> None:
-    """In a terminal of its own, for zsh completes nowhere else: Tab after "pairs --pre" writes "--precision"."""
+    """In a terminal, as zsh completes nowhere else: Tab after "pairs --pre" writes "--precision"."""
     folder = tmp_path / "functions"
     folder.mkdir()
     (folder / "_collbench").write_text(script_for("zsh"))
-    asked = f"""
+    commands = f"""
         zmodload zsh/zpty
         zpty shell zsh -f -i
         zpty -w shell "PS1=; fpath=({folder} \\$fpath); autoload -Uz compinit; compinit -u -D; print -r READY"
@@ -142,20 +142,20 @@ def test_zsh_itself_completes(path: str, tmp_path: Path) -> None:
         zpty -d shell
     """
     done = subprocess.run(
-        ["zsh", "-f", "-c", asked], env={"PATH": path, "HOME": str(tmp_path), "TERM": "dumb"}, capture_output=True,
+        ["zsh", "-f", "-c", commands], env={"PATH": path, "HOME": str(tmp_path), "TERM": "dumb"}, capture_output=True,
         text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1:] == ["DONE"], (done.stdout, done.stderr)
 
 
-def installed(program: Program, monkeypatch: pytest.MonkeyPatch, home: Path, *words: str) -> tuple[str, list[str]]:
-    """Install into a home; return what was said and the files there."""
+def installed(program: Program, monkeypatch: pytest.MonkeyPatch, home: Path, *args: str) -> tuple[str, list[str]]:
+    """Install into a home folder; return stdout and the files there."""
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))
-    said = program("completion", *words, "--install")
-    assert (said.status, said.err) == (0, "")
-    return said.out, sorted(str(file.relative_to(home)) for file in home.rglob("*") if file.is_file())
+    result = program("completion", *args, "--install")
+    assert (result.status, result.err) == (0, "")
+    return result.out, sorted(str(file.relative_to(home)) for file in home.rglob("*") if file.is_file())
 
 
 @pytest.mark.parametrize(
@@ -181,13 +181,13 @@ def test_a_startup_file_gets_its_line_once_and_keeps_the_rest(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / ".zshrc").write_bytes(b"setopt autocd # caf\xe9")
-    said, _ = installed(program, monkeypatch, tmp_path, "zsh")
+    result, _ = installed(program, monkeypatch, tmp_path, "zsh")
     first = (tmp_path / ".zshrc").read_bytes()
     assert first.startswith(b"setopt autocd # caf\xe9\nfpath=(")
-    assert "added to" in said
-    said, _ = installed(program, monkeypatch, tmp_path, "zsh")
+    assert "added to" in result
+    result, _ = installed(program, monkeypatch, tmp_path, "zsh")
     assert (tmp_path / ".zshrc").read_bytes() == first
-    assert "added to" not in said
+    assert "added to" not in result
 
 
 # The shell that a user opens next, and what reads its startup file.
@@ -200,7 +200,7 @@ FRESH = {"bash": ("bash", "-i", "-c"), "zsh": ("zsh", "-i", "-c"), "fish": ("fis
 def test_man_finds_the_pages_whatever_path_has_and_still_all_others(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shell: str, own: str
 ) -> None:
-    """man-db goes by PATH: ~/.local/share/man only where ~/.local/bin is on it."""
+    """man-db derives its folders from PATH: it searches ~/.local/share/man only if ~/.local/bin is on PATH."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin:/bin")
@@ -210,12 +210,12 @@ def test_man_finds_the_pages_whatever_path_has_and_still_all_others(
     installed(program, monkeypatch, tmp_path, shell)
     environment = os.environ | ({"MANPATH": f"{own}:"} if own else {})
 
-    def asked(words: str) -> str:
-        done = subprocess.run([*FRESH[shell], words], env=environment, capture_output=True, text=True, check=False)
+    def ask_shell(args: str) -> str:
+        done = subprocess.run([*FRESH[shell], args], env=environment, capture_output=True, text=True, check=False)
         return done.stdout
 
-    assert asked("man -w collbench") == f"{tmp_path}/.local/share/man/man1/collbench.1\n"
-    searched = asked("manpath -q").strip().split(":")
+    assert ask_shell("man -w collbench") == f"{tmp_path}/.local/share/man/man1/collbench.1\n"
+    searched = ask_shell("manpath -q").strip().split(":")
     assert searched.count(f"{tmp_path}/.local/share/man") == 1
     assert "/usr/share/man" in searched
 
@@ -227,22 +227,20 @@ def test_where_man_looks_already_no_startup_file_is_touched(
     (tmp_path / "bin" / "man").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "bin" / "man").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    said, files = installed(program, monkeypatch, tmp_path / "home", "fish")
-    assert "MANPATH" not in said
+    result, files = installed(program, monkeypatch, tmp_path / "home", "fish")
+    assert "MANPATH" not in result
     assert not [file for file in files if "conf.d" in file]
 
 
-def test_without_man_the_way_to_read_them_is_said(
-    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_man_the_message_names_help(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    said, _ = installed(program, monkeypatch, tmp_path / "home", "fish")
-    assert "man is not installed" in said
-    assert "--help" in said
+    result, _ = installed(program, monkeypatch, tmp_path / "home", "fish")
+    assert "man is not installed" in result
+    assert "--help" in result
 
 
 @pytest.mark.parametrize(
-    ("shell", "words", "says"),
+    ("shell", "args", "message"),
     [
         ("/bin/tcsh", (), "$SHELL is 'tcsh'"),
         ("", (), "$SHELL is not set"),
@@ -250,11 +248,11 @@ def test_without_man_the_way_to_read_them_is_said(
     ],
 )
 def test_a_shell_that_is_not_served_is_one_line(
-    program: Program, monkeypatch: pytest.MonkeyPatch, shell: str, words: tuple[str, ...], says: str
+    program: Program, monkeypatch: pytest.MonkeyPatch, shell: str, args: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.setenv("SHELL", shell)
-    said = program("completion", *words)
-    assert (said.status, says in said.line) == (2, True)
+    result = program("completion", *args)
+    assert (result.status, message in result.line) == (2, True)
 
 
 def test_a_home_that_cannot_be_written_is_one_line(
@@ -263,9 +261,9 @@ def test_a_home_that_cannot_be_written_is_one_line(
     (tmp_path / ".local").write_text("a file in the way")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    said = program("completion", "bash", "--install")
-    assert said.status == 2
-    assert "cannot save the completion as" in said.line
+    result = program("completion", "bash", "--install")
+    assert result.status == 2
+    assert "cannot save the completion as" in result.line
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

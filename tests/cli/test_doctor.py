@@ -1,4 +1,4 @@
-"""`collbench doctor` as people run it: on simulated GPUs, without any, with hostile words around."""
+"""`collbench doctor` on simulated GPUs, without GPUs, and with a hostile environment."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def levels(text: str) -> dict[str, str]:
 
 def test_four_gpus_are_examined_without_a_context(fakes: Fakes, tmp_path: Path) -> None:
     done = on_gpus(fakes, tmp_path, ["doctor", "--json"])
-    found = findings(done.stdout)
-    assert found["driver"]["text"] == "580.159.04, CUDA 13.0"
-    assert found["GPUs"]["text"] == "4 × Fake GPU (sim)"
-    assert found["labels"]["text"] == "6 pairs: 6 × NV18"
-    assert str(fakes.nccl) in found["NCCL"]["text"]
+    reported = findings(done.stdout)
+    assert reported["driver"]["text"] == "580.159.04, CUDA 13.0"
+    assert reported["GPUs"]["text"] == "4 × Fake GPU (sim)"
+    assert reported["labels"]["text"] == "6 pairs: 6 × NV18"
+    assert str(fakes.nccl) in reported["NCCL"]["text"]
     assert not done.lines("+")  # neither a context nor anything else was made
     assert not done.lines("cuInit")
 
 
 @pytest.mark.parametrize(
-    ("settings", "extra", "name", "level", "says"),
+    ("settings", "extra", "name", "level", "text"),
     [
         ({"driver": "470.82.01"}, {}, "driver", "fail", "older than r520"),
         ({"nccl": 21705}, {}, "NCCL", "fail", "2.17.5"),
@@ -52,48 +52,48 @@ def test_four_gpus_are_examined_without_a_context(fakes: Fakes, tmp_path: Path) 
         ({"ecc": 3}, {}, "memory", "warn", "3 on GPU0"),
     ],
 )
-def test_what_is_amiss_is_found(
-    fakes: Fakes, tmp_path: Path, settings: dict[str, object], extra: dict[str, str], name: str, level: str, says: str
+def test_a_fault_is_reported(
+    fakes: Fakes, tmp_path: Path, settings: dict[str, object], extra: dict[str, str], name: str, level: str, text: str
 ) -> None:  # fmt: skip
     done = on_gpus(fakes, tmp_path, ["doctor", "--json"], extra, **settings)
     finding = findings(done.stdout)[name]
-    assert (finding["level"], says in finding["text"], done.stderr) == (level, True, ""), finding
+    assert (finding["level"], text in finding["text"], done.stderr) == (level, True, ""), finding
     assert level == "fail" or done.code == (1 if "fail" in levels(done.stdout).values() else 0)
     assert level != "fail" or done.code == 1
 
 
-def test_without_a_gpu_the_driver_fails_and_the_way_out_is_named(program: Program) -> None:
-    said = program("doctor")
-    if "no NVIDIA driver" not in said.out:
+def test_without_a_gpu_the_driver_fails_with_advice(program: Program) -> None:
+    result = program("doctor")
+    if "no NVIDIA driver" not in result.out:
         pytest.skip("this machine has a driver")
-    assert (said.status, said.err) == (1, "")
-    assert "collbench doctor --backend host" in " ".join(said.out.split())
-    assert "Traceback" not in said.out
+    assert (result.status, result.err) == (1, "")
+    assert "collbench doctor --backend host" in " ".join(result.out.split())
+    assert "Traceback" not in result.out
 
 
 def test_cores_are_examined_for_themselves(program: Program) -> None:
-    said = program("doctor", "--backend", "host", "--json")
-    found = findings(said.out)
-    assert (said.status, said.err) == (0 if "fail" not in levels(said.out).values() else 1, "")
-    assert {"torch", "CPUs", "memory", "shared memory", "saved runs"} <= set(found)
-    assert not {"driver", "NCCL", "IOMMU"} & set(found)
+    result = program("doctor", "--backend", "host", "--json")
+    reported = findings(result.out)
+    assert (result.status, result.err) == (0 if "fail" not in levels(result.out).values() else 1, "")
+    assert {"torch", "CPUs", "memory", "shared memory", "saved runs"} <= set(reported)
+    assert not {"driver", "NCCL", "IOMMU"} & set(reported)
 
 
 def test_what_is_set_around_it_stays_text(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG_FILE", "\x1b[2J[bold]\u202e\nok     all is well")
     monkeypatch.setenv("NCCL_\x1b[31mX", "1")
-    said = program("doctor", "--backend", "host")
-    assert "\x1b" not in said.out
-    assert "\u202e" not in said.out
-    assert r"\x1b[2J[bold]\u202e\nok" in said.out
-    assert not [line for line in said.out.splitlines() if line.startswith("ok")]
-    assert r"NCCL_\x1b[31mX" in said.out
+    result = program("doctor", "--backend", "host")
+    assert "\x1b" not in result.out
+    assert "\u202e" not in result.out
+    assert r"\x1b[2J[bold]\u202e\nok" in result.out
+    assert not [line for line in result.out.splitlines() if line.startswith("ok")]
+    assert r"NCCL_\x1b[31mX" in result.out
 
 
 def test_bytes_that_are_no_text_are_reported_as_such(fakes: Fakes, tmp_path: Path) -> None:
-    odd = b"\xff\xfe".decode("utf-8", "surrogateescape")
-    for words in (["doctor", "--backend", "host"], ["doctor", "--backend", "host", "--json"]):
-        done = on_gpus(fakes, tmp_path, words, {"NCCL_TOPO_FILE": odd})
+    undecodable = b"\xff\xfe".decode("utf-8", "surrogateescape")
+    for args in (["doctor", "--backend", "host"], ["doctor", "--backend", "host", "--json"]):
+        done = on_gpus(fakes, tmp_path, args, {"NCCL_TOPO_FILE": undecodable})
         assert r"\udcff\udcfe" in done.stdout
         assert done.stderr == ""
 
@@ -110,14 +110,14 @@ def test_a_state_folder_that_cannot_be_made_is_a_finding(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "message"),
     [
         (("--backend", "sim"), "'sim' is not one of 'cuda', 'host'"),
         (("run.json",), "unexpected extra argument"),
         (("--jsn",), "--json"),
     ],
 )
-def test_bad_words_are_one_line(program: Program, words: tuple[str, ...], says: str) -> None:
-    said = program("doctor", *words)
-    assert said.status == 2
-    assert says in said.line
+def test_bad_arguments_are_one_line(program: Program, args: tuple[str, ...], message: str) -> None:
+    result = program("doctor", *args)
+    assert result.status == 2
+    assert message in result.line

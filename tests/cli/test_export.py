@@ -36,8 +36,8 @@ def saved(tmp_path: Path) -> str:
 def test_a_file_holds_what_standard_output_would(program: Program, saved: str, layout: str) -> None:
     printed = program("export", saved, "--format", layout)
     assert (printed.status, printed.err) == (0, "")
-    said = program("export", saved, "--format", layout, "-o", "out/export")
-    assert (said.status, said.out, said.err) == (0, "", "collbench: wrote out/export\n")
+    result = program("export", saved, "--format", layout, "-o", "out/export")
+    assert (result.status, result.out, result.err) == (0, "", "collbench: wrote out/export\n")
     assert Path("out/export").read_text(encoding="utf-8") == printed.out
 
 
@@ -57,17 +57,17 @@ def _literal(node: ast.expr) -> object:
 
 
 @pytest.mark.parametrize("line", READERS)
-def test_the_page_s_own_line_of_pandas_reads_every_figure_of_a_recorded_run(program: Program, line: str) -> None:
+def test_the_pages_line_of_pandas_reads_every_figure_of_a_recorded_run(program: Program, line: str) -> None:
     """README.md shows this run: 396.1 GB/s from GPU0 to GPU3 at 1G; CUDA 13.0 and NCCL 2.28.9 are no numbers."""
     call = ast.parse(line, mode="eval").body
     assert isinstance(call, ast.Call)
     reader = ast.unparse(call.func).removeprefix("pandas.")
-    words = {str(one.arg): _literal(one.value) for one in call.keywords}
+    options = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
     import pandas as pd  # type: ignore[import-untyped]
 
     layout = reader.removeprefix("read_")
     assert program("export", str(RECORDED), "--format", layout, "-o", "run").status == 0
-    frame = getattr(pd, reader)("run", **words)
+    frame = getattr(pd, reader)("run", **options)
     link = frame[(frame.operation == "ce-write") & (frame.source == "GPU0") & (frame.destination == "GPU3")]
     assert (len(frame), len(link), link.busbw_gbs[link.size_bytes == 2**30].item()) == (
         840,
@@ -93,18 +93,18 @@ def test_parquet_goes_through_a_pipe(saved: str) -> None:
 
 def test_parquet_does_not_go_to_a_terminal(program: Program, saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    said = program("export", saved, "--format", "parquet")
-    assert (said.status, said.out) == (2, "")
-    assert said.line == "--format parquet is binary: name a file with --output FILE, or pipe it"
+    result = program("export", saved, "--format", "parquet")
+    assert (result.status, result.out) == (2, "")
+    assert result.line == "--format parquet is binary: name a file with --output FILE, or pipe it"
 
 
 def test_without_pyarrow_one_line_says_how_to_get_it(
     program: Program, saved: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    said = program("export", saved, "--format", "parquet", "-o", "run.parquet")
-    assert said.status == 2
-    assert "pip install 'collbench[parquet]'" in said.line
+    result = program("export", saved, "--format", "parquet", "-o", "run.parquet")
+    assert result.status == 2
+    assert "pip install 'collbench[parquet]'" in result.line
     assert not Path("run.parquet").exists()
 
 
@@ -116,7 +116,7 @@ def test_nccl_tests_layout_is_read_by_its_parsers(program: Program, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("title", "words", "reported"),
+    ("title", "args", "reported"),
     [
         ("no such file", ("none.json", "--format", "csv"), "cannot read run file none.json"),
         ("no run file", ("text.json", "--format", "csv"), "text.json is not a run file"),
@@ -134,15 +134,15 @@ def test_nccl_tests_layout_is_read_by_its_parsers(program: Program, tmp_path: Pa
     ],
 )
 def test_what_cannot_be_exported_is_refused(
-    program: Program, saved: str, tmp_path: Path, title: str, words: tuple[str, ...], reported: str
+    program: Program, saved: str, tmp_path: Path, title: str, args: tuple[str, ...], reported: str
 ) -> None:
     Path("text.json").write_text("no run", encoding="utf-8")
     run_file.save(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)]), tmp_path / "copies.json")
     run_file.save(run_of(gpus(2), []), tmp_path / "empty.json")
     files = {"RUN": saved, "COPIES": "copies.json", "EMPTY": "empty.json"}
-    said = program("export", *(files.get(word, word) for word in words))
-    assert (said.status, said.out) == (2, "")
-    assert reported in said.line
+    result = program("export", *(files.get(word, word) for word in args))
+    assert (result.status, result.out) == (2, "")
+    assert reported in result.line
 
 
 @pytest.mark.parametrize("layout", [*TEXTS, "nccl-tests"])

@@ -58,16 +58,16 @@ UNUSABLE_HERE: list[tuple[str, Callable[[Path], object], str]] = [
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose four GPUs are only listed, as the builders have them."""
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(suitable_run, "here", lambda wanted, present: Here(wanted.backend, present, DRIVER, NCCL))
+    monkeypatch.setattr(suitable_run, "here", lambda criteria, present: Here(criteria.backend, present, DRIVER, NCCL))
 
 
 @pytest.mark.parametrize(("case", "make", "text"), UNREADABLE)
 def test_show(program: Program, tmp_path: Path, case: str, make: Callable[[Path], object], text: str) -> None:
     make(tmp_path / "run.json")
-    said = program("show", "run.json")
-    assert (said.status, said.out) == (2, "")
-    assert "run.json" in said.line
-    assert text in said.line
+    result = program("show", "run.json")
+    assert (result.status, result.out) == (2, "")
+    assert "run.json" in result.line
+    assert text in result.line
 
 
 @pytest.mark.usefixtures("four_gpus")
@@ -75,10 +75,10 @@ def test_show(program: Program, tmp_path: Path, case: str, make: Callable[[Path]
 def test_train(program: Program, tmp_path: Path, case: str, make: Callable[[Path], object], text: str) -> None:
     make(tmp_path / "run.json")
     (tmp_path / "train.py").touch()
-    said = program("train", "--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py")
-    assert (said.status, said.out) == (2, "")
-    assert "run.json" in said.line
-    assert text in said.line
+    result = program("train", "--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py")
+    assert (result.status, result.out) == (2, "")
+    assert "run.json" in result.line
+    assert text in result.line
 
 
 @pytest.mark.usefixtures("four_gpus")
@@ -92,10 +92,10 @@ def test_train_after_an_update(
     monkeypatch.setattr(suitable_run, "here", lambda *_: now)
     save_run(tmp_path / "run.json", gpus(4))
     (tmp_path / "train.py").touch()
-    said = program("train", "--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py")
-    assert (said.status, said.out) == (2, "")
-    assert f"its {what} was" in said.line
-    assert "measure again or use --fresh" in said.line
+    result = program("train", "--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py")
+    assert (result.status, result.out) == (2, "")
+    assert f"its {what} was" in result.line
+    assert "measure again or use --fresh" in result.line
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ def test_a_place_that_cannot_be_written_is_refused_before_measuring(
 ) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "locked").mkdir(mode=0o500)
-    said = program("pairs", "--backend", "host", "--sizes", "8", "-o", target)
-    assert (said.status, said.out) == (2, "")
-    assert f"cannot save the run as {target}: " in said.line
-    assert text in said.line
-    assert "--output FILE" in said.line
+    result = program("pairs", "--backend", "host", "--sizes", "8", "-o", target)
+    assert (result.status, result.out) == (2, "")
+    assert f"cannot save the run as {target}: " in result.line
+    assert text in result.line
+    assert "--output FILE" in result.line
 
 
 def _can_mount() -> bool:
@@ -132,10 +132,10 @@ def _can_mount() -> bool:
 @pytest.mark.skipif(not _can_mount(), reason="this user may not mount a small disk of its own (unshare -m)")
 def test_a_full_disk_loses_no_results(fakes: Fakes, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
-    words = collbench("allreduce", "--backend", "cuda", "--sizes", "1K", "--output", "disk/run.json")
+    command = collbench("allreduce", "--backend", "cuda", "--sizes", "1K", "--output", "disk/run.json")
     small = 'mount -t tmpfs -o size=4k none disk && exec "$@"'
     done = fakes.run(
-        ["unshare", "-m", "sh", "-c", small, "sh", *words],
+        ["unshare", "-m", "sh", "-c", small, "sh", *command],
         tmp_path,
         environment(fakes, tmp_path),
         memory=2**32,
@@ -152,19 +152,19 @@ def test_a_full_disk_loses_no_results(fakes: Fakes, tmp_path: Path) -> None:
 
 def test_a_run_of_another_machine_can_be_shown(program: Program, tmp_path: Path) -> None:
     _foreign(tmp_path / "run.json")
-    said = program("show", "--verbose", "run.json")
-    assert (said.status, said.err) == (0, "")
-    assert said.out.startswith("backend   cuda")
-    assert json.loads((tmp_path / "run.json").read_text())["machine"]["hostname"] in said.out
+    result = program("show", "--verbose", "run.json")
+    assert (result.status, result.err) == (0, "")
+    assert result.out.startswith("backend   cuda")
+    assert json.loads((tmp_path / "run.json").read_text())["machine"]["hostname"] in result.out
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("words", [("show", "run.json"), ("--help",)])
-def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("args", [("show", "run.json"), ("--help",)])
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, args: tuple[str, ...]) -> None:
     save_run(tmp_path / "run.json", gpus(4))
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            collbench(*words), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            collbench(*args), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 1
     assert done.stderr == "collbench: cannot write the output: No space left on device: send it to another place\n"
@@ -172,9 +172,9 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, words: tuple[
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_page_that_cannot_be_written_says_where_its_run_is(fakes: Fakes, tmp_path: Path) -> None:
-    words = collbench("allreduce", "--backend", "cuda", "--quick", "--sizes", "1K", "--output", "run.json")
+    command = collbench("allreduce", "--backend", "cuda", "--quick", "--sizes", "1K", "--output", "run.json")
     done = fakes.run(
-        ["sh", "-c", '"$@" >/dev/full', "sh", *words],
+        ["sh", "-c", '"$@" >/dev/full', "sh", *command],
         tmp_path,
         environment(fakes, tmp_path),
         memory=2**32,

@@ -13,17 +13,17 @@ from rich.table import Table
 from collbench.output.text import layout
 from collbench.output.text.layout import fold
 
-WORDS = st.text(alphabet="abcxyz0123.-", min_size=1, max_size=12)
+CELLS = st.text(alphabet="abcxyz0123.-", min_size=1, max_size=12)
 
 
 def table(*columns: tuple[str, ...], keys: int = 0) -> Table:
     """Return a table of columns, each a header and its cells; the first `keys` are left-aligned."""
-    made = Table(box=None, pad_edge=False, header_style="")
+    rich_table = Table(box=None, pad_edge=False, header_style="")
     for number, (header, *_) in enumerate(columns):
-        made.add_column(header, justify="left" if number < keys else "right")
+        rich_table.add_column(header, justify="left" if number < keys else "right")
     for row in zip(*(column[1:] for column in columns), strict=True):
-        made.add_row(*row)
-    return made
+        rich_table.add_row(*row)
+    return rich_table
 
 
 def text(part: Table) -> str:
@@ -59,23 +59,23 @@ def test_without_left_aligned_columns_the_first_names_the_rows() -> None:
 
 
 def test_the_columns_that_a_table_calls_its_keys_come_again_however_they_are_aligned() -> None:
-    made = layout.table("GPUs", "strategy", "on best, ms", "on worst, ms", left=("strategy",), keys=2)
-    made.add_row("2", "ddp", "2.29", "35.3")
-    assert [headers(part) for part in fold(made, 30)] == [
+    strategies = layout.table("GPUs", "strategy", "on best, ms", "on worst, ms", left=("strategy",), keys=2)
+    strategies.add_row("2", "ddp", "2.29", "35.3")
+    assert [headers(part) for part in fold(strategies, 30)] == [
         ["GPUs", "strategy", "on best, ms"],
         ["GPUs", "strategy", "on worst, ms"],
     ]
 
 
 def test_further_lines_of_a_cell_leave_no_empty_rows_in_other_parts() -> None:
-    made = layout.table("tier", "GB/s", "pairs", left=("tier", "pairs"))
-    made.add_row("1", "44.3", "GPU0-GPU1")
-    made.add_row("", "", "GPU0-GPU2")
-    assert [part.row_count for part in fold(made, 16)] == [1, 2]
+    tiers = layout.table("tier", "GB/s", "pairs", left=("tier", "pairs"))
+    tiers.add_row("1", "44.3", "GPU0-GPU1")
+    tiers.add_row("", "", "GPU0-GPU2")
+    assert [part.row_count for part in fold(tiers, 16)] == [1, 2]
 
 
 @given(
-    st.lists(st.lists(WORDS, min_size=3, max_size=3).map(tuple), min_size=2, max_size=8),
+    st.lists(st.lists(CELLS, min_size=3, max_size=3).map(tuple), min_size=2, max_size=8),
     st.integers(0, 2),
     st.integers(1, 100),
 )

@@ -1,4 +1,4 @@
-"""`collbench check --quick`: everything alone, a few sizes less, and whatever could not be checked fails."""
+"""`collbench check --quick`: isolated trials of few sizes, and a failure for everything that could not be checked."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from collbench.runfile import run_file
 from collbench.sim import fabrics as fabric_file
 from collbench.sim.fabrics import Fault, FaultKind
 from tests.analysis.checked import failed, h200
-from tests.cli.program import Program, Said
+from tests.cli.program import Program, Result
 from tests.sim.made import fabric_text
 
 SLOW = Fault(FaultKind.SLOW_LINK, (0, 1), factor=0.5)
 
 
-def quick(program: Program, *faults: Fault, name: str = "hgx-h200") -> Said:
-    """Gate a simulated machine with these faults; the run is saved as run.json."""
+def quick(program: Program, *faults: Fault, name: str = "hgx-h200") -> Result:
+    """Run `check --quick` on a simulated machine with these faults; the run is saved as run.json."""
     fabric = replace(fabric_file.load(name), faults=faults)
     Path("machine.json").write_text(fabric_text(fabric), encoding="utf-8")
-    words = ("--backend", "sim", "--fabric", "machine.json", "--seed", "3", "-o", "run.json")
-    return program("check", "--quick", *words)
+    args = ("--backend", "sim", "--fabric", "machine.json", "--seed", "3", "-o", "run.json")
+    return program("check", "--quick", *args)
 
 
-def test_a_healthy_machine_passes_and_every_pair_was_alone(program: Program) -> None:
-    said = quick(program)
-    assert (said.status, said.err) == (0, "collbench: saved run.json\n")
+def test_a_healthy_machine_passes_and_every_pair_was_isolated(program: Program) -> None:
+    result = quick(program)
+    assert (result.status, result.err) == (0, "collbench: saved run.json\n")
     run = run_file.load(Path("run.json"))
-    assert {found.point.variant for found in run.measurements} == {Variant.PLAIN}
-    assert {found.point.size_bytes for found in run.measurements} == {64 * 2**20}
-    assert not any(sample.concurrent for found in run.measurements for sample in found.samples)
-    assert {len(found.samples) for found in run.measurements} == {3}
-    assert sum(found.point.operation is Operation.ALLREDUCE for found in run.measurements) == 8 * 7 // 2
+    assert {measurement.point.variant for measurement in run.measurements} == {Variant.PLAIN}
+    assert {measurement.point.size_bytes for measurement in run.measurements} == {64 * 2**20}
+    assert not any(sample.concurrent for measurement in run.measurements for sample in measurement.samples)
+    assert {len(measurement.samples) for measurement in run.measurements} == {3}
+    assert sum(measurement.point.operation is Operation.ALLREDUCE for measurement in run.measurements) == 8 * 7 // 2
 
 
 def test_a_slow_link_is_a_contradiction_at_once(program: Program) -> None:
-    said = quick(program, SLOW)
-    assert said.status == 3
-    assert "NV_DEGRADED  GPU0, GPU1" in said.out
-    assert "once more" not in said.err
+    result = quick(program, SLOW)
+    assert result.status == 3
+    assert "NV_DEGRADED  GPU0, GPU1" in result.out
+    assert "once more" not in result.err
 
 
 def test_wrong_data_is_status_4(program: Program) -> None:
-    said = quick(program, Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True))
-    assert said.status == 4
-    assert "sim: wrong data: " in said.err
-    assert "link GPU0 → GPU1: 1 wrong, the first at byte " in said.err
+    result = quick(program, Fault(FaultKind.CORRUPT_LINK, (0, 1), one_way=True))
+    assert result.status == 4
+    assert "sim: wrong data: " in result.err
+    assert "link GPU0 → GPU1: 1 wrong, the first at byte " in result.err
 
 
 @pytest.mark.parametrize("backend", [(), ("--backend", "auto")])
@@ -59,9 +59,9 @@ def test_a_machine_without_a_gpu_fails_instead_of_passing_by_its_cores(
     program: Program, monkeypatch: pytest.MonkeyPatch, backend: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    said = program("check", "--quick", *backend)
-    assert (said.status, said.out) == (2, "")
-    assert said.line.startswith("no GPU to check: CUDA_VISIBLE_DEVICES hides every GPU")
+    result = program("check", "--quick", *backend)
+    assert (result.status, result.out) == (2, "")
+    assert result.line.startswith("no GPU to check: CUDA_VISIBLE_DEVICES hides every GPU")
 
 
 @pytest.mark.parametrize(
@@ -70,24 +70,24 @@ def test_a_machine_without_a_gpu_fails_instead_of_passing_by_its_cores(
 )
 def test_a_missing_gpu_fails(program: Program, expected: str, status: int, reported: str) -> None:
     run_file.save(h200(), Path("run.json"))
-    said = program("check", "run.json", "--expect", expected)
-    assert said.status == status
-    assert reported in said.err
+    result = program("check", "run.json", "--expect", expected)
+    assert result.status == status
+    assert reported in result.err
 
 
 def without(run: Run, pair: set[int]) -> Run:
     """Return the run as if one pair had been left out."""
-    left = [found for found in run.measurements if set(found.point.members) != pair]
-    a, b = sorted(pair)
-    why = Skipped(SkipKind.OTHER, Work(Operation.CE_WRITE), (a, b), detail="no room")
-    return replace(run, measurements=left, skipped=[why])
+    measured_pairs = [measurement for measurement in run.measurements if set(measurement.point.members) != pair]
+    first, second = sorted(pair)
+    why = Skipped(SkipKind.OTHER, Work(Operation.CE_WRITE), (first, second), detail="no room")
+    return replace(run, measurements=measured_pairs, skipped=[why])
 
 
 def once(run: Run, pair: set[int]) -> Run:
     """Return the run with one trial of a pair's data points."""
     few = [
-        replace(found, samples=found.samples[:1]) if set(found.point.members) == pair else found
-        for found in run.measurements
+        replace(measurement, samples=measurement.samples[:1]) if set(measurement.point.members) == pair else measurement
+        for measurement in run.measurements
     ]
     return replace(run, measurements=few)
 
@@ -113,8 +113,8 @@ def test_a_pair_that_was_not_judged_fails_where_all_are_expected(
     program: Program, case: str, run: Run, reported: str
 ) -> None:
     run_file.save(run, Path("run.json"))
-    said = program("check", "run.json", "--expect", "4")
-    assert (said.status, said.line.startswith(reported)) == (1, True), (case, said.err)
+    result = program("check", "run.json", "--expect", "4")
+    assert (result.status, result.line.startswith(reported)) == (1, True), (case, result.err)
     page = program("check", "run.json").out
     assert "Labels, tools and measurement agree." not in page, case
     assert "agree     6 of 6" not in page, case
@@ -122,16 +122,16 @@ def test_a_pair_that_was_not_judged_fails_where_all_are_expected(
     assert data["exit_status"] == 1, case
 
 
-def test_copies_by_kernels_alone_leave_out_pairs_without_peer_access_by_design(program: Program) -> None:
+def test_copies_by_kernels_only_skip_pairs_without_peer_access(program: Program) -> None:
     whole = without(h200(), {0, 1})
-    (left,) = whole.skipped
-    refused = replace(left, kind=SkipKind.NO_PEERS, work=Work(Operation.SM_WRITE))
-    kernels = [found for found in whole.measurements if found.point.operation is Operation.SM_WRITE]
-    asked = replace(whole.settings, operations=(Operation.SM_WRITE,))
-    run_file.save(replace(whole, measurements=kernels, skipped=[refused], settings=asked), Path("run.json"))
-    said = program("check", "run.json", "--expect", "4")
-    assert (said.status, said.err) == (0, "")
-    assert "5 of 6 pairs were judged" in said.out
-    assert "unjudged  GPU0-GPU1: no peer access" in said.out
+    (measured_pairs,) = whole.skipped
+    refused = replace(measured_pairs, kind=SkipKind.NO_PEERS, work=Work(Operation.SM_WRITE))
+    kernels = [measurement for measurement in whole.measurements if measurement.point.operation is Operation.SM_WRITE]
+    settings = replace(whole.settings, operations=(Operation.SM_WRITE,))
+    run_file.save(replace(whole, measurements=kernels, skipped=[refused], settings=settings), Path("run.json"))
+    result = program("check", "run.json", "--expect", "4")
+    assert (result.status, result.err) == (0, "")
+    assert "5 of 6 pairs were judged" in result.out
+    assert "unjudged  GPU0-GPU1: no peer access" in result.out
     run_file.save(replace(whole, skipped=[refused]), Path("run.json"), replace=True)
     assert program("check", "run.json", "--expect", "4").status == 1  # copy engines and NCCL need no peer access

@@ -1,4 +1,4 @@
-"""What people read first: --help, --version, and the program without a word."""
+"""--help, --version, and the program without arguments."""
 
 from __future__ import annotations
 
@@ -76,28 +76,28 @@ def test_help_is_a_first_screen_with_an_example(
     program: Program, monkeypatch: pytest.MonkeyPatch, command: str, flag: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    said = program(*command.split(), flag)
-    assert (said.status, said.err) == (0, "")
-    lines = said.out.splitlines()
+    result = program(*command.split(), flag)
+    assert (result.status, result.err) == (0, "")
+    lines = result.out.splitlines()
     assert lines[0].startswith(f"Usage: collbench {command}")
     assert max(map(len, lines)) <= 80
-    assert len([line for line in lines if line not in nccl_section(said.out)]) <= 56
-    assert re.search(rf"Examples?:\n +collbench {command}", said.out)
-    assert "\x1b" not in said.out
+    assert len([line for line in lines if line not in nccl_section(result.out)]) <= 56
+    assert re.search(rf"Examples?:\n +collbench {command}", result.out)
+    assert "\x1b" not in result.out
 
 
 def nccl_section(text: str) -> list[str]:
-    """Return the lines of the options that only nccl-tests' users look for; they come last."""
+    """Return the lines of nccl-tests' options, which come last."""
     return text.partition("\nOptions with nccl-tests' names:\n")[2].splitlines()
 
 
 @pytest.mark.parametrize("command", COLLECTIVES)
 def test_nccl_tests_flags_have_a_section_of_their_own(program: Program, command: str) -> None:
-    said = program(command, "--help").out
-    theirs = [line.split()[0].rstrip(",") for line in nccl_section(said) if line.startswith("  -")]
-    assert {"-b", "-e", "-f", "-n", "-w", "-d", "-c", "-G"} <= set(theirs)
-    ours = said.partition("Options:\n")[2].partition("\nOptions with")[0]
-    assert re.findall(r"^  (-\w, --\w+)", ours, re.MULTILINE) == ["-o, --output", "-h, --help"]
+    page = program(command, "--help").out
+    nccl_flags = [line.split()[0].rstrip(",") for line in nccl_section(page) if line.startswith("  -")]
+    assert {"-b", "-e", "-f", "-n", "-w", "-d", "-c", "-G"} <= set(nccl_flags)
+    own_options = page.partition("Options:\n")[2].partition("\nOptions with")[0]
+    assert re.findall(r"^  (-\w, --\w+)", own_options, re.MULTILINE) == ["-o, --output", "-h, --help"]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_nccl_tests_flags_have_a_section_of_their_own(program: Program, command:
 def test_help_shows_a_reduction_and_a_root_only_where_they_matter(
     program: Program, command: str, reduction: bool, root: bool
 ) -> None:
-    said = program(command, "--help").out
-    assert ("--op " in said.partition("Options:")[2]) == reduction
-    assert ("--root " in said.partition("Options:")[2]) == root
+    page = program(command, "--help").out
+    assert ("--op " in page.partition("Options:")[2]) == reduction
+    assert ("--root " in page.partition("Options:")[2]) == root
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_spellings_that_people_type(program: Program, typed: str, meant: str) ->
 
 @pytest.mark.parametrize("command", ["pairs", "copies", "latency", *COLLECTIVES])
 def test_every_measurement_says_how_long_it_takes_and_how_to_change_that(program: Program, command: str) -> None:
-    said = program(command, "--help").out
+    page = program(command, "--help").out
     for option in ("--precision", "--budget", "--quick", "--seed", "--output"):
-        assert option in said
-    assert "60 s" in said
+        assert option in page
+    assert "60 s" in page
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -161,10 +161,10 @@ def test_help_of_train_stands_before_what_is_wrong_elsewhere(program: Program) -
     assert program("train", "--auto-select", "0", "--help", "missing.py").status == 0
 
 
-def test_without_a_word_the_help_is_shown_and_the_status_is_2(program: Program) -> None:
-    said = program()
-    assert (said.status, said.out) == (2, "")
-    assert said.err == program("--help").out
+def test_without_arguments_the_help_is_shown_and_the_status_is_2(program: Program) -> None:
+    result = program()
+    assert (result.status, result.out) == (2, "")
+    assert result.err == program("--help").out
 
 
 def test_the_version_is_the_packages(program: Program) -> None:

@@ -1,4 +1,4 @@
-"""A home that cannot be written costs the file alone: it is measured, printed, and one line says how to keep it."""
+"""Without a writable home only the file is lost: the run is measured, printed, and one line says how to keep it."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ NOWHERE = {"below a file": "/dev/null/state", "below what the kernel has": "/pro
 
 @pytest.mark.parametrize("state", NOWHERE.values(), ids=NOWHERE)
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [f"pairs {SIM} --sizes 1M", f"copies {SIM} --sizes 1M", f"latency {SIM}", f"allreduce {SIM} --sizes 1M"],
-    ids=lambda words: words.split()[0],
+    ids=lambda args: args.split()[0],
 )
 def test_it_is_measured_printed_and_one_line_says_how_to_keep_it(
-    program: Program, monkeypatch: pytest.MonkeyPatch, words: str, state: str
+    program: Program, monkeypatch: pytest.MonkeyPatch, args: str, state: str
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", state)
-    said = program(*words.split())
-    assert said.status == 0
-    assert "SIMULATED" in said.out
-    assert "saved" not in said.out
-    assert "will not be saved" in said.line
-    assert "XDG_STATE_HOME" in said.line
-    assert "--output FILE" in said.line
+    result = program(*args.split())
+    assert result.status == 0
+    assert "SIMULATED" in result.out
+    assert "saved" not in result.out
+    assert "will not be saved" in result.line
+    assert "XDG_STATE_HOME" in result.line
+    assert "--output FILE" in result.line
     assert list(Path().iterdir()) == []
 
 
 def test_check_judges_what_could_not_be_saved(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = f"check {SIM} --sizes 16M --json --seed 1".split()  # less says too little to judge by
-    kept = json.loads(program(*words).out)
+    args = f"check {SIM} --sizes 16M --json --seed 1".split()  # less says too little to judge by
+    kept = json.loads(program(*args).out)
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
-    said = program(*words)
-    assert (said.status, "XDG_STATE_HOME" in said.err) == (0, True)
-    assert json.loads(said.out)["verdicts"] == kept["verdicts"]
+    result = program(*args)
+    assert (result.status, "XDG_STATE_HOME" in result.err) == (0, True)
+    assert json.loads(result.out)["verdicts"] == kept["verdicts"]
 
 
 def test_without_any_home_it_is_the_same(tmp_path: Path) -> None:
     bare = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_STATE_HOME")}
     bare["HOME"] = "/proc/nobody"
-    words = collbench(*f"pairs {SIM} --sizes 1M".split())
-    done = subprocess.run(words, cwd=tmp_path, env=bare, capture_output=True, text=True, check=False)
+    command = collbench(*f"pairs {SIM} --sizes 1M".split())
+    done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
     assert "XDG_STATE_HOME" in done.stderr
 
 
 def test_a_named_file_that_cannot_be_written_is_still_refused(program: Program) -> None:
-    said = program(*f"pairs {SIM} -o /dev/null/run.json".split())
-    assert (said.status, said.out) == (2, "")
+    result = program(*f"pairs {SIM} -o /dev/null/run.json".split())
+    assert (result.status, result.out) == (2, "")
 
 
 class _FullDisk:
-    """A file on a disk without a free block: it can be made, and nothing written."""
+    """A file on a full disk: it can be created, but not written."""
 
     def __enter__(self) -> Self:
         return self
@@ -87,16 +87,16 @@ def test_a_disk_that_is_full_before_the_start_is_reported_before_the_start(
 ) -> None:
     real = os.fdopen
 
-    def fdopen(number: int, *words: Any, **more: Any) -> Any:
+    def fdopen(number: int, *args: Any, **more: Any) -> Any:
         if ".part" not in os.readlink(f"/proc/self/fd/{number}"):  # noqa: PTH115
-            return real(number, *words, **more)
+            return real(number, *args, **more)
         os.close(number)
         return _FullDisk()
 
     monkeypatch.setattr(os, "fdopen", fdopen)
-    said = program(*f"pairs {SIM} --sizes 1M {output}".split())
-    assert (said.status, bool(said.out)) == (status, status == 0)
-    assert "No space left on device" in said.line
+    result = program(*f"pairs {SIM} --sizes 1M {output}".split())
+    assert (result.status, bool(result.out)) == (status, status == 0)
+    assert "No space left on device" in result.line
     assert not list(Path().glob("run.json*"))
 
 
@@ -114,9 +114,9 @@ def test_select_chooses_all_the_same_and_advises_no_option_that_it_lacks(
     monkeypatch.setattr(suitable_run, "measure", measured)
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    said = program("select", "2", "--backend", "cuda", "--no-verify", "--format", "list")
-    assert (said.status, said.out) == (0, "2,3\n"), said.err
-    warned = [line for line in said.err.splitlines() if "will not be saved" in line]
+    result = program("select", "2", "--backend", "cuda", "--no-verify", "--format", "list")
+    assert (result.status, result.out) == (0, "2,3\n"), result.err
+    warned = [line for line in result.err.splitlines() if "will not be saved" in line]
     assert len(warned) == 1
     assert "XDG_STATE_HOME" in warned[0]
     assert "--output" not in warned[0]
@@ -158,8 +158,8 @@ def test_what_is_kept_only_this_user_can_write(program: Program, tmp_path: Path,
         os.umask(before)
     folder = saved_runs.state_folder(saved_runs.RUNS)
     (run,) = folder.iterdir()
-    for made in (folder, folder.parent, folder.parent.parent):
-        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    for created in (folder, folder.parent, folder.parent.parent):
+        assert stat.S_IMODE(created.stat().st_mode) == 0o700
     for file in (run, tmp_path / "named.json"):
         assert stat.S_IMODE(file.stat().st_mode) & (0o022 | umask) == 0
     assert saved_runs.believed().files == (run,)

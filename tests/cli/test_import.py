@@ -1,4 +1,4 @@
-"""`collbench import`: which traces it takes, and what it says of what they lack."""
+"""`collbench import`: which traces it reads, and what it reports as missing from them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_a_job_is_imported_and_shown(source: Source, forced: bool, program: Prog
     for number, path in enumerate(files):
         path.write_bytes(MAKERS[source](number))
     output = tmp_path / "job.json"
-    done = program("import", *(["--from", source.value] if forced else []), "-o", str(output), *map(str, files))
-    assert (done.status, done.out) == (0, "")
-    assert done.line.startswith("imported 24 calls of 2 ranks")
+    result = program("import", *(["--from", source.value] if forced else []), "-o", str(output), *map(str, files))
+    assert (result.status, result.out) == (0, "")
+    assert result.line.startswith("imported 24 calls of 2 ranks")
     job = job_file.load(output)
     assert (job.source, job.world_size) == (source, 2)
     for rank in job.ranks:
@@ -49,36 +49,36 @@ def test_a_job_is_imported_and_shown(source: Source, forced: bool, program: Prog
     assert (shown.status, f"by {source}" in shown.out) == (0, True)
 
 
-def test_what_is_missing_is_said(program: Program, tmp_path: Path) -> None:
+def test_missing_facts_are_reported(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "node-pid7.log"
     path.write_bytes(inspected("AllReduce", 5, 8192, ranks=4) + inspected("AllGatherV", 0, 8192, ranks=4) + b'{"head')
-    done = program("import", "-o", str(tmp_path / "job.json"), str(path))
-    assert done.status == 0
-    assert "2 rows were left out" in done.err
-    assert "5 calls are missing: they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES" in done.err
-    assert "3 of 4 ranks have no trace" in done.err
+    result = program("import", "-o", str(tmp_path / "job.json"), str(path))
+    assert result.status == 0
+    assert "2 rows were left out" in result.err
+    assert "5 calls are missing: they were shorter than NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES" in result.err
+    assert "3 of 4 ranks have no trace" in result.err
 
 
-def test_files_of_two_jobs_do_not_pass_in_silence(program: Program, tmp_path: Path) -> None:
+def test_files_of_two_jobs_are_reported(program: Program, tmp_path: Path) -> None:
     paths = [tmp_path / f"node-pid{number}.log" for number in range(2)]
     for number, path in enumerate(paths):
         path.write_bytes(inspected("AllReduce", 0, 8192, communicator=f"0x{number}", pid=number))
-    done = program("import", "-o", str(tmp_path / "job.json"), *map(str, paths))
-    assert "numbered in file order" in done.err
+    result = program("import", "-o", str(tmp_path / "job.json"), *map(str, paths))
+    assert "numbered in file order" in result.err
 
 
 @pytest.mark.parametrize("source", [source.value for source in MAKERS])
 def test_a_file_of_another_kind_is_one_line(source: str, program: Program, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text('{"schema": 1}', encoding="utf-8")
-    for asked in (["--from", source], []):
-        done = program("import", *asked, "-o", str(tmp_path / "job.json"), str(path))
-        assert (done.status, "trace.json: it is n" in done.line) == (2, True)
+    for from_option in (["--from", source], []):
+        result = program("import", *from_option, "-o", str(tmp_path / "job.json"), str(path))
+        assert (result.status, "trace.json: it is n" in result.line) == (2, True)
         assert not (tmp_path / "job.json").exists()
 
 
 def test_a_job_needs_no_import(program: Program) -> None:
     job = Path(__file__).parents[1] / "data" / "traces" / "ddp-job.json"
-    done = program("import", str(job))
-    assert (done.status, done.out) == (2, "")
-    assert done.err.endswith("it is a recorded job already: show, replay and predict read it directly\n")
+    result = program("import", str(job))
+    assert (result.status, result.out) == (2, "")
+    assert result.err.endswith("it is a recorded job already: show, replay and predict read it directly\n")

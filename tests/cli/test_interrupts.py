@@ -1,4 +1,4 @@
-"""Ctrl-C or another signal that ends, at any moment: one line that says what is saved, and status 128 + its number."""
+"""Ctrl-C or another terminating signal at any time: one line that says what is saved, and status 128 + its number."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.cli.program import Program, collbench, on_gpus, one_line
 from tests.distributed.processes import PATIENCE_S, environment, trials, wait_for
 from tests.native.fakes import Fakes
 
-# The seed fixes the order of trials, so that runs of these words make the same calls, more or less.
-WORDS = ("pairs", "--sizes", "1K", "--operations", "broadcast", "--seed", "1", "-o", "run.json")
+# The seed fixes the order of trials, so that these runs make nearly the same calls.
+PAIRS = ("pairs", "--sizes", "1K", "--operations", "broadcast", "--seed", "1", "-o", "run.json")
 # The worker's calls decide when; whom Ctrl-C ends is its parent, while the worker ignores it.
 IN_THE_WORKER: dict[str, object] = {"signal_parent": 1}
 NOTHING = ("interrupted before it was done", "interrupted: nothing was measured or saved")
@@ -34,7 +34,7 @@ NOTHING = ("interrupted before it was done", "interrupted: nothing was measured 
     ],
 )
 def test_before_the_first_trial(fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, object]) -> None:
-    done = on_gpus(fakes, tmp_path, WORDS, **settings)
+    done = on_gpus(fakes, tmp_path, PAIRS, **settings)
     assert (done.code, done.stdout) == (130, "")
     assert one_line(done.stderr) in NOTHING
     assert not (tmp_path / "run.json").exists()
@@ -43,12 +43,12 @@ def test_before_the_first_trial(fakes: Fakes, tmp_path: Path, case: str, setting
 def test_in_the_middle_what_was_measured_is_saved_and_can_be_shown(
     fakes: Fakes, program: Program, tmp_path: Path
 ) -> None:
-    whole = on_gpus(fakes, tmp_path, WORDS)
+    whole = on_gpus(fakes, tmp_path, PAIRS)
     assert whole.code == 0, whole.stderr
     late = len(whole.lines("cuGraphLaunch")) * 3 // 4
     (tmp_path / "run.json").unlink()
 
-    done = on_gpus(fakes, tmp_path, WORDS, interrupt=f"cuGraphLaunch={late}", **IN_THE_WORKER)
+    done = on_gpus(fakes, tmp_path, PAIRS, interrupt=f"cuGraphLaunch={late}", **IN_THE_WORKER)
     assert (done.code, done.stdout) == (130, "")
     run = run_file.load(tmp_path / "run.json")
     assert not run.complete
@@ -62,10 +62,10 @@ def test_in_the_middle_what_was_measured_is_saved_and_can_be_shown(
 
 
 def test_a_scheduler_that_ends_the_job_leaves_what_was_measured(fakes: Fakes, tmp_path: Path) -> None:
-    launches = len(on_gpus(fakes, tmp_path, WORDS).lines("cuGraphLaunch"))
+    launches = len(on_gpus(fakes, tmp_path, PAIRS).lines("cuGraphLaunch"))
     interrupt = f"cuGraphLaunch={launches * 3 // 4}"
-    words = (*WORDS, "--force")
-    done = on_gpus(fakes, tmp_path, words, interrupt=interrupt, signal=int(signal.SIGTERM), **IN_THE_WORKER)
+    args = (*PAIRS, "--force")
+    done = on_gpus(fakes, tmp_path, args, interrupt=interrupt, signal=int(signal.SIGTERM), **IN_THE_WORKER)
     assert done.code == 143
     assert one_line(done.stderr).startswith("interrupted: ")
     assert not run_file.load(tmp_path / "run.json").complete
@@ -73,8 +73,8 @@ def test_a_scheduler_that_ends_the_job_leaves_what_was_measured(fakes: Fakes, tm
 
 def test_in_the_probe_of_train_nothing_is_started(fakes: Fakes, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    words = ["train", "--auto-select", "2", "--fresh", "train.py"]
-    done = on_gpus(fakes, tmp_path, words, interrupt="cuGraphLaunch=2", **IN_THE_WORKER)
+    args = ["train", "--auto-select", "2", "--fresh", "train.py"]
+    done = on_gpus(fakes, tmp_path, args, interrupt="cuGraphLaunch=2", **IN_THE_WORKER)
     assert done.code == 130
     assert done.stderr.splitlines()[-1] == "collbench: interrupted in the probe: nothing was started"
 
@@ -84,17 +84,19 @@ def test_while_the_program_still_loads(program: Program, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loaded, "run", interrupt)
-    said = program("pairs")
-    assert said.status == 130
-    assert said.line in NOTHING
+    result = program("pairs")
+    assert result.status == 130
+    assert result.line in NOTHING
 
 
-# As long as nobody ends it, and it needs no worker: no data point ever settles.
+# Runs until a signal ends it, without a worker: no data point ever converges.
 ENDLESS = ("--operations", "copy", "--backend", "host", "--sizes", "8,64K", "--precision", "0.0001%")
 MEASURING = collbench("pairs", *ENDLESS, "--budget", "10min", "-o", "run.json")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda signal_number: signal_number.name
+)
 def test_other_signals_end_as_ctrl_c_does_and_the_status_names_them(number: signal.Signals, tmp_path: Path) -> None:
     process = subprocess.Popen(
         MEASURING, env=environment(tmp_path), cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -134,17 +136,17 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 def test_of_a_terminal_that_is_lost_in_the_middle_the_run_is_saved(tmp_path: Path) -> None:
     """A connection that breaks: SIGHUP comes, and every further line or bar to the terminal is an error."""
-    ours, theirs = pty.openpty()
+    master, slave = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", LOGIN, *MEASURING],
-        env=environment(tmp_path) | {"TERM": "xterm"}, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs,
+        env=environment(tmp_path) | {"TERM": "xterm"}, cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave,
     )  # fmt: skip
-    os.close(theirs)
+    os.close(slave)
     journal = tmp_path / "run.json.journal"
     drawn = b""
     while len(trials(journal)) < 3 or b"measuring pairs" not in drawn:
-        drawn += os.read(ours, 1000)
-    os.close(ours)
+        drawn += os.read(master, 1000)
+    os.close(master)
     assert process.wait(PATIENCE_S) == 128 + signal.SIGHUP
     assert not run_file.load(tmp_path / "run.json").complete
     assert not journal.exists()

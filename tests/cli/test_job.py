@@ -32,33 +32,33 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_first_lines_are_the_answer(program: Program, folder: Path) -> None:
-    said = program("show", str(folder / "job.json"))
-    assert (said.status, said.err) == (0, "")
-    answer = " ".join(said.out.split("\n\n")[0].split())
+    result = program("show", str(folder / "job.json"))
+    assert (result.status, result.err) == (0, "")
+    answer = " ".join(result.out.split("\n\n")[0].split())
     assert answer.startswith(
         "communication is 40% of a step: 1.6 ms of 4 ms, 1.2 ms of it waiting; allreduce dominates"
     )
     assert answer.endswith("the other ranks wait 1.2 ms a step for rank 1")
-    assert re.search(r"rank 0 +R", said.out)
+    assert re.search(r"rank 0 +R", result.out)
 
 
-def test_a_run_says_what_the_calls_reach_alone(program: Program, folder: Path) -> None:
-    words = ("show", str(folder / "job.json"), "--run", str(folder / "run.json"))
-    assert "alone" in program(*words).out
-    found = json.loads(program(*words, "--json").out)
-    assert found["calls"][0]["alone_seconds"] == pytest.approx(5e-6 + 25 * MIB / 100e9, rel=0.05)
-    assert [row["rank"] for row in found["late"]] == [1]
-    assert [row["waiting_seconds"] for row in found["ranks"]] == pytest.approx([1.2e-3, 0.0])
+def test_a_run_gives_the_isolated_times_of_the_calls(program: Program, folder: Path) -> None:
+    args = ("show", str(folder / "job.json"), "--run", str(folder / "run.json"))
+    assert "alone" in program(*args).out
+    answer = json.loads(program(*args, "--json").out)
+    assert answer["calls"][0]["alone_seconds"] == pytest.approx(5e-6 + 25 * MIB / 100e9, rel=0.05)
+    assert [row["rank"] for row in answer["late"]] == [1]
+    assert [row["waiting_seconds"] for row in answer["ranks"]] == pytest.approx([1.2e-3, 0.0])
 
 
 def test_what_is_unknown_is_null_and_a_dash(program: Program, tmp_path: Path) -> None:
     job_file.save(without_gpu_times(made_job(DDP)), tmp_path / "job.json")
-    said = program("show", str(tmp_path / "job.json"))
-    assert "kernel times are unknown" in said.out
-    assert "unknown   kernel times: no transfer" in said.out
-    found = json.loads(program("show", str(tmp_path / "job.json"), "--json").out)
-    assert {row["kernel_seconds"] for row in found["calls"]} == {None}
-    assert {row["busbw_gbs"] for row in found["calls"]} == {None}
+    result = program("show", str(tmp_path / "job.json"))
+    assert "kernel times are unknown" in result.out
+    assert "unknown   kernel times: no transfer" in result.out
+    answer = json.loads(program("show", str(tmp_path / "job.json"), "--json").out)
+    assert {row["kernel_seconds"] for row in answer["calls"]} == {None}
+    assert {row["busbw_gbs"] for row in answer["calls"]} == {None}
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,13 @@ def test_what_is_unknown_is_null_and_a_dash(program: Program, tmp_path: Path) ->
         ("groups of no known ranks", lambda: replace(made_job(DDP, ranks=4), groups=(Group((), 4),))),
     ],
 )
-def test_large_and_odd_jobs_stay_short(program: Program, tmp_path: Path, what: str, job: Callable[[], Job]) -> None:
+def test_pages_of_large_and_unusual_jobs_stay_short(
+    program: Program, tmp_path: Path, what: str, job: Callable[[], Job]
+) -> None:
     job_file.save(job(), tmp_path / "job.json")
-    said = program("show", str(tmp_path / "job.json"))
-    assert (said.status, said.err) == (0, ""), what
-    lines = said.out.splitlines()
+    result = program("show", str(tmp_path / "job.json"))
+    assert (result.status, result.err) == (0, ""), what
+    lines = result.out.splitlines()
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= COLUMNS
 
@@ -92,15 +94,15 @@ def test_the_html_page_has_a_lane_a_rank_and_asks_for_nothing(program: Program, 
 
 def test_predicting_needs_no_gpu(program: Program, folder: Path) -> None:
     job, run = str(folder / "job.json"), str(folder / "run.json")
-    said = program("predict", job, run)
-    assert (said.status, said.err) == (0, "")
-    assert said.out.startswith("a step takes ")
+    result = program("predict", job, run)
+    assert (result.status, result.err) == (0, "")
+    assert result.out.startswith("a step takes ")
     same = json.loads(program("predict", job, run, "--recorded", run, "--json").out)
     assert same["step_seconds"] == pytest.approx([4e-3] * 3)
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "message"),
     [
         (("show", "job.json", "--rank", "9"), "--rank 9 is not one of the job's 2 ranks"),
         (("show", "job.json", "--operation", "allreduce"), "is a recorded job"),
@@ -112,12 +114,12 @@ def test_predicting_needs_no_gpu(program: Program, folder: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line(
-    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], says: str
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(folder)
-    said = program(*words)
-    assert said.status == 2
-    assert says in said.line
+    result = program(*args)
+    assert result.status == 2
+    assert message in result.line
 
 
 def test_the_documented_page_is_what_is_printed(program: Program, tmp_path: Path) -> None:

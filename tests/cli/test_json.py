@@ -1,4 +1,4 @@
-"""--json: whatever prints, prints JSON instead, all of stdout and nothing else."""
+"""--json: every command that prints a page prints JSON instead, and nothing else on stdout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def saved(program: Program) -> Program:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("pairs", *SIM, *MEASURING),
         ("copies", *SIM, *MEASURING),
@@ -47,8 +47,8 @@ def saved(program: Program) -> Program:
     ],
     ids=" ".join,
 )
-def test_all_of_stdout_is_json(saved: Program, words: tuple[str, ...]) -> None:
-    answer = json.loads(saved(*words, "--json").out)
+def test_all_of_stdout_is_json(saved: Program, args: tuple[str, ...]) -> None:
+    answer = json.loads(saved(*args, "--json").out)
     assert isinstance(answer, dict | list)
 
 
@@ -59,7 +59,7 @@ def test_what_is_printed_is_what_is_saved(saved: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("select", "2", "run.json", "--elsewhere", "--format", "list"),
         ("show", "run.json", "--format", "nccl-tests"),
@@ -67,7 +67,7 @@ def test_what_is_printed_is_what_is_saved(saved: Program) -> None:
         ("show", "run.json", "--section", "health"),
     ],
 )
-def test_two_ways_to_print_are_refused(saved: Program, words: tuple[str, ...]) -> None:
-    said = saved(*words, "--json")
-    assert (said.status, said.out) == (2, "")
-    assert "use only one" in said.line or "leave out" in said.line
+def test_two_ways_to_print_are_refused(saved: Program, args: tuple[str, ...]) -> None:
+    result = saved(*args, "--json")
+    assert (result.status, result.out) == (2, "")
+    assert "use only one" in result.line or "leave out" in result.line

@@ -1,4 +1,4 @@
-"""The collective commands as nccl-tests prints them, and the JSON beside it."""
+"""The collective commands in nccl-tests' layout, and the JSON file written with -J."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FREE_FOR_COPIES = (256 + 9) * 2**20
 
 
 def test_nccl_tests_layout_leaves_stdout_to_its_parsers(fakes: Fakes, program: Program, tmp_path: Path) -> None:
-    words = shlex.split("gather -b 1K -e 2K -f 2 --format nccl-tests --output run.json -J a.json")
-    done = on_gpus(fakes, tmp_path, words)
+    args = shlex.split("gather -b 1K -e 2K -f 2 --format nccl-tests --output run.json -J a.json")
+    done = on_gpus(fakes, tmp_path, args)
     assert done.code == 0, done.stderr
     assert one_line(done.stderr) == "saved run.json"
     rows = [line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")]
@@ -28,8 +28,8 @@ def test_nccl_tests_layout_leaves_stdout_to_its_parsers(fakes: Fakes, program: P
 
 
 def test_the_page_of_the_same_run_is_a_table(fakes: Fakes, program: Program, tmp_path: Path) -> None:
-    words = ["allgather", "--sizes", "1K", "-J", "a.json", "-o", "run.json"]
-    done = on_gpus(fakes, tmp_path, words)
+    args = ["allgather", "--sizes", "1K", "-J", "a.json", "-o", "run.json"]
+    done = on_gpus(fakes, tmp_path, args)
     assert done.code == 0, done.stderr
     assert "allgather over GPU0, GPU1, GPU2, GPU3 (4 ranks): float32\n" in done.stdout
     assert done.stdout.endswith("\nsaved     run.json\n")
@@ -38,8 +38,8 @@ def test_the_page_of_the_same_run_is_a_table(fakes: Fakes, program: Program, tmp
 
 
 def test_copies_show_every_pattern_and_have_no_such_layout(fakes: Fakes, program: Program, tmp_path: Path) -> None:
-    words = ["copies", "--sizes", "1K", "--verbose", "-o", "run.json"]
-    done = on_gpus(fakes, tmp_path, words, free=FREE_FOR_COPIES)
+    args = ["copies", "--sizes", "1K", "--verbose", "-o", "run.json"]
+    done = on_gpus(fakes, tmp_path, args, free=FREE_FOR_COPIES)
     assert (done.code, done.stderr) == (0, "")
     titles = [line.partition(" at 1K, GB/s")[0] for line in done.stdout.splitlines() if " at 1K, GB/s" in line]
     copies = ["ce-write", "ce-read", "sm-write", "sm-read"]
@@ -48,6 +48,6 @@ def test_copies_show_every_pattern_and_have_no_such_layout(fakes: Fakes, program
     assert "host at 1K, concurrently: GB/s one way, % of isolated" in done.stdout
     assert program("show", "--verbose", "run.json").out + "\nsaved     run.json\n" == done.stdout
 
-    said = program("show", "--format", "nccl-tests", "run.json")
-    assert (said.status, said.out) == (2, "")
-    assert "collectives" in said.line
+    result = program("show", "--format", "nccl-tests", "run.json")
+    assert (result.status, result.out) == (2, "")
+    assert "collectives" in result.line

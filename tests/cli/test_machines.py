@@ -15,7 +15,7 @@ QUICK = ("--sizes", "1K", "--output", "run.json")
 
 
 @pytest.mark.parametrize(
-    ("case", "words", "settings", "named", "advice"),
+    ("case", "args", "settings", "named", "advice"),
     [
         ("one GPU alone", ("pairs",), {"gpus": 1}, "would be 1 (GPU0)", "--backend host"),
         ("no GPU", ("pairs", "--backend", "cuda"), {"gpus": 0}, "would be 0 (none)", "CUDA_VISIBLE_DEVICES"),
@@ -33,13 +33,13 @@ def test_what_cannot_be_done_is_one_clear_line(
     fakes: Fakes,
     tmp_path: Path,
     case: str,
-    words: tuple[str, ...],
+    args: tuple[str, ...],
     settings: dict[str, object],
     named: str,
     advice: str,
 ) -> None:
-    measures = () if words[0] == "topo" or "--sizes" in words else QUICK
-    done = on_gpus(fakes, tmp_path, [*words, *measures], **settings)
+    measures = () if args[0] == "topo" or "--sizes" in args else QUICK
+    done = on_gpus(fakes, tmp_path, [*args, *measures], **settings)
     assert (done.code, done.stdout) == (2, "")
     assert named in one_line(done.stderr)
     assert advice in one_line(done.stderr)
@@ -47,13 +47,13 @@ def test_what_cannot_be_done_is_one_clear_line(
 
 
 @pytest.mark.skipif(has_library("libnccl.so.2"), reason="this machine has an NCCL of its own")
-@pytest.mark.parametrize("words", [("pairs", *QUICK), ("train", "--auto-select", "2", "train.py")])
-def test_without_any_nccl(fakes: Fakes, tmp_path: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("args", [("pairs", *QUICK), ("train", "--auto-select", "2", "train.py")])
+def test_without_any_nccl(fakes: Fakes, tmp_path: Path, args: tuple[str, ...]) -> None:
     (tmp_path / "train.py").touch()
     folder = without_nccl(fakes, tmp_path / "machine")
     path = f"{folder}:{fakes.environment()['PYTHONPATH']}"
     extra = {"LD_LIBRARY_PATH": str(folder), "COLLBENCH_NCCL": "", "PYTHONPATH": path}
-    done = on_gpus(fakes, tmp_path, words, extra)
+    done = on_gpus(fakes, tmp_path, args, extra)
     assert (done.code, done.stdout) == (2, "")
     assert "NCCL cannot be opened" in one_line(done.stderr)
     assert "--nccl PATH" in one_line(done.stderr)
@@ -61,8 +61,8 @@ def test_without_any_nccl(fakes: Fakes, tmp_path: Path, words: tuple[str, ...]) 
 
 def test_a_gpu_that_another_process_fills_limits_the_sizes_by_name(fakes: Fakes, tmp_path: Path) -> None:
     room = (256 + 4 * 512 + 2) * _MIB
-    words = ("allreduce", "--sizes", "1K,2M,4M", "--output", "run.json")
-    done = on_gpus(fakes, tmp_path, words, free=f"{room + 64 * _MIB},3={room}", process="0,3=4242")
+    args = ("allreduce", "--sizes", "1K,2M,4M", "--output", "run.json")
+    done = on_gpus(fakes, tmp_path, args, free=f"{room + 64 * _MIB},3={room}", process="0,3=4242")
     assert (done.code, done.stderr) == (0, "")
     run = run_file.load(tmp_path / "run.json")
     assert {measurement.point.size_bytes for measurement in run.measurements} == {1024}
@@ -93,7 +93,7 @@ def test_training_is_not_moved_to_the_host_by_itself(fakes: Fakes, tmp_path: Pat
 
 
 def test_measuring_needs_only_one_word(fakes: Fakes, tmp_path: Path) -> None:
-    """`collbench pairs` alone: sizes that do not fit are left out, and the run is saved where train looks."""
+    """`collbench pairs` without options: sizes that do not fit are left out, and the run is saved where train looks."""
     done = fakes.run(
         collbench("allreduce"), tmp_path, environment(fakes, tmp_path), gpus=2, memory=2**32, free=1281 * _MIB
     )

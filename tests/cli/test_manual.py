@@ -19,8 +19,8 @@ PAGES = manual.pages(cli, "9.9")
 
 def command(name: str) -> click.Command:
     """Return the command that a page is about."""
-    found = cli.get_command(click.Context(cli), name.removesuffix(".1").removeprefix("collbench-"))
-    return found or cli
+    subcommand = cli.get_command(click.Context(cli), name.removesuffix(".1").removeprefix("collbench-"))
+    return subcommand or cli
 
 
 def shown(page: str, tmp_path: Path) -> str:
@@ -76,7 +76,7 @@ def test_examples_can_be_copied_from_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
-def test_odd_help_stays_text(tmp_path: Path) -> None:
+def test_unusual_help_stays_text(tmp_path: Path) -> None:
     @click.command(short_help="Odd.")
     @click.option("--odd", help=".so /etc/passwd \\fB×\\fR 'a' -- \"b\" ~^`")
     def odd(odd: str) -> None:

@@ -1,4 +1,4 @@
-"""nccl-tests' flags as people type them: what they ask for, and what a line says where they cannot mean anything."""
+"""nccl-tests' flags: the requests that they become, and one line for flags that have no meaning here."""
 
 import errno
 import json
@@ -31,43 +31,44 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factory, "present_devices", lambda _: tuple(listed[index] for index in (1, 2, 5, 7)))
 
 
-def given(words: str) -> dict[str, Any]:
-    """Return what click makes of the words, on a command that has --sizes and --devices of its own."""
-    found: dict[str, Any] = {}
+def parsed_options(args: str) -> dict[str, Any]:
+    """Return the options that click parses, of a command that also has --sizes and --devices."""
+    options: dict[str, Any] = {}
 
     @click.command(cls=CollectiveCommand)
     @click.option("--sizes")
     @click.option("--devices")
     @click.option("-o", "--output")
     def command(**values: Any) -> None:
-        found.update(values)
+        options.update(values)
 
     for option in reversed(NCCL_FLAGS):
         command = option(command)
-    command.main(["--nccl-tests-flags", *shlex.split(words)], standalone_mode=False)
-    return found
+    command.main(["--nccl-tests-flags", *shlex.split(args)], standalone_mode=False)
+    return options
 
 
-def asked(words: str, backend: str = "cuda", processes: int = 1) -> dict[str, Any]:
-    """Return what the words ask for beside the defaults."""
-    values = given(words)
+def requested_fields(args: str, backend: str = "cuda", processes: int = 1) -> dict[str, Any]:
+    """Return the request's fields that differ from the defaults."""
+    values = parsed_options(args)
     shared = {name: values[name] for name in ("devices", "dtype", "redop")}
     sizes = None if values["sizes"] is None else parse_sizes(values["sizes"])
     flags = NcclFlags(**{name: values[name] for name in NcclFlags.__dataclass_fields__})
-    request, plain = flags.applied(Request(backend=backend, sizes=sizes, **shared), processes), Request(backend=backend)
+    request = flags.applied(Request(backend=backend, sizes=sizes, **shared), processes)
+    defaults = Request(backend=backend)
     fields = {name: getattr(request, name) for name in Request.__dataclass_fields__}
-    return {name: value for name, value in fields.items() if value != getattr(plain, name)}
+    return {name: value for name, value in fields.items() if value != getattr(defaults, name)}
 
 
-def refused(words: str, processes: int = 1) -> str:
+def refused(args: str, processes: int = 1) -> str:
     with pytest.raises(CollbenchError) as caught:
-        asked(words, processes=processes)
+        requested_fields(args, processes=processes)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "sizes"),
+    ("args", "sizes"),
     [
         ("-b 8 -e 128 -f 2", (8, 16, 32, 64, 128)),
         ("-b8 -e128 -f2", (8, 16, 32, 64, 128)),
@@ -87,21 +88,21 @@ def refused(words: str, processes: int = 1) -> str:
         ("-f 8 -e 1K", (8, 64, 512)),
     ],
 )
-def test_sizes(words: str, sizes: tuple[int, ...]) -> None:
-    assert asked(words) == {"sizes": sizes}
+def test_sizes(args: str, sizes: tuple[int, ...]) -> None:
+    assert requested_fields(args) == {"sizes": sizes}
 
 
 def test_without_sizes_the_default_stays() -> None:
-    assert asked("-n 20") == {"iterations": 20}
-    assert asked("-f 2") == {"sizes": default_sizes("cuda")}
+    assert requested_fields("-n 20") == {"iterations": 20}
+    assert requested_fields("-f 2") == {"sizes": default_sizes("cuda")}
 
 
 def test_only_a_smallest_size_ends_where_the_backend_does() -> None:
-    assert asked("-b 16M", backend="host") == {"sizes": (16 * MIB, 32 * MIB, 64 * MIB)}
+    assert requested_fields("-b 16M", backend="host") == {"sizes": (16 * MIB, 32 * MIB, 64 * MIB)}
 
 
 @pytest.mark.parametrize(
-    ("words", "fields"),
+    ("args", "fields"),
     [
         ("", {}),
         ("-n 50", {"iterations": 50}),
@@ -128,17 +129,17 @@ def test_only_a_smallest_size_ends_where_the_backend_does() -> None:
         ("-t 1 -g 3", {"devices": "1,2,5"}),
     ],
 )
-def test_fields(words: str, fields: dict[str, Any]) -> None:
-    assert asked(words) == fields
+def test_fields(args: str, fields: dict[str, Any]) -> None:
+    assert requested_fields(args) == fields
 
 
-def test_as_one_of_many_processes_a_device_each_is_what_there_is() -> None:
-    assert asked("-g 1 -t 1", processes=4) == {}
+def test_one_of_many_processes_has_one_device() -> None:
+    assert requested_fields("-g 1 -t 1", processes=4) == {}
     assert "each of the 4 processes has one device" in refused("-g 2", processes=4)
 
 
 @pytest.mark.parametrize(
-    ("words", "named", "advice"),
+    ("args", "named", "advice"),
     [
         ("-b 8 --sizes 1M", "--sizes and -b/-e/-i/-f", "use only one"),
         ("-b 1M -e 8", "-b 1M is larger than -e 8", "smaller one as -b"),
@@ -168,22 +169,22 @@ def test_as_one_of_many_processes_a_device_each_is_what_there_is() -> None:
         ("-x 2", "-x 2", "NCCL_CTA_POLICY"),
     ],
 )
-def test_what_cannot_be_meant_says_what_to_do(words: str, named: str, advice: str) -> None:
-    line = refused(words)
+def test_meaningless_flags_are_refused_with_advice(args: str, named: str, advice: str) -> None:
+    line = refused(args)
     assert named in line
     assert advice in line
 
 
 def test_numbers_that_are_none_are_clicks_to_refuse() -> None:
-    for words in ("-n 0", "-w -1", "-f 0", "-n many", "-c yes"):
+    for args in ("-n 0", "-w -1", "-f 0", "-n many", "-c yes"):
         with pytest.raises(click.UsageError):
-            asked(words)
+            requested_fields(args)
 
 
 def test_flags_that_change_nothing_are_taken() -> None:
-    words = "-a 3 -m 1 -N 1 -p 1 -z 0 -y 0 -T 0 -C 0 -S 0 -R 0 -x 0 -D 0 -V 32 -M 0 -u 0 -I 0 -K 5"
-    assert asked(f"{words} -n 5") == {"iterations": 5}
-    assert len(words.split()) == 2 * len(collectives.REFUSED_FLAGS)
+    args = "-a 3 -m 1 -N 1 -p 1 -z 0 -y 0 -T 0 -C 0 -S 0 -R 0 -x 0 -D 0 -V 32 -M 0 -u 0 -I 0 -K 5"
+    assert requested_fields(f"{args} -n 5") == {"iterations": 5}
+    assert len(args.split()) == 2 * len(collectives.REFUSED_FLAGS)
 
 
 def test_every_short_flag_of_nccl_tests_is_known() -> None:
@@ -204,29 +205,29 @@ def click_options() -> list[click.Option]:
 
 def test_the_json_file_has_two_names() -> None:
     for word in ("-J", "--output_file"):
-        assert given(f"{word} x.json")["output_file"] == Path("x.json")
-    assert given("")["output_file"] is None
+        assert parsed_options(f"{word} x.json")["output_file"] == Path("x.json")
+    assert parsed_options("")["output_file"] is None
 
 
-@pytest.mark.parametrize("asked_for", ["--nccl-tests-flags", "--format nccl-tests", "--format=nccl-tests"])
-@pytest.mark.parametrize(("words", "read"), [("-o max", "--op max"), ("-omax", "--op=max"), ("--op max", "--op max")])
-def test_where_ncclss_flags_are_asked_for_o_is_the_reduction(asked_for: str, words: str, read: str) -> None:
+@pytest.mark.parametrize("sizes_option", ["--nccl-tests-flags", "--format nccl-tests", "--format=nccl-tests"])
+@pytest.mark.parametrize(("args", "read"), [("-o max", "--op max"), ("-omax", "--op=max"), ("--op max", "--op max")])
+def test_o_is_the_reduction_with_nccl_tests_flags(sizes_option: str, args: str, read: str) -> None:
     for line, reported in (
-        (f"{asked_for} {words}", f"{asked_for} {read}"),
-        (f"{words} {asked_for}", f"{read} {asked_for}"),
+        (f"{sizes_option} {args}", f"{sizes_option} {read}"),
+        (f"{args} {sizes_option}", f"{read} {sizes_option}"),
     ):
         assert translated(line.split()) == reported.split()
 
 
-@pytest.mark.parametrize("words", ["-o run.json", "-orun.json", "-o ./max", "--op max", "--format table -o run.json"])
-def test_elsewhere_o_is_the_runs_file(words: str) -> None:
-    assert translated(words.split()) == words.split()
+@pytest.mark.parametrize("args", ["-o run.json", "-orun.json", "-o ./max", "--op max", "--format table -o run.json"])
+def test_elsewhere_o_is_the_runs_file(args: str) -> None:
+    assert translated(args.split()) == args.split()
 
 
-@pytest.mark.parametrize("words", ["-o max", "-omax", "-b 8 -o all --sizes 1M", "-o mulsum", "--format table -o sum"])
-def test_a_reduction_where_the_runs_file_is_expected_is_refused(words: str) -> None:
+@pytest.mark.parametrize("args", ["-o max", "-omax", "-b 8 -o all --sizes 1M", "-o mulsum", "--format table -o sum"])
+def test_a_reduction_where_the_runs_file_is_expected_is_refused(args: str) -> None:
     with pytest.raises(CollbenchError, match="-o is the run's file") as caught:
-        translated(words.split())
+        translated(args.split())
     assert "--nccl-tests-flags" in str(caught.value)
 
 
@@ -256,15 +257,15 @@ def test_a_full_disk_is_reported_in_one_line_and_keeps_the_old_file(
 
 
 @pytest.mark.parametrize(
-    ("title", "place", "why"),
+    ("title", "path", "why"),
     [
         ("a folder", ".", "it is a folder"),
         ("below a file", "file/x.json", "a part of that path is a file"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_reported_before_measuring(
-    title: str, place: str, why: str, tmp_path: Path
+    title: str, path: str, why: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunFileError, match=why):
-        atomic_write.check(tmp_path / place, *_JSON)
+        atomic_write.check(tmp_path / path, *_JSON)

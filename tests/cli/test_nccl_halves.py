@@ -9,7 +9,7 @@ from tests.cli.program import Program
 
 @pytest.fixture(autouse=True)
 def world(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks on CPU cores that refuse what gloo refuses, and take no time: tests/backends/test_gloo.py has real ones."""
+    """Fake gloo ranks that take no time and refuse the same; tests/backends/test_gloo.py has real ones."""
 
     def time(world: GlooWorld, step: Step) -> Timing:
         check(step)
@@ -30,11 +30,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_both_halves_of_a_row_have_numbers(
     program: Program, backend: tuple[str, ...], operation: str, in_place: bool
 ) -> None:
-    said = program(operation, *backend, "--sizes", "64K", "--budget", "100ms", "--format", "nccl-tests")
-    assert said.status == 0, said.err
-    (row,) = (line.split() for line in said.out.splitlines() if not line.startswith("#") and line.strip())
+    result = program(operation, *backend, "--sizes", "64K", "--budget", "100ms", "--format", "nccl-tests")
+    assert result.status == 0, result.err
+    (row,) = (line.split() for line in result.out.splitlines() if not line.startswith("#") and line.strip())
     assert (len(row), row[0]) == (13, "65536")
     out, inside = row[5:8], row[9:12]  # time, algbw, busbw
     assert all(float(number) > 0 for number in out)
     assert all(float(number) > 0 for number in inside) if in_place else inside == ["N/A"] * 3
-    assert "trusted" not in said.out  # nothing failed
+    assert "trusted" not in result.out  # nothing failed

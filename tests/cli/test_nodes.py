@@ -16,13 +16,13 @@ SIM = ("nodes", "--backend", "sim", "--fabric-cluster")
 
 
 def test_the_plan_for_1024_gpus_is_an_estimate_in_seconds(program: Program) -> None:
-    said = program("nodes", "--plan", "128x8")
-    assert (said.status, said.err) == (0, "")
-    assert said.out.startswith("plan      128 nodes × 8 GPUs = 1,024 GPUs; an estimate: nothing is measured\n")
-    total = re.search(r"^total +([\d.]+)$", said.out, re.MULTILINE)
+    result = program("nodes", "--plan", "128x8")
+    assert (result.status, result.err) == (0, "")
+    assert result.out.startswith("plan      128 nodes × 8 GPUs = 1,024 GPUs; an estimate: nothing is measured\n")
+    total = re.search(r"^total +([\d.]+)$", result.out, re.MULTILINE)
     assert total is not None
     assert 30 < float(total[1]) < 60
-    assert "8,128 pairs would take 127 rounds" in said.out
+    assert "8,128 pairs would take 127 rounds" in result.out
 
 
 @pytest.mark.parametrize(
@@ -31,27 +31,27 @@ def test_the_plan_for_1024_gpus_is_an_estimate_in_seconds(program: Program) -> N
 def test_the_plan_as_json_has_the_pages_figures(
     program: Program, shape: str, size: str, nodes: int, gpus: int, size_bytes: int
 ) -> None:
-    words = ("nodes", "--plan", shape, "--size", size)
-    said = program(*words, "--json")
-    assert (said.status, said.err) == (0, "")
-    answer = json.loads(said.out)
+    arguments = ("nodes", "--plan", shape, "--size", size)
+    result = program(*arguments, "--json")
+    assert (result.status, result.err) == (0, "")
+    answer = json.loads(result.out)
     assert answer["estimate"] is True
     assert (answer["nodes"], answer["gpus"], answer["size_bytes"]) == (nodes, gpus, size_bytes)
-    whole = program(*words).out
+    whole = program(*arguments).out
     assert f"total {answer['seconds']:.1f}" in " ".join(whole.split())
     assert f"{answer['measurements']:,} measurements" in " ".join(whole.split())
     shown = re.findall(r"^(\S.*?) {2,}\d+ +\d+\.\d\d ", whole, re.MULTILINE)
     assert [phase["what"] for phase in answer["phases"]] == shown
 
 
-def test_a_simulated_cluster_is_surveyed_and_says_sim(program: Program) -> None:
-    said = program(*SIM, "tree-128-faulty", "--select", "64", "--gpus", "4", "--seed", "7")
-    assert (said.status, said.err) == (0, "")
-    assert "\nbackend   sim: nothing is measured\n" in said.out
-    slow = [line.split()[1].rstrip(":") for line in said.out.splitlines() if line.startswith("slow ")]
+def test_a_simulated_cluster_is_measured_and_the_page_says_sim(program: Program) -> None:
+    result = program(*SIM, "tree-128-faulty", "--select", "64", "--gpus", "4", "--seed", "7")
+    assert (result.status, result.err) == (0, "")
+    assert "\nbackend   sim: nothing is measured\n" in result.out
+    slow = [line.split()[1].rstrip(":") for line in result.out.splitlines() if line.startswith("slow ")]
     assert sorted(slow) == ["leaf9's", "node101", "node17", "node42"]
-    assert "\ngpus      0, 1, 2, 3 on each node (sim)\n" in said.out
-    assert said.out.endswith("truth     the chosen nodes reach 400 GB/s busbw; no choice can exceed 400 GB/s (sim)\n")
+    assert "\ngpus      0, 1, 2, 3 on each node (sim)\n" in result.out
+    assert result.out.endswith("truth     the chosen nodes reach 400 GB/s busbw; no choice can exceed 400 GB/s (sim)\n")
 
 
 def test_a_seed_gives_the_same_page_again(program: Program) -> None:
@@ -59,9 +59,9 @@ def test_a_seed_gives_the_same_page_again(program: Program) -> None:
     assert first == again
 
 
-def test_one_way_tells_the_direction(program: Program) -> None:
-    said = program(*SIM, "tree-128-faulty", "--one-way", "--seed", "7")
-    assert "\nslow      node42: sending " in said.out
+def test_one_way_shows_the_direction(program: Program) -> None:
+    result = program(*SIM, "tree-128-faulty", "--one-way", "--seed", "7")
+    assert "\nslow      node42: sending " in result.out
 
 
 def test_json_is_whole_and_says_sim(program: Program, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_json_is_whole_and_says_sim(program: Program, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "words", "says"),
+    ("title", "args", "message"),
     [
         ("outside a launch", ("nodes", "--select", "2"), "start this with srun, torchrun or mpirun"),
         ("no cluster", ("nodes", "--backend", "sim"), "needs --fabric-cluster: superpod-128, tree-128"),
@@ -95,9 +95,9 @@ def test_json_is_whole_and_says_sim(program: Program, tmp_path: Path) -> None:
         ("no size", ("nodes", "--plan", "2x8", "--size", "0"), "size '0' is zero"),
     ],
 )
-def test_what_means_nothing_is_refused_in_a_line(
-    program: Program, title: str, words: tuple[str, ...], says: str
+def test_meaningless_requests_are_refused_in_a_line(
+    program: Program, title: str, args: tuple[str, ...], message: str
 ) -> None:
-    said = program(*words)
-    assert (said.status, said.out) == (2, "")
-    assert says in said.line
+    result = program(*args)
+    assert (result.status, result.out) == (2, "")
+    assert message in result.line

@@ -43,7 +43,7 @@ def first(_operation: Operation, _member: int, node: int) -> float:
 
 @pytest.fixture(autouse=True)
 def able(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torchrun that can bind, on a machine of two nodes whose kernel says of each GPU what NVML says."""
+    """A torchrun that can bind, on a machine of two NUMA nodes whose kernel and NVML agree on each GPU's node."""
     monkeypatch.setattr(torchrun, "cannot_bind", lambda: "")
     monkeypatch.setattr(numa, "usable_nodes", lambda: (0, 1))
     monkeypatch.setattr(numa, "node_of", lambda pci_bus_id: (int(pci_bus_id[9:11], 16) - 1) // 2)
@@ -87,7 +87,7 @@ AGREED = run_with([0, 0, 1, 1], near)
         ("the user binds so", AGREED, "--numa-binding=node train.py"),
     ],
 )
-def test_nothing_is_done_or_said(title: str, run: Run | None, line: str) -> None:
+def test_nothing_is_bound_or_reported(title: str, run: Run | None, line: str) -> None:
     assert training.numa_binding(arguments(line), run, (0, 2)) == NumaBinding(), title
 
 
@@ -104,10 +104,10 @@ def test_what_would_fail_is_not_tried_and_reported(
     monkeypatch: pytest.MonkeyPatch, title: str, module: object, name: str, value: object, reason: str
 ) -> None:
     monkeypatch.setattr(module, name, value)
-    found = training.numa_binding(arguments(), AGREED, (0, 2))
-    assert not found.bind, title
-    assert found.text.startswith("not bound to the NUMA nodes that host copies prefer: ")
-    assert reason in found.text
+    binding = training.numa_binding(arguments(), AGREED, (0, 2))
+    assert not binding.bind, title
+    assert binding.text.startswith("not bound to the NUMA nodes that host copies prefer: ")
+    assert reason in binding.text
 
 
 def saved(devices: Sequence[Device], run: Run, path: Path) -> None:
@@ -127,9 +127,9 @@ def test_a_dry_run_shows_the_option_and_one_line_says_why(
     list_only(monkeypatch, devices)
     monkeypatch.setattr(suitable_run, "here", lambda _criteria, present: Here("cuda", present, "580.159.04", "2.28.9"))
     (tmp_path / "train.py").touch()
-    words = ["--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py"]
-    said = program("train", *words)
-    assert said.status == 0, said.err
-    assert said.line.startswith("using GPU0, GPU2 (GPU-0, GPU-2): ")
-    assert said.line.endswith(f"run.json); {BOUND.text}")
-    assert " --nproc-per-node 2 --numa-binding node -- train.py" in said.out
+    args = ["--auto-select", "2", "--backend", "cuda", "--run", "run.json", "--dry-run", "train.py"]
+    result = program("train", *args)
+    assert result.status == 0, result.err
+    assert result.line.startswith("using GPU0, GPU2 (GPU-0, GPU-2): ")
+    assert result.line.endswith(f"run.json); {BOUND.text}")
+    assert " --nproc-per-node 2 --numa-binding node -- train.py" in result.out

@@ -22,7 +22,7 @@ from collbench.model.run import CommandKind
 from collbench.output.rows import COLUMNS, OVERLAP_COLUMNS, Type
 from collbench.runfile import run_file
 from tests.cli.program import Program
-from tests.cli.program import collbench as words_of
+from tests.cli.program import collbench as command_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "overlap.md").read_text(encoding="utf-8")
@@ -50,19 +50,19 @@ def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> N
     assert shown
     for command, block in shown:
         expected = "".join(line.removeprefix("    ") for line in block.splitlines(keepends=True))
-        done = program(*command.split()[1:], "-o", "run.json")
-        assert undated(done.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
+        result = program(*command.split()[1:], "-o", "run.json")
+        assert undated(result.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
 
 
 def test_the_short_page_with_every_lever_fits_80_columns(program: Program, folder: Path) -> None:
-    words = ("overlap", *SIM, "--sizes", "64M,1G", "--priority", "both", "--ctas", "4,16", "-o", "run.json")
-    page = program(*words).out.split("\n\n")[1].splitlines()[:10]
+    args = ("overlap", *SIM, "--sizes", "64M,1G", "--priority", "both", "--ctas", "4,16", "-o", "run.json")
+    page = program(*args).out.split("\n\n")[1].splitlines()[:10]
     assert page[1].split()[:3] == ["size", "priority", "CTAs"]
     assert max(map(len, page)) <= 80
     assert "of sum" in program("show", "--verbose", "run.json").out
 
 
-def test_the_document_has_the_very_columns() -> None:
+def test_the_document_has_the_same_columns() -> None:
     first = [column.name for column in OVERLAP_COLUMNS].index("operation")  # those before it are in docs/exchange.md
     assert OVERLAP_COLUMNS[:first] == COLUMNS[:first]
     reported = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
@@ -72,12 +72,12 @@ def test_the_document_has_the_very_columns() -> None:
 
 
 def test_the_first_line_is_the_answer_and_says_sim(program: Program, folder: Path) -> None:
-    done = program("overlap", *SIM, "--sizes", "64M", "-o", "run.json")
-    assert (done.status, done.err) == (0, "")
-    first = done.out.splitlines()[0]
+    result = program("overlap", *SIM, "--sizes", "64M", "-o", "run.json")
+    assert (result.status, result.err) == (0, "")
+    first = result.out.splitlines()[0]
     assert "all-reduce of 64m takes 2.0x as long when overlapping gemm:8192" in first.lower()
     assert "(sim)" in first
-    assert program("show", "run.json").out == done.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
+    assert program("show", "run.json").out == result.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
 
 
 def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Program, folder: Path) -> None:
@@ -93,33 +93,33 @@ def test_a_simulated_run_repeats_by_its_seed_and_keeps_its_schema(program: Progr
 
 
 def test_levers_are_rows_and_show_in_the_table(program: Program, folder: Path) -> None:
-    words = ("--sizes", "64M", "--priority", "both", "--ctas", "4,16", "--compute", "gemm,memory:256", "-o", "run.json")
-    done = program("overlap", *SIM, *words, "--trials", "3")
+    args = ("--sizes", "64M", "--priority", "both", "--ctas", "4,16", "--compute", "gemm,memory:256", "-o", "run.json")
+    result = program("overlap", *SIM, *args, "--trials", "3")
     run = run_file.load(folder / "run.json")
-    conditions = [condition_of(found) for found in run.overlaps]
+    conditions = [condition_of(overlap) for overlap in run.overlaps]
     assert len(conditions) == len(set(conditions)) == 8
-    assert {(one.priority, one.ctas) for one in conditions} == {(p, n) for p in Priority for n in (4, 16)}
+    assert {(lever.priority, lever.ctas) for lever in conditions} == {(p, n) for p in Priority for n in (4, 16)}
     factors = {
-        condition.priority: summarize(found).collective_factor.value
-        for condition, found in zip(conditions, run.overlaps, strict=True)
+        condition.priority: summarize(overlap).collective_factor.value
+        for condition, overlap in zip(conditions, run.overlaps, strict=True)
     }
     assert factors[Priority.HIGH] < factors[Priority.NORMAL]
-    assert "priority" in done.out
-    assert "CTAs" in done.out
-    assert done.out.count("64M ") >= 8
+    assert "priority" in result.out
+    assert "CTAs" in result.out
+    assert result.out.count("64M ") >= 8
 
 
 @pytest.mark.parametrize("layout", ["csv", "json", "markdown"])
 def test_export_has_a_row_for_each_data_point(program: Program, folder: Path, layout: str) -> None:
     program("overlap", *SIM, "--sizes", "1M,64M", "-o", "run.json")
-    done = program("export", "run.json", "--format", layout)
-    assert (done.status, done.err) == (0, "")
+    result = program("export", "run.json", "--format", layout)
+    assert (result.status, result.err) == (0, "")
     if layout != "json":
-        assert "gemm:8192" in done.out
-        assert "67108864" in done.out
+        assert "gemm:8192" in result.out
+        assert "67108864" in result.out
         return
     kinds = {Type.TEXT: str, Type.WHOLE: int, Type.REAL: float, Type.YES_NO: bool}
-    rows = json.loads(done.out)
+    rows = json.loads(result.out)
     assert [row["size_bytes"] for row in rows] == [2**20, 2**26]
     for row in rows:
         assert list(row) == [column.name for column in OVERLAP_COLUMNS]
@@ -132,17 +132,17 @@ def test_export_has_a_row_for_each_data_point(program: Program, folder: Path, la
 @pytest.mark.parametrize("layout", ["nccl-tests", "prometheus"])
 def test_formats_without_a_place_for_it_refuse_in_a_line(program: Program, folder: Path, layout: str) -> None:
     program("overlap", *SIM, "--sizes", "1M", "-o", "run.json")
-    done = program("export", "run.json", "--format", layout)
-    assert done.status == 2
-    assert "csv" in done.line
+    result = program("export", "run.json", "--format", layout)
+    assert result.status == 2
+    assert "csv" in result.line
 
 
 @pytest.mark.parametrize("kind", ["curves", "heatmap"])
 def test_plot_draws_each_condition_and_names_the_simulation(program: Program, folder: Path, kind: str) -> None:
-    words = ("overlap", *SIM, "--sizes", "64M,1G", "--priority", "both", "-o", "run.json")
-    assert program(*words).status == 0
-    done = program("plot", "run.json", "--kind", kind, "-o", "fig.svg")
-    assert done.status == 0, done.err
+    args = ("overlap", *SIM, "--sizes", "64M,1G", "--priority", "both", "-o", "run.json")
+    assert program(*args).status == 0
+    result = program("plot", "run.json", "--kind", kind, "-o", "fig.svg")
+    assert result.status == 0, result.err
     drawn = (folder / "fig.svg").read_text(encoding="utf-8")
     for name in (
         "allreduce overlapping gemm:8192",
@@ -151,24 +151,24 @@ def test_plot_draws_each_condition_and_names_the_simulation(program: Program, fo
         "sim overlap",
     ):
         assert name in drawn
-    for found in run_file.load(folder / "run.json").overlaps:
-        assert f"{summarize(found).collective_factor.value:.2f}" in drawn
+    for overlap in run_file.load(folder / "run.json").overlaps:
+        assert f"{summarize(overlap).collective_factor.value:.2f}" in drawn
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("args", "line"),
     [
         (("--kind", "scaling"), "holds overlaps on one number of GPUs: write --kind curves or heatmap"),
         (("--kind", "curves", "--operation", "allreduce"), "leave out --operation and --size"),
     ],
 )
 def test_plot_refuses_what_overlaps_have_no_picture_of(
-    program: Program, folder: Path, words: tuple[str, ...], line: str
+    program: Program, folder: Path, args: tuple[str, ...], line: str
 ) -> None:
     assert program("overlap", *SIM, "--sizes", "64M", "-o", "run.json").status == 0
-    done = program("plot", "run.json", *words, "-o", "fig.svg")
-    assert done.status == 2
-    assert line in done.line
+    result = program("plot", "run.json", *args, "-o", "fig.svg")
+    assert result.status == 2
+    assert line in result.line
 
 
 def test_the_report_has_curves_and_a_map_over_conditions(program: Program, folder: Path) -> None:
@@ -188,7 +188,7 @@ def test_the_report_has_curves_and_a_map_over_conditions(program: Program, folde
 
 
 @pytest.mark.parametrize(
-    ("title", "words", "told"),
+    ("title", "args", "message"),
     [
         ("another operation", ("sendrecv", *SIM), "choose from allreduce"),
         ("no operation", ("nothing", *SIM), "choose from allreduce"),
@@ -203,10 +203,10 @@ def test_the_report_has_curves_and_a_map_over_conditions(program: Program, folde
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_line(
-    program: Program, folder: Path, title: str, words: tuple[str, ...], told: str
+    program: Program, folder: Path, title: str, args: tuple[str, ...], message: str
 ) -> None:
-    done = program("overlap", *words)
-    assert (done.status, told in done.line) == (2, True), title
+    result = program("overlap", *args)
+    assert (result.status, message in result.line) == (2, True), title
     assert not list(folder.rglob("*.json")), title
 
 
@@ -215,17 +215,17 @@ def test_a_launcher_is_refused(program: Program, folder: Path, monkeypatch: pyte
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    done = program("overlap", *SIM)
-    assert done.status == 2
-    assert "starts one process per GPU itself" in done.line
+    result = program("overlap", *SIM)
+    assert result.status == 2
+    assert "starts one process per GPU itself" in result.line
 
 
 def test_python_measures_the_same(program: Program, folder: Path) -> None:
     program("overlap", *SIM, "--sizes", "1M", "--trials", "3", "-o", "run.json")
-    found = collbench.overlap(
+    run = collbench.overlap(
         "all-reduce", sizes=["1M"], trials=3, backend="sim", fabric="titan-rtx-nv2", seed=1, save=False
     )
-    assert found.overlaps == run_file.load(folder / "run.json").overlaps
+    assert run.overlaps == run_file.load(folder / "run.json").overlaps
     with pytest.raises(collbench.Error, match="priority"):
         collbench.overlap(priority="low", backend="sim", fabric="titan-rtx-nv2")
 
@@ -237,27 +237,28 @@ needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="n
 
 @needs_two_cores
 def test_cores_measure_and_verify(program: Program, folder: Path) -> None:
-    done = program("overlap", "allgather", *HOST, "--sizes", "64K", "--trials", "3", "-o", "run.json")
-    assert (done.status, done.err) == (0, "")
-    (found,) = run_file.load(folder / "run.json").overlaps
-    assert (found.work.operation, found.wrong, found.wrong_compute) == (Operation.ALLGATHER, 0, 0)
-    assert len(found.trials) == 3
-    assert all(len(trial.together) == 2 for trial in found.trials)
+    result = program("overlap", "allgather", *HOST, "--sizes", "64K", "--trials", "3", "-o", "run.json")
+    assert (result.status, result.err) == (0, "")
+    (overlap,) = run_file.load(folder / "run.json").overlaps
+    assert (overlap.work.operation, overlap.wrong, overlap.wrong_compute) == (Operation.ALLGATHER, 0, 0)
+    assert len(overlap.trials) == 3
+    assert all(len(trial.together) == 2 for trial in overlap.trials)
     jsonschema.validate(json.loads((folder / "run.json").read_text(encoding="utf-8")), SCHEMA)
 
 
 def children(process: int) -> list[int]:
-    found = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8")
-    return [int(word) for word in found.split()]
+    text = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8")
+    return [int(word) for word in text.split()]
 
 
-def begun(folder: Path, words: tuple[str, ...]) -> subprocess.Popen[str]:
+def begun(folder: Path, args: tuple[str, ...]) -> subprocess.Popen[str]:
     """Start a long run of many data points; return it once the first one that was measured is in its file."""
-    command = words_of("overlap", *HOST, *words, "-o", str(folder / "run.json"))
+    command = command_of("overlap", *HOST, *args, "-o", str(folder / "run.json"))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 300
     while not (
-        (folder / "run.json").exists() and any(one.trials for one in run_file.load(folder / "run.json").overlaps)
+        (folder / "run.json").exists()
+        and any(overlap.trials for overlap in run_file.load(folder / "run.json").overlaps)
     ):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -296,7 +297,7 @@ def test_a_worker_that_dies_ends_the_run_with_what_was_measured(folder: Path, pr
     assert "killed by signal 9" in err
     assert "run.json" in err
     run = run_file.load(folder / "run.json")
-    assert any(found.trials for found in run.overlaps)
+    assert any(overlap.trials for overlap in run.overlaps)
     assert run.overlaps[-1].failure is not None
     assert run.overlaps[-1].failure.kind is FailureKind.CRASH
     assert not run.complete

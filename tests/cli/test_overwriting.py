@@ -1,4 +1,4 @@
-"""No command replaces a file that exists but by --force: one line, before anything is measured. Streams are written."""
+"""No command replaces an existing file without --force: one line, before measuring. Streams are written to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAST = "--backend sim --fabric nvlink-pairs-2x2 --quick"
 OVERLAP = "--backend sim --fabric nvlink-pairs-2x2 --sizes 1M --trials 1"
 MACHINE = "--backend sim --fabric nvlink-pairs-2x2"
 LINE = "it exists; choose another place with"
-# Each command that writes a file, its words, and the file.
+# Each command that writes a file, its command line, and the file.
 WRITERS = [
     ("pairs", f"pairs {SIM} -o out.json", "out.json"),
     ("pairs, over a script", f"pairs {SIM} -o train.py", "train.py"),
@@ -51,8 +51,8 @@ WRITERS = [
 
 
 @pytest.fixture
-def here(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """The program beside a run and a script, as the first of two processes where that matters, and with no home."""
+def program_in_folder(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """The program in a folder that holds a run, a job and a script, and that is the home folder too."""
     save_run(tmp_path / "run.json", gpus(4))
     job_file.save(data_parallel(), tmp_path / "job.json")
     (tmp_path / "train.py").write_text("print('mine')\n")
@@ -71,26 +71,26 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "state" not in path.parts}
 
 
-@pytest.mark.parametrize(("what", "words", "file"), WRITERS, ids=[row[0] for row in WRITERS])
+@pytest.mark.parametrize(("what", "args", "file"), WRITERS, ids=[row[0] for row in WRITERS])
 def test_a_file_that_exists_is_refused_before_anything_is_measured(
-    here: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, words: str, file: str
+    program_in_folder: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, args: str, file: str
 ) -> None:
     if what == "nodes":
         as_rank_0(monkeypatch)
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text("somebody's work\n")
     before = snapshot(tmp_path)
-    said = here(*words.split())
-    assert (said.status, said.out) == (2, ""), what
-    assert f"{file}: {LINE}" in said.line, what
-    assert said.line.endswith("--force"), what
+    result = program_in_folder(*args.split())
+    assert (result.status, result.out) == (2, ""), what
+    assert f"{file}: {LINE}" in result.line, what
+    assert result.line.endswith("--force"), what
     assert snapshot(tmp_path) == before, what
 
 
-def test_the_line_names_the_other_ways(here: Program, tmp_path: Path) -> None:
+def test_the_line_names_the_other_ways(program_in_folder: Program, tmp_path: Path) -> None:
     (tmp_path / "new.json").write_text("somebody's work\n")
-    said = here(*f"pairs {SIM} -o new.json".split())
-    assert said.line.endswith("new.json: it exists; choose another place with --output FILE, or add --force")
+    result = program_in_folder(*f"pairs {SIM} -o new.json".split())
+    assert result.line.endswith("new.json: it exists; choose another place with --output FILE, or add --force")
 
 
 def test_every_command_with_an_output_has_a_row_and_force() -> None:
@@ -103,11 +103,11 @@ def test_every_command_with_an_output_has_a_row_and_force() -> None:
         if options & {"--output", "--install"}:
             writing.add(name)
             assert "--force" in options, name
-    assert writing == {words.split()[0] for _, words, _ in WRITERS}
+    assert writing == {args.split()[0] for _, args, _ in WRITERS}
 
 
 @pytest.mark.parametrize(
-    ("what", "words", "file"),
+    ("what", "args", "file"),
     [
         row
         for row in WRITERS
@@ -115,17 +115,17 @@ def test_every_command_with_an_output_has_a_row_and_force() -> None:
     ],
     ids=lambda row: row if " " not in row else "",
 )
-def test_force_replaces_it(here: Program, tmp_path: Path, what: str, words: str, file: str) -> None:
+def test_force_replaces_it(program_in_folder: Program, tmp_path: Path, what: str, args: str, file: str) -> None:
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text("somebody's work\n")
-    said = here(*words.split(), "--force")
-    assert said.status == 0, (what, said.err)
+    result = program_in_folder(*args.split(), "--force")
+    assert result.status == 0, (what, result.err)
     assert "somebody" not in (tmp_path / file).read_text(), what
     assert not list(tmp_path.glob(".*.part"))
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         "export run.json --format json -o run.json",
         "export run.json --format json -o ./link.json",
@@ -133,38 +133,38 @@ def test_force_replaces_it(here: Program, tmp_path: Path, what: str, words: str,
         "report run.json page.html -o page.html",
     ],
 )
-def test_what_is_read_is_never_written_not_even_by_force(here: Program, tmp_path: Path, words: str) -> None:
+def test_what_is_read_is_never_written_not_even_by_force(program_in_folder: Program, tmp_path: Path, args: str) -> None:
     (tmp_path / "link.json").symlink_to("run.json")
     for page in ("page.svg", "page.html"):
         (tmp_path / page).write_bytes((tmp_path / "run.json").read_bytes())
     before = snapshot(tmp_path)
-    said = here(*words.split(), "--force")
-    assert (said.status, said.out) == (2, "")
-    assert "it is the input file" in said.line
+    result = program_in_folder(*args.split(), "--force")
+    assert (result.status, result.out) == (2, "")
+    assert "it is the input file" in result.line
     assert snapshot(tmp_path) == before
 
 
-def test_an_empty_file_has_nothing_to_lose(here: Program, tmp_path: Path) -> None:
+def test_an_empty_file_has_nothing_to_lose(program_in_folder: Program, tmp_path: Path) -> None:
     """As mktemp makes it."""
     (tmp_path / "out.csv").touch()
-    assert here("export", "run.json", "--format", "csv", "-o", "out.csv").status == 0
+    assert program_in_folder("export", "run.json", "--format", "csv", "-o", "out.csv").status == 0
     assert (tmp_path / "out.csv").stat().st_size
 
 
-def test_an_installed_completion_is_ours_to_replace(here: Program) -> None:
-    assert [here("completion", "bash", "--install").status for _ in range(2)] == [0, 0]
+def test_an_installed_completion_may_be_replaced(program_in_folder: Program) -> None:
+    assert [program_in_folder("completion", "bash", "--install").status for _ in range(2)] == [0, 0]
 
 
-def test_two_files_of_one_name_are_refused_at_once(here: Program) -> None:
-    said = here(*f"allreduce {SIM} -o one.json -J ./one.json".split())
-    assert (said.status, said.out) == (2, "")
-    assert "--output and -J name the same file" in said.line
+def test_two_files_of_one_name_are_refused_at_once(program_in_folder: Program) -> None:
+    result = program_in_folder(*f"allreduce {SIM} -o one.json -J ./one.json".split())
+    assert (result.status, result.out) == (2, "")
+    assert "--output and -J name the same file" in result.line
 
 
 def test_only_the_rank_that_writes_looks_at_the_place(
-    here: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program_in_folder: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On another host an old file of that name may lie about: whoever left there would keep rank 0 waiting."""
+    """Another host may have an old file of that name: a rank that ended because of it would keep rank 0 waiting."""
     as_rank_0(monkeypatch)
     (tmp_path / "out.json").write_text("old")
     with pytest.raises(Taken):
@@ -174,18 +174,18 @@ def test_only_the_rank_that_writes_looks_at_the_place(
     assert RunPrinter.of(MeasureOptions(), as_json=False, json=Path("out.json")).json == Path("out.json")
 
 
-def test_a_file_in_the_way_of_the_journal_is_left_alone(here: Program, tmp_path: Path) -> None:
+def test_a_file_with_the_journals_name_is_left_alone(program_in_folder: Program, tmp_path: Path) -> None:
     (tmp_path / "out.json.journal").write_text("my diary\n")
-    said = here(*f"pairs {SIM} -o out.json --force".split())
-    assert (said.status, said.out) == (2, "")
-    assert "out.json.journal has the name of out.json's journal" in said.line
+    result = program_in_folder(*f"pairs {SIM} -o out.json --force".split())
+    assert (result.status, result.out) == (2, "")
+    assert "out.json.journal has the name of out.json's journal" in result.line
     assert (tmp_path / "out.json.journal").read_text() == "my diary\n"
 
 
-def test_a_link_in_the_place_of_the_journal_is_not_followed(here: Program, tmp_path: Path) -> None:
+def test_a_link_with_the_journals_name_is_not_followed(program_in_folder: Program, tmp_path: Path) -> None:
     (tmp_path / "out.json.journal").symlink_to("train.py")
-    said = here(*f"pairs {SIM} -o out.json".split())
-    assert said.status == 2
+    result = program_in_folder(*f"pairs {SIM} -o out.json".split())
+    assert result.status == 2
     assert (tmp_path / "train.py").read_text() == "print('mine')\n"
 
 
@@ -193,7 +193,7 @@ EXPORT, MEASURE = "export run.json --format csv -o {}", f"pairs {SIM} -o {{}}"
 
 
 @pytest.mark.parametrize(
-    ("words", "place", "kind"),
+    ("args", "target", "kind"),
     [
         (EXPORT, "/dev/stdout", "pipe"),
         (EXPORT, "/dev/fd/1", "file"),
@@ -203,36 +203,38 @@ EXPORT, MEASURE = "export run.json --format csv -o {}", f"pairs {SIM} -o {{}}"
         (MEASURE, "mine", "pipe"),
     ],
 )
-def test_standard_output_is_written_to_whatever_it_is(here: Program, words: str, place: str, kind: str) -> None:
-    """With what was printed before, and nothing replaced: a shell's > file holds both."""
+def test_standard_output_is_written_to_whatever_it_is(
+    program_in_folder: Program, args: str, target: str, kind: str
+) -> None:
+    """Earlier output stays: a shell's > file holds both."""
     Path("mine").symlink_to("/dev/stdout")
-    command, file = collbench(*words.format(place).split()), Path("caught.txt")
+    command, file = collbench(*args.format(target).split()), Path("caught.txt")
     file.write_text("before\n", encoding="utf-8")
     environment = os.environ | {"NO_COLOR": "1"}
     if kind == "pipe":
-        got = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     else:
         with file.open("a", encoding="utf-8") as caught:
             subprocess.run(command, env=environment, stdout=caught, check=True)
-        got = file.read_text(encoding="utf-8")
-        assert got.startswith("before\n")
-    assert "collbench" in got
-    assert '"format": "collbench-run"' in got or got.count("GPU2") > 1
+        output = file.read_text(encoding="utf-8")
+        assert output.startswith("before\n")
+    assert "collbench" in output
+    assert '"format": "collbench-run"' in output or output.count("GPU2") > 1
 
 
-def test_a_named_pipe_is_written_to(here: Program, tmp_path: Path) -> None:
+def test_a_named_pipe_is_written_to(program_in_folder: Program, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    got: list[str] = []
-    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_text()), daemon=True)
+    output: list[str] = []
+    reader = threading.Thread(target=lambda: output.append((tmp_path / "pipe").read_text()), daemon=True)
     reader.start()
-    assert here("export", "run.json", "--format", "csv", "-o", "pipe").status == 0
+    assert program_in_folder("export", "run.json", "--format", "csv", "-o", "pipe").status == 0
     reader.join(10)
-    assert got[0].count("\n") > 1
+    assert output[0].count("\n") > 1
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_resume_replaces_its_own_file_alone(here: Program, tmp_path: Path) -> None:
-    words = f"pairs {FAST} --sizes 8 --seed 1"
-    assert here(*words.split(), "-o", "run2.json").status == 0
-    assert here("pairs", "--resume", "run2.json", "--force").status == 2  # what would it replace?
-    assert here("pairs", "--resume", "run2.json").status == 0
+def test_resume_replaces_only_its_own_file(program_in_folder: Program, tmp_path: Path) -> None:
+    args = f"pairs {FAST} --sizes 8 --seed 1"
+    assert program_in_folder(*args.split(), "-o", "run2.json").status == 0
+    assert program_in_folder("pairs", "--resume", "run2.json", "--force").status == 2  # what would it replace?
+    assert program_in_folder("pairs", "--resume", "run2.json").status == 0

@@ -49,30 +49,30 @@ def saved(tmp_path: Path) -> Path:
 def test_each_kind_in_each_format(
     program: Program, saved: Path, kind: str, files: list[str], title: str, suffix: str
 ) -> None:
-    said = program("plot", *files, "--kind", kind, "-o", f"new/fig.{suffix}")
-    assert (said.status, said.out) == (0, "")
-    assert said.line == f"wrote new/fig.{suffix}: {title}"
+    result = program("plot", *files, "--kind", kind, "-o", f"new/fig.{suffix}")
+    assert (result.status, result.out) == (0, "")
+    assert result.line == f"wrote new/fig.{suffix}: {title}"
     data = (saved / "new" / f"fig.{suffix}").read_bytes()
     assert data.startswith(MAGIC[suffix.lower()])
     assert [path.name for path in (saved / "new").iterdir()] == [f"fig.{suffix}"]
 
 
 @pytest.mark.parametrize(
-    ("words", "title"),
+    ("args", "title"),
     [
         (["--operation", "ce_write"], "ce-write at 1G, GB/s"),
         (["--operation", "ce-write", "--size", "8"], "ce-write at 8 B, µs"),
         (["--size", "1M"], "allreduce at 1M, busbw, GB/s"),
     ],
 )
-def test_operation_and_size_choose_the_map(program: Program, saved: Path, words: list[str], title: str) -> None:
-    assert program("plot", "pairs.json", "--kind", "heatmap", *words, "-o", "fig.svg").status == 0
+def test_operation_and_size_choose_the_map(program: Program, saved: Path, args: list[str], title: str) -> None:
+    assert program("plot", "pairs.json", "--kind", "heatmap", *args, "-o", "fig.svg").status == 0
     assert read((saved / "fig.svg").read_bytes()).title == title
 
 
 def test_operations_are_overlaid(program: Program, saved: Path) -> None:
-    words = ("--operation", "ce-write", "--operation", "allreduce")
-    assert program("plot", "pairs.json", "--kind", "curves", *words, "-o", "fig.svg").status == 0
+    args = ("--operation", "ce-write", "--operation", "allreduce")
+    assert program("plot", "pairs.json", "--kind", "curves", *args, "-o", "fig.svg").status == 0
     texts = read((saved / "fig.svg").read_bytes()).texts
     assert {"ce-write: all links, median of 12", "allreduce: all pairs, median of 6"} <= set(texts)
 
@@ -86,7 +86,7 @@ def test_files_of_one_name_are_distinguished_by_their_folders(program: Program, 
     assert any(text.startswith("pairs.json: box") for text in texts)
 
 
-# title, words, what the line says
+# title, arguments, what the message says
 REFUSED = [
     ("no kind", "pairs.json -o fig.svg", "missing option '--kind'"),
     ("no place", "pairs.json --kind heatmap", "missing option '-o' / '--output'"),
@@ -114,12 +114,12 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("title", "words", "line"), REFUSED)
-def test_what_cannot_be_drawn_is_refused(program: Program, saved: Path, title: str, words: str, line: str) -> None:
+@pytest.mark.parametrize(("title", "args", "line"), REFUSED)
+def test_what_cannot_be_drawn_is_refused(program: Program, saved: Path, title: str, args: str, line: str) -> None:
     (saved / "dir.svg").mkdir()
-    said = program("plot", *words.split())
-    assert (said.status, said.out) == (2, "")
-    assert line in said.line
+    result = program("plot", *args.split())
+    assert (result.status, result.out) == (2, "")
+    assert line in result.line
     assert not (saved / "fig.svg").exists()
 
 
@@ -127,15 +127,15 @@ def test_without_matplotlib_one_line_says_how_to_get_it(
     program: Program, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = program("plot", "pairs.json", "--kind", "heatmap", "-o", "fig.svg")
-    assert (said.status, said.out) == (2, "")
-    assert said.line == "plot needs matplotlib, which is missing: pip install 'collbench[plot]'"
+    result = program("plot", "pairs.json", "--kind", "heatmap", "-o", "fig.svg")
+    assert (result.status, result.out) == (2, "")
+    assert result.line == "plot needs matplotlib, which is missing: pip install 'collbench[plot]'"
 
 
-@pytest.mark.parametrize("words", [["export", "--help"], ["plot", "--help"], ["show", "pairs.json"]])
-def test_what_draws_or_exports_is_loaded_late(saved: Path, words: list[str]) -> None:
+@pytest.mark.parametrize("args", [["export", "--help"], ["plot", "--help"], ["show", "pairs.json"]])
+def test_what_draws_or_exports_is_loaded_late(saved: Path, args: list[str]) -> None:
     code = (
-        f"import sys; sys.argv = ['collbench', *{words}]; from collbench.cli import main; main(); "
+        f"import sys; sys.argv = ['collbench', *{args}]; from collbench.cli import main; main(); "
         "print({'matplotlib', 'plotille', 'PIL', 'prometheus_client'} & set(sys.modules) or 'none', file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=saved, check=True, capture_output=True, text=True)

@@ -29,16 +29,16 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_the_page(program: Program, saved: Path) -> None:
-    said = program("predict", "run.json", "--model", "gpt2", "--strategy", "ddp,fsdp", "--step-time", "22ms")
-    assert (said.status, said.err) == (0, "")
-    assert "\n2 GPUs: best GPU0, GPU1; worst GPU" in said.out
-    assert "\n4 GPUs: best GPU0, GPU1, GPU2, GPU3 (there is one set of 4" in said.out
-    assert "\x1b[" not in said.out
+    result = program("predict", "run.json", "--model", "gpt2", "--strategy", "ddp,fsdp", "--step-time", "22ms")
+    assert (result.status, result.err) == (0, "")
+    assert "\n2 GPUs: best GPU0, GPU1; worst GPU" in result.out
+    assert "\n4 GPUs: best GPU0, GPU1, GPU2, GPU3 (there is one set of 4" in result.out
+    assert "\x1b[" not in result.out
 
 
 def test_json_is_all_that_is_printed(program: Program, saved: Path) -> None:
-    words = ("run.json", "--params", "124M", "--layers", "12", "--gpus", "2", "--dtype", "fp32", "--json")
-    answer = json.loads(program("predict", *words).out)
+    args = ("run.json", "--params", "124M", "--layers", "12", "--gpus", "2", "--dtype", "fp32", "--json")
+    answer = json.loads(program("predict", *args).out)
     assert answer["model"] == {"name": "124,000,000 parameters", "parameters": 124_000_000, "blocks": 12} | {
         "source": "--params"
     }
@@ -48,9 +48,9 @@ def test_json_is_all_that_is_printed(program: Program, saved: Path) -> None:
 
 
 def test_all_strategies_leave_hsdp_out_unless_its_shards_are_given(program: Program, saved: Path) -> None:
-    words = ("run.json", "--model", "gpt2", "--gpus", "4", "--strategy", "all", "--json")
+    args = ("run.json", "--model", "gpt2", "--gpus", "4", "--strategy", "all", "--json")
     without, with_shards = (
-        [case["strategy"] for case in json.loads(program("predict", *words, *more).out)["cases"]]
+        [case["strategy"] for case in json.loads(program("predict", *args, *more).out)["cases"]]
         for more in ((), ("--shard", "2"))
     )
     assert without == ["ddp", "zero1", "zero2", "zero3", "fsdp"]
@@ -58,36 +58,36 @@ def test_all_strategies_leave_hsdp_out_unless_its_shards_are_given(program: Prog
 
 
 def test_gradients_of_four_bytes_beside_parameters_of_two(program: Program, saved: Path) -> None:
-    words = ("run.json", "--model", "gpt2", "--gpus", "2", "--grad-dtype", "fp32", "--strategy", "zero1", "--json")
-    (case,) = json.loads(program("predict", *words).out)["cases"]
+    args = ("run.json", "--model", "gpt2", "--gpus", "2", "--grad-dtype", "fp32", "--strategy", "zero1", "--json")
+    (case,) = json.loads(program("predict", *args).out)["cases"]
     assert case["sent_bytes"] == {"reducescatter": 4 * 124_439_808, "allgather": 2 * 124_439_808}
 
 
 def test_a_host_that_holds_the_gpu_hides_what_is_sent(program: Program, saved: Path) -> None:
     """FSDP on the slow pair, 10 GB/s: a GPU with a tenth of the work catches up with its host, or nearly."""
-    words = ("run.json", "--model", "gpt2", "--gpus", "2", "--strategy", "fsdp", "--step-time", "80ms", "--json")
+    args = ("run.json", "--model", "gpt2", "--gpus", "2", "--strategy", "fsdp", "--step-time", "80ms", "--json")
     hosts: tuple[tuple[str, ...], ...] = ((), ("--gpu-time", "8ms"), ("--gpu-time", "8ms", "--host-phases", "2,1,1"))
-    answer = [json.loads(program("predict", *words, *host).out) for host in hosts]
-    exposed = [one["cases"][0]["worst"]["exposed_seconds"]["middle"] for one in answer]
+    answer = [json.loads(program("predict", *args, *host).out) for host in hosts]
+    exposed = [entry["cases"][0]["worst"]["exposed_seconds"]["middle"] for entry in answer]
     # Behind the end of backward there is the root, of 78.8 MB, of which half goes over 10 GB/s, and some of the blocks.
     assert exposed[0] > exposed[1] > 78.8e6 / 2 / 10e9 > exposed[2] == 0
-    assert [(one["gpu_seconds"], one["host_phases"]) for one in answer] == [
+    assert [(entry["gpu_seconds"], entry["host_phases"]) for entry in answer] == [
         (None, None),
         (0.008, None),
         (0.008, [0.5, 0.25, 0.25]),
     ]
-    assert [sum("--host-phases changes this" in line for line in one["assumptions"]) for one in answer] == [0, 1, 0]
+    assert [sum("--host-phases changes this" in line for line in entry["assumptions"]) for entry in answer] == [0, 1, 0]
 
 
-def test_the_page_says_what_the_host_was_taken_to_do(program: Program, saved: Path) -> None:
-    words = ("run.json", "--model", "gpt2", "--gpus", "2", "--step-time", "38ms", "--gpu-time", "12ms")
-    said = program("predict", *words, "-v")
-    assert "\nstep      38.0 ms of compute alone; 12.0 ms if the GPU never waited for the host\n" in said.out
-    assert "assumed   the GPU runs a kernel only after the host launched it" in said.out
-    assert "head and loss" not in said.out
+def test_the_page_states_the_assumption_about_the_host(program: Program, saved: Path) -> None:
+    args = ("run.json", "--model", "gpt2", "--gpus", "2", "--step-time", "38ms", "--gpu-time", "12ms")
+    result = program("predict", *args, "-v")
+    assert "\nstep      38.0 ms of compute alone; 12.0 ms if the GPU never waited for the host\n" in result.out
+    assert "assumed   the GPU runs a kernel only after the host launched it" in result.out
+    assert "head and loss" not in result.out
     assert (
         "assumed   head and loss take 41% of the GPU's time"
-        in program(*("predict", *words, "-v", "--head-share", "0.41")).out
+        in program(*("predict", *args, "-v", "--head-share", "0.41")).out
     )
 
 
@@ -104,17 +104,17 @@ SAVED = "state/collbench/runs"
 
 
 def test_without_a_run_of_overlap_the_page_says_what_it_assumes(program: Program, saved: Path) -> None:
-    said = program("predict", "run.json", *STEP)
-    assert "\noverlap   not measured: the step assumes" in said.out
+    result = program("predict", "run.json", *STEP)
+    assert "\noverlap   not measured: the step assumes" in result.out
     assert "\noverlap" not in program("predict", "run.json", "--model", "gpt2", "--gpus", "2").out
     assert json.loads(program("predict", "run.json", *STEP, "--json").out)["overlap"] == []
 
 
 def test_a_run_of_overlap_makes_the_step_longer_and_is_named(program: Program, saved: Path) -> None:
     overlap_file(saved, "over.json")
-    said = program("predict", "run.json", *STEP, "--overlap", "over.json")
-    assert (said.status, said.err) == (0, "")
-    page = " ".join(said.out.split())
+    result = program("predict", "run.json", *STEP, "--overlap", "over.json")
+    assert (result.status, result.err) == (0, "")
+    page = " ".join(result.out.split())
     assert "overlap all-reduce 3.00x, compute 1.20x overlapping gemm:8192, over.json; measured on GPU0, GPU1" in page
     assert "overlap all-gather and reduce-scatter 3.00x" in page
     assert "taken from all-reduce" in page
@@ -131,7 +131,7 @@ def test_a_run_of_overlap_makes_the_step_longer_and_is_named(program: Program, s
 
 
 def test_the_newest_saved_overlap_that_fits_is_taken(program: Program, saved: Path) -> None:
-    """Of another machine, of an older date, or unreadable ones lie beside it; none of them is believed."""
+    """Runs of another machine, older runs and unreadable ones lie in the same folder; none of them is used."""
     other = overlapping({2**20: (9.0, 2.0)})
     other = replace(other, devices=tuple(replace(gpu, uuid=f"x{gpu.index}") for gpu in gpus(4)))
     overlap_file(saved, f"{SAVED}/20260104T000000Z-cuda-overlap-0000000d.json", other)
@@ -155,34 +155,34 @@ def test_without_a_file_the_newest_run_of_links_is_read(program: Program, saved:
     overlap_file(saved, f"{SAVED}/20260103T000000Z-cuda-replay-0000000c.json")
     assert "there is no saved run" in program("predict", *STEP).line
     overlap_file(saved, f"{SAVED}/20260101T000000Z-cuda-pairs-0000000a.json", NVLINK_PAIR)
-    said = program("predict", *STEP)
-    assert said.status == 0
-    assert "cuda-pairs-0000000a.json" in said.err
-    assert "overlap   all-reduce 3.00x" in said.out
+    result = program("predict", *STEP)
+    assert result.status == 0
+    assert "cuda-pairs-0000000a.json" in result.err
+    assert "overlap   all-reduce 3.00x" in result.out
 
 
 def test_registered_memory_has_its_own_times(program: Program, saved: Path) -> None:
     fast = [
-        replace(found, point=replace(found.point, registration=Registration.WINDOW))
-        for found in curve(Operation.ALLREDUCE, (0, 1), 200.0)
+        replace(measurement, point=replace(measurement.point, registration=Registration.WINDOW))
+        for measurement in curve(Operation.ALLREDUCE, (0, 1), 200.0)
     ]
     run_file.save(run_of(gpus(4), [*NVLINK_PAIR.measurements, *fast]), saved / "both.json")
-    words = ("--model", "gpt2", "--gpus", "2", "--step-time", "22ms")
+    args = ("--model", "gpt2", "--gpus", "2", "--step-time", "22ms")
     ordinary, window = (
-        json.loads(program("predict", "both.json", *words, *more, "--json").out)
+        json.loads(program("predict", "both.json", *args, *more, "--json").out)
         for more in ((), ("--registration", "window"))
     )
     assert (ordinary["registration"], window["registration"]) == ("none", "window")
-    raw = [one["cases"][0]["best"]["raw_seconds"]["middle"] for one in (ordinary, window)]
+    raw = [entry["cases"][0]["best"]["raw_seconds"]["middle"] for entry in (ordinary, window)]
     assert raw[1] == pytest.approx(raw[0] / 2, rel=0.05)
-    assert "memory    registered (window)" in program("predict", "both.json", *words, "--registration", "window").out
-    refused = program("predict", "both.json", *words, "--registration", "buffer")
+    assert "memory    registered (window)" in program("predict", "both.json", *args, "--registration", "window").out
+    refused = program("predict", "both.json", *args, "--registration", "buffer")
     assert (refused.status, refused.out) == (2, "")
     assert "was measured on buffer memory: measure with --registration buffer" in refused.line
 
 
 @pytest.mark.parametrize(
-    ("title", "words", "line"),
+    ("title", "args", "line"),
     [
         ("another machine's", ["--overlap", "other.json"], "other.json has GPU0 (x0), which run.json lacks"),
         ("no run of overlap", ["--overlap", "run.json"], "run.json cannot be used to predict"),
@@ -195,16 +195,16 @@ def test_registered_memory_has_its_own_times(program: Program, saved: Path) -> N
         ),
     ],
 )
-def test_what_says_nothing_of_overlap_here_is_refused(
-    program: Program, saved: Path, title: str, words: list[str], line: str
+def test_an_unrelated_run_of_overlap_is_refused(
+    program: Program, saved: Path, title: str, args: list[str], line: str
 ) -> None:
     overlap_file(saved, "over.json")
     other = overlapping({2**20: (3.0, 1.2)})
     other = replace(other, devices=tuple(replace(gpu, uuid=f"x{gpu.index}") for gpu in gpus(4)))
     overlap_file(saved, "other.json", other)
-    said = program("predict", "run.json", *STEP, *words)
-    assert (said.status, said.out) == (2, ""), title
-    assert line in said.line
+    result = program("predict", "run.json", *STEP, *args)
+    assert (result.status, result.out) == (2, ""), title
+    assert line in result.line
 
 
 def test_the_default_is_every_doubling_and_all(program: Program, tmp_path: Path) -> None:
@@ -251,18 +251,18 @@ def test_without_pairs_the_default_is_what_was_measured(program: Program, tmp_pa
 
 def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Path) -> None:
     run_file.save(simulated("nvlink-pairs-2x2", Operation.ALLREDUCE, together=True), saved / "all.json")
-    words = ("--model", "gpt2", "--gpus", "4", "--json")
-    alone, beside = (
-        json.loads(program("predict", *files, *words).out) for files in (["sim.json"], ["sim.json", "all.json"])
+    args = ("--model", "gpt2", "--gpus", "4", "--json")
+    pairs_only, with_all = (
+        json.loads(program("predict", *files, *args).out) for files in (["sim.json"], ["sim.json", "all.json"])
     )
-    assert any("a ring at" in reported for reported in alone["assumptions"])
-    assert not any("a ring at" in reported for reported in beside["assumptions"])
-    raw = beside["cases"][0]["best"]["raw_seconds"]
+    assert any("a ring at" in reported for reported in pairs_only["assumptions"])
+    assert not any("a ring at" in reported for reported in with_all["assumptions"])
+    raw = with_all["cases"][0]["best"]["raw_seconds"]
     assert raw["low"] == raw["middle"] == raw["high"]
 
 
 @pytest.mark.parametrize(
-    ("title", "words", "line"),
+    ("title", "args", "line"),
     [
         ("no network", [], "name one network: write either --model gpt2 or --params 124M"),
         ("two networks", ["--model", "gpt2", "--params", "1B"], "name one network: write either"),
@@ -331,12 +331,12 @@ def test_a_run_of_all_gpus_beside_the_pairs_is_used(program: Program, saved: Pat
         ),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(
-    program: Program, saved: Path, title: str, words: list[str], line: str
+def test_what_cannot_be_predicted_is_one_line(
+    program: Program, saved: Path, title: str, args: list[str], line: str
 ) -> None:
-    said = program("predict", "run.json", *words)
-    assert (said.status, said.out) == (2, "")
-    assert line in said.line
+    result = program("predict", "run.json", *args)
+    assert (result.status, result.out) == (2, "")
+    assert line in result.line
 
 
 @pytest.mark.parametrize(
@@ -344,10 +344,10 @@ def test_what_cannot_be_asked_is_one_line(
     [["--micro-batches", "0"], ["--layers", "x"], ["--dtype", "int3"], ["--shard", "1"], ["--head-share", "1"]],
 )
 def test_options_of_the_wrong_kind_are_refused(program: Program, saved: Path, option: list[str]) -> None:
-    said = program("predict", "run.json", "--params", "1M", *option)
-    assert (said.status, said.out) == (2, "")
-    assert option[0] in said.err
-    assert "Traceback" not in said.err
+    result = program("predict", "run.json", "--params", "1M", *option)
+    assert (result.status, result.out) == (2, "")
+    assert option[0] in result.err
+    assert "Traceback" not in result.err
 
 
 def test_runs_that_cannot_be_used_are_refused(program: Program, saved: Path) -> None:
@@ -360,9 +360,9 @@ def test_runs_that_cannot_be_used_are_refused(program: Program, saved: Path) -> 
         (["run.json", "sim.json"], "are of different machines (cuda and sim nvlink-pairs-2x2)"),
         (["none.json"], "cannot read run file none.json"),
     ):
-        said = program("predict", *files, "--model", "gpt2")
-        assert (said.status, said.out) == (2, "")
-        assert line in said.line
+        result = program("predict", *files, "--model", "gpt2")
+        assert (result.status, result.out) == (2, "")
+        assert line in result.line
 
 
 def test_without_a_file_it_is_refused(program: Program) -> None:
@@ -374,8 +374,8 @@ def test_the_worked_example_of_the_docs_is_what_the_program_prints(program: Prog
     blocks = re.findall(r"\n    \$ (collbench .*)\n((?:    .*\n|\n(?=    ))*)", DOCS.read_text(encoding="utf-8"))
     assert [command.split()[1] for command, _ in blocks] == ["pairs", "predict"]
     assert program(*blocks[0][0].split()[1:]).status == 0
-    said = program(*blocks[1][0].split()[1:]).out
-    undated = re.sub(r"^simulated [^ ]+,", "simulated 2026-01-02T03:04:05Z,", said, flags=re.MULTILINE)
+    page = program(*blocks[1][0].split()[1:]).out
+    undated = re.sub(r"^simulated [^ ]+,", "simulated 2026-01-02T03:04:05Z,", page, flags=re.MULTILINE)
     expected = re.sub(r"^    ", "", blocks[1][1], flags=re.MULTILINE)
     assert undated.rstrip("\n") == expected.rstrip("\n")
 

@@ -19,7 +19,7 @@ from tests.builders import pair_run
 from tests.cli.program import collbench
 
 COUNT = 3
-WORDS = ("allreduce", "--backend", "sim", "--fabric", "nvlink-pairs-2x2", "--quick", "--sizes", "8", "--seed")
+ALLREDUCE = ("allreduce", "--backend", "sim", "--fabric", "nvlink-pairs-2x2", "--quick", "--sizes", "8", "--seed")
 # Every process has the same time, so that names made of it are alike.
 STOPPED_CLOCK = """
 import datetime
@@ -31,13 +31,13 @@ datetime.datetime = Stopped
 """
 
 
-def at_once(folder: Path, *words: str) -> list[tuple[int, str]]:
-    """Start three runs, seeds 0 to 2, on one clock; return their exit statuses and what they said on stderr."""
+def at_once(folder: Path, *args: str) -> list[tuple[int, str]]:
+    """Start three runs, seeds 0 to 2, on one clock; return their exit statuses and stderr."""
     (folder / "sitecustomize.py").write_text(STOPPED_CLOCK)
     environment = os.environ | {"PYTHONPATH": str(folder), "XDG_STATE_HOME": str(folder / "state")}
     started = [
         subprocess.Popen(
-            collbench(*WORDS, str(seed), *words),
+            collbench(*ALLREDUCE, str(seed), *args),
             cwd=folder,
             env=environment,
             stdout=subprocess.DEVNULL,
@@ -46,8 +46,8 @@ def at_once(folder: Path, *words: str) -> list[tuple[int, str]]:
         )
         for seed in range(COUNT)
     ]
-    said = [process.communicate()[1] for process in started]
-    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+    outputs = [process.communicate()[1] for process in started]
+    return [(process.returncode, text) for process, text in zip(started, outputs, strict=True)]
 
 
 def seeds(folder: Path) -> list[int]:
@@ -64,10 +64,10 @@ def test_runs_into_one_name_are_all_there_or_were_refused_before(tmp_path: Path)
     kept = [seed for seed, (status, _) in enumerate(ended) if status == 0]
     assert seeds(tmp_path) == kept
     assert len(kept) >= 1
-    for status, said in ended:
+    for status, message in ended:
         if status:
-            assert (status, said.count("\n")) == (2, 1)
-            assert "run.json: it exists" in said or "being measured by another process" in said
+            assert (status, message.count("\n")) == (2, 1)
+            assert "run.json: it exists" in message or "being measured by another process" in message
     assert not list(tmp_path.glob("*.journal"))
 
 
@@ -76,8 +76,8 @@ def unfinished(seed: int) -> Run:
     return replace(run, complete=False, settings=replace(run.settings, seed=seed))
 
 
-def test_of_two_that_began_together_the_second_saves_beside_the_first(tmp_path: Path) -> None:
-    """Whichever saves first, and ends first: neither replaces the other's file or journal."""
+def test_of_two_simultaneous_runs_the_second_saves_beside_the_first(tmp_path: Path) -> None:
+    """Neither replaces the other's file or journal, in any order of saving and ending."""
     path, reported = tmp_path / "run.json", list[str]()
     first, second = RunWriter(unfinished(1), path, pytest.fail), RunWriter(unfinished(2), path, reported.append)
     run = unfinished(0)
@@ -91,40 +91,40 @@ def test_of_two_that_began_together_the_second_saves_beside_the_first(tmp_path: 
     assert sorted(tmp_path.iterdir()) == sorted([path, second.path, journal_of(path), journal_of(second.path)])
     second.end()
     first.end()
-    assert [run_file.load(one).settings.seed for one in (path, second.path)] == [1, 2]
+    assert [run_file.load(saved).settings.seed for saved in (path, second.path)] == [1, 2]
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_file_that_came_while_measuring_is_not_replaced_at_the_end(tmp_path: Path) -> None:
     path, reported = tmp_path / "run.json", list[str]()
-    keeper = RunWriter(unfinished(1), path, reported.append)
-    keeper.finished(unfinished(0).measurements[0])
+    writer = RunWriter(unfinished(1), path, reported.append)
+    writer.finished(unfinished(0).measurements[0])
     path.unlink()
     path.write_text("mine now")
-    keeper.end()
+    writer.end()
     assert path.read_text() == "mine now"
-    assert keeper.path is not None
-    assert run_file.load(keeper.path).settings.seed == 1
+    assert writer.path is not None
+    assert run_file.load(writer.path).settings.seed == 1
     assert len(reported) == 1
-    assert sorted(tmp_path.iterdir()) == sorted([path, keeper.path])
+    assert sorted(tmp_path.iterdir()) == sorted([path, writer.path])
 
 
 def test_a_run_that_is_being_measured_is_neither_resumed_nor_replaced(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    keeper = RunWriter(unfinished(1), path, pytest.fail)
-    keeper.finished(unfinished(0).measurements[0])
+    writer = RunWriter(unfinished(1), path, pytest.fail)
+    writer.finished(unfinished(0).measurements[0])
     for attempt in (lambda: run_file.check_writable(path, replace=True), lambda: Journal(path)):
         with pytest.raises(RunFileError, match="is being measured by another process"):
             attempt()
-    keeper.end()
+    writer.end()
     run_file.check_writable(path, replace=True)
 
 
-def test_a_killed_process_holds_nothing_back(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from collbench.runfile.run_file import RunWriter; "
         "from tests.cli.test_races import unfinished; run = unfinished(1); "
-        "keeper = RunWriter(run, Path(sys.argv[1]), print); keeper.finished(run.measurements[0]); "
+        "writer = RunWriter(run, Path(sys.argv[1]), print); writer.finished(run.measurements[0]); "
         "print('there', flush=True); time.sleep(60)"
     )
     path = tmp_path / "run.json"

@@ -21,11 +21,11 @@ def saved(tmp_path: Path) -> str:
 
 
 def test_the_page_names_the_slow_pair(program: Program, saved: str) -> None:
-    said = program("rank", saved)
-    assert (said.status, said.err) == (0, "")
-    assert "2 tiers: the worst pair is 33% slower than the best." in said.out
-    assert any(line.split() == ["2", "200.0", "GPU1-GPU3", "different"] for line in said.out.split("\n"))
-    assert "\x1b[" not in said.out
+    result = program("rank", saved)
+    assert (result.status, result.err) == (0, "")
+    assert "2 tiers: the worst pair is 33% slower than the best." in result.out
+    assert any(line.split() == ["2", "200.0", "GPU1-GPU3", "different"] for line in result.out.split("\n"))
+    assert "\x1b[" not in result.out
 
 
 def test_json_is_all_that_is_printed(program: Program, saved: str) -> None:
@@ -61,7 +61,7 @@ def test_one_operation_at_one_size(program: Program, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "words", "line"),
+    ("title", "args", "line"),
     [
         ("no such operation", ["--operation", "teleport"], "--operation 'teleport' is unknown: choose from ce-write"),
         ("no such size", ["--size", "x"], "size 'x' is not a number of bytes"),
@@ -77,20 +77,18 @@ def test_one_operation_at_one_size(program: Program, word: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_ranked_is_refused(
-    program: Program, saved: str, title: str, words: list[str], line: str
-) -> None:
-    said = program("rank", saved, *words)
-    assert (said.status, said.out) == (2, "")
-    assert line in said.line
+def test_what_cannot_be_ranked_is_refused(program: Program, saved: str, title: str, args: list[str], line: str) -> None:
+    result = program("rank", saved, *args)
+    assert (result.status, result.out) == (2, "")
+    assert line in result.line
 
 
 def test_a_run_of_all_devices_alone_has_no_pair(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "all.json"
     run_file.save(run_of(gpus(4), [measured(Operation.ALLREDUCE, (0, 1, 2, 3), 300.0)]), path)
-    said = program("rank", str(path))
-    assert said.status == 2
-    assert said.line.endswith("it holds no link, pair or device: measure with 'collbench pairs' first")
+    result = program("rank", str(path))
+    assert result.status == 2
+    assert result.line.endswith("it holds no link, pair or device: measure with 'collbench pairs' first")
 
 
 def test_a_file_that_is_none_is_refused(program: Program, tmp_path: Path) -> None:

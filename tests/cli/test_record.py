@@ -21,25 +21,25 @@ STEP = Made("allreduce", 100).line() + Made("allgather", 10, "bfloat16").line()
 
 
 def script(folder: Path, rank: int, ranks: int = 2, ending: str = "finalize 0\n", gpu: str = "", abi: int = 5) -> str:
-    """Return the words that play rank `rank` of a job in a shell."""
+    """Return the shell command that plays rank `rank` of a job."""
     path = folder / f"script-{rank}"
     path.write_text(f"comm 0 77 {rank} {ranks} world\n{gpu}repeat 9\n{STEP}end\n{ending}", encoding="utf-8")
     return f"{host()} $NCCL_PROFILER_PLUGIN {abi} <{path}"
 
 
-def record(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def record(folder: Path, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if name != "NCCL_PROFILER_PLUGIN"}
     variables = {**inherited, "TMPDIR": str(folder), **environment}
-    command = collbench("record", *words)
+    command = collbench("record", *args)
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
 
 
 def test_all_ranks_are_merged_and_status_and_output_are_the_jobs(tmp_path: Path) -> None:
     ranks = " & ".join(script(tmp_path, rank) for rank in range(2))
-    ran = record(tmp_path, "--", "sh", "-c", f"echo out; echo err >&2; {ranks} & wait; exit 7")
-    assert (ran.returncode, ran.stdout) == (7, "out\n")
-    said = "collbench: recorded 36 calls of 2 ranks; the step has 2 and ran 9 times: job.json"
-    assert ran.stderr.splitlines() == ["err", said]
+    done = record(tmp_path, "--", "sh", "-c", f"echo out; echo err >&2; {ranks} & wait; exit 7")
+    assert (done.returncode, done.stdout) == (7, "out\n")
+    message = "collbench: recorded 36 calls of 2 ranks; the step has 2 and ran 9 times: job.json"
+    assert done.stderr.splitlines() == ["err", message]
     job = job_file.load(tmp_path / "job.json")
     assert [rank.rank for rank in job.ranks] == [0, 1]
     assert job.command[:2] == ("sh", "-c")
@@ -50,18 +50,18 @@ def test_all_ranks_are_merged_and_status_and_output_are_the_jobs(tmp_path: Path)
 def test_the_jobs_environment_is_its_own_but_for_two_variables(tmp_path: Path) -> None:
     shown = "env | grep -E 'NCCL|NVSHMEM|TORCH_SYMM|COLLBENCH_R' | sort"
     own = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-    ran = record(tmp_path, "--", "sh", "-c", shown, **own)
-    names = [line.partition("=")[0] for line in ran.stdout.splitlines()]
+    done = record(tmp_path, "--", "sh", "-c", shown, **own)
+    names = [line.partition("=")[0] for line in done.stdout.splitlines()]
     assert sorted(names) == sorted([*own, "NCCL_PROFILER_PLUGIN", "COLLBENCH_RECORD_FOLDER"])
-    assert f"NCCL_PROFILER_PLUGIN={PLUGIN}" in ran.stdout
+    assert f"NCCL_PROFILER_PLUGIN={PLUGIN}" in done.stdout
 
 
-def test_gpu_times_are_recorded_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_gpu_times_are_recorded_on_request(tmp_path: Path) -> None:
     """From the option to the page: rank 1 comes late, and rank 0's kernels wait for it."""
     ranks = "; ".join(script(tmp_path, rank, gpu=f"gpu {90_000 - 50_000 * rank} 2 fine\n") for rank in range(2))
-    ran = record(tmp_path, "--gpu-times", "--", "sh", "-c", f"{ranks}; env | grep COLLBENCH_RECORD_G")
-    assert (ran.returncode, ran.stdout) == (0, "asks for kernel events\n" * 2 + "COLLBENCH_RECORD_GPU_TIMES=1\n")
-    assert ran.stderr.splitlines() == [
+    done = record(tmp_path, "--gpu-times", "--", "sh", "-c", f"{ranks}; env | grep COLLBENCH_RECORD_G")
+    assert (done.returncode, done.stdout) == (0, "asks for kernel events\n" * 2 + "COLLBENCH_RECORD_GPU_TIMES=1\n")
+    assert done.stderr.splitlines() == [
         "collbench: recorded 36 calls of 2 ranks; the step has 2 and ran 9 times: job.json"
     ]
     job = job_file.load(tmp_path / "job.json")
@@ -73,7 +73,7 @@ def test_gpu_times_are_recorded_where_they_are_asked_for(tmp_path: Path) -> None
     assert waiting[1] == pytest.approx(0.0, abs=1e-7)
 
 
-GPU_TIMES_IN_WORDS = {
+GPU_TIMES_MESSAGES = {
     "too old": ("", 3, "no GPU times: this NCCL does not give them to a plugin, 2.27 or newer does: "),
     "missing": ("gpu 1000 2 none\n", 5, "18 of NCCL's calls have no GPU time (18: NCCL reported no end of them)"),
     "implausible": (
@@ -84,44 +84,44 @@ GPU_TIMES_IN_WORDS = {
 }
 
 
-@pytest.mark.parametrize("case", GPU_TIMES_IN_WORDS)
+@pytest.mark.parametrize("case", GPU_TIMES_MESSAGES)
 def test_missing_gpu_times_are_counted_in_a_line(case: str, tmp_path: Path) -> None:
-    gpu, abi, words = GPU_TIMES_IN_WORDS[case]
-    ran = record(tmp_path, "--gpu-times", "--", "sh", "-c", script(tmp_path, 0, 1, gpu=gpu, abi=abi))
-    assert ran.returncode == 0
-    lines = ran.stderr.splitlines()
+    gpu, abi, text = GPU_TIMES_MESSAGES[case]
+    done = record(tmp_path, "--gpu-times", "--", "sh", "-c", script(tmp_path, 0, 1, gpu=gpu, abi=abi))
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith(f"collbench: {words}")
+    assert lines[0].startswith(f"collbench: {text}")
     assert Unknown.GPU_TIMES in job_file.load(tmp_path / "job.json").unknown
 
 
-def test_an_outer_recorders_wish_is_not_this_ones(tmp_path: Path) -> None:
-    words = ("--", "sh", "-c", script(tmp_path, 0, 1))
-    ran = record(tmp_path, *words, COLLBENCH_RECORD_GPU_TIMES="1")
-    assert (ran.returncode, ran.stdout) == (0, "")
+def test_gpu_times_of_an_outer_recorder_are_not_inherited(tmp_path: Path) -> None:
+    args = ("--", "sh", "-c", script(tmp_path, 0, 1))
+    done = record(tmp_path, *args, COLLBENCH_RECORD_GPU_TIMES="1")
+    assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_a_killed_rank_is_said_and_kept(tmp_path: Path) -> None:
-    words = f"{script(tmp_path, 0)}; {script(tmp_path, 1, ending='kill')}"
-    ran = record(tmp_path, "-o", "killed.json", "--", "sh", "-c", words)
-    assert ran.returncode == 137
-    assert "1 of 2 ranks were killed" in ran.stderr
+def test_a_killed_rank_is_reported_and_kept(tmp_path: Path) -> None:
+    command = f"{script(tmp_path, 0)}; {script(tmp_path, 1, ending='kill')}"
+    done = record(tmp_path, "-o", "killed.json", "--", "sh", "-c", command)
+    assert done.returncode == 137
+    assert "1 of 2 ranks were killed" in done.stderr
     endings = [rank.ending for rank in job_file.load(tmp_path / "killed.json").ranks]
     assert endings == [Ending.COMPLETE, Ending.CUT_OFF]
 
 
 def test_a_job_ended_by_a_signal_ends_as_in_a_shell(tmp_path: Path) -> None:
-    ran = record(tmp_path, "--", "sh", "-c", f"{script(tmp_path, 0)}; kill -TERM $$")
-    assert ran.returncode == 128 + signal.SIGTERM
+    done = record(tmp_path, "--", "sh", "-c", f"{script(tmp_path, 0)}; kill -TERM $$")
+    assert done.returncode == 128 + signal.SIGTERM
     assert (tmp_path / "job.json").is_file()
-    assert "1 of 2 ranks left no stream: 1" in ran.stderr
+    assert "1 of 2 ranks left no stream: 1" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_a_signal_goes_to_the_job_and_what_it_had_sent_is_saved(tmp_path: Path, number: signal.Signals) -> None:
-    words = f"{script(tmp_path, 0)}; echo ready; exec sleep 100"
+    command = f"{script(tmp_path, 0)}; echo ready; exec sleep 100"
     started = subprocess.Popen(
-        collbench("record", "--", "sh", "-c", words),
+        collbench("record", "--", "sh", "-c", command),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -131,17 +131,17 @@ def test_a_signal_goes_to_the_job_and_what_it_had_sent_is_saved(tmp_path: Path, 
     assert started.stdout.readline() == "ready\n"
     time.sleep(0.2)  # `exec` of sleep: its shell would also end, with the same status
     started.send_signal(number)
-    _, said = started.communicate(timeout=60)
+    _, stderr = started.communicate(timeout=60)
     assert started.returncode == 128 + number
-    assert "recorded 18 calls of 1 ranks" in said
+    assert "recorded 18 calls of 1 ranks" in stderr
     assert job_file.load(tmp_path / "job.json").ranks[0].calls == 18
 
 
 def test_nothing_is_started_where_the_result_could_not_be_kept(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text("mine", encoding="utf-8")
-    ran = record(tmp_path, "--", "touch", "started")
-    assert ran.returncode == 2
-    assert "it exists" in ran.stderr
+    done = record(tmp_path, "--", "touch", "started")
+    assert done.returncode == 2
+    assert "it exists" in done.stderr
     assert not (tmp_path / "started").exists()
     assert (tmp_path / "job.json").read_text(encoding="utf-8") == "mine"
 
@@ -159,39 +159,39 @@ ONE_LINE = {
 
 @pytest.mark.parametrize("case", ONE_LINE)
 def test_what_cannot_be_recorded_is_one_line(case: str, tmp_path: Path) -> None:
-    options, command, environment, words, status = ONE_LINE[case]
-    ran = record(tmp_path, *options, *(("--", *command) if command else ()), **environment)
-    assert ran.returncode == status
-    assert len(ran.stderr.splitlines()) == 1
-    assert ran.stderr.startswith("collbench: ")
-    assert words in ran.stderr
+    options, command, environment, message, status = ONE_LINE[case]
+    done = record(tmp_path, *options, *(("--", *command) if command else ()), **environment)
+    assert done.returncode == status
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("collbench: ")
+    assert message in done.stderr
     assert not (tmp_path / "job.json").exists()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_hosts_share_a_folder_and_it_is_merged_afterwards(tmp_path: Path) -> None:
     for rank in range(2):
-        ran = record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, rank))
-        assert ran.returncode == 0
-        assert "merge the streams" in ran.stderr
-    ran = record(tmp_path, "--streams", "shared", "-o", "both.json")
-    assert ran.returncode == 0, ran.stderr
+        done = record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, rank))
+        assert done.returncode == 0
+        assert "merge the streams" in done.stderr
+    done = record(tmp_path, "--streams", "shared", "-o", "both.json")
+    assert done.returncode == 0, done.stderr
     assert [rank.rank for rank in job_file.load(tmp_path / "both.json").ranks] == [0, 1]
 
 
 def test_a_damaged_stream_is_left_out_and_named(tmp_path: Path) -> None:
     record(tmp_path, "--streams", "shared", "--", "sh", "-c", script(tmp_path, 0))
     (tmp_path / "shared" / "other.stream").write_bytes(b"CBSTREAM and nothing else")
-    ran = record(tmp_path, "--streams", "shared", "-o", "job.json")
-    assert ran.returncode == 0
-    assert "other.stream is left out" in ran.stderr
+    done = record(tmp_path, "--streams", "shared", "-o", "job.json")
+    assert done.returncode == 0
+    assert "other.stream is left out" in done.stderr
 
 
-def test_a_full_disk_is_said(tmp_path: Path) -> None:
-    words = f"trap '' XFSZ; ulimit -f 1000; {script(tmp_path, 0)}"
-    ran = record(tmp_path, "--", "bash", "-c", words)
-    assert ran.returncode == 2
-    assert "a process could not write its stream: File too large" in ran.stderr
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
+    command = f"trap '' XFSZ; ulimit -f 1000; {script(tmp_path, 0)}"
+    done = record(tmp_path, "--", "bash", "-c", command)
+    assert done.returncode == 2
+    assert "a process could not write its stream: File too large" in done.stderr
 
 
 def test_it_is_recorded_under_torchrun(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_it_is_recorded_under_torchrun(tmp_path: Path) -> None:
     for rank in range(2):
         script(tmp_path, rank)
     job = f"{host()} $NCCL_PROFILER_PLUGIN 5 <{tmp_path}/script-$RANK"
-    words = [str(torchrun), "--standalone", "--nproc-per-node", "2", "--no-python", "bash", "-c", job]
-    ran = record(tmp_path, "--", *words)
-    assert ran.returncode == 0, ran.stderr
+    args = [str(torchrun), "--standalone", "--nproc-per-node", "2", "--no-python", "bash", "-c", job]
+    done = record(tmp_path, "--", *args)
+    assert done.returncode == 0, done.stderr
     assert [rank.calls for rank in job_file.load(tmp_path / "job.json").ranks] == [18, 18]

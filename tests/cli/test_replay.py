@@ -19,7 +19,7 @@ from collbench.model.run import CommandKind
 from collbench.output.rows import COLUMNS, REPLAY_COLUMNS
 from collbench.runfile import job_file, run_file
 from tests.cli.program import Program
-from tests.cli.program import collbench as words_of
+from tests.cli.program import collbench as command_of
 from tests.replay_jobs import data_parallel, job_of, pipeline, without_rank
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
@@ -53,11 +53,11 @@ def test_the_document_shows_what_is_printed(program: Program, folder: Path) -> N
     assert shown
     for command, block in shown:
         expected = "".join(line.removeprefix("    ") for line in block.splitlines(keepends=True))
-        done = program(*command.split()[1:], "-o", "run.json")
-        assert undated(done.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
+        result = program(*command.split()[1:], "-o", "run.json")
+        assert undated(result.out.partition("\nsaved ")[0].rstrip()) == undated(expected.rstrip())
 
 
-def test_the_document_has_the_very_columns() -> None:
+def test_the_document_has_the_same_columns() -> None:
     first = [column.name for column in REPLAY_COLUMNS].index("job")  # those before it are in docs/exchange.md
     assert REPLAY_COLUMNS[:first] == COLUMNS[:first]
     reported = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
@@ -67,12 +67,12 @@ def test_the_document_has_the_very_columns() -> None:
 
 
 def test_the_first_line_is_the_answer_says_sim_and_fits(program: Program, folder: Path) -> None:
-    done = program("replay", "job.json", *SIM, "-o", "run.json")
-    assert (done.status, done.err) == (0, "")
-    assert "The step of job.json on 2 ranks communicates for" in done.out.splitlines()[0]
-    assert "(sim)" in done.out.splitlines()[0]
-    assert max(map(len, done.out.splitlines()[1:])) <= 90
-    assert program("show", "run.json").out == done.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
+    result = program("replay", "job.json", *SIM, "-o", "run.json")
+    assert (result.status, result.err) == (0, "")
+    assert "The step of job.json on 2 ranks communicates for" in result.out.splitlines()[0]
+    assert "(sim)" in result.out.splitlines()[0]
+    assert max(map(len, result.out.splitlines()[1:])) <= 90
+    assert program("show", "run.json").out == result.out.partition("\nsaved ")[0].rstrip("\n") + "\n"
     assert program("show", "--verbose", "run.json").status == 0
 
 
@@ -101,7 +101,7 @@ def test_export_and_report_know_it(program: Program, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "job", "words", "said"),
+    ("title", "job", "args", "message"),
     [
         ("a rank is missing", without_rank(data_parallel(3), 1), SIM, "no record of rank 1 of 3"),
         ("too few devices", data_parallel(4), SIM, "has 4 ranks and 2 devices"),
@@ -112,14 +112,14 @@ def test_export_and_report_know_it(program: Program, folder: Path) -> None:
     ],
 )
 def test_what_cannot_be_replayed_is_one_line(
-    program: Program, folder: Path, title: str, job: Job, words: tuple[str, ...], said: str
+    program: Program, folder: Path, title: str, job: Job, args: tuple[str, ...], message: str
 ) -> None:
     saved(job, "other.json")
-    done = program("replay", "other.json", *words)
-    assert done.status != 0, title
-    assert done.out == ""
-    assert said in done.err
-    assert len(done.err.splitlines()) == 1
+    result = program("replay", "other.json", *args)
+    assert result.status != 0, title
+    assert result.out == ""
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
 
 
 def test_gloo_cannot_average(program: Program, folder: Path) -> None:
@@ -130,39 +130,39 @@ def test_gloo_cannot_average(program: Program, folder: Path) -> None:
 
 def test_what_is_no_job_is_refused(program: Program, folder: Path) -> None:
     program("replay", "job.json", *SIM, "-o", "run.json")
-    for name, said in (("run.json", "not a recorded job"), ("none.json", "cannot read job")):
-        done = program("replay", name, *SIM)
-        assert done.status != 0
-        assert said in done.err
+    for name, message in (("run.json", "not a recorded job"), ("none.json", "cannot read job")):
+        result = program("replay", name, *SIM)
+        assert result.status != 0
+        assert message in result.err
 
 
-def test_what_the_job_does_not_say_is_said(program: Program, folder: Path) -> None:
+def test_facts_missing_from_the_job_are_reported(program: Program, folder: Path) -> None:
     job = data_parallel()
     saved(replace(job, calls=tuple(replace(call, reduction="") for call in job.calls)), "plain.json")
     assert "replaying sums: the recording does not have the reduction" in program("replay", "plain.json", *SIM).err
 
 
 def test_a_job_without_pauses_has_a_page(program: Program, folder: Path) -> None:
-    """As traces are that were imported: nothing is alone, and a call is as long as its step."""
+    """Like imported traces: nothing was timed isolated, and a call is as long as its step."""
     saved(job_of([(0, 1)], [[(call, False) for call in data_parallel().calls]] * 2, pause=None), "bare.json")
     for trials in ("2", "4", "8"):
-        done = program("replay", "bare.json", *SIM, "--trials", trials, "-o", f"{trials}.json")
-        assert done.status == 0, done.err
-        assert re.search(r"^pauses alone +0\.000", done.out, re.MULTILINE)
+        result = program("replay", "bare.json", *SIM, "--trials", trials, "-o", f"{trials}.json")
+        assert result.status == 0, result.err
+        assert re.search(r"^pauses alone +0\.000", result.out, re.MULTILINE)
 
 
 def test_two_stages_on_gloo_are_measured_and_verified(program: Program, folder: Path) -> None:
     saved(pipeline(2**12), "stages.json")
-    words = ("replay", "stages.json", *HOST, "--devices", "0,1", "--trials", "3", "-o", "run.json")
-    assert program(*words).status == 0
-    (found,) = run_file.load(folder / "run.json").replays
-    assert (found.wrong, len(found.trials), [call.operation for call in found.calls]) == (0, 3, ["p2p"])
+    args = ("replay", "stages.json", *HOST, "--devices", "0,1", "--trials", "3", "-o", "run.json")
+    assert program(*args).status == 0
+    (replay,) = run_file.load(folder / "run.json").replays
+    assert (replay.wrong, len(replay.trials), [call.operation for call in replay.calls]) == (0, 3, ["p2p"])
 
 
 def test_ctrl_c_keeps_the_trials_so_far(folder: Path) -> None:
     path = folder / "run.json"
     saved(data_parallel(), "small.json")
-    command = words_of("replay", "small.json", *HOST, "--devices", "0,1", "--trials", "5000", "-o", str(path))
+    command = command_of("replay", "small.json", *HOST, "--devices", "0,1", "--trials", "5000", "-o", str(path))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and not (path.exists() and run_file.load(path).replays):

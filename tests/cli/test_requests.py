@@ -1,4 +1,4 @@
-"""What the words of a command ask for: the request that reaches the session, and which page shows the run."""
+"""How a command line becomes a request for the session, and which page shows the run."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ BOTH_PLACES = (Work(Operation.REDUCE), Work(Operation.REDUCE, IN_PLACE))
 
 
 @dataclass
-class Asked:
-    """What the last command asked for."""
+class RecordingProgram:
+    """The program, and the request, file and printer of its last command."""
 
     program: Program
     request: Request | None = None
     path: Path | None = None
     printer: RunPrinter | None = None
 
-    def __call__(self, words: str) -> Request:
-        said = self.program(*shlex.split(words))
-        assert said.status == 0, said.err
+    def __call__(self, args: str) -> Request:
+        result = self.program(*shlex.split(args))
+        assert result.status == 0, result.err
         assert self.request is not None
         return self.request
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, program: Program) -> Asked:
-    """The program on four GPUs that are only listed; measuring records what was asked for."""
-    found = Asked(program)
+def requested(monkeypatch: pytest.MonkeyPatch, program: Program) -> RecordingProgram:
+    """The program on four GPUs that are only listed; nothing is measured, and the request is recorded."""
+    recorder = RecordingProgram(program)
 
     def record(request: Request, path: Path, printer: RunPrinter | None = None) -> None:
-        found.request, found.path, found.printer = request, path, printer
+        recorder.request, recorder.path, recorder.printer = request, path, printer
 
     monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4) if backend == "cuda" else ())
     for module in (collectives, copies, copies):
         monkeypatch.setattr(module, "measure_and_show", record)
-    return found
+    return recorder
 
 
 @pytest.mark.parametrize("operation", COLLECTIVES)
-def test_each_collective_has_a_command(asked: Asked, operation: Operation) -> None:
-    request = asked(f"{operation} --backend cuda --sizes 1M")
+def test_each_collective_has_a_command(requested: RecordingProgram, operation: Operation) -> None:
+    request = requested(f"{operation} --backend cuda --sizes 1M")
     assert request.collectives == (Work(operation),)
     assert (request.copies, request.pairs, request.split, request.chase) == ((), False, 1, False)
     assert request.launches
     assert request.command[0] == operation
-    assert asked.path is None
+    assert requested.path is None
 
 
-def test_a_spelling_with_hyphens_is_recorded_as_the_command(asked: Asked) -> None:
-    assert asked("reduce-scatter --backend cuda").command[0] == "reducescatter"
+def test_a_spelling_with_hyphens_is_recorded_as_the_command(requested: RecordingProgram) -> None:
+    assert requested("reduce-scatter --backend cuda").command[0] == "reducescatter"
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("args", "expected"),
     [
         ("reduce --backend cuda --pairs --root 1", {"pairs": True, "root": 1}),
         ("reduce --backend cuda --split 2", {"split": 2}),
@@ -105,17 +105,17 @@ def test_a_spelling_with_hyphens_is_recorded_as_the_command(asked: Asked) -> Non
         ),
     ],
 )  # fmt: skip
-def test_words_become_a_request(asked: Asked, words: str, wanted: dict[str, object]) -> None:
-    request = asked(words)
-    assert {name: getattr(request, name) for name in wanted} == wanted
+def test_arguments_become_a_request(requested: RecordingProgram, args: str, expected: dict[str, object]) -> None:
+    request = requested(args)
+    assert {name: getattr(request, name) for name in expected} == expected
 
 
-def test_copies_ask_for_every_pattern(asked: Asked) -> None:
-    assert set(asked("copies --backend cuda").copies) == set(Variant) - {IN_PLACE}
+def test_copies_request_every_pattern(requested: RecordingProgram) -> None:
+    assert set(requested("copies --backend cuda").copies) == set(Variant) - {IN_PLACE}
 
 
 @pytest.mark.parametrize(
-    ("words", "both"),
+    ("args", "both"),
     [
         ("alltoall --backend cuda", False),
         ("alltoall --backend cuda --format nccl-tests", True),
@@ -123,13 +123,15 @@ def test_copies_ask_for_every_pattern(asked: Asked) -> None:
         ("alltoall --backend host --format nccl-tests", False),
     ],
 )
-def test_nccl_tests_two_halves_are_measured_where_they_are_shown(asked: Asked, words: str, both: bool) -> None:
-    works = asked(words).collectives
+def test_nccl_tests_two_halves_are_measured_where_they_are_shown(
+    requested: RecordingProgram, args: str, both: bool
+) -> None:
+    works = requested(args).collectives
     assert (Work(Operation.ALLTOALL, IN_PLACE) in works) == both
     assert works[0] == Work(Operation.ALLTOALL)
 
 
-def test_the_layout_and_the_json_file_are_passed_on(asked: Asked) -> None:
-    asked("gather --backend cuda --format nccl-tests -J out.json --output run.json")
-    assert asked.printer == RunPrinter("nccl-tests", Path("out.json"))
-    assert asked.path == Path("run.json")
+def test_the_layout_and_the_json_file_are_passed_on(requested: RecordingProgram) -> None:
+    requested("gather --backend cuda --format nccl-tests -J out.json --output run.json")
+    assert requested.printer == RunPrinter("nccl-tests", Path("out.json"))
+    assert requested.path == Path("run.json")

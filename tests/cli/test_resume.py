@@ -23,19 +23,19 @@ from tests.native.fakes import Fakes, Outcome
 from tests.runfile.test_versions import of_version_1
 from tests.sim.made import fabric_text
 
-WORDS = ("pairs", "--sizes", "1K,4K", "--operations", "copy,broadcast", "--seed", "1", "-o", "run.json")
+PAIRS = ("pairs", "--sizes", "1K,4K", "--operations", "copy,broadcast", "--seed", "1", "-o", "run.json")
 RESUME = ("pairs", "--resume", "run.json")
 
 
 @pytest.fixture(scope="module")
 def late(fakes: Fakes, tmp_path_factory: pytest.TempPathFactory) -> int:
-    """Which copy belongs to the last pass over all data points: three trials settle a data point of fake GPUs."""
-    return len(on_gpus(fakes, tmp_path_factory.mktemp("whole"), WORDS).lines("cuMemcpyPeerAsync")) * 81 // 100
+    """The number of a copy in the last round of trials: three trials settle a data point of fake GPUs."""
+    return len(on_gpus(fakes, tmp_path_factory.mktemp("whole"), PAIRS).lines("cuMemcpyPeerAsync")) * 81 // 100
 
 
 def interrupted(fakes: Fakes, tmp_path: Path, late: int, number: int) -> Outcome:
     settings = {"interrupt": f"cuMemcpyPeerAsync={late}", "signal_parent": 1, "signal": number}
-    return on_gpus(fakes, tmp_path, WORDS, None, **settings)
+    return on_gpus(fakes, tmp_path, PAIRS, None, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def stopped(fakes: Fakes, tmp_path_factory: pytest.TempPathFactory, late: int) -
 def settled(run: Run) -> dict[object, object]:
     """Return the samples of the data points that need no more."""
     done = (StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET)
-    return {found.point: found.samples for found in run.measurements if found.stop in done}
+    return {measurement.point: measurement.samples for measurement in run.measurements if measurement.stop in done}
 
 
 def test_after_ctrl_c_the_rest_is_measured_and_nothing_twice(fakes: Fakes, tmp_path: Path, stopped: Path) -> None:
@@ -62,7 +62,11 @@ def test_after_ctrl_c_the_rest_is_measured_and_nothing_twice(fakes: Fakes, tmp_p
     after = run_file.load(tmp_path / "run.json")
     # 12 links × 4 kinds of copy and 6 pairs, at 2 sizes.
     assert (after.complete, len(after.measurements)) == (True, (12 * 4 + 6) * 2)
-    assert {found.stop for found in after.measurements} <= {StopReason.PRECISION, StopReason.NOISE, StopReason.BUDGET}
+    assert {measurement.stop for measurement in after.measurements} <= {
+        StopReason.PRECISION,
+        StopReason.NOISE,
+        StopReason.BUDGET,
+    }
     assert settled(before).items() <= settled(after).items()
     assert 0 < len(settled(before)) < len(after.measurements)
     assert (after.started, after.settings) == (before.started, before.settings)
@@ -74,7 +78,7 @@ def test_after_sigkill_every_finished_trial_is_there_and_the_rest_can_be_measure
     assert interrupted(fakes, tmp_path, late, signal.SIGKILL).code == -signal.SIGKILL
     assert sorted(file.name for file in tmp_path.glob("run*")) == ["run.json", "run.json.journal"]
     before = run_file.load(tmp_path / "run.json")
-    samples = {found.point: len(found.samples) for found in before.measurements}
+    samples = {measurement.point: len(measurement.samples) for measurement in before.measurements}
     assert sum(samples.values()) > 0
     shown = program("show", "run.json")
     assert (shown.status, shown.err) == (0, "")
@@ -85,7 +89,7 @@ def test_after_sigkill_every_finished_trial_is_there_and_the_rest_can_be_measure
     after = run_file.load(tmp_path / "run.json")
     assert after.complete
     assert sorted(file.name for file in tmp_path.glob("run*")) == ["run.json"]
-    counts = {found.point: len(found.samples) for found in after.measurements}
+    counts = {measurement.point: len(measurement.samples) for measurement in after.measurements}
     assert all(counts[point] >= count for point, count in samples.items())
     # Fake GPUs take the same time always, so three trials settle a data point; those that decide get seven.
     assert all(counts[point] == count for point, count in samples.items() if count >= 7)
@@ -94,15 +98,15 @@ def test_after_sigkill_every_finished_trial_is_there_and_the_rest_can_be_measure
 def test_a_complete_run_has_nothing_left_and_needs_no_gpu(program: Program, tmp_path: Path) -> None:
     save_run(tmp_path / "run.json", gpus(4))
     before = (tmp_path / "run.json").read_bytes()
-    said = program(*RESUME)
-    assert said.status == 0
-    assert said.line == "run.json is complete: there is nothing left to measure"
-    assert "GPU2-GPU3" in said.out
+    result = program(*RESUME)
+    assert result.status == 0
+    assert result.line == "run.json is complete: there is nothing left to measure"
+    assert "GPU2-GPU3" in result.out
     assert (tmp_path / "run.json").read_bytes() == before
 
 
 def test_a_point_that_failed_gets_another_chance(fakes: Fakes, tmp_path: Path) -> None:
-    words = (
+    args = (
         "pairs",
         "--devices",
         "0,1",
@@ -117,21 +121,21 @@ def test_a_point_that_failed_gets_another_chance(fakes: Fakes, tmp_path: Path) -
         "run.json",
     )
     small = {"gpus": 2, "free": (256 + 2) * 2**20}  # small buffers: there are no collectives to leave room for
-    copies = len(on_gpus(fakes, tmp_path, words, **small).lines("cuMemcpyPeerAsync")) * 81 // 100
+    copies = len(on_gpus(fakes, tmp_path, args, **small).lines("cuMemcpyPeerAsync")) * 81 // 100
     fault = {"interrupt": f"cuMemcpyPeerAsync={copies}", "signal": int(signal.SIGKILL), "once": tmp_path / "once"}
-    on_gpus(fakes, tmp_path, words, None, **small, **fault)
+    on_gpus(fakes, tmp_path, args, None, **small, **fault)
     before = run_file.load(tmp_path / "run.json")
-    assert [found.stop for found in before.measurements].count(StopReason.FAILED) == 1
+    assert [point.stop for point in before.measurements].count(StopReason.FAILED) == 1
 
     done = on_gpus(fakes, tmp_path, RESUME, **small)
     after = run_file.load(tmp_path / "run.json")
     assert (done.code, done.stderr) == (0, "")
-    assert StopReason.FAILED not in {found.stop for found in after.measurements}
-    assert not any(found.failure for found in after.measurements)
+    assert StopReason.FAILED not in {point.stop for point in after.measurements}
+    assert not any(point.failure for point in after.measurements)
 
 
 @pytest.mark.parametrize(
-    ("what", "words", "says"),
+    ("what", "args", "message"),
     [
         ("sizes beside it", "pairs --resume run.json --sizes 8", "leave out --sizes"),
         ("a file beside it", "pairs -o other.json --resume run.json --seed 3", "leave out --output, --seed"),
@@ -139,15 +143,17 @@ def test_a_point_that_failed_gets_another_chance(fakes: Fakes, tmp_path: Path) -
         ("a file that is not there", "pairs --resume none.json", "cannot read run file none.json"),
     ],
 )
-def test_what_cannot_be_resumed_is_one_line(program: Program, tmp_path: Path, what: str, words: str, says: str) -> None:
+def test_what_cannot_be_resumed_is_one_line(
+    program: Program, tmp_path: Path, what: str, args: str, message: str
+) -> None:
     save_run(tmp_path / "run.json", gpus(4), complete=False)
-    said = program(*words.split())
-    assert (said.status, said.out) == (2, ""), what
-    assert says in said.line, what
+    result = program(*args.split())
+    assert (result.status, result.out) == (2, ""), what
+    assert message in result.line, what
 
 
 @pytest.mark.parametrize(
-    ("what", "extra", "settings", "says"),
+    ("what", "extra", "settings", "message"),
     [
         ("another driver", {}, {"driver": "590.1"}, "its driver was 580.159.04 and is 590.1 now"),
         ("another NCCL", {}, {"nccl": 22703}, "its NCCL was 2.28.9 and is 2.27.3 now"),
@@ -166,7 +172,7 @@ def test_on_another_machine_it_is_refused_and_the_file_left_alone(
     what: str,
     extra: dict[str, str],
     settings: dict[str, object],
-    says: str,
+    message: str,
     stopped: Path,
 ) -> None:
     shutil.copy(stopped, tmp_path)
@@ -174,7 +180,7 @@ def test_on_another_machine_it_is_refused_and_the_file_left_alone(
     done = on_gpus(fakes, tmp_path, RESUME, extra, **settings)
     assert (done.code, done.stdout) == (2, ""), what
     assert one_line(done.stderr).startswith("run.json cannot be resumed here: "), what
-    assert says in done.stderr, what
+    assert message in done.stderr, what
     assert (tmp_path / "run.json").read_bytes() == before, what
 
 
@@ -196,20 +202,20 @@ COMMAND_LINES = (
 )
 
 
-def requested_by(monkeypatch: pytest.MonkeyPatch, program: Program, words: str) -> Request:
+def requested_by(monkeypatch: pytest.MonkeyPatch, program: Program, args: str) -> Request:
     """Return the request that a command line makes on four GPUs; nothing is measured."""
-    asked: list[Request] = []
+    requests: list[Request] = []
 
     def session(request: Request, *_: object) -> None:
-        asked.append(request)
+        requests.append(request)
         raise UsageError("not measured")
 
     monkeypatch.setattr("collbench.bench.session.Session", session)
     monkeypatch.setattr("collbench.backends.factory.resolve", lambda _name: ("cuda", None))
     monkeypatch.setattr("collbench.backends.factory.begin", lambda _name: None)
     monkeypatch.setattr("collbench.backends.factory.present_devices", lambda _name: gpus(4))
-    assert program(*words.split()).status == 2
-    return asked[0]
+    assert program(*args.split()).status == 2
+    return requests[0]
 
 
 def recorded_by(request: Request) -> Run:
@@ -220,33 +226,33 @@ def recorded_by(request: Request) -> Run:
     return replace(run_of(devices, []), settings=settings, complete=False)
 
 
-@pytest.mark.parametrize("words", COMMAND_LINES)
-def test_a_run_asks_again_for_what_was_asked(
-    monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path, words: str
+@pytest.mark.parametrize("args", COMMAND_LINES)
+def test_resuming_repeats_the_request(
+    monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path, args: str
 ) -> None:
-    asked = requested_by(monkeypatch, program, words)
-    run_file.save(recorded_by(asked), tmp_path / "run.json")
-    again = requested_by(monkeypatch, program, f"{words.split(maxsplit=1)[0]} --resume run.json")
-    assert again == replace(asked, resume=True)
+    request = requested_by(monkeypatch, program, args)
+    run_file.save(recorded_by(request), tmp_path / "run.json")
+    again = requested_by(monkeypatch, program, f"{args.split(maxsplit=1)[0]} --resume run.json")
+    assert again == replace(request, resume=True)
 
 
 # Patterns that no command had when files of version 1 were written: resuming one does not add them.
 _LATER = {Variant.HOST_BOTH_WAYS, Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS, Variant.LOCAL}
 
 
-@pytest.mark.parametrize("words", COMMAND_LINES)
-def test_version_1_of_the_file_asks_again_for_what_was_asked(
-    monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path, words: str
+@pytest.mark.parametrize("args", COMMAND_LINES)
+def test_resuming_a_file_of_version_1_repeats_the_request(
+    monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path, args: str
 ) -> None:
-    """Its command line alone says it, and the file's reader finds the same in it as the command does."""
-    asked = requested_by(monkeypatch, program, words)
-    (tmp_path / "run.json").write_text(of_version_1(recorded_by(asked)))
-    again = requested_by(monkeypatch, program, f"{words.split(maxsplit=1)[0]} --resume run.json")
-    assert set(again.copies) == set(asked.copies) - _LATER  # their order says nothing
-    assert again == replace(asked, resume=True, copies=again.copies)
+    """Only its command line holds the request, and the file's reader parses it as the command does."""
+    request = requested_by(monkeypatch, program, args)
+    (tmp_path / "run.json").write_text(of_version_1(recorded_by(request)))
+    again = requested_by(monkeypatch, program, f"{args.split(maxsplit=1)[0]} --resume run.json")
+    assert set(again.copies) == set(request.copies) - _LATER  # their order says nothing
+    assert again == replace(request, resume=True, copies=again.copies)
 
 
-# A run file may be a stranger's: what its command line names is neither loaded, read nor written.
+# A run file may come from anybody: files that its command line names are neither loaded, read nor written.
 NAMED = [
     ("a library", "pairs", ("--nccl", "{trap}")),
     ("a file of labels", "check", ("--topology", "{trap}")),
@@ -257,18 +263,18 @@ NAMED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "command", "words"), NAMED, ids=[row[0] for row in NAMED])
-def test_what_a_stranger_recorded_is_not_touched(
+@pytest.mark.parametrize(("what", "command", "args"), NAMED, ids=[row[0] for row in NAMED])
+def test_files_named_in_a_foreign_run_are_not_touched(
     program: Program,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     what: str,
     command: str,
-    words: tuple[str, ...],
+    args: tuple[str, ...],
 ) -> None:
     trap = tmp_path / "trap"
     trap.write_text("mine\n")
-    recorded = tuple(word.format(trap=trap) for word in words)
+    recorded = tuple(word.format(trap=trap) for word in args)
     settings = replace(
         save_run(tmp_path / "run.json", gpus(4)).settings,
         command=(command, *recorded),
@@ -276,17 +282,17 @@ def test_what_a_stranger_recorded_is_not_touched(
         collectives=(Work(Operation.ALLREDUCE),),
     )
     save_run(tmp_path / "run.json", gpus(4), complete=False, settings=settings)
-    asked: list[Request] = []
+    requests: list[Request] = []
 
     def measured(request: Request, path: Path | None, printer: RunPrinter | None = None) -> Path:
-        asked.append(request)
+        requests.append(request)
         assert path is not None
         assert path == Path("run.json")
         assert printer is None or printer.json is None
         return path
 
-    def judged(asked: MeasureOptions) -> Run:
-        return run_file.load(measured(options.make_request("check", asked), asked.file))
+    def judged(measure_options: MeasureOptions) -> Run:
+        return run_file.load(measured(options.make_request("check", measure_options), measure_options.file))
 
     for module in ("copies", "collectives"):
         monkeypatch.setattr(f"collbench.cli.{module}.measure_and_show", measured)
@@ -297,9 +303,9 @@ def test_what_a_stranger_recorded_is_not_touched(
     monkeypatch.setattr("collbench.cli.check.ToolTexts.applied", lambda _texts, run: run)
     monkeypatch.setattr("collbench.cli.check.shortfall", lambda *_, **__: "")
     monkeypatch.setattr("collbench.backends.factory.resolve", lambda name: (name, None))
-    said = program(command, "--resume", "run.json")
-    assert said.status == 0, said.err
-    assert (asked[0].nccl, asked[0].force, asked[0].resume) == (None, False, True)
+    result = program(command, "--resume", "run.json")
+    assert result.status == 0, result.err
+    assert (requests[0].nccl, requests[0].force, requests[0].resume) == (None, False, True)
     assert trap.read_text() == "mine\n"
 
 
@@ -307,19 +313,19 @@ def test_a_fabrics_file_is_read_only_if_it_is_named_again(program: Program, tmp_
     from collbench.sim import fabrics
 
     (tmp_path / "fab.json").write_text(fabric_text(fabrics.load("nvlink-pairs-2x2")))
-    words = "pairs --backend sim --fabric fab.json --sizes 1M --quick --seed 1"
-    assert program(*words.split(), "-o", "run.json").status == 0
+    args = "pairs --backend sim --fabric fab.json --sizes 1M --quick --seed 1"
+    assert program(*args.split(), "-o", "run.json").status == 0
     run = replace(run_file.load(tmp_path / "run.json"), complete=False)
     run_file.save(run, tmp_path / "run.json", replace=True)
-    said = program(*RESUME)
-    assert (said.status, said.out) == (2, "")
-    assert "add --fabric fab.json" in said.line
+    result = program(*RESUME)
+    assert (result.status, result.out) == (2, "")
+    assert "add --fabric fab.json" in result.line
     assert program(*RESUME, "--fabric", "fab.json").status == 0
 
 
 def test_a_shipped_fabric_is_data(program: Program, tmp_path: Path) -> None:
-    words = "pairs --backend sim --fabric nvlink-pairs-2x2 --sizes 1M --quick --seed 1"
-    assert program(*words.split(), "-o", "run.json").status == 0
+    args = "pairs --backend sim --fabric nvlink-pairs-2x2 --sizes 1M --quick --seed 1"
+    assert program(*args.split(), "-o", "run.json").status == 0
     run = replace(run_file.load(tmp_path / "run.json"), complete=False)
     run_file.save(run, tmp_path / "run.json", replace=True)
     assert program(*RESUME).status == 0
@@ -329,8 +335,8 @@ def test_a_recorded_library_is_not_loaded_and_ones_own_is(fakes: Fakes, tmp_path
     """The search finds another version: one line says which option to add."""
     library = tmp_path / "theirs.so"
     library.write_bytes(Path(fakes.nccl).read_bytes())
-    words = ("allreduce", "--sizes", "1K", "--seed", "1", "--nccl", str(library), "--output", "run.json")
-    assert on_gpus(fakes, tmp_path, words, nccl=22703).code == 0
+    args = ("allreduce", "--sizes", "1K", "--seed", "1", "--nccl", str(library), "--output", "run.json")
+    assert on_gpus(fakes, tmp_path, args, nccl=22703).code == 0
     run = replace(run_file.load(tmp_path / "run.json"), complete=False)
     run_file.save(run, tmp_path / "run.json", replace=True)
     before = (tmp_path / "run.json").read_bytes()
@@ -345,19 +351,19 @@ def test_a_recorded_library_is_not_loaded_and_ones_own_is(fakes: Fakes, tmp_path
 
 
 @pytest.mark.parametrize("name", ["rm -rf ~;", "pairs; rm -rf ~", "$(reboot)", ""])
-def test_no_advice_is_made_of_a_strangers_words(program: Program, tmp_path: Path, name: str) -> None:
+def test_no_advice_quotes_text_of_a_foreign_run(program: Program, tmp_path: Path, name: str) -> None:
     settings = replace(save_run(tmp_path / "run.json", gpus(4)).settings, kind=CommandKind.OTHER, command=(name, "x"))
     save_run(tmp_path / "run.json", gpus(4), complete=False, settings=settings)
-    said = program(*RESUME)
-    assert (said.status, said.out) == (2, "")
-    assert f"write 'collbench {name}" not in said.line
-    assert "not measured by a collbench command" in said.line
+    result = program(*RESUME)
+    assert (result.status, result.out) == (2, "")
+    assert f"write 'collbench {name}" not in result.line
+    assert "not measured by a collbench command" in result.line
 
 
 @pytest.mark.parametrize("layout", ["env", "docker", "apptainer"])
-def test_a_shell_is_given_no_strangers_words(program: Program, tmp_path: Path, layout: str) -> None:
+def test_shell_output_has_no_text_of_a_foreign_run(program: Program, tmp_path: Path, layout: str) -> None:
     """`eval "$(collbench select …)"` runs what is printed."""
     save_run(tmp_path / "run.json", [replace(gpu, uuid=f"GPU-{gpu.index}'; touch owned; '") for gpu in gpus(4)])
-    said = program("select", "2", "--from", "run.json", "--elsewhere", "--format", layout)
-    assert (said.status, "touch" in said.out) == (2, False)
-    assert "which is not a UUID" in said.err
+    result = program("select", "2", "--from", "run.json", "--elsewhere", "--format", layout)
+    assert (result.status, "touch" in result.out) == (2, False)
+    assert "which is not a UUID" in result.err

@@ -27,7 +27,7 @@ def folder(program: Program, tmp_path: Path) -> Path:
 
 
 def three(folder: Path) -> list[Path]:
-    """Save a finished, an interrupted and a failed run, and what is no run; return the runs' files, newest first."""
+    """Save a finished, an interrupted and a failed run, and a damaged file; return the runs' files, newest first."""
     failed = pair_run(4, lambda *_: 300.0).measurements
     failed[0] = replace(
         failed[0], samples=[], stop=StopReason.FAILED, failure=in_words("hang: no answer", FailureKind.HANG)
@@ -42,28 +42,28 @@ def three(folder: Path) -> list[Path]:
 
 def test_runs_are_listed_newest_first_with_their_outcome(program: Program, folder: Path) -> None:
     files = three(folder)
-    found = collbench.runs()
-    assert [run.path for run in found] == files
-    assert [(run.complete, run.status, len(run.devices)) for run in found] == [
+    runs = collbench.runs()
+    assert [run.path for run in runs] == files
+    assert [(run.complete, run.status, len(run.devices)) for run in runs] == [
         (True, ExitStatus.UNTRUSTED, 4),
         (False, ExitStatus.DONE, 3),
         (True, ExitStatus.DONE, 4),
     ]
     assert [run.path for run in collbench.runs(2)] == files[:2]
-    said = program("runs")
-    assert said.status == 0
-    assert said.err.count("\n") == 1  # of what is no run
-    assert "20261122T120000Z" in said.err
-    assert [line.split()[-1] for line in said.out.splitlines()[1:]] == [str(path) for path in files]
-    assert "interrupted" in said.out.splitlines()[2]
+    result = program("runs")
+    assert result.status == 0
+    assert result.err.count("\n") == 1  # of what is no run
+    assert "20261122T120000Z" in result.err
+    assert [line.split()[-1] for line in result.out.splitlines()[1:]] == [str(path) for path in files]
+    assert "interrupted" in result.out.splitlines()[2]
 
 
 def test_json_says_the_same(program: Program, folder: Path) -> None:
     files = three(folder)
     listed = json.loads(program("runs", "--json", "--limit", "2").out)
-    assert [one["path"] for one in listed] == [str(path) for path in files[:2]]
-    assert [one["status"] for one in listed] == [4, 0]
-    assert [one["devices"] for one in listed] == [["GPU0", "GPU1", "GPU2", "GPU3"], ["GPU0", "GPU1", "GPU2"]]
+    assert [run["path"] for run in listed] == [str(path) for path in files[:2]]
+    assert [run["status"] for run in listed] == [4, 0]
+    assert [run["devices"] for run in listed] == [["GPU0", "GPU1", "GPU2", "GPU3"], ["GPU0", "GPU1", "GPU2"]]
 
 
 def test_a_simulated_run_is_called_sim(program: Program) -> None:
@@ -102,13 +102,13 @@ def test_without_a_file_the_newest_saved_run_is_read_and_named(program: Program,
     save_run(older, gpus(2))
     save_run(newer, gpus(4))
     named = program(*command.split(), str(newer))
-    found = program(*command.split(), *(["--force"] if "report" in command else []))
-    assert (found.status, found.out) == (named.status, named.out)
-    assert f"the newest saved run, {newer}" in found.err.splitlines()[0]
+    newest = program(*command.split(), *(["--force"] if "report" in command else []))
+    assert (newest.status, newest.out) == (named.status, named.out)
+    assert f"the newest saved run, {newer}" in newest.err.splitlines()[0]
 
 
 @pytest.mark.parametrize("command", [*READERS, "plot --kind heatmap -o map.svg"])
 def test_without_a_file_and_a_saved_run_one_line_says_what_to_do(program: Program, command: str) -> None:
-    said = program(*command.split())
-    assert (said.status, said.out) == (2, "")
-    assert "collbench pairs" in said.line
+    result = program(*command.split())
+    assert (result.status, result.out) == (2, "")
+    assert "collbench pairs" in result.line

@@ -1,4 +1,4 @@
-"""Saved runs are believed if no other user can have written them, and one line names what is not."""
+"""Saved runs are trusted if no other user can have written them; one line names those that are not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_name_of_a_saved_run_tells_its_command(name: str, command: str) -> N
     assert saved_runs.command_of(Path(name)) == command
 
 
-def link_to_a_strangers_file(path: Path) -> None:
+def link_to_another_users_file(path: Path) -> None:
     path.rename(path.parent.parent / "theirs.json")
     path.symlink_to(path.parent.parent / "theirs.json")
 
@@ -70,7 +70,7 @@ def saved(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         save_run(where / name, gpus(4))
     list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(
-        suitable_run, "here", lambda wanted, present: Here(wanted.backend, present, "580.159.04", "2.28.9")
+        suitable_run, "here", lambda criteria, present: Here(criteria.backend, present, "580.159.04", "2.28.9")
     )
     monkeypatch.setattr(suitable_run, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
     monkeypatch.setattr(suitable_run, "health_of", lambda devices: ())
@@ -79,12 +79,12 @@ def saved(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def owned_by_a_stranger(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
-    """Let files look like another user's, which only root could make them."""
-    real, theirs = Path.stat, {path.stat().st_ino for path in paths}
+    """Let files look like another user's; only root could really change their owner."""
+    real_stat, inodes = Path.stat, {path.stat().st_ino for path in paths}
 
     def reported(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
-        found = real(self, follow_symlinks=follow_symlinks)
-        return os.stat_result((*found[:4], STRANGER, *found[5:])) if found.st_ino in theirs else found
+        status = real_stat(self, follow_symlinks=follow_symlinks)
+        return os.stat_result((*status[:4], STRANGER, *status[5:])) if status.st_ino in inodes else status
 
     monkeypatch.setattr(Path, "stat", reported)
 
@@ -93,32 +93,32 @@ def test_the_newest_of_this_user_is_believed(saved: Path) -> None:
     assert saved_runs.believed() == saved_runs.Saved((saved / NEWEST, saved / OLDER))
 
 
-@pytest.mark.parametrize(("what", "spoil", "says"), DOUBTFUL, ids=[row[0] for row in DOUBTFUL])
+@pytest.mark.parametrize(("what", "spoil", "message"), DOUBTFUL, ids=[row[0] for row in DOUBTFUL])
 @pytest.mark.parametrize("command", ["select 2 --no-verify --format list", "train --auto-select 2 --dry-run train.py"])
 def test_a_doubtful_file_is_left_out_in_one_line_and_the_next_one_taken(
-    program: Program, saved: Path, command: str, what: str, spoil: Callable[[Path], object], says: str
+    program: Program, saved: Path, command: str, what: str, spoil: Callable[[Path], object], message: str
 ) -> None:
     spoil(saved / NEWEST)
-    said = program(*[*command.split()[:1], "--backend", "cuda", *command.split()[1:]])
-    assert said.status == 0, said.err
-    ignored = [line for line in said.err.splitlines() if "ignoring" in line]
+    result = program(*[*command.split()[:1], "--backend", "cuda", *command.split()[1:]])
+    assert result.status == 0, result.err
+    ignored = [line for line in result.err.splitlines() if "ignoring" in line]
     assert len(ignored) == 1, what
     assert f"ignoring {saved / NEWEST}: " in ignored[0], what
-    assert says in ignored[0], what
-    assert OLDER in said.err or command.startswith("select"), what
+    assert message in ignored[0], what
+    assert OLDER in result.err or command.startswith("select"), what
     assert saved_runs.believed().files == (saved / OLDER,), what
 
 
-def test_a_strangers_file_is_left_out_linked_or_not(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    link_to_a_strangers_file(saved / OLDER)
+def test_another_users_file_is_ignored_linked_or_not(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link_to_another_users_file(saved / OLDER)
     owned_by_a_stranger(monkeypatch, saved / NEWEST, saved.parent / "theirs.json")
-    found = saved_runs.believed()
-    assert found.files == ()
-    assert f"{NEWEST} and 1 more: it belongs to another user (uid {STRANGER})" in found.ignored
+    status = saved_runs.believed()
+    assert status.files == ()
+    assert f"{NEWEST} and 1 more: it belongs to another user (uid {STRANGER})" in status.ignored
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_file_that_was_given_away_is_left_out(saved: Path) -> None:
+def test_a_file_whose_owner_changed_is_ignored(saved: Path) -> None:
     os.chown(saved / NEWEST, STRANGER, -1)
     assert saved_runs.believed().files == (saved / OLDER,)
 
@@ -127,26 +127,28 @@ def test_a_file_that_was_given_away_is_left_out(saved: Path) -> None:
 def test_nothing_of_a_folder_that_others_can_write_is_taken(saved: Path, mode: int) -> None:
     """Sticky or not: whoever can put a file there can choose the newest."""
     saved.chmod(mode)
-    found = saved_runs.believed()
-    assert found.files == ()
-    assert f"the saved runs in {saved}: others can write it" in found.ignored
-    assert "chmod 700" in found.ignored
+    status = saved_runs.believed()
+    assert status.files == ()
+    assert f"the saved runs in {saved}: others can write it" in status.ignored
+    assert "chmod 700" in status.ignored
 
 
-def test_a_strangers_folder_is_not_believed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_folder_is_not_trusted(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owned_by_a_stranger(monkeypatch, saved)
     assert saved_runs.believed().files == ()
 
 
 def test_a_link_of_ones_own_to_ones_own_file_is_believed(saved: Path) -> None:
-    link_to_a_strangers_file(saved / NEWEST)  # it is not one here
+    link_to_another_users_file(saved / NEWEST)  # which the user names himself
     assert saved_runs.believed().files == (saved / NEWEST, saved / OLDER)
 
 
-def test_a_named_file_is_taken_whoever_can_write_it(program: Program, saved: Path) -> None:
+def test_a_named_file_is_used_even_if_others_can_write_it(program: Program, saved: Path) -> None:
     (saved / NEWEST).chmod(0o666)
-    said = program("select", "2", "--no-verify", "--backend", "cuda", "--format", "list", "--from", str(saved / NEWEST))
-    assert (said.status, said.out, "ignoring" in said.err) == (0, "2,3\n", False)
+    result = program(
+        "select", "2", "--no-verify", "--backend", "cuda", "--format", "list", "--from", str(saved / NEWEST)
+    )
+    assert (result.status, result.out, "ignoring" in result.err) == (0, "2,3\n", False)
 
 
 def test_no_folder_has_nothing_to_say(program: Program) -> None:

@@ -1,4 +1,4 @@
-"""`collbench select`: which devices it answers, in which words, where the reasons go, and when it refuses."""
+"""`collbench select`: which devices it prints, in which formats, where the reasons go, and when it refuses."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def saved_in(folder: Path) -> Path:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> Run:
+def saved_run(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> Run:
     """Four GPUs that are only listed, all well, and a saved run of them; measuring anything fails the test."""
     monkeypatch.setattr(factory, "resolve", lambda name: ("cuda" if name == "auto" else name, None))
     monkeypatch.setattr(factory, "present_devices", lambda backend: gpus(4))
-    monkeypatch.setattr(suitable_run, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(suitable_run, "here", lambda criteria, present: Here("cuda", present, "580.159.04", "2.28.9"))
     monkeypatch.setattr(suitable_run, "probe", lambda *_: pytest.fail("probed"))
     monkeypatch.setattr(selecting, "measure_finalists", lambda *_: pytest.fail("verified"))
     monkeypatch.setattr(suitable_run, "health_of", lambda devices: tuple(Health(processes=0) for _ in devices))
@@ -55,67 +55,69 @@ def here(monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path) -> R
         ("slurm", "--nodes=1 --ntasks=2 --gpu-bind=map_gpu:2,3\n"),
     ],
 )
-def test_stdout_holds_the_answer_alone_and_stderr_the_reasons(
-    program: Program, here: Run, layout: str, answer: str
+def test_stdout_holds_only_the_answer_and_stderr_the_reasons(
+    program: Program, saved_run: Run, layout: str, answer: str
 ) -> None:
-    said = program("select", "2", "--no-verify", "--format", layout)
-    assert (said.status, said.out) == (0, answer)
-    assert said.err.startswith("GPU2, GPU3 (NVIDIA H200) on box\n")
-    assert "saved at " in said.err
+    result = program("select", "2", "--no-verify", "--format", layout)
+    assert (result.status, result.out) == (0, answer)
+    assert result.err.startswith("GPU2, GPU3 (NVIDIA H200) on box\n")
+    assert "saved at " in result.err
 
 
-def test_the_page_for_people_is_on_stdout(program: Program, here: Run) -> None:
-    said = program("select", "2", "--no-verify")
-    assert (said.status, said.err) == (0, "")
-    assert said.out.startswith("GPU2, GPU3 (NVIDIA H200) on box\nwhy       ")
-    assert "GPU0, GPU1  " in said.out  # the first two, to compare with
-    assert "the first 2" in said.out
+def test_the_page_for_people_is_on_stdout(program: Program, saved_run: Run) -> None:
+    result = program("select", "2", "--no-verify")
+    assert (result.status, result.err) == (0, "")
+    assert result.out.startswith("GPU2, GPU3 (NVIDIA H200) on box\nwhy       ")
+    assert "GPU0, GPU1  " in result.out  # the first two, to compare with
+    assert "the first 2" in result.out
 
 
-def test_json_names_everything(program: Program, here: Run) -> None:
+def test_json_names_everything(program: Program, saved_run: Run) -> None:
     answer = json.loads(program("select", "2", "--no-verify", "--format", "json").out)
     assert (answer["format"], answer["format_version"]) == ("collbench-selection", 1)
     assert [device["index"] for device in answer["devices"]] == [2, 3]
     assert answer["environment"] == {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-3"}
     assert answer["origin"]["backend"] == "cuda"
     assert answer["gain"] is None
-    assert any(one["first"] and one["devices"] == ["GPU0", "GPU1"] for one in answer["finalists"])
+    assert any(finalist["first"] and finalist["devices"] == ["GPU0", "GPU1"] for finalist in answer["finalists"])
 
 
-def test_equal_gpus_are_said_to_be_equal_and_nothing_is_measured(program: Program, here: Run, tmp_path: Path) -> None:
-    equal = replace(pair_run(4, lambda *_: 300.0), started=here.started)
+def test_equal_gpus_are_reported_as_equal_and_nothing_is_measured(
+    program: Program, saved_run: Run, tmp_path: Path
+) -> None:
+    equal = replace(pair_run(4, lambda *_: 300.0), started=saved_run.started)
     run_file.save(equal, tmp_path / "equal.json")
-    said = program("select", "2", "equal.json")
-    assert said.status == 0, said.err
-    assert said.out.startswith("GPU0, GPU1 ")
-    assert "tie" in said.out
+    result = program("select", "2", "equal.json")
+    assert result.status == 0, result.err
+    assert result.out.startswith("GPU0, GPU1 ")
+    assert "tie" in result.out
 
 
-# --- who is left out ----------------------------------------------------------------------------------------------
+# --- excluded devices ---------------------------------------------------------------------------------------------
 
 
 def test_a_gpu_that_is_busy_now_is_left_out_by_name_and_reason(
-    program: Program, here: Run, monkeypatch: pytest.MonkeyPatch
+    program: Program, saved_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The saved run saw nobody on GPU2; now somebody is."""
+    """In the saved run GPU2 had no other process; now it has one."""
     now = tuple(Health(processes=int(index == 2)) for index in range(4))
     monkeypatch.setattr(suitable_run, "health_of", lambda _: now)
-    said = program("select", "2", "--no-verify", "--format", "list")
-    assert said.status == 0, said.err
-    assert "2" not in said.out.strip().split(",")
-    assert "left out  GPU2: " in said.err
-    fresh = replace(here, health_before=now)  # what an old run saw is not what they leave
+    result = program("select", "2", "--no-verify", "--format", "list")
+    assert result.status == 0, result.err
+    assert "2" not in result.out.strip().split(",")
+    assert "left out  GPU2: " in result.err
+    fresh = replace(saved_run, health_before=now)  # what an old run saw is not what they leave
     monkeypatch.setattr(suitable_run, "probe", lambda *_: fresh)
     assert program("select", "2", "--no-verify", "--allow-busy", "--format", "list").out == "2,3\n"
 
 
 def test_a_run_that_others_disturbed_is_no_evidence_and_if_named_leaves_nobody_out_now(
-    program: Program, here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    program: Program, saved_run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     busy = (shared(2), shared(3))
-    for found in here.measurements:
-        found.samples[:] = [replace(sample, flags=busy) for sample in found.samples]
-    run_file.save(here, saved_in(tmp_path), replace=True)
+    for measurement in saved_run.measurements:
+        measurement.samples[:] = [replace(sample, flags=busy) for sample in measurement.samples]
+    run_file.save(saved_run, saved_in(tmp_path), replace=True)
     named = program("select", "2", "--no-verify", "--from", str(saved_in(tmp_path)), "--format", "list")
     assert (named.out, "left out" in named.err) == ("2,3\n", False)
     monkeypatch.setattr(suitable_run, "probe", lambda _criteria, why, _notices: pytest.fail(f"probed: {why}"))
@@ -123,25 +125,25 @@ def test_a_run_that_others_disturbed_is_no_evidence_and_if_named_leaves_nobody_o
         program("select", "2", "--no-verify")
 
 
-def test_excluded_gpus_are_not_chosen(program: Program, here: Run) -> None:
-    said = program("select", "2", "--no-verify", "--exclude", "GPU-3,0", "--format", "list")
-    assert (said.status, said.out) == (0, "1,2\n")
+def test_excluded_gpus_are_not_chosen(program: Program, saved_run: Run) -> None:
+    result = program("select", "2", "--no-verify", "--exclude", "GPU-3,0", "--format", "list")
+    assert (result.status, result.out) == (0, "1,2\n")
 
 
-def test_as_many_as_there_are_need_no_measurement(program: Program, here: Run, tmp_path: Path) -> None:
+def test_as_many_as_there_are_need_no_measurement(program: Program, saved_run: Run, tmp_path: Path) -> None:
     saved_in(tmp_path).unlink()
-    said = program("select", "4", "--format", "list")
-    assert (said.status, said.out) == (0, "0,1,2,3\n")
+    result = program("select", "4", "--format", "list")
+    assert (result.status, result.out) == (0, "0,1,2,3\n")
 
 
 def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
-    program: Program, here: Run, monkeypatch: pytest.MonkeyPatch
+    program: Program, saved_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suitable_run, "health_of", lambda _: (Health(processes=1), *[Health(processes=0)] * 3))
-    said = program("select", "4")
-    assert (said.status, said.out) == (2, "")
-    assert "GPU0" in said.line
-    assert "--allow-busy" in said.line
+    result = program("select", "4")
+    assert (result.status, result.out) == (2, "")
+    assert "GPU0" in result.line
+    assert "--allow-busy" in result.line
     assert program("select", "4", "--allow-busy", "--format", "list").out == "0,1,2,3\n"
 
 
@@ -149,7 +151,7 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("case", "words", "says"),
+    ("case", "args", "message"),
     [
         ("too many", ("5",), "5 is more than the 4 available here (GPU0, GPU1, GPU2, GPU3)"),
         ("too many after excluding", ("3", "--exclude", "0,1"), "3 is more than the 2"),
@@ -175,30 +177,30 @@ def test_as_many_as_there_are_with_a_busy_one_among_them_are_refused(
     ],
 )
 def test_what_cannot_be_meant_is_one_line(
-    program: Program, here: Run, case: str, words: tuple[str, ...], says: str
+    program: Program, saved_run: Run, case: str, args: tuple[str, ...], message: str
 ) -> None:
-    said = program("select", *words)
-    assert (said.status, said.out) == (2, ""), case
-    assert says in said.line, case
+    result = program("select", *args)
+    assert (result.status, result.out) == (2, ""), case
+    assert message in result.line, case
 
 
-@pytest.mark.parametrize("words", [("9",), ("two",), ("2", "--from", "none.json"), ("2", "--nonsense")])
+@pytest.mark.parametrize("args", [("9",), ("two",), ("2", "--from", "none.json"), ("2", "--nonsense")])
 @pytest.mark.parametrize("spelling", [("--format", "env"), ("--format=env",)])
 def test_a_shell_that_evaluates_a_failure_fails(
-    program: Program, here: Run, words: tuple[str, ...], spelling: tuple[str, ...]
+    program: Program, saved_run: Run, args: tuple[str, ...], spelling: tuple[str, ...]
 ) -> None:
     """An empty answer would evaluate to success, and the job would start on all GPUs."""
-    said = program("select", *words, *spelling)
-    assert said.status == 2
-    assert one_line(said.err)
-    shell = subprocess.run(["sh", "-c", f"eval '{said.out}' && echo started"], capture_output=True, check=False)
+    result = program("select", *args, *spelling)
+    assert result.status == 2
+    assert one_line(result.err)
+    shell = subprocess.run(["sh", "-c", f"eval '{result.out}' && echo started"], capture_output=True, check=False)
     assert (shell.returncode, shell.stdout) == (1, b"")
 
 
 def test_help_is_no_failure(program: Program) -> None:
-    said = program("select", "--format", "env", "--help")
-    assert said.status == 0
-    assert said.out.startswith("Usage: ")
+    result = program("select", "--format", "env", "--help")
+    assert result.status == 0
+    assert result.out.startswith("Usage: ")
 
 
 # --- runs of other machines ---------------------------------------------------------------------------------------
@@ -212,20 +214,22 @@ def another(tmp_path: Path, **changes: object) -> str:
 @pytest.mark.parametrize("layout", ["text", "json", "list", "env", "docker"])
 @pytest.mark.parametrize("backend", ["cuda", "sim"])
 def test_a_run_of_another_machine_is_refused_by_name(
-    program: Program, here: Run, tmp_path: Path, layout: str, backend: str
+    program: Program, saved_run: Run, tmp_path: Path, layout: str, backend: str
 ) -> None:
-    said = program("select", "2", "--from", another(tmp_path, backend=backend), "--format", layout)
-    assert said.status == 2
-    assert "other.json cannot choose devices here: it was measured on " in said.line
-    assert "--elsewhere" in said.line
+    result = program("select", "2", "--from", another(tmp_path, backend=backend), "--format", layout)
+    assert result.status == 2
+    assert "other.json cannot choose devices here: it was measured on " in result.line
+    assert "--elsewhere" in result.line
 
 
 @pytest.mark.parametrize("layout", ["text", "json", "list", "env"])
-def test_elsewhere_takes_it_and_names_the_machine(program: Program, here: Run, tmp_path: Path, layout: str) -> None:
-    said = program("select", "2", "--from", another(tmp_path), "--elsewhere", "--format", layout)
-    assert said.status == 0, said.err
-    assert "on box" in (said.out if layout == "text" else said.err)
-    assert layout != "env" or said.out == f"export CUDA_VISIBLE_DEVICES={fake_uuid(2)},{fake_uuid(3)}\n"
+def test_elsewhere_takes_it_and_names_the_machine(
+    program: Program, saved_run: Run, tmp_path: Path, layout: str
+) -> None:
+    result = program("select", "2", "--from", another(tmp_path), "--elsewhere", "--format", layout)
+    assert result.status == 0, result.err
+    assert "on box" in (result.out if layout == "text" else result.err)
+    assert layout != "env" or result.out == f"export CUDA_VISIBLE_DEVICES={fake_uuid(2)},{fake_uuid(3)}\n"
 
 
 def simulated(tmp_path: Path) -> str:
@@ -234,11 +238,11 @@ def simulated(tmp_path: Path) -> str:
 
 
 def test_a_figure_of_the_simulator_is_called_sim(program: Program, tmp_path: Path) -> None:
-    """No GPU, no driver, no fixture: nothing of this machine is asked."""
-    said = program("select", "2", simulated(tmp_path), "--elsewhere")
-    assert said.status == 0, said.err
-    assert said.out.startswith("GPU2, GPU3 of the simulated machine dgx-1v (sim)\n")
-    for line in said.out.splitlines():
+    """No GPU, no driver, no fixture: this machine is not looked at."""
+    result = program("select", "2", simulated(tmp_path), "--elsewhere")
+    assert result.status == 0, result.err
+    assert result.out.startswith("GPU2, GPU3 of the simulated machine dgx-1v (sim)\n")
+    for line in result.out.splitlines():
         assert "GB/s" not in line or "sim" in line
     answer = json.loads(program("select", "2", "other.json", "--elsewhere", "--format", "json").out)
     assert (answer["environment"], answer["origin"]["fabric"]) == ({}, "dgx-1v")
@@ -246,23 +250,23 @@ def test_a_figure_of_the_simulator_is_called_sim(program: Program, tmp_path: Pat
 
 @pytest.mark.parametrize("layout", ["env", "docker", "apptainer", "slurm"])
 def test_simulated_gpus_cannot_be_used(program: Program, tmp_path: Path, layout: str) -> None:
-    for words, says in (
+    for args, message in (
         (("--from", simulated(tmp_path), "--elsewhere"), "sim backend"),
         (("--backend", "sim", "--fabric", "dgx-1v"), "simulated GPUs"),
     ):
-        said = program("select", "2", *words, "--format", layout)
-        assert said.status == 2
-        assert said.out == ("false\n" if layout == "env" else "")
-        assert says in said.line
+        result = program("select", "2", *args, "--format", layout)
+        assert result.status == 2
+        assert result.out == ("false\n" if layout == "env" else "")
+        assert message in result.line
 
 
 SIM = ("--backend", "sim", "--fabric", "dgx-1v")
 
 
 def test_a_simulated_machine_is_measured_and_chosen_from_without_this_one(program: Program, tmp_path: Path) -> None:
-    said = program("select", "2", *SIM, "--format", "json")
-    assert said.status == 0, said.err
-    answer = json.loads(said.out)
+    result = program("select", "2", *SIM, "--format", "json")
+    assert result.status == 0, result.err
+    answer = json.loads(result.out)
     # dgx-1v: pairs with two NVLinks reach twice what others do.
     double = {(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)}
     assert tuple(device["index"] for device in answer["devices"]) in double
@@ -275,48 +279,48 @@ def test_a_simulated_machine_is_measured_and_chosen_from_without_this_one(progra
 
 
 @pytest.mark.parametrize(
-    ("words", "chosen"),
+    ("args", "chosen"),
     [(("8",), "0,1,2,3,4,5,6,7\n"), (("2", "--exclude", "0,1,2,4,5,6"), "3,7\n"), (("1", "--exclude", "0"), "1\n")],
 )
-def test_of_a_simulated_machine_devices_can_be_excluded(program: Program, words: tuple[str, ...], chosen: str) -> None:
-    said = program("select", *words, *SIM, "--format", "list")
-    assert (said.status, said.out) == (0, chosen), said.err
+def test_of_a_simulated_machine_devices_can_be_excluded(program: Program, args: tuple[str, ...], chosen: str) -> None:
+    result = program("select", *args, *SIM, "--format", "list")
+    assert (result.status, result.out) == (0, chosen), result.err
 
 
-# --- labels alone -------------------------------------------------------------------------------------------------
+# --- labels without a measurement ---------------------------------------------------------------------------------
 
 
-def test_labels_alone_are_an_estimate(program: Program) -> None:
-    said = program("select", "4", "--topology", str(DGX_1V))
-    assert (said.status, said.err) == (0, "")
-    assert said.out.splitlines()[0] in ("GPU0, GPU1, GPU2, GPU3", "GPU4, GPU5, GPU6, GPU7")
-    assert "why       estimated from labels, not measured: " in said.out
-    assert f"evidence  labels in {DGX_1V}\n" in said.out
+def test_a_choice_by_labels_is_an_estimate(program: Program) -> None:
+    result = program("select", "4", "--topology", str(DGX_1V))
+    assert (result.status, result.err) == (0, "")
+    assert result.out.splitlines()[0] in ("GPU0, GPU1, GPU2, GPU3", "GPU4, GPU5, GPU6, GPU7")
+    assert "why       estimated from labels, not measured: " in result.out
+    assert f"evidence  labels in {DGX_1V}\n" in result.out
 
 
 def test_labels_name_gpus_by_index(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("select", "4", "--topology", str(DGX_1V), "--exclude", "0")
-    said = program(*words, "--format", "env")
-    assert said.out == "export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=4,5,6,7\n"
-    assert "estimated from labels, not measured" in said.err
+    args = ("select", "4", "--topology", str(DGX_1V), "--exclude", "0")
+    result = program(*args, "--format", "env")
+    assert result.out == "export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=4,5,6,7\n"
+    assert "estimated from labels, not measured" in result.err
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    refused = program(*words, "--format", "docker")
+    refused = program(*args, "--format", "docker")
     assert (refused.status, refused.out) == (2, "")
     assert "CUDA_VISIBLE_DEVICES" in refused.line
-    assert program(*words, "--format", "list").out == "4,5,6,7\n"
+    assert program(*args, "--format", "list").out == "4,5,6,7\n"
 
 
 # --- on simulated GPUs --------------------------------------------------------------------------------------------
 
 
 def test_the_finalists_are_measured_beside_the_first_ones(fakes: Fakes, tmp_path: Path) -> None:
-    """The saved run says 2-3; the machine of today has slowed 0-1 to a tenth, as it says, too."""
+    """The saved run and today's machine agree: 2-3 is fast, and 0-1 has a tenth of its rate."""
     save_run(saved_in(tmp_path), fake_gpus())
     done = on_gpus(fakes, tmp_path, ["select", "2", "--size", "64K", "--format", "json"], rate="100,0-1=10")
     assert done.code == 0, done.stderr
     answer = json.loads(done.stdout)
     assert [device["index"] for device in answer["devices"]] == [2, 3]
-    measured = {tuple(one["devices"]): one["measured"] for one in answer["finalists"]}
+    measured = {tuple(finalist["devices"]): finalist["measured"] for finalist in answer["finalists"]}
     # 5 µs and 64 KiB at 100 or at 10 GB/s: 5.66 and 11.55 µs.
     assert measured["GPU0", "GPU1"][1] == pytest.approx(65536 / 11.5536e-6 / 1e9, rel=1e-3)
     assert measured["GPU2", "GPU3"][1] == pytest.approx(65536 / 5.65536e-6 / 1e9, rel=1e-3)
@@ -324,8 +328,8 @@ def test_the_finalists_are_measured_beside_the_first_ones(fakes: Fakes, tmp_path
     assert low <= middle <= high
     assert middle == pytest.approx(11.5536 / 5.65536, rel=1e-3)
     run = run_file.load(Path(answer["origin"]["verification"]))
-    assert min(len(found.samples) for found in run.measurements) >= 6
-    assert {sample.concurrent for found in run.measurements for sample in found.samples} == {False}
+    assert min(len(measurement.samples) for measurement in run.measurements) >= 6
+    assert {sample.concurrent for measurement in run.measurements for sample in measurement.samples} == {False}
     assert list(saved_in(tmp_path).parent.iterdir()) == [saved_in(tmp_path)]  # no evidence for the next choice
 
 
@@ -340,32 +344,32 @@ def test_eval_starts_the_job_on_the_chosen_gpus(fakes: Fakes, tmp_path: Path) ->
 
 def test_a_process_on_a_gpu_leaves_it_out(fakes: Fakes, tmp_path: Path) -> None:
     save_run(saved_in(tmp_path), fake_gpus())
-    words = ["select", "2", "--no-verify", "--format", "list"]
-    done = on_gpus(fakes, tmp_path, words, process="0,3=4242")
+    args = ["select", "2", "--no-verify", "--format", "list"]
+    done = on_gpus(fakes, tmp_path, args, process="0,3=4242")
     assert done.code == 0, done.stderr
     assert "3" not in done.stdout
     assert "left out  GPU3: " in done.stderr
 
 
 def test_what_cuda_visible_devices_hides_is_not_chosen(fakes: Fakes, tmp_path: Path) -> None:
-    seen = {"CUDA_VISIBLE_DEVICES": "3,1"}
-    done = on_gpus(fakes, tmp_path, ["select", "2", "--format", "env"], seen)
+    variables = {"CUDA_VISIBLE_DEVICES": "3,1"}
+    done = on_gpus(fakes, tmp_path, ["select", "2", "--format", "env"], variables)
     assert done.code == 0, done.stderr
     assert done.stdout == f"export CUDA_VISIBLE_DEVICES={fake_uuid(1)},{fake_uuid(3)}\n"
-    more = on_gpus(fakes, tmp_path, ["select", "3"], seen)
+    more = on_gpus(fakes, tmp_path, ["select", "3"], variables)
     assert (more.code, more.stdout) == (2, "")
     assert "more than the 2" in one_line(more.stderr)
 
 
 def test_without_a_saved_run_a_probe_finds_out(fakes: Fakes, tmp_path: Path) -> None:
-    """Nothing but the links differs, and 0-1 is the slow one."""
-    words = ["select", "2", "--no-verify", "--format", "json"]
-    done = on_gpus(fakes, tmp_path, words, rate="100,0-1=10")
+    """Only the links differ, and 0-1 is the slow one."""
+    args = ["select", "2", "--no-verify", "--format", "json"]
+    done = on_gpus(fakes, tmp_path, args, rate="100,0-1=10")
     assert done.code == 0, done.stderr
     assert done.stderr.startswith("collbench: no saved run fits: probing for a few seconds\n")
     answer = json.loads(done.stdout)
     assert answer["origin"]["source"] == "quick probe"
-    assert answer["left_out"] == []  # the probe's own processes are nobody's
+    assert answer["left_out"] == []  # the probe's own processes do not count
 
 
 @pytest.mark.parametrize(
@@ -430,9 +434,9 @@ def test_a_probe_that_fails_chooses_nothing(fakes: Fakes, tmp_path: Path) -> Non
     assert done.stderr.endswith("; nothing was chosen\n")
 
 
-@pytest.mark.parametrize("words", [("--backend", "cuda"), ("--backend", "cuda", "--allow-busy")])
-def test_when_all_gpus_are_hidden_the_line_says_so(fakes: Fakes, tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = on_gpus(fakes, tmp_path, ["select", "1", *words], {"CUDA_VISIBLE_DEVICES": ""})
+@pytest.mark.parametrize("args", [("--backend", "cuda"), ("--backend", "cuda", "--allow-busy")])
+def test_when_all_gpus_are_hidden_the_line_says_so(fakes: Fakes, tmp_path: Path, args: tuple[str, ...]) -> None:
+    done = on_gpus(fakes, tmp_path, ["select", "1", *args], {"CUDA_VISIBLE_DEVICES": ""})
     assert (done.code, done.stdout) == (2, "")
     assert "CUDA_VISIBLE_DEVICES" in one_line(done.stderr)
 
@@ -444,7 +448,7 @@ def test_without_a_gpu_the_line_says_what_can_be_done(fakes: Fakes, tmp_path: Pa
         assert advice in one_line(done.stderr)
 
 
-def test_finalists_that_cannot_be_measured_are_one_line_with_a_way_out(fakes: Fakes, tmp_path: Path) -> None:
+def test_finalists_that_cannot_be_measured_are_one_line_with_advice(fakes: Fakes, tmp_path: Path) -> None:
     save_run(saved_in(tmp_path), fake_gpus())
     done = on_gpus(fakes, tmp_path, ["select", "2", "--size", "64K", "--format", "env"], fail="ncclCommSplit:2:1")
     assert (done.code, done.stdout) == (1, "false\n")
@@ -454,8 +458,8 @@ def test_finalists_that_cannot_be_measured_are_one_line_with_a_way_out(fakes: Fa
 
 def test_ctrl_c_while_the_finalists_are_measured(fakes: Fakes, tmp_path: Path) -> None:
     save_run(saved_in(tmp_path), fake_gpus())
-    words = ["select", "2", "--size", "64K", "--format", "env"]
-    done = on_gpus(fakes, tmp_path, words, interrupt="cuGraphLaunch=5", signal_parent=1)
+    args = ["select", "2", "--size", "64K", "--format", "env"]
+    done = on_gpus(fakes, tmp_path, args, interrupt="cuGraphLaunch=5", signal_parent=1)
     assert (done.code, done.stdout) == (130, "false\n")
     assert done.stderr.endswith("interrupted while measuring the finalists: nothing was chosen\n")
 
@@ -463,27 +467,27 @@ def test_ctrl_c_while_the_finalists_are_measured(fakes: Fakes, tmp_path: Path) -
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
 def test_cores_are_chosen_on_the_host_backend(fakes: Fakes, tmp_path: Path) -> None:
     low, high = sorted(os.sched_getaffinity(0))[:2]
-    words = collbench("select", "2", "--backend", "host", "--format", "list")
-    done = fakes.run(["taskset", "-c", f"{low},{high}", *words], tmp_path, environment(fakes, tmp_path))
+    command = collbench("select", "2", "--backend", "host", "--format", "list")
+    done = fakes.run(["taskset", "-c", f"{low},{high}", *command], tmp_path, environment(fakes, tmp_path))
     assert (done.code, done.stdout) == (0, f"{low},{high}\n"), done.stderr
 
 
-# --- the words of --help ------------------------------------------------------------------------------------------
+# --- --help -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["select", "train"])
 def test_the_help_on_backends_is_what_they_do(program: Program, fakes: Fakes, tmp_path: Path, command: str) -> None:
-    """Only select simulates, and neither takes CPU cores for GPUs that are not there."""
+    """Only `select` simulates, and neither command substitutes CPU cores for missing GPUs."""
     reported = " ".join(program(command, "--help").out.split())
     backends = reported[reported.index("--backend NAME") :].split("[default: auto]")[0]
     known = {"auto", "cuda", "host", *(("sim",) if command == "select" else ())}
     assert {word for word in ("auto", "cuda", "host", "sim") if word in backends} == known
     assert "GPUs, never CPU cores" in backends
-    words = {"select": ("1",), "train": ("--auto-select", "1", "train.py")}[command]
+    args = {"select": ("1",), "train": ("--auto-select", "1", "train.py")}[command]
     (tmp_path / "train.py").touch()
-    done = on_gpus(fakes, tmp_path, [command, "--backend", "auto", *words], gpus=0)
+    done = on_gpus(fakes, tmp_path, [command, "--backend", "auto", *args], gpus=0)
     assert (done.code, done.stdout) == (2, "")
     assert "--backend host" in one_line(done.stderr)
-    said = program(command, "--backend", "sim", *words)
-    assert (said.status, said.out) == (2, "")
-    assert ("--fabric FILE" if command == "select" else "collbench select K --backend sim --fabric NAME") in said.line
+    result = program(command, "--backend", "sim", *args)
+    assert (result.status, result.out) == (2, "")
+    assert ("--fabric FILE" if command == "select" else "collbench select K --backend sim --fabric NAME") in result.line

@@ -21,7 +21,7 @@ LINES, COLUMNS = 50, 80
 _SIM = ("--backend", "sim", "--seed", "1", "--sizes", "8,64K,64M,1G")
 _HANG = [{"kind": "hanging-link", "devices": [2, 3]}]
 _SLOW = [{"kind": "throttled-gpu", "devices": [2], "factor": 0.5, "words": "SW thermal slowdown"}]
-# Each command and the words after its name; RUN, OTHER stand for saved runs of `pairs`.
+# Each command line; RUN, OTHER stand for saved runs of `pairs`.
 PAGES = {
     "pairs": ("pairs", *_SIM),
     "copies": ("copies", *_SIM[:4]),
@@ -47,29 +47,29 @@ FAULTS: dict[str, list[dict[str, Any]]] = {"healthy": [], "throttled": _SLOW, "h
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with each machine, and what `pairs` measures of it."""
+    """Return a folder with a file of each machine, and a run of `pairs` on it."""
     folder = tmp_path_factory.mktemp("runs")
     machine = json.loads((resources.files("collbench.sim") / "machines" / "dgx-1v.json").read_text("utf-8"))
     for name, faults in FAULTS.items():
         fabric = folder / f"{name}.fabric.json"
         fabric.write_text(json.dumps(machine | {"faults": faults}), encoding="utf-8")
-        words = ["collbench", "pairs", *_SIM, "--fabric", str(fabric), "-o", str(folder / f"{name}.json")]
+        args = ["collbench", "pairs", *_SIM, "--fabric", str(fabric), "-o", str(folder / f"{name}.json")]
         with pytest.MonkeyPatch.context() as patched, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            patched.setattr(sys, "argv", words)
+            patched.setattr(sys, "argv", args)
             main()
     return folder
 
 
 @pytest.fixture
 def page(program: Program, runs: Path) -> Page:
-    """Return a function (words, machine) that gives the lines of a command's page."""
+    """Return a function (args, machine) that gives the lines of a command's page."""
 
-    def show(words: tuple[str, ...], machine: str) -> list[str]:
+    def show(args: tuple[str, ...], machine: str) -> list[str]:
         files = {"RUN": str(runs / f"{machine}.json"), "OTHER": str(runs / "healthy.json")}
         if files["RUN"] == files["OTHER"]:
             files["OTHER"] = str(shutil.copy(files["RUN"], "other.json"))
-        named = [files.get(word, word) for word in words]
-        simulated = "--backend" in words and words[0] != "nodes"
+        named = [files.get(word, word) for word in args]
+        simulated = "--backend" in args and args[0] != "nodes"
         fabric = ["--fabric", str(runs / f"{machine}.fabric.json")] if simulated else []
         return program(*named, *fabric).out.splitlines()
 
@@ -77,13 +77,13 @@ def page(program: Program, runs: Path) -> Page:
 
 
 def screen(lines: list[str]) -> int:
-    """Return how many rows of a terminal the lines of a pipe would take."""
+    """Return the number of terminal rows that these lines would take."""
     return sum(max(1, -(-len(line) // COLUMNS)) for line in lines)
 
 
-@pytest.mark.parametrize("words", [*PAGES.values(), NODES], ids=[*PAGES, "nodes"])
-def test_a_page_of_eight_gpus_fits_a_screen(page: Page, words: tuple[str, ...]) -> None:
-    lines = page(words, "throttled")  # which has more to tell than a healthy one
+@pytest.mark.parametrize("args", [*PAGES.values(), NODES], ids=[*PAGES, "nodes"])
+def test_a_page_of_eight_gpus_fits_a_screen(page: Page, args: tuple[str, ...]) -> None:
+    lines = page(args, "throttled")  # whose page is longer than a healthy machine's
     assert lines
     assert screen(lines) <= LINES, "\n".join(lines)
 

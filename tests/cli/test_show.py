@@ -1,4 +1,4 @@
-"""`collbench show` with an operation and a size: what it finds by which words, and what it refuses."""
+"""`collbench show` with an operation and a size: how operations may be spelled, and what is refused."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-4x
 @pytest.fixture
 def saved(tmp_path: Path) -> str:
     """All-reduces of pairs, out of place and in place, and a copy both ways; at 1 MiB and 1 GiB."""
-    found = [
+    measurements = [
         measured(Operation.ALLREDUCE, pair, 200.0, size) for pair in combinations(range(3), 2) for size in (MIB, GIB)
     ]
     in_place = measured(Operation.ALLREDUCE, (0, 1), 210.0)
-    both = measured(Operation.CE_WRITE, (0, 1), 390.0)
-    for other, variant in ((in_place, Variant.IN_PLACE), (both, Variant.BOTH_WAYS)):
+    both_ways = measured(Operation.CE_WRITE, (0, 1), 390.0)
+    for other, variant in ((in_place, Variant.IN_PLACE), (both_ways, Variant.BOTH_WAYS)):
         object.__setattr__(other.point, "variant", variant)
-    run_file.save(run_of(gpus(3), [*found, in_place, both]), tmp_path / "run.json")
+    run_file.save(run_of(gpus(3), [*measurements, in_place, both_ways]), tmp_path / "run.json")
     return "run.json"
 
 
 @pytest.mark.parametrize(
-    ("typed", "titles"),
+    ("operation", "titles"),
     [
         ("allreduce", ["allreduce (by pair) at 1G, GB/s"]),
         ("All-Reduce", ["allreduce (by pair) at 1G, GB/s"]),
@@ -42,15 +42,15 @@ def saved(tmp_path: Path) -> str:
         ("ce_write", ["ce-write both-ways (by pair) at 1G, GB/s"]),  # all that there is of it
     ],
 )
-def test_words_for_an_operation(program: Program, saved: str, typed: str, titles: list[str]) -> None:
-    said = program("show", saved, "--operation", typed, "--size", "1G")
-    assert (said.status, said.err) == (0, "")
-    assert [line for line in said.out.split("\n") if line.startswith(("allreduce", "ce-write"))] == titles
-    assert "\x1b" not in said.out
+def test_spellings_of_an_operation(program: Program, saved: str, operation: str, titles: list[str]) -> None:
+    result = program("show", saved, "--operation", operation, "--size", "1G")
+    assert (result.status, result.err) == (0, "")
+    assert [line for line in result.out.split("\n") if line.startswith(("allreduce", "ce-write"))] == titles
+    assert "\x1b" not in result.out
 
 
 @pytest.mark.parametrize(
-    ("title", "words", "line"),
+    ("title", "args", "line"),
     [
         (
             "an operation that was not measured",
@@ -71,29 +71,29 @@ def test_words_for_an_operation(program: Program, saved: str, typed: str, titles
         ),
     ],
 )
-def test_what_cannot_be_shown_is_refused(program: Program, saved: str, title: str, words: list[str], line: str) -> None:
-    said = program("show", saved, *words)
-    assert (said.status, said.out) == (2, "")
-    assert line in said.line
+def test_what_cannot_be_shown_is_refused(program: Program, saved: str, title: str, args: list[str], line: str) -> None:
+    result = program("show", saved, *args)
+    assert (result.status, result.out) == (2, "")
+    assert line in result.line
 
 
 def test_a_run_without_a_sample_says_so(program: Program, tmp_path: Path) -> None:
     run_file.save(run_of(gpus(2), []), tmp_path / "run.json")
-    said = program("show", "run.json", "--operation", "allreduce")
-    assert said.line == "run.json has no operation 'allreduce': it holds nothing that was measured"
+    result = program("show", "run.json", "--operation", "allreduce")
+    assert result.line == "run.json has no operation 'allreduce': it holds nothing that was measured"
 
 
 def test_a_terminal_of_80_columns_has_the_pipes_text_in_colour(program: Program, tmp_path: Path) -> None:
-    words = ("show", str(RECORDED), "--operation", "ce-write", "-v")
-    piped = program(*words).out
+    args = ("show", str(RECORDED), "--operation", "ce-write", "-v")
+    piped = program(*args).out
     assert max(map(len, piped.partition("ce-write")[2].split("\n"))) <= 80
-    shown = on_terminal(collbench(*words), colourful(), tmp_path)
+    shown = on_terminal(collbench(*args), colourful(), tmp_path)
     assert COLOUR.search(shown)
     plain, legend, rest = ANSI.sub("", shown).rpartition("\nshade: ")
     assert legend
     assert rest.count("\n") == 1  # the last line
     assert plain.split() == piped.split()  # but for where sentences are folded
-    without = on_terminal(collbench(*words), colourful() | {"NO_COLOR": "1"}, tmp_path)
+    without = on_terminal(collbench(*args), colourful() | {"NO_COLOR": "1"}, tmp_path)
     assert without.split() == piped.split()
     reported = [
         line for line in (*plain.split("\n"), *without.split("\n")) if len(line.split()) > 1

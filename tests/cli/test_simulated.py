@@ -1,4 +1,4 @@
-"""`--backend sim --fabric NAME|FILE`: the whole pipeline on a simulated machine, and the word on every page."""
+"""`--backend sim --fabric NAME|FILE`: the whole pipeline on a simulated machine, and "sim" on every page."""
 
 import pathlib
 from dataclasses import replace
@@ -12,7 +12,7 @@ from tests.cli.program import Program
 from tests.sim.made import fabric_text
 
 SIM = ("--backend", "sim", "--fabric", "dgx-1v", "--seed", "1")
-WORDS = "sim: SIMULATED machine 'dgx-1v'"
+BACKEND_LINE = "sim: SIMULATED machine 'dgx-1v'"
 
 
 @pytest.mark.parametrize(
@@ -24,29 +24,31 @@ WORDS = "sim: SIMULATED machine 'dgx-1v'"
         ("allreduce", "--sizes", "1M"),
         ("alltoall", "--sizes", "1M", "--split", "2"),
     ],
-    ids=lambda words: words[0],
+    ids=lambda args: args[0],
 )
-def test_every_page_says_sim_in_its_first_line_and_in_words(program: Program, command: tuple[str, ...]) -> None:
-    said = program(*command, *SIM, "--output", "run.json")
-    assert said.status == 0, said.err
-    for page in (said.out, program("show", "run.json").out):
+def test_every_page_says_sim_in_its_first_line_and_names_the_machine(
+    program: Program, command: tuple[str, ...]
+) -> None:
+    result = program(*command, *SIM, "--output", "run.json")
+    assert result.status == 0, result.err
+    for page in (result.out, program("show", "run.json").out):
         assert "sim" in page.splitlines()[0].replace("(", " ").replace(")", " ").split()
-        assert WORDS in page
-    assert WORDS in program("show", "--verbose", "run.json").out.splitlines()[0]
+        assert BACKEND_LINE in page
+    assert BACKEND_LINE in program("show", "--verbose", "run.json").out.splitlines()[0]
     assert run_file.load(pathlib.Path("run.json")).settings.seed == 1
 
 
 def test_the_nccl_tests_layout_says_it_too(program: Program) -> None:
-    said = program("allreduce", *SIM, "-b", "1M", "-e", "4M", "-f", "2", "-g", "4", "--format", "nccl-tests")
-    assert said.status == 0, said.err
-    assert "sim" in said.out.splitlines()[0]
+    result = program("allreduce", *SIM, "-b", "1M", "-e", "4M", "-f", "2", "-g", "4", "--format", "nccl-tests")
+    assert result.status == 0, result.err
+    assert "sim" in result.out.splitlines()[0]
 
 
 def test_a_file_of_ones_own_is_simulated(program: Program) -> None:
-    mine = fabric_text(fabrics.load("titan-rtx-nv2")).replace('"titan-rtx-nv2"', '"my machine"')
-    pathlib.Path("mine.json").write_text(mine, encoding="utf-8")
-    said = program("pairs", "--backend", "sim", "--fabric", "mine.json", "--sizes", "1M")
-    assert "SIMULATED machine 'my machine'" in said.out
+    own_machine = fabric_text(fabrics.load("titan-rtx-nv2")).replace('"titan-rtx-nv2"', '"my machine"')
+    pathlib.Path("mine.json").write_text(own_machine, encoding="utf-8")
+    result = program("pairs", "--backend", "sim", "--fabric", "mine.json", "--sizes", "1M")
+    assert "SIMULATED machine 'my machine'" in result.out
 
 
 def test_what_failed_is_not_counted_as_measured(program: Program) -> None:
@@ -69,13 +71,13 @@ def test_an_interrupted_simulation_is_finished_under_its_options(program: Progra
     del run.measurements[10:]
     run.complete = False
     run_file.save(run, path, replace=True)
-    said = program("pairs", "--resume", "run.json")
-    assert said.status == 0, said.err
+    result = program("pairs", "--resume", "run.json")
+    assert result.status == 0, result.err
     assert len(run_file.load(path).measurements) == whole
 
 
 @pytest.mark.parametrize(
-    ("words", "reported"),
+    ("args", "reported"),
     [
         (("--backend", "sim"), "--fabric FILE, or dgx-1v, hgx-h200"),
         (("--fabric", "dgx-1v"), "add --backend sim"),
@@ -85,25 +87,25 @@ def test_an_interrupted_simulation_is_finished_under_its_options(program: Progra
         ((*SIM, "--devices", "0,9"), "device 9 is not available"),
     ],
 )
-def test_bad_requests_are_refused_in_one_line(program: Program, words: tuple[str, ...], reported: str) -> None:
-    said = program("pairs", *words)
-    assert said.status == 2
-    assert reported in said.line
+def test_bad_requests_are_refused_in_one_line(program: Program, args: tuple[str, ...], reported: str) -> None:
+    result = program("pairs", *args)
+    assert result.status == 2
+    assert reported in result.line
 
 
 def test_several_processes_do_not_simulate(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29999"}
     for name, value in {**ranks, "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    said = program("allreduce", *SIM)
-    assert said.status == 2
-    assert "in one process" in said.line
+    result = program("allreduce", *SIM)
+    assert result.status == 2
+    assert "in one process" in result.line
 
 
 def test_corrupt_data_ends_with_status_4(program: Program) -> None:
     text = fabric_text(fabrics.load("titan-rtx-nv2"))
     fault = '"faults": [{"kind": "corrupt-link", "devices": [0, 1], "offset": 64}]'
     pathlib.Path("bad.json").write_text(text.replace('"faults": []', fault), encoding="utf-8")
-    said = program("pairs", "--backend", "sim", "--fabric", "bad.json", "--sizes", "1M")
-    assert said.status == 4
-    assert "byte 64" in said.line
+    result = program("pairs", "--backend", "sim", "--fabric", "bad.json", "--sizes", "1M")
+    assert result.status == 4
+    assert "byte 64" in result.line

@@ -1,4 +1,4 @@
-"""One table of exit statuses for every command that measures or judges; the first line names what failed, and where."""
+"""The exit statuses of every command that measures or judges; the first line names the failure and its devices."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PLACE = "FAILED: GPU2-GPU3: "
 
 
 def machine(name: str, *faults: Fault) -> tuple[str, ...]:
-    """Return the words that simulate a machine with these faults."""
+    """Return the options that simulate a machine with these faults."""
     Path("machine.json").write_text(fabric_text(replace(fabric_file.load(name), faults=faults)), encoding="utf-8")
     return ("--backend", "sim", "--fabric", "machine.json", "--seed", "3", "--output", "run.json")
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("pairs", "--sizes", "64K,1M"),
         ("copies", "--sizes", "1M"),
@@ -39,25 +39,25 @@ def machine(name: str, *faults: Fault) -> tuple[str, ...]:
         ("alltoall", "--pairs", "--sizes", "1M", "--format", "nccl-tests"),
         ("check", "--quick"),
     ],
-    ids=lambda words: words[0],
+    ids=lambda args: args[0],
 )
 def test_a_pair_that_hangs_is_the_first_line_and_the_status_of_what_measures(
-    program: Program, words: tuple[str, ...]
+    program: Program, args: tuple[str, ...]
 ) -> None:
-    said = program(*words, *machine("nvlink-pairs-2x2", HANGS))
-    assert said.status == 4, said.err
-    assert "GPU2-GPU3: " in said.out.splitlines()[0]
-    assert "hang" in said.out.splitlines()[0]
+    result = program(*args, *machine("nvlink-pairs-2x2", HANGS))
+    assert result.status == 4, result.err
+    assert "GPU2-GPU3: " in result.out.splitlines()[0]
+    assert "hang" in result.out.splitlines()[0]
     shown = program("show", "run.json")
     assert (shown.status, PLACE in shown.out.splitlines()[0]) == (0, True)
     assert {m.failure.kind for m in run_file.load(Path("run.json")).measurements if m.failure} == {FailureKind.HANG}
 
 
 def test_no_tie_and_no_best_over_a_pair_that_hangs(program: Program) -> None:
-    said = program("pairs", "--sizes", "1M", *machine("hgx-h200", HANGS))
-    assert "All pairs tie" not in said.out
-    assert "1 of 28 pairs failed; no other pair differs significantly" in said.out
-    best = {line.split()[1]: line for line in said.out.splitlines() if line.startswith("best")}
+    result = program("pairs", "--sizes", "1M", *machine("hgx-h200", HANGS))
+    assert "All pairs tie" not in result.out
+    assert "1 of 28 pairs failed; no other pair differs significantly" in result.out
+    best = {line.split()[1]: line for line in result.out.splitlines() if line.startswith("best")}
     assert best["8"].endswith("includes failed GPU2-GPU3 (sim)")
     for count in ("2", "4"):
         assert not ("GPU2" in best[count] and "GPU3" in best[count].split(":")[0]), best[count]
@@ -91,26 +91,26 @@ def one_trial() -> Run:
     [("no measurement", without_measurement()), ("latency alone", latency_alone()), ("one trial each", one_trial())],
     ids=["nothing", "latency", "one trial"],
 )
-@pytest.mark.parametrize("words", [(), ("--expect", "4")], ids=["plain", "expect"])
-def test_nothing_judged_is_no_agreement(program: Program, what: str, run: Run, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("args", [(), ("--expect", "4")], ids=["plain", "expect"])
+def test_nothing_judged_is_no_agreement(program: Program, what: str, run: Run, args: tuple[str, ...]) -> None:
     saved(run)
-    said = program("check", "run.json", *words)
-    assert said.status == 1, what
-    assert said.out.startswith("not judged: "), what
-    assert "collbench check" in said.out.splitlines()[0], what
-    assert "agree" not in said.out, what
-    answer = json.loads(program("check", "run.json", "--json", *words).out)
+    result = program("check", "run.json", *args)
+    assert result.status == 1, what
+    assert result.out.startswith("not judged: "), what
+    assert "collbench check" in result.out.splitlines()[0], what
+    assert "agree" not in result.out, what
+    answer = json.loads(program("check", "run.json", "--json", *args).out)
     assert (answer["exit_status"], answer["pairs"], answer["judged"]) == (1, 6, 0), what
 
 
 @pytest.mark.parametrize("run", [h200(), failed(h200(), Operation.CE_WRITE, (2, 3), "words")], ids=["sound", "failed"])
-def test_a_shortfall_is_said_before_what_agrees_and_in_json(program: Program, run: Run) -> None:
+def test_a_shortfall_is_reported_first_and_in_json(program: Program, run: Run) -> None:
     saved(run)
-    said = program("check", "run.json", "--expect", "8")
-    head = said.out.split("agree")[0]
-    assert said.status != 0
-    assert said.out.startswith("FAILED: ")
-    missed = said.err.splitlines()[-1].removeprefix("collbench: ")
+    result = program("check", "run.json", "--expect", "8")
+    head = result.out.split("agree")[0]
+    assert result.status != 0
+    assert result.out.startswith("FAILED: ")
+    missed = result.err.splitlines()[-1].removeprefix("collbench: ")
     assert missed in " ".join(head.split())
     answer = json.loads(program("check", "run.json", "--expect", "8", "--json").out)
     assert missed in answer["failed"]
@@ -118,24 +118,24 @@ def test_a_shortfall_is_said_before_what_agrees_and_in_json(program: Program, ru
 
 def test_latency_of_a_simulated_machine_is_no_agreement(program: Program) -> None:
     assert program("latency", *machine("dgx-1v")).status == 0
-    said = program("check", "run.json", "--expect", "8")
-    assert (said.status, "0 of 28 pairs were judged" in said.err, "agree" in said.out) == (1, True, False)
+    result = program("check", "run.json", "--expect", "8")
+    assert (result.status, "0 of 28 pairs were judged" in result.err, "agree" in result.out) == (1, True, False)
 
 
 def test_the_reason_for_what_is_missing_is_the_same_everywhere(program: Program) -> None:
     assert program("pairs", "--sizes", "64M", "--operations", "copy", *machine("dgx-1v")).status == 0
-    true = "no peer access, so a kernel cannot address the other GPU's memory"
-    for words in (("show", "-v"), ("check", "-v"), ("rank", "-v", "--operation", "sm-write")):
-        said = " ".join(program(words[0], "run.json", *words[1:]).out.split())
-        assert true in said, words
-        assert "fewer than 3 trials" not in said, words
-        assert "not measured" not in said, words
+    reason = "no peer access, so a kernel cannot address the other GPU's memory"
+    for args in (("show", "-v"), ("check", "-v"), ("rank", "-v", "--operation", "sm-write")):
+        page = " ".join(program(args[0], "run.json", *args[1:]).out.split())
+        assert reason in page, args
+        assert "fewer than 3 trials" not in page, args
+        assert "not measured" not in page, args
     rank = json.loads(program("rank", "run.json", "--operation", "sm-write", "--json").out)
-    assert {lack["reason"] for lack in rank["works"][0]["missing"]} == {true}
+    assert {lack["reason"] for lack in rank["works"][0]["missing"]} == {reason}
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("what", "args"),
     [
         ("compare", ("compare", "base.json", "run.json")),
         ("reference", ("compare", "run.json", "--reference")),
@@ -146,15 +146,15 @@ def test_the_reason_for_what_is_missing_is_the_same_everywhere(program: Program)
 )
 @pytest.mark.parametrize(("kind", "status"), [(FailureKind.HANG, 4), (FailureKind.ERROR, 1), (None, 1)])
 def test_what_judges_a_run_with_a_failed_pair_ends_with_its_status(
-    program: Program, what: str, words: tuple[str, ...], kind: FailureKind | None, status: int
+    program: Program, what: str, args: tuple[str, ...], kind: FailureKind | None, status: int
 ) -> None:
     saved(h200(), "base.json")
     saved(failed(h200(), Operation.CE_WRITE, (2, 3), "words", kind))
-    said = program(*words)
-    assert said.status == status, what
-    assert "GPU2-GPU3" in (said.out if what == "select" else said.out.splitlines()[0]), what
-    assert "Normal" not in said.out, what
-    assert "all pairs tie" not in said.out.lower(), what
+    result = program(*args)
+    assert result.status == status, what
+    assert "GPU2-GPU3" in (result.out if what == "select" else result.out.splitlines()[0]), what
+    assert "Normal" not in result.out, what
+    assert "all pairs tie" not in result.out.lower(), what
 
 
 def test_a_choice_without_the_failed_pair_is_a_good_one_and_one_with_it_is_not_acted_on(program: Program) -> None:
@@ -181,25 +181,25 @@ def lacking(run: Run, pair: set[int]) -> Run:
 def test_a_comparison_that_could_not_be_made_does_not_pass(program: Program, what: str, new: Run, status: int) -> None:
     saved(h200(), "base.json")
     saved(new)
-    said = program("compare", "base.json", "run.json")
-    assert said.status == status, what
-    assert said.out.startswith("not judged: ") is bool(status), what
+    result = program("compare", "base.json", "run.json")
+    assert result.status == status, what
+    assert result.out.startswith("not judged: ") is bool(status), what
 
 
-def test_runs_whose_common_points_failed_are_no_wrong_use(program: Program) -> None:
+def test_runs_whose_common_points_failed_are_no_usage_error(program: Program) -> None:
     run = h200()
     run.measurements = [replace(run.measurements[0], samples=[], failure=in_words("it hung", FailureKind.HANG))]
     saved(run, "base.json")
     saved(run)
-    said = program("compare", "base.json", "run.json")
-    assert (said.status, said.out) == (4, "")
-    assert "no data point was measured in both runs: base.json FAILED: GPU0-GPU1: 1 data point, hang" in said.err
+    result = program("compare", "base.json", "run.json")
+    assert (result.status, result.out) == (4, "")
+    assert "no data point was measured in both runs: base.json FAILED: GPU0-GPU1: 1 data point, hang" in result.err
 
 
-def test_report_says_it_on_stdout_and_on_the_page(program: Program) -> None:
+def test_report_states_it_on_stdout_and_on_the_page(program: Program) -> None:
     saved(failed(h200(), Operation.CE_WRITE, (2, 3), "words"))
-    said = program("report", "run.json")
-    assert (said.status, said.out.startswith(f"run.json: {PLACE}")) == (0, True)
+    result = program("report", "run.json")
+    assert (result.status, result.out.startswith(f"run.json: {PLACE}")) == (0, True)
     assert f"{PLACE}1 data point, hang" in Path("run.html").read_text(encoding="utf-8")
     saved(without_measurement(), "empty.json")
     program("report", "empty.json")

@@ -1,4 +1,4 @@
-"""A saved run's health is that of its day: choosing asks again."""
+"""A saved run holds the health of its day: a choice reads the health again."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("now")
 def test_occupants_are_those_of_now_and_errors_count_from_the_day_of_the_run() -> None:
-    found = SuitableRun(a_run(), "saved").as_now()
-    assert [state.processes for state in (*found.health_before, *found.health_after)] == [0, 2, 0, 2]
-    assert [state.nvlink_errors for state in (*found.health_before, *found.health_after)] == [5, 0, 5, 3]
+    suitable = SuitableRun(a_run(), "saved").as_now()
+    assert [state.processes for state in (*suitable.health_before, *suitable.health_after)] == [0, 2, 0, 2]
+    assert [state.nvlink_errors for state in (*suitable.health_before, *suitable.health_after)] == [5, 0, 5, 3]
 
 
 @pytest.mark.usefixtures("now")
 def test_a_probe_has_just_looked_and_cores_have_no_health() -> None:
-    """The probe reported its own workers from other people's processes; NVML alone cannot."""
+    """The probe told its own workers from other processes; NVML by itself cannot."""
     run = a_run()
     assert SuitableRun(run, "quick probe", probed=True).as_now() is run
     run.backend = "host"
@@ -48,8 +48,8 @@ def test_a_probe_has_just_looked_and_cores_have_no_health() -> None:
 def test_a_run_that_saw_no_health_takes_that_of_now() -> None:
     run = a_run()
     run.health_before = run.health_after = ()
-    found = SuitableRun(run, "saved").as_now()
-    assert [state.processes for state in found.health_before] == [0, 2]
+    suitable = SuitableRun(run, "saved").as_now()
+    assert [state.processes for state in suitable.health_before] == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_run_that_saw_no_health_takes_that_of_now() -> None:
         ("throttling is the machine's own", Health(processes=0, throttle=("HW slowdown",)), False),
     ],
 )
-def test_a_saved_run_whose_gpu_others_held_is_no_evidence(title: str, health: Health, unfit: bool) -> None:
+def test_a_saved_run_with_a_shared_gpu_is_no_evidence(title: str, health: Health, unfit: bool) -> None:
     run = a_run()
     run.devices = tuple(replace(device, memory_bytes=80 * GIB) for device in run.devices)
     run.health_before, run.health_after = (health, Health()), (Health(), Health())
@@ -75,5 +75,5 @@ def test_what_trials_saw_of_other_processes_is_forgotten_and_throttling_is_not()
     run.measurements[0].samples[:] = [
         replace(sample, flags=(throttled(0), shared(1))) for sample in run.measurements[0].samples
     ]
-    found = SuitableRun(run, "saved").as_now({})
-    assert {sample.flags for sample in found.measurements[0].samples} == {(throttled(0),)}
+    suitable = SuitableRun(run, "saved").as_now({})
+    assert {sample.flags for sample in suitable.measurements[0].samples} == {(throttled(0),)}

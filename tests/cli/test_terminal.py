@@ -31,7 +31,7 @@ _FREE = 2306 * 2**20
 def on_terminal(
     command: list[str], environ: dict[str, str], cwd: Path, *, columns: int = 80, stdout: Path | None = None
 ) -> str:
-    """Run a command whose stderr, and stdout unless that goes to a file, is a terminal; return what it shows there."""
+    """Run a command with a terminal as stderr, and as stdout unless that is a file; return the terminal's text."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environ = {name: value for name, value in environ.items() if name not in ("COLUMNS", "FORCE_COLOR", "COLORTERM")}
@@ -45,7 +45,7 @@ def on_terminal(
         while piece := os.read(master, 65536):
             shown += piece
     except OSError:
-        pass  # how Linux says that nobody writes to the terminal any more
+        pass  # how Linux reports that the last writer has closed the terminal
     finally:
         running.wait()
         os.close(master)
@@ -100,7 +100,7 @@ def test_a_narrow_terminal_loses_nothing(program: Program, tmp_path: Path) -> No
 
 
 def slow_pairs(count: int) -> Run:
-    """A run of which every kind of line is long: skipped works, tie-breaks, unlike pairs of many devices."""
+    """A run whose page has long lines of every kind: skipped works, tie-breaks, unlike pairs of many devices."""
     run = pairs_run(count, lambda a, b: 300.0 if (a + b) % 2 else 40.0)
     links = [(a, b) for a in range(count) for b in range(count) if a < b]
     run.skipped = [Skipped(SkipKind.NO_PEERS, Work(Operation.SM_WRITE), link) for link in links]
@@ -111,7 +111,7 @@ def slow_pairs(count: int) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("words", "count"),
+    ("args", "count"),
     [
         (("show", "run.json"), 16),
         (("rank", "run.json"), 8),
@@ -121,10 +121,10 @@ def slow_pairs(count: int) -> Run:
         (("compare", "run.json", "again.json"), 8),
     ],
 )
-def test_80_columns_are_enough(tmp_path: Path, words: tuple[str, ...], count: int) -> None:
-    for name in {"run.json", "again.json"}.intersection(words):
+def test_80_columns_are_enough(tmp_path: Path, args: tuple[str, ...], count: int) -> None:
+    for name in {"run.json", "again.json"}.intersection(args):
         run_file.save(slow_pairs(count), tmp_path / name)
-    command = ["sh", "-c", f"{shlex.join(collbench(*words))}; true"]  # whatever `check` finds
+    command = ["sh", "-c", f"{shlex.join(collbench(*args))}; true"]  # whatever `check` finds
     shown = ANSI.sub("", on_terminal(command, colourful(), tmp_path, columns=80))
     # Commands stay in one piece, and labels as nvidia-smi has them: of 16 GPUs in 86 columns.
     copied = ("  check     ", "GPU", "     ") if count == 16 else ("  check     ",)
@@ -155,8 +155,8 @@ def test_a_pipe_gets_each_sentence_in_one_line(program: Program, tmp_path: Path)
 
 def test_a_progress_bar_is_drawn_on_a_terminal_and_gone_at_the_end(fakes: Fakes, tmp_path: Path) -> None:
     environ = fakes.environment(memory=2**32, free=_FREE) | environment(fakes, tmp_path)
-    words = collbench("allreduce", "--sizes", "1K", "--output", "run.json")
-    shown = on_terminal(words, environ, tmp_path, stdout=tmp_path / "out")
+    command = collbench("allreduce", "--sizes", "1K", "--output", "run.json")
+    shown = on_terminal(command, environ, tmp_path, stdout=tmp_path / "out")
     assert "measuring allreduce" in shown
     assert "100%" in shown
     assert shown.rstrip("\n").endswith("\x1b[2K")  # the line is cleared
@@ -173,24 +173,24 @@ def test_nothing_is_drawn_outside_a_terminal(fakes: Fakes, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("pairs", "--sizes", "1K", "--operations", "copy,broadcast"),
         ("alltoall", "--sizes", "1K,2K", "--split", "2"),
         ("latency",),
     ],
 )
-def test_show_prints_what_was_printed(fakes: Fakes, program: Program, tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = on_gpus(fakes, tmp_path, [*words, "--output", "run.json"])
+def test_show_prints_what_was_printed(fakes: Fakes, program: Program, tmp_path: Path, args: tuple[str, ...]) -> None:
+    done = on_gpus(fakes, tmp_path, [*args, "--output", "run.json"])
     assert done.code == 0, done.stderr
     assert program("show", "run.json").out + "\nsaved     run.json\n" == done.stdout
 
 
-@pytest.mark.parametrize("words", [("show", "run.json"), ("--help",)])
-def test_a_reader_that_stops_reading_is_no_error(saved: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("args", [("show", "run.json"), ("--help",)])
+def test_a_reader_that_stops_reading_is_no_error(saved: Path, args: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)  # as `head` does when it has enough
-    done = subprocess.run(collbench(*words), cwd=saved, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(collbench(*args), cwd=saved, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
 

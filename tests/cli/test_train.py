@@ -1,4 +1,4 @@
-"""`collbench train` on simulated GPUs: which evidence it takes, which devices it chooses, what the job gets."""
+"""`collbench train` on simulated GPUs: which runs it uses, which devices it chooses, what the job gets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.cli.program import (
     save_run,
 )
 from tests.distributed.processes import PATIENCE_S, wait_for
-from tests.distributed.processes import environment as alone
+from tests.distributed.processes import environment as own_environment
 from tests.native.fakes import Fakes
 
 pytestmark = pytest.mark.usefixtures("loaded_torch")
@@ -63,15 +63,15 @@ def visible(*indices: int) -> str:
 
 def test_the_best_pair_of_a_saved_run_trains_and_the_line_names_the_run(fakes: Fakes, tmp_path: Path) -> None:
     save_run(saved_in(tmp_path), fake_gpus())
-    given = ["train.py", "--auto-select", "9", "-h", "$HOME", ""]
-    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", *given])
+    program_args = ["train.py", "--auto-select", "9", "-h", "$HOME", ""]
+    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", *program_args])
 
     assert done.code == 0, done.stderr
     line = done.stderr.splitlines()[0]
     assert line.startswith(f"collbench: using GPU2, GPU3 ({fake_uuid(2)}, {fake_uuid(3)}): ")
     assert f"saved at {saved_in(tmp_path)})" in line
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]
-    assert ranks == [{"visible": visible(2, 3), "argv": given[1:], "world": "2"}] * 2
+    assert ranks == [{"visible": visible(2, 3), "argv": program_args[1:], "world": "2"}] * 2
 
 
 def test_the_exit_status_is_torchruns(fakes: Fakes, tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_the_exit_status_is_torchruns(fakes: Fakes, tmp_path: Path) -> None:
 
 def test_a_dry_run_prints_what_would_be_started_and_starts_nothing(fakes: Fakes, tmp_path: Path) -> None:
     save_run(saved_in(tmp_path), fake_gpus())
-    words = ["train", "--auto-select", "2", "--max-restarts", "1", "--dry-run", "train.py", "a b"]
-    done = on_gpus(fakes, tmp_path, words)
+    args = ["train", "--auto-select", "2", "--max-restarts", "1", "--dry-run", "train.py", "a b"]
+    done = on_gpus(fakes, tmp_path, args)
     assert done.code == 0
     assert one_line(done.stderr).startswith("using GPU2, GPU3 ")
     started, _, words_after = done.stdout.partition(" -P -m torch.distributed.run ")
@@ -93,7 +93,7 @@ def test_a_dry_run_prints_what_would_be_started_and_starts_nothing(fakes: Fakes,
 
 
 @pytest.mark.parametrize(
-    ("case", "words", "indices", "why"),
+    ("case", "args", "indices", "why"),
     [
         ("by index, in this order", ["--devices", "3,0"], (3, 0), "chosen by hand (--devices)"),
         ("by a shortened UUID", ["--devices", "GPU-fa4e02,1"], (2, 1), "chosen by hand (--devices)"),
@@ -101,9 +101,9 @@ def test_a_dry_run_prints_what_would_be_started_and_starts_nothing(fakes: Fakes,
     ],
 )
 def test_without_a_choice_nothing_is_measured(
-    fakes: Fakes, tmp_path: Path, case: str, words: list[str], indices: tuple[int, ...], why: str
+    fakes: Fakes, tmp_path: Path, case: str, args: list[str], indices: tuple[int, ...], why: str
 ) -> None:
-    done = on_gpus(fakes, tmp_path, ["train", *words, "--dry-run", "train.py"])
+    done = on_gpus(fakes, tmp_path, ["train", *args, "--dry-run", "train.py"])
     assert done.code == 0, case
     assert why in one_line(done.stderr), case
     assert done.stdout.startswith(f"CUDA_VISIBLE_DEVICES={visible(*indices)} "), case
@@ -111,7 +111,7 @@ def test_without_a_choice_nothing_is_measured(
 
 
 @pytest.mark.parametrize(
-    ("case", "k", "machine", "code", "says"),
+    ("case", "k", "machine", "code", "message"),
     [
         ("busy, others are free", "2", {"process": "0,3=4242"}, 0, "left out: GPU3 (busy: 1 other process; busy: 90%"),
         ("busy, and all are wanted", "4", {"process": "0,3=4242"}, 2, "3 are left without GPU3 (busy: 1 other process"),
@@ -119,19 +119,19 @@ def test_without_a_choice_nothing_is_measured(
     ],
 )
 def test_what_happened_to_a_gpu_since_the_run_is_noticed_at_launch(
-    fakes: Fakes, tmp_path: Path, case: str, k: str, machine: dict[str, object], code: int, says: str
+    fakes: Fakes, tmp_path: Path, case: str, k: str, machine: dict[str, object], code: int, message: str
 ) -> None:
     save_run(saved_in(tmp_path), fake_gpus())
     done = on_gpus(fakes, tmp_path, ["train", "--auto-select", k, "--dry-run", "train.py"], **machine)
     assert (done.code, bool(done.stdout)) == (code, code == 0), case
-    assert says in done.stderr.splitlines()[0]
+    assert message in done.stderr.splitlines()[0]
     assert visible(3) not in done.stdout
 
 
 def test_fresh_probes_although_a_run_is_saved(fakes: Fakes, tmp_path: Path) -> None:
     save_run(saved_in(tmp_path), fake_gpus())
-    words = ["train", "--auto-select", "2", "--fresh", "--dry-run", "train.py"]
-    done = on_gpus(fakes, tmp_path, words, rate="100,0-1=10")
+    args = ["train", "--auto-select", "2", "--fresh", "--dry-run", "train.py"]
+    done = on_gpus(fakes, tmp_path, args, rate="100,0-1=10")
     assert done.code == 0, done.stderr
     assert done.stderr.startswith("collbench: probing for a few seconds\ncollbench: using ")
     assert done.stderr.endswith(f"{PROBED}\n")
@@ -139,8 +139,8 @@ def test_fresh_probes_although_a_run_is_saved(fakes: Fakes, tmp_path: Path) -> N
 
 
 def test_a_probe_that_fails_starts_nothing_and_keeps_its_line(fakes: Fakes, tmp_path: Path) -> None:
-    words = ["train", "--auto-select", "2", "train.py"]
-    done = on_gpus(fakes, tmp_path, words, fail="ncclCommSplit:2:1")
+    args = ["train", "--auto-select", "2", "train.py"]
+    done = on_gpus(fakes, tmp_path, args, fail="ncclCommSplit:2:1")
     assert done.code == 1
     first, last = done.stderr.splitlines()
     assert first == "collbench: no saved run fits: probing for a few seconds"
@@ -152,7 +152,7 @@ def test_a_probe_that_fails_starts_nothing_and_keeps_its_line(fakes: Fakes, tmp_
 
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch, program: Program) -> list[str]:
-    """Four GPUs that are only listed, and a probe that finds a ready answer; returns one word for each probe."""
+    """Four GPUs that are only listed, and a probe with a prepared result; the list gets an entry for each."""
     probed: list[str] = []
 
     def probe(*_: object) -> object:
@@ -160,22 +160,22 @@ def listed(monkeypatch: pytest.MonkeyPatch, program: Program) -> list[str]:
         return save_run(Path("probe.json"), gpus(4))
 
     list_only(monkeypatch, gpus(4))
-    monkeypatch.setattr(suitable_run, "here", lambda wanted, present: Here("cuda", present, "580.159.04", "2.28.9"))
+    monkeypatch.setattr(suitable_run, "here", lambda criteria, present: Here("cuda", present, "580.159.04", "2.28.9"))
     monkeypatch.setattr(suitable_run, "probe", probe)
     return probed
 
 
-def choose(program: Program, *words: str) -> str:
-    said = program("train", "--auto-select", "2", "--backend", "cuda", *words, "--dry-run", "train.py")
-    assert said.status == 0, said.err
-    return said.line
+def choose(program: Program, *args: str) -> str:
+    stderr = program("train", "--auto-select", "2", "--backend", "cuda", *args, "--dry-run", "train.py")
+    assert stderr.status == 0, stderr.err
+    return stderr.line
 
 
 SMALL = [measured(Operation.ALLREDUCE, pair, 100.0, size=8) for pair in combinations(range(4), 2)]
 
 
 @pytest.mark.parametrize(
-    ("case", "devices", "age", "changes", "words"),
+    ("case", "devices", "age", "changes", "args"),
     [
         ("older than a week", gpus(4), timedelta(days=8), {}, ()),
         ("older than asked for", gpus(4), timedelta(seconds=5), {}, ("--max-age", "1s")),
@@ -186,17 +186,17 @@ SMALL = [measured(Operation.ALLREDUCE, pair, 100.0, size=8) for pair in combinat
         ("of messages too small to show bandwidth", gpus(4), timedelta(hours=1), {"measurements": SMALL}, ()),
     ],
 )
-def test_a_saved_run_that_does_not_speak_for_this_machine_is_passed_over(
+def test_an_unsuitable_saved_run_is_skipped(
     program: Program,
     listed: list[str],
     case: str,
     devices: tuple[Device, ...],
     age: timedelta,
     changes: dict[str, object],
-    words: tuple[str, ...],
+    args: tuple[str, ...],
 ) -> None:
     save_run(saved_in(Path()), devices, age, **changes)
-    assert choose(program, *words).endswith(PROBED), case
+    assert choose(program, *args).endswith(PROBED), case
     assert listed == ["probe"], case
 
 
@@ -231,7 +231,7 @@ def test_a_run_that_is_named_is_taken(program: Program, listed: list[str], tmp_p
         ("by another NCCL", gpus(4), timedelta(0), {"machine": OTHER_NCCL}, "its NCCL was 2.27.3 and is 2.28.9 now"),
     ],
 )
-def test_a_named_run_that_does_not_speak_for_this_machine_is_refused_with_the_reason(
+def test_an_unsuitable_named_run_is_refused_with_the_reason(
     program: Program,
     listed: list[str],
     case: str,
@@ -241,10 +241,10 @@ def test_a_named_run_that_does_not_speak_for_this_machine_is_refused_with_the_re
     why: str,
 ) -> None:
     save_run(Path("mine.json"), devices, age, **changes)
-    said = program("train", "--auto-select", "2", "--run", "mine.json", "train.py")
-    assert (said.status, said.out, listed) == (2, "", []), case
-    assert said.line.startswith(f"mine.json cannot choose devices here: {why}")
-    assert said.line.endswith("; measure again or use --fresh")
+    stderr = program("train", "--auto-select", "2", "--run", "mine.json", "train.py")
+    assert (stderr.status, stderr.out, listed) == (2, "", []), case
+    assert stderr.line.startswith(f"mine.json cannot choose devices here: {why}")
+    assert stderr.line.endswith("; measure again or use --fresh")
 
 
 @pytest.mark.parametrize(("signal", "status"), [(KeyboardInterrupt(), 130), (Terminated(15), 143)])
@@ -257,30 +257,30 @@ def test_ctrl_c_and_sigterm_in_the_probe_start_nothing(
     list_only(monkeypatch, gpus(4))
     monkeypatch.setattr(suitable_run, "here", lambda *_: Here("cuda", gpus(4)))
     monkeypatch.setattr(suitable_run, "measure", interrupt)
-    said = program("train", "--auto-select", "2", "--backend", "cuda", "train.py")
-    assert said.status == status
-    assert said.err.splitlines()[-1] == "collbench: interrupted in the probe: nothing was started"
+    stderr = program("train", "--auto-select", "2", "--backend", "cuda", "train.py")
+    assert stderr.status == status
+    assert stderr.err.splitlines()[-1] == "collbench: interrupted in the probe: nothing was started"
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core, and nothing to probe")
 def test_sigterm_in_the_probe_ends_the_probe_too(tmp_path: Path) -> None:
-    """As a pod's kubelet does it: the signal goes to the first process alone. The probe's workers here would last."""
+    """As a pod's kubelet does: the signal goes to the first process only. The probe's workers would stay."""
     (tmp_path / "probe").write_text("#!/bin/sh\nmkdir probing.$$ && exec sleep 1000\n", encoding="utf-8")
     (tmp_path / "probe").chmod(0o755)
     code = "import sys; from collbench.cli import main; sys.executable = './probe'; sys.exit(main())"
-    words = [sys.executable, "-c", code, "train", "--auto-select", "1", "--backend", "host", "--fresh", "train.py"]
+    args = [sys.executable, "-c", code, "train", "--auto-select", "1", "--backend", "host", "--fresh", "train.py"]
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
     training = subprocess.Popen(
-        ["taskset", "-c", cores, *words], cwd=tmp_path, env=alone(tmp_path), stderr=subprocess.PIPE, text=True
+        ["taskset", "-c", cores, *args], cwd=tmp_path, env=own_environment(tmp_path), stderr=subprocess.PIPE, text=True
     )
     try:
         wait_for("a worker for each core", lambda: len(list(tmp_path.glob("probing.*"))) == 2, [training])
         training.terminate()
-        _, said = training.communicate(timeout=PATIENCE_S)  # until the probe, too, has closed its end of the pipe
+        _, stderr = training.communicate(timeout=PATIENCE_S)  # until the probe, too, has closed its end of the pipe
     finally:
         training.kill()
     assert training.returncode == 143
-    assert said.splitlines() == [
+    assert stderr.splitlines() == [
         "collbench: probing for a few seconds",
         "collbench: interrupted in the probe: nothing was started",
     ]
@@ -291,9 +291,9 @@ def test_sigterm_in_the_probe_ends_the_probe_too(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
 def test_training_on_the_host_is_pinned_by_core(fakes: Fakes, tmp_path: Path) -> None:
-    words = ["train", "--auto-select", "2", "--backend", "host", "--dry-run", "train.py"]
+    args = ["train", "--auto-select", "2", "--backend", "host", "--dry-run", "train.py"]
     low, high = sorted(os.sched_getaffinity(0))[:2]
-    done = fakes.run(["taskset", "-c", f"{low},{high}", *collbench(*words)], tmp_path, environment(fakes, tmp_path))
+    done = fakes.run(["taskset", "-c", f"{low},{high}", *collbench(*args)], tmp_path, environment(fakes, tmp_path))
     assert done.code == 0, done.stderr
     assert f"core {low}, core {high} (host backend): all available" in one_line(done.stderr)
     assert done.stdout.startswith("CUDA_VISIBLE_DEVICES='' ")

@@ -1,4 +1,4 @@
-"""`collbench train` at the moment of the launch: who is there, who is well, who is left out, and what asking costs."""
+"""`collbench train` at launch: which GPUs are present, healthy and excluded, and what looking at them costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collbench.api import suitable_run
 from collbench.model.run import Health, Run
 from collbench.runfile import run_file
 from tests.builders import gpus
-from tests.cli.program import Program, Said, fake_gpus, fake_uuid, list_only, on_gpus, one_line, save_run
+from tests.cli.program import Program, Result, fake_gpus, fake_uuid, list_only, on_gpus, one_line, save_run
 from tests.native.fakes import Fakes
 
 BUSY = Health(processes=1)
@@ -43,20 +43,20 @@ def states(**unwell: Health) -> dict[str, Health]:
     return {device.uuid: unwell.get(device.tag, Health(processes=0)) for device in gpus(4)}
 
 
-def train(program: Program, *words: str) -> Said:
-    return program("train", *words, "--backend", "cuda", "--dry-run", "train.py")
+def train(program: Program, *args: str) -> Result:
+    return program("train", *args, "--backend", "cuda", "--dry-run", "train.py")
 
 
-def taken(said: Said) -> str:
-    assert said.status == 0, said.err
-    return said.err.splitlines()[-1].removeprefix("collbench: using ").partition(" (")[0]
+def choice_of(result: Result) -> str:
+    assert result.status == 0, result.err
+    return result.err.splitlines()[-1].removeprefix("collbench: using ").partition(" (")[0]
 
 
 # --- what it costs ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("case", "words", "seen"),
+    ("case", "args", "environment"),
     [
         ("from a saved run", ["--auto-select", "2"], {}),
         ("by hand", ["--devices", "0,3"], {}),
@@ -64,10 +64,10 @@ def taken(said: Said) -> str:
     ],
 )
 def test_nvml_starts_once_and_cuda_never(
-    fakes: Fakes, tmp_path: Path, case: str, words: list[str], seen: dict[str, str]
+    fakes: Fakes, tmp_path: Path, case: str, args: list[str], environment: dict[str, str]
 ) -> None:
     save_run(saved_in(tmp_path, "mine.json"), fake_gpus())
-    done = on_gpus(fakes, tmp_path, ["train", *words, "--dry-run", "train.py"], seen)
+    done = on_gpus(fakes, tmp_path, ["train", *args, "--dry-run", "train.py"], environment)
     assert done.code == 0, done.stderr
     assert len(done.lines("nvmlInitWithFlags")) == 1, case
     assert done.lines("cu") == [], case
@@ -77,9 +77,9 @@ def test_nvml_starts_once_and_cuda_never(
 @pytest.mark.parametrize(
     ("case", "setting"), [("indices mixed with UUIDs", f"{fake_uuid(2)},3"), ("an index and more", "2,3x")]
 )
-def test_cuda_is_asked_what_its_guide_leaves_open(fakes: Fakes, tmp_path: Path, case: str, setting: str) -> None:
-    words = ["train", "--devices", "2", "--dry-run", "train.py"]
-    done = on_gpus(fakes, tmp_path, words, {"CUDA_VISIBLE_DEVICES": setting})
+def test_cuda_decides_what_its_guide_leaves_open(fakes: Fakes, tmp_path: Path, case: str, setting: str) -> None:
+    args = ["train", "--devices", "2", "--dry-run", "train.py"]
+    done = on_gpus(fakes, tmp_path, args, {"CUDA_VISIBLE_DEVICES": setting})
     assert done.code == 0, done.stderr
     assert done.lines("cuInit") != [], case
 
@@ -95,32 +95,32 @@ def test_of_what_is_slow_to_load_only_numpy_is_loaded(fakes: Fakes, tmp_path: Pa
         "os._exit = reported\n"
     )
     path = f"{tmp_path}:{fakes.environment()['PYTHONPATH']}"
-    words = ["train", "--auto-select", "2", "--dry-run", "train.py"]
-    done = on_gpus(fakes, tmp_path, words, {"PYTHONPATH": path})
+    args = ["train", "--auto-select", "2", "--dry-run", "train.py"]
+    done = on_gpus(fakes, tmp_path, args, {"PYTHONPATH": path})
     assert done.stderr.splitlines()[-1] == "numpy pynvml"
 
 
-# --- who is well --------------------------------------------------------------------------------------------------
+# --- healthy devices ----------------------------------------------------------------------------------------------
 
 
 def test_a_gpu_that_became_busy_since_the_run_is_left_out_by_name(
     program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list_only(monkeypatch, gpus(4), states=states(GPU2=BUSY))
-    said = train(program, "--auto-select", "2")
-    assert "GPU2" not in taken(said)
-    assert said.err.splitlines()[0] == "collbench: left out: GPU2 (busy: 1 other process)"
+    result = train(program, "--auto-select", "2")
+    assert "GPU2" not in choice_of(result)
+    assert result.err.splitlines()[0] == "collbench: left out: GPU2 (busy: 1 other process)"
 
 
 def test_when_all_are_wanted_a_busy_one_is_a_refusal_that_names_it(
     program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list_only(monkeypatch, gpus(4), states=states(GPU2=BUSY))
-    said = train(program, "--auto-select", "4")
-    assert (said.status, said.out) == (2, "")
-    assert "cannot choose 4 of 4 devices: 3 are left without GPU2 (busy: 1 other process)" in said.line
-    assert "--allow-busy" in said.line
-    assert taken(train(program, "--auto-select", "4", "--allow-busy")) == "GPU0, GPU1, GPU2, GPU3"
+    result = train(program, "--auto-select", "4")
+    assert (result.status, result.out) == (2, "")
+    assert "cannot choose 4 of 4 devices: 3 are left without GPU2 (busy: 1 other process)" in result.line
+    assert "--allow-busy" in result.line
+    assert choice_of(train(program, "--auto-select", "4", "--allow-busy")) == "GPU0, GPU1, GPU2, GPU3"
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_an_unwell_one_is_left_out_too(
     quiet = tuple(Health(nvlink_errors=0) for _ in range(4))
     run_file.save(replace(saved, health_before=quiet, health_after=quiet), saved_in(tmp_path), replace=True)
     list_only(monkeypatch, gpus(4), states=states(GPU3=state))
-    said = train(program, "--auto-select", "2")
-    assert "GPU3" not in taken(said), case
-    assert f"left out: GPU3 ({why})" in said.err
+    result = train(program, "--auto-select", "2")
+    assert "GPU3" not in choice_of(result), case
+    assert f"left out: GPU3 ({why})" in result.err
 
 
 def test_allow_busy_measures_anew_for_a_saved_run_does_not_say_what_others_leave(
@@ -153,7 +153,7 @@ def test_allow_busy_measures_anew_for_a_saved_run_does_not_say_what_others_leave
         return saved
 
     monkeypatch.setattr(suitable_run, "probe", probe)
-    assert taken(train(program, "--auto-select", "2", "--allow-busy")) == "GPU2, GPU3"
+    assert choice_of(train(program, "--auto-select", "2", "--allow-busy")) == "GPU2, GPU3"
     assert probed == ["a saved run does not show what other processes use now: "]
 
 
@@ -161,34 +161,34 @@ def test_by_hand_a_busy_one_is_taken_and_the_line_says_so(
     program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list_only(monkeypatch, gpus(4), states=states(GPU2=BUSY))
-    said = train(program, "--devices", "2,0")
-    assert taken(said) == "GPU2, GPU0"
-    assert said.err.splitlines()[0] == "collbench: used anyway: GPU2 (busy: 1 other process)"
+    result = train(program, "--devices", "2,0")
+    assert choice_of(result) == "GPU2, GPU0"
+    assert result.err.splitlines()[0] == "collbench: used anyway: GPU2 (busy: 1 other process)"
     assert train(program, "--devices", "1,0").line.startswith("using GPU1, GPU0 ")
 
 
-# --- who may be chosen --------------------------------------------------------------------------------------------
+# --- devices that may be chosen -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("words", "chosen"),
+    ("args", "chosen"),
     [
         (["--auto-select", "2", "--exclude", "3"], "GPU0, GPU2"),
         (["--auto-select", "2", "--exclude", "GPU-2,0"], "GPU1, GPU3"),
         (["--auto-select", "3", "--exclude", "1"], "GPU0, GPU2, GPU3"),
     ],
 )
-def test_what_is_excluded_is_not_chosen(program: Program, saved: Run, words: list[str], chosen: str) -> None:
-    said = train(program, *words)
-    assert taken(said) == chosen
-    assert "left out" not in said.err  # by the user, who knows
+def test_what_is_excluded_is_not_chosen(program: Program, saved: Run, args: list[str], chosen: str) -> None:
+    result = train(program, *args)
+    assert choice_of(result) == chosen
+    assert "left out" not in result.err  # the user excluded it
 
 
 def test_too_many_are_refused_with_what_was_excluded(program: Program, saved: Run) -> None:
-    said = train(program, "--auto-select", "3", "--exclude", "1,2")
-    assert said.status == 2
+    result = train(program, "--auto-select", "3", "--exclude", "1,2")
+    assert result.status == 2
     assert "3 is more than the 2 that this process may use (GPU0, GPU3; not GPU1 (excluded), GPU2 (excluded))" in (
-        said.line
+        result.line
     )
 
 
@@ -197,12 +197,12 @@ def test_inside_a_schedulers_set_the_run_of_all_decides_and_the_line_says_so(
 ) -> None:
     every = gpus(4)
     list_only(monkeypatch, every[:3], hidden=every[3:])
-    said = train(program, "--auto-select", "2")
-    assert taken(said) == "GPU0, GPU2"  # 2-3 is faster, and 0-1 slower
-    assert ", among the 3 that CUDA_VISIBLE_DEVICES shows (run of " in said.line
+    result = train(program, "--auto-select", "2")
+    assert choice_of(result) == "GPU0, GPU2"  # 2-3 is faster, and 0-1 slower
+    assert ", among the 3 that CUDA_VISIBLE_DEVICES shows (run of " in result.line
     list_only(monkeypatch, every[:2], hidden=every[2:])
-    said = train(program, "--auto-select", "2")
-    assert said.line.endswith(": all available, among the 2 that CUDA_VISIBLE_DEVICES shows (no choice to make)")
+    result = train(program, "--auto-select", "2")
+    assert result.line.endswith(": all available, among the 2 that CUDA_VISIBLE_DEVICES shows (no choice to make)")
 
 
 def test_a_mig_gpu_is_neither_chosen_nor_taken_by_hand(
@@ -210,9 +210,9 @@ def test_a_mig_gpu_is_neither_chosen_nor_taken_by_hand(
 ) -> None:
     every = gpus(4)
     list_only(monkeypatch, every[:3], mig=every[3:])
-    said = train(program, "--auto-select", "2")
-    assert taken(said) == "GPU0, GPU2"
-    assert "left out: GPU3 (in MIG mode, whose instances have no P2P)" in said.err
+    result = train(program, "--auto-select", "2")
+    assert choice_of(result) == "GPU0, GPU2"
+    assert "left out: GPU3 (in MIG mode, whose instances have no P2P)" in result.err
     refused = train(program, "--devices", "3,0")
     assert refused.status == 2
     assert "GPU3 cannot train with others: in MIG mode" in refused.line
@@ -220,13 +220,13 @@ def test_a_mig_gpu_is_neither_chosen_nor_taken_by_hand(
 
 
 def test_mig_devices_of_a_scheduler_are_one_clear_line(fakes: Fakes, tmp_path: Path) -> None:
-    seen = {"CUDA_VISIBLE_DEVICES": "MIG-0af7651e-8b2d-5c7e-9c2d-2f1f8f1f8f1f"}
-    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "train.py"], seen)
+    environment = {"CUDA_VISIBLE_DEVICES": "MIG-0af7651e-8b2d-5c7e-9c2d-2f1f8f1f8f1f"}
+    done = on_gpus(fakes, tmp_path, ["train", "--auto-select", "2", "train.py"], environment)
     assert (done.code, done.stdout) == (2, "")
     assert "MIG devices cannot talk P2P" in one_line(done.stderr)
 
 
-# --- who is gone, and what does not fit ---------------------------------------------------------------------------
+# --- devices that are gone, and requests that do not fit ----------------------------------------------------------
 
 
 def test_a_gpu_that_is_gone_since_the_run_is_named(
@@ -242,9 +242,9 @@ def test_a_gpu_that_is_gone_since_the_run_is_named(
     assert f"than the 3 that this process may use (GPU0, GPU1, GPU2; not {gone})" in (
         train(program, "--auto-select", "4").line
     )
-    said = train(program, "--auto-select", "3")
-    assert taken(said) == "GPU0, GPU1, GPU2"
-    assert said.err.startswith(f"collbench: left out: {gone}\n")
+    result = train(program, "--auto-select", "3")
+    assert choice_of(result) == "GPU0, GPU1, GPU2"
+    assert result.err.startswith(f"collbench: left out: {gone}\n")
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_the_reason_is_reported_why_the_newest_run_does_not_fit(
 def test_of_many_saved_runs_only_those_that_may_fit_are_read(
     program: Program, saved: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The newest, for its reason; then neither what is too old by its name nor what names other GPUs."""
+    """It reads the newest run, for the reason, and then neither runs with an old name nor runs of other GPUs."""
     saved_in(tmp_path).unlink()
     save_run(saved_in(tmp_path, "x-mine.json"), gpus(4))
     for number in range(3):
@@ -285,7 +285,7 @@ def test_of_many_saved_runs_only_those_that_may_fit_are_read(
     assert read == ["y-2.json", "x-mine.json"]
 
 
-def test_a_container_brings_its_own_nccl_so_that_of_this_host_does_not_count() -> None:
+def test_a_container_has_its_own_nccl_so_the_hosts_does_not_count() -> None:
     criteria = suitable_run.RunCriteria(
         "cuda", None, timedelta(days=7), False, None, "", driver="580.159.04", job_nccl=False
     )

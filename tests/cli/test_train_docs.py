@@ -1,4 +1,4 @@
-"""docs/train.md and docs/cluster.md on `train`: what they show can be typed, and what they list is all there is."""
+"""docs/train.md and docs/cluster.md on `train`: the commands that they show work, and their lists are complete."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ def test_the_documents_show_commands() -> None:
     assert len([command for command in COMMANDS if command.startswith("srun ")]) == 2
 
 
-@pytest.mark.parametrize("typed", COMMANDS)
-def test_what_is_shown_can_be_typed(program: Program, monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
-    before, _, rest = typed.partition("collbench train ")
+@pytest.mark.parametrize("command_line", COMMANDS)
+def test_what_is_shown_can_be_typed(program: Program, monkeypatch: pytest.MonkeyPatch, command_line: str) -> None:
+    before, _, rest = command_line.partition("collbench train ")
     for name, value in SLURM.items() if before.startswith("srun ") else ():
         monkeypatch.setenv(name, value)
-    said = program("train", "--dry-run", *shlex.split(rest))
-    assert said.status == 0, said.err
-    assert " -m torch.distributed.run " in said.out
-    assert ("--rdzv-backend c10d" in said.out) == ("--nnodes" in typed or bool(before))
-    assert ("apptainer exec --nv --env CUDA_VISIBLE_DEVICES=GPU-" in said.out) == ("--container" in typed)
+    result = program("train", "--dry-run", *shlex.split(rest))
+    assert result.status == 0, result.err
+    assert " -m torch.distributed.run " in result.out
+    assert ("--rdzv-backend c10d" in result.out) == ("--nnodes" in command_line or bool(before))
+    assert ("apptainer exec --nv --env CUDA_VISIBLE_DEVICES=GPU-" in result.out) == ("--container" in command_line)
 
 
 def test_the_first_example_becomes_what_the_page_says(program: Program) -> None:
-    typed, becomes = re.findall(r"^    (collbench train .*|python -P .*)$", TRAIN, re.MULTILINE)[:2]
-    said = program("train", "--dry-run", *shlex.split(typed)[2:])
-    assert re.split(r"/python[\d.]* -P ", said.out)[1] == becomes.removeprefix("python -P ") + "\n"
+    command_line, becomes = re.findall(r"^    (collbench train .*|python -P .*)$", TRAIN, re.MULTILINE)[:2]
+    result = program("train", "--dry-run", *shlex.split(command_line)[2:])
+    assert re.split(r"/python[\d.]* -P ", result.out)[1] == becomes.removeprefix("python -P ") + "\n"
 
 
 def test_the_pods_command_can_be_run_in_a_pod(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,11 +72,11 @@ def test_the_pods_command_can_be_run_in_a_pod(program: Program, monkeypatch: pyt
         # The operator knows its container by this name [training-operator, PyTorchJobDefaultContainerName].
         (pod,) = kind["template"]["spec"]["containers"]
         assert pod["name"] == "pytorch"
-        command, name, *words = pod["command"]
+        command, name, *args = pod["command"]
         assert (command, name) == ("collbench", "train")
-        said = program(name, "--dry-run", *words)
-        assert said.status == 0, said.err
-        assert "--nproc-per-node 4 --no-python" in said.out
+        result = program(name, "--dry-run", *args)
+        assert result.status == 0, result.err
+        assert "--nproc-per-node 4 --no-python" in result.out
 
 
 def test_all_options_are_listed_and_no_others() -> None:
@@ -84,13 +84,13 @@ def test_all_options_are_listed_and_no_others() -> None:
     assert sorted(listed) == sorted(TRAIN_VALUES | TRAIN_FLAGS)
 
 
-# --- what is said, in the words of the table ----------------------------------------------------------------------
+# --- the messages of the table ------------------------------------------------------------------------------------
 
 
-def refused(program: Program, *words: str) -> str:
-    said = program("train", *words, "--dry-run", "train.py")
-    assert said.status == 2, said.err
-    return said.line
+def refused(program: Program, *args: str) -> str:
+    result = program("train", *args, "--dry-run", "train.py")
+    assert result.status == 2, result.err
+    return result.line
 
 
 def more_than_shown(program: Program, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -111,7 +111,7 @@ def another_driver(program: Program, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def an_old_run_and_a_probe_that_fails(program: Program, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Say two lines: that it probes and why, and that the probe failed."""
+    """Print two lines: that it probes and why, and that the probe failed."""
     for path in Path("state/collbench/runs").iterdir():
         save_run(path, gpus(8), timedelta(days=9))
     monkeypatch.setattr(suitable_run, "probe", PROBE)
@@ -120,9 +120,9 @@ def an_old_run_and_a_probe_that_fails(program: Program, monkeypatch: pytest.Monk
         raise DataCorruption("GPU0 → GPU1 (ce): byte 7 is wrong")
 
     monkeypatch.setattr(suitable_run, "measure", fail)
-    said = program("train", "--auto-select", "2", "train.py")
-    assert (said.status, said.err.count("\n")) == (4, 2)  # the probe's own: wrong data or a hang
-    return said.err
+    result = program("train", "--auto-select", "2", "train.py")
+    assert (result.status, result.err.count("\n")) == (4, 2)  # the probe's own: wrong data or a hang
+    return result.err
 
 
 def a_mig_device(_program: Program, _monkeypatch: pytest.MonkeyPatch) -> str:
@@ -157,7 +157,7 @@ def test_the_table_has_these_rows() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_what_the_table_says_is_said(program: Program, monkeypatch: pytest.MonkeyPatch, row: str) -> None:
-    """Its words in their order; "…" stands for any."""
+def test_the_messages_of_the_table_are_printed(program: Program, monkeypatch: pytest.MonkeyPatch, row: str) -> None:
+    """The message has the table's words in their order; "…" stands for any text."""
     say = next(say for start, say in SAYS.items() if row.startswith(start))
     assert re.search(".*".join(map(re.escape, row.split("…"))), say(program, monkeypatch))

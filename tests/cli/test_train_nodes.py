@@ -1,4 +1,4 @@
-"""`collbench train` on two nodes, whole programs and real torchrun: each goes by its own run, however they start."""
+"""`collbench train` on two nodes with real torchrun: each node uses its own saved run, however it is started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.builders import pair_run
 from tests.cli.program import collbench, environment, fake_gpus, fake_uuid, save_run
 from tests.cli.test_train_docs import CLUSTER
 from tests.distributed.processes import free_port
-from tests.launch.test_execution import PATIENCE_S, needs_torch
+from tests.launch.test_execution import TIMEOUT_S, needs_torch
 from tests.launch.test_rendezvous import POD
 from tests.native.fakes import Fakes
 
@@ -33,7 +33,7 @@ import json, os, pathlib
 names = ("NODE", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 pathlib.Path("rank" + os.environ["RANK"] + ".json").write_text(json.dumps([os.environ[name] for name in names]))
 """
-# Stands in for srun: as many tasks as the batch script's head asks for, each with what Slurm tells one, on this host.
+# A fake srun: starts the batch script's number of tasks on this host, each with the variables that Slurm sets.
 SRUN = """#!{python}
 import os, subprocess, sys
 assert sys.argv[1:3] == ["--ntasks-per-node", "1"]
@@ -51,7 +51,7 @@ sys.exit(max(task.wait() for task in tasks))
 
 @dataclass(frozen=True)
 class Nodes:
-    """Two nodes in one folder, each with GPUs that are simulated and a saved run of its own."""
+    """Two nodes in one folder, each with simulated GPUs and its own saved run."""
 
     fakes: Fakes
     folder: Path
@@ -67,10 +67,10 @@ class Nodes:
             command, cwd=self.folder, env=self.settings(**variables), stderr=subprocess.PIPE, text=True
         )
 
-    def start_on(self, node: int, words: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    def start_on(self, node: int, args: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start `collbench` on one of the nodes."""
         own = {"NODE": str(node), "XDG_STATE_HOME": str(self.folder / str(node))}
-        return self.start(collbench(*words), {**variables, **own})
+        return self.start(collbench(*args), {**variables, **own})
 
     def ranks(self) -> list[tuple[str, str, str]]:
         """Return each rank's node, number of ranks, and devices."""
@@ -94,18 +94,18 @@ def slowed(slow: int) -> Run:
 
 
 def ended(jobs: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """Return what each said, once all have succeeded."""
+    """Wait until all have succeeded; return the stderr of each."""
     try:
-        said = [job.communicate(timeout=PATIENCE_S)[1] for job in jobs]
+        outputs = [job.communicate(timeout=TIMEOUT_S)[1] for job in jobs]
     finally:
         for job in jobs:
             job.kill()
-    assert [job.returncode for job in jobs] == [0] * len(jobs), said
-    return said
+    assert [job.returncode for job in jobs] == [0] * len(jobs), outputs
+    return outputs
 
 
 def expected(k: int) -> list[tuple[str, str, str]]:
-    """Return what two nodes' ranks must get where each takes its own best k."""
+    """Return the expected environment of two nodes' ranks if each node takes its own best k."""
     return [
         (str(node), str(2 * k), ",".join(fake_uuid(index) for index in BEST[node][:k]))
         for node in (0, 1)
@@ -114,15 +114,15 @@ def expected(k: int) -> list[tuple[str, str, str]]:
 
 
 def pod(node: int, port: int) -> dict[str, str]:
-    """Return what a PyTorchJob tells one of two pods, whose master is this host."""
+    """Return the environment that a PyTorchJob gives one of two pods whose master is this host."""
     number = str(node)
     return POD | {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": str(port), "PET_NODE_RANK": number, "RANK": number}
 
 
-def test_the_same_words_typed_on_each_node_take_each_nodes_own_best(nodes: Nodes) -> None:
-    words = ["train", "--auto-select", "4", "--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}", "train.py"]
-    said = ended([nodes.start_on(node, words, {}) for node in (0, 1)])
-    assert [line.partition(" (")[0] for line in said] == [
+def test_the_same_command_on_each_node_takes_each_nodes_best(nodes: Nodes) -> None:
+    args = ["train", "--auto-select", "4", "--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}", "train.py"]
+    outputs = ended([nodes.start_on(node, args, {}) for node in (0, 1)])
+    assert [line.partition(" (")[0] for line in outputs] == [
         "collbench: using GPU1, GPU2, GPU3, GPU4",
         "collbench: using GPU0, GPU1, GPU2, GPU3",
     ]
@@ -144,6 +144,6 @@ def test_the_documented_batch_script_trains_on_all_nodes_of_the_job(nodes: Nodes
 
 def test_two_pods_train_together(nodes: Nodes) -> None:
     port = free_port()
-    words = ["train", "--auto-select", "4", "train.py"]
-    ended([nodes.start_on(node, words, pod(node, port)) for node in (0, 1)])
+    args = ["train", "--auto-select", "4", "train.py"]
+    ended([nodes.start_on(node, args, pod(node, port)) for node in (0, 1)])
     assert sorted(nodes.ranks()) == expected(4)

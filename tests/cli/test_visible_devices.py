@@ -34,17 +34,17 @@ def test_topo_lists_only_these(fakes: Fakes, tmp_path: Path, case: str, setting:
 
 
 def test_topo_explains_only_these(fakes: Fakes, tmp_path: Path) -> None:
-    seen = {"CUDA_VISIBLE_DEVICES": "0,3"}
-    assert on_gpus(fakes, tmp_path, ["topo", "3", "0"], seen).stdout.startswith("GPU0 and GPU3 are connected by")
-    outside = on_gpus(fakes, tmp_path, ["topo", "0", "1"], seen)
+    environment = {"CUDA_VISIBLE_DEVICES": "0,3"}
+    assert on_gpus(fakes, tmp_path, ["topo", "3", "0"], environment).stdout.startswith("GPU0 and GPU3 are connected by")
+    outside = on_gpus(fakes, tmp_path, ["topo", "0", "1"], environment)
     assert outside.code == 2
     assert outside.stderr.endswith("device 1 is not available: this process may use 0, 3\n")
 
 
 def test_pairs_measures_only_these(fakes: Fakes, tmp_path: Path) -> None:
-    words = ["pairs", "--sizes", "1K", "--operations", "copy", "-o", "run.json"]
-    seen = {"CUDA_VISIBLE_DEVICES": f"{fake_uuid(3)},1"}
-    done = on_gpus(fakes, tmp_path, words, seen, free=FREE_FOR_TWO)
+    args = ["pairs", "--sizes", "1K", "--operations", "copy", "-o", "run.json"]
+    environment = {"CUDA_VISIBLE_DEVICES": f"{fake_uuid(3)},1"}
+    done = on_gpus(fakes, tmp_path, args, environment, free=FREE_FOR_TWO)
     assert done.code == 0, done.stderr
     assert [device.index for device in run_file.load(tmp_path / "run.json").devices] == [1, 3]
     assert set(done.lines("+context")) == {"+context 1", "+context 3"}
@@ -52,17 +52,17 @@ def test_pairs_measures_only_these(fakes: Fakes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "setting", "words", "chosen"),
+    ("case", "setting", "args", "chosen"),
     [
         ("all that it leaves", "3,1", ["--auto-select", "2"], (1, 3)),
         ("one of them by its number outside", "3,1", ["--devices", "3"], (3,)),
     ],
 )
 def test_train_chooses_only_from_these(
-    fakes: Fakes, tmp_path: Path, case: str, setting: str, words: list[str], chosen: tuple[int, ...]
+    fakes: Fakes, tmp_path: Path, case: str, setting: str, args: list[str], chosen: tuple[int, ...]
 ) -> None:
     (tmp_path / "train.py").touch()
-    done = on_gpus(fakes, tmp_path, ["train", *words, "--dry-run", "train.py"], {"CUDA_VISIBLE_DEVICES": setting})
+    done = on_gpus(fakes, tmp_path, ["train", *args, "--dry-run", "train.py"], {"CUDA_VISIBLE_DEVICES": setting})
     assert done.code == 0, done.stderr
     uuids = ",".join(fake_uuid(index) for index in chosen)
     assert done.stdout.startswith(f"CUDA_VISIBLE_DEVICES={uuids} "), case
@@ -70,22 +70,22 @@ def test_train_chooses_only_from_these(
 
 
 @pytest.mark.parametrize(
-    ("case", "words", "text"),
+    ("case", "args", "text"),
     [
         ("more than it leaves", ["train", "--auto-select", "3", "train.py"], "more than the 2"),
         ("what it hides, by hand", ["train", "--devices", "0,1", "train.py"], "this process may use 1, 3"),
         ("what it hides, to measure", ["pairs", "--devices", "0,1"], "this process may use 1, 3"),
     ],
 )
-def test_what_it_hides_is_refused(fakes: Fakes, tmp_path: Path, case: str, words: list[str], text: str) -> None:
+def test_what_it_hides_is_refused(fakes: Fakes, tmp_path: Path, case: str, args: list[str], text: str) -> None:
     (tmp_path / "train.py").touch()
-    done = on_gpus(fakes, tmp_path, words, {"CUDA_VISIBLE_DEVICES": "3,1"})
+    done = on_gpus(fakes, tmp_path, args, {"CUDA_VISIBLE_DEVICES": "3,1"})
     assert (done.code, done.stdout) == (2, "")
     assert text in one_line(done.stderr)
 
 
 @pytest.mark.parametrize("command", ["topo", "pairs"])
-def test_when_it_hides_all_the_line_says_so(fakes: Fakes, tmp_path: Path, command: str) -> None:
+def test_the_message_says_when_all_gpus_are_hidden(fakes: Fakes, tmp_path: Path, command: str) -> None:
     backend = [] if command == "topo" else ["--backend", "cuda"]
     done = on_gpus(fakes, tmp_path, [command, *backend], {"CUDA_VISIBLE_DEVICES": ""})
     assert (done.code, done.stdout) == (2, "")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.programs import Stand
+from tests.examples.programs import FakeProgram
 
 
 @pytest.fixture
-def stand(tmp_path: Path) -> Stand:
+def fake(tmp_path: Path) -> FakeProgram:
     """A fake `collbench` in an empty folder."""
-    return Stand(tmp_path)
+    return FakeProgram(tmp_path)

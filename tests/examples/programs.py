@@ -1,4 +1,4 @@
-"""A `collbench` that does as a test says, for scripts that call it."""
+"""A fake `collbench` for scripts that call it; its behavior is set by the test."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ EXAMPLES = ROOT / "examples"
 
 _FAKE = """\
 import json, os, shutil, subprocess, sys, time
-words = sys.argv[1:]
+args = sys.argv[1:]
 with open({log!r}, "a") as log:
-    log.write(json.dumps([words, os.environ.get("CUDA_VISIBLE_DEVICES")]) + "\\n")
-if words[0] != "check":
-    sys.exit(subprocess.call([{python!r}, "-m", "collbench", *words]))
+    log.write(json.dumps([args, os.environ.get("CUDA_VISIBLE_DEVICES")]) + "\\n")
+if args[0] != "check":
+    sys.exit(subprocess.call([{python!r}, "-m", "collbench", *args]))
 print("GPU0-GPU1: NV_DEGRADED")
 if {run!r}:
-    shutil.copy({run!r}, words[words.index("--output") + 1])
+    shutil.copy({run!r}, args[args.index("--output") + 1])
 if {hang!r}:
     time.sleep(600)
 sys.exit({status!r})
@@ -29,8 +29,8 @@ sys.exit({status!r})
 
 
 @dataclass(frozen=True)
-class Stand:
-    """A folder with a fake `collbench`, and what it was called with."""
+class FakeProgram:
+    """A folder with a fake `collbench` and the log of its calls."""
 
     folder: Path
 
@@ -40,7 +40,7 @@ class Stand:
         return self.folder / "collbench"
 
     def will(self, status: int = 0, run: Path | None = None, hang: bool = False) -> None:
-        """Let `collbench check` save this run, and end with this status or never; other commands are the real ones."""
+        """Let `collbench check` save this run, and exit with this status or hang; other commands are real."""
         code = _FAKE.format(
             log=str(self.folder / "calls"), python=sys.executable, run=str(run or ""), hang=hang, status=status
         )
@@ -48,7 +48,7 @@ class Stand:
         self.program.chmod(0o755)
 
     def calls(self) -> list[tuple[list[str], str | None]]:
-        """Return the words of each call, and CUDA_VISIBLE_DEVICES in it."""
+        """Return the arguments and CUDA_VISIBLE_DEVICES of each call."""
         log = self.folder / "calls"
         return [tuple(json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
 
@@ -62,9 +62,9 @@ class Stand:
 
 
 def shellcheck() -> str | None:
-    """Return the path of shellcheck: of its wheel, beside this Python, or of the system."""
-    beside = Path(sys.executable).parent / "shellcheck"
-    if beside.exists():
-        return str(beside)
-    found = [Path(folder) / "shellcheck" for folder in os.environ["PATH"].split(os.pathsep)]
-    return next((str(path) for path in found if path.exists()), None)
+    """Return the path of shellcheck: from its wheel, next to this Python, or from PATH."""
+    installed = Path(sys.executable).parent / "shellcheck"
+    if installed.exists():
+        return str(installed)
+    candidates = [Path(folder) / "shellcheck" for folder in os.environ["PATH"].split(os.pathsep)]
+    return next((str(path) for path in candidates if path.exists()), None)

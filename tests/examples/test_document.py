@@ -31,25 +31,25 @@ def test_slurm_conf_is_the_prologs_own(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("script", "defaults"),
     [
         (PROLOG, {"COLLBENCH": "/opt/collbench/bin/collbench", "COLLBENCH_LIMIT": "30",
                   "COLLBENCH_LOGS": "/var/log/collbench"}),
         (TEXTFILE, {"COLLBENCH_TEXTFILES": "/var/lib/node_exporter/textfile_collector"}),
     ],
 )  # fmt: skip
-def test_defaults_are_the_scripts(script: str, says: dict[str, str]) -> None:
-    for name, default in says.items():
+def test_defaults_are_the_scripts(script: str, defaults: dict[str, str]) -> None:
+    for name, default in defaults.items():
         assert f"${{{name}:-{default}}}" in script
         assert default in DOCUMENT
 
 
 def test_the_prologs_limit_is_shorter_than_slurms() -> None:
-    ours = re.search(r"COLLBENCH_LIMIT:-(\d+)", PROLOG)
-    slurms = re.search(r"PrologEpilogTimeout=(\d+)", DOCUMENT)
-    assert ours is not None
-    assert slurms is not None
-    assert int(ours[1]) + 5 < int(slurms[1])  # 5 s until the kill
+    own_limit = re.search(r"COLLBENCH_LIMIT:-(\d+)", PROLOG)
+    slurm_limit = re.search(r"PrologEpilogTimeout=(\d+)", DOCUMENT)
+    assert own_limit is not None
+    assert slurm_limit is not None
+    assert int(own_limit[1]) + 5 < int(slurm_limit[1])  # 5 s until the kill
 
 
 def test_the_line_of_a_refusal_is_the_prologs() -> None:

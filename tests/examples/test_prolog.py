@@ -8,30 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.programs import EXAMPLES, ROOT, Stand
+from tests.examples.programs import EXAMPLES, ROOT, FakeProgram
 
 PROLOG = EXAMPLES / "slurm" / "prolog.sh"
 
 
-def started(stand: Stand, **environment: str) -> tuple[int, str]:
-    """Run the prolog of job 17; return its status and what it said."""
-    done = stand.start(PROLOG, SLURM_JOB_ID="17", COLLBENCH_LOGS=str(stand.folder / "logs"), **environment)
+def started(fake: FakeProgram, **environment: str) -> tuple[int, str]:
+    """Run the prolog of job 17; return its exit status and stderr."""
+    done = fake.start(PROLOG, SLURM_JOB_ID="17", COLLBENCH_LOGS=str(fake.folder / "logs"), **environment)
     assert done.stdout == ""  # slurmd would read it
     return done.returncode, done.stderr
 
 
-def test_a_healthy_node_starts_the_job_and_keeps_no_log(stand: Stand) -> None:
-    stand.will(status=0)
-    assert started(stand, SLURM_JOB_GPUS="0,1,2,3") == (0, "")
-    [(words, visible)] = stand.calls()
-    run = str(stand.folder / "logs" / "job-17.json")
-    assert words == ["check", "--quick", "--devices", "0,1,2,3", "--expect", "4", "--force", "--output", run]
+def test_a_healthy_node_starts_the_job_and_keeps_no_log(fake: FakeProgram) -> None:
+    fake.will(status=0)
+    assert started(fake, SLURM_JOB_GPUS="0,1,2,3") == (0, "")
+    [(args, visible)] = fake.calls()
+    run = str(fake.folder / "logs" / "job-17.json")
+    assert args == ["check", "--quick", "--devices", "0,1,2,3", "--expect", "4", "--force", "--output", run]
     assert visible is None
-    assert list((stand.folder / "logs").iterdir()) == []
+    assert list((fake.folder / "logs").iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("status", "says"),
+    ("status", "message"),
     [
         (1, "could not be checked (status 1)"),
         (2, "could not be checked (status 2)"),
@@ -40,61 +40,61 @@ def test_a_healthy_node_starts_the_job_and_keeps_no_log(stand: Stand) -> None:
         (139, "could not be checked (status 139)"),
     ],
 )
-def test_any_other_status_refuses_the_job_and_keeps_the_reason(stand: Stand, status: int, says: str) -> None:
-    stand.will(status=status)
-    left, said = started(stand, SLURM_JOB_GPUS="4,5")
-    assert left == 1
-    assert says in said
-    assert "job 17: refused: GPUs 4,5" in said
-    assert (stand.folder / "logs" / "job-17.txt").read_text() == "GPU0-GPU1: NV_DEGRADED\n"
+def test_any_other_status_refuses_the_job_and_keeps_the_reason(fake: FakeProgram, status: int, message: str) -> None:
+    fake.will(status=status)
+    prolog_status, stderr = started(fake, SLURM_JOB_GPUS="4,5")
+    assert prolog_status == 1
+    assert message in stderr
+    assert "job 17: refused: GPUs 4,5" in stderr
+    assert (fake.folder / "logs" / "job-17.txt").read_text() == "GPU0-GPU1: NV_DEGRADED\n"
 
 
-def test_a_hang_refuses_the_job_after_the_limit(stand: Stand) -> None:
-    stand.will(hang=True)
-    left, said = started(stand, SLURM_JOB_GPUS="0,1", COLLBENCH_LIMIT="1")
-    assert (left, "not checked within 1 s" in said) == (1, True)
+def test_a_hang_refuses_the_job_after_the_limit(fake: FakeProgram) -> None:
+    fake.will(hang=True)
+    status, stderr = started(fake, SLURM_JOB_GPUS="0,1", COLLBENCH_LIMIT="1")
+    assert (status, "not checked within 1 s" in stderr) == (1, True)
 
 
-def test_without_collbench_the_job_is_refused(stand: Stand) -> None:
-    left, said = started(stand, SLURM_JOB_GPUS="0,1")
-    assert (left, f"{stand.program} is not there" in said) == (1, True)
+def test_without_collbench_the_job_is_refused(fake: FakeProgram) -> None:
+    status, stderr = started(fake, SLURM_JOB_GPUS="0,1")
+    assert (status, f"{fake.program} is not there" in stderr) == (1, True)
 
 
-def test_without_a_place_for_logs_the_job_is_refused(stand: Stand) -> None:
-    stand.will(status=0)
-    (stand.folder / "logs").write_text("a file in the way")
-    assert started(stand, SLURM_JOB_GPUS="0,1")[0] == 1
-    assert stand.calls() == []
+def test_without_a_folder_for_logs_the_job_is_refused(fake: FakeProgram) -> None:
+    fake.will(status=0)
+    (fake.folder / "logs").write_text("a file in the way")
+    assert started(fake, SLURM_JOB_GPUS="0,1")[0] == 1
+    assert fake.calls() == []
 
 
-@pytest.mark.parametrize("given", [{}, {"SLURM_JOB_GPUS": ""}, {"CUDA_VISIBLE_DEVICES": ""}])
-def test_a_job_without_gpus_is_none_of_its_business(stand: Stand, given: dict[str, str]) -> None:
-    assert started(stand, **given) == (0, "")
-    assert stand.calls() == []
+@pytest.mark.parametrize("variables", [{}, {"SLURM_JOB_GPUS": ""}, {"CUDA_VISIBLE_DEVICES": ""}])
+def test_a_job_without_gpus_is_not_checked(fake: FakeProgram, variables: dict[str, str]) -> None:
+    assert started(fake, **variables) == (0, "")
+    assert fake.calls() == []
 
 
-def test_a_job_with_one_gpu_has_no_link(stand: Stand) -> None:
-    left, said = started(stand, SLURM_JOB_GPUS="3")
-    assert (left, "no link to check" in said, stand.calls()) == (0, True, [])
+def test_a_job_with_one_gpu_has_no_link(fake: FakeProgram) -> None:
+    status, stderr = started(fake, SLURM_JOB_GPUS="3")
+    assert (status, "no link to check" in stderr, fake.calls()) == (0, True, [])
 
 
-def test_an_older_slurm_names_the_gpus_by_cudas_variable(stand: Stand) -> None:
-    stand.will(status=0)
-    assert started(stand, CUDA_VISIBLE_DEVICES="2,GPU-abc") == (0, "")
-    [(words, visible)] = stand.calls()
-    assert words[2:6] == ["--devices", "2,GPU-abc", "--expect", "2"]
+def test_an_older_slurm_names_the_gpus_by_cudas_variable(fake: FakeProgram) -> None:
+    fake.will(status=0)
+    assert started(fake, CUDA_VISIBLE_DEVICES="2,GPU-abc") == (0, "")
+    [(args, visible)] = fake.calls()
+    assert args[2:6] == ["--devices", "2,GPU-abc", "--expect", "2"]
     assert visible is None
 
 
-def test_hostile_gpu_names_stay_one_word(stand: Stand, tmp_path: Path) -> None:
-    stand.will(status=2)
-    assert started(stand, SLURM_JOB_GPUS="0,$(touch pwned) --nccl x")[0] == 1
-    [(words, _)] = stand.calls()
-    assert words[3] == "0,$(touch pwned) --nccl x"
+def test_hostile_gpu_names_stay_one_word(fake: FakeProgram, tmp_path: Path) -> None:
+    fake.will(status=2)
+    assert started(fake, SLURM_JOB_GPUS="0,$(touch pwned) --nccl x")[0] == 1
+    [(args, _)] = fake.calls()
+    assert args[3] == "0,$(touch pwned) --nccl x"
 
 
 @pytest.mark.parametrize(
-    ("faults", "gpus", "status", "says"),
+    ("faults", "gpus", "status", "message"),
     [
         ([], "0,1,2,3", 0, ""),
         ([{"kind": "slow-link", "devices": [1, 3], "factor": 0.25}], "0,1,2,3", 1, "labels and measurement disagree"),
@@ -103,13 +103,13 @@ def test_hostile_gpu_names_stay_one_word(stand: Stand, tmp_path: Path) -> None:
     ],
 )
 def test_the_real_collbench_decides_on_a_simulated_machine(
-    tmp_path: Path, faults: list[dict[str, object]], gpus: str, status: int, says: str
+    tmp_path: Path, faults: list[dict[str, object]], gpus: str, status: int, message: str
 ) -> None:
     machine = json.loads((ROOT / "src/collbench/sim/machines/hgx-h200.json").read_text(encoding="utf-8"))
     (tmp_path / "fabric.json").write_text(json.dumps({**machine, "faults": faults}))
-    stand = Stand(tmp_path)
+    fake = FakeProgram(tmp_path)
     simulated = f"--backend sim --fabric {tmp_path / 'fabric.json'}"
-    stand.program.write_text(f'#!/bin/sh\nexec {sys.executable} -m collbench "$@" {simulated}\n')
-    stand.program.chmod(0o755)
-    left, said = started(stand, SLURM_JOB_GPUS=gpus, COLLBENCH_LIMIT="90")
-    assert (left, says in said) == (status, True), said
+    fake.program.write_text(f'#!/bin/sh\nexec {sys.executable} -m collbench "$@" {simulated}\n')
+    fake.program.chmod(0o755)
+    prolog_status, stderr = started(fake, SLURM_JOB_GPUS=gpus, COLLBENCH_LIMIT="90")
+    assert (prolog_status, message in stderr) == (status, True), stderr

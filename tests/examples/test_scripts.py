@@ -1,4 +1,4 @@
-"""Every script and manifest under examples/ is well formed, and calls collbench as collbench takes it."""
+"""Every script and manifest under examples/ is well formed, and calls collbench with arguments that it accepts."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def test_the_init_container_checks_what_the_training_container_gets() -> None:
     assert check["command"][:3] == ["timeout", "--kill-after=5", "60"]
     assert check["volumeMounts"] == train["volumeMounts"]
     assert {mount["name"] for mount in check["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-    for words in (check["command"][4:], train["command"][1:]):
-        understood(words)
+    for args in (check["command"][4:], train["command"][1:]):
+        assert_accepted(args)
 
 
-def understood(words: list[str]) -> None:
-    """Fail the test where collbench would not take these words."""
+def assert_accepted(args: list[str]) -> None:
+    """Fail the test if collbench does not accept these arguments."""
     context = click.Context(cli, info_name="collbench")
-    command = cli.get_command(context, words[0])
+    command = cli.get_command(context, args[0])
     assert command is not None
-    command.make_context(words[0], list(words[1:]), parent=context)
+    command.make_context(args[0], list(args[1:]), parent=context)
 
 
 def test_collbench_takes_what_the_scripts_give_it() -> None:
-    understood(["check", "--quick", "--devices", "0,1", "--expect", "2", "--force", "--output", "/tmp/run.json"])  # noqa: S108
-    understood(["export", "/tmp/run.json", "--format", "prometheus", "--output", "/tmp/run.prom"])  # noqa: S108
+    assert_accepted(["check", "--quick", "--devices", "0,1", "--expect", "2", "--force", "--output", "/tmp/run.json"])  # noqa: S108
+    assert_accepted(["export", "/tmp/run.json", "--format", "prometheus", "--output", "/tmp/run.prom"])  # noqa: S108
     texts = " ".join(script.read_text(encoding="utf-8") for script in SCRIPTS)
     assert '--devices "$gpus" --expect "${#list[@]}" --force --output "$run"' in texts
     assert 'export "$work/run.json" --format prometheus --output "$work/run.prom"' in texts

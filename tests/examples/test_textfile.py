@@ -1,4 +1,4 @@
-"""The systemd timer's script: its file is read by prometheus_client, is replaced at once, and tells every status."""
+"""The systemd timer's script: its file is read by prometheus_client, is replaced atomically, and holds every status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from collbench.runfile import run_file
 from tests.builders import pair_run
-from tests.examples.programs import EXAMPLES, Stand
+from tests.examples.programs import EXAMPLES, FakeProgram
 
 SCRIPT = EXAMPLES / "systemd" / "collbench-textfile"
 UNITS = [EXAMPLES / "systemd" / f"collbench-check.{kind}" for kind in ("service", "timer")]
@@ -26,13 +26,13 @@ def run(tmp_path: Path) -> Path:
     return file
 
 
-def started(stand: Stand, **environment: str) -> tuple[int, dict[str, list[float]], str]:
-    """Run the script; return its status, the samples in its file by metric, and what it said."""
+def started(fake: FakeProgram, **environment: str) -> tuple[int, dict[str, list[float]], str]:
+    """Run the script; return its exit status, the samples in its file by metric, and stderr."""
     parser = pytest.importorskip("prometheus_client.parser")
-    folder = stand.folder / "textfiles"
+    folder = fake.folder / "textfiles"
     folder.mkdir(exist_ok=True)
     path = environment.pop("PATH", "/usr/bin:/bin")
-    done = stand.start(SCRIPT, COLLBENCH_TEXTFILES=str(folder), PATH=path, **environment)
+    done = fake.start(SCRIPT, COLLBENCH_TEXTFILES=str(folder), PATH=path, **environment)
     assert {file.name for file in folder.iterdir()} <= {"collbench.prom"}  # no half-written file stays
     file = folder / "collbench.prom"
     samples: dict[str, list[float]] = {}
@@ -43,10 +43,10 @@ def started(stand: Stand, **environment: str) -> tuple[int, dict[str, list[float
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 4])
-def test_every_status_is_reported_with_the_figures(stand: Stand, run: Path, status: int) -> None:
-    stand.will(status=status, run=run)
-    left, samples, _ = started(stand)
-    assert left == 0
+def test_every_status_is_reported_with_the_figures(fake: FakeProgram, run: Path, status: int) -> None:
+    fake.will(status=status, run=run)
+    script_status, samples, _ = started(fake)
+    assert script_status == 0
     assert samples["collbench_check_status"] == [float(status)]
     assert samples["collbench_check_timestamp_seconds"][0] > 1_700_000_000
     bandwidths = [value for name, values in samples.items() if "bandwidth" in name or "bytes_per" in name
@@ -54,49 +54,51 @@ def test_every_status_is_reported_with_the_figures(stand: Stand, run: Path, stat
     assert len(bandwidths) == 3  # the slowest, the median and the fastest pair
 
 
-def test_where_nothing_was_measured_the_status_stands_alone(stand: Stand) -> None:
-    stand.will(status=1)
-    left, samples, said = started(stand)
-    assert left == 0
+def test_without_a_measurement_only_the_status_is_written(fake: FakeProgram) -> None:
+    fake.will(status=1)
+    status, samples, stderr = started(fake)
+    assert status == 0
     assert set(samples) == {"collbench_check_status", "collbench_check_timestamp_seconds"}
     assert samples["collbench_check_status"] == [1.0]
-    assert "NV_DEGRADED" in said  # the page, for the journal
+    assert "NV_DEGRADED" in stderr  # the page, for the journal
 
 
-def test_a_hang_is_status_124(stand: Stand) -> None:
-    stand.will(hang=True)
-    assert started(stand, COLLBENCH_LIMIT="1")[1]["collbench_check_status"] == [124.0]
+def test_a_hang_is_status_124(fake: FakeProgram) -> None:
+    fake.will(hang=True)
+    assert started(fake, COLLBENCH_LIMIT="1")[1]["collbench_check_status"] == [124.0]
 
 
-def test_a_missing_collbench_is_reported_too(stand: Stand) -> None:
-    assert started(stand)[1]["collbench_check_status"] == [127.0]
+def test_a_missing_collbench_is_reported_too(fake: FakeProgram) -> None:
+    assert started(fake)[1]["collbench_check_status"] == [127.0]
 
 
-def test_figures_that_cannot_be_exported_fail_the_service_and_keep_the_status(stand: Stand, tmp_path: Path) -> None:
+def test_figures_that_cannot_be_exported_fail_the_service_and_keep_the_status(
+    fake: FakeProgram, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text("{")
-    stand.will(status=3, run=broken)
-    left, samples, said = started(stand)
-    assert (left, samples["collbench_check_status"]) == (1, [3.0])
-    assert "could not be exported" in said
+    fake.will(status=3, run=broken)
+    status, samples, stderr = started(fake)
+    assert (status, samples["collbench_check_status"]) == (1, [3.0])
+    assert "could not be exported" in stderr
 
 
-def test_busy_gpus_are_left_alone_and_so_is_the_file(stand: Stand, tmp_path: Path) -> None:
-    stand.will(status=0)
+def test_busy_gpus_are_left_alone_and_so_is_the_file(fake: FakeProgram, tmp_path: Path) -> None:
+    fake.will(status=0)
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "nvidia-smi").write_text("#!/bin/sh\necho 4711\n")
     (tools / "nvidia-smi").chmod(0o755)
     (tmp_path / "textfiles").mkdir()
     (tmp_path / "textfiles" / "collbench.prom").write_text("collbench_check_status 3\n")
-    left, samples, said = started(stand, PATH=f"{tools}:/usr/bin:/bin")
-    assert (left, samples["collbench_check_status"], stand.calls()) == (0, [3.0], [])
-    assert "in use" in said
+    status, samples, stderr = started(fake, PATH=f"{tools}:/usr/bin:/bin")
+    assert (status, samples["collbench_check_status"], fake.calls()) == (0, [3.0], [])
+    assert "in use" in stderr
 
 
-def test_a_folder_that_cannot_be_written_fails_the_service(stand: Stand) -> None:
-    stand.will(status=0)
-    done = stand.start(SCRIPT, COLLBENCH_TEXTFILES=str(stand.folder / "none"), PATH="/usr/bin:/bin")
+def test_a_folder_that_cannot_be_written_fails_the_service(fake: FakeProgram) -> None:
+    fake.will(status=0)
+    done = fake.start(SCRIPT, COLLBENCH_TEXTFILES=str(fake.folder / "none"), PATH="/usr/bin:/bin")
     assert done.returncode == 1
     assert "cannot write to" in done.stderr
 

@@ -1,4 +1,4 @@
-"""Ablations that no GPU has made, with round numbers."""
+"""Made-up ablations with round numbers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collbench.launch.ablation import Ablation, AllReduce, Arm, Measure, Trainin
 
 
 def run(
-    repeat: int, order: int, steps: Sequence[float] = (), runtime: float | None = None, **other: float
+    repeat: int, order: int, steps: Sequence[float] = (), runtime: float | None = None, **more: float
 ) -> TrainingRun:
-    """Return one good run; `wall` are its seconds in all."""
-    return TrainingRun(repeat, order, int(other.get("status", 0)), other.get("wall", 40.0), tuple(steps), runtime)
+    """Return one successful run; `wall` is its total time in seconds."""
+    return TrainingRun(repeat, order, int(more.get("status", 0)), more.get("wall", 40.0), tuple(steps), runtime)
 
 
 def ablation(
-    with_it: Sequence[float],
-    without: Sequence[float],
+    with_steps: Sequence[float],
+    without_steps: Sequence[float],
     names: tuple[str, str] | None = None,
     lacking: tuple[str, ...] = ("p2p",),
 ) -> Ablation:
@@ -24,23 +24,23 @@ def ablation(
     first, second = names or ("with p2p", "without p2p")
     allreduce = ((8, 0.0, 5.5e-6), (2**26, 320.5, 2.1e-4)), ((8, 0.0, 12e-6), (2**26, 35.25, 1.9e-3))
     changes: tuple[dict[str, str], dict[str, str]] = ({}, {"NCCL_P2P_DISABLE": "1"} if names is None else {})
-    both = []
-    for number, (name, values) in enumerate(((first, with_it), (second, without))):
+    arms = []
+    for number, (name, values) in enumerate(((first, with_steps), (second, without_steps))):
         runs = [run(repeat, 2 * repeat + number, (1.0,) * 3 + (value,) * 10) for repeat, value in enumerate(values)]
-        sizes = tuple(AllReduce(*one) for one in allreduce[number])
-        both.append(Arm(name, changes[number], (0, 1), ("GPU-a", "GPU-b"), sizes, runs, lacking if number else ()))
-    made = Ablation(
+        sizes = tuple(AllReduce(*sample) for sample in allreduce[number])
+        arms.append(Arm(name, changes[number], (0, 1), ("GPU-a", "GPU-b"), sizes, runs, lacking if number else ()))
+    finished = Ablation(
         collbench="0.1.0",
         started="2026-11-21T10:00:00Z",
         hostname="vm",
         gpus=("NVIDIA H200", "NVIDIA H200"),
         command=("train.py", "--epochs", "1"),
         measure=Measure.STEP,
-        arms=(both[0], both[1]),
+        arms=(arms[0], arms[1]),
         environment={"NCCL_NVLS_ENABLE": "0"},
-        repeats=len(with_it),
+        repeats=len(with_steps),
         seed=4,
     )
-    made.measure = measure_of(made.made, None)
-    made.result = judge(made)
-    return made
+    finished.measure = measure_of(finished.made, None)
+    finished.result = judge(finished)
+    return finished

@@ -1,4 +1,4 @@
-"""The command line of `collbench ablate`: whose word is whose."""
+"""The command line of `collbench ablate`: which arguments are its own, torchrun's and the script's."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from collbench.model.errors import UsageError
 BASE = ("--devices", "0,1", "--without", "p2p")
 
 
-def test_every_word_reaches_whom_it_is_for() -> None:
-    words = ["--auto-select", "2", "--without", "p2p,shm", "--max-restarts", "1", "--max-age=1d", "--repeats=5"]
-    words += ["-o", "out.json", "-t3", "--skip", "0", "--seed", "7", "--json", "--no-allreduce", "--verbose"]
-    found = split_ablation([*words, "--", "train.py", "--repeats", "9", "--without", "all", "--", "-o"])
-    assert found.train.program == ("train.py", "--repeats", "9", "--without", "all", "--", "-o")
-    assert (found.train.auto_select, found.train.max_age) == (2, timedelta(days=1))
-    assert found.passed == ("--max-restarts", "1", "-t3")
-    assert (found.without, found.repeats, found.skip, found.seed) == (("p2p,shm",), 5, 0, 7)
-    assert (found.output, found.json, found.allreduce, found.verbose) == ("out.json", True, False, True)
+def test_every_argument_reaches_its_parser() -> None:
+    args = ["--auto-select", "2", "--without", "p2p,shm", "--max-restarts", "1", "--max-age=1d", "--repeats=5"]
+    args += ["-o", "out.json", "-t3", "--skip", "0", "--seed", "7", "--json", "--no-allreduce", "--verbose"]
+    parsed = split_ablation([*args, "--", "train.py", "--repeats", "9", "--without", "all", "--", "-o"])
+    assert parsed.train.program == ("train.py", "--repeats", "9", "--without", "all", "--", "-o")
+    assert (parsed.train.auto_select, parsed.train.max_age) == (2, timedelta(days=1))
+    assert parsed.passed == ("--max-restarts", "1", "-t3")
+    assert (parsed.without, parsed.repeats, parsed.skip, parsed.seed) == (("p2p,shm",), 5, 0, 7)
+    assert (parsed.output, parsed.json, parsed.allreduce, parsed.verbose) == ("out.json", True, False, True)
 
 
-def test_what_nobody_says() -> None:
-    found = split_ablation([*BASE, "train.py"])
-    assert (found.repeats, found.skip, found.seed, found.output, found.against) == (None, None, None, None, None)
-    assert (found.allreduce, found.json, found.verbose, found.passed) == (True, False, False, ())
+def test_defaults() -> None:
+    parsed = split_ablation([*BASE, "train.py"])
+    assert (parsed.repeats, parsed.skip, parsed.seed, parsed.output, parsed.against) == (None, None, None, None, None)
+    assert (parsed.allreduce, parsed.json, parsed.verbose, parsed.passed) == (True, False, False, ())
 
 
 def test_without_may_stand_twice_and_a_file_may_be_glued_to_o() -> None:
-    found = split_ablation(["-oa.json", *BASE, "--without", "NCCL_ALGO=Ring", "-m", "pkg.train"])
-    assert (found.without, found.output) == (("p2p", "NCCL_ALGO=Ring"), "a.json")
-    assert (found.passed, found.train.program) == (("-m", ), ("pkg.train",))  # fmt: skip
+    parsed = split_ablation(["-oa.json", *BASE, "--without", "NCCL_ALGO=Ring", "-m", "pkg.train"])
+    assert (parsed.without, parsed.output) == (("p2p", "NCCL_ALGO=Ring"), "a.json")
+    assert (parsed.passed, parsed.train.program) == (("-m", ), ("pkg.train",))  # fmt: skip
 
 
-@pytest.mark.parametrize("words", [["--help"], ["-h"], ["--without", "p2p", "--help", "train.py"]])
-def test_help_stands_before_what_is_wrong_elsewhere(words: list[str]) -> None:
-    assert split_ablation(words).train.help
+@pytest.mark.parametrize("args", [["--help"], ["-h"], ["--without", "p2p", "--help", "train.py"]])
+def test_help_stands_before_what_is_wrong_elsewhere(args: list[str]) -> None:
+    assert split_ablation(args).train.help
 
 
 @pytest.mark.parametrize(
-    ("case", "words", "reported"),
+    ("case", "args", "reported"),
     [
         ("no script", [*BASE, "--"], "no script to train: write collbench ablate "),
         ("nothing to compare", ["--devices", "0,1", "train.py"], "nothing to compare with"),
@@ -63,13 +63,13 @@ def test_help_stands_before_what_is_wrong_elsewhere(words: list[str]) -> None:
         ("no devices", ["--without", "p2p", "train.py"], "no GPUs asked for"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(case: str, words: list[str], reported: str) -> None:
+def test_what_cannot_be_meant_is_one_line(case: str, args: list[str], reported: str) -> None:
     with pytest.raises(UsageError, match=reported) as error:
-        split_ablation(words)
+        split_ablation(args)
     assert "\n" not in str(error.value), case
 
 
-WORDS = [
+ARGUMENTS = [
     "--without",
     "p2p",
     "--devices",
@@ -87,24 +87,24 @@ WORDS = [
 ]
 
 
-@given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=8)), max_size=12))
-def test_any_words_are_read_or_refused(words: list[str]) -> None:
+@given(st.lists(st.one_of(st.sampled_from(ARGUMENTS), st.text(max_size=8)), max_size=12))
+def test_any_arguments_are_read_or_refused(args: list[str]) -> None:
     try:
-        found = split_ablation(words)
+        parsed = split_ablation(args)
     except UsageError:
         return
-    assert found.train.help or found.train.program or found.job
+    assert parsed.train.help or parsed.train.program or parsed.job
 
 
 JOB = ("job.json", "--without", "p2p")
 
 
 def test_a_job_is_replayed_and_its_options_may_stand_on_both_sides() -> None:
-    words = ["--devices", "2,3", "job.json", "--without", "p2p,shm", "--repeats", "4", "--compute=recorded", "-oa.json"]
-    found = split_ablation([*words, "--seed", "1", "--json", "--force", "--backend", "cuda"])
-    assert (found.job, found.train.devices, found.train.backend) == ("job.json", "2,3", "cuda")
-    assert (found.without, found.repeats, found.compute, found.output) == (("p2p,shm",), 4, "recorded", "a.json")
-    assert (found.seed, found.json, found.force, found.fabric) == (1, True, True, None)
+    args = ["--devices", "2,3", "job.json", "--without", "p2p,shm", "--repeats", "4", "--compute=recorded", "-oa.json"]
+    parsed = split_ablation([*args, "--seed", "1", "--json", "--force", "--backend", "cuda"])
+    assert (parsed.job, parsed.train.devices, parsed.train.backend) == ("job.json", "2,3", "cuda")
+    assert (parsed.without, parsed.repeats, parsed.compute, parsed.output) == (("p2p,shm",), 4, "recorded", "a.json")
+    assert (parsed.seed, parsed.json, parsed.force, parsed.fabric) == (1, True, True, None)
     assert split_ablation(["job.json"]).without == ("p2p",)
     assert split_ablation(["job.json", "--against", "2,3"]).without == ()
     assert split_ablation([*BASE, "--", "job.json"]).job is None  # behind the dashes it is a script
@@ -113,7 +113,7 @@ def test_a_job_is_replayed_and_its_options_may_stand_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "words", "reported"),
+    ("case", "args", "reported"),
     [
         ("a script, too", [*JOB, "train.py"], "job.json is a recorded job, and train.py is a training script"),
         ("a script behind dashes", [*JOB, "--", "train.py"], "train.py is a training script: use only one"),
@@ -129,7 +129,7 @@ def test_a_job_is_replayed_and_its_options_may_stand_on_both_sides() -> None:
         ("a machine for a script", [*BASE, "--fabric", "dgx-1v", "train.py"], "--fabric is for a recorded job"),
     ],
 )
-def test_what_a_job_cannot_have_is_one_line(case: str, words: list[str], reported: str) -> None:
+def test_what_a_job_cannot_have_is_one_line(case: str, args: list[str], reported: str) -> None:
     with pytest.raises(UsageError, match=reported) as error:
-        split_ablation(words)
+        split_ablation(args)
     assert "\n" not in str(error.value), case

@@ -1,4 +1,4 @@
-"""The ablation file: it comes back as it went, follows its published schema, and says what is wrong with another."""
+"""The ablation file: it is read as it was saved, follows its published schema, and errors name what is wrong."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ RECORDED = ROOT / "tests" / "data" / "ablation" / "h200x2-gpt2-ddp.json"
 
 
 def unfinished() -> Ablation:
-    made = ablation([0.0224, 0.0225], [0.0321, 0.0323])
-    made.arms[1].runs[1:] = [run(1, 3, status=1)]
-    made.result = None
-    return made
+    ablated = ablation([0.0224, 0.0225], [0.0321, 0.0323])
+    ablated.arms[1].runs[1:] = [run(1, 3, status=1)]
+    ablated.result = None
+    return ablated
 
 
 def timed_as_processes() -> Ablation:
-    made = ablation([1.0, 1.0], [2.0, 2.0], names=("on GPU0, GPU1", "on GPU2, GPU3"))
-    for arm in made.arms:
+    ablated = ablation([1.0, 1.0], [2.0, 2.0], names=("on GPU0, GPU1", "on GPU2, GPU3"))
+    for arm in ablated.arms:
         arm.allreduce = ()
-        arm.runs = [run(one.repeat, one.order, runtime=3.0) for one in arm.runs]
-    made.measure, made.skip, made.step_pattern = Measure.TRAIN_RUNTIME, 3, r"(?P<ms>\d+)"
-    return made
+        arm.runs = [run(training_run.repeat, training_run.order, runtime=3.0) for training_run in arm.runs]
+    ablated.measure, ablated.skip, ablated.step_pattern = Measure.TRAIN_RUNTIME, 3, r"(?P<ms>\d+)"
+    return ablated
 
 
 def with_the_gpus_time() -> Ablation:
-    made = ablation([0.0224, 0.0225, 0.0229], [0.0321, 0.0323, 0.0311])
-    for arm in made.arms:
-        arm.runs = [replace(one, gpu_seconds=(0.018,) * len(one.step_seconds)) for one in arm.runs]
-    made.budget_seconds, made.result = 180.0, judge(made)
-    made.stop = stop_of(made, 60.0)
-    return made
+    ablated = ablation([0.0224, 0.0225, 0.0229], [0.0321, 0.0323, 0.0311])
+    for arm in ablated.arms:
+        arm.runs = [
+            replace(training_run, gpu_seconds=(0.018,) * len(training_run.step_seconds)) for training_run in arm.runs
+        ]
+    ablated.budget_seconds, ablated.result = 180.0, judge(ablated)
+    ablated.stop = stop_of(ablated, 60.0)
+    return ablated
 
 
 CASES = {
@@ -74,7 +76,7 @@ def test_what_is_written_comes_back_and_follows_the_schema(case: str, tmp_path: 
         ("on GPU2, GPU3", ()),
     ],
 )
-def test_a_file_from_before_says_by_name_alone_what_an_arm_lacks(name: str, without: tuple[str, ...]) -> None:
+def test_in_an_older_file_only_the_name_says_what_an_arm_lacks(name: str, without: tuple[str, ...]) -> None:
     data = json.loads(RECORDED.read_text(encoding="utf-8"))
     for arm in data["arms"]:
         del arm["without"]
@@ -83,7 +85,7 @@ def test_a_file_from_before_says_by_name_alone_what_an_arm_lacks(name: str, with
 
 
 @pytest.mark.parametrize("text", [RECORDED.read_text(encoding="utf-8"), ablations.dumps(CASES["with the GPU's time"])])
-def test_files_follow_the_schema_and_have_nothing_that_it_does_not_tell(text: str) -> None:
+def test_files_follow_the_schema_and_have_no_other_fields(text: str) -> None:
     data = json.loads(text)
     Draft202012Validator(SCHEMA).validate(data)
     definitions = SCHEMA["$defs"]

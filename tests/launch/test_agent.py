@@ -1,4 +1,4 @@
-"""How `train`'s torchrun ends: by a signal, which reaches its ranks, and without a folder that nobody asked for."""
+"""How `train`'s torchrun ends: by a signal, which reaches its ranks, and without an unrequested log folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main():
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=lambda one: one.name
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=lambda sent: sent.name
 )
 def test_a_signal_ends_torchrun_and_its_ranks_in_a_line_and_leaves_no_folder(
     tmp_path: Path, number: signal.Signals
@@ -64,7 +64,7 @@ def test_a_signal_ends_torchrun_and_its_ranks_in_a_line_and_leaves_no_folder(
 
 
 def test_a_rank_that_ignores_the_signal_is_killed() -> None:
-    """While another process, of which this is not the parent, is left alone."""
+    """Another process, which is not a child of this one, is left alone."""
     rank = "trap '' TERM; echo ready; while :; do sleep 0.02; done"
     code = f"""
 import signal, subprocess
@@ -82,7 +82,7 @@ print(signal.Signals(-rank.wait()).name)
 
 
 @pytest.mark.parametrize(
-    ("title", "words", "variables", "wanted"),
+    ("title", "args", "variables", "expected"),
     [
         ("nothing of the kind", ["--nproc-per-node", "2", "--", "train.py"], [], False),
         ("a folder", ["--log-dir", "x", "--", "train.py"], [], True),
@@ -94,5 +94,7 @@ print(signal.Signals(-rank.wait()).name)
         ("another variable", ["--", "train.py"], ["PET_NNODES", "LOG_DIR"], False),
     ],
 )
-def test_whose_the_files_are(title: str, words: list[str], variables: list[str], wanted: bool) -> None:
-    assert wants_logs(words, dict.fromkeys(variables, "1")) is wanted
+def test_log_files_are_kept_only_if_requested(
+    title: str, args: list[str], variables: list[str], expected: bool
+) -> None:
+    assert wants_logs(args, dict.fromkeys(variables, "1")) is expected

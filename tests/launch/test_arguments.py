@@ -1,4 +1,4 @@
-"""Where the script begins, and to whom each word before it belongs."""
+"""Where the script begins, and whether each argument before it is collbench's or torchrun's."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_bad_lines_get_one_clear_line(line: str, message: str) -> None:
 
 
 @given(st.lists(st.text()))
-def test_whatever_follows_the_script_is_untouched(words: list[str]) -> None:
-    assert split(["--auto-select", "2", "train.py", *words]).program == ("train.py", *words)
+def test_whatever_follows_the_script_is_untouched(args: list[str]) -> None:
+    assert split(["--auto-select", "2", "train.py", *args]).program == ("train.py", *args)
 
 
 def test_the_table_is_torchruns_own_parser() -> None:

@@ -53,7 +53,7 @@ def test_what_changes_and_what_the_arms_are_called(
         ("a zero byte", ["NCCL_ALGO=Ri\0ng"], "zero byte"),
     ],
 )
-def test_what_means_nothing_is_refused(case: str, texts: list[str], reported: str) -> None:
+def test_meaningless_arms_are_refused(case: str, texts: list[str], reported: str) -> None:
     with pytest.raises(UsageError, match=reported):
         parse_change(texts)
 
@@ -80,7 +80,7 @@ def test_an_empty_value_differs_from_an_unset_variable() -> None:
     refuse_alike(parse_change(["NCCL_IB_HCA="]), {})
 
 
-def test_who_begins_alternates_and_the_seed_says_with_whom() -> None:
+def test_the_first_arm_alternates_and_the_seed_sets_which_is_first() -> None:
     assert [in_turn(repeat, seed=0) for repeat in range(3)] == [(0, 1), (1, 0), (0, 1)]
     assert [in_turn(repeat, seed=7) for repeat in range(2)] == [(1, 0), (0, 1)]
 

@@ -1,4 +1,4 @@
-"""The torchrun command and environment, as words; torch's own parser is the judge of them."""
+"""The torchrun command and environment, read back by torch's own parser."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_gpu_commands(line: str, expected: str) -> None:
 
 @pytest.mark.parametrize(("line", "expected"), HOST_PROGRAMS.values(), ids=HOST_PROGRAMS)
 def test_host_programs_run_behind_the_pin(line: str, expected: str) -> None:
-    words = command(line, backend="host")
-    assert words == [*AGENT, "--standalone", "--nproc-per-node", "2", *PIN, *expected.split()]
+    args = command(line, backend="host")
+    assert args == [*AGENT, "--standalone", "--nproc-per-node", "2", *PIN, *expected.split()]
 
 
 @pytest.mark.parametrize(("line", "backend", "message"), REFUSED.values(), ids=REFUSED)
@@ -100,13 +100,13 @@ def test_contradictions_get_one_clear_line(line: str, backend: str, message: str
         command(line, backend=backend)
 
 
-def test_ranks_are_bound_to_their_numa_nodes_on_request_in_words_that_torch_knows() -> None:
-    words = torchrun.start_command(
+def test_ranks_are_bound_to_their_numa_nodes_on_request_with_torchs_option() -> None:
+    args = torchrun.start_command(
         split(["--devices", "3,0", "a.py"]), GPUS, {}, backend="cuda", inside=INSIDE, bind=True
     )
-    assert words == [*AGENT, "--standalone", "--nproc-per-node", "2", "--numa-binding", "node", "--", "a.py"]
+    assert args == [*AGENT, "--standalone", "--nproc-per-node", "2", "--numa-binding", "node", "--", "a.py"]
     run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
-    assert run.get_args_parser().parse_args(words[len(AGENT) :]).numa_binding == "node"
+    assert run.get_args_parser().parse_args(args[len(AGENT) :]).numa_binding == "node"
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ AWKWARD = st.sampled_from(
 def test_torch_hands_the_program_on_byte_for_byte(program: list[str], kind: str, backend: str) -> None:
     """Through torch's parser and its macros, which would eat `--`, expand `$` and trip over `--r`."""
     run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
-    words = command(shlex.join([*kind.split(), "a$$.py", *program]), backend=backend)
-    parsed = run.get_args_parser().parse_args(words[len(AGENT) :])
+    args = command(shlex.join([*kind.split(), "a$$.py", *program]), backend=backend)
+    parsed = run.get_args_parser().parse_args(args[len(AGENT) :])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # else torch sets it, here and in every later test
         _, executable, arguments = run.config_from_args(parsed)
@@ -178,11 +178,11 @@ def test_torchs_report_of_a_failure_names_the_users_script(line: str, named: str
     run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
     from torch.distributed.launcher.api import _get_entrypoint_name
 
-    here = torchrun.Inside(sys.executable, ("-P",), "/launch")  # torch knows its own interpreter by this name
-    words = command(f"{line} --epochs 1", backend=backend, inside=here)
+    inside = torchrun.Inside(sys.executable, ("-P",), "/launch")  # torch knows its own interpreter by this name
+    args = command(f"{line} --epochs 1", backend=backend, inside=inside)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        _, executable, arguments = run.config_from_args(run.get_args_parser().parse_args(words[len(AGENT) :]))
+        _, executable, arguments = run.config_from_args(run.get_args_parser().parse_args(args[len(AGENT) :]))
     assert _get_entrypoint_name(executable, arguments) == named
 
 
@@ -221,10 +221,10 @@ def test_the_choice_is_one_line_with_names_and_evidence() -> None:
 
 
 def test_a_dry_run_line_means_the_same_to_a_shell() -> None:
-    words = ["printf", "%s\n", "a b", "$HOME", "it's", "--", "*"]
-    line = shell_line({"CUDA_VISIBLE_DEVICES": "", "X": "a;b"}, [sys.executable, "-c", SHOW, *words])
+    args = ["printf", "%s\n", "a b", "$HOME", "it's", "--", "*"]
+    line = shell_line({"CUDA_VISIBLE_DEVICES": "", "X": "a;b"}, [sys.executable, "-c", SHOW, *args])
     shown = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout
-    assert shown == f"{['', 'a;b']}{words}\n"
+    assert shown == f"{['', 'a;b']}{args}\n"
 
 
 SHOW = "import os,sys; print([os.environ['CUDA_VISIBLE_DEVICES'], os.environ['X']], sys.argv[1:], sep='')"
@@ -243,7 +243,7 @@ def test_a_missing_script_is_named_but_modules_are_not_looked_for(
 
 
 @pytest.mark.parametrize(
-    ("title", "program", "says"),
+    ("title", "program", "message"),
     [
         ("nowhere", "no-such-program", "program 'no-such-program' does not exist: check its path"),
         ("not here", "./a.sh", r"program '\./a\.sh' does not exist"),
@@ -256,12 +256,12 @@ def test_a_missing_script_is_named_but_modules_are_not_looked_for(
     ],
 )
 def test_a_program_that_cannot_start_is_one_line_and_not_torchruns_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title: str, program: str, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title: str, program: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").touch(mode=0o644)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         torchrun.check_script(split(["--devices", "0", "--no-python", program]))
     for there in ("sh", sys.executable):
         torchrun.check_script(split(["--devices", "0", "--no-python", there]))

@@ -1,4 +1,4 @@
-"""torchrun in an image: the words around it, what gets inside, and what is refused."""
+"""torchrun in an image: its command, the environment inside, and what is refused."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CORES = (Device(2, "core-2", "CPU"), Device(5, "core-5", "CPU"))
 def wrapped(line: str, environment: dict[str, str], *, backend: str = "cuda") -> list[str]:
     arguments = split(["--auto-select", "2", "--container", "a.sif", *line.split()])
     devices = CORES if backend == "host" else GPUS
-    words = torchrun.start_command(arguments, devices, environment, backend=backend, inside=torchrun.inside_image())
-    return torchrun.in_container(arguments, words, environment, "/opt/apptainer")
+    command = torchrun.start_command(arguments, devices, environment, backend=backend, inside=torchrun.inside_image())
+    return torchrun.in_container(arguments, command, environment, "/opt/apptainer")
 
 
 def test_on_one_node_only_the_devices_get_inside() -> None:
@@ -35,20 +35,20 @@ def test_on_one_node_only_the_devices_get_inside() -> None:
 def test_what_nccl_and_torchrun_read_gets_inside_unchanged_even_where_a_site_cleans_the_environment() -> None:
     reported = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "eth0,ib0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
             "NVSHMEM_DISABLE_NVLS": "1", "PET_NNODES": "1"}  # fmt: skip
-    words = wrapped("a.py", reported | {"CUDA_VISIBLE_DEVICES": "0", "TOKEN": "secret"})
-    inside = [words[index + 1] for index, word in enumerate(words) if word == "--env"]
+    args = wrapped("a.py", reported | {"CUDA_VISIBLE_DEVICES": "0", "TOKEN": "secret"})
+    inside = [args[index + 1] for index, word in enumerate(args) if word == "--env"]
     assert sorted(inside) == sorted(
         [*(f"{name}={value}" for name, value in reported.items()), "CUDA_VISIBLE_DEVICES=0"]
     )
 
 
-def test_the_words_between_torchrun_and_the_ranks_are_bound_read_only() -> None:
-    words = wrapped("--nnodes 2 --rdzv-endpoint h:1 a.py", {"CUDA_VISIBLE_DEVICES": "0"})
+def test_the_folder_of_rank_start_is_bound_read_only() -> None:
+    args = wrapped("--nnodes 2 --rdzv-endpoint h:1 a.py", {"CUDA_VISIBLE_DEVICES": "0"})
     folder = Path(torchrun.__file__).parent
-    assert words[words.index("--bind") + 1] == f"{folder}:{SHIMS}:ro"
-    assert words.index("--bind") < words.index("a.sif")
+    assert args[args.index("--bind") + 1] == f"{folder}:{SHIMS}:ro"
+    assert args.index("--bind") < args.index("a.sif")
     assert (folder / "rank_start.py").is_file()
-    assert f"'{SHIMS}/rank_start.py'" in words[words.index("-S") + 1]
+    assert f"'{SHIMS}/rank_start.py'" in args[args.index("-S") + 1]
     pinned = wrapped("a.py", {"CUDA_VISIBLE_DEVICES": ""}, backend="host")
     assert f"'{SHIMS}/rank_start.py'" in pinned[pinned.index("-S") + 1]
 
@@ -58,7 +58,7 @@ def test_an_empty_list_hides_all_gpus_inside_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "image", "commands", "kind", "says"),
+    ("title", "image", "commands", "kind", "message"),
     [
         ("a missing image", "b.sif", ["apptainer"], UsageError, r"image 'b\.sif' does not exist in .*check its path"),
         ("no apptainer", "a.sif", [], MachineError, "cannot run a.sif: neither apptainer nor singularity is on PATH"),
@@ -73,17 +73,17 @@ def test_what_cannot_run_is_one_clear_line(
     image: str,
     commands: list[str],
     kind: type[Exception],
-    says: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.sif").touch()
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if name in commands else None)
-    with pytest.raises(kind, match=says):
+    with pytest.raises(kind, match=message):
         torchrun.find_apptainer(image)
 
 
 @pytest.mark.parametrize(
-    ("commands", "image", "found"),
+    ("commands", "image", "expected"),
     [
         (["apptainer", "singularity"], "a.sif", "/bin/apptainer"),
         (["singularity"], "a.sif", "/bin/singularity"),
@@ -91,9 +91,9 @@ def test_what_cannot_run_is_one_clear_line(
     ],
 )
 def test_apptainer_goes_before_singularity(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, commands: list[str], image: str, found: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, commands: list[str], image: str, expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.sif").touch()
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if name in commands else None)
-    assert torchrun.find_apptainer(image) == found
+    assert torchrun.find_apptainer(image) == expected

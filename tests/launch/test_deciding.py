@@ -1,4 +1,4 @@
-"""When an ablation has trained enough, what the GPU's own time says, and whether its intervals hold the truth."""
+"""When an ablation stops training, what the GPU's own time shows, and whether its intervals hold the truth."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ Noise = Callable[[int, int], float]
 def trained(
     noise: Noise, ratio: float = 1.25, budget: float = 180.0, gpu: tuple[float, float] | None = None
 ) -> Ablation:
-    """Return an ablation that goes on for as long as it decides to, on a host whose noise is a function (sim).
+    """Return an ablation that trains until its stopping rule ends it, on a host whose noise is a function (sim).
 
     `noise(repeat, arm)` is added to the logarithm of a run's step; `gpu` are the GPU's own seconds in each arm.
     """
-    made = _empty(budget)
+    ablated = _empty(budget)
     spent, order = 0.0, 0
-    while made.stop is None:
+    while ablated.stop is None:
         for number in (0, 1):
-            step = STEP * (ratio if number else 1.0) * math.exp(noise(made.repeats, number))
-            own = (gpu[number],) * 10 if gpu else ()
-            found = TrainingRun(made.repeats, order, 0, RUN_S, (1.0,) * 3 + (step,) * 10, None, own)
-            made.arms[number].runs.append(found)
+            step = STEP * (ratio if number else 1.0) * math.exp(noise(ablated.repeats, number))
+            gpu_steps = (gpu[number],) * 10 if gpu else ()
+            training_run = TrainingRun(ablated.repeats, order, 0, RUN_S, (1.0,) * 3 + (step,) * 10, None, gpu_steps)
+            ablated.arms[number].runs.append(training_run)
             order, spent = order + 1, spent + RUN_S
-        made.repeats += 1
-        made.measure = Measure.STEP
-        made.result = judge(made)
-        made.stop = stop_of(made, spent)
-    return made
+        ablated.repeats += 1
+        ablated.measure = Measure.STEP
+        ablated.result = judge(ablated)
+        ablated.stop = stop_of(ablated, spent)
+    return ablated
 
 
 def _empty(budget: float) -> Ablation:
-    made = ablation([1.0, 1.0], [1.0, 1.0])
-    for arm in made.arms:
+    empty = ablation([1.0, 1.0], [1.0, 1.0])
+    for arm in empty.arms:
         arm.runs = []
-    made.repeats, made.result, made.budget_seconds = 0, None, budget
-    return made
+    empty.repeats, empty.result, empty.budget_seconds = 0, None, budget
+    return empty
 
 
 def gaussian(sigma: float, seed: int) -> Noise:
@@ -67,43 +67,43 @@ def gaussian(sigma: float, seed: int) -> Noise:
 
 
 def test_a_quiet_machine_is_done_after_three_repeats() -> None:
-    made = trained(gaussian(0.001, 1))
-    assert (made.stop, made.repeats) == (Stop.PRECISE, LEAST_REPEATS)
-    assert made.result is not None
-    assert made.result.needed is None
-    assert made.result.ratio.middle == pytest.approx(1.25, rel=0.005)
+    ablated = trained(gaussian(0.001, 1))
+    assert (ablated.stop, ablated.repeats) == (Stop.PRECISE, LEAST_REPEATS)
+    assert ablated.result is not None
+    assert ablated.result.needed is None
+    assert ablated.result.ratio.middle == pytest.approx(1.25, rel=0.005)
 
 
-def test_a_noisy_one_ends_in_time_and_says_what_it_would_take() -> None:
+def test_a_noisy_machine_stops_at_the_budget_and_gives_the_repeats_needed() -> None:
     """As two H200 behind a busy host: runs of one arm differed by 15 %."""
-    made = trained(gaussian(0.15, 2), ratio=1.0)
-    assert made.stop is Stop.BUDGET
-    assert made.repeats == 6  # 30 s each, 180 s
-    assert made.result is not None
-    assert made.result.needed is not None
-    assert made.result.spread is not None
-    assert made.result.spread.between == pytest.approx(0.15, rel=0.6)
-    assert made.result.spread.within == 0.0
-    again = trained(gaussian(0.15, 3), ratio=1.0, budget=RUN_S * 2 * 3 * made.result.needed)
+    ablated = trained(gaussian(0.15, 2), ratio=1.0)
+    assert ablated.stop is Stop.BUDGET
+    assert ablated.repeats == 6  # 30 s each, 180 s
+    assert ablated.result is not None
+    assert ablated.result.needed is not None
+    assert ablated.result.spread is not None
+    assert ablated.result.spread.between == pytest.approx(0.15, rel=0.6)
+    assert ablated.result.spread.within == 0.0
+    again = trained(gaussian(0.15, 3), ratio=1.0, budget=RUN_S * 2 * 3 * ablated.result.needed)
     assert again.stop is Stop.PRECISE
-    assert again.repeats < 3 * made.result.needed
+    assert again.repeats < 3 * ablated.result.needed
 
 
 def test_the_budget_is_kept_but_for_three_repeats() -> None:
     for budget in (1.0, 100.0, 200.0, 1000.0):
-        made = trained(gaussian(0.3, 4), budget=budget)
-        assert made.repeats >= LEAST_REPEATS
-        assert made.repeats == LEAST_REPEATS or made.repeats * 2 * RUN_S <= budget
+        ablated = trained(gaussian(0.3, 4), budget=budget)
+        assert ablated.repeats >= LEAST_REPEATS
+        assert ablated.repeats == LEAST_REPEATS or ablated.repeats * 2 * RUN_S <= budget
 
 
 def test_where_the_host_bounds_both_arms_no_more_is_trained_for_its_noise() -> None:
-    made = trained(gaussian(0.2, 5), gpu=(0.012, 0.0132))
-    assert made.stop is Stop.HOST
-    assert made.repeats < 6
-    assert made.result is not None
-    assert made.result.gpu is not None
-    assert made.result.gpu.host_bound == (True, True)
-    assert made.result.gpu.ratio.middle == pytest.approx(1.1)
+    ablated = trained(gaussian(0.2, 5), gpu=(0.012, 0.0132))
+    assert ablated.stop is Stop.HOST
+    assert ablated.repeats < 6
+    assert ablated.result is not None
+    assert ablated.result.gpu is not None
+    assert ablated.result.gpu.host_bound == (True, True)
+    assert ablated.result.gpu.ratio.middle == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize(
@@ -114,51 +114,51 @@ def test_where_the_host_bounds_both_arms_no_more_is_trained_for_its_noise() -> N
         ("without the links the GPU bounds it", (0.012, 0.0298), (True, False)),
     ],
 )
-def test_who_bounds_a_step(title: str, gpu: tuple[float, float], bound: tuple[bool, bool]) -> None:
-    made = trained(gaussian(0.002, 6), gpu=gpu)
-    assert made.result is not None
-    assert made.result.gpu is not None
-    assert made.result.gpu.host_bound == bound, title
+def test_whether_host_or_gpu_bounds_a_step(title: str, gpu: tuple[float, float], bound: tuple[bool, bool]) -> None:
+    ablated = trained(gaussian(0.002, 6), gpu=gpu)
+    assert ablated.result is not None
+    assert ablated.result.gpu is not None
+    assert ablated.result.gpu.host_bound == bound, title
 
 
-def test_without_the_gpus_time_nobody_is_blamed() -> None:
-    made = trained(gaussian(0.002, 7))
-    assert made.result is not None
-    assert made.result.gpu is None
+def test_without_the_gpus_time_neither_bounds_a_step() -> None:
+    ablated = trained(gaussian(0.002, 7))
+    assert ablated.result is not None
+    assert ablated.result.gpu is None
     one_lacks_it = trained(gaussian(0.002, 7), gpu=(0.012, 0.015))
     one_lacks_it.arms[1].runs[1] = replace(one_lacks_it.arms[1].runs[1], gpu_seconds=())
-    found = judge(one_lacks_it)
-    assert found is not None
-    assert found.gpu is None
+    result = judge(one_lacks_it)
+    assert result is not None
+    assert result.gpu is None
 
 
 @pytest.mark.parametrize("sigma", [0.015, 0.04])
-def test_intervals_hold_the_truth_although_somebody_looks_after_each_repeat(sigma: float) -> None:
+def test_intervals_hold_the_truth_although_stopping_is_checked_after_each_repeat(sigma: float) -> None:
     """150 ablations (sim), always the same: 95 % less three standard errors of such a count."""
-    held = 0
+    covered = 0
     for seed in range(150):
-        made = trained(gaussian(sigma, 1000 + seed), ratio=1.1, budget=300.0)
-        assert made.result is not None
-        held += made.result.ratio.low <= 1.1 <= made.result.ratio.high
-    assert held / 150 >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 150)
+        ablated = trained(gaussian(sigma, 1000 + seed), ratio=1.1, budget=300.0)
+        assert ablated.result is not None
+        covered += ablated.result.ratio.low <= 1.1 <= ablated.result.ratio.high
+    assert covered / 150 >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 150)
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.floats(1e-4, 0.3), st.integers(0, 10**6), st.floats(0.5, 2.0))
 def test_it_always_ends_and_stops_for_a_reason(sigma: float, seed: int, ratio: float) -> None:
-    made = trained(gaussian(sigma, seed), ratio)
-    assert made.result is not None
-    assert (made.stop is Stop.PRECISE) == precise(made.result.ratio, made.precision)
-    assert (made.result.needed is None) == (made.stop is Stop.PRECISE) or made.result.needed is None
-    if made.result.needed is not None:
-        assert made.result.needed > made.repeats - 1
+    ablated = trained(gaussian(sigma, seed), ratio)
+    assert ablated.result is not None
+    assert (ablated.stop is Stop.PRECISE) == precise(ablated.result.ratio, ablated.precision)
+    assert (ablated.result.needed is None) == (ablated.stop is Stop.PRECISE) or ablated.result.needed is None
+    if ablated.result.needed is not None:
+        assert ablated.result.needed > ablated.repeats - 1
 
 
 def test_a_fixed_number_of_repeats_is_kept_however_it_comes_out() -> None:
-    made = ablation([1.0, 1.0, 1.0], [1.3, 1.1, 0.9])
-    assert stop_of(made, 1e9) is Stop.REPEATS
-    made.arms[1].runs.pop()
-    assert stop_of(made, 1e9) is None
+    ablated = ablation([1.0, 1.0, 1.0], [1.3, 1.1, 0.9])
+    assert stop_of(ablated, 1e9) is Stop.REPEATS
+    ablated.arms[1].runs.pop()
+    assert stop_of(ablated, 1e9) is None
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_the_reader_keeps_both_and_the_warm_up_is_dropped_where_each_step_has_on
     reader.close()
     assert reader.gpu == pytest.approx([0.010, 0.011, 0.012, 0.013, 0.014])
     assert len(reader.steps) == 5
-    found = replace(run(0, 0, tuple(reader.steps)), gpu_seconds=tuple(reader.gpu))
-    assert gpu_value(found, None) == pytest.approx(0.0135)
-    assert gpu_value(replace(found, gpu_seconds=(0.5, 0.7)), None) == 0.6  # some steps, measured after the warm-up
-    assert gpu_value(replace(found, gpu_seconds=()), None) is None
+    whole = replace(run(0, 0, tuple(reader.steps)), gpu_seconds=tuple(reader.gpu))
+    assert gpu_value(whole, None) == pytest.approx(0.0135)
+    assert gpu_value(replace(whole, gpu_seconds=(0.5, 0.7)), None) == 0.6  # some steps, measured after the warm-up
+    assert gpu_value(replace(whole, gpu_seconds=()), None) is None

@@ -1,4 +1,4 @@
-"""Real torchrun on jobs that fail, are restarted, interrupted, or disagree: what the user sees and what ranks keep."""
+"""Real torchrun on jobs that fail, are restarted, are interrupted or disagree: messages, statuses and files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.processes import free_port
-from tests.launch.test_execution import PATIENCE_S, needs_torch, start, wait_for
+from tests.launch.test_execution import TIMEOUT_S, needs_torch, start, wait_for
 
 pytestmark = [needs_torch, pytest.mark.usefixtures("loaded_torch")]
 GPUS = [(3, "GPU-aaaa"), (0, "GPU-bbbb")]
@@ -36,7 +36,7 @@ time.sleep(100)
 def test_a_restarted_group_keeps_its_devices_and_a_success_is_a_success(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FAIL_ONCE)
     training = start(tmp_path, "cuda", GPUS, "--devices", "3,0", "--max-restarts", "1", "train.py")
-    _, err = training.communicate(timeout=PATIENCE_S)
+    _, err = training.communicate(timeout=TIMEOUT_S)
     assert training.returncode == 0, err
     seen = {path.name: path.read_text() for path in tmp_path.glob("rank*")}
     started = [name for name in seen if name.endswith(".start1")]
@@ -45,14 +45,14 @@ def test_a_restarted_group_keeps_its_devices_and_a_success_is_a_success(tmp_path
     assert list(tmp_path.glob("temporary/*")) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda one: one.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda sent: sent.name)
 def test_a_signal_reaches_the_ranks_and_is_reported_in_a_line(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WAIT_FOR_SIGNAL)
     training = start(tmp_path, "cuda", GPUS, "--devices", "3,0", "train.py")
     try:
         wait_for(tmp_path, "*.ready", 2, training)
         training.send_signal(number)
-        _, err = training.communicate(timeout=PATIENCE_S)
+        _, err = training.communicate(timeout=TIMEOUT_S)
     finally:
         training.kill()
     assert training.returncode == 128 + number
@@ -66,7 +66,7 @@ def test_of_a_script_that_crashes_at_once_the_traceback_comes_first(tmp_path: Pa
     # one rank: of two, the lines would mingle
     (tmp_path / "train.py").write_text("def broken():\n    return 1 / 0\nbroken()\n")
     training = start(tmp_path, "cuda", GPUS[:1], "--devices", "3", "train.py")
-    _, err = training.communicate(timeout=PATIENCE_S)
+    _, err = training.communicate(timeout=TIMEOUT_S)
     assert training.returncode == 1
     first = err[err.index("Traceback") :].splitlines()
     assert "train.py" in first[1]
@@ -74,11 +74,11 @@ def test_of_a_script_that_crashes_at_once_the_traceback_comes_first(tmp_path: Pa
     assert "collbench/launch" not in err  # nothing of ours stands between
 
 
-def test_a_program_that_is_no_python_gets_its_words_and_its_status_is_reported(tmp_path: Path) -> None:
+def test_a_program_other_than_python_gets_its_arguments_and_its_status_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train.sh").write_text('#!/bin/sh\necho "$LOCAL_RANK $*" > rank$LOCAL_RANK\nexit 9\n')
     (tmp_path / "train.sh").chmod(0o755)
     training = start(tmp_path, "cuda", GPUS[:1], "--devices", "3", "--no-python", "./train.sh", "--a", "b c")
-    _, err = training.communicate(timeout=PATIENCE_S)
+    _, err = training.communicate(timeout=TIMEOUT_S)
     assert training.returncode == 1
     assert "exitcode  : 9" in err
     assert (tmp_path / "rank0").read_text() == "0 --a b c\n"
@@ -87,10 +87,10 @@ def test_a_program_that_is_no_python_gets_its_words_and_its_status_is_reported(t
 def test_nodes_that_chose_different_numbers_fail_with_a_line_each_before_the_script_starts(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('started', 'a')\n")
     meeting = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}"]
-    asked: list[tuple[list[tuple[int, str]], str]] = [(GPUS, "3,0"), (GPUS[:1], "3")]
-    jobs = [start(tmp_path, "cuda", gpus, "--devices", names, *meeting, "train.py") for gpus, names in asked]
+    choices: list[tuple[list[tuple[int, str]], str]] = [(GPUS, "3,0"), (GPUS[:1], "3")]
+    jobs = [start(tmp_path, "cuda", gpus, "--devices", names, *meeting, "train.py") for gpus, names in choices]
     try:
-        ends = [job.communicate(timeout=PATIENCE_S) for job in jobs]
+        ends = [job.communicate(timeout=TIMEOUT_S) for job in jobs]
     finally:
         for job in jobs:
             job.kill()
@@ -103,10 +103,10 @@ def test_nodes_that_chose_different_numbers_fail_with_a_line_each_before_the_scr
 
 
 def test_the_report_of_a_failure_on_cores_names_the_users_script(tmp_path: Path) -> None:
-    """Of other words, too: test_command.py asks torch's own function."""
+    """Checked for other commands with torch's own function in test_command.py."""
     (tmp_path / "train.py").write_text("raise SystemExit(3)\n")
     core = min(os.sched_getaffinity(0))
     training = start(tmp_path, "host", [(core, "core")], "--devices", str(core), "train.py")
-    _, err = training.communicate(timeout=PATIENCE_S)
+    _, err = training.communicate(timeout=TIMEOUT_S)
     assert training.returncode == 1, err
     assert "\ntrain.py FAILED\n" in err

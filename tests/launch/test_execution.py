@@ -15,7 +15,7 @@ import pytest
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is absent: no torchrun")
 
-# Stands in for the cli: argv is the backend, the devices as JSON, then `collbench train`'s own words.
+# Stands in for the cli: argv is the backend, the devices as JSON, then the arguments of `collbench train`.
 DRIVER = """
 import json, os, sys
 from collbench.launch import torchrun
@@ -26,9 +26,9 @@ backend, devices, arguments = sys.argv[1], [Device(i, u, "") for i, u in json.lo
 torchrun.check_script(arguments)
 torchrun.find_torch()
 changes = for_devices(devices, os.environ, backend=backend)
-words = torchrun.start_command(arguments, devices, os.environ, backend=backend, inside=torchrun.here())
+command = torchrun.start_command(arguments, devices, os.environ, backend=backend, inside=torchrun.here())
 print("before exec")  # lost unless execute flushes: exec drops what Python still buffers
-torchrun.execute(torchrun.with_agent(words, torchrun.here()), {**os.environ, **changes})
+torchrun.execute(torchrun.with_agent(command, torchrun.here()), {**os.environ, **changes})
 """
 
 # A rank writes what it got to a file: ranks' prints interleave.
@@ -59,12 +59,12 @@ time.sleep(100)
 """
 pytestmark = pytest.mark.usefixtures("loaded_torch")
 # Guards against a hang only; a start takes 5-8 s on two busy cores.
-PATIENCE_S = 100
+TIMEOUT_S = 100
 
 
-def start(folder: Path, backend: str, devices: list[tuple[int, str]], *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, backend: str, devices: list[tuple[int, str]], *args: str) -> subprocess.Popen[str]:
     """Start `train` in `folder`, as a process whose id torchrun is to inherit."""
-    command = [sys.executable, "-c", DRIVER, backend, json.dumps(devices), *words]
+    command = [sys.executable, "-c", DRIVER, backend, json.dumps(devices), *args]
     (folder / "temporary").mkdir(exist_ok=True)
     environment = environment_without("CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED") | {
         "TMPDIR": str(folder / "temporary")
@@ -85,7 +85,7 @@ def test_host_ranks_are_pinned_reduce_and_get_their_arguments_untouched(tmp_path
     (tmp_path / "train.py").write_text(ALLREDUCE)
     given = ["--devices", "9", "--", "-h", "a b", "--r", "$$", "${local_rank}", ""]
     training = start(tmp_path, "host", [(core, "") for core in cores], "--auto-select", "2", "train.py", *given)
-    out, err = training.communicate(timeout=PATIENCE_S)
+    out, err = training.communicate(timeout=TIMEOUT_S)
     assert training.returncode == 0, err
     assert out.splitlines()[0] == "before exec"
     expected = [{"sum": 3.0, "argv": ["train.py", *given], "cores": [core], "visible": ""} for core in cores]
@@ -97,7 +97,7 @@ def test_a_failing_module_sees_its_gpus_and_fails_as_under_torchrun(own_torch: N
     (tmp_path / "failing.py").write_text(REPORT_AND_FAIL)
     gpus = [(3, "GPU-aaaa"), (0, "GPU-bbbb")]
     training = start(tmp_path, "cuda", gpus, "--devices", "3,0", "-m", "--max-restarts=0", "failing", "-m", "x")
-    _, err = training.communicate(timeout=PATIENCE_S)
+    _, err = training.communicate(timeout=TIMEOUT_S)
     # torchrun itself ends with 1 whatever the script's status, and names that one in its report.
     assert training.returncode == 1
     assert "exitcode  : 7" in err
@@ -112,7 +112,7 @@ def test_sigterm_to_the_process_reaches_the_ranks(tmp_path: Path) -> None:
     try:
         wait_for(tmp_path, "*.ready", 2, training)
         training.send_signal(signal.SIGTERM)
-        training.communicate(timeout=PATIENCE_S)
+        training.communicate(timeout=TIMEOUT_S)
     finally:
         training.kill()
     assert training.returncode != 0
@@ -120,7 +120,7 @@ def test_sigterm_to_the_process_reaches_the_ranks(tmp_path: Path) -> None:
 
 
 def wait_for(folder: Path, pattern: str, count: int, training: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while len(list(folder.glob(pattern))) < count:
         assert training.poll() is None, training.communicate()[1]
         assert time.monotonic() < deadline, f"{count} ranks did not start"

@@ -1,4 +1,4 @@
-"""The course of an ablation, with a script that is a function: exact step times, and every way to go wrong."""
+"""The course of an ablation whose training script is a function: exact step times, and every failure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def prints_steps(environment: Mapping[str, str], _run: int) -> tuple[int, str]:
 
 @dataclass
 class Stage:
-    """An experiment on a stage: the script, what was started in which environment, and what was said."""
+    """A fake child process for an experiment: the script, the commands started and their environments, the messages."""
 
     tmp_path: Path
     script: Script = prints_steps
     started: list[tuple[list[str], dict[str, str]]] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-    shown: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    output_lines: list[str] = field(default_factory=list)
 
     def run(
         self,
@@ -52,18 +52,18 @@ class Stage:
         return Ended(status, 10.0 * len(self.started))
 
     def perform(self, pattern: str | None = None, repeats: int = 2, **changes: object) -> Ablation:
-        made = ablation([1.0] * repeats, [1.0] * repeats)
-        made.result, made.measure, made.seed = None, Measure.PROCESS, 0
-        for arm in made.arms:
+        planned = ablation([1.0] * repeats, [1.0] * repeats)
+        planned.result, planned.measure, planned.seed = None, Measure.PROCESS, 0
+        for arm in planned.arms:
             arm.runs = []
         for name, value in changes.items():
-            setattr(made, name, value)
-        words = ("--max-restarts", "0", "--", "train.py")
+            setattr(planned, name, value)
+        args = ("--max-restarts", "0", "--", "train.py")
         compiled = re.compile(pattern) if pattern else None
-        plan = Plan(words, self.tmp_path / "a.json", self.tmp_path, {"HOME": "/", "NCCL_NVLS_ENABLE": "0"}, compiled)
-        reported = Reporter(self.said.append, self.shown.extend, lambda _data: None, lambda _text: None)
-        Experiment(made, plan, reported).train()
-        return made
+        plan = Plan(args, self.tmp_path / "a.json", self.tmp_path, {"HOME": "/", "NCCL_NVLS_ENABLE": "0"}, compiled)
+        reporter = Reporter(self.messages.append, self.output_lines.extend, lambda _data: None, lambda _text: None)
+        Experiment(planned, plan, reporter).train()
+        return planned
 
     @property
     def saved(self) -> Ablation:
@@ -78,39 +78,38 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def test_both_arms_train_in_turn_on_the_same_devices_and_differ_in_one_variable(stage: Stage) -> None:
-    made = stage.perform()
-    words = ["train", "--backend", "cuda", "--devices", "GPU-a,GPU-b", "--max-restarts", "0"]
+    ablated = stage.perform()
+    args = ["train", "--backend", "cuda", "--devices", "GPU-a,GPU-b", "--max-restarts", "0"]
     assert [command[command.index("train") :] for command, _ in stage.started] == [
-        [*words, "--log-dir", str(stage.tmp_path / f"run-{number}.torchrun"), "--", "train.py"]
-        for number in range(1, 5)
+        [*args, "--log-dir", str(stage.tmp_path / f"run-{number}.torchrun"), "--", "train.py"] for number in range(1, 5)
     ]
     base = {"HOME": "/", "NCCL_NVLS_ENABLE": "0"}
     without = base | {"NCCL_P2P_DISABLE": "1"}
     assert [environment for _, environment in stage.started] == [base, without, without, base]
-    assert made.result is not None
-    assert made.result.ratio.middle == pytest.approx(32 / 24)
-    assert [arm.seconds for arm in made.result.arms] == [pytest.approx(0.024), pytest.approx(0.032)]
-    assert stage.said == [
+    assert ablated.result is not None
+    assert ablated.result.ratio.middle == pytest.approx(32 / 24)
+    assert [arm.seconds for arm in ablated.result.arms] == [pytest.approx(0.024), pytest.approx(0.032)]
+    assert stage.messages == [
         "run 1 of 4, with p2p: 24.00 ms a step",
         "run 2 of 4, without p2p: 32.00 ms a step",
         "run 3 of 4, without p2p: 32.00 ms a step",
         "run 4 of 4, with p2p: 24.00 ms a step",
     ]
-    assert stage.saved == made
+    assert stage.saved == ablated
 
 
 def test_every_run_is_in_the_file_once_it_has_ended(stage: Stage) -> None:
-    kept: list[int] = []
+    counts: list[int] = []
 
     def script(environment: Mapping[str, str], run: int) -> tuple[int, str]:
         if run > 1:
-            kept.append(len(stage.saved.made))
+            counts.append(len(stage.saved.made))
             assert stage.saved.result is None
         return prints_steps(environment, run)
 
     stage.script = script
     stage.perform(repeats=3)
-    assert kept == [1, 2, 3, 4, 5]
+    assert counts == [1, 2, 3, 4, 5]
 
 
 def test_an_interruption_leaves_what_had_ended(stage: Stage) -> None:
@@ -146,14 +145,14 @@ def test_a_script_that_prints(
     stage: Stage, case: str, texts: list[str], measure: Measure, middle: float, notices: int
 ) -> None:
     stage.script = lambda _environment, run: (0, texts[run - 1])
-    made = stage.perform()
-    assert made.measure is measure, case
-    assert made.result is not None
-    assert made.result.ratio.middle == pytest.approx(middle, abs=1e-4), case
-    assert len([line for line in stage.said if line.startswith("no step times to compare")]) == notices, case
+    ablated = stage.perform()
+    assert ablated.measure is measure, case
+    assert ablated.result is not None
+    assert ablated.result.ratio.middle == pytest.approx(middle, abs=1e-4), case
+    assert len([line for line in stage.messages if line.startswith("no step times to compare")]) == notices, case
 
 
-def test_a_script_that_fails_shows_its_last_words_first_and_ends_it_all(stage: Stage) -> None:
+def test_a_failed_script_shows_its_traceback_first_and_ends_the_ablation(stage: Stage) -> None:
     def script(environment: Mapping[str, str], run: int) -> tuple[int, str]:
         return (1, "loading\nTraceback (most recent call last):\nValueError: no data\n") if run == 2 else (0, "")
 
@@ -163,7 +162,7 @@ def test_a_script_that_fails_shows_its_last_words_first_and_ends_it_all(stage: S
     ) as error:
         stage.perform()
     assert "run-2.log; 1 of 4 runs are saved as " in str(error.value)
-    assert stage.shown == ["Traceback (most recent call last):", "ValueError: no data"]
+    assert stage.output_lines == ["Traceback (most recent call last):", "ValueError: no data"]
     assert [run.status for run in stage.saved.made] == [0, 1]
     assert len(stage.started) == 2
 
@@ -183,17 +182,17 @@ def test_no_step_to_count_is_one_line_after_the_first_run(
     with pytest.raises(UsageError, match=re.escape(reported)) as error:
         stage.perform(**changes)  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
-    assert (len(stage.started), stage.said) == (1, []), case
+    assert (len(stage.started), stage.messages) == (1, []), case
 
 
-def test_a_pattern_replaces_the_documented_words(stage: Stage) -> None:
+def test_a_pattern_replaces_the_documented_format(stage: Stage) -> None:
     stage.script = lambda environment, _run: (0, f"took {3 if len(environment) > 2 else 2}\nstep_time=9s\n" * 9)
-    made = stage.perform(pattern=r"took (?P<ms>\d+)")
-    assert made.result is not None
-    assert made.result.ratio.middle == pytest.approx(1.5)
+    ablated = stage.perform(pattern=r"took (?P<ms>\d+)")
+    assert ablated.result is not None
+    assert ablated.result.ratio.middle == pytest.approx(1.5)
 
 
-def test_of_the_environment_the_file_keeps_ncclss_alone() -> None:
+def test_the_file_keeps_only_nccl_variables_of_the_environment() -> None:
     assert environment_of({"NCCL_ALGO": "Ring", "HF_TOKEN": "secret", "XNCCL_": "1"}) == {"NCCL_ALGO": "Ring"}
 
 

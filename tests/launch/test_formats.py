@@ -1,4 +1,4 @@
-"""The chosen devices in other programs' words, read back as those programs and the shells read them."""
+"""The chosen devices in other programs' formats, read back as those programs and the shells read them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SAMPLE = Sample((1e-3,), 1, concurrent=False)
 
 
 def a_run(**changes: Any) -> Run:
-    """Return a complete run of yesterday on the three GPUs, changed as asked."""
+    """Return a complete run of yesterday on the three GPUs with these changes."""
     machine = Machine("node1", "Linux", "Xeon", driver="580.159.04", nccl="2.28.9")
     settings = Settings((Operation.ALLREDUCE,), (8, 2**26), "float32", "sum", 3, 1, (), {})
     fields: dict[str, Any] = {"complete": True, "started": "2026-11-20T02:00:00+00:00", "backend": "cuda"}
@@ -32,10 +32,10 @@ def timed(operation: Operation, size_bytes: int, *links: tuple[int, ...]) -> lis
 
 
 def judged(run: Run, **changes: Any) -> str | None:
-    """Judge `run` on the machine that measured it, changed as asked."""
-    here = Here("cuda", GPUS, driver="580.159.04", nccl="2.28.9")
-    found = refusal(run, replace(here, **changes), NOW, timedelta(days=7))
-    return None if found is None else unfit(found)
+    """Return why `run` may not choose on the machine that measured it, with these changes; None if it may."""
+    machine = Here("cuda", GPUS, driver="580.159.04", nccl="2.28.9")
+    reason = refusal(run, replace(machine, **changes), NOW, timedelta(days=7))
+    return None if reason is None else unfit(reason)
 
 
 USED = {
@@ -101,11 +101,11 @@ def test_the_order_of_the_gpus_does_not_matter() -> None:
 
 
 def test_a_gpu_that_is_gone_or_new_is_named() -> None:
-    other = Device(1, "GPU-9", "H200")
+    another_gpu = Device(1, "GPU-9", "H200")
     assert "measured on GPU1 (GPU-1), which this process may not use" in str(
-        judged(a_run(), devices=(GPUS[0], other, GPUS[2]))
+        judged(a_run(), devices=(GPUS[0], another_gpu, GPUS[2]))
     )
-    assert "did not measure GPU1 (GPU-9)" in str(judged(a_run(), devices=(*GPUS, other)))
+    assert "did not measure GPU1 (GPU-9)" in str(judged(a_run(), devices=(*GPUS, another_gpu)))
 
 
 def test_a_changed_driver_or_nccl_is_named_from_and_to() -> None:

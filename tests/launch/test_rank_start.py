@@ -33,7 +33,7 @@ def test_equal_nodes_pass(title: str, numbers: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "numbers", "says"),
+    ("title", "numbers", "message"),
     [
         ("two here, four there", (0, 6, 2, 0, 2), "node 0 of 2 has 2, and all together have 6"),
         ("four here, two there", (2, 6, 4, 1, 2), "node 1 of 2 has 4, and all together have 6"),
@@ -45,37 +45,37 @@ def test_equal_nodes_pass(title: str, numbers: tuple[int, ...]) -> None:
         ("a launcher that is not torchrun", (0, 2, "", 0, 1), "cannot compare the nodes: torchrun sets"),
     ],
 )
-def test_unequal_nodes_are_one_line(title: str, numbers: tuple[object, ...], says: str) -> None:
+def test_unequal_nodes_are_one_line(title: str, numbers: tuple[object, ...], message: str) -> None:
     line = rank_start.node_mismatch(variables(*numbers))
-    assert says in line, title
+    assert message in line, title
     assert line.startswith("collbench: ")
     assert "\n" not in line
 
 
 def started(local_rank: int, *program: str, local: int = 2) -> subprocess.Popen[str]:
-    """Start local rank r of the first of two nodes, which has so many ranks; the other has two."""
+    """Start a local rank of the first of two nodes, which has `local` ranks; the other has two."""
     environment = os.environ | variables(local_rank, local + 2, local, 0, 2) | {"LOCAL_RANK": str(local_rank)}
-    words = [sys.executable, "-I", "-S", rank_start.__file__, "--compare-nodes", "--", *program]
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    args = [sys.executable, "-I", "-S", rank_start.__file__, "--compare-nodes", "--", *program]
+    return subprocess.Popen(args, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_the_program_gets_its_words_and_keeps_its_status() -> None:
+def test_the_program_gets_its_arguments_and_keeps_its_status() -> None:
     code = "import sys; print(sys.argv[1:]); sys.exit(7)"
     done = started(1, sys.executable, "-c", code, "-h", "--", "a b")
     assert (done.communicate(timeout=60)[0], done.returncode) == (f"{['-h', '--', 'a b']}\n", 7)
 
 
-def test_the_first_rank_speaks_and_the_others_wait_in_silence_to_be_ended() -> None:
-    other, first = started(1, "true", local=4), started(0, "true", local=4)
+def test_the_first_rank_reports_and_the_others_wait_silently_to_be_ended() -> None:
+    second, first = started(1, "true", local=4), started(0, "true", local=4)
     try:
-        _, said = first.communicate(timeout=60)
-        assert (first.returncode, said.count("\n")) == (1, 1)
-        assert said.startswith("collbench: the nodes disagree on the number of ranks: node 0 of 2 has 4")
-        assert other.poll() is None
-        other.send_signal(signal.SIGTERM)  # as torchrun does
-        assert other.communicate(timeout=60) == ("", "")
+        _, stderr = first.communicate(timeout=60)
+        assert (first.returncode, stderr.count("\n")) == (1, 1)
+        assert stderr.startswith("collbench: the nodes disagree on the number of ranks: node 0 of 2 has 4")
+        assert second.poll() is None
+        second.send_signal(signal.SIGTERM)  # as torchrun does
+        assert second.communicate(timeout=60) == ("", "")
     finally:
-        other.kill()
+        second.kill()
 
 
 def test_a_program_that_is_not_there_is_one_line() -> None:
@@ -94,28 +94,28 @@ REFUSED = {
 }
 
 
-def core_and_program(words: list[str], rank: str) -> tuple[int, list[str]]:
-    options, program = options_and_program(words)
+def core_and_program(args: list[str], rank: str) -> tuple[int, list[str]]:
+    options, program = options_and_program(args)
     return core_of(options["--cores"], {"LOCAL_RANK": rank}), program
 
 
-@pytest.mark.parametrize(("words", "rank", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_pinned_is_one_line(words: list[str], rank: str, message: str) -> None:
+@pytest.mark.parametrize(("args", "rank", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_pinned_is_one_line(args: list[str], rank: str, message: str) -> None:
     with pytest.raises(SystemExit, match=message):
-        core_and_program(words, rank)
+        core_and_program(args, rank)
 
 
 def test_each_rank_gets_its_core_and_the_same_program() -> None:
-    words = ["--cores=7,3", "--", "a", "--", "--cores", "x"]
-    got = [core_and_program(words, rank) for rank in ("0", "1")]
-    assert got == [(7, ["a", "--", "--cores", "x"]), (3, ["a", "--", "--cores", "x"])]
-    words = ["--cores=7,3", "--program=py", "--", "-u", "a", "--", "x"]
-    assert core_and_program(words, "1") == (3, ["py", "-u", "a", "--", "x"])
+    args = ["--cores=7,3", "--", "a", "--", "--cores", "x"]
+    programs = [core_and_program(args, rank) for rank in ("0", "1")]
+    assert programs == [(7, ["a", "--", "--cores", "x"]), (3, ["a", "--", "--cores", "x"])]
+    args = ["--cores=7,3", "--program=py", "--", "-u", "a", "--", "x"]
+    assert core_and_program(args, "1") == (3, ["py", "-u", "a", "--", "x"])
 
 
 def pinned(core: int, *program: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-I", "-S", rank_start.__file__, f"--cores={core}", "--", *program]
-    return subprocess.run(words, env={**os.environ, "LOCAL_RANK": "0"}, capture_output=True, text=True, check=False)
+    args = [sys.executable, "-I", "-S", rank_start.__file__, f"--cores={core}", "--", *program]
+    return subprocess.run(args, env={**os.environ, "LOCAL_RANK": "0"}, capture_output=True, text=True, check=False)
 
 
 def test_the_program_runs_on_that_core_with_its_own_status() -> None:

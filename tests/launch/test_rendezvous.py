@@ -124,7 +124,7 @@ def test_a_job_whose_nodes_may_come_back_gets_a_store_that_they_find(
 
 
 @pytest.mark.parametrize(
-    ("title", "line", "environment", "says"),
+    ("title", "line", "environment", "message"),
     [
         ("nodes without a place to meet", "--nnodes 4", {}, "--nnodes 4 has no address .* --rdzv-endpoint HOST"),
         ("pods without a place to meet", "", {"PET_NNODES": "2"}, "--rdzv-endpoint HOST"),
@@ -149,8 +149,8 @@ def test_a_job_whose_nodes_may_come_back_gets_a_store_that_they_find(
         ("a node list that nobody can read", "", SLURM | {"SLURM_STEP_NODELIST": "["}, "set MASTER_ADDR"),
     ],
 )
-def test_one_clear_line(title: str, line: str, environment: dict[str, str], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_one_clear_line(title: str, line: str, environment: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         rendezvous.options(split(["--auto-select", "2", *line.split(), "a.py"]), environment)
 
 
@@ -181,7 +181,7 @@ def test_k_wins_over_a_pods_number_of_processes(
     ],
     ids=["Slurm", "PyTorchJob", "elastic PyTorchJob", "TrainJob"],
 )
-def test_torch_reads_from_words_and_environment_what_was_meant(
+def test_torch_reads_the_arguments_and_environment_as_expected(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     run = pytest.importorskip("torch.distributed.run", reason="torch is absent: its parser cannot be asked")
@@ -190,7 +190,14 @@ def test_torch_reads_from_words_and_environment_what_was_meant(
     devices = (Device(0, "GPU-a", ""), Device(1, "GPU-b", ""))
     arguments = split(shlex.split("--auto-select 2 a.py"))
     inside = torchrun.Inside("py", (), str(Path()))
-    words = torchrun.start_command(arguments, devices, environment, backend="cuda", inside=inside)
-    got = run.get_args_parser().parse_args(words[3:])
-    assert (got.nnodes, got.rdzv_backend, got.rdzv_endpoint, got.rdzv_id, got.rdzv_conf, got.nproc_per_node) == expected
-    assert (got.master_addr or "") == environment.get("PET_MASTER_ADDR", "127.0.0.1")
+    command = torchrun.start_command(arguments, devices, environment, backend="cuda", inside=inside)
+    opts = run.get_args_parser().parse_args(command[3:])
+    assert (
+        opts.nnodes,
+        opts.rdzv_backend,
+        opts.rdzv_endpoint,
+        opts.rdzv_id,
+        opts.rdzv_conf,
+        opts.nproc_per_node,
+    ) == expected
+    assert (opts.master_addr or "") == environment.get("PET_MASTER_ADDR", "127.0.0.1")

@@ -87,11 +87,11 @@ def test_the_interval_is_the_one_that_scipy_gives_for_paired_logs(pairs: list[tu
         return  # scipy divides by zero
     from scipy import stats  # late: it takes a second
 
-    theirs = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
-    ours = result.ratio
-    assert math.log(ours.low) == pytest.approx(theirs.low, rel=1e-6, abs=1e-9)
-    assert math.log(ours.high) == pytest.approx(theirs.high, rel=1e-6, abs=1e-9)
-    assert ours.low <= ours.middle <= ours.high
+    expected = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
+    ratio = result.ratio
+    assert math.log(ratio.low) == pytest.approx(expected.low, rel=1e-6, abs=1e-9)
+    assert math.log(ratio.high) == pytest.approx(expected.high, rel=1e-6, abs=1e-9)
+    assert ratio.low <= ratio.middle <= ratio.high
 
 
 @given(st.lists(st.tuples(TIMES, TIMES), min_size=2, max_size=5), st.floats(0.001, 1000))
@@ -100,7 +100,7 @@ def test_a_slower_machine_changes_no_ratio_and_swapped_arms_turn_it_over(
 ) -> None:
     first, second = ([pair[arm] for pair in pairs] for arm in (0, 1))
     result = ablation(first, second).result
-    slower = ablation([factor * one for one in first], [factor * one for one in second]).result
+    slower = ablation([factor * seconds for seconds in first], [factor * seconds for seconds in second]).result
     swapped = ablation(second, first).result
     assert result is not None
     assert slower is not None
@@ -128,12 +128,12 @@ def test_the_widest_times_that_are_read_overflow_nothing() -> None:
 
 @pytest.mark.parametrize("case", ["a run is missing", "a run failed"])
 def test_there_is_no_result_before_every_repeat_of_both(case: str) -> None:
-    made = ablation([1.0, 1.0], [2.0, 2.0])
+    cut_short = ablation([1.0, 1.0], [2.0, 2.0])
     if case == "a run is missing":
-        made.arms[1].runs.pop()
+        cut_short.arms[1].runs.pop()
     else:
-        made.arms[1].runs[-1] = run(1, 3, (2.0,) * 13, status=1)
-    assert judge(made) is None
+        cut_short.arms[1].runs[-1] = run(1, 3, (2.0,) * 13, status=1)
+    assert judge(cut_short) is None
 
 
 def rounded(made: Ablation, half: float) -> Ablation:

@@ -1,4 +1,4 @@
-"""One child: its output, its time, and its end with ours. Real processes, and no sleeping."""
+"""One child process: its output, its time, and its end with its parent's. Real processes, and no sleeping."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_child_gets_this_environment_and_no_input(tmp_path: Path) -> None:
     assert list(reader.tail) == ["1 None ''"]
 
 
-def test_what_outlives_the_job_and_holds_its_output_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_process_that_outlives_the_job_and_holds_its_output_is_not_waited_for(tmp_path: Path) -> None:
     # The grandchild sleeps until we open the other end of its pipe: it is ours to end.
     fifo, reader = tmp_path / "fifo", Reader()
     os.mkfifo(fifo)

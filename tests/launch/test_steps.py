@@ -1,4 +1,4 @@
-"""Step times in what scripts print: the documented words, Hugging Face's, a user's pattern; and any bytes at all."""
+"""Step times in a script's output: the documented format, Hugging Face's, a user's pattern, and arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_hugging_faces_train_runtime(case: str, line: str, seconds: float | None
     ],
 )
 def test_a_users_pattern(case: str, pattern: str, line: str, seconds: float | None) -> None:
-    found = step_seconds(line, compile_pattern(pattern))
-    assert found == (None if seconds is None else pytest.approx(seconds)), case
+    found_s = step_seconds(line, compile_pattern(pattern))
+    assert found_s == (None if seconds is None else pytest.approx(seconds)), case
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_any_bytes_are_read_and_where_they_are_cut_changes_nothing(pieces: list[
 
 @given(st.text(max_size=200))
 def test_any_line_and_any_pattern_end_in_a_time_or_none_or_one_line(text: str) -> None:
-    found = step_seconds(text)
-    assert found is None or 1e-9 <= found <= 1e7
+    found_s = step_seconds(text)
+    assert found_s is None or 1e-9 <= found_s <= 1e7
     try:
         pattern = compile_pattern(text)
     except UsageError:

@@ -58,20 +58,20 @@ TRAIN = [
 CORES = sorted(os.sched_getaffinity(0))[:2]
 
 
-def words(place: int, *script: str) -> list[str]:
-    """Return what is typed on a node; a real one needs no --local-addr, for its name can be found, nor --exclude.
+def typed_on(node: int, *script: str) -> list[str]:
+    """Return the command of one node; a real node needs neither --local-addr, as its name resolves, nor --exclude.
 
     Each trains on one core of the same two, and meets the other where the first one's torchrun listens.
     """
-    conf = f"is_host={int(place == 0)},keep_alive_interval=2,last_call_timeout=20"
-    return ["taskset", "-c", ",".join(map(str, CORES)), *COLLBENCH, *TRAIN, "--exclude", str(CORES[1 - place]),
-            "--rdzv-endpoint", f"{address(0)}:29400", "--rdzv-conf", conf, "--local-addr", address(place),
+    conf = f"is_host={int(node == 0)},keep_alive_interval=2,last_call_timeout=20"
+    return ["taskset", "-c", ",".join(map(str, CORES)), *COLLBENCH, *TRAIN, "--exclude", str(CORES[1 - node]),
+            "--rdzv-endpoint", f"{address(0)}:29400", "--rdzv-conf", conf, "--local-addr", address(node),
             *script]  # fmt: skip
 
 
 @contextlib.contextmanager
 def nodes(folder: Path, commands: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start each command, all in one process group a command, and leave nothing behind."""
+    """Start each command in a process group of its own; end them all afterwards."""
     started: list[subprocess.Popen[str]] = []
     settings = environment(folder, GLOO_SOCKET_IFNAME="veth0", OMP_NUM_THREADS="1")
     try:
@@ -94,19 +94,19 @@ def nodes(folder: Path, commands: Sequence[Sequence[str]]) -> Iterator[list[subp
 def test_a_node_that_is_killed_comes_back_and_both_finish(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     with hosts(2) as spaces:
-        typed = [[*spaces[place], *words(place, "train.py", str(tmp_path))] for place in (0, 1)]
-        with nodes(tmp_path, typed) as (first, second):
+        launches = [[*spaces[node], *typed_on(node, "train.py", str(tmp_path))] for node in (0, 1)]
+        with nodes(tmp_path, launches) as (first, second):
             wait_for("training on both", lambda: trained(tmp_path, "n0", 2) and trained(tmp_path, "n1", 2), [first])
             kill(second, tmp_path / "n1.pid")
             for path in (*tmp_path.glob("n1.*"), tmp_path / "n0.trained.2"):
                 path.unlink()
-            with nodes(tmp_path, typed[1:]) as (again,):
+            with nodes(tmp_path, launches[1:]) as (again,):
                 (tmp_path / "back").touch()
-                _, said = again.communicate(timeout=PATIENCE_S)
-                _, said_first = first.communicate(timeout=PATIENCE_S)
-                assert (first.returncode, again.returncode) == (0, 0), said_first + said
-    assert said_first.startswith("collbench: using core ")
-    assert {(tmp_path / f"n{place}.done").read_text()[:2] for place in (0, 1)} == {"2 "}
+                _, stderr = again.communicate(timeout=PATIENCE_S)
+                _, first_stderr = first.communicate(timeout=PATIENCE_S)
+                assert (first.returncode, again.returncode) == (0, 0), first_stderr + stderr
+    assert first_stderr.startswith("collbench: using core ")
+    assert {(tmp_path / f"n{node}.done").read_text()[:2] for node in (0, 1)} == {"2 "}
     pinned = {path.read_text() for path in tmp_path.glob("n0.cores.*")}
     assert pinned == {str(CORES[:1])}  # before the kill and after it
 

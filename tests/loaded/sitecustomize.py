@@ -1,4 +1,4 @@
-"""Gives what the tests start its modules at once: collbench (in COLLBENCH_TEST_PROGRAM), and torch to torchrun.
+"""Lets processes that tests start have loaded modules: collbench (COLLBENCH_TEST_PROGRAM), and torch for torchrun.
 
 torchrun as `train` starts it makes a folder before it would load torch itself.
 """
@@ -6,10 +6,10 @@ torchrun as `train` starts it makes a folder before it would load torch itself.
 import os
 import sys
 
-_words = sys.orig_argv[1:]
-_flags = _words[: _words.index("-m")] if "-m" in _words else ["no module"]
-_module = _words[len(_flags) + 1] if set(_flags) <= {"-P", "-u"} else None
-_script = _words[0] if _words and os.path.basename(_words[0]) == "uses_collbench.py" else ""  # noqa: PTH119
+_args = sys.orig_argv[1:]
+_flags = _args[: _args.index("-m")] if "-m" in _args else ["no module"]
+_module = _args[len(_flags) + 1] if set(_flags) <= {"-P", "-u"} else None
+_script = _args[0] if _args and os.path.basename(_args[0]) == "uses_collbench.py" else ""  # noqa: PTH119
 # Libraries are looked for where the loader was told to when a process began.
 _libraries = os.environ.get("COLLBENCH_TEST_LIBRARIES", "")
 if (

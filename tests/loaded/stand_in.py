@@ -1,7 +1,7 @@
 """Lets another process run what this one was started for: a fork of one that has loaded modules (tests/fork_server.py).
 
 The fork gets this process's arguments, variables, folder, files, limits and cores. This process then stands for it: it
-passes signals on, ends as the other one ends, and when it is killed, so is the other one. SIGSTOP stops this process
+forwards signals, exits as the fork exits, and if it is killed, the fork is killed too. SIGSTOP stops this process
 alone, SIGTSTP the other one alone.
 """
 
@@ -30,12 +30,12 @@ _SERVER_GONE = 70
 
 
 def _open_files() -> list[int]:
-    found = []
+    open_files = []
     for file in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         with contextlib.suppress(OSError):  # the one of that list itself is closed by now
             os.fstat(file)
-            found.append(file)
-    return found
+            open_files.append(file)
+    return open_files
 
 
 def _umask() -> int:

@@ -1,4 +1,4 @@
-"""A double of the module pynvml: it answers for one described machine and refuses what that machine lacks."""
+"""A fake pynvml: it answers for one described machine and refuses what that machine lacks."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ class FakeNvml:
         """Version 1 counts the driver's reserve (616 MiB on the H200) as used; version 2 does not."""
         return SimpleNamespace(total=gpu.memory_bytes, used=0 if version else 616 * 2**20)
 
-    def nvmlDeviceGetCpuAffinity(self, gpu: FakeGpu, words: int) -> list[int]:  # noqa: N802
-        return _padded(gpu.cpu_words, words)
+    def nvmlDeviceGetCpuAffinity(self, gpu: FakeGpu, masks: int) -> list[int]:  # noqa: N802
+        return _padded(gpu.cpu_words, masks)
 
-    def nvmlDeviceGetMemoryAffinity(self, gpu: FakeGpu, words: int, scope: int) -> list[int]:  # noqa: N802
-        return _padded(gpu.node_words, words)
+    def nvmlDeviceGetMemoryAffinity(self, gpu: FakeGpu, masks: int, scope: int) -> list[int]:  # noqa: N802
+        return _padded(gpu.node_words, masks)
 
     def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> tuple[int, int]:  # noqa: N802
         return gpu.capability
@@ -174,8 +174,8 @@ def _link(gpu: FakeGpu, link: int) -> str | None:
     return gpu.links[link]
 
 
-def _padded(words: Sequence[int] | None, count: int) -> list[int]:
-    return [*_given(words), *[0] * count][:count]
+def _padded(masks: Sequence[int] | None, count: int) -> list[int]:
+    return [*_given(masks), *[0] * count][:count]
 
 
 def _given(answer: T | None) -> T:

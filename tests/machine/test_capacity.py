@@ -1,4 +1,4 @@
-"""What hardware can carry: limits from products' pages, for each operation and pattern; what beats them."""
+"""Limits of hardware from products' pages, for each operation and pattern, and rates above them."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ FOUR = tuple(range(4))
 def test_the_narrowest_part_sets_the_limit(
     case: str, run: Run, operation: Operation, variant: Variant, members: Members, gbs: float, part: str
 ) -> None:
-    found = Hardware(run).of(DataPoint(operation, members, 8 if operation is Operation.CHASE else GIB, variant))
-    assert found is not None, case
-    assert found.gbs == pytest.approx(gbs, rel=1e-3), case
-    assert found.part == part, case
+    capacity = Hardware(run).of(DataPoint(operation, members, 8 if operation is Operation.CHASE else GIB, variant))
+    assert capacity is not None, case
+    assert capacity.gbs == pytest.approx(gbs, rel=1e-3), case
+    assert capacity.part == part, case
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_memory_of_a_grace_is_behind_nvlink() -> None:
     assert limit.gbs == 450.0
 
 
-def test_nccls_own_words_tell_whether_the_switch_added() -> None:
-    """Asked, and chosen for no message: then the ring's bound holds."""
+def test_nccls_choice_decides_whether_the_switch_reduced() -> None:
+    """NCCL was asked and chose it for no message: then the ring's bound holds."""
     machine_ = replace(HGX.machine, multicast=False)
     limit = Hardware(replace(HGX, machine=machine_)).of(DataPoint(Operation.ALLREDUCE, ALL, GIB))
     assert limit is not None
@@ -135,11 +135,11 @@ def test_nccls_own_words_tell_whether_the_switch_added() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "gbs", "found"), [("just below", 458.9, 0), ("just above 1.02 of the limit", 459.1, 1)]
+    ("case", "gbs", "count"), [("just below", 458.9, 0), ("just above 1.02 of the limit", 459.1, 1)]
 )
-def test_one_batch_beyond_the_margin_is_impossible(case: str, gbs: float, found: int) -> None:
+def test_one_batch_beyond_the_margin_is_impossible(case: str, gbs: float, count: int) -> None:
     run = replace(HGX, measurements=[measured(Operation.CE_WRITE, (0, 1), [390.0, gbs, 391.0])])
-    assert len(impossible(run)) == found, case
+    assert len(impossible(run)) == count, case
 
 
 def test_a_run_that_grows_or_is_reported_otherwise_is_judged_again() -> None:
@@ -155,10 +155,10 @@ def test_a_run_that_grows_or_is_reported_otherwise_is_judged_again() -> None:
 
 def test_what_is_found_names_place_rate_and_limit_and_the_samples_are_marked() -> None:
     run = replace(HGX, measurements=[measured(Operation.CE_WRITE, (2, 1), [390.0, 600.0, 391.0])])
-    (one,) = impossible(run)
-    assert (one.point.members, one.capacity.devices, one.batches, one.of) == ((2, 1), (2, 1), 2, 6)
-    assert one.rate_gbs == pytest.approx(600)
-    assert one.capacity.gbs == 450.0
+    (rate,) = impossible(run)
+    assert (rate.point.members, rate.capacity.devices, rate.batches, rate.of) == ((2, 1), (2, 1), 2, 6)
+    assert rate.rate_gbs == pytest.approx(600)
+    assert rate.capacity.gbs == 450.0
     assert marked(run)
     marks = [sample.marks for sample in run.measurements[0].samples]
     assert [len(each) for each in marks] == [0, 1, 0]
@@ -186,8 +186,8 @@ def test_a_copy_that_shows_nvlinks_behind_a_pcie_label_is_not_impossible() -> No
 )
 def test_what_copies_refute_is_no_hidden_nvlink(case: str, operation: Operation, members: Members, gbs: float) -> None:
     copies = [measured(Operation.CE_WRITE, (0, 2), 22.0), measured(operation, members, [22.0, gbs, 22.0])]
-    (one,) = impossible(replace(CARDS, measurements=copies))
-    assert one.point.operation is operation, case
+    (rate,) = impossible(replace(CARDS, measurements=copies))
+    assert rate.point.operation is operation, case
 
 
 def test_without_copies_a_collective_may_show_hidden_nvlinks_up_to_all_that_a_gpu_has() -> None:
@@ -212,20 +212,20 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def test_of_all_committed_runs_those_with_wrong_times_are_found_and_no_other() -> None:
-    """Lanes that started one after another in `copies`; reads of 16 and 64 MiB that a cache served in `full.json`."""
-    found: dict[str, Counter[tuple[str, int]]] = {}
+    """Transfers that did not start at once in `copies`; reads of 16 and 64 MiB from a cache in `full.json`."""
+    batches: dict[str, Counter[tuple[str, int]]] = {}
     runs = 0
     for name, text in texts():
         if '"collbench-run"' in text[:100]:
             runs += 1
             bad = impossible(run_file.loads(text, name))
             if bad:
-                found[name] = Counter({})
-                for one in bad:
-                    found[name][str(one.point.work), one.point.size_bytes] += one.batches
+                batches[name] = Counter({})
+                for rate in bad:
+                    batches[name][str(rate.point.work), rate.point.size_bytes] += rate.batches
     half = 512 * 2**20
     assert runs > 150
-    assert found == {
+    assert batches == {
         "2026-11-21-4xh200-peers/copies.json": {
             ("ce-write one-to-all", half): 24,
             ("ce-read one-to-all", half): 24,

@@ -29,7 +29,7 @@ def machine(
     return root
 
 
-def alone(count: int) -> dict[int, str]:
+def single(count: int) -> dict[int, str]:
     return {core: str(core) for core in range(count)}
 
 
@@ -40,18 +40,18 @@ def hyperthreads(physical: int) -> dict[int, str]:
 @pytest.mark.parametrize(
     ("title", "nodes", "siblings", "allowed", "expected"),
     [
-        ("two cores, one node", {0: "0-1"}, alone(2), range(2), [0, 1]),
-        ("a mask leaves cores out", {0: "0-7"}, alone(8), [1, 4, 6], [1, 4, 6]),
+        ("two cores, one node", {0: "0-1"}, single(2), range(2), [0, 1]),
+        ("a mask leaves cores out", {0: "0-7"}, single(8), [1, 4, 6], [1, 4, 6]),
         ("hyper-threads count once", {0: "0-7"}, hyperthreads(4), range(8), [0, 1, 2, 3]),
         ("the mask has only the upper threads", {0: "0-7"}, hyperthreads(4), range(4, 8), [4, 5, 6, 7]),
         ("one physical core still gives two threads", {0: "0-1"}, hyperthreads(1), range(2), [0, 1]),
-        ("many cores are spread, not the first eight", {0: "0-31"}, alone(32), range(32), list(range(0, 32, 4))),
-        ("two nodes give one core each", {0: "0-3", 1: "4-7"}, alone(8), range(8), [0, 4]),
-        ("nodes are cut to the mask", {0: "0-3", 1: "4-7"}, alone(8), [2, 3, 6], [2, 6]),
-        ("a mask within one node gives its cores", {0: "0-3", 1: "4-7"}, alone(8), [4, 5, 6], [4, 5, 6]),
-        ("a node of memory alone is no device", {0: "0-1", 1: ""}, alone(2), range(2), [0, 1]),
+        ("many cores are spread, not the first eight", {0: "0-31"}, single(32), range(32), list(range(0, 32, 4))),
+        ("two nodes give one core each", {0: "0-3", 1: "4-7"}, single(8), range(8), [0, 4]),
+        ("nodes are cut to the mask", {0: "0-3", 1: "4-7"}, single(8), [2, 3, 6], [2, 6]),
+        ("a mask within one node gives its cores", {0: "0-3", 1: "4-7"}, single(8), [4, 5, 6], [4, 5, 6]),
+        ("a node of memory alone is no device", {0: "0-1", 1: ""}, single(2), range(2), [0, 1]),
         ("a kernel that shows nothing", {}, {}, [0, 1, 2], [0, 1, 2]),
-        ("sixteen nodes are spread too", {n: str(n) for n in range(16)}, alone(16), range(16), list(range(0, 16, 2))),
+        ("sixteen nodes are spread too", {n: str(n) for n in range(16)}, single(16), range(16), list(range(0, 16, 2))),
     ],
 )
 def test_devices_are(
@@ -62,8 +62,8 @@ def test_devices_are(
     allowed: list[int],
     expected: list[int],
 ) -> None:
-    found = numa.devices(machine(tmp_path, nodes, siblings), allowed)
-    assert [device.index for device in found] == expected, title
+    devices = numa.devices(machine(tmp_path, nodes, siblings), allowed)
+    assert [device.index for device in devices] == expected, title
 
 
 @pytest.mark.parametrize("allowed", [[], [3]])
@@ -73,25 +73,25 @@ def test_fewer_than_two_cores_is_one_clear_line(tmp_path: pathlib.Path, allowed:
     assert "\n" not in str(caught.value)
 
 
-def test_a_device_says_who_and_where_it_is(tmp_path: pathlib.Path) -> None:
-    root = machine(tmp_path, {0: "0-3", 1: "4-7,9"}, alone(10), model="Grace Hopper 9000")
+def test_a_device_has_its_name_uuid_and_bus_id(tmp_path: pathlib.Path) -> None:
+    root = machine(tmp_path, {0: "0-3", 1: "4-7,9"}, single(10), model="Grace Hopper 9000")
     second = numa.devices(root, range(10))[1]
     assert (second.name, second.numa_node, second.cpu_affinity) == ("Grace Hopper 9000", 1, "4-7,9")
 
 
 def test_identities_differ_between_cores_and_machines_and_stay_the_same(tmp_path: pathlib.Path) -> None:
-    root = machine(tmp_path, {0: "0-1"}, alone(2))
+    root = machine(tmp_path, {0: "0-1"}, single(2))
     first, again = numa.devices(root, range(2)), numa.devices(root, range(2))
     (root / "etc/machine-id").write_text("another\n")
-    other = numa.devices(root, range(2))
+    second = numa.devices(root, range(2))
     assert first == again
-    assert len({device.uuid for device in first + other}) == 4
+    assert len({device.uuid for device in first + second}) == 4
     assert all(device.uuid.startswith("CPU-") for device in first)
 
 
 def test_paths_are_named_by_numa_node_and_promise_no_rate(tmp_path: pathlib.Path) -> None:
-    near = numa.paths(numa.devices(machine(tmp_path / "near", {0: "0-2"}, alone(3)), range(3)))
-    far = numa.paths(numa.devices(machine(tmp_path / "far", {0: "0", 1: "1"}, alone(2)), range(2)))
+    near = numa.paths(numa.devices(machine(tmp_path / "near", {0: "0-2"}, single(3)), range(3)))
+    far = numa.paths(numa.devices(machine(tmp_path / "far", {0: "0", 1: "1"}, single(2)), range(2)))
     assert [(path.devices, path.label) for path in near] == [((0, 1), "NODE"), ((0, 2), "NODE"), ((1, 2), "NODE")]
     assert [(path.devices, path.label) for path in far] == [((0, 1), "SYS")]
     assert {path.theory_gbs for path in near + far} == {None}
@@ -99,6 +99,6 @@ def test_paths_are_named_by_numa_node_and_promise_no_rate(tmp_path: pathlib.Path
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_this_machine_gives_two_to_eight_cores_of_its_mask() -> None:
-    found = [device.index for device in numa.devices()]
-    assert 2 <= len(found) <= 8
-    assert set(found) <= os.sched_getaffinity(0)
+    devices = [device.index for device in numa.devices()]
+    assert 2 <= len(devices) <= 8
+    assert set(devices) <= os.sched_getaffinity(0)

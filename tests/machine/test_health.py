@@ -21,7 +21,7 @@ NOBODY: frozenset[int] = frozenset()
 
 
 class Clock:
-    """Seconds that pass when they are asked to."""
+    """A clock whose seconds pass only when the test says so."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -33,11 +33,15 @@ class Clock:
         self.now += 1.0
 
 
-def watch_of(readings: Sequence[Sequence[Glance]], ours: Sequence[int] = (), clock: Clock | None = None) -> HealthWatch:
+def watch_of(
+    readings: Sequence[Sequence[Glance]], own_pids: Sequence[int] = (), clock: Clock | None = None
+) -> HealthWatch:
     """Return a watch of as many GPUs as a reading has; it sees the next reading when a second has passed."""
     coming = iter(readings)
     count = len(readings[0])
-    return HealthWatch(gpus(count), lambda: next(coming), Occupants([NOBODY] * count, lambda: ours), clock or Clock())
+    return HealthWatch(
+        gpus(count), lambda: next(coming), Occupants([NOBODY] * count, lambda: own_pids), clock or Clock()
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,7 @@ def watch_of(readings: Sequence[Sequence[Glance]], ours: Sequence[int] = (), clo
     ],
 )  # fmt: skip
 def test_flags_say_what_is_wrong_on_which_gpu(title: str, glance: Glance, flags: tuple[Flag, ...]) -> None:
-    watch = watch_of([[WELL, glance]], ours=(77,))
+    watch = watch_of([[WELL, glance]], own_pids=(77,))
     assert watch.flags((0, 1)) == flags, title
     assert watch.flags((0,)) == (), "of the GPUs that were asked for alone"
 
@@ -101,43 +105,43 @@ def test_a_reading_that_fails_leaves_what_was_known() -> None:
         clock.later()
 
 
-def found(*pids: int) -> frozenset[int]:
+def pids_of(*pids: int) -> frozenset[int]:
     return frozenset(pids)
 
 
 @pytest.mark.parametrize(
-    ("title", "before", "now", "ours", "others"),
+    ("title", "before", "now", "own_pids", "others"),
     [
-        ("nothing runs", found(), found(), (1322,), 0),
-        ("NVML does not tell", found(), None, (1322,), None),
-        ("ours, by its id", found(), found(1322), (1322,), 0),
-        ("ours and one that was there before", found(4242), found(1322, 4242), (1322,), 1),
-        ("ours and one that came later", found(), found(1322, 4242), (1322,), 1),
-        ("several of ours", found(), found(1322, 1323, 4242), (1322, 1323), 1),
-        ("a container: ours has the host's id", found(), found(90001), (7,), 0),
-        ("a container: ours and an old one", found(80000), found(80000, 90001), (7,), 1),
-        ("a container: ours and a newer one", found(), found(90001, 90002), (7,), 1),
-        ("a container: the old one left", found(80000), found(90001), (7,), 0),
-        ("a container: the old one alone, ours is not up yet", found(80000), found(80000), (7,), 1),
-        ("a container: two of ours", found(80000), found(80000, 90001, 90002), (7, 8), 1),
-        ("a container: the second of ours is not up yet", found(80000), found(80000, 90001), (7, 8), 1),
-        ("a container: ours was restarted under another id", found(80000), found(80000, 90007), (7,), 1),
+        ("nothing runs", pids_of(), pids_of(), (1322,), 0),
+        ("NVML does not tell", pids_of(), None, (1322,), None),
+        ("ours, by its id", pids_of(), pids_of(1322), (1322,), 0),
+        ("ours and one that was there before", pids_of(4242), pids_of(1322, 4242), (1322,), 1),
+        ("ours and one that came later", pids_of(), pids_of(1322, 4242), (1322,), 1),
+        ("several of ours", pids_of(), pids_of(1322, 1323, 4242), (1322, 1323), 1),
+        ("a container: ours has the host's id", pids_of(), pids_of(90001), (7,), 0),
+        ("a container: ours and an old one", pids_of(80000), pids_of(80000, 90001), (7,), 1),
+        ("a container: ours and a newer one", pids_of(), pids_of(90001, 90002), (7,), 1),
+        ("a container: the old one left", pids_of(80000), pids_of(90001), (7,), 0),
+        ("a container: the old one alone, ours is not up yet", pids_of(80000), pids_of(80000), (7,), 1),
+        ("a container: two of ours", pids_of(80000), pids_of(80000, 90001, 90002), (7, 8), 1),
+        ("a container: the second of ours is not up yet", pids_of(80000), pids_of(80000, 90001), (7, 8), 1),
+        ("a container: ours was restarted under another id", pids_of(80000), pids_of(80000, 90007), (7,), 1),
     ],
 )
 def test_other_peoples_processes_are_counted_without_ours(
-    title: str, before: frozenset[int], now: frozenset[int] | None, ours: Sequence[int], others: int | None
+    title: str, before: frozenset[int], now: frozenset[int] | None, own_pids: Sequence[int], others: int | None
 ) -> None:
-    assert Occupants([before], lambda: ours).others(0, now) == others, title
+    assert Occupants([before], lambda: own_pids).others(0, now) == others, title
 
 
-def test_a_killed_worker_of_ours_that_lingers_is_no_stranger() -> None:
-    ours = [1322]
-    occupants = Occupants([NOBODY], lambda: ours)
-    assert occupants.others(0, found(1322)) == 0
-    ours[:] = []
-    assert occupants.others(0, found(1322)) == 0
-    ours[:] = [1400]
-    assert occupants.others(0, found(1322, 1400, 4242)) == 1
+def test_a_killed_worker_of_ours_is_not_counted_as_another_process() -> None:
+    own_pids = [1322]
+    occupants = Occupants([NOBODY], lambda: own_pids)
+    assert occupants.others(0, pids_of(1322)) == 0
+    own_pids[:] = []
+    assert occupants.others(0, pids_of(1322)) == 0
+    own_pids[:] = [1400]
+    assert occupants.others(0, pids_of(1322, 1400, 4242)) == 1
 
 
 PIDS = st.frozensets(st.integers(1000, 1020), max_size=6)
@@ -153,7 +157,7 @@ def test_the_count_is_the_same_whether_nvml_gives_our_id_or_the_hosts(
     assert by_id == in_a_container == len(strangers | latecomers)
 
 
-def test_a_glance_reads_what_nvml_tells() -> None:
+def test_a_glance_reads_what_nvml_reports() -> None:
     machine = machines.h200x4()
     machine.gpus[1].answers |= {
         "nvmlDeviceGetTemperature": 87,
@@ -161,10 +165,10 @@ def test_a_glance_reads_what_nvml_tells() -> None:
         "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=4242), SimpleNamespace(pid=77)],
     }
     with Nvml(machine) as nvml:
-        seen = [nvml.glance(device) for device in nvml.devices()[:2]]
-    assert seen == [Glance(38, (), found()), Glance(87, ("SW thermal slowdown",), found(77, 4242))]
+        glances = [nvml.glance(device) for device in nvml.devices()[:2]]
+    assert glances == [Glance(38, (), pids_of()), Glance(87, ("SW thermal slowdown",), pids_of(77, 4242))]
 
 
-def test_a_machine_that_tells_nothing_has_empty_glances() -> None:
+def test_a_machine_that_reports_nothing_has_empty_glances() -> None:
     with Nvml(machines.bare_pcie()) as nvml:
         assert [nvml.glance(device) for device in nvml.devices()] == [Glance()] * 2

@@ -31,7 +31,7 @@ def test_labels_of_old_drivers_get_todays_name(old: str, today: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["X", "NV0", "NV#", "OK", "0-63", ""])
-def test_words_that_are_no_label_between_two_gpus(text: str) -> None:
+def test_texts_that_are_no_label_between_two_gpus(text: str) -> None:
     assert not labels.is_label(text)
 
 

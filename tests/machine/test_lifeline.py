@@ -1,4 +1,4 @@
-"""Real processes whose parent is killed, or stopped and killed: none that it started is left, nor what they wrote."""
+"""Real processes whose parent is killed, or stopped and killed: no child and none of its files remain."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from collbench.machine import lifeline
 from tests.distributed.processes import PATIENCE_S, environment, trials, wait_for
 from tests.launch.test_running import WAITS
 
-# An environment variable that all descendants of one test's process inherit, and nobody else has.
+# An environment variable that only the descendants of one test's process have.
 MARK = "COLLBENCH_TEST_MARK"
 COLLBENCH = [sys.executable, "-m", "collbench"]
-# As long as nobody ends it: no data point ever settles.
+# Runs until it is ended: no data point ever converges.
 ENDLESS = ["--backend", "host", "--sizes", "8,64K", "--precision", "0.0001%", "--budget", "10min"]
 
 
 def marked(mark: str) -> dict[int, str]:
     """Return the command lines of the living processes that carry a mark, by process id."""
-    found = {}
+    processes = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
             continue
@@ -37,35 +37,35 @@ def marked(mark: str) -> dict[int, str]:
             carries = f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
             if carries and state != "Z":
-                found[int(folder.name)] = (folder / "cmdline").read_text(errors="replace").replace("\0", " ")
+                processes[int(folder.name)] = (folder / "cmdline").read_text(errors="replace").replace("\0", " ")
         except OSError:  # it has ended meanwhile
             continue
-    return found
+    return processes
 
 
 def assert_all_end(mark: str) -> None:
-    """Fail where a process with this mark lives on; end it then."""
+    """Fail the test if a process with this mark stays alive, and kill it."""
     deadline = time.monotonic() + PATIENCE_S / 2
-    while left := marked(mark):
+    while remaining := marked(mark):
         if time.monotonic() > deadline:
-            for process in left:
+            for process in remaining:
                 os.kill(process, signal.SIGKILL)
-            raise AssertionError(f"these live on: {left}")
+            raise AssertionError(f"these live on: {remaining}")
         time.sleep(0.05)
 
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """Give a mark; whatever still carries it afterwards is killed."""
+    """Yield a mark; processes that still carry it afterwards are killed."""
     name = uuid.uuid4().hex
     yield name
     for process in marked(name):
         os.kill(process, signal.SIGKILL)
 
 
-def begin(tmp_path: Path, mark: str, words: Sequence[str]) -> subprocess.Popen[str]:
+def begin(tmp_path: Path, mark: str, args: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*COLLBENCH, *words],
+        [*COLLBENCH, *args],
         env=environment(tmp_path, **{MARK: mark}),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -143,19 +143,19 @@ time.sleep(1000)
 def test_a_job_in_a_group_of_its_own_is_terminated_with_its_parent(mark: str, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    words = [sys.executable, "-c", WAITS, str(fifo)]
+    args = [sys.executable, "-c", WAITS, str(fifo)]
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, *words], env=environment(tmp_path, **{MARK: mark}), stdout=subprocess.PIPE
+        [sys.executable, "-c", PARENT, *args], env=environment(tmp_path, **{MARK: mark}), stdout=subprocess.PIPE
     )
     fifo.open(encoding="utf-8").close()  # opens once the child is ready
     parent.kill()
-    out, _ = parent.communicate(timeout=PATIENCE_S)  # until nobody holds the pipe
+    out, _ = parent.communicate(timeout=PATIENCE_S)  # until every process has closed the pipe
     assert out == b"ended by %d\n" % signal.SIGTERM
     assert_all_end(mark)
 
 
 def test_a_job_whose_parent_ended_before_it_began_does_not_begin() -> None:
-    # Process 0 is nobody's parent: so it is with one that has ended.
+    # Process 0 is the parent of no process, like one that has ended.
     script = [sys.executable, "-I", "-S", lifeline.__file__, "0", "--", "echo", "begun"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")

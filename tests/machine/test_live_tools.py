@@ -36,7 +36,7 @@ def test_both_texts_of_this_machine(tmp_path: File, monkeypatch: pytest.MonkeyPa
         ("it prints no text", "printf '\\377\\376\\0'"),
     ],
 )
-def test_what_it_does_not_tell_stays_unknown(
+def test_what_is_not_reported_stays_unknown(
     tmp_path: File, monkeypatch: pytest.MonkeyPatch, case: str, body: str
 ) -> None:
     program(tmp_path, body, monkeypatch)
@@ -56,7 +56,7 @@ def test_without_the_program_nothing_is_reported(monkeypatch: pytest.MonkeyPatch
         assert tools.with_reports(gpus(2), paths(2)) == paths(2)
 
 
-def test_words_go_by_nvidia_smis_index_and_keep_both_directions() -> None:
+def test_statuses_go_by_nvidia_smis_index_and_keep_both_directions() -> None:
     topology = parse_topology("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tPIX\tSYS\nGPU1\tPIX\tX\tSYS\nGPU2\tSYS\tSYS\tX\n")
     peers = parse_p2p("\tGPU0\tGPU1\tGPU2\nGPU0\tX\tOK\tOK\nGPU1\tOK\tX\tGNS\nGPU2\tOK\tOK\tX\n")
     chosen = (gpus(3)[2], gpus(3)[1])

@@ -1,4 +1,4 @@
-"""NCCL's files of variables, and the host that it takes a process to be on."""
+"""NCCL's configuration files, and the host identity that NCCL gives a process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_host_is_its_name_and_its_boot(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("title", "asked", "name", "key"),
+    ("title", "host_id", "name", "key"),
     [
         ("a name", "rack2:n-4.x", "rack2:n-4.x", "rack2:n-4.x"),
         ("set to nothing, which makes one host of all who do so", "", "node7", ""),
@@ -65,9 +65,9 @@ def test_a_host_is_its_name_and_its_boot(tmp_path: Path, monkeypatch: pytest.Mon
         ("more bytes than NCCL compares", "é" * 1000, "node7", "é" * 511 + "\udcc3"),
     ],
 )
-def test_nccl_hostid_names_the_host(title: str, asked: str, name: str, key: str, tmp_path: Path) -> None:
-    found = host_identity({"NCCL_HOSTID": asked}, booted(tmp_path))
-    assert (found.name, found.key) == (name, key)
+def test_nccl_hostid_names_the_host(title: str, host_id: str, name: str, key: str, tmp_path: Path) -> None:
+    identity = host_identity({"NCCL_HOSTID": host_id}, booted(tmp_path))
+    assert (identity.name, identity.key) == (name, key)
 
 
 def test_nccl_hostid_may_stand_in_nccls_files(tmp_path: Path) -> None:
@@ -80,11 +80,11 @@ def test_nccl_hostid_may_stand_in_nccls_files(tmp_path: Path) -> None:
 
 def test_processes_of_this_machine_share_its_host() -> None:
     program = "import os; from collbench.machine.nccl import host_identity; print(host_identity(os.environ))"
-    said = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=variables
         ).stdout
         for variables in (dict(os.environ), {**os.environ, "SOMETHING": "else"})
     }
-    assert len(said) == 1
-    assert "network='/0'" not in said.pop()
+    assert len(outputs) == 1
+    assert "network='/0'" not in outputs.pop()

@@ -15,15 +15,15 @@ from collbench.model.nccl_options import format_version
 LOADED, SYSTEM = "", "libnccl.so.2"
 
 
-class Opener:
-    """Opens the paths in `present`, and refuses all others as the extension does."""
+class FakeLoader:
+    """A fake loader that opens the paths in `present`, and refuses all others as the extension does."""
 
     def __init__(self, *present: str) -> None:
         self.present = present
-        self.asked: list[str] = []
+        self.opened: list[str] = []
 
     def __call__(self, path: str) -> _native.Nccl:
-        self.asked.append(path)
+        self.opened.append(path)
         if path not in self.present:
             raise _native.LibraryError(f"cannot open NCCL: {path or 'not in this process'}: no such file")
         return cast("_native.Nccl", f"NCCL from {path or 'this process'}")
@@ -45,48 +45,48 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_users_path_goes_before_all_others(wheel: str) -> None:
-    opener = Opener("/opt/nccl.so", LOADED, wheel, SYSTEM)
-    assert str(find_nccl("/opt/nccl.so", opener)) == "NCCL from /opt/nccl.so"
-    assert opener.asked == ["/opt/nccl.so"]
+    loader = FakeLoader("/opt/nccl.so", LOADED, wheel, SYSTEM)
+    assert str(find_nccl("/opt/nccl.so", loader)) == "NCCL from /opt/nccl.so"
+    assert loader.opened == ["/opt/nccl.so"]
 
 
 def test_a_users_path_that_fails_is_an_error_and_never_a_fall_through(wheel: str) -> None:
-    opener = Opener(LOADED, wheel, SYSTEM)
+    loader = FakeLoader(LOADED, wheel, SYSTEM)
     with pytest.raises(MachineError, match=r"/opt/nccl\.so: no such file; check --nccl and COLLBENCH_NCCL"):
-        find_nccl("/opt/nccl.so", opener)
-    assert opener.asked == ["/opt/nccl.so"]
+        find_nccl("/opt/nccl.so", loader)
+    assert loader.opened == ["/opt/nccl.so"]
 
 
 def test_then_the_one_that_this_process_has_loaded(wheel: str) -> None:
-    opener = Opener(LOADED, wheel, SYSTEM)
-    assert str(find_nccl(None, opener)) == "NCCL from this process"
-    assert opener.asked == [LOADED]
+    loader = FakeLoader(LOADED, wheel, SYSTEM)
+    assert str(find_nccl(None, loader)) == "NCCL from this process"
+    assert loader.opened == [LOADED]
 
 
-def test_then_the_wheel_beside_torch(wheel: str) -> None:
-    opener = Opener(wheel, SYSTEM)
-    assert str(find_nccl(None, opener)) == f"NCCL from {wheel}"
-    assert opener.asked == [LOADED, wheel]
+def test_the_wheel_installed_with_torch_comes_next(wheel: str) -> None:
+    loader = FakeLoader(wheel, SYSTEM)
+    assert str(find_nccl(None, loader)) == f"NCCL from {wheel}"
+    assert loader.opened == [LOADED, wheel]
 
 
 def test_a_wheel_that_fails_is_an_error_for_the_job_would_load_it(wheel: str) -> None:
-    opener = Opener(SYSTEM)
+    loader = FakeLoader(SYSTEM)
     with pytest.raises(MachineError, match="reinstall nvidia-nccl, or name another with --nccl PATH"):
-        find_nccl(None, opener)
-    assert opener.asked == [LOADED, wheel]
+        find_nccl(None, loader)
+    assert loader.opened == [LOADED, wheel]
 
 
 @pytest.mark.usefixtures("no_wheel")
 def test_then_the_systems() -> None:
-    opener = Opener(SYSTEM)
-    assert str(find_nccl("", opener)) == f"NCCL from {SYSTEM}"  # an empty variable names nothing
-    assert opener.asked == [LOADED, SYSTEM]
+    loader = FakeLoader(SYSTEM)
+    assert str(find_nccl("", loader)) == f"NCCL from {SYSTEM}"  # an empty variable names nothing
+    assert loader.opened == [LOADED, SYSTEM]
 
 
 @pytest.mark.usefixtures("no_wheel")
 def test_no_nccl_at_all_says_what_to_install() -> None:
     with pytest.raises(MachineError, match="install torch with CUDA or libnccl2, or name a file with --nccl PATH"):
-        find_nccl(None, Opener())
+        find_nccl(None, FakeLoader())
 
 
 @pytest.mark.parametrize(

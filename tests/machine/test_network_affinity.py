@@ -1,4 +1,4 @@
-"""Cards near GPUs, from made-up PCI trees and NCCL's files: never a traceback, never a card that nobody named."""
+"""Cards near GPUs, from made-up PCI trees and NCCL's files: never a traceback, never a card that is not in them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ TOPOLOGY = """<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0">
 
 
 def graphs(*channels: str) -> str:
-    return (
-        f'<graphs version="1"><graph id="0">{"".join(f"<channel>{one}</channel>" for one in channels)}</graph></graphs>'
-    )
+    inside = "".join(f"<channel>{channel}</channel>" for channel in channels)
+    return f'<graphs version="1"><graph id="0">{inside}</graph></graphs>'
 
 
 def ends(first: object, last: object, gpus: tuple[object, ...] = (0, 1)) -> str:
@@ -46,8 +45,8 @@ def ends(first: object, last: object, gpus: tuple[object, ...] = (0, 1)) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for name, (place, node) in TREE.items():
-        device = tmp_path / "sys/devices" / place
+    for name, (bus_path, node) in TREE.items():
+        device = tmp_path / "sys/devices" / bus_path
         device.mkdir(parents=True, exist_ok=True)
         (device / "numa_node").write_text(f"{node}\n")
         if name.startswith("gpu"):
@@ -60,20 +59,20 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_nearness_is_that_of_nvidia_smi(tree: Path) -> None:
-    found = read_affinity(tree, BUS_IDS, CARDS, {})
-    words = dict(zip(CARDS, NEARNESS, strict=True))
-    assert found.near == {0: words, 1: words}
-    assert found.nearest(0) == (("mlx5_0",), "PIX")
-    assert not found.chosen
+    affinity = read_affinity(tree, BUS_IDS, CARDS, {})
+    nearness = dict(zip(CARDS, NEARNESS, strict=True))
+    assert affinity.near == {0: nearness, 1: nearness}
+    assert affinity.nearest(0) == (("mlx5_0",), "PIX")
+    assert not affinity.chosen
 
 
 def test_what_firmware_does_not_say_is_left_out(tree: Path) -> None:
     (tree / "sys/devices" / TREE["mlx5_4"][0] / "numa_node").write_text("-1\n")
     (tree / "sys/class/infiniband/mlx5_0/device").unlink()
-    found = read_affinity(tree, {**BUS_IDS, 2: "00000000:FF:00.0", 3: ""}, (*CARDS, "gone"), {})
-    assert set(found.near[0]) == {"mlx5_1", "mlx5_2", "mlx5_3"}
-    assert found.near[2] == found.near[3] == {}
-    assert found.nearest(2) == ((), "")
+    affinity = read_affinity(tree, {**BUS_IDS, 2: "00000000:FF:00.0", 3: ""}, (*CARDS, "gone"), {})
+    assert set(affinity.near[0]) == {"mlx5_1", "mlx5_2", "mlx5_3"}
+    assert affinity.near[2] == affinity.near[3] == {}
+    assert affinity.nearest(2) == ((), "")
 
 
 @pytest.mark.parametrize(
@@ -93,11 +92,11 @@ def test_doctor_warns_where_nccl_took_a_farther_card(tree: Path, tmp_path: Path)
         path = tmp_path / f"{number}.xml"
         path.write_text(text)
         environment[name] = str(path)
-    found = read_affinity(tree, BUS_IDS, CARDS, environment)
-    finding = named(machine(host={"network_affinity": found}), "network affinity")
+    affinity = read_affinity(tree, BUS_IDS, CARDS, environment)
+    finding = named(machine(host={"network_affinity": affinity}), "network affinity")
     assert finding.level is Level.WARN
     assert finding.text == "NCCL sends GPU1's traffic over mlx5_4 (SYS), but mlx5_0 is nearer (PIX)"
-    near = NetworkAffinity(found.near, {0: ("mlx5_0",)})
+    near = NetworkAffinity(affinity.near, {0: ("mlx5_0",)})
     finding = named(machine(host={"network_affinity": near}), "network affinity")
     assert (finding.level, finding.text) == (
         Level.OK,
@@ -156,10 +155,10 @@ def test_columns_of_cards_have_the_kernels_names() -> None:
 
 def test_nvidia_smi_fills_in_what_the_tree_does_not_show_and_a_dispute_is_named(tree: Path) -> None:
     (tree / "sys/devices" / TREE["mlx5_4"][0] / "numa_node").write_text("-1\n")
-    found = read_affinity(tree, BUS_IDS, CARDS, {}, parse_cards(PAGE))
-    assert found.near[0]["mlx5_4"] == "SYS"
-    assert list(found.disputed()) == [(1, "mlx5_0", "PIX", "SYS")]
-    finding = named(machine(host={"network_affinity": found}), "network affinity")
+    affinity = read_affinity(tree, BUS_IDS, CARDS, {}, parse_cards(PAGE))
+    assert affinity.near[0]["mlx5_4"] == "SYS"
+    assert list(affinity.disputed()) == [(1, "mlx5_0", "PIX", "SYS")]
+    finding = named(machine(host={"network_affinity": affinity}), "network affinity")
     assert (finding.level, finding.text) == (Level.WARN, "the PCI tree has mlx5_0 PIX from GPU1, nvidia-smi SYS")
 
 

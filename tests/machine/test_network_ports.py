@@ -36,12 +36,12 @@ def up(rate: str = "400 Gb/sec (4X NDR)", layer: str = "InfiniBand") -> dict[str
     return {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": rate, "link_layer": layer}
 
 
-def test_a_port_has_the_kernels_words_and_its_rate(tmp_path: Path) -> None:
+def test_a_port_has_the_kernels_states_and_its_rate(tmp_path: Path) -> None:
     put(tmp_path, "mlx5_0", **up("2.5 Gb/sec (1X SDR)"))
     assert read_ports(tmp_path) == (NetworkPort("mlx5_0", 1, "ACTIVE", "LinkUp", 2.5, "InfiniBand", "MT4129"),)
 
 
-def test_no_cards_no_ports_and_odd_names_are_no_error(tmp_path: Path) -> None:
+def test_no_cards_no_ports_and_unexpected_names_are_no_error(tmp_path: Path) -> None:
     assert read_ports(tmp_path) == ()
     put(tmp_path, "mlx5_0", "lost+found", **up())
     (tmp_path / "sys/class/infiniband/mlx5_1").write_text("a file, no card")
@@ -77,11 +77,11 @@ def test_doctor_warns_of_a_port_that_is_down_and_of_one_that_is_slow() -> None:
         NetworkPort("mlx5_1", 1, "ACTIVE", "LinkUp", 200.0, "InfiniBand", "MT4129"),
         NetworkPort("mlx5_2", 1, "DOWN", "Polling", 10.0, "InfiniBand", "MT4129"),
     )
-    found = named(machine(host={"network_ports": ports}), "network ports")
-    assert found.level is Level.WARN
-    assert "mlx5_2:1 is DOWN (Polling)" in found.text
-    assert "mlx5_1:1 has 200" in found.text
-    assert "other ports of its kind 400" in found.text
+    finding = named(machine(host={"network_ports": ports}), "network ports")
+    assert finding.level is Level.WARN
+    assert "mlx5_2:1 is DOWN (Polling)" in finding.text
+    assert "mlx5_1:1 has 200" in finding.text
+    assert "other ports of its kind 400" in finding.text
     assert named(machine(host={"network_ports": ports[:1]}), "network ports").level is Level.OK
     assert named(machine(host={"network_ports": (NetworkPort("mlx5_0", 1),)}), "network ports").level is Level.UNKNOWN
 
@@ -122,30 +122,32 @@ _PORTS = st.lists(
 
 @given(_PORTS, _PORTS)
 def test_what_changed_is_what_two_readings_differ_in(before: list[NetworkPort], after: list[NetworkPort]) -> None:
-    found = list(changes(before, after))
+    changed = list(changes(before, after))
     unchanged = list(changes(before, before))
-    assert all(one.before == one.after and one.before in (15, 255, 65535) for one in unchanged)  # full counters
-    assert len({(one.port.host, one.port.name, one.what) for one in found}) == len(found)
+    assert all(
+        change.before == change.after and change.before in (15, 255, 65535) for change in unchanged
+    )  # full counters
+    assert len({(change.port.host, change.port.name, change.what) for change in changed}) == len(changed)
     later = {(port.host, port.name): port for port in after}
-    for one in found:
-        assert one.port in before
-        then = later.get((one.port.host, one.port.name))
-        if then is None:
-            assert one.after is None
-        elif one.what == "state":
-            assert {one.port.state, then.state} == {"ACTIVE", "DOWN"}
-        elif one.what == "rate":
-            assert {one.port.rate_gbits, then.rate_gbits} == {100.0, 400.0}
+    for change in changed:
+        assert change.port in before
+        now = later.get((change.port.host, change.port.name))
+        if now is None:
+            assert change.after is None
+        elif change.what == "state":
+            assert {change.port.state, now.state} == {"ACTIVE", "DOWN"}
+        elif change.what == "rate":
+            assert {change.port.rate_gbits, now.rate_gbits} == {100.0, 400.0}
         else:
-            assert one.growth == then.counters[one.what] - one.port.counters[one.what] >= 0
-            assert one.growth or one.before in {15, 255, 65535}, "it can grow no more"
-            assert one.congestion == (one.what in CONGESTION)
-    seen = {(one.port.host, one.port.name, one.what) for one in found}
+            assert change.growth == now.counters[change.what] - change.port.counters[change.what] >= 0
+            assert change.growth or change.before in {15, 255, 65535}, "it can grow no more"
+            assert change.congestion == (change.what in CONGESTION)
+    changed_names = {(change.port.host, change.port.name, change.what) for change in changed}
     for port in before:
-        then = later.get((port.host, port.name))
-        grown = {name for name, count in port.counters.items() if then and then.counters.get(name, 0) > count}
-        assert {(port.host, port.name, name) for name in grown} <= seen
-        assert then is not None or (port.host, port.name, "state") in seen
+        now = later.get((port.host, port.name))
+        grown = {name for name, count in port.counters.items() if now and now.counters.get(name, 0) > count}
+        assert {(port.host, port.name, name) for name in grown} <= changed_names
+        assert now is not None or (port.host, port.name, "state") in changed_names
 
 
 def test_the_page_says_what_changed_on_ports_and_congestion_in_one_line() -> None:
@@ -191,7 +193,7 @@ def test_ports_that_all_vanish_are_named_and_ports_that_nobody_read_are_not() ->
 
 
 @pytest.mark.parametrize(
-    ("title", "found", "ports", "read"),
+    ("title", "ports_read", "ports", "read"),
     [
         ("not read, as on one host", None, (), False),
         ("read, and no port there", (), (), True),
@@ -199,9 +201,9 @@ def test_ports_that_all_vanish_are_named_and_ports_that_nobody_read_are_not() ->
     ],
 )
 def test_a_run_keeps_whether_ports_were_read(
-    title: str, found: tuple[NetworkPort, ...] | None, ports: tuple[NetworkPort, ...], read: bool
+    title: str, ports_read: tuple[NetworkPort, ...] | None, ports: tuple[NetworkPort, ...], read: bool
 ) -> None:
     run = run_of(gpus(2), [])
-    opened = cast("Opened", SimpleNamespace(ports=lambda: found))
+    opened = cast("Opened", SimpleNamespace(ports=lambda: ports_read))
     read_ports_after(run, opened)
     assert (run.ports_after, run.ports_after_read) == (ports, read)

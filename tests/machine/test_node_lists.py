@@ -44,7 +44,7 @@ def test_a_list_without_end_is_refused_at_once(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "listed"),
     [
         (["node0", "node1", "node2", "node5"], "node[0-2,5]"),
         (["node7"], "node7"),
@@ -56,8 +56,8 @@ def test_a_list_without_end_is_refused_at_once(text: str) -> None:
         (["5", "6"], "[5-6]"),
     ],
 )
-def test_names_are_listed_as_slurm_does(names: list[str], said: str) -> None:
-    assert format_node_list(names) == said
+def test_names_are_listed_as_slurm_does(names: list[str], listed: str) -> None:
+    assert format_node_list(names) == listed
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,3}-?(0|[1-9][0-9]{0,3})?", fullmatch=True), min_size=1, max_size=30))

@@ -141,7 +141,7 @@ HEAD = "\tGPU0\tGPU1\n"
 
 
 @pytest.mark.parametrize(
-    ("title", "text", "words"),
+    ("title", "text", "named"),
     [
         ("empty", "", "no line names the columns GPU0"),
         ("another command's output", "Sat Nov 21 01:37:56 2026\n| GPU  Name |\n", "no line names the columns GPU0"),
@@ -162,11 +162,11 @@ HEAD = "\tGPU0\tGPU1\n"
         ("peer states, not labels", HEAD + "GPU0\tX\tOK\nGPU1\tOK\tX\n", "line 2: 'OK' between GPU0 and GPU1"),
     ],
 )
-def test_malformed_text_names_the_line_and_the_command(title: str, text: str, words: str) -> None:
+def test_malformed_text_names_the_line_and_the_command(title: str, text: str, named: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_topology(text, "saved.txt")
     message = str(caught.value)
-    assert words in message, title
+    assert named in message, title
     assert message.startswith("cannot read saved.txt")
     assert "nvidia-smi topo -m" in message
     assert "\n" not in message

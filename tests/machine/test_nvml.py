@@ -64,8 +64,8 @@ def test_relabelling_the_devices_permutes_the_paths(order: list[int]) -> None:
     with Nvml(machines.v100_mesh(links), NOWHERE) as nvml:
         devices = nvml.devices()
         before = {frozenset(path.devices): path.label for path in nvml.paths(devices)}
-        after = nvml.paths([devices[place] for place in order])
-    assert all(path.label == before[frozenset(order[place] for place in path.devices)] for path in after)
+        after = nvml.paths([devices[position] for position in order])
+    assert all(path.label == before[frozenset(order[position] for position in path.devices)] for path in after)
 
 
 def test_a_link_that_is_down_on_one_side_does_not_count() -> None:
@@ -108,7 +108,7 @@ def test_pcie_labels_follow_the_common_ancestor(level: int, label: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "peers", "words"),
+    ("title", "peers", "message"),
     [
         ("both fine", {0: 0, 1: 0}, "OK"),
         ("topology", {0: 3, 1: 3}, "TNS"),
@@ -119,12 +119,12 @@ def test_pcie_labels_follow_the_common_ancestor(level: int, label: str) -> None:
         ("a code of the future", {0: 99, 1: 99}, "U"),
     ],
 )
-def test_peer_access_in_nvidia_smis_words(title: str, peers: dict[int, int], words: str) -> None:
+def test_peer_access_has_the_statuses_of_nvidia_smi(title: str, peers: dict[int, int], message: str) -> None:
     machine = machines.bare_pcie()
     machine.peers = peers
     with Nvml(machine, NOWHERE) as nvml:
         (path,) = nvml.paths(nvml.devices())
-    assert str(path.peer_access) == words, title
+    assert str(path.peer_access) == message, title
 
 
 @pytest.mark.parametrize(("text", "node"), [("1\n", 1), ("-1\n", None), ("", None)])

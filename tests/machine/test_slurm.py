@@ -58,11 +58,11 @@ SwitchName=tor2 Nodes=node[21-22]
 
 @pytest.mark.parametrize("text", [TREE, SHOWN, TABLE])
 def test_the_same_tree_in_three_ways(text: str) -> None:
-    found = parse_switches(text, "there")
-    assert len(found.switches_of) == 18
-    assert found.of("tux7") == ("s1", "s3", "s5")
-    assert found.of("tux12") == ("s2", "s4", "s5")
-    assert levels(found, [f"tux{n}" for n in (0, 6, 7, 12)]) == (
+    switches = parse_switches(text, "there")
+    assert len(switches.switches_of) == 18
+    assert switches.of("tux7") == ("s1", "s3", "s5")
+    assert switches.of("tux12") == ("s2", "s4", "s5")
+    assert levels(switches, [f"tux{n}" for n in (0, 6, 7, 12)]) == (
         {"s0": (0,), "s1": (1, 2), "s2": (3,)},
         {"s3": (0, 1, 2), "s4": (3,)},
     )
@@ -70,37 +70,37 @@ def test_the_same_tree_in_three_ways(text: str) -> None:
 
 def test_blocks_are_leaves_and_unknown_nodes_are_not_reported() -> None:
     assert parse_switches(BLOCKS, "there").of("node21") == ("block002",)
-    found = parse_switches(SPINE, "there")
-    assert found.of("node22") == ("tor2", "spine", "core")
-    assert found.of("node13") is None
+    switches = parse_switches(SPINE, "there")
+    assert switches.of("node22") == ("tor2", "spine", "core")
+    assert switches.of("node13") is None
     with pytest.raises(UsageError, match="there does not say which switch node13 is under"):
-        levels(found, ["node11", "node13"])
+        levels(switches, ["node11", "node13"])
 
 
 def test_aggregated_blocks_are_above_theirs() -> None:
     text = "BlockName=b0 Nodes=n0\nBlockName=b1 Nodes=n1\nBlockName=b2 Nodes=n2\nAggregatedBlock=b[0-1] Nodes=n[0-1]\n"
-    found = parse_switches(text, "there")
-    assert found.of("n1") == ("b1", "b[0-1]")
-    assert found.of("n2") == ("b2", "b2")
+    switches = parse_switches(text, "there")
+    assert switches.of("n1") == ("b1", "b[0-1]")
+    assert switches.of("n2") == ("b2", "b2")
 
 
-def test_a_level_that_tells_nothing_is_left_out() -> None:
-    found = parse_switches(TABLE, "there")
-    assert levels(found, ["tux0", "tux1"]) == ()  # all under one leaf
-    assert levels(found, ["tux0", "tux6"]) == ({"s0": (0,), "s1": (1,)},)  # one pod
-    assert levels(found, ["tux0", "tux12"]) == ({"s0": (0,), "s2": (1,)},)  # pods part them as leaves do
+def test_a_level_that_separates_nothing_is_left_out() -> None:
+    switches = parse_switches(TABLE, "there")
+    assert levels(switches, ["tux0", "tux1"]) == ()  # all under one leaf
+    assert levels(switches, ["tux0", "tux6"]) == ({"s0": (0,), "s1": (1,)},)  # one pod
+    assert levels(switches, ["tux0", "tux12"]) == ({"s0": (0,), "s2": (1,)},)  # pods part them as leaves do
 
 
 def test_hosts_and_slurm_may_differ_by_a_domain_or_capitals() -> None:
-    found = parse_switches("Node1.example s0\nnode2.example s1\n", "there")
-    assert found.of("node1") == ("s0",)
-    assert found.of("NODE2.other") == ("s1",)
+    switches = parse_switches("Node1.example s0\nnode2.example s1\n", "there")
+    assert switches.of("node1") == ("s0",)
+    assert switches.of("NODE2.other") == ("s1",)
     both = parse_switches("n1.a s0\nn1.b s1\n", "there")
     assert (both.of("n1"), both.of("n1.b")) == (None, ("s1",))
 
 
 @pytest.mark.parametrize(
-    ("title", "text", "says"),
+    ("title", "text", "message"),
     [
         ("nothing", "# only a comment\n", "there reports no switches"),
         ("no nodes", "SwitchName=s0 Switches=s1\n", "reports no nodes"),
@@ -118,20 +118,20 @@ def test_hosts_and_slurm_may_differ_by_a_domain_or_capitals() -> None:
         ("too many", "SwitchName=x Nodes=n[0-9999999]\n", "not a range"),
     ],
 )
-def test_what_contradicts_itself_is_refused_in_a_line(title: str, text: str, says: str) -> None:
+def test_what_contradicts_itself_is_refused_in_a_line(title: str, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=r"^there") as caught:
         parse_switches(text, "there")
-    assert says in str(caught.value), title
+    assert message in str(caught.value), title
     assert "\n" not in str(caught.value)
 
 
 @given(st.text(alphabet="SwitchName=Nodes ab01[]-,\n#\\", max_size=80))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        found = parse_switches(text, "there")
+        parsed = parse_switches(text, "there")
     except UsageError:
         return
-    assert all(switches and all(switches) for switches in found.switches_of.values())
+    assert all(switches and all(switches) for switches in parsed.switches_of.values())
 
 
 @given(st.integers(0, 10**6))
@@ -140,7 +140,7 @@ def test_random_trees_come_back(seed: int) -> None:
     rng = random.Random(seed)
     depth = rng.randint(1, 4)
     leaves = 3**depth if depth > 1 else 3
-    own = {f"n{n:03d}": rng.randrange(leaves) for n in range(rng.randint(1, 40))}
+    leaf_of = {f"n{n:03d}": rng.randrange(leaves) for n in range(rng.randint(1, 40))}
 
     def chain(leaf: int) -> tuple[str, ...]:
         numbers = [leaf % 3 ** (depth - level) for level in range(depth)]
@@ -148,7 +148,7 @@ def test_random_trees_come_back(seed: int) -> None:
 
     nodes: dict[str, list[str]] = {}
     below: dict[str, set[str]] = {}
-    for node, leaf in own.items():
+    for node, leaf in leaf_of.items():
         switches = chain(leaf)
         nodes.setdefault(switches[0], []).append(node)
         for low, high in pairwise(switches):
@@ -156,20 +156,20 @@ def test_random_trees_come_back(seed: int) -> None:
     lines = [f"SwitchName={switch} Nodes={','.join(under)}" for switch, under in nodes.items()]
     lines += [f"SwitchName={switch} Switches={','.join(sorted(under))}" for switch, under in below.items()]
     rng.shuffle(lines)
-    found = parse_switches("\n".join(lines), "there")
-    assert found.switches_of == {node: chain(leaf) for node, leaf in own.items()}
-    for level in levels(found, list(own)):
-        assert sorted(n for members in level.values() for n in members) == list(range(len(own)))
+    parsed = parse_switches("\n".join(lines), "there")
+    assert parsed.switches_of == {node: chain(leaf) for node, leaf in leaf_of.items()}
+    for level in levels(parsed, list(leaf_of)):
+        assert sorted(n for members in level.values() for n in members) == list(range(len(leaf_of)))
 
 
-def test_slurm_is_asked_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_itself_is_queried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "scontrol"
     program.write_text(f"#!/bin/sh\n[ \"$*\" = 'show topology' ] && cat <<'END'\n{SHOWN}\nEND\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = read_switches("slurm")
-    assert isinstance(found, NodeSwitches)
-    assert (found.source, found.of("tux17")) == ("scontrol show topology", ("s2", "s4", "s5"))
+    switches = read_switches("slurm")
+    assert isinstance(switches, NodeSwitches)
+    assert (switches.source, switches.of("tux17")) == ("scontrol show topology", ("s2", "s4", "s5"))
     program.write_text("#!/bin/sh\necho 'slurm_load_topo error: down' >&2; exit 1\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"failed \(slurm_load_topo error: down\): give a file"):
         read_switches("slurm")

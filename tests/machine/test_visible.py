@@ -1,4 +1,4 @@
-"""What CUDA_VISIBLE_DEVICES shows, by the words of CUDA's guide."""
+"""Which GPUs CUDA_VISIBLE_DEVICES shows, according to CUDA's guide."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ UNLIKE = (*ALIKE[:3], Device(3, "GPU-33a-3", "T400", "00000000:03:00.0"))
         ("a UUID cut so short that it fits all", "GPU-", []),
     ],
 )
-def test_documented_words(title: str, setting: str | None, indices: list[int]) -> None:
-    found = visible(ALIKE, setting, None)
-    assert found is not None
-    assert [device.index for device in found] == indices, title
+def test_documented_values(title: str, setting: str | None, indices: list[int]) -> None:
+    devices = visible(ALIKE, setting, None)
+    assert devices is not None
+    assert [device.index for device in devices] == indices, title
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_documented_words(title: str, setting: str | None, indices: list[int]) -
         ("an index that ends a list of unlike GPUs", UNLIKE, "0,9", None),
     ],
 )
-def test_what_only_cuda_can_tell(title: str, devices: tuple[Device, ...], setting: str, order: str | None) -> None:
+def test_what_only_cuda_can_decide(title: str, devices: tuple[Device, ...], setting: str, order: str | None) -> None:
     assert visible(devices, setting, order) is None, title
 
 
@@ -70,7 +70,7 @@ def test_mig_devices_are_one_clear_line(setting: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "left", "problem"),
+    ("setting", "shown", "problem"),
     [
         (None, (0, 1, 2, 3), ""),
         ("2,0", (2, 0), ""),
@@ -90,12 +90,12 @@ def test_mig_devices_are_one_clear_line(setting: str) -> None:
         ("GPU-0,1", (0,), "'1' is not a UUID"),
     ],
 )
-def test_a_list_keeps_its_order_and_its_fault_has_words(
-    setting: str | None, left: tuple[int, ...], problem: str
+def test_a_list_keeps_its_order_and_its_fault_is_described(
+    setting: str | None, shown: tuple[int, ...], problem: str
 ) -> None:
-    seen = read(ALIKE, setting, None)
-    assert tuple(device.index for device in seen.devices) == left
-    assert seen.problem == problem
+    visible_devices = read(ALIKE, setting, None)
+    assert tuple(device.index for device in visible_devices.devices) == shown
+    assert visible_devices.problem == problem
 
 
 def test_a_whole_uuid_is_its_device_even_where_another_begins_with_it() -> None:

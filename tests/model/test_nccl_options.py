@@ -25,7 +25,7 @@ def test_a_config_is_read(text: str, config: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "is not a field and a number"),
         ("maxCTAs", "is not a field and a number"),
@@ -38,18 +38,18 @@ def test_a_config_is_read(text: str, config: dict[str, int]) -> None:
         ("minCTAs=8,maxCTAs=4", "minCTAs also needs maxCTAs, at least as large"),
     ],
 )
-def test_a_config_that_nccl_would_not_take_is_refused(text: str, says: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(says)):
+def test_a_config_that_nccl_would_not_take_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
         parse_config(text)
 
 
-def test_python_users_are_told_alike() -> None:
+def test_python_users_get_the_same_message() -> None:
     with pytest.raises(UsageError, match="maxCTAs=True is not a whole number"):
         checked_config({"maxCTAs": True})
 
 
 @pytest.mark.parametrize(
-    ("options", "version", "says"),
+    ("options", "version", "message"),
     [
         (NcclOptions((Registration.BUFFER,)), 21806, "--registration buffer needs NCCL 2.19, and this is 2.18.6"),
         (NcclOptions((Registration.WINDOW,)), 22602, "--registration window needs NCCL 2.27, and this is 2.26.2"),
@@ -58,13 +58,13 @@ def test_python_users_are_told_alike() -> None:
         (NcclOptions(config={"nChannelsPerNetPeer": 2}), 22707, "needs NCCL 2.28, and this is 2.27.7"),
     ],
 )
-def test_an_older_nccl_is_refused(options: NcclOptions, version: int, says: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(says)):
+def test_an_older_nccl_is_refused(options: NcclOptions, version: int, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
         options.check(version)
     options.check(22809)
 
 
-def test_what_every_nccl_has_is_asked_of_none_in_vain() -> None:
+def test_options_of_every_nccl_need_no_version() -> None:
     NcclOptions(config={"maxCTAs": 1, "splitShare": 1}).check(21801)
     NcclOptions(config={"CTAPolicy": 1}).check(22703)
     assert len(NCCL_CONFIG_FIELDS) == 10

@@ -1,4 +1,4 @@
-"""One row is a collective: an imaginary one is seen everywhere, or refused by name of what it lacks."""
+"""A collective is one row: an imaginary one appears everywhere, or is refused with the name of what it lacks."""
 
 import csv
 import json
@@ -60,7 +60,7 @@ def with_row(folder: pathlib.Path, fields: dict[str, str]) -> pathlib.Path:
     return folder
 
 
-# Every command of one session, in one process, which alone has the row: the first two measure on a simulated machine.
+# The commands run in one process, the only one whose table has the row; the first two measure on a simulated machine.
 SIM = "--backend sim --fabric dgx-1v --seed 1 --sizes 1M,64M"
 SESSION = (
     f"shuffle {SIM} -v -o shuffle.json",
@@ -83,14 +83,14 @@ from pathlib import Path
 import collbench
 from collbench.cli import main
 from collbench.model.capabilities import CUDA, Operation
-said = {"where": str(Path(collbench.__file__).parent.parent), "cuda": CUDA.lacks(Operation.SHUFFLE)}
+printed = {"where": str(Path(collbench.__file__).parent.parent), "cuda": CUDA.lacks(Operation.SHUFFLE)}
 for line in json.loads(sys.argv[1]):
     sys.argv = ["collbench", *line.split()]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main()
-    said[line] = [int(status), out.getvalue(), err.getvalue()]
-print(json.dumps(said))
+    printed[line] = [int(status), out.getvalue(), err.getvalue()]
+print(json.dumps(printed))
 """
 
 
@@ -112,9 +112,9 @@ def session(changed: pathlib.Path) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    assert said["where"] == str(changed)
-    return said
+    printed: dict[str, Any] = json.loads(done.stdout)
+    assert printed["where"] == str(changed)
+    return printed
 
 
 def answer(session: dict[str, Any], line: str) -> str:
@@ -160,8 +160,10 @@ def test_its_bus_bandwidth_goes_by_its_own_factor(session: dict[str, Any]) -> No
 
 def test_physics_limits_it(session: dict[str, Any]) -> None:
     """The same bytes as an all-reduce's cross every border, so the limits of busbw differ as the factors do."""
-    ours, known = ([float(row["limit_gbs"]) for row in exported(session, name)] for name in ("shuffle", "allreduce"))
-    assert ours == pytest.approx([limit * (9 / 8) / (14 / 8) for limit in known], rel=1e-3)
+    predicted, known = (
+        [float(row["limit_gbs"]) for row in exported(session, name)] for name in ("shuffle", "allreduce")
+    )
+    assert predicted == pytest.approx([limit * (9 / 8) / (14 / 8) for limit in known], rel=1e-3)
 
 
 def test_the_published_schema_refuses_it(changed: pathlib.Path, session: dict[str, Any]) -> None:
@@ -190,7 +192,9 @@ def test_a_row_that_lacks_a_field_does_not_import(tmp_path: pathlib.Path, field:
 
 
 def test_native_names_are_those_of_the_extension() -> None:
-    assert {one.value for one in COLLECTIVES if one.collective.native} == set(_native.Collective.__members__)
+    assert {operation.value for operation in COLLECTIVES if operation.collective.native} == set(
+        _native.Collective.__members__
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Text of strangers is shown and never obeyed; whatever else it says stays as it is."""
+"""Control characters in text from files are escaped; all other characters stay as they are."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def obeyed(text: str, but: str = "") -> set[str]:
 
 
 @pytest.mark.parametrize("char", OBEYED, ids=lambda char: f"U+{ord(char):04X}")
-def test_what_a_terminal_obeys_is_written_out(char: str) -> None:
+def test_control_characters_are_escaped(char: str) -> None:
     shown = one_line(f"a{char}b")
     assert shown.isprintable()
     assert json.loads(f'"{shown}"') == f"a{char}b"
 
 
 @given(st.text(st.characters()))
-def test_no_text_is_obeyed_and_a_second_time_changes_nothing(text: str) -> None:
+def test_no_control_character_remains_and_escaping_twice_changes_nothing(text: str) -> None:
     line, page = one_line(text), printable(text)
     assert (obeyed(line), obeyed(page, but="\n\t")) == (set(), set())
     assert (one_line(line), printable(page)) == (line, page)
@@ -53,11 +53,11 @@ def test_json_stays_json_of_the_same_value(data: object) -> None:
 
 
 @given(DATA, st.booleans())
-def test_no_string_of_json_that_was_read_is_obeyed(data: object, ascii_only: bool) -> None:
+def test_no_control_character_remains_in_strings_read_from_json(data: object, ascii_only: bool) -> None:
     text = json.dumps(data, ensure_ascii=ascii_only)
-    found = cleaned(json.loads(text), text)
-    assert obeyed(json.dumps(found, ensure_ascii=False)) == set()
-    assert cleaned(found, json.dumps(found)) == found
+    safe = cleaned(json.loads(text), text)
+    assert obeyed(json.dumps(safe, ensure_ascii=False)) == set()
+    assert cleaned(safe, json.dumps(safe)) == safe
 
 
 def test_a_name_that_is_not_utf8_is_found_again() -> None:
@@ -66,7 +66,7 @@ def test_a_name_that_is_not_utf8_is_found_again() -> None:
     assert one_line(name) == "caf\\udce9"
 
 
-def test_every_character_of_unicode_is_looked_at_by_its_category() -> None:
+def test_every_unicode_character_is_judged_by_its_category() -> None:
     wrong = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     every = "".join(map(chr, range(sys.maxunicode + 1)))
     kept = one_line(every)

@@ -30,11 +30,11 @@ def skews(draw: st.DrawFn) -> tuple[Skew | None, int]:
     return Skew(SkewKind.MATRIX, matrix=matrix), ranks
 
 
-@given(made=skews(), size=st.integers(1, 2**33))
+@given(skew_and_ranks=skews(), size=st.integers(1, 2**33))
 def test_the_busiest_rank_has_the_size_and_no_block_is_cut_within_16_bytes(
-    made: tuple[Skew | None, int], size: int
+    skew_and_ranks: tuple[Skew | None, int], size: int
 ) -> None:
-    skew, ranks = made
+    skew, ranks = skew_and_ranks
     whole = whole_size(skew, ranks, size)
     assert size - 16 * ranks < whole <= size
     assume(whole)
@@ -50,9 +50,9 @@ def test_the_busiest_rank_has_the_size_and_no_block_is_cut_within_16_bytes(
     assert imbalance(blocks) <= ranks * (1 + 1e-12)
 
 
-@given(made=skews(), size=st.integers(1, 2**33))
-def test_what_leaves_some_ranks_enters_the_others(made: tuple[Skew | None, int], size: int) -> None:
-    skew, ranks = made
+@given(skew_and_ranks=skews(), size=st.integers(1, 2**33))
+def test_what_leaves_some_ranks_enters_the_others(skew_and_ranks: tuple[Skew | None, int], size: int) -> None:
+    skew, ranks = skew_and_ranks
     whole = whole_size(skew, ranks, size)
     assume(whole)
     blocks = blocks_of(skew, ranks, whole)
@@ -62,9 +62,9 @@ def test_what_leaves_some_ranks_enters_the_others(made: tuple[Skew | None, int],
     assert all(across(blocks, (rank,)) <= whole for rank in range(ranks))
 
 
-@given(made=skews())
-def test_a_matrix_is_sent_as_it_stands_at_its_own_size(made: tuple[Skew | None, int]) -> None:
-    skew, ranks = made
+@given(skew_and_ranks=skews())
+def test_a_matrix_is_sent_as_it_stands_at_its_own_size(skew_and_ranks: tuple[Skew | None, int]) -> None:
+    skew, ranks = skew_and_ranks
     assume(skew is not None and skew.matrix)
     assert skew is not None
     assert skew.own_bytes is not None
@@ -80,10 +80,10 @@ def test_zipf_gives_the_kth_rank_a_kth_of_the_first() -> None:
 
 
 def test_the_seed_alone_decides_which_rank_is_popular() -> None:
-    made = [blocks_of(Skew(SkewKind.ZIPF, 2.0, seed), 8, whole_size(Skew(SkewKind.ZIPF, 2.0, seed), 8, 2**20))
+    matrices = [blocks_of(Skew(SkewKind.ZIPF, 2.0, seed), 8, whole_size(Skew(SkewKind.ZIPF, 2.0, seed), 8, 2**20))
             for seed in (1, 1, 2, 3)]  # fmt: skip
-    assert made[0] == made[1]
-    assert len(set(made)) > 1
+    assert matrices[0] == matrices[1]
+    assert len(set(matrices)) > 1
 
 
 @pytest.mark.parametrize("text", ["uniform", "UNIFORM", "zipf:0"])
@@ -99,7 +99,7 @@ def test_the_matrix_file_is_nccl_tests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "holds no matrix"),
         ("\n \n", "holds no matrix"),
@@ -113,10 +113,10 @@ def test_the_matrix_file_is_nccl_tests(tmp_path: Path) -> None:
         ("15 0\n3 15", "no value reaches 16 bytes"),
     ],
 )
-def test_a_matrix_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, words: str) -> None:
+def test_a_matrix_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "matrix.txt"
     file.write_text(text)
-    with pytest.raises(UsageError, match=words) as failure:
+    with pytest.raises(UsageError, match=message) as failure:
         parse_skew(str(file))
     assert "\n" not in str(failure.value)
 
@@ -138,7 +138,7 @@ def test_a_matrix_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str,
         "",
     ],
 )
-def test_words_that_name_no_skew_are_refused(text: str) -> None:
+def test_texts_that_name_no_skew_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--skew"):
         parse_skew(text)
 

@@ -62,7 +62,7 @@ def test_sizes_ascend_without_repeats(text: str, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "text", "says"),
+    ("title", "text", "message"),
     [
         ("backwards", "1G:1M", "starts above its end: write 1M:1G"),
         ("zero", "0", "is zero"),
@@ -83,10 +83,10 @@ def test_sizes_ascend_without_repeats(text: str, sizes: list[int]) -> None:
         ("a digit that is no number", "1K:1M:²", "factor '²' is not"),
     ],
 )
-def test_a_bad_size_gets_one_clear_line(title: str, text: str, says: str) -> None:
+def test_a_bad_size_gets_one_clear_line(title: str, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_sizes(text)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -153,12 +153,12 @@ def possible(size: int, microseconds: str, factor: float) -> tuple[float, float]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("place", ["out", "in"])
-def test_bandwidths_are_those_that_nccl_tests_prints(ranks: int, place: str) -> None:
+@pytest.mark.parametrize("half", ["out", "in"])
+def test_bandwidths_are_those_that_nccl_tests_prints(ranks: int, half: str) -> None:
     rows = recorded(ranks)
     assert len(rows) == 30  # 8 B to 4 GiB
     for row in rows:
-        time, alg, bus, wrong = row[5:9] if place == "out" else row[9:13]
+        time, alg, bus, wrong = row[5:9] if half == "out" else row[9:13]
         assert wrong == "0"
         for printed, factor in ((alg, 1.0), (bus, Operation.ALLREDUCE.busbw_factor(ranks))):
             low, high = possible(int(row[0]), time, factor)
@@ -178,15 +178,15 @@ def test_bandwidths_are_those_that_nccl_tests_prints(ranks: int, place: str) -> 
         (0.0, 3, "0"),
     ],
 )
-def test_a_figure_has_no_exponent_and_loses_no_whole_digit(value: float, digits: int, text: str) -> None:
+def test_a_number_has_no_exponent_and_loses_no_integer_digit(value: float, digits: int, text: str) -> None:
     assert fixed(value, digits) == text
 
 
 @given(st.floats(-1e15, 1e15), st.integers(1, 8))
 def test_a_figure_in_a_sentence_is_near_its_value(value: float, digits: int) -> None:
-    said = fixed(value, digits)
-    assert "e" not in said
-    assert float(said) == pytest.approx(value, rel=0.51 * 10.0 ** (1 - digits), abs=0.0)
+    written = fixed(value, digits)
+    assert "e" not in written
+    assert float(written) == pytest.approx(value, rel=0.51 * 10.0 ** (1 - digits), abs=0.0)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_figure_in_a_table_keeps_the_digits_of_small_ones(value: float, text: 
 
 
 @pytest.mark.parametrize(
-    ("title", "said", "text"),
+    ("title", "written", "text"),
     [
         ("a span", span("1.0", "2.0", "–"), "1.0–2.0"),
         ("ends that print alike are one", span("1.0", "1.0"), "1.0"),
@@ -212,5 +212,5 @@ def test_a_figure_in_a_table_keeps_the_digits_of_small_ones(value: float, text: 
         ("columns", columns([("a", "", "bc"), ("abc", "", "")]), ["a    bc", "abc"]),
     ],
 )
-def test_lists_in_sentences(title: str, said: object, text: object) -> None:
-    assert said == text, title
+def test_lists_in_sentences(title: str, written: object, text: object) -> None:
+    assert written == text, title

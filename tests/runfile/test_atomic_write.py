@@ -1,4 +1,4 @@
-"""Files are written whole; links stay links, and what is no file is never replaced by one."""
+"""Files are written atomically; links stay links, and pipes and devices are never replaced by files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from collbench.model.errors import RunFileError
 from collbench.runfile import atomic_write
 from tests.cli.program import collbench
 
-WORDS = ("write", "--output")
+MESSAGE_PARTS = ("write", "--output")
 
 
 def stand_in(path: Path) -> Path:
-    """Put a pipe where a device would be, for only root could make that: both are no files."""
+    """Put a pipe in place of a device, which only root could create; neither is a regular file."""
     os.mkfifo(path)
     return path
 
@@ -31,12 +31,12 @@ def read_from(pipe: Path, into: list[bytes]) -> threading.Thread:
 
 
 def test_a_pipe_gets_the_content_and_stays_a_pipe(tmp_path: Path) -> None:
-    pipe, got = stand_in(tmp_path / "pipe"), list[bytes]()
-    atomic_write.check(pipe, *WORDS)  # which must not end the reader's file
-    reader = read_from(pipe, got)
-    atomic_write.write("whole", pipe, *WORDS)
+    pipe, received = stand_in(tmp_path / "pipe"), list[bytes]()
+    atomic_write.check(pipe, *MESSAGE_PARTS)  # which must not end the reader's file
+    reader = read_from(pipe, received)
+    atomic_write.write("whole", pipe, *MESSAGE_PARTS)
     reader.join(10)
-    assert (got, pipe.is_fifo(), list(tmp_path.iterdir())) == ([b"whole"], True, [pipe])
+    assert (received, pipe.is_fifo(), list(tmp_path.iterdir())) == ([b"whole"], True, [pipe])
 
 
 def test_a_full_device_is_reported_and_stays_a_device(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_full_device_is_reported_and_stays_a_device(tmp_path: Path) -> None:
     except OSError as error:
         pytest.skip(f"no device can be made here: {error.strerror}")
     with pytest.raises(RunFileError, match="full: No space left on device; choose another place with --output FILE"):
-        atomic_write.write("too much", full, *WORDS)
+        atomic_write.write("too much", full, *MESSAGE_PARTS)
     assert full.is_char_device()
 
 
@@ -55,19 +55,19 @@ def test_a_link_keeps_pointing_at_the_file_that_is_written(tmp_path: Path) -> No
     (tmp_path / "runs").mkdir()
     (tmp_path / "latest.json").symlink_to("runs/new.json")
     for content in ("first", "second"):
-        atomic_write.check(tmp_path / "latest.json", *WORDS, force=content == "second")
-        atomic_write.write(content, tmp_path / "latest.json", *WORDS, force=content == "second")
+        atomic_write.check(tmp_path / "latest.json", *MESSAGE_PARTS, force=content == "second")
+        atomic_write.write(content, tmp_path / "latest.json", *MESSAGE_PARTS, force=content == "second")
         assert (tmp_path / "runs" / "new.json").read_text(encoding="utf-8") == content
     assert (tmp_path / "latest.json").is_symlink()
     assert list((tmp_path / "runs").iterdir()) == [tmp_path / "runs" / "new.json"]
 
 
 def test_a_run_into_a_pipe_arrives_once_and_leaves_no_journal(tmp_path: Path) -> None:
-    pipe, got = stand_in(tmp_path / "pipe"), list[bytes]()
-    reader = read_from(pipe, got)
-    words = ("pairs", "--backend", "sim", "--fabric", "dgx-1v", "--quick", "-o", "pipe")
-    done = subprocess.run(collbench(*words), cwd=tmp_path, capture_output=True, text=True, check=False)
+    pipe, received = stand_in(tmp_path / "pipe"), list[bytes]()
+    reader = read_from(pipe, received)
+    args = ("pairs", "--backend", "sim", "--fabric", "dgx-1v", "--quick", "-o", "pipe")
+    done = subprocess.run(collbench(*args), cwd=tmp_path, capture_output=True, text=True, check=False)
     reader.join(10)
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(got[0])["format"] == "collbench-run"
+    assert json.loads(received[0])["format"] == "collbench-run"
     assert list(tmp_path.iterdir()) == [pipe]

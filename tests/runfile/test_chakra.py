@@ -1,4 +1,4 @@
-"""Chakra's traces as jobs: its nodes, its groups, and bytes that lie about their length."""
+"""Chakra's traces as jobs: nodes, groups, and bytes with a false length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.traces import ABOUT, delimited, node
 METADATA, COMPUTE, SEND, RECV, COLLECTIVE = 1, 4, 5, 6, 7
 
 
-def made(*nodes: bytes, rank: int = 0, files: int = 4) -> Trace:
+def traced(*nodes: bytes, rank: int = 0, files: int = 4) -> Trace:
     (trace,) = parse(delimited(ABOUT, *nodes), f"job.{rank}.et", files=files)
     return trace
 
@@ -31,7 +31,7 @@ def call(kind: int, size: int, number: int = 1, **more: Any) -> bytes:
     return node(number, COLLECTIVE, is_cpu_op=False, comm_type=kind, comm_size=size, **more)
 
 
-def test_bytes_worked_out_by_hand_are_read() -> None:
+def test_handwritten_bytes_are_read() -> None:
     """A broadcast of 424 bytes, as et_def.proto has it: key = number of the field × 8 + its type."""
     attributes = (
         b"\x52\x0e\x0a\x09is_cpu_op\xd8\x01\x00"  # field 10: name (1), bool_val (27)
@@ -42,8 +42,8 @@ def test_bytes_worked_out_by_hand_are_read() -> None:
     body = b"\x08\xee\x04\x12\x04nccl\x18\x07\x38\x05" + types + attributes
     data = b"\x07\x0a\x050.0.4" + bytes([len(body)]) + body
     (trace,) = parse(data, "job.1.et", files=2)
-    (one,) = trace.calls
-    assert (one.operation, one.size_bytes, one.dtype, one.gpu) == ("broadcast", 424, "int64", 5.0)
+    (parsed,) = trace.calls
+    assert (parsed.operation, parsed.size_bytes, parsed.dtype, parsed.gpu) == ("broadcast", 424, "int64", 5.0)
     assert (trace.source, trace.rank, trace.members) == (Source.CHAKRA, 1, {"": (0, 1)})
 
 
@@ -63,13 +63,15 @@ def test_bytes_worked_out_by_hand_are_read() -> None:
     ],
 )
 def test_a_call_has_the_size_that_nccl_tests_would_give_it(kind: int, operation: str, size_bytes: int) -> None:
-    assert [(one.operation, one.size_bytes) for one in made(call(kind, 400)).calls] == [(operation, size_bytes)]
+    assert [(traced_call.operation, traced_call.size_bytes) for traced_call in traced(call(kind, 400)).calls] == [
+        (operation, size_bytes)
+    ]
 
 
-def test_nodes_that_are_no_call_are_left_out_in_silence() -> None:
+def test_nodes_other_than_calls_are_left_out_silently() -> None:
     host = node(1, COLLECTIVE, is_cpu_op=True, op_schema="c10d::broadcast_")
-    trace = made(host, node(2, COMPUTE, lasted=5), call(9, 0, 3), call(0, 8, 4))
-    assert ([one.operation for one in trace.calls], trace.skipped) == (["allreduce"], 0)
+    trace = traced(host, node(2, COMPUTE, lasted=5), call(9, 0, 3), call(0, 8, 4))
+    assert ([recorded.operation for recorded in trace.calls], trace.skipped) == (["allreduce"], 0)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +88,8 @@ def test_nodes_that_are_no_call_are_left_out_in_silence() -> None:
     ],
 )
 def test_what_cannot_be_read_is_counted_and_not_guessed(unclear: bytes) -> None:
-    trace = made(unclear, call(0, 16, 2, involved_dim=[True, True]))
-    assert ([one.size_bytes for one in trace.calls], trace.skipped) == ([16], 1)
+    trace = traced(unclear, call(0, 16, 2, involved_dim=[True, True]))
+    assert ([recorded.size_bytes for recorded in trace.calls], trace.skipped) == ([16], 1)
 
 
 def test_groups_are_those_that_torch_listed() -> None:
@@ -96,21 +98,21 @@ def test_groups_are_those_that_torch_listed() -> None:
         {"pg_name": "3", "pg_desc": "mesh_tp", "ranks": [2, 3], "group_size": 2},
     ]
     listed = node(1, METADATA, values=str([json.dumps(groups)]))
-    trace = made(listed, call(2, 8, 2, pg_name="3"), call(2, 8, 3, pg_name="0"), rank=2)
+    trace = traced(listed, call(2, 8, 2, pg_name="3"), call(2, 8, 3, pg_name="0"), rank=2)
     job = job_of([trace])
     assert [(group.ranks, group.name) for group in job.groups] == [((2, 3), "mesh_tp"), ((0, 1, 2, 3), "default_pg")]
-    assert [one.size_bytes for one in job.calls] == [16, 32]
+    assert [recorded.size_bytes for recorded in job.calls] == [16, 32]
     assert Unknown.ORDER in job.unknown  # nodes say what they wait for, not how two groups follow one another
-    assert Unknown.ORDER not in job_of([made(call(0, 8))]).unknown
+    assert Unknown.ORDER not in job_of([traced(call(0, 8))]).unknown
 
 
 def test_messages_have_the_peer_that_is_named() -> None:
-    trace = made(
+    trace = traced(
         node(1, SEND, is_cpu_op=False, comm_size=8, comm_dst=3),
         node(2, RECV, is_cpu_op=False, tensor_size=16, comm_src=1),
         node(3, SEND, is_cpu_op=False, comm_size=8, comm_dst=9),
     )
-    assert [(one.operation, one.size_bytes, one.peer) for one in trace.calls] == [
+    assert [(recorded.operation, recorded.size_bytes, recorded.peer) for recorded in trace.calls] == [
         ("send", 8, 3),
         ("recv", 16, 1),
         ("send", 8, None),
@@ -120,7 +122,7 @@ def test_messages_have_the_peer_that_is_named() -> None:
 
 def test_types_are_known_where_all_tensors_have_one() -> None:
     def dtype(types: str, size: int = 8) -> str:
-        return made(call(0, size, types=types)).calls[0].dtype
+        return traced(call(0, size, types=types)).calls[0].dtype
 
     assert dtype("['Tensor(c10::BFloat16)']") == "bfloat16"
     assert dtype("['GenericList[Tensor(float),Tensor(float)]', 'Int']") == "float32"
@@ -129,14 +131,14 @@ def test_types_are_known_where_all_tensors_have_one() -> None:
     assert dtype("['Tensor(float)']", 6) == ""
 
 
-def test_times_are_those_of_kernels_alone() -> None:
-    job = job_of([made(call(0, 8, lasted=28))])
+def test_times_are_those_of_kernels_only() -> None:
+    job = job_of([traced(call(0, 8, lasted=28))])
     assert job.ranks[0].phases[0].positions[0].gpu is not None
     assert {Unknown.PAUSES, Unknown.REDUCTION, Unknown.GRAPH_REPLAYS} <= set(job.unknown)
     assert Unknown.GPU_TIMES not in job.unknown
     host = node(1, COLLECTIVE, lasted=28, is_cpu_op=True, comm_type=0, comm_size=8)
-    for other in (host, call(0, 8)):
-        assert Unknown.GPU_TIMES in job_of([made(other)]).unknown
+    for without_times in (host, call(0, 8)):
+        assert Unknown.GPU_TIMES in job_of([traced(without_times)]).unknown
 
 
 @pytest.mark.parametrize(("name", "files"), [("job.0.et", 1), ("job.et", 4), ("job.4.et", 4)])
@@ -179,12 +181,12 @@ def test_lengths_that_lie_get_no_memory(lying: bytes) -> None:
 
 def test_a_list_of_a_group_cannot_ask_for_memory() -> None:
     groups = [{"pg_name": "0", "ranks": [], "group_size": 2**23}]
-    trace = made(node(1, METADATA, values=str([json.dumps(groups)])), call(0, 8, pg_name="0"))
+    trace = traced(node(1, METADATA, values=str([json.dumps(groups)])), call(0, 8, pg_name="0"))
     assert (trace.members["0"], trace.sizes["0"]) == ((), 2**23)
 
 
 def test_a_job_of_it_survives_its_file() -> None:
-    job = job_of([made(*(call(0, 8 * (1 + n % 3), n, lasted=n) for n in range(60)), rank=rank) for rank in range(4)])
+    job = job_of([traced(*(call(0, 8 * (1 + n % 3), n, lasted=n) for n in range(60)), rank=rank) for rank in range(4)])
     assert job_file.loads(job_file.dumps(job), "job") == job
     assert [rank.step is not None and len(rank.step.positions) for rank in job.ranks] == [3] * 4
 

@@ -22,7 +22,7 @@ WORLD = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [], "group_size": 4}
 PAIR = {"pg_name": "5", "pg_desc": "undefined", "ranks": [1, 3], "group_size": 2}
 
 
-def made(*nodes: dict[str, Any], groups: Any = (WORLD, PAIR)) -> Trace:
+def trace_of(*nodes: dict[str, Any], groups: Any = (WORLD, PAIR)) -> Trace:
     (trace,) = parse(observed(nodes, groups), "et_1.json")
     return trace
 
@@ -47,7 +47,7 @@ def test_nodes_of_nccl_put_into_a_real_trace_are_read() -> None:
 
 # Elements that go in and come out on each of 4 ranks, as ProcessGroupNCCL notes them: floats of 4 bytes.
 @pytest.mark.parametrize(
-    ("name", "given", "got", "operation", "size_bytes"),
+    ("name", "in_elements", "out_elements", "operation", "size_bytes"),
     [
         ("allreduce", 100, 100, "allreduce", 400),
         ("_allgather_base", 25, 100, "allgather", 400),
@@ -63,9 +63,9 @@ def test_nodes_of_nccl_put_into_a_real_trace_are_read() -> None:
     ],
 )
 def test_a_call_has_the_size_that_nccl_tests_would_give_it(
-    name: str, given: int, got: int, operation: str, size_bytes: int
+    name: str, in_elements: int, out_elements: int, operation: str, size_bytes: int
 ) -> None:
-    (call,) = made(noted(name, given, got, rank=2)).calls
+    (call,) = trace_of(noted(name, in_elements, out_elements, rank=2)).calls
     assert (call.operation, call.size_bytes, call.dtype) == (operation, size_bytes, "float32")
     rooted = operation in {"broadcast", "reduce", "gather", "scatter"}
     assert (call.root, call.peer) == (2 if rooted else None, 2 if operation in {"send", "recv"} else None)
@@ -76,7 +76,7 @@ def test_a_call_has_the_size_that_nccl_tests_would_give_it(
 def test_groups_are_those_that_torch_lists_or_describes() -> None:
     strided: dict[str, Any] = {"pg_size": 2, "global_rank_start": 1, "global_rank_stride": 2}
     unclear: dict[str, Any] = {"pg_size": 2, "global_rank_start": 1, "global_rank_stride": -1}
-    trace = made(
+    trace = trace_of(
         noted("allreduce", 4, 4, number=11, group="5"),
         noted("allreduce", 4, 4, number=12, group="8", **strided),
         noted("allreduce", 4, 4, number=13, group="9", **unclear),
@@ -88,15 +88,15 @@ def test_groups_are_those_that_torch_lists_or_describes() -> None:
 
 
 def test_calls_are_in_the_order_of_their_numbers_and_uneven_ones_are_known() -> None:
-    trace = made(
+    trace = trace_of(
         noted("all_to_all", 4, 4, number=30, in_split_size="[1, 3]"),
         noted("broadcast", 4, 4, number=20),
     )
     assert [call.operation for call in trace.calls] == ["broadcast", "alltoallv"]
 
 
-def test_what_it_does_not_say_is_unknown() -> None:
-    job = job_of([made(noted("broadcast", 4, 4, rank=7))])
+def test_what_the_trace_lacks_is_unknown() -> None:
+    job = job_of([trace_of(noted("broadcast", 4, 4, rank=7))])
     assert set(job.unknown) == {
         Unknown.ROOT,
         Unknown.PAUSES,
@@ -116,6 +116,6 @@ def test_what_it_does_not_say_is_unknown() -> None:
     ],
 )
 def test_what_cannot_be_read_is_counted_and_not_guessed(unclear: dict[str, Any]) -> None:
-    trace = made(unclear, noted("allreduce", 4, 4, number=11))
+    trace = trace_of(unclear, noted("allreduce", 4, 4, number=11))
     left_out = int("attrs" in unclear)  # a node that names no collective is no call
     assert (len(trace.calls), trace.skipped) == (1, left_out)

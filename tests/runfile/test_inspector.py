@@ -1,4 +1,4 @@
-"""NCCL Inspector's lines as jobs: sizes, ranks, members, order, what is missing and what is not said."""
+"""NCCL Inspector's lines as jobs: sizes, ranks, members, order, missing lines and missing facts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def ranked(*files: bytes) -> list[Trace]:
     return [trace for number, data in enumerate(files) for trace in parse(data, f"node-pid{number}.log")]
 
 
-def told(job: Job) -> list[list[tuple[str, int]]]:
+def sequences_of(job: Job) -> list[list[tuple[str, int]]]:
     return [[(job.calls[call].operation, job.calls[call].size_bytes) for call in rank.unfolded()] for rank in job.ranks]
 
 
 def test_the_example_of_its_manual_is_read() -> None:
     """The second example in NCCL's plugins/profiler/inspector/README.md, on one line."""
     header = {"id": "0xe62dedaa97644a", "rank": 4, "n_ranks": 8, "nnodes": 1}
-    about = {
+    metadata = {
         "inspector_output_format_version": "v4.0",
         "git_rev": "9019a1912-dirty",
         "rec_mechanism": "nccl_profiler_interface",
@@ -48,12 +48,12 @@ def test_the_example_of_its_manual_is_read() -> None:
         "coll_busbw_gbs": 366.134533,
         "event_trace_ts": {"coll_start_ts": 1752867229235059, "coll_stop_ts": 1752867229235064},
     }
-    line = json.dumps({"header": header, "metadata": about, "coll_perf": call}).encode()
+    line = json.dumps({"header": header, "metadata": metadata, "coll_perf": call}).encode()
     job = job_of(ranked(line))
-    (made,) = job.calls
+    (collective,) = job.calls
     # 2 GiB of each of 8 ranks in 41,057 µs are the 418.4 GB/s that the line gives as algbw.
-    assert (made.operation, made.size_bytes) == ("reducescatter", 8 * 2147483648)
-    assert made.size_bytes / 41057e-6 / 1e9 == pytest.approx(418.439467, rel=1e-6)
+    assert (collective.operation, collective.size_bytes) == ("reducescatter", 8 * 2147483648)
+    assert collective.size_bytes / 41057e-6 / 1e9 == pytest.approx(418.439467, rel=1e-6)
     (rank,) = job.ranks
     assert (job.source, job.world_size, rank.rank, rank.host) == (Source.INSPECTOR, 8, 4, "example-hostname")
     assert rank.dropped == 1231  # its number counts from 0
@@ -107,7 +107,7 @@ def test_one_file_may_hold_all_ranks_of_one_process() -> None:
     """As nccl-tests with -g 4 writes it."""
     lines = b"".join(inspected("AllReduce", n, 64, rank=rank, ranks=4) for n in range(3) for rank in range(4))
     job = job_of(ranked(lines))
-    assert told(job) == [[("allreduce", 64)] * 3] * 4
+    assert sequences_of(job) == [[("allreduce", 64)] * 3] * 4
     with pytest.raises(Exception, match="cannot be matched"):
         ranked(lines + inspected("AllReduce", 0, 64, communicator="0xb"))
 
@@ -128,7 +128,7 @@ def lines(*starts: int | None) -> bytes:
 def test_starts_give_the_order_and_without_them_it_is_unknown() -> None:
     began = 1748030377000000
     job = job_of(ranked(lines(began + 30, began + 10, began + 40, began + 20)))
-    assert told(job) == [[("allreduce", size) for size in (16, 32, 8, 24)]]
+    assert sequences_of(job) == [[("allreduce", size) for size in (16, 32, 8, 24)]]
     assert Unknown.ORDER not in job.unknown
     assert Unknown.ORDER in job_of(ranked(lines(began, began + 10, None))).unknown
     silent = job_of(ranked(lines(None, None)))

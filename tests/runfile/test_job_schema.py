@@ -42,20 +42,20 @@ def test_a_recorded_job_follows_the_schema(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_the_schema_has_the_models_fields(name: str) -> None:
     fields = dataclasses.fields(CLASSES[name])
-    asked = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    required = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     assert list(SCHEMA["$defs"][name]["properties"]) == [field.name for field in fields]
-    assert SCHEMA["$defs"][name]["required"] == asked
+    assert SCHEMA["$defs"][name]["required"] == required
 
 
-def test_the_schema_knows_every_word() -> None:
-    operations = [one.value for one in COLLECTIVES] + [one.value for one in model.PointToPoint]
+def test_the_schema_has_every_value() -> None:
+    operations = [operation.value for operation in COLLECTIVES] + [operation.value for operation in model.PointToPoint]
     assert SCHEMA["$defs"]["Call"]["properties"]["operation"]["enum"] == operations
     assert SCHEMA["properties"]["unknown"]["items"]["enum"] == [word.value for word in model.Unknown]
     assert SCHEMA["properties"]["source"]["enum"] == [word.value for word in model.Source]
     assert list(SCHEMA["properties"])[2:] == [field.name for field in dataclasses.fields(model.Job)]
 
 
-def test_a_job_that_cannot_be_read_says_why_in_few_words(tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_read_gives_a_short_reason(tmp_path: Path) -> None:
     with pytest.raises(RunFileError) as none:
         job_file.load(tmp_path / "none.json")
     assert str(none.value) == f"cannot read job {tmp_path / 'none.json'}: No such file or directory"

@@ -17,9 +17,9 @@ GBS = 100.0
 
 
 def point(members: tuple[int, int], trials: int, failure: Failure | None = None) -> Measurement:
-    found = measured(Operation.CE_WRITE, members, GBS, trials=trials)
-    found.stop, found.failure = (StopReason.FAILED if failure else None), failure
-    return found
+    measurement = measured(Operation.CE_WRITE, members, GBS, trials=trials)
+    measurement.stop, measurement.failure = (StopReason.FAILED if failure else None), failure
+    return measurement
 
 
 def growing(trials: int) -> tuple[Run, list[tuple[Measurement, int]]]:
@@ -32,32 +32,34 @@ def growing(trials: int) -> tuple[Run, list[tuple[Measurement, int]]]:
 def keep(path: pathlib.Path, trials: int) -> Run:
     """Keep a run as far as it came, and leave the files as a killed process does."""
     run, order = growing(trials)
-    keeper = RunWriter(run, path, pytest.fail)
-    for found, count in order:
-        found.samples[:] = measured(Operation.CE_WRITE, (0, 1), range(1, count + 1)).samples
-        if found not in run.measurements:
-            run.measurements.append(found)
-        keeper.finished(found)
+    writer = RunWriter(run, path, pytest.fail)
+    for measurement, count in order:
+        measurement.samples[:] = measured(Operation.CE_WRITE, (0, 1), range(1, count + 1)).samples
+        if measurement not in run.measurements:
+            run.measurements.append(measurement)
+        writer.finished(measurement)
     return run
 
 
 def rates(run: Run) -> dict[tuple[int, ...], list[float]]:
-    found = {m.point: [m.point.size_bytes / sample.seconds[0] / 1e9 for sample in m.samples] for m in run.measurements}
-    return {point.members: [round(rate) for rate in rates] for point, rates in found.items()}
+    by_point = {
+        m.point: [m.point.size_bytes / sample.seconds[0] / 1e9 for sample in m.samples] for m in run.measurements
+    }
+    return {point.members: [round(rate) for rate in rates] for point, rates in by_point.items()}
 
 
 def test_a_killed_run_shows_every_finished_trial_as_interrupted(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
     keep(path, 8)
-    found = run_file.load(path)
-    assert rates(found) == {(0, 1): [1, 2, 3], (1, 0): [1, 2, 3], (0, 2): [1, 2]}
-    assert {m.stop for m in found.measurements} == {StopReason.INTERRUPTED}
-    assert not found.complete
-    assert len(path.read_text(encoding="utf-8").splitlines()) < len(run_file.dumps(found).splitlines())
+    loaded = run_file.load(path)
+    assert rates(loaded) == {(0, 1): [1, 2, 3], (1, 0): [1, 2, 3], (0, 2): [1, 2]}
+    assert {m.stop for m in loaded.measurements} == {StopReason.INTERRUPTED}
+    assert not loaded.complete
+    assert len(path.read_text(encoding="utf-8").splitlines()) < len(run_file.dumps(loaded).splitlines())
 
 
 @pytest.mark.parametrize("cut", [1, 2, 20, 100])
-def test_a_torn_last_line_costs_its_trial_alone(cut: int, tmp_path: pathlib.Path) -> None:
+def test_a_torn_last_line_costs_only_its_trial(cut: int, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
     keep(path, 8)
     journal = journal_of(path)
@@ -102,12 +104,12 @@ def test_a_point_that_was_given_up_keeps_its_trials_and_its_reason(tmp_path: pat
     journal.add(point((0, 1), 2, failure=hang))
     journal.add(point((2, 1), 0, failure=crash))
     journal.close()
-    found = {m.point.members: m for m in run_file.load(path).measurements}
-    assert [(len(found[pair].samples), found[pair].failure) for pair in ((0, 1), (2, 1))] == [
+    measured_points = {m.point.members: m for m in run_file.load(path).measurements}
+    assert [(len(measured_points[pair].samples), measured_points[pair].failure) for pair in ((0, 1), (2, 1))] == [
         (2, hang),
         (0, crash),
     ]
-    assert found[0, 1].stop is StopReason.FAILED
+    assert measured_points[0, 1].stop is StopReason.FAILED
 
 
 def test_a_point_that_failed_and_then_did_not_is_no_failure(tmp_path: pathlib.Path) -> None:
@@ -116,18 +118,18 @@ def test_a_point_that_failed_and_then_did_not_is_no_failure(tmp_path: pathlib.Pa
     journal = Journal(path, run_file.save(replace(run, complete=False), path))
     journal.add(point((0, 1), 2))
     journal.close()
-    (found,) = run_file.load(path).measurements
-    assert (len(found.samples), found.failure, found.stop) == (2, None, StopReason.INTERRUPTED)
+    (measurement,) = run_file.load(path).measurements
+    assert (len(measurement.samples), measurement.failure, measurement.stop) == (2, None, StopReason.INTERRUPTED)
 
 
 def test_an_end_leaves_one_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
     run = replace(run_of(gpus(2), [point((0, 1), 1)]), complete=False)
-    keeper = RunWriter(run, path, pytest.fail)
-    keeper.finished(run.measurements[0])
+    writer = RunWriter(run, path, pytest.fail)
+    writer.finished(run.measurements[0])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["run.json", "run.json.journal"]
     run.complete = True
-    keeper.end()
+    writer.end()
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
     assert run_file.load(path).complete
 
@@ -141,16 +143,16 @@ def test_a_disk_that_fills_up_while_journalling_is_reported_once_and_the_end_tri
     reported: list[str] = []
     path = tmp_path / "run.json"
     run = replace(run_of(gpus(2), [point((0, 1), 3)]), complete=False)
-    keeper = RunWriter(run, path, reported.append)
-    keeper.finished(run.measurements[0])
+    writer = RunWriter(run, path, reported.append)
+    writer.finished(run.measurements[0])
     monkeypatch.setattr(Journal, "add", full)
     for _ in range(3):
-        keeper.finished(run.measurements[0])
+        writer.finished(run.measurements[0])
     assert len(reported) == 1
     assert "No space left on device; choose another place with --output FILE (measuring continues)" in reported[0]
-    assert keeper.failure is not None
-    keeper.end()
-    assert keeper.failure is None
+    assert writer.failure is not None
+    writer.end()
+    assert writer.failure is None
     assert len(run_file.load(path).measurements[0].samples) == 3
 
 
@@ -168,15 +170,15 @@ def test_flags_of_trials_come_back_also_from_a_journal_that_an_earlier_version_l
     path = tmp_path / "run.json"
     run = replace(run_of(gpus(2), []), complete=False)
     journal = Journal(path, run_file.save(run, path))
-    found = point((0, 1), 1)
-    found.samples[0] = replace(found.samples[0], flags=(shared(1, 2),))
-    journal.add(found)
+    measured_points = point((0, 1), 1)
+    measured_points.samples[0] = replace(measured_points.samples[0], flags=(shared(1, 2),))
+    journal.add(measured_points)
     journal.close()
     if earlier:
         text = journal_of(path).read_text(encoding="utf-8")
-        typed = '{"kind": "shared", "devices": [1], "figure": 2, "reason": ""}'
-        assert typed in text
+        flag = '{"kind": "shared", "devices": [1], "figure": 2, "reason": ""}'
+        assert flag in text
         journal_of(path).write_text(
-            text.replace(typed, '"shared: 2 other processes on GPU1"').replace('"point"', '"cell"'), encoding="utf-8"
+            text.replace(flag, '"shared: 2 other processes on GPU1"').replace('"point"', '"cell"'), encoding="utf-8"
         )
     assert run_file.load(path).measurements[0].samples[0].flags == (shared(1, 2),)

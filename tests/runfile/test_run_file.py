@@ -42,20 +42,20 @@ from tests.builders import hot, pair_run, shared, throttled
 NUMBERS = st.floats(1e-9, 1e9).map(lambda value: float(f"{value:.7g}"))
 COUNTS = st.integers(0, 2**50)
 # What a terminal obeys is made readable on the way in (test_printable.py).
-WORDS = st.text(st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp")), max_size=12)
+TEXTS = st.text(st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp")), max_size=12)
 
 
 NUMBERS_OR_NONE = st.none() | NUMBERS
 COUNTS_OR_NONE = st.none() | COUNTS
-WORDS_OR_NONE = st.none() | WORDS
+TEXTS_OR_NONE = st.none() | TEXTS
 
-MACHINES = st.builds(Machine, *[WORDS] * 9)
-DEVICES = st.builds(Device, COUNTS, WORDS, WORDS, WORDS, COUNTS, COUNTS_OR_NONE, WORDS)
+MACHINES = st.builds(Machine, *[TEXTS] * 9)
+DEVICES = st.builds(Device, COUNTS, TEXTS, TEXTS, TEXTS, COUNTS, COUNTS_OR_NONE, TEXTS)
 HEALTH = st.builds(
     Health,
     *[COUNTS_OR_NONE] * 3,
     NUMBERS_OR_NONE,
-    st.lists(WORDS, max_size=2).map(tuple),
+    st.lists(TEXTS, max_size=2).map(tuple),
     *[COUNTS_OR_NONE] * 6,
 )
 SAMPLES = st.builds(
@@ -74,7 +74,7 @@ SKIPS = st.builds(
     SIZES,
     free_bytes=st.lists(COUNTS, max_size=2).map(tuple),
     wrong=st.none() | WRONG,
-    detail=WORDS,
+    detail=TEXTS,
 )
 FAILURES = st.recursive(
     st.none(),
@@ -88,7 +88,7 @@ FAILURES = st.recursive(
         SIZES,
         st.lists(PLACES, max_size=2).map(tuple),
         NUMBERS_OR_NONE,
-        detail=WORDS,
+        detail=TEXTS,
         because=inner,
     ),
     max_leaves=3,
@@ -101,10 +101,10 @@ SETTINGS = st.builds(
     redop=st.just("sum"),
     trials=st.integers(1, 9),
     seed=COUNTS,
-    command=st.lists(WORDS, max_size=3).map(tuple),
-    environment=st.dictionaries(WORDS.map("NCCL_{}".format), WORDS, max_size=2),
+    command=st.lists(TEXTS, max_size=3).map(tuple),
+    environment=st.dictionaries(TEXTS.map("NCCL_{}".format), TEXTS, max_size=2),
     kind=st.sampled_from(CommandKind),
-    devices=st.lists(WORDS, max_size=2).map(tuple),
+    devices=st.lists(TEXTS, max_size=2).map(tuple),
     requested_sizes=st.none() | st.lists(st.integers(1, 2**40), min_size=1, max_size=3).map(tuple),
     copies=st.lists(st.sampled_from(Variant), max_size=3).map(tuple),
     chase=st.booleans(),
@@ -117,7 +117,7 @@ SETTINGS = st.builds(
     verify=st.booleans(),
     quick=st.booleans(),
     graph=st.integers(0, 99),
-    fabric=WORDS,
+    fabric=TEXTS,
 )
 
 
@@ -130,14 +130,23 @@ def runs(draw: st.DrawFn) -> Run:
     measurements = st.builds(Measurement, points, st.lists(SAMPLES, min_size=1, max_size=2), stops, COUNTS, FAILURES)
     statuses = st.sampled_from(PeerStatus)
     peers = st.none() | st.builds(PeerReadWrite, st.none() | statuses, st.none() | statuses)
-    both = st.just(()) | st.tuples(statuses, statuses)
+    statuses_or_none = st.just(()) | st.tuples(statuses, statuses)
     links = st.builds(
-        Path, pairs, WORDS, WORDS_OR_NONE, st.integers(0, 18), NUMBERS_OR_NONE, WORDS, peers, WORDS_OR_NONE, both
+        Path,
+        pairs,
+        TEXTS,
+        TEXTS_OR_NONE,
+        st.integers(0, 18),
+        NUMBERS_OR_NONE,
+        TEXTS,
+        peers,
+        TEXTS_OR_NONE,
+        statuses_or_none,
     )
-    checks = st.builds(InterferenceCheck, st.sampled_from(Operation), pairs, WORDS, *[NUMBERS] * 4, st.booleans())
+    checks = st.builds(InterferenceCheck, st.sampled_from(Operation), pairs, TEXTS, *[NUMBERS] * 4, st.booleans())
     return Run(
         backend=draw(st.sampled_from(sorted(BACKENDS))),
-        version=draw(WORDS),
+        version=draw(TEXTS),
         started="2026-01-02T03:04:05Z",
         machine=draw(MACHINES),
         devices=tuple(devices),
@@ -178,10 +187,10 @@ def test_each_list_item_has_its_line() -> None:
 
 def test_a_name_that_is_not_utf8_is_kept(tmp_path: pathlib.Path) -> None:
     run = pair_run(2, lambda a, b: 300.0)
-    odd = os.fsdecode(b"caf\xe9 \xe2\x82\xac")  # Latin-1 é, then a proper €
-    run.settings = replace(run.settings, command=("pairs", odd))
+    undecodable = os.fsdecode(b"caf\xe9 \xe2\x82\xac")  # Latin-1 é, then a proper €
+    run.settings = replace(run.settings, command=("pairs", undecodable))
     run_file.save(run, tmp_path / "run.json")
-    assert run_file.load(tmp_path / "run.json").settings.command == ("pairs", odd)
+    assert run_file.load(tmp_path / "run.json").settings.command == ("pairs", undecodable)
     assert "€" in (tmp_path / "run.json").read_text(encoding="utf-8")
 
 
@@ -207,16 +216,16 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
     """Return an edit that puts `value` at a place in the file."""
 
     def change(data: dict[str, object]) -> None:
-        place = data
+        target = data
         for key in keys[:-1]:
-            place = place[key]  # type: ignore[index, assignment]  # any nesting of dicts and lists
-        place[keys[-1]] = value  # type: ignore[index]
+            target = target[key]  # type: ignore[index, assignment]  # any nesting of dicts and lists
+        target[keys[-1]] = value  # type: ignore[index]
 
     return change
 
 
 @pytest.mark.parametrize(
-    ("title", "text", "says"),
+    ("title", "text", "message"),
     [
         ("empty", "", "not JSON, or cut off"),
         ("not JSON", "size,time\n8,1", "not JSON, or cut off"),
@@ -269,12 +278,12 @@ def at(*keys: str | int, value: object) -> Callable[[dict[str, object]], None]:
         ("not a time", edited(at("measurements", 0, "samples", 0, "seconds", 0, value=float("nan"))), "not positive"),
     ],
 )
-def test_a_bad_file_gets_one_clear_line(title: str, text: str, says: str, tmp_path: pathlib.Path) -> None:
+def test_a_bad_file_gets_one_clear_line(title: str, text: str, message: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(RunFileError) as caught:
         run_file.load(path)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -294,8 +303,8 @@ def test_a_truncated_file_is_never_taken_for_a_shorter_run(share: float) -> None
 
 def test_files_that_cannot_be_read_say_why(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "binary").write_bytes(b"\x89PNG\r\n\x1a\n\xff")
-    for name, says in [("absent", "No such file"), (".", "Is a directory"), ("binary", "it is not text")]:
-        with pytest.raises(RunFileError, match=says):
+    for name, message in [("absent", "No such file"), (".", "Is a directory"), ("binary", "it is not text")]:
+        with pytest.raises(RunFileError, match=message):
             run_file.load(tmp_path / name)
 
     def refuse(*_: object, **__: object) -> str:
@@ -307,7 +316,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: pathlib.Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("title", "place", "says"),
+    ("title", "target", "message"),
     [
         ("a folder", ".", "it is a folder"),
         ("below a file", "file/run.json", "a part of that path is a file"),
@@ -317,11 +326,11 @@ def test_files_that_cannot_be_read_say_why(tmp_path: pathlib.Path, monkeypatch: 
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused_before_measuring(
-    title: str, place: str, says: str, tmp_path: pathlib.Path
+    title: str, target: str, message: str, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(RunFileError, match=says) as caught:
-        run_file.check_writable(tmp_path / place)
+    with pytest.raises(RunFileError, match=message) as caught:
+        run_file.check_writable(tmp_path / target)
     assert "choose another place with --output FILE" in str(caught.value)
     assert names_in(tmp_path) == ["file"]
 
@@ -334,7 +343,7 @@ def test_checking_leaves_an_existing_file_alone(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "becomes", "says"),
+    ("failure", "becomes", "message"),
     [
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), RunFileError, "No space left on device"),
         (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt, "Ctrl-C"),
@@ -343,7 +352,7 @@ def test_checking_leaves_an_existing_file_alone(tmp_path: pathlib.Path) -> None:
 def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(
     failure: BaseException,
     becomes: type[BaseException],
-    says: str,
+    message: str,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -355,7 +364,7 @@ def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(
         raise failure
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(becomes, match=says):
+    with pytest.raises(becomes, match=message):
         run_file.save(pair_run(3, lambda a, b: 100.0), path, replace=True)
     assert path.read_bytes() == old
     assert names_in(tmp_path) == ["run.json"]
@@ -376,11 +385,11 @@ def test_flags_that_earlier_versions_wrote_as_text_are_read(text: str, flag: Fla
     run = pair_run(2, lambda a, b: 300.0)
     data = {**json.loads(run_file.dumps(run)), "format_version": 1}
     data["measurements"][0]["samples"][0]["flags"] = [text]
-    found = run_file.loads(json.dumps(data), "old.json")
-    assert found.measurements[0].samples[0].flags == (flag,)
+    upgraded = run_file.loads(json.dumps(data), "old.json")
+    assert upgraded.measurements[0].samples[0].flags == (flag,)
     assert sentences.flag(flag, run.devices) == text
-    again = run_file.loads(run_file.dumps(found), "new.json")
-    assert again == found
+    again = run_file.loads(run_file.dumps(upgraded), "new.json")
+    assert again == upgraded
 
 
 def test_a_flag_about_a_device_that_the_run_lacks_is_refused() -> None:

@@ -54,10 +54,10 @@ SCHEMA: dict[str, Any] = json.loads((DOCS / "run-file.schema.json").read_text(en
 PAGE = (DOCS / "run-file.md").read_text(encoding="utf-8")
 
 
-def flagged(found: Measurement, variant: Variant) -> Measurement:
+def flagged(measurement: Measurement, variant: Variant) -> Measurement:
     """Return the same of another variant, with a flag on each sample and nothing verified."""
-    samples = [dataclasses.replace(sample, flags=(shared(0),)) for sample in found.samples]
-    return Measurement(dataclasses.replace(found.point, variant=variant), samples, found.stop, wrong=None)
+    samples = [dataclasses.replace(sample, flags=(shared(0),)) for sample in measurement.samples]
+    return Measurement(dataclasses.replace(measurement.point, variant=variant), samples, measurement.stop, wrong=None)
 
 
 def as_json(run: Run) -> Any:
@@ -278,7 +278,7 @@ def test_a_value_that_json_lacks_is_no_value() -> None:
 @pytest.mark.parametrize("damaged", [False, True])
 def test_schema_and_reader_agree_on_which_points_may_have_no_trials(damaged: bool) -> None:
     data = as_json(rich_run())
-    (hang,) = [found for found in data["measurements"] if found["failure"]]
+    (hang,) = [measurement for measurement in data["measurements"] if measurement["failure"]]
     hang["failure"] = None if damaged else hang["failure"]
     for accept, refusal in ((validate, ValidationError), (lambda d: run_file.loads(json.dumps(d), "x"), RunFileError)):
         with pytest.raises(refusal) if damaged else contextlib.nullcontext():
@@ -286,7 +286,7 @@ def test_schema_and_reader_agree_on_which_points_may_have_no_trials(damaged: boo
 
 
 @pytest.mark.parametrize(
-    ("schema", "words"),
+    ("schema", "values"),
     [
         (SCHEMA["$defs"]["operation"], list(Operation)),
         (SCHEMA["$defs"]["variant"], list(Variant)),
@@ -301,13 +301,13 @@ def test_schema_and_reader_agree_on_which_points_may_have_no_trials(damaged: boo
     ],
     ids=["operation", "variant", "stop", "dtype", "redop", "kind", "layout", "failure", "cause", "skip"],
 )
-def test_the_schema_knows_every_word(schema: Any, words: list[str | None]) -> None:
-    assert schema["enum"] == words
+def test_the_schema_has_every_value(schema: Any, values: list[str | None]) -> None:
+    assert schema["enum"] == values
 
 
 def test_the_page_explains_operations_variants_and_reasons_to_stop() -> None:
-    words = [*Operation, *Variant, *StopReason, *FailureKind, *Cause, *SkipKind]
-    assert [word for word in words if f"`{word}`" not in PAGE] == []
+    values = [*Operation, *Variant, *StopReason, *FailureKind, *Cause, *SkipKind]
+    assert [word for word in values if f"`{word}`" not in PAGE] == []
 
 
 def schemas(part: Any, where: str) -> Iterator[tuple[str, Any]]:
@@ -357,7 +357,7 @@ def described() -> dict[str, dict[str, bool]]:
     }
 
 
-def test_the_schema_has_the_models_fields_and_asks_for_the_same() -> None:
+def test_the_schema_has_the_models_fields_and_requires_the_same() -> None:
     assert described() == dict(fields(Run))
 
 

@@ -1,4 +1,4 @@
-"""What the plugin leaves, read again: damage is refused in a line, ranks are told apart, tails are folded."""
+"""Reading the plugin's recordings: damage is refused in a line, ranks are distinguished, tails are folded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRIES = int(os.environ.get("COLLBENCH_INVARIANTS", "400"))
 
 def stream(**changes: object) -> Stream:
     """Return the stream of rank 0 of 2, which sent three all-reduces."""
-    made = Stream(
+    built = Stream(
         host="node0",
         pid=1,
         index=0,
@@ -60,7 +60,7 @@ def stream(**changes: object) -> Stream:
         tail_gpu=np.zeros(3, np.int64),
         tail_begins=np.zeros((3, 2), np.int64),
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(built, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=["0", "1"], ids=["", "GPU times"])
@@ -79,13 +79,13 @@ def recording(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
 def judged(data: bytes | bytearray | memoryview) -> Job | None:
     """Return the job of damaged bytes; None where they are refused, in one line. Its figures must fit together."""
     try:
-        found = parse(data)
+        parsed = parse(data)
     except StreamError as error:
         REFUSALS.append(str(error))
         return None
-    if not found.runs and not len(found.tail):
+    if not parsed.runs and not len(parsed.tail):
         return None
-    job = merge([found]).job
+    job = merge([parsed]).job
     assert job_file.loads(job_file.dumps(job), "job") == job
     for rank in job.ranks:
         for phase in rank.phases:
@@ -106,16 +106,16 @@ def test_damage_is_refused_or_harmless(recording: bytearray) -> None:
     assert whole is not None
     # Where something is, and mostly where few bytes say much: the header, and what is not the tail's ring.
     used = [4 * int(word) for word in np.flatnonzero(np.frombuffer(recording, np.uint32))]
-    header = [place for place in used if place < 320]
+    header = [offset for offset in used if offset < 320]
     arena = int.from_bytes(recording[72:80], "little")
-    apart = [place for place in used if 33_000 < place < 1 << 20 or place >= arena]
+    apart = [offset for offset in used if 33_000 < offset < 1 << 20 or offset >= arena]
     refused = 0
     for _ in range(TRIES):
-        place = chance.choice(chance.choice([header, apart, used]))
-        kept = bytes(recording[place : place + 4])
-        recording[place : place + 4] = chance.choice([bytes(4), b"\xff" * 4, chance.randbytes(4)])
+        offset = chance.choice(chance.choice([header, apart, used]))
+        kept = bytes(recording[offset : offset + 4])
+        recording[offset : offset + 4] = chance.choice([bytes(4), b"\xff" * 4, chance.randbytes(4)])
         refused += judged(recording) is None
-        recording[place : place + 4] = kept
+        recording[offset : offset + 4] = kept
     assert refused
     assert all(text and "\n" not in text for text in REFUSALS)
     assert judged(recording) == whole
@@ -136,7 +136,7 @@ def test_a_call_that_waits_cannot_be_later_than_any_clock(tmp_path: Path) -> Non
     (path,) = tmp_path.glob("*.stream")
     data = bytearray(path.read_bytes())
     assert judged(data) is not None
-    pending, after = (int.from_bytes(data[place : place + 8], "little") for place in (64, 144))
+    pending, after = (int.from_bytes(data[offset : offset + 8], "little") for offset in (64, 144))
     assert after == 1
     data[136:144] = bytes(8)  # as if it had not been launched yet
     data[pending + 24 : pending + 32] = b"\xff" * 8
@@ -211,14 +211,14 @@ def test_a_group_with_an_unseen_rank_has_no_ranks() -> None:
 
 
 def test_hosts_have_one_clock_each() -> None:
-    """Ranks of one host share its clock: what their wall clocks said when they started does not shift them."""
+    """Ranks of one host share its clock: the wall-clock times of their starts do not shift them."""
     one = stream(communicators=(Communicator(7, 0, 2, ""),))
     late = stream(communicators=(Communicator(7, 1, 2, ""),), realtime_ns=10**18 + 700, pid=2)
     job = merge([one, late]).job
     assert job.ranks[0].phases[0].samples[0].starts == job.ranks[1].phases[0].samples[0].starts
 
 
-def test_pauses_of_a_tail_are_exact_and_nothing_is_said_of_the_first() -> None:
+def test_pauses_of_a_tail_are_exact_and_the_first_is_unknown() -> None:
     (phase,) = merge([stream(tail=np.array([0, 1, 0]))]).job.ranks[0].phases
     pauses = [position.pause for position in phase.positions]
     assert pauses[0] is None

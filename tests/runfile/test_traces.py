@@ -1,4 +1,4 @@
-"""Traces of torch as jobs: real ones of two H200 beside what `record` saw of them, damaged ones, unclear ones."""
+"""Traces of torch as jobs: real ones of two H200 against `record`'s files of them, damaged and unclear ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def imported(*names: str) -> Job:
     return job_of(read([DATA / name for name in names]))
 
 
-def one(data: bytes, name: str) -> Trace:
+def trace_of(data: bytes, name: str) -> Trace:
     """Return the one trace in a file's bytes."""
     (trace,) = parse(data, name)
     return trace
@@ -47,14 +47,14 @@ def sent(job: Job, rank: JobRank) -> list[tuple[str, int]]:
     for position in rank.positions():
         number += not position.together
         numbered.append((number, job.calls[position.call]))
-    found = []
+    messages = []
     for _, members in groupby(numbered, key=lambda pair: pair[0]):
         calls = [call for _, call in members]
         if {call.operation for call in calls} == {"send", "recv"}:
-            found.append(("alltoall", sum(call.size_bytes for call in calls if call.operation == "send")))
+            messages.append(("alltoall", sum(call.size_bytes for call in calls if call.operation == "send")))
         else:
-            found += [(call.operation, call.size_bytes) for call in calls]
-    return found
+            messages += [(call.operation, call.size_bytes) for call in calls]
+    return messages
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "moe"])
@@ -63,9 +63,9 @@ def test_torchs_profiler_saw_the_calls_that_were_recorded(name: str) -> None:
     recorded = job_file.load(DATA / f"{name}-job.json")
     assert (job.source, job.world_size, job.nccl) == (Source.KINETO, 2, recorded.nccl)
     assert [group.ranks for group in job.groups] == [(0, 1)]
-    for ours, theirs in zip(job.ranks, recorded.ranks, strict=True):
-        own = sent(job, ours)
-        assert own == sent(recorded, theirs)[-len(own) :]  # the last three steps
+    for imported_rank, recorded_rank in zip(job.ranks, recorded.ranks, strict=True):
+        own = sent(job, imported_rank)
+        assert own == sent(recorded, recorded_rank)[-len(own) :]  # the last three steps
         assert len(own) % 3 == 0
     assert not {Unknown.GPU_TIMES, Unknown.PAUSES, Unknown.GROUP_RANKS} & set(job.unknown)
 
@@ -74,27 +74,30 @@ def test_the_flight_recorder_saw_the_calls_that_were_recorded() -> None:
     job = imported("moe-1.fr", "moe-0.fr")
     recorded = job_file.load(DATA / "moe-job.json")
     assert (job.source, [rank.rank for rank in job.ranks]) == (Source.FLIGHT_RECORDER, [0, 1])
-    for ours, theirs in zip(job.ranks, recorded.ranks, strict=True):
-        assert sent(job, ours) == sent(recorded, theirs)
+    for imported_rank, recorded_rank in zip(job.ranks, recorded.ranks, strict=True):
+        assert sent(job, imported_rank) == sent(recorded, recorded_rank)
     assert Unknown.GPU_TIMES in job.unknown
     assert all(position.gpu is None for rank in job.ranks for phase in rank.phases for position in phase.positions)
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "moe"])
 def test_samples_say_when_each_kernel_of_a_trace_began(name: str) -> None:
-    """After its call; a sample's first one after the last one of the step before, whose beginning it has, too."""
+    """A kernel begins after its call, and a sample's first kernel after the last one of the step before."""
     job = imported(f"{name}-0.kineto.json.gz", f"{name}-1.kineto.json.gz")
-    seen = 0
+    compared = 0
     for rank in job.ranks:
         for phase in rank.phases:
             for sample in phase.samples:
                 assert len(sample.gpu_starts) == len(sample.gpu) == len(phase.positions)
-                assert all(begun > made for begun, made in zip(sample.gpu_starts, sample.starts, strict=True))
+                assert all(
+                    kernel_start > call_start
+                    for kernel_start, call_start in zip(sample.gpu_starts, sample.starts, strict=True)
+                )
                 if sample.gpu_before:
                     assert sample.gpu_before[0] < sample.gpu_starts[0]
                     assert sample.gpu_before[1] > 0
-                    seen += 1
-    assert seen
+                    compared += 1
+    assert compared
 
 
 def test_times_are_the_rows_and_the_kernels() -> None:
@@ -104,13 +107,13 @@ def test_times_are_the_rows_and_the_kernels() -> None:
     (rank,) = imported("ddp-0.kineto.json.gz").ranks
     starts = [start for phase in rank.phases for sample in phase.samples for start in sample.starts]
     assert sorted(starts) == pytest.approx([row - rows[0] for row in rows], abs=1.0)
-    ran = sorted(time for phase in rank.phases for sample in phase.samples for time in sample.gpu)
-    assert ran == pytest.approx(sorted(kernels.values()), abs=1e-3)
+    kernel_times = sorted(time for phase in rank.phases for sample in phase.samples for time in sample.gpu)
+    assert kernel_times == pytest.approx(sorted(kernels.values()), abs=1e-3)
 
 
-def entry(name: str, given: Any, got: Any, dtype: str = "Float", **more: Any) -> dict[str, Any]:
+def entry(name: str, inputs: Any, outputs: Any, dtype: str = "Float", **more: Any) -> dict[str, Any]:
     named = {"profiling_name": f"nccl:{name}", "process_group": ("0", "default_pg"), "record_id": 0}
-    shapes = {"input_sizes": given, "output_sizes": got, "input_dtypes": [dtype], "output_dtypes": [dtype]}
+    shapes = {"input_sizes": inputs, "output_sizes": outputs, "input_dtypes": [dtype], "output_dtypes": [dtype]}
     return {**named, **shapes, "time_created_ns": 10**18, **more}
 
 
@@ -121,7 +124,7 @@ def dump(*entries: dict[str, Any], ranks: str = "[0, 1, 2, 3]") -> bytes:
 
 # Sizes as nccl-tests counts them, of 4 ranks and floats of 4 bytes.
 @pytest.mark.parametrize(
-    ("name", "given", "got", "operation", "size_bytes"),
+    ("name", "inputs", "outputs", "operation", "size_bytes"),
     [
         ("all_reduce", [[10, 10]], [[10, 10]], "allreduce", 400),
         ("all_reduce_barrier", [[1]], [[1]], "allreduce", 4),
@@ -140,9 +143,9 @@ def dump(*entries: dict[str, Any], ranks: str = "[0, 1, 2, 3]") -> bytes:
     ],
 )
 def test_a_call_has_the_size_that_nccl_tests_would_give_it(
-    name: str, given: Any, got: Any, operation: str, size_bytes: int
+    name: str, inputs: Any, outputs: Any, operation: str, size_bytes: int
 ) -> None:
-    job = job_of([one(dump(entry(name, given, got)), "trace_1")])
+    job = job_of([trace_of(dump(entry(name, inputs, outputs)), "trace_1")])
     (call,) = job.calls
     assert (call.operation, call.size_bytes, call.dtype) == (operation, size_bytes, "float32")
     assert call.peer == (2 if operation in {"send", "recv"} else None)
@@ -151,8 +154,8 @@ def test_a_call_has_the_size_that_nccl_tests_would_give_it(
 
 
 @pytest.mark.parametrize("name", ["wait", "barrier", "coalesced", "ALLGATHER_coalesced", "init", ""])
-def test_what_is_no_call_is_left_out_in_silence(name: str) -> None:
-    trace = one(dump(entry(name, [[4]], [[4]]), entry("all_reduce", [[4]], [[4]])), "trace_0")
+def test_other_events_are_left_out_silently(name: str) -> None:
+    trace = trace_of(dump(entry(name, [[4]], [[4]]), entry("all_reduce", [[4]], [[4]])), "trace_0")
     assert ([call.operation for call in trace.calls], trace.skipped) == (["allreduce"], 0)
 
 
@@ -167,12 +170,12 @@ def test_what_is_no_call_is_left_out_in_silence(name: str) -> None:
     ],
 )
 def test_what_cannot_be_read_is_counted_and_not_guessed(unclear: dict[str, Any]) -> None:
-    trace = one(dump(unclear, entry("broadcast", [[4]], [[4]])), "trace_0")
+    trace = trace_of(dump(unclear, entry("broadcast", [[4]], [[4]])), "trace_0")
     assert ([call.operation for call in trace.calls], trace.skipped) == (["broadcast"], 1)
 
 
 def test_calls_that_the_ring_forgot_are_counted() -> None:
-    trace = one(dump(entry("all_reduce", [[4]], [[4]], record_id=1000)), "trace_0")
+    trace = trace_of(dump(entry("all_reduce", [[4]], [[4]], record_id=1000)), "trace_0")
     assert job_of([trace]).ranks[0].dropped == 1000
 
 
@@ -206,13 +209,13 @@ def test_a_pickle_gets_no_memory_that_its_bytes_do_not_fill(greedy: bytes) -> No
 
 
 def test_unclear_ranks_are_refused() -> None:
-    first = one(dump(entry("all_reduce", [[4]], [[4]])), "trace_0")
+    first = trace_of(dump(entry("all_reduce", [[4]], [[4]])), "trace_0")
     with pytest.raises(UsageError, match="name the files"):
         job_of([first, first])
     with pytest.raises(UsageError, match="several kinds"):
         job_of([first, *read([DATA / "ddp-1.kineto.json.gz"])])
     with pytest.raises(UsageError, match="no trace has a collective"):
-        job_of([one(dump(), "trace_0")])
+        job_of([trace_of(dump(), "trace_0")])
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
@@ -220,16 +223,16 @@ def test_importing_folds_and_loses_nothing(kinds: list[int]) -> None:
     entries = [
         entry("all_reduce", [[kind + 1]], [[kind + 1]], time_created_ns=10**18 + n) for n, kind in enumerate(kinds)
     ]
-    job = job_of([one(dump(*entries), "trace_0")])
+    job = job_of([trace_of(dump(*entries), "trace_0")])
     assert [job.calls[call].size_bytes // 4 - 1 for call in job.ranks[0].unfolded()] == kinds
     assert job_file.loads(job_file.dumps(job), "job") == job
 
 
 def test_a_long_trace_is_folded_piece_by_piece_and_loses_nothing() -> None:
     sizes = [number % 7 + 1 for number in range(70_000)]
-    trace = one(dump(entry("all_reduce", [[1]], [[1]])), "trace_0")
-    (made,) = trace.calls
-    trace.calls = [replace(made, size_bytes=size, start=float(number)) for number, size in enumerate(sizes)]
+    trace = trace_of(dump(entry("all_reduce", [[1]], [[1]])), "trace_0")
+    (only_call,) = trace.calls
+    trace.calls = [replace(only_call, size_bytes=size, start=float(number)) for number, size in enumerate(sizes)]
     job = job_of([trace])
     assert [job.calls[call].size_bytes for call in job.ranks[0].unfolded()] == sizes
     assert len(job.ranks[0].phases) < 10
@@ -306,18 +309,18 @@ def test_wrong_values_are_one_error_or_a_job_that_can_be_kept(data: st.DataObjec
 
 def judged(data: bytes) -> None:
     """Read a damaged trace: one line says what is wrong, or what was read makes a job without invented figures."""
-    said = ""
+    message = ""
     try:
         job = job_of(parse(data, "trace_0", files=2))
     except (CollbenchError, Unreadable) as error:
-        said = str(error)
-    assert "\n" not in said
-    if said:
+        message = str(error)
+    assert "\n" not in message
+    if message:
         return
     assert job_file.loads(job_file.dumps(job), "job") == job
     assert all(0 <= call.size_bytes < 2**53 and call.group < len(job.groups) for call in job.calls)
     assert all(end is None or end < job.groups[call.group].size for call in job.calls for end in (call.root, call.peer))
     for rank in job.ranks:
         for phase in rank.phases:
-            spreads = [spread for one in phase.positions for spread in (one.pause, one.gpu) if spread is not None]
+            spreads = [s for position in phase.positions for s in (position.pause, position.gpu) if s is not None]
             assert all(math.isfinite(spread.most) and spread.least >= 0 for spread in spreads)

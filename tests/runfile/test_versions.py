@@ -46,7 +46,7 @@ def kept() -> tuple[tuple[str, Run], ...]:
     return tuple((name, run_file.loads(text, name)) for name, text in texts() if '"format": "collbench-run"' in text)
 
 
-def test_every_kept_run_says_what_was_asked_for() -> None:
+def test_every_kept_run_has_its_request() -> None:
     assert len(kept()) > 100
     assert {run.settings.kind for _, run in kept()} >= {
         CommandKind.PAIRS,
@@ -58,32 +58,32 @@ def test_every_kept_run_says_what_was_asked_for() -> None:
     assert [name for name, run in kept() if run.settings.command_name != run.settings.command[0]] == []
 
 
-def test_what_a_kept_run_asked_for_is_what_it_measured() -> None:
-    odd = []
+def test_every_kept_run_measured_its_request() -> None:
+    mismatches = []
     for name, run in kept():
-        asked, points = run.settings, [found.point for found in run.measurements]
+        settings, points = run.settings, [loaded.point for loaded in run.measurements]
         collectives = {point.work for point in points if point.operation.is_collective}
         copies = {point.variant for point in points if point.operation.is_copy}
         sizes = {point.size_bytes for point in points if point.variant is not Variant.HOST}
         sets = {point.members for point in points if point.operation.is_collective}
         pairs = len(run.devices) > 2 and bool(sets) and {len(members) for members in sets} == {2}
-        together = {Layout.ALL: 1, Layout.SPLIT: asked.split}.get(asked.layout, len(sets))
-        if asked.command_name == "nodes":  # pairs of hosts, in rounds
+        together = {Layout.ALL: 1, Layout.SPLIT: settings.split}.get(settings.layout, len(sets))
+        if settings.command_name == "nodes":  # pairs of hosts, in rounds
             pairs, together = False, len(sets)
         fits = (
-            collectives == set(asked.collectives),
-            copies == set(asked.copies),
-            asked.chase == any(point.operation is Operation.CHASE for point in points),
-            asked.requested_sizes is None or sizes - {8} <= set(asked.requested_sizes),
-            not asked.devices or asked.devices == tuple(str(device.index) for device in run.devices),
-            not pairs or asked.layout is not Layout.ALL,
+            collectives == set(settings.collectives),
+            copies == set(settings.copies),
+            settings.chase == any(point.operation is Operation.CHASE for point in points),
+            settings.requested_sizes is None or sizes - {8} <= set(settings.requested_sizes),
+            not settings.devices or settings.devices == tuple(str(device.index) for device in run.devices),
+            not pairs or settings.layout is not Layout.ALL,
             not sets or len(sets) == together,
         )
-        odd += [] if all(fits) else [(name, asked.command, fits)]
-    assert odd == []
+        mismatches += [] if all(fits) else [(name, settings.command, fits)]
+    assert mismatches == []
 
 
-def test_a_kept_run_that_is_saved_again_says_the_same() -> None:
+def test_a_kept_run_that_is_saved_again_is_equal() -> None:
     names = [name for name, run in kept()[::10] if run_file.loads(run_file.dumps(run), name) != run]
     assert names == []
 
@@ -95,12 +95,12 @@ def of_version_1(run: Run) -> str:
     data["settings"]["visits"] = data["settings"].pop("trials")
     data["audits"] = data.pop("interference_checks")
     data["phases"] = {PHASES.get(name, name): seconds for name, seconds in data["phases"].items()}
-    data["measurements"] = [{"cell": found.pop("point")} | found for found in data["measurements"]]
+    data["measurements"] = [{"cell": measurement.pop("point")} | measurement for measurement in data["measurements"]]
     return json.dumps(data)
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"),
+    ("args", "kind"),
     [
         ((), CommandKind.OTHER),
         (("rm", "-rf", "/"), CommandKind.OTHER),
@@ -110,16 +110,16 @@ def of_version_1(run: Run) -> str:
         (("copies", "--patterns", "sideways,in-place"), CommandKind.COPIES),
     ],
 )
-def test_a_strangers_command_line_does_no_harm(words: tuple[str, ...], kind: CommandKind) -> None:
+def test_an_unknown_command_line_does_no_harm(args: tuple[str, ...], kind: CommandKind) -> None:
     run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)])
-    run.settings = replace(run.settings, command=words)
-    found = run_file.loads(of_version_1(run), "old.json").settings
-    assert (found.kind, found.split, found.iterations, found.warmup) == (kind, 1, None, None)
-    assert Variant.IN_PLACE not in found.copies
+    run.settings = replace(run.settings, command=args)
+    settings = run_file.loads(of_version_1(run), "old.json").settings
+    assert (settings.kind, settings.split, settings.iterations, settings.warmup) == (kind, 1, None, None)
+    assert Variant.IN_PLACE not in settings.copies
 
 
 @pytest.mark.parametrize(
-    ("nvml", "smi", "found"),
+    ("nvml", "smi", "statuses"),
     [
         (None, None, (None, ())),
         ("OK", "OK", (nvml_says("OK"), smi_says("OK"))),
@@ -127,11 +127,11 @@ def test_a_strangers_command_line_does_no_harm(words: tuple[str, ...], kind: Com
         ("why not", "?", (nvml_says("U"), smi_says("U"))),
     ],
 )
-def test_words_on_peer_access_are_statuses(nvml: str | None, smi: str | None, found: tuple[object, object]) -> None:
+def test_texts_on_peer_access_are_statuses(nvml: str | None, smi: str | None, statuses: tuple[object, object]) -> None:
     data = json.loads(of_version_1(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)])))
     data["paths"][0] |= {"peer_access": nvml, "tool_peer_access": smi}
     path = run_file.loads(json.dumps(data), "old.json").paths[0]
-    assert (path.peer_access, path.tool_peer_access) == found
+    assert (path.peer_access, path.tool_peer_access) == statuses
 
 
 def test_fields_that_had_other_names_are_read() -> None:
@@ -140,10 +140,10 @@ def test_fields_that_had_other_names_are_read() -> None:
         InterferenceCheck(Operation.CE_WRITE, (0, 1), "SYS", 10.0, 5.5, 0.55, 0.02, trusted=False)
     ]
     run.phases = {"warm-up": 1.0, "interference check": 2.0, "trials": 3.0, "timed": 2.5}
-    found = run_file.loads(of_version_1(run), "old.json")
-    assert (found.measurements, found.interference_checks) == (run.measurements, run.interference_checks)
-    assert (found.phases, found.settings.trials) == (run.phases, run.settings.trials)
-    renamed = [name for name in found.phases if name in PHASES]
+    loaded = run_file.loads(of_version_1(run), "old.json")
+    assert (loaded.measurements, loaded.interference_checks) == (run.measurements, run.interference_checks)
+    assert (loaded.phases, loaded.settings.trials) == (run.phases, run.settings.trials)
+    renamed = [name for name in loaded.phases if name in PHASES]
     assert renamed == ["interference check", "trials"]  # the same on every page, whatever Python's hash seed
 
 
@@ -162,9 +162,11 @@ def test_what_wrong_data_ended_is_known_by_its_kind() -> None:
         {"what": "all that was left", "reason": "wrong data on GPU1"},
         {"what": "sizes 8G", "reason": "no room"},
     ]
-    found = run_file.loads(json.dumps(data), "old.json")
-    assert found.skipped == [Skipped(SkipKind.WRONG_DATA, detail="wrong data on GPU1"), left_out("sizes 8G: no room")]
-    assert FlagKind.OTHER not in {flag.kind for one in found.measurements for s in one.samples for flag in s.flags}
+    loaded = run_file.loads(json.dumps(data), "old.json")
+    assert loaded.skipped == [Skipped(SkipKind.WRONG_DATA, detail="wrong data on GPU1"), left_out("sizes 8G: no room")]
+    assert FlagKind.OTHER not in {
+        flag.kind for measurement in loaded.measurements for s in measurement.samples for flag in s.flags
+    }
 
 
 NO_PEERS = "no peer access, so a kernel cannot address the other GPU's memory"
@@ -189,17 +191,17 @@ BUFFER = Skipped(
         ("what", "nobody knows", None),
     ],
 )
-def test_what_the_first_version_said_of_skips_is_read_or_kept(what: str, reason: str, skipped: Skipped | None) -> None:
+def test_skips_of_the_first_version_are_read_or_kept_as_text(what: str, reason: str, skipped: Skipped | None) -> None:
     data = json.loads(of_version_1(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)])))
     data["skipped"] = [{"what": what, "reason": reason}]
-    found = run_file.loads(json.dumps(data), "old.json")
-    assert found.skipped == [skipped or left_out(f"{what}: {reason}")]
-    if skipped not in (ROOM, BUFFER):  # these have other words today
-        assert sentences.skipped(found.skipped[0], found) == f"{what}: {reason}"
+    loaded = run_file.loads(json.dumps(data), "old.json")
+    assert loaded.skipped == [skipped or left_out(f"{what}: {reason}")]
+    if skipped not in (ROOM, BUFFER):  # these have another text today
+        assert sentences.skipped(loaded.skipped[0], loaded) == f"{what}: {reason}"
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "failure"),
+    ("text", "kind", "failure"),
     [
         (
             "hang: no answer within 5.13 s, so the worker process was killed",
@@ -212,14 +214,14 @@ def test_what_the_first_version_said_of_skips_is_read_or_kept(what: str, reason:
         ("", None, None),
     ],
 )
-def test_what_the_first_version_said_of_failures_is_read_or_kept(
-    words: str, kind: str | None, failure: Failure | None
+def test_failures_of_the_first_version_are_read_or_kept_as_text(
+    text: str, kind: str | None, failure: Failure | None
 ) -> None:
     data = json.loads(of_version_1(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)])))
-    data["measurements"][0] |= {"failure": words, "failure_kind": kind}
-    found = run_file.loads(json.dumps(data), "old.json").measurements[0].failure
-    assert found == failure
-    assert found is None or sentences.failure(found, gpus(2)) == words
+    data["measurements"][0] |= {"failure": text, "failure_kind": kind}
+    read = run_file.loads(json.dumps(data), "old.json").measurements[0].failure
+    assert read == failure
+    assert read is None or sentences.failure(read, gpus(2)) == text
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,7 @@ def test_what_the_first_version_said_of_failures_is_read_or_kept(
         "hang",
     ],
 )
-def test_a_failure_that_means_nothing_is_refused(failure: object) -> None:
+def test_a_meaningless_failure_is_refused(failure: object) -> None:
     data = json.loads(run_file.dumps(run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 300.0)])))
     data["measurements"][0]["failure"] = failure
     with pytest.raises(RunFileError, match=r"run\.measurements\[0\]\.failure"):

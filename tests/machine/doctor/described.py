@@ -1,4 +1,4 @@
-"""A healthy machine's facts, in the doctor's words, and ways to change one thing."""
+"""The facts of a healthy machine as `doctor` collects them, and ways to change one fact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 def gpu(index: int, name: str = "NVIDIA H200", near: str = "0-63", **changes: Any) -> Gpu:
-    """Return one healthy GPU: CPUs 0-63 near it (none known for ""), 18 NVLinks up, nobody on it."""
+    """Return one healthy GPU: CPUs 0-63 near it (none known for ""), 18 NVLinks up, no process on it."""
     device = Device(
         index=index,
         uuid=f"GPU-{index}aaaaaaa-0000",
@@ -42,7 +42,7 @@ def gpu(index: int, name: str = "NVIDIA H200", near: str = "0-63", **changes: An
 
 
 def pairs(count: int, label: str = "NV18", peer_access: str | None = "OK") -> tuple[Path, ...]:
-    """Return the path of every pair of so many GPUs, all alike."""
+    """Return equal paths for every pair of `count` GPUs."""
     ends = [(i, j) for i in range(count) for j in range(i + 1, count)]
     reported = None if peer_access is None else nvml_says(peer_access)
     return tuple(Path(end, label, peer_access=reported) for end in ends)
@@ -58,7 +58,7 @@ def machine(
     software: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Facts:
-    """Return four healthy H200 with everything in order, and the changes that a test names."""
+    """Return the facts of four healthy H200 with a test's changes."""
     four = tuple(gpu(index) for index in range(4)) if gpus is None else gpus
     nccl = "/site/nvidia/nccl/lib/libnccl.so.2"
     facts = Facts(
@@ -74,7 +74,7 @@ def machine(
                 memory_nodes=(0,),
                 memory_available=500 * GIB,
                 iommu=False,
-                slots={one.device.index: Slot() for one in four},
+                slots={slot_gpu.device.index: Slot() for slot_gpu in four},
             ),
             **host or {},
         ),
@@ -93,7 +93,7 @@ def machine(
 
 
 def named(facts: Facts, name: str) -> Finding:
-    """Return the one finding of a name. Fails the test where there are none or several."""
-    found = [finding for finding in judge(facts) if finding.name == name]
-    assert len(found) == 1, [finding.name for finding in judge(facts)]
-    return found[0]
+    """Return the only finding of this name; fails the test if there are none or several."""
+    findings = [finding for finding in judge(facts) if finding.name == name]
+    assert len(findings) == 1, [finding.name for finding in judge(facts)]
+    return findings[0]

@@ -1,4 +1,4 @@
-"""docs/doctor.md shows what the doctor says, and names what its JSON holds."""
+"""docs/doctor.md shows `doctor`'s page, and names the fields of its JSON."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_the_documents_example_is_what_the_doctor_says() -> None:
 
 @pytest.mark.parametrize("facts", [machine(), example(), machine((), backend="host")])
 def test_the_json_is_valid_and_holds_every_finding(facts: Facts) -> None:
-    found = judge(facts)
+    findings = judge(facts)
     head = {"collbench": "1", "hostname": "node7", "backend": facts.backend}
-    answer = json.loads(dumps(found, head, status(found)))
+    answer = json.loads(dumps(findings, head, status(findings)))
     jsonschema.validate(answer, SCHEMA)
-    assert [finding["name"] for finding in answer["findings"]] == [finding.name for finding in found]
+    assert [finding["name"] for finding in answer["findings"]] == [finding.name for finding in findings]
 
 
 def test_groups_and_levels_are_the_schemas_and_the_documents() -> None:
@@ -57,15 +57,15 @@ def test_groups_and_levels_are_the_schemas_and_the_documents() -> None:
 
 
 @pytest.mark.parametrize(
-    ("levels", "says"),
+    ("levels", "message"),
     [
         ([Level.OK] * 3, "All 3 are ok."),
         ([Level.FAIL, Level.OK, Level.WARN, Level.WARN], "1 fail, 2 warn, 1 ok."),
         ([Level.UNKNOWN], "1 unknown, 0 ok."),
     ],
 )
-def test_the_last_line_counts(levels: list[Level], says: str) -> None:
-    assert summary([Finding(Group.HOST, str(number), level, "x") for number, level in enumerate(levels)]) == says
+def test_the_last_line_counts(levels: list[Level], message: str) -> None:
+    assert summary([Finding(Group.HOST, str(number), level, "x") for number, level in enumerate(levels)]) == message
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])

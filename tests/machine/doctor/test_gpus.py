@@ -1,4 +1,4 @@
-"""The driver's facts through a double of NVML: what it tells is kept, what it does not support is None."""
+"""The driver's facts from a fake NVML: what it reports is kept, what it does not support is None."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Fabric(ctypes.Structure):
 
 
 def reported(nvml: FakeNvml, **answers: Any) -> FakeNvml:
-    """Return the machine whose every GPU gives these answers, too."""
+    """Return the machine with these answers added to each GPU."""
     for gpu in nvml.gpus:
         gpu.answers.update(answers)
     return nvml
@@ -37,7 +37,7 @@ def on_the_bus(root: Path, *devices: tuple[str, str]) -> None:
         (folder / "class").write_text(f"{kind}\n")
 
 
-def test_a_machine_that_tells_everything(tmp_path: Path) -> None:
+def test_a_machine_that_reports_everything(tmp_path: Path) -> None:
     answers = {
         "nvmlDeviceGetComputeMode": 3,
         "nvmlDeviceGetPersistenceMode": 1,
@@ -48,23 +48,28 @@ def test_a_machine_that_tells_everything(tmp_path: Path) -> None:
     }
     nvml = reported(h200x4(), **answers)
     nvml.gpus[0].answers["nvmlDeviceGetComputeRunningProcesses"] = []
-    found = read_driver(tmp_path, lambda: nvml)
-    assert (found.version, found.cuda, found.virtualization, found.error) == ("580.159.04", "13.0", "pass-through", "")
-    assert [path.label for path in found.paths] == ["NV18"] * 6
-    first = found.gpus[0]
+    driver = read_driver(tmp_path, lambda: nvml)
+    assert (driver.version, driver.cuda, driver.virtualization, driver.error) == (
+        "580.159.04",
+        "13.0",
+        "pass-through",
+        "",
+    )
+    assert [path.label for path in driver.paths] == ["NV18"] * 6
+    first = driver.gpus[0]
     assert (first.compute_mode, first.persistence, first.mig, first.ecc_errors) == (3, True, True, 2)
     assert (first.repair_pending, first.repair_failed, first.links_up) == (True, False, 18)
     assert (first.processes, first.temperature) == (0, 38)
     assert nvml.closed == nvml.opened == 1
 
 
-def test_a_machine_that_tells_nearly_nothing(tmp_path: Path) -> None:
+def test_a_machine_that_reports_nearly_nothing(tmp_path: Path) -> None:
     first = read_driver(tmp_path, bare_pcie).gpus[0]
     assert (first.compute_mode, first.persistence, first.mig, first.ecc_errors, first.repair_pending) == (None,) * 5
     assert (first.repair_failed, first.fabric_state, first.links_up, first.processes) == (None, None, 0, None)
 
 
-def test_the_fabric_is_asked_where_the_binding_knows_it(tmp_path: Path) -> None:
+def test_the_fabric_is_read_where_the_binding_supports_it(tmp_path: Path) -> None:
     nvml = h200x4()
     nvml.c_nvmlGpuFabricInfo_t = Fabric  # type: ignore[attr-defined]
 
@@ -78,16 +83,16 @@ def test_the_fabric_is_asked_where_the_binding_knows_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "missing", "says"),
+    ("error", "missing", "message"),
     [
         (NVMLErrorLibraryNotFound("not found"), True, "libnvidia-ml.so.1 cannot be opened"),
         (NVMLError("Driver/library version mismatch"), False, "nvmlInit failed: Driver/library version mismatch"),
     ],
 )
-def test_without_a_driver_the_reason_is_kept(tmp_path: Path, error: Exception, missing: bool, says: str) -> None:
-    found = read_driver(tmp_path, lambda: FakeNvml([], init_error=error))
-    assert says in found.error
-    assert (found.missing, found.gpus) == (missing, ())
+def test_without_a_driver_the_reason_is_kept(tmp_path: Path, error: Exception, missing: bool, message: str) -> None:
+    driver = read_driver(tmp_path, lambda: FakeNvml([], init_error=error))
+    assert message in driver.error
+    assert (driver.missing, driver.gpus) == (missing, ())
 
 
 def test_a_lost_gpu_and_a_missing_binding_are_reasons_too(tmp_path: Path) -> None:

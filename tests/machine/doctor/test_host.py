@@ -1,4 +1,4 @@
-"""Facts about the host, read from a made-up root: any file may be missing, unreadable or odd."""
+"""Facts about the host, read from a made-up root: any file may be missing, unreadable or malformed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_containers_are_known_by_what_they_leave(
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("files", "hypervisor"),
     [
         ({}, ""),
         ({"proc/cpuinfo": "flags\t: fpu vme sse\n"}, ""),
@@ -52,17 +52,19 @@ def test_containers_are_known_by_what_they_leave(
         ({"sys/hypervisor/type": "xen\n"}, "xen"),
     ],
 )  # fmt: skip
-def test_virtual_machines_are_known_by_the_kernels_files(tmp_path: Path, files: dict[str, str], words: str) -> None:
+def test_virtual_machines_are_known_by_the_kernels_files(
+    tmp_path: Path, files: dict[str, str], hypervisor: str
+) -> None:
     for name, text in files.items():
         put(tmp_path, name, text)
-    assert collect.hypervisor(tmp_path) == words
+    assert collect.hypervisor(tmp_path) == hypervisor
 
 
 def test_a_host_without_any_file_has_unknown_facts_and_no_error(tmp_path: Path) -> None:
-    found = collect.host(tmp_path, {}, [Device(index=0, uuid="GPU-0", name="H200", pci_bus_id="00000000:01:00.0")])
-    assert (found.shm, found.iommu, found.container, found.hypervisor) == (None, None, "", "")
-    assert found.slots == {0: Slot()}
-    assert found.network_cards == ()
+    facts = collect.host(tmp_path, {}, [Device(index=0, uuid="GPU-0", name="H200", pci_bus_id="00000000:01:00.0")])
+    assert (facts.shm, facts.iommu, facts.container, facts.hypervisor) == (None, None, "", "")
+    assert facts.slots == {0: Slot()}
+    assert facts.network_cards == ()
 
 
 def test_a_host_with_files_has_their_facts(tmp_path: Path) -> None:
@@ -70,17 +72,17 @@ def test_a_host_with_files_has_their_facts(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
     put(tmp_path, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580\n")
-    found = collect.host(tmp_path, {}, [])
-    assert (found.iommu, found.network_cards) == (True, ("mlx5_0", "mlx5_1"))
-    assert (found.peermem, found.open_modules) == (True, True)
-    assert found.shm is not None
-    assert found.shm.total > 0
+    facts = collect.host(tmp_path, {}, [])
+    assert (facts.iommu, facts.network_cards) == (True, ("mlx5_0", "mlx5_1"))
+    assert (facts.peermem, facts.open_modules) == (True, True)
+    assert facts.shm is not None
+    assert facts.shm.total > 0
 
 
 def test_runs_go_where_the_nearest_folder_is(tmp_path: Path) -> None:
-    found = collect.runs_folder(tmp_path / "not" / "yet")
-    assert (found.path, found.writable, found.error) == (str(tmp_path / "not" / "yet"), True, "")
-    assert found.space is not None
+    runs_folder = collect.runs_folder(tmp_path / "not" / "yet")
+    assert (runs_folder.path, runs_folder.writable, runs_folder.error) == (str(tmp_path / "not" / "yet"), True, "")
+    assert runs_folder.space is not None
 
 
 def config(control: int, position: int = 0x140) -> bytes:
@@ -129,7 +131,7 @@ def test_the_way_up_from_a_gpu_is_read(tmp_path: Path) -> None:
     assert slot(tmp_path, "00000000:42:00.0") == Slot("DMA-FQ", ("0000:40:01.0",), 1)
 
 
-def test_source_validation_alone_redirects_nothing(tmp_path: Path) -> None:
+def test_source_validation_by_itself_redirects_nothing(tmp_path: Path) -> None:
     put(tmp_path, "sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n")
     assert slot(tmp_path, "00000000:01:00.0").redirecting == ()
     put(tmp_path / "0000:00:01.0", "config", config(0x01))
@@ -140,5 +142,5 @@ def test_source_validation_alone_redirects_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", ["", "nonsense", "zz:01:00.0", "00000000:../../etc"])
-def test_an_odd_bus_id_gives_no_facts(tmp_path: Path, odd: str) -> None:
+def test_an_invalid_bus_id_gives_no_facts(tmp_path: Path, odd: str) -> None:
     assert slot(tmp_path, odd) == Slot()

@@ -20,14 +20,14 @@ def with_third(**changes: Any) -> Facts:
 
 
 def test_a_healthy_machine_is_ok_in_every_line_and_has_nothing_to_fix() -> None:
-    found = judge(machine())
-    assert {finding.level for finding in found} == {Level.OK}
-    assert {finding.fix for finding in found} == {""}
-    assert status(found) == 0
+    findings = judge(machine())
+    assert {finding.level for finding in findings} == {Level.OK}
+    assert {finding.fix for finding in findings} == {""}
+    assert status(findings) == 0
 
 
 @pytest.mark.parametrize(
-    ("what", "facts", "name", "says", "fix"),
+    ("what", "facts", "name", "message", "fix"),
     [
         ("no driver", machine(driver={"error": "no NVIDIA driver", "missing": True}),
          "driver", "no NVIDIA driver", "--backend host"),
@@ -56,14 +56,14 @@ def test_a_healthy_machine_is_ok_in_every_line_and_has_nothing_to_fix() -> None:
         ("no torch for cores", machine((), backend="host", software={"torch": ""}), "torch", "gloo", "pip install"),
     ],
 )  # fmt: skip
-def test_what_prevents_a_run_fails_with_its_fix(what: str, facts: Facts, name: str, says: str, fix: str) -> None:
+def test_what_prevents_a_run_fails_with_its_fix(what: str, facts: Facts, name: str, message: str, fix: str) -> None:
     finding = named(facts, name)
-    assert (finding.level, says in finding.text, fix in finding.fix) == (Level.FAIL, True, True), (what, finding)
+    assert (finding.level, message in finding.text, fix in finding.fix) == (Level.FAIL, True, True), (what, finding)
     assert status(judge(facts)) == 1
 
 
 @pytest.mark.parametrize(
-    ("what", "facts", "name", "says", "fix"),
+    ("what", "facts", "name", "message", "fix"),
     [
         ("a GPU off the bus", machine(driver={"on_the_bus": 5}), "GPUs", "1 more on PCI", "dmesg"),
         ("a typo in the list", machine(environment={"CUDA_VISIBLE_DEVICES": "0,1,7"}), "CUDA_VISIBLE_DEVICES",
@@ -112,15 +112,15 @@ def test_what_prevents_a_run_fails_with_its_fix(what: str, facts: Facts, name: s
     ],
 )  # fmt: skip
 def test_what_costs_speed_or_certainty_warns_with_its_fix(
-    what: str, facts: Facts, name: str, says: str, fix: str
+    what: str, facts: Facts, name: str, message: str, fix: str
 ) -> None:
     finding = named(facts, name)
-    assert (finding.level, says in finding.text, fix in finding.fix) == (Level.WARN, True, True), (what, finding)
+    assert (finding.level, message in finding.text, fix in finding.fix) == (Level.WARN, True, True), (what, finding)
     assert status(judge(facts)) == 0
 
 
 @pytest.mark.parametrize(
-    ("what", "facts", "name", "says"),
+    ("what", "facts", "name", "message"),
     [
         ("GPUs kept from a container", machine(host={"container": "docker"}, driver={"on_the_bus": 8}), "GPUs",
          "4 more on PCI, not given to this container"),
@@ -141,9 +141,9 @@ def test_what_costs_speed_or_certainty_warns_with_its_fix(
          "virtual machine (QEMU), GPU pass-through"),
     ],
 )  # fmt: skip
-def test_what_is_no_fault_is_reported_as_ok(what: str, facts: Facts, name: str, says: str) -> None:
+def test_what_is_no_fault_is_reported_as_ok(what: str, facts: Facts, name: str, message: str) -> None:
     finding = named(facts, name)
-    assert (finding.level, says in finding.text, finding.fix) == (Level.OK, True, ""), (what, finding)
+    assert (finding.level, message in finding.text, finding.fix) == (Level.OK, True, ""), (what, finding)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_gpus_out_of_sight_are_not_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "order", "given", "warns"),
+    ("names", "order", "visible", "warns"),
     [
         (("A", "B"), None, "1,0", True),
         (("A", "B"), "PCI_BUS_ID", "1,0", False),
@@ -182,12 +182,14 @@ def test_gpus_out_of_sight_are_not_judged() -> None:
     ],
 )
 def test_indices_are_doubted_where_cuda_orders_different_gpus_itself(
-    names: tuple[str, str], order: str | None, given: str, warns: bool
+    names: tuple[str, str], order: str | None, visible: str, warns: bool
 ) -> None:
     two = tuple(gpu(i, name=name) for i, name in enumerate(names))
-    environment = {"CUDA_VISIBLE_DEVICES": given} | ({"CUDA_DEVICE_ORDER": order} if order else {})
-    found = [finding.name for finding in judge(machine(two, environment=environment, driver={"paths": pairs(2)}))]
-    assert ("CUDA_DEVICE_ORDER" in found) == warns
+    environment = {"CUDA_VISIBLE_DEVICES": visible} | ({"CUDA_DEVICE_ORDER": order} if order else {})
+    named_findings = [
+        finding.name for finding in judge(machine(two, environment=environment, driver={"paths": pairs(2)}))
+    ]
+    assert ("CUDA_DEVICE_ORDER" in named_findings) == warns
 
 
 def test_a_finding_lists_the_gpus_that_it_is_about() -> None:

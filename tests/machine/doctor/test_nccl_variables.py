@@ -1,4 +1,4 @@
-"""What is said of NCCL's variables: rows of NVIDIA's own manual, typos, values that NCCL reads otherwise."""
+"""Findings on NCCL's variables: entries of NVIDIA's manual, typos, values that NCCL reads differently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),  # [NCCL user guide 2.28, "Environment Variables"]
+    ("name", "message"),  # [NCCL user guide 2.28, "Environment Variables"]
     [
         ("NCCL_P2P_DISABLE", "direct access"),
         ("NCCL_SHM_DISABLE", "host memory"),
@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[3]
         ("NCCL_IB_PCI_RELAXED_ORDERING", "virtual machines"),
     ],
 )
-def test_a_documented_variable_is_reported_in_a_line(name: str, says: str) -> None:
-    assert says in meaning(name, "2").does
+def test_a_documented_variable_is_reported_in_a_line(name: str, message: str) -> None:
+    assert message in meaning(name, "2").does
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("name", "meant"),
     [
         ("NCCL_P2P_DISABLED", "NCCL_P2P_DISABLE"),
         ("NCCL_P2P_DISABEL", "NCCL_P2P_DISABLE"),
@@ -41,8 +41,8 @@ def test_a_documented_variable_is_reported_in_a_line(name: str, says: str) -> No
         ("NCCL_IB_HCAS", "NCCL_IB_HCA"),
     ],
 )
-def test_a_typo_warns_and_names_what_was_meant(typed: str, meant: str) -> None:
-    finding = named(machine(environment={typed: "1"}), typed)
+def test_a_typo_warns_and_names_what_was_meant(name: str, meant: str) -> None:
+    finding = named(machine(environment={name: "1"}), name)
     assert (finding.level, finding.fix) == (Level.WARN, f"did you mean {meant}?")
 
 
@@ -70,7 +70,7 @@ def test_a_name_like_no_other_is_unknown_and_no_fault() -> None:
         ("NCCL_LOCAL_REGISTER", "", ""),  # an empty value is none to NCCL
     ],
 )
-def test_a_value_tells_its_cost(name: str, value: str, cost: str) -> None:
+def test_a_value_states_its_cost(name: str, value: str, cost: str) -> None:
     reported = meaning(name, value).cost
     assert cost in reported
     assert bool(reported) == bool(cost)

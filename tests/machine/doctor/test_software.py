@@ -1,4 +1,4 @@
-"""Which libraries there are, from their files: torch is never imported."""
+"""Which libraries are installed, from their files: torch is never imported."""
 
 from __future__ import annotations
 

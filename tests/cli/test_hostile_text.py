@@ -1,4 +1,4 @@
-"""A run file and a file's name may say anything: no command lets a terminal, a page or a table obey it."""
+"""Run files and file names may hold any text: no command passes control characters to a terminal, page or table."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ WRONG = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 def evil_run() -> Run:
     run = pair_run(4, lambda a, b: 300.0 if (a, b) != (0, 1) else 10.0)
     failed = replace(run.measurements[-1], samples=[], failure=in_words(f"hang: {EVIL}"))
-    for found in run.measurements:
-        found.samples[:] = [
-            replace(sample, flags=(Flag(FlagKind.OTHER, (0,), reason=f"shared: {EVIL}"),)) for sample in found.samples
+    for measurement in run.measurements:
+        measurement.samples[:] = [
+            replace(sample, flags=(Flag(FlagKind.OTHER, (0,), reason=f"shared: {EVIL}"),))
+            for sample in measurement.samples
         ]
     return replace(
         run,
@@ -47,7 +48,7 @@ def assert_harmless(text: str) -> None:
     assert not any(line.strip().startswith("forged") for line in text.splitlines())
 
 
-# What reads a run, and the file that it writes, "" for none.
+# Each command line that reads a run, and the file that it writes, "" for none.
 READERS = [
     ("show evil.json", ""),
     ("show evil.json --format nccl-tests", ""),
@@ -74,18 +75,18 @@ READERS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "file"), READERS, ids=[words for words, _ in READERS])
-def test_no_command_lets_a_runs_text_be_obeyed(program: Program, words: str, file: str) -> None:
+@pytest.mark.parametrize(("args", "file"), READERS, ids=[args for args, _ in READERS])
+def test_no_command_prints_a_runs_control_characters(program: Program, args: str, file: str) -> None:
     run_file.save(evil_run(), Path("evil.json"))
-    said = program(*words.split())
-    assert said.status in ((1,) if words.startswith("rank") else (0, 2, 3, 4)), said.err  # 1: a pair failed
-    assert said.out or said.err
-    assert_harmless(said.out)
-    assert_harmless(said.err)
-    if file and said.status == 0:
+    result = program(*args.split())
+    assert result.status in ((1,) if args.startswith("rank") else (0, 2, 3, 4)), result.err  # 1: a pair failed
+    assert result.out or result.err
+    assert_harmless(result.out)
+    assert_harmless(result.err)
+    if file and result.status == 0:
         assert_harmless(Path(file).read_text(encoding="utf-8"))
-    if words.endswith((" --json", "--format json")) and said.status in (0, 1, 3):
-        assert json.loads(said.out)
+    if args.endswith((" --json", "--format json")) and result.status in (0, 1, 3):
+        assert json.loads(result.out)
 
 
 @pytest.mark.parametrize(
@@ -96,17 +97,17 @@ def test_no_command_lets_a_runs_text_be_obeyed(program: Program, words: str, fil
     ],
 )
 def test_nor_what_a_file_is_called(program: Program, command: str) -> None:
-    """Of one that is there as of one that is not."""
+    """Whether the file exists or not."""
     run_file.save(pair_run(4, lambda a, b: 300.0), Path("good.json"))
     name = "a\x1b[31m\u202eb\x9b\nforged: c"
     for there in (False, True):
         if there:
             run_file.save(pair_run(4, lambda a, b: 300.0), Path(f"{name}.json"))
-        said = program(*command.split(), f"{name}.json")
-        assert said.status == (0 if there else 2), said.err
-        assert_harmless(said.out)
-        assert_harmless(said.err)
-        assert there or said.err.count("\n") == 1
+        result = program(*command.split(), f"{name}.json")
+        assert result.status == (0 if there else 2), result.err
+        assert_harmless(result.out)
+        assert_harmless(result.err)
+        assert there or result.err.count("\n") == 1
     for page in Path().glob("*.html"):
         assert_harmless(page.read_text(encoding="utf-8"))
 
@@ -129,15 +130,15 @@ def fabric(change: Callable[[dict[str, object]], object]) -> str:
 )
 def test_nor_a_simulated_machines(program: Program, what: str, change: Callable[[dict[str, object]], object]) -> None:
     Path("fab.json").write_text(fabric(change), encoding="utf-8")
-    words = "allreduce --backend sim --fabric fab.json --sizes 8 --quick --output run.json"
-    said = program(*words.split())
-    assert said.status in (0, 2), what
-    assert_harmless(said.out)
-    assert_harmless(said.err)
+    args = "allreduce --backend sim --fabric fab.json --sizes 8 --quick --output run.json"
+    result = program(*args.split())
+    assert result.status in (0, 2), what
+    assert_harmless(result.out)
+    assert_harmless(result.err)
 
 
-def test_nothing_in_cli_speaks_but_by_the_home_of_this() -> None:
-    """What draws in place (a carriage return, rich's colours) and help of our own are by hand."""
+def test_nothing_in_cli_prints_around_the_console_module() -> None:
+    """Output that draws in place (a carriage return, rich's colours) and our own help are exceptions."""
     folder = Path(__file__).parents[2] / "src" / "collbench" / "cli"
     allowed = {"terminal.py", "exit_codes.py"}
     speaking = {path.name for path in folder.glob("*.py") if "click.echo(" in path.read_text(encoding="utf-8")}
