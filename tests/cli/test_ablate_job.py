@@ -16,7 +16,7 @@ from collbench.backends.factory import Choice
 from collbench.backends.replay_protocol import ReplayArm, ReplayOpened
 from collbench.model.run import CommandKind, Machine, Pauses
 from collbench.runfile import job_file, run_file
-from tests.bench.test_replay import FakeWorld
+from tests.bench.test_replay import FakeWorld as Fake
 from tests.builders import gpus
 from tests.cli.program import Program
 from tests.replay_jobs import data_parallel, pipeline, without_rank
@@ -101,7 +101,7 @@ def test_bad_combinations_are_one_line(
     assert not (folder / "state").exists()
 
 
-def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[FakeWorld]) -> list[ReplayArm]:
+def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[Fake]) -> list[ReplayArm]:
     """Let these play two GPUs' arms; return the arms that were asked for."""
     asked: list[ReplayArm] = []
 
@@ -118,7 +118,7 @@ def play(monkeypatch: pytest.MonkeyPatch, fakes: Sequence[FakeWorld]) -> list[Re
 
 
 def test_what_p2p_is_worth(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = play(monkeypatch, [FakeWorld([]), FakeWorld([], 3e-3)])
+    asked = play(monkeypatch, [Fake([]), Fake([], 3e-3)])
     words = ("--devices", "0,1", "--compute", "recorded", "-o", "run.json")
     done = program("ablate", "job.json", *words)
     assert done.status == 0, done.err
@@ -134,7 +134,7 @@ def test_what_p2p_is_worth(program: Program, folder: Path, monkeypatch: pytest.M
 
 
 def test_several_ways_are_taken_away_at_once(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = play(monkeypatch, [FakeWorld([]), FakeWorld([], 2e-3)])
+    asked = play(monkeypatch, [Fake([]), Fake([], 2e-3)])
     done = program("ablate", "--without", "nvlink,shm", "job.json", "--devices", "0,1", "-o", "run.json")
     assert "turns off P2P over PCIe as well" in done.err
     assert asked[1].settings == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
@@ -145,9 +145,9 @@ def test_several_ways_are_taken_away_at_once(program: Program, folder: Path, mon
 def test_an_arm_that_fails_says_nothing_of_worth(
     program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lame = FakeWorld([])
+    lame = Fake([])
     lame.fails_after = 5
-    play(monkeypatch, [FakeWorld([]), lame])
+    play(monkeypatch, [Fake([]), lame])
     done = program("ablate", "job.json", "--devices", "0,1", "-o", "run.json")
     assert done.status == 1
     assert "measured so far are saved" in done.err
@@ -157,7 +157,7 @@ def test_an_arm_that_fails_says_nothing_of_worth(
 def test_a_variable_that_is_set_already_is_refused(
     program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play(monkeypatch, [FakeWorld([]), FakeWorld([])])
+    play(monkeypatch, [Fake([]), Fake([])])
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     done = program("ablate", "job.json", "--devices", "0,1")
     assert (done.status, done.out) == (2, "")
