@@ -14,7 +14,7 @@ _MIB, _GIB = 2**20, 2**30
 
 
 @pytest.mark.parametrize(
-    ("case", "free", "largest", "buffer"),
+    ("title", "free", "largest", "buffer"),
     [
         ("room for many large messages", 140 * _GIB, 64 * _MIB, _GIB),
         ("a message larger than that", 140 * _GIB, 4 * _GIB, 4 * _GIB),
@@ -24,7 +24,7 @@ _MIB, _GIB = 2**20, 2**30
     ],
 )
 def test_buffers_hold_more_messages_where_memory_is_plenty(
-    monkeypatch: pytest.MonkeyPatch, case: str, free: int, largest: int, buffer: int
+    monkeypatch: pytest.MonkeyPatch, title: str, free: int, largest: int, buffer: int
 ) -> None:
     allocated: list[int] = []
 
@@ -43,9 +43,9 @@ def test_buffers_hold_more_messages_where_memory_is_plenty(
             allocated.append(bytes_)
 
     devices = gpus(2)
-    found = [SimpleNamespace(uuid=device.uuid, ordinal=index) for index, device in enumerate(devices)]
+    listed = [SimpleNamespace(uuid=device.uuid, ordinal=index) for index, device in enumerate(devices)]
     monkeypatch.setattr(_native, "Gpus", Gpus)
-    monkeypatch.setattr(_native, "list_gpus", lambda: found)
+    monkeypatch.setattr(_native, "list_gpus", lambda: listed)
     CudaBackend(devices, None).reserve(largest)
 
-    assert allocated == [buffer], case
+    assert allocated == [buffer], title

@@ -1,4 +1,4 @@
-"""Failures of the extension as collbench tells them: which device, and whose fault."""
+"""Failures of the extension as collbench reports them: which device, and which rank caused them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_the_failing_device_is_named_where_it_is_known(kind: type[Exception], po
     with pytest.raises(StepFailed, match=f"^timing {where}$") as caught:
         _raise(kind, "text", position=position)
     how = FailureKind.HANG if kind is _native.HangError else FailureKind.ERROR
-    devices = (3,) if position == 2 else ()  # by their places among all, not among those that this process has opened
+    devices = (3,) if position == 2 else ()  # positions among all devices, not among those that this process has opened
     assert caught.value.failure == Failure(how, Cause.REFUSED, devices, detail="text")
 
 
-@pytest.mark.parametrize(("code", "lost"), [(6, True), (2, False), (1, False)])
-def test_only_a_remote_error_is_somebody_elses(code: int, lost: bool) -> None:
+@pytest.mark.parametrize(("code", "is_peer_lost"), [(6, True), (2, False), (1, False)])
+def test_only_a_remote_error_means_that_a_peer_is_lost(code: int, is_peer_lost: bool) -> None:
     with pytest.raises(StepFailed) as failure:
         _raise(_native.NcclError, "text", position=0, code=code)
-    assert isinstance(failure.value, PeerLost) is lost
+    assert isinstance(failure.value, PeerLost) is is_peer_lost

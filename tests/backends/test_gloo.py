@@ -1,6 +1,6 @@
 """Gloo collectives between real processes. Two or three ranks and bystanders share whatever cores there are.
 
-Tests share one world of four, but those that break theirs.
+Tests share one world of four ranks; those that break their world make their own.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ if TYPE_CHECKING:  # every process of the suite collects all: torch is loaded wh
     from collbench.backends import gloo_worker
 
 ALLREDUCE, BROADCAST = Operation.ALLREDUCE, Operation.BROADCAST
-REACH = sorted(os.sched_getaffinity(0))
-CORES = tuple(REACH[rank % len(REACH)] for rank in range(4))  # more ranks than cores is slow but correct
+ALLOWED_CORES = sorted(os.sched_getaffinity(0))
+# More ranks than cores is slow but correct.
+CORES = tuple(ALLOWED_CORES[rank % len(ALLOWED_CORES)] for rank in range(4))
 pytestmark = pytest.mark.usefixtures("loaded_torch")
 
 
-def step(operation: Operation, groups: tuple[tuple[int, ...], ...], size: int, **other: Any) -> Step:
-    return Step(operation, groups, size, **({"iterations": 3, "batches": 2, "warmup": 1} | other))
+def step(operation: Operation, groups: tuple[tuple[int, ...], ...], size: int, **changes: Any) -> Step:
+    return Step(operation, groups, size, **({"iterations": 3, "batches": 2, "warmup": 1} | changes))
 
 
 @pytest.fixture(scope="module")
@@ -75,31 +76,31 @@ def test_broadcast_of_every_dtype_from_each_root_is_exact(world: GlooWorld, dtyp
     assert len(timing.seconds[0]) == 2
 
 
-NEW = [operation for operation in COLLECTIVES if operation not in (ALLREDUCE, BROADCAST)]
-TWO_BUFFERS = (Operation.ALLTOALL, Operation.ALLTOALLV, Operation.SENDRECV)
+OTHER_COLLECTIVES = [operation for operation in COLLECTIVES if operation not in (ALLREDUCE, BROADCAST)]
+OUT_OF_PLACE_ONLY = (Operation.ALLTOALL, Operation.ALLTOALLV, Operation.SENDRECV)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("operation", NEW)
+@pytest.mark.parametrize("operation", OTHER_COLLECTIVES)
 def test_the_other_collectives_are_exact_in_place_and_out_of_place(
     world: GlooWorld, operation: Operation, dtype: str
 ) -> None:
     size = 3 * 1024 * DTYPE_BYTES[dtype]
-    for variant in (Variant.PLAIN,) if operation in TWO_BUFFERS else (Variant.PLAIN, Variant.IN_PLACE):
+    for variant in (Variant.PLAIN,) if operation in OUT_OF_PLACE_ONLY else (Variant.PLAIN, Variant.IN_PLACE):
         for redop in ("sum", "prod", "max") if operation.reduces else ("sum",):
-            one = step(operation, ((0, 1, 2),), size, dtype=dtype, redop=redop, variant=variant, root=2)
-            assert len(world.time(one).seconds[0]) == 2
+            collective = step(operation, ((0, 1, 2),), size, dtype=dtype, redop=redop, variant=variant, root=2)
+            assert len(world.time(collective).seconds[0]) == 2
 
 
 @pytest.mark.parametrize("group", [(0, 1, 2), (2, 0, 1)])
 def test_blocks_of_their_own_sizes_are_exact_and_may_be_empty(world: GlooWorld, group: tuple[int, ...]) -> None:
     skew = Skew(SkewKind.MATRIX, matrix=((0, 1600, 48), (16, 0, 0), (0, 32, 160)))
-    one = step(Operation.ALLTOALLV, (group,), skew.own_bytes or 0, skew=skew, dtype="float64")
-    assert one.blocks == skew.matrix
-    assert len(world.time(one).seconds[0]) == 2
+    alltoallv = step(Operation.ALLTOALLV, (group,), skew.own_bytes or 0, skew=skew, dtype="float64")
+    assert alltoallv.blocks == skew.matrix
+    assert len(world.time(alltoallv).seconds[0]) == 2
 
 
-@pytest.mark.parametrize("operation", NEW)
+@pytest.mark.parametrize("operation", OTHER_COLLECTIVES)
 def test_ranks_in_any_order_have_their_own_blocks_and_root(world: GlooWorld, operation: Operation) -> None:
     for group in ((2, 0), (1, 2, 0)):
         assert world.time(step(operation, (group,), len(group) * 512, root=1)).seconds
@@ -112,14 +113,14 @@ def test_odd_sizes_are_exact(world: GlooWorld, size: int) -> None:
 
 
 def test_several_groups_give_a_row_each_and_bystanders_none(world: GlooWorld) -> None:
-    both = world.time(step(ALLREDUCE, ((0, 3), (2, 1)), 4096, batches=4))
-    one = world.time(step(ALLREDUCE, ((3, 1),), 4096, batches=1))
-    assert [len(row) for row in both.seconds] == [4, 4]
-    assert [len(row) for row in one.seconds] == [1]
+    two_groups = world.time(step(ALLREDUCE, ((0, 3), (2, 1)), 4096, batches=4))
+    one_group = world.time(step(ALLREDUCE, ((3, 1),), 4096, batches=1))
+    assert [len(row) for row in two_groups.seconds] == [4, 4]
+    assert [len(row) for row in one_group.seconds] == [1]
 
 
 @pytest.mark.parametrize(
-    ("title", "bad", "words"),
+    ("title", "unsupported", "message"),
     [
         (
             "all-to-all in place",
@@ -143,10 +144,10 @@ def test_several_groups_give_a_row_each_and_bystanders_none(world: GlooWorld) ->
         ("less than an element", step(BROADCAST, ((0, 1),), 1, dtype="float64"), "multiple of 8 B"),
     ],
 )
-def test_what_gloo_cannot_do_is_refused_before_a_process_starts(title: str, bad: Step, words: str) -> None:
+def test_what_gloo_cannot_do_is_refused_before_a_process_starts(title: str, unsupported: Step, message: str) -> None:
     idle = GlooWorld(CORES)
-    with pytest.raises(UsageError, match=words):
-        idle.time(bad)
+    with pytest.raises(UsageError, match=message):
+        idle.time(unsupported)
     assert idle._workers is None, title
 
 
@@ -156,9 +157,9 @@ def test_without_torch_the_user_reads_what_to_install(monkeypatch: pytest.Monkey
         GlooWorld(CORES).time(step(ALLREDUCE, ((0, 1),), 8))
 
 
-def processes(started: GlooWorld) -> tuple[int, ...]:
-    assert started._workers is not None
-    return started._workers.process_ids
+def processes(world: GlooWorld) -> tuple[int, ...]:
+    assert world._workers is not None
+    return world._workers.process_ids
 
 
 def test_a_killed_worker_is_named_and_the_next_call_starts_afresh(scratch: pathlib.Path) -> None:
@@ -212,10 +213,10 @@ def test_a_wrong_element_is_named_and_fatal() -> None:
     wrong = GlooTimes((1.0, 2.0), wrong=(12, 5.0, 7.5))
     with pytest.raises(DataCorruption) as caught:
         gloo.timing_of(step(ALLREDUCE, ((0, 1),), 16), [right, wrong])
-    found = caught.value.wrong
-    assert found is not None
-    assert (found.work.operation, found.members) == (ALLREDUCE, (1, 0))  # the rank that found it comes first
-    assert (found.size_bytes, found.offset, found.expected, found.found) == (16, 12, 5.0, 7.5)
+    wrong_data = caught.value.wrong
+    assert wrong_data is not None
+    assert (wrong_data.work.operation, wrong_data.members) == (ALLREDUCE, (1, 0))  # the rank that found it comes first
+    assert (wrong_data.size_bytes, wrong_data.offset, wrong_data.expected, wrong_data.found) == (16, 12, 5.0, 7.5)
 
 
 def test_a_batch_takes_as_long_as_its_slowest_rank() -> None:
@@ -243,27 +244,32 @@ def one_slot(tensor: torch.Tensor) -> gloo_worker.Slot:
     return Slot(tensor, tensor)
 
 
-def reduced(parts: torch.Tensor, redop: str) -> torch.Tensor:
+def reduced(contributions: torch.Tensor, redop: str) -> torch.Tensor:
     """Reduce along ranks in float64, where all of this is exact, by torch's own axis reductions."""
-    return {"sum": parts.sum(0), "prod": parts.prod(0), "min": parts.amin(0), "max": parts.amax(0)}[redop]
+    return {
+        "sum": contributions.sum(0),
+        "prod": contributions.prod(0),
+        "min": contributions.amin(0),
+        "max": contributions.amax(0),
+    }[redop]
 
 
 @pytest.mark.parametrize("redop", ["sum", "prod", "min", "max"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("windows", "rest"), [(0, 1), (0, 4097), (1, 3)])
+@pytest.mark.parametrize(("windows", "extra_elements"), [(0, 1), (0, 4097), (1, 3)])
 def test_expected_results_are_torchs_own_and_one_wrong_element_is_seen(
-    dtype: str, redop: str, windows: int, rest: int
+    dtype: str, redop: str, windows: int, extra_elements: int
 ) -> None:
     import torch
 
     from collbench.backends.gloo_worker import _WINDOW
 
-    count = windows * _WINDOW + rest
+    count = windows * _WINDOW + extra_elements
     ranks = messages(ALLREDUCE, dtype, redop, count)
-    parts = torch.empty((3, count), dtype=getattr(torch, dtype))
-    for message, part in zip(ranks, parts, strict=True):
-        message.fill(one_slot(part), steady=False)
-    result = reduced(parts.double(), redop).to(parts.dtype)
+    contributions = torch.empty((3, count), dtype=getattr(torch, dtype))
+    for message, contribution in zip(ranks, contributions, strict=True):
+        message.fill(one_slot(contribution), steady=False)
+    result = reduced(contributions.double(), redop).to(contributions.dtype)
     assert all(message.first_wrong(one_slot(result), steady=False) is None for message in ranks)
     right = float(result[-1])
     result[-1] += 1
@@ -275,25 +281,25 @@ def test_repeating_a_reduction_leaves_steady_data_right(redop: str) -> None:
     import torch
 
     ranks = messages(ALLREDUCE, "float16", redop, 100)
-    parts = torch.empty((3, 100), dtype=torch.float16)
-    for message, part in zip(ranks, parts, strict=True):
-        message.fill(one_slot(part), steady=True)
+    contributions = torch.empty((3, 100), dtype=torch.float16)
+    for message, contribution in zip(ranks, contributions, strict=True):
+        message.fill(one_slot(contribution), steady=True)
     for _ in range(50):
-        parts[:] = reduced(parts, redop)
-    assert ranks[2].first_wrong(one_slot(parts[2]), steady=True) is None
+        contributions[:] = reduced(contributions, redop)
+    assert ranks[2].first_wrong(one_slot(contributions[2]), steady=True) is None
 
 
 def test_swapped_and_missing_data_are_seen() -> None:
     import torch
 
-    other, root, _ = messages(BROADCAST, "uint8", "sum", 2**16)
-    sent, kept = torch.empty(2**16, dtype=torch.uint8), torch.empty(2**16, dtype=torch.uint8)
+    receiver, root, _ = messages(BROADCAST, "uint8", "sum", 2**16)
+    sent, untouched = torch.empty(2**16, dtype=torch.uint8), torch.empty(2**16, dtype=torch.uint8)
     root.fill(one_slot(sent), steady=False)
-    other.fill(one_slot(kept), steady=False)
-    assert other.first_wrong(one_slot(sent), steady=False) is None
-    assert other.first_wrong(one_slot(kept), steady=False) is not None, "nothing arrived"
-    assert other.first_wrong(one_slot(sent.roll(4096)), steady=False) is not None, "pages swapped"
-    assert other.first_wrong(one_slot(torch.zeros_like(sent)), steady=False) is not None, "zeros arrived"
+    receiver.fill(one_slot(untouched), steady=False)
+    assert receiver.first_wrong(one_slot(sent), steady=False) is None
+    assert receiver.first_wrong(one_slot(untouched), steady=False) is not None, "nothing arrived"
+    assert receiver.first_wrong(one_slot(sent.roll(4096)), steady=False) is not None, "pages swapped"
+    assert receiver.first_wrong(one_slot(torch.zeros_like(sent)), steady=False) is not None, "zeros arrived"
 
 
 # By the pictures of NCCL's manual ("Collective Operations"): what three ranks hold before and after, a letter a block.
@@ -313,23 +319,23 @@ PICTURES = {
 
 @pytest.mark.parametrize("operation", COLLECTIVES)
 @pytest.mark.parametrize("in_place", [False, True])
-def test_what_must_arrive_is_what_nccls_manual_draws(operation: Operation, in_place: bool) -> None:
+def test_expected_results_are_those_of_nccls_manual(operation: Operation, in_place: bool) -> None:
     import torch
 
-    before, after = PICTURES[operation]
+    sent_pictures, received_pictures = PICTURES[operation]
     block = 5
     ranks = messages(operation, "int32", "sum", 3 * block, Variant.IN_PLACE if in_place else Variant.PLAIN)
     blocks: dict[str, torch.Tensor] = {}
-    for message, letters in zip(ranks, before, strict=True):
+    for message, letters in zip(ranks, sent_pictures, strict=True):
         slot = message.slot()
         message.fill(slot, steady=False)
         assert len(slot.sent) == block * len(letters or "")
         blocks |= {letter: slot.sent[at * block :][:block].clone() for at, letter in enumerate(letters or "")}
-    for message, picture in zip(ranks, after, strict=True):
+    for message, picture in zip(ranks, received_pictures, strict=True):
         slot = message.slot()
-        sums = [sum(blocks[letter] for letter in part.split("+")) for part in (picture or "").split()]
+        sums = [sum(blocks[letter] for letter in term.split("+")) for term in (picture or "").split()]
         if picture is not None:
-            slot.received[:] = torch.cat([torch.as_tensor(part) for part in sums])
+            slot.received[:] = torch.cat([torch.as_tensor(block_sum) for block_sum in sums])
         assert message.first_wrong(slot, steady=False) is None
         if picture is not None:
             slot.received[-1] += 1
@@ -338,7 +344,7 @@ def test_what_must_arrive_is_what_nccls_manual_draws(operation: Operation, in_pl
             assert wrong[0] == (len(sums) * block - 1) * 4
 
 
-def test_the_user_keeps_the_interface_they_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_gloo_interface_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert torch_process.worker_environment()["GLOO_SOCKET_IFNAME"] == "lo"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")

@@ -52,8 +52,10 @@ def test_more_messages_than_fit_the_buffer_wrap_around(backend: HostBackend) -> 
 
 
 def test_both_directions_at_once_give_a_row_each(backend: HostBackend) -> None:
-    both = Step(Operation.CPU_READ, groups=((0, 1), (1, 0)), size_bytes=4097, iterations=5, batches=4, warmup=0)
-    assert [len(row) for row in backend.time(both).seconds] == [4, 4]
+    both_directions = Step(
+        Operation.CPU_READ, groups=((0, 1), (1, 0)), size_bytes=4097, iterations=5, batches=4, warmup=0
+    )
+    assert [len(row) for row in backend.time(both_directions).seconds] == [4, 4]
 
 
 def wrong_byte() -> Exception:
@@ -63,7 +65,7 @@ def wrong_byte() -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("failure", "becomes", "words"),
+    ("failure", "error_type", "fragments"),
     [
         (wrong_byte(), DataCorruption, ["cpu-write", "4097 B"]),
         (RuntimeError("cannot pin a thread to core 3: Invalid argument"), BackendError, ["cpu-write", "core 3"]),
@@ -71,7 +73,7 @@ def wrong_byte() -> Exception:
     ],
 )
 def test_a_native_failure_becomes_one_line(
-    monkeypatch: pytest.MonkeyPatch, failure: Exception, becomes: type[Exception], words: list[str]
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, error_type: type[Exception], fragments: list[str]
 ) -> None:
     class Failing:
         def __init__(self, cores: list[int], buffer_bytes: int) -> None:
@@ -82,9 +84,9 @@ def test_a_native_failure_becomes_one_line(
 
     monkeypatch.setattr(_native, "HostSession", Failing)
     devices = tuple(Device(index=core, uuid=f"CPU-{core}", name="test") for core in (3, 5))
-    with pytest.raises(becomes) as caught:
+    with pytest.raises(error_type) as caught:
         HostBackend(devices).time(step(4097))
-    assert all(word in str(caught.value) for word in words)
+    assert all(fragment in str(caught.value) for fragment in fragments)
     assert "\n" not in str(caught.value)
 
 
@@ -105,11 +107,11 @@ def test_a_core_that_does_not_exist_is_named() -> None:
     ],
 )
 def test_the_native_session_refuses(title: str, links: list[tuple[int, int]], size: int, iterations: int) -> None:
-    first, second = (device.index for device in numa.devices()[:2])
-    number = {0: first, 1: second, 2: 1022}
-    session = _native.HostSession([first, second], 4096)
+    first_core, second_core = (device.index for device in numa.devices()[:2])
+    core_of = {0: first_core, 1: second_core, 2: 1022}
+    session = _native.HostSession([first_core, second_core], 4096)
     with pytest.raises(ValueError, match=r"\w"):
-        session.time_copies([(number[a], number[b]) for a, b in links], True, size, iterations, 1, 0)
+        session.time_copies([(core_of[a], core_of[b]) for a, b in links], True, size, iterations, 1, 0)
 
 
 def test_only_cpu_copies_are_offered_and_others_refused(backend: HostBackend) -> None:

@@ -19,13 +19,13 @@ from collbench.backends.worker_messages import Open, World
 from collbench.model.errors import BackendError, CollbenchError, DataCorruption, MachineError, StepFailed, UsageError
 from collbench.model.operations import Operation, Variant, Work
 from collbench.output import sentences
-from tests.backends import fake_worker as fate
+from tests.backends import fake_worker
 from tests.builders import gpus
 
 ROOT = Path(__file__).parents[2]
 COPY = Step(Operation.CE_WRITE, ((0, 1),), 1024, iterations=4, batches=2)
 COLLECTIVE = replace(COPY, operation=Operation.ALLREDUCE, groups=((0, 1), (2, 3)))
-# Where nothing hangs, time is no matter. Where something does, a healthy fake worker needs far less than this.
+# Long where nothing hangs. Where something does, a healthy fake worker needs far less than the short ones.
 LONG = Timeouts(opening_s=100, communicators_s=0, first_s=0, floor_s=100)
 SHORT = replace(LONG, first_s=1, floor_s=2)
 
@@ -38,44 +38,47 @@ def backend(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("FAKE_WORKER_ONCE", str(tmp_path / "once"))
     monkeypatch.setenv("FAKE_WORKER_LOG", str(tmp_path / "log"))
-    made = IsolatedBackend("tests.backends.fake_worker", getattr(request, "param", LONG))
-    made.start()
-    yield made
-    made.reap()
+    isolated_backend = IsolatedBackend("tests.backends.fake_worker", getattr(request, "param", LONG))
+    isolated_backend.start()
+    yield isolated_backend
+    isolated_backend.reap()
 
 
-hasty = pytest.mark.parametrize("backend", [SHORT], indirect=True, ids=[""])
+short_timeouts = pytest.mark.parametrize("backend", [SHORT], indirect=True, ids=[""])
 
 
 def opened(backend: IsolatedBackend, world: World | None = None) -> IsolatedBackend:
-    backend.open(gpus(fate.DEVICES), None, collectives=True, world=world)
+    backend.open(gpus(fake_worker.DEVICES), None, collectives=True, world=world)
     backend.reserve(4096)
     return backend
 
 
-def log(tmp_path: Path) -> list[str]:
-    """Return what the workers were asked, without their process ids."""
+def worker_log(tmp_path: Path) -> list[str]:
+    """Return the requests that the workers received, without their process ids."""
     return [line.split(maxsplit=1)[1] for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()]
 
 
 def workers(tmp_path: Path) -> int:
     """Return how many workers there have been."""
-    return log(tmp_path).count("open peers=True")
+    return worker_log(tmp_path).count("open peers=True")
 
 
-def row(*fates: int) -> list[Step]:
-    """Return one copy a fate; the sizes tell them apart."""
+def copies(*fates: int) -> list[Step]:
+    """Return one copy for each fate; each has its own size."""
     return [replace(COPY, root=fate, size_bytes=1024 * (n + 1)) for n, fate in enumerate(fates)]
 
 
 def outcomes(backend: IsolatedBackend, steps: Sequence[Step]) -> list[str]:
-    """Return what pages say of each step: "" where it was timed. Fails where steps come in another order."""
-    found = list(backend.time_steps(steps))
-    assert [step for step, _ in found] == list(steps)
-    return ["" if isinstance(one, Timing) else sentences.failure(one.failure, gpus(fate.DEVICES)) for _, one in found]
+    """Return each step's failure as pages print it, "" where it was timed. Fails where steps come in another order."""
+    results = list(backend.time_steps(steps))
+    assert [step for step, _ in results] == list(steps)
+    return [
+        "" if isinstance(result, Timing) else sentences.failure(result.failure, gpus(fake_worker.DEVICES))
+        for _, result in results
+    ]
 
 
-def test_it_says_what_the_worker_found(backend: IsolatedBackend) -> None:
+def test_it_returns_what_the_worker_reported(backend: IsolatedBackend) -> None:
     assert backend.list_gpus() == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
     opened(backend)
     assert (backend.facts.nccl, backend.facts.kernel_image, backend.facts.multicast) == ("2.28.9", "ptx", False)
@@ -92,85 +95,102 @@ def test_times_come_back_as_the_worker_took_them(backend: IsolatedBackend) -> No
 
 
 @pytest.mark.parametrize(
-    ("what", "number", "says"),
+    ("title", "fate", "message"),
     [
-        ("a killed worker", fate.KILLED, "crash: the worker process died (signal 9, SIGKILL): what it says on stderr"),
-        ("a segfault", fate.SEGFAULT, "crash: the worker process died (signal 11, SIGSEGV)"),
-        ("a sticky error", fate.STICKY, "ce-write of 1K on GPU0-GPU1 failed: CUDA_ERROR_ILLEGAL_ADDRESS"),
-        ("a bug of ours", fate.BUG, "crash: the worker process died (exit status 1): ValueError: links of a round"),
+        (
+            "a killed worker",
+            fake_worker.KILLED,
+            "crash: the worker process died (signal 9, SIGKILL): what it says on stderr",
+        ),
+        ("a segfault", fake_worker.SEGFAULT, "crash: the worker process died (signal 11, SIGSEGV)"),
+        ("a sticky error", fake_worker.STICKY, "ce-write of 1K on GPU0-GPU1 failed: CUDA_ERROR_ILLEGAL_ADDRESS"),
+        (
+            "a bug of ours",
+            fake_worker.BUG,
+            "crash: the worker process died (exit status 1): ValueError: links of a round",
+        ),
     ],
 )
-def test_what_goes_wrong_costs_its_step_and_the_next_worker_does_the_rest(
-    backend: IsolatedBackend, tmp_path: Path, what: str, number: int, says: str
+def test_a_fault_costs_its_step_and_the_next_worker_does_the_rest(
+    backend: IsolatedBackend, tmp_path: Path, title: str, fate: int, message: str
 ) -> None:
-    steps = row(number, *[fate.GOOD] * 6, number, fate.GOOD)
-    found = outcomes(opened(backend), steps)
-    assert [bool(text) for text in found] == [True, *[False] * 6, True, False], what
-    assert says in found[0], what
-    assert workers(tmp_path) == 3, what
-    assert log(tmp_path).count("reserve 4096") == 3, what
+    steps = copies(fate, *[fake_worker.GOOD] * 6, fate, fake_worker.GOOD)
+    failures = outcomes(opened(backend), steps)
+    assert [bool(text) for text in failures] == [True, *[False] * 6, True, False], title
+    assert message in failures[0], title
+    assert workers(tmp_path) == 3, title
+    assert worker_log(tmp_path).count("reserve 4096") == 3, title
 
 
 @pytest.mark.usefixtures("backend")
 def test_a_worker_begins_nothing_after_a_failed_step(tmp_path: Path) -> None:
     """A rank that joins the next collective would meet the one that the failed rank never called."""
-    ours, theirs = Pipe()
-    words = [sys.executable, "-m", "tests.backends.fake_worker", str(theirs.fileno())]
-    with subprocess.Popen(words, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
-        theirs.close()
-        for request in (Open(gpus(fate.DEVICES), None, collectives=True), *row(fate.STICKY, fate.GOOD)):
-            ours.send(request)
-        ours.recv()
-        assert isinstance(ours.recv(), StepFailed)
-        ours.close()
-    assert log(tmp_path) == ["open peers=True", "plain 1024"]
+    parent_pipe, worker_pipe = Pipe()
+    command = [sys.executable, "-m", "tests.backends.fake_worker", str(worker_pipe.fileno())]
+    with subprocess.Popen(
+        command, pass_fds=[worker_pipe.fileno()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ):
+        worker_pipe.close()
+        for request in (
+            Open(gpus(fake_worker.DEVICES), None, collectives=True),
+            *copies(fake_worker.STICKY, fake_worker.GOOD),
+        ):
+            parent_pipe.send(request)
+        parent_pipe.recv()
+        assert isinstance(parent_pipe.recv(), StepFailed)
+        parent_pipe.close()
+    assert worker_log(tmp_path) == ["open peers=True", "plain 1024"]
 
 
-@hasty
-@pytest.mark.parametrize(("what", "number"), [("a driver that hangs", fate.HANG), ("a stopped worker", fate.STOPPED)])
-def test_silence_costs_its_step_and_is_called_a_hang(backend: IsolatedBackend, what: str, number: int) -> None:
-    found = outcomes(opened(backend), row(fate.GOOD, number, fate.GOOD))
-    assert (found[0], found[2]) == ("", ""), what
-    assert found[1] == "hang: no answer within 2 s, so the worker process was killed", what
+@short_timeouts
+@pytest.mark.parametrize(
+    ("title", "fate"), [("a driver that hangs", fake_worker.HANG), ("a stopped worker", fake_worker.STOPPED)]
+)
+def test_silence_costs_its_step_and_is_called_a_hang(backend: IsolatedBackend, title: str, fate: int) -> None:
+    failures = outcomes(opened(backend), copies(fake_worker.GOOD, fate, fake_worker.GOOD))
+    assert (failures[0], failures[2]) == ("", ""), title
+    assert failures[1] == "hang: no answer within 2 s, so the worker process was killed", title
 
 
-@hasty
+@short_timeouts
 def test_a_failed_step_may_be_tried_again_in_parts_before_the_next(backend: IsolatedBackend, tmp_path: Path) -> None:
-    seen = []
-    for step, outcome in opened(backend).time_steps(row(fate.GOOD, fate.HANG_ONCE, fate.GOOD, fate.GOOD)):
-        seen.append(step.size_bytes)
+    sizes = []
+    for step, outcome in opened(backend).time_steps(
+        copies(fake_worker.GOOD, fake_worker.HANG_ONCE, fake_worker.GOOD, fake_worker.GOOD)
+    ):
+        sizes.append(step.size_bytes)
         if isinstance(outcome, StepFailed):
-            again = [time_step(backend, replace(step, groups=(pair,))) for pair in ((0, 1), (2, 3))]
-            assert [len(timing.seconds) for timing in again] == [1, 1]
-    assert seen == [1024, 2048, 3072, 4096]
+            timings = [time_step(backend, replace(step, groups=(pair,))) for pair in ((0, 1), (2, 3))]
+            assert [len(timing.seconds) for timing in timings] == [1, 1]
+    assert sizes == [1024, 2048, 3072, 4096]
     assert workers(tmp_path) == 2
 
 
 def test_steps_without_peer_access_have_a_worker_of_their_own(backend: IsolatedBackend, tmp_path: Path) -> None:
-    staged = [replace(step, variant=Variant.STAGED) for step in row(fate.GOOD, fate.GOOD)]
-    assert outcomes(opened(backend), [*row(fate.GOOD), *staged, *row(fate.GOOD)]) == [""] * 4
-    asked = ["open peers=True", "reserve 4096", "plain 1024"]
-    assert log(tmp_path) == [
-        *asked, "open peers=False", "reserve 4096", "staged 1024", "staged 2048", "plain 1024"
+    staged = [replace(step, variant=Variant.STAGED) for step in copies(fake_worker.GOOD, fake_worker.GOOD)]
+    assert outcomes(opened(backend), [*copies(fake_worker.GOOD), *staged, *copies(fake_worker.GOOD)]) == [""] * 4
+    first_requests = ["open peers=True", "reserve 4096", "plain 1024"]
+    assert worker_log(tmp_path) == [
+        *first_requests, "open peers=False", "reserve 4096", "staged 1024", "staged 2048", "plain 1024"
     ]  # fmt: skip
     assert len(backend.process_ids) == 2
 
 
 @pytest.mark.parametrize(
-    ("what", "number", "kind"),
-    [("wrong data", fate.CORRUPT, DataCorruption), ("what nobody can do", fate.USAGE, UsageError)],
+    ("title", "fate", "error_type"),
+    [("wrong data", fake_worker.CORRUPT, DataCorruption), ("what nobody can do", fake_worker.USAGE, UsageError)],
 )
-def test_what_is_no_accident_is_raised_with_its_type(
-    backend: IsolatedBackend, what: str, number: int, kind: type[CollbenchError]
+def test_errors_that_no_retry_can_mend_are_raised_with_their_type(
+    backend: IsolatedBackend, title: str, fate: int, error_type: type[CollbenchError]
 ) -> None:
-    with pytest.raises(kind):
-        list(opened(backend).time_steps(row(fate.GOOD, number, fate.GOOD)))
-    assert outcomes(backend, row(fate.GOOD)) == [""], what
+    with pytest.raises(error_type):
+        list(opened(backend).time_steps(copies(fake_worker.GOOD, fate, fake_worker.GOOD)))
+    assert outcomes(backend, copies(fake_worker.GOOD)) == [""], title
 
 
-def test_a_sweep_that_is_left_early_does_not_mix_up_the_next(backend: IsolatedBackend) -> None:
-    next(iter(opened(backend).time_steps(row(*[fate.GOOD] * 4))))
-    assert outcomes(backend, row(fate.GOOD, fate.GOOD)) == ["", ""]
+def test_a_sweep_that_ends_early_does_not_mix_up_the_next(backend: IsolatedBackend) -> None:
+    next(iter(opened(backend).time_steps(copies(*[fake_worker.GOOD] * 4))))
+    assert outcomes(backend, copies(fake_worker.GOOD, fake_worker.GOOD)) == ["", ""]
 
 
 def test_copies_go_on_without_communicators_that_take_too_long(
@@ -180,12 +200,12 @@ def test_copies_go_on_without_communicators_that_take_too_long(
     backend.reap()  # this worker has its environment already
     backend.start()
     opened(backend).prepare(((0, 1), (2, 3)))
-    assert outcomes(backend, row(fate.GOOD)) == [""]
+    assert outcomes(backend, copies(fake_worker.GOOD)) == [""]
     (tmp_path / "once").touch()
     assert outcomes(backend, [COLLECTIVE]) == [""]
 
 
-def test_it_waits_for_communicators_when_asked_to_and_their_failure_shows_in_the_first_collective(
+def test_ready_waits_for_communicators_and_their_failure_shows_in_the_first_collective(
     backend: IsolatedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.ready()  # nothing is being made
@@ -197,19 +217,19 @@ def test_it_waits_for_communicators_when_asked_to_and_their_failure_shows_in_the
     assert ["unhandled system error" in text for text in outcomes(backend, [COPY, COLLECTIVE])] == [False, True]
 
 
-def test_an_nccl_that_never_starts_costs_collectives_alone_and_is_tried_in_two_workers(
+def test_an_nccl_that_never_starts_costs_only_collectives_and_is_tried_in_two_workers(
     backend: IsolatedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_WORKER_PREPARE", "fails")
     backend.reap()
     backend.start()
     opened(backend).prepare(((0, 1), (2, 3)))
-    found = outcomes(backend, [COLLECTIVE, COPY, COLLECTIVE, COLLECTIVE, COPY, COLLECTIVE, COPY])
-    assert [bool(text) for text in found] == [True, False, True, True, False, True, False]
-    assert "unhandled system error" in found[0]
+    failures = outcomes(backend, [COLLECTIVE, COPY, COLLECTIVE, COLLECTIVE, COPY, COLLECTIVE, COPY])
+    assert [bool(text) for text in failures] == [True, False, True, True, False, True, False]
+    assert "unhandled system error" in failures[0]
     detail = "creating NCCL communicators failed: unhandled system error"
     refused = f"NCCL failed to start in 2 worker processes; last error: {detail}"
-    assert (found[3], found[5]) == (refused, refused)
+    assert (failures[3], failures[5]) == (refused, refused)
     assert workers(tmp_path) == 3
 
 
@@ -219,15 +239,13 @@ def test_gpus_that_do_not_open_again_cost_each_step_and_say_why(
     monkeypatch.setenv("FAKE_WORKER_OPEN", "once")
     backend.reap()
     backend.start()
-    found = outcomes(opened(backend), row(fate.GOOD, fate.KILLED, fate.GOOD))
-    assert found[0] == ""
-    assert "SIGKILL" in found[1]
-    assert found[2] == "could not start a new worker process: CUDA does not show GPU1 to this process"
+    failures = outcomes(opened(backend), copies(fake_worker.GOOD, fake_worker.KILLED, fake_worker.GOOD))
+    assert failures[0] == ""
+    assert "SIGKILL" in failures[1]
+    assert failures[2] == "could not start a new worker process: CUDA does not show GPU1 to this process"
 
 
-def test_what_is_wrong_before_the_first_step_is_raised(
-    backend: IsolatedBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_before_the_first_step_are_raised(backend: IsolatedBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(backend.process_ids[0], signal.SIGKILL)
     with pytest.raises(BackendError, match=r"listing the GPUs failed: crash: .* \(signal 9\)"):
         backend.list_gpus()
@@ -240,7 +258,7 @@ def test_what_is_wrong_before_the_first_step_is_raised(
 def test_a_rank_of_a_world_cannot_be_replaced(backend: IsolatedBackend) -> None:
     opened(backend, World(1, 4, b"id"))
     with pytest.raises(BackendError, match=r"rank 1 cannot continue: crash: .*\(signal 11\)") as caught:
-        list(backend.time_steps(row(fate.GOOD, fate.SEGFAULT, fate.GOOD)))
+        list(backend.time_steps(copies(fake_worker.GOOD, fake_worker.SEGFAULT, fake_worker.GOOD)))
     assert not isinstance(caught.value, StepFailed)
 
 
@@ -257,9 +275,9 @@ def test_closing_ends_the_worker_even_a_stopped_one(backend: IsolatedBackend) ->
 
 def test_ctrl_c_in_the_terminal_leaves_the_worker_to_its_parent(backend: IsolatedBackend) -> None:
     opened(backend)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(backend.process_ids[0], number)
-    assert outcomes(backend, row(fate.GOOD)) == [""]
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(backend.process_ids[0], signal_number)
+    assert outcomes(backend, copies(fake_worker.GOOD)) == [""]
 
 
 def test_what_nccl_prints_does_not_reach_the_page_and_workers_end_with_their_parent(

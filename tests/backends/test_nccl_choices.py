@@ -1,4 +1,4 @@
-"""What NCCL's log says that it chose, in the words of its versions, and how it is asked.
+"""What NCCL's log says that it chose, in the format of each version, and how it is made to log it.
 
 The lines of 2.28.9 were recorded on 4 × H200; the others are written as that version's source formats them.
 """
@@ -25,7 +25,7 @@ LARGE = "vm:1322:1322 [0] NCCL INFO AllReduce: 4194304 Bytes -> Algo RING proto 
 SUM = Work(Operation.ALLREDUCE)
 
 
-def line(text: str) -> str:
+def log_line(text: str) -> str:
     return f"vm:1322:1322 [0] NCCL INFO {text}\n"
 
 
@@ -36,7 +36,7 @@ def line(text: str) -> str:
         ("2.28.9, large", SMALL + LARGE, Operation.ALLREDUCE, 4, 4 * MIB, ("RING", "LL128", 24)),
         (
             "channels that do not begin at 0",
-            line("Broadcast: 64 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={2..5}"),
+            log_line("Broadcast: 64 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={2..5}"),
             Operation.BROADCAST,
             2,
             64,
@@ -45,7 +45,7 @@ def line(text: str) -> str:
         (
             "NVLS, with the time in front as NCCL_DEBUG_TIMESTAMP_FORMAT puts it",
             "[2026-01-02 03:04:05] "
-            + line("AllReduce: 1048576 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={0..15}"),
+            + log_line("AllReduce: 1048576 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={0..15}"),
             Operation.ALLREDUCE,
             8,
             MIB,
@@ -53,7 +53,7 @@ def line(text: str) -> str:
         ),
         (
             "2.24 and later: bytes of one rank's block",
-            line("AllGather: 262144 Bytes -> Algo PAT proto SIMPLE channel{Lo..Hi}={0..7}"),
+            log_line("AllGather: 262144 Bytes -> Algo PAT proto SIMPLE channel{Lo..Hi}={0..7}"),
             Operation.ALLGATHER,
             4,
             MIB,
@@ -61,7 +61,7 @@ def line(text: str) -> str:
         ),
         (
             "2.23: numbers, a name, all bytes",
-            line("ReduceScatter: 1048576 Bytes -> Algo 6 proto 2 time 31.500000"),
+            log_line("ReduceScatter: 1048576 Bytes -> Algo 6 proto 2 time 31.500000"),
             Operation.REDUCESCATTER,
             4,
             MIB,
@@ -69,7 +69,7 @@ def line(text: str) -> str:
         ),
         (
             "2.20 to 2.22: numbers, no name",
-            line("1048576 Bytes -> Algo 4 proto 2 time 31.500000"),
+            log_line("1048576 Bytes -> Algo 4 proto 2 time 31.500000"),
             Operation.ALLREDUCE,
             4,
             MIB,
@@ -77,7 +77,7 @@ def line(text: str) -> str:
         ),
         (
             "an algorithm that is newer than we are",
-            line("1048576 Bytes -> Algo 9 proto 1 time 31.500000"),
+            log_line("1048576 Bytes -> Algo 9 proto 1 time 31.500000"),
             Operation.ALLREDUCE,
             4,
             MIB,
@@ -85,7 +85,7 @@ def line(text: str) -> str:
         ),
         (
             "a kernel on symmetric memory",
-            line("AllReduce [Symmetric]: 8 Bytes -> Kernel AllReduce_AGxLL_R nchannels 4 nthreads 512 nWorks 1"),
+            log_line("AllReduce [Symmetric]: 8 Bytes -> Kernel AllReduce_AGxLL_R nchannels 4 nthreads 512 nWorks 1"),
             Operation.ALLREDUCE,
             4,
             8,
@@ -98,9 +98,9 @@ def line(text: str) -> str:
         ("all-to-all has no algorithm", SMALL, Operation.ALLTOALL, 4, 8, None),
         (
             "other lines of the tuner",
-            line("TUNER/Plugin: Could not find: libnccl-tuner.so")
-            + line("AllReduce [Copy Engine]: 8 Bytes -> cudaMemcpy")
-            + line("AllReduce: tuner chunk size 8 exceeds buffer max 4, clamping"),
+            log_line("TUNER/Plugin: Could not find: libnccl-tuner.so")
+            + log_line("AllReduce [Copy Engine]: 8 Bytes -> cudaMemcpy")
+            + log_line("AllReduce: tuner chunk size 8 exceeds buffer max 4, clamping"),
             Operation.ALLREDUCE,
             4,
             8,
@@ -117,7 +117,7 @@ def test_a_log_is_read(
 
 
 @given(st.text())
-def test_no_log_is_too_strange(log: str) -> None:
+def test_no_log_raises(log: str) -> None:
     assert choice(log, Operation.ALLREDUCE, 2, 8) is None
 
 
@@ -142,9 +142,9 @@ def test_questions_are_one_for_each_operation_number_of_ranks_and_size() -> None
     ]
 
 
-def test_send_and_receive_are_never_asked_about() -> None:
-    asked = {step.operation for operation in COLLECTIVES for step in questions(steps_of((8,), Work(operation)))}
-    assert set(COLLECTIVES) - asked == {
+def test_collectives_without_an_algorithm_are_never_queried() -> None:
+    queried = {step.operation for operation in COLLECTIVES for step in questions(steps_of((8,), Work(operation)))}
+    assert set(COLLECTIVES) - queried == {
         Operation.ALLTOALL,
         Operation.ALLTOALLV,
         Operation.SENDRECV,
@@ -171,7 +171,9 @@ class Probe:
         name = {Operation.ALLREDUCE: "AllReduce", Operation.BROADCAST: "Broadcast"}[step.operation]
         with Path(self.variables["NCCL_DEBUG_FILE"].replace("%p", str(self.pid))).open("a", encoding="utf-8") as file:
             file.write(
-                line(f"{name}: {step.size_bytes} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..{channels - 1}}}")
+                log_line(
+                    f"{name}: {step.size_bytes} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..{channels - 1}}}"
+                )
             )
         return Timing(((1e-6,),))
 
@@ -179,18 +181,18 @@ class Probe:
         self.closed += 1
 
 
-def asked(steps: list[Step], fail: tuple[int, ...] = ()) -> tuple[list[Chosen], Probe]:
-    made: list[Probe] = []
+def ask_probe(steps: list[Step], fail: tuple[int, ...] = ()) -> tuple[list[Chosen], Probe]:
+    probes: list[Probe] = []
 
     def open_probe(variables: Mapping[str, str]) -> Backend:
-        made.append(Probe(variables, fail))
-        return cast("Backend", cast("Any", made[0]))
+        probes.append(Probe(variables, fail))
+        return cast("Backend", cast("Any", probes[0]))
 
-    return ask(open_probe, steps), made[0]
+    return ask(open_probe, steps), probes[0]
 
 
-def test_the_answers_come_in_the_order_of_the_steps() -> None:
-    chosen, probe = asked(steps_of((8, 64)) + steps_of((8,), Work(Operation.BROADCAST)))
+def test_choices_come_in_the_order_of_the_steps() -> None:
+    chosen, probe = ask_probe(steps_of((8, 64)) + steps_of((8,), Work(Operation.BROADCAST)))
     assert chosen == [
         Chosen(Operation.ALLREDUCE, 2, 8, "RING", "LL", 1),
         Chosen(Operation.ALLREDUCE, 2, 64, "RING", "LL", 8),
@@ -200,12 +202,12 @@ def test_the_answers_come_in_the_order_of_the_steps() -> None:
 
 
 def test_a_step_that_fails_leaves_the_others() -> None:
-    chosen, _ = asked(steps_of((8, 16, 24, 32)), fail=(16, 24))
-    assert [found.size_bytes for found in chosen] == [8, 32]
+    chosen, _ = ask_probe(steps_of((8, 16, 24, 32)), fail=(16, 24))
+    assert [choice.size_bytes for choice in chosen] == [8, 32]
 
 
-def test_the_process_is_asked_to_tell_and_nothing_else_is_set_for_it() -> None:
-    _, probe = asked(steps_of((8,)))
+def test_only_variables_of_nccls_log_are_set_for_the_process() -> None:
+    _, probe = ask_probe(steps_of((8,)))
     assert {name: value for name, value in probe.variables.items() if name != "NCCL_DEBUG_FILE"} == {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "TUNING",
@@ -213,7 +215,7 @@ def test_the_process_is_asked_to_tell_and_nothing_else_is_set_for_it() -> None:
     assert not Path(probe.variables["NCCL_DEBUG_FILE"]).parent.exists(), "the log is gone with the answers"
 
 
-def test_nothing_to_ask_starts_no_process() -> None:
+def test_no_questions_start_no_process() -> None:
     def never(_variables: Mapping[str, str]) -> Backend:
         raise MachineError("no")
 

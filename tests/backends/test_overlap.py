@@ -26,7 +26,7 @@ from collbench.model.operations import Operation
 from collbench.sim.fabrics import OverlapFactors
 
 GEMM, COPY = Compute(ComputeKind.GEMM, 64), Compute(ComputeKind.MEMORY, 1)
-BOTH = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, delay_s=0.0)
+CONCURRENT = Load(collective_chunks=3, calls=2, compute_chunks=4, units=1, delay_s=0.0)
 CORES = sorted(os.sched_getaffinity(0))
 pytestmark = [
     pytest.mark.usefixtures("loaded_torch"),
@@ -36,30 +36,30 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def world(loaded_torch: None) -> Iterator[OverlapWorld]:
-    made = OverlapWorld("host", [CORES[rank % len(CORES)] for rank in range(2)])
+    overlap_world = OverlapWorld("host", [CORES[rank % len(CORES)] for rank in range(2)])
     try:
-        assert made.join().torch == version("torch")
-        yield made
+        assert overlap_world.join().torch == version("torch")
+        yield overlap_world
     finally:
-        made.close()
+        overlap_world.close()
 
 
-def test_what_a_worker_says_first_is_read_without_torch() -> None:
-    """The parent never loads torch: it would take it as long as all of its workers."""
+def test_a_workers_first_message_is_read_without_torch() -> None:
+    """The parent never loads torch: that would take it as long as all of its workers."""
     from collbench.backends.torch_rank import joined
 
     assert type(joined("host").torch) is str
-    reader = "import pickle, sys; pickle.loads(sys.stdin.buffer.read()); print('torch' in sys.modules)"
-    said = pickle.dumps(joined("host"))
-    done = subprocess.run([sys.executable, "-c", reader], input=said, capture_output=True, check=True)
+    program = "import pickle, sys; pickle.loads(sys.stdin.buffer.read()); print('torch' in sys.modules)"
+    pickled = pickle.dumps(joined("host"))
+    done = subprocess.run([sys.executable, "-c", program], input=pickled, capture_output=True, check=True)
     assert done.stdout == b"False\n"
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_each_collective_is_verified_beside_compute(world: OverlapWorld, operation: Operation) -> None:
+def test_each_collective_is_verified_while_compute_runs(world: OverlapWorld, operation: Operation) -> None:
     world.allocate(OverlapPoint(operation, 2**16, GEMM))
     world.warm()
-    for times in world.run(BOTH):
+    for times in world.run(CONCURRENT):
         assert len(times.collective) == 3
         assert len(times.compute) == 4
         assert times.begins == ()
@@ -68,7 +68,7 @@ def test_each_collective_is_verified_beside_compute(world: OverlapWorld, operati
         assert (times.queued, times.wrong, times.wrong_compute) == (True, 0, 0)
 
 
-def test_each_alone_has_no_times_of_the_other(world: OverlapWorld) -> None:
+def test_an_isolated_load_has_no_times_of_the_other_kind(world: OverlapWorld) -> None:
     world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**16, COPY))
     world.warm()
     for times in world.run(Load(2, 1, 0, 1, 0.0)):
@@ -77,14 +77,16 @@ def test_each_alone_has_no_times_of_the_other(world: OverlapWorld) -> None:
         assert (times.collective, len(times.compute), times.wrong, times.wrong_compute) == ((), 2, None, 0)
 
 
-def test_a_call_begins_after_its_rest(world: OverlapWorld) -> None:
+def test_a_call_begins_after_its_idle_time(world: OverlapWorld) -> None:
     world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**12, GEMM))
     world.warm()
-    rests = (0.05, 0.0, 0.02)
-    for times in world.run(Load(3, 1, 2, 1, 0.0, rests)):
+    idle_times = (0.05, 0.0, 0.02)
+    for times in world.run(Load(3, 1, 2, 1, 0.0, idle_times)):
         assert len(times.compute) == 6  # two chunks a round, which begins when the one before has ended
-        before = (0.0, *(max(times.collective[n], times.compute[2 * n + 1]) for n in range(2)))
-        assert all(begin - end >= rest for begin, end, rest in zip(times.begins, before, rests, strict=True))
+        round_begins = (0.0, *(max(times.collective[n], times.compute[2 * n + 1]) for n in range(2)))
+        assert all(
+            begin - end >= idle_s for begin, end, idle_s in zip(times.begins, round_begins, idle_times, strict=True)
+        )
         assert all(end > begin for begin, end in zip(times.begins, times.collective, strict=True))
 
 
@@ -93,26 +95,31 @@ def messages(operation: Operation, ranks: int, rank: int):  # type: ignore[no-un
 
     from collbench.backends.overlap_worker import Messages
 
-    made = Messages(operation, 96 * ranks, rank, ranks, 2**20, torch.device("cpu"))
-    made.fill()
-    return made
+    filled = Messages(operation, 96 * ranks, rank, ranks, 2**20, torch.device("cpu"))
+    filled.fill()
+    return filled
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_what_must_arrive_is_what_the_others_send(ranks: int) -> None:
-    """By hand, from what each rank sends: no library between."""
+def test_expected_results_are_what_the_other_ranks_send(ranks: int) -> None:
+    """Computed here from what each rank sends, without a library."""
     import torch
 
-    sent = {op: [messages(op, ranks, rank).slots[1].fresh for rank in range(ranks)] for op in OPERATIONS}
+    sent = {
+        operation: [messages(operation, ranks, rank).slots[1].fresh for rank in range(ranks)]
+        for operation in OPERATIONS
+    }
     for rank in range(ranks):
-        expected = {op: messages(op, ranks, rank).slots[1].expected for op in OPERATIONS}
+        expected = {operation: messages(operation, ranks, rank).slots[1].expected for operation in OPERATIONS}
         block = 96 // 2
-        own = slice(rank * block, (rank + 1) * block)
+        own_block = slice(rank * block, (rank + 1) * block)
         assert torch.equal(expected[Operation.ALLREDUCE], sum(sent[Operation.ALLREDUCE]))
         assert torch.equal(expected[Operation.BROADCAST], sent[Operation.BROADCAST][0])
         assert torch.equal(expected[Operation.ALLGATHER], torch.cat(sent[Operation.ALLGATHER]))
-        assert torch.equal(expected[Operation.REDUCESCATTER], sum(sent[Operation.REDUCESCATTER])[own])
-        assert torch.equal(expected[Operation.ALLTOALL], torch.cat([one[own] for one in sent[Operation.ALLTOALL]]))
+        assert torch.equal(expected[Operation.REDUCESCATTER], sum(sent[Operation.REDUCESCATTER])[own_block])
+        assert torch.equal(
+            expected[Operation.ALLTOALL], torch.cat([buffer[own_block] for buffer in sent[Operation.ALLTOALL]])
+        )
     assert not torch.equal(sent[Operation.ALLREDUCE][0], sent[Operation.ALLREDUCE][1])
 
 
@@ -127,14 +134,14 @@ def test_what_must_arrive_is_what_the_others_send(ranks: int) -> None:
     ],
 )
 def test_one_wrong_element_is_found(title: str, ranks: int, uses: int, wrong: int | None) -> None:
-    made = messages(Operation.ALLREDUCE, ranks, 0)
-    slot = made.slots[0]
+    filled = messages(Operation.ALLREDUCE, ranks, 0)
+    slot = filled.slots[0]
     slot.uses = uses
     slot.received.copy_(slot.expected * ranks ** max(0, uses - 1) if uses < 9 else slot.expected)
     if wrong:
-        assert made.wrong() == 0, title
+        assert filled.wrong() == 0, title
         slot.received[17] += ranks**uses
-    assert made.wrong() == wrong, title
+    assert filled.wrong() == wrong, title
 
 
 @pytest.mark.parametrize("compute", [GEMM, COPY, Compute(ComputeKind.ATTENTION, 16)])
@@ -145,15 +152,15 @@ def test_a_unit_of_compute_has_the_same_result_each_time(compute: Compute) -> No
 
     unit = unit_of(compute, torch.device("cpu"), torch.float32, heads=2, width=8)
     unit.run()
-    first = unit.result.clone()
+    first_result = unit.result.clone()
     unit.result.zero_()
     unit.run()
-    assert torch.equal(unit.result, first)
-    assert first.isfinite().all()
-    assert first.abs().sum() > 0
+    assert torch.equal(unit.result, first_result)
+    assert first_result.isfinite().all()
+    assert first_result.abs().sum() > 0
 
 
-def gone(processes: tuple[int, ...]) -> bool:
+def have_ended(processes: tuple[int, ...]) -> bool:
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{number}").exists() for number in processes):
         if time.monotonic() > deadline:
@@ -162,7 +169,7 @@ def gone(processes: tuple[int, ...]) -> bool:
     return True
 
 
-def started() -> OverlapWorld:
+def started_world() -> OverlapWorld:
     world = OverlapWorld("host", [CORES[0], CORES[-1]], load_s=15.0)
     world.join()
     world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**16, GEMM))
@@ -171,40 +178,40 @@ def started() -> OverlapWorld:
 
 
 def test_a_worker_that_is_killed_is_named_and_the_others_end() -> None:
-    world = started()
+    world = started_world()
     processes, folder = world.process_ids, world._folder
     os.kill(processes[1], signal.SIGKILL)
     with pytest.raises(BackendError, match=r"rank 1 died .killed by signal 9") as caught:
-        world.run(BOTH)
+        world.run(CONCURRENT)
     assert caught.value.failure.kind is FailureKind.CRASH
-    assert gone(processes)
+    assert have_ended(processes)
     assert not folder.exists()
     with pytest.raises(BackendError, match="exited"):
-        world.run(BOTH)
+        world.run(CONCURRENT)
     world.close()
 
 
 def test_a_worker_that_hangs_is_killed_after_its_time() -> None:
-    world = started()
+    world = started_world()
     world._load_s = 1.0
     processes = world.process_ids
     os.kill(processes[0], signal.SIGTSTP)  # of a fork: tests/loaded/stand_in.py
     with pytest.raises(BackendError, match="no answer") as caught:
-        world.run(BOTH)
+        world.run(CONCURRENT)
     assert caught.value.failure.cause is Cause.NO_ANSWER
-    assert gone(processes)
+    assert have_ended(processes)
 
 
-def ran(program: str, tmp_path: Path) -> str:
-    """Return what a program prints that uses torch: as a file, for one that is typed would load torch itself."""
+def output_of(source: str, tmp_path: Path) -> str:
+    """Run a program that uses torch, from a file since `python -c` would load torch itself; return what it prints."""
     script = tmp_path / "script.py"
-    script.write_text(program, encoding="utf-8")
+    script.write_text(source, encoding="utf-8")
     return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=100).stdout
 
 
 def test_compute_on_cores_covers_a_call_of_any_length(tmp_path: Path) -> None:
-    """Also the one that lasts longer than all of compute that was asked for: a core may have other work for a while."""
-    said = """
+    """Even one that lasts longer than all requested compute: a core may be busy with other work for a while."""
+    program = """
 import json, threading, time
 from collbench.backends.overlap_streams import CpuAccelerator, StreamWork
 units = [0]
@@ -213,34 +220,34 @@ def call(number): time.sleep(0.05)
 times = CpuAccelerator().run_both(lambda: None, StreamWork(2, call, (0.0, 0.002)), StreamWork(3, unit), 0.0)
 print(json.dumps([units[0], times.begins, times.collective, times.compute]))
 """
-    units, begins, collective, compute = json.loads(ran(said, tmp_path))
+    units, begins, collective, compute = json.loads(output_of(program, tmp_path))
     assert (len(begins), len(collective), len(compute)) == (2, 2, 6)
     assert units > 6
     for number in range(2):
-        first, last = compute[3 * number], compute[3 * number + 2]
-        assert first <= begins[number] < collective[number] <= last
+        first_end, last_end = compute[3 * number], compute[3 * number + 2]
+        assert first_end <= begins[number] < collective[number] <= last_end
 
 
 def test_a_call_that_fails_on_cores_ends_its_round(tmp_path: Path) -> None:
-    said = """
+    program = """
 from collbench.backends.overlap_streams import CpuAccelerator, StreamWork
 def fails(number): raise RuntimeError("no such group")
 for first, second in ((fails, print), (print, fails)):
     try: CpuAccelerator().run_both(lambda: None, StreamWork(1, first, (0.0,)), StreamWork(3, second), 0.0)
     except RuntimeError as error: print(error)
 """
-    assert ran(said, tmp_path).count("no such group") == 2
+    assert output_of(program, tmp_path).count("no such group") == 2
 
 
 def test_a_lever_that_gloo_lacks_ends_the_workers_with_a_reason() -> None:
-    world = started()
+    world = started_world()
     world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**16, GEMM, Priority.HIGH))
     with pytest.raises(BackendError, match="no priority"):
         world.warm()
     world.close()
 
 
-# The simulated one.
+# The simulated backend.
 
 
 def test_simulated_work_is_slower_until_the_other_ends() -> None:
@@ -250,12 +257,12 @@ def test_simulated_work_is_slower_until_the_other_ends() -> None:
 
 
 def test_simulated_times_repeat_by_the_seed() -> None:
-    found = []
+    times = []
     for seed in (1, 1, 2):
         opened = open_overlap("titan-rtx-nv2", None, seed)
         opened.worlds[0].allocate(OverlapPoint(Operation.ALLREDUCE, 2**24, GEMM))
-        found.append(opened.worlds[0].run(BOTH))
-    assert found[0] == found[1] != found[2]
+        times.append(opened.worlds[0].run(CONCURRENT))
+    assert times[0] == times[1] != times[2]
 
 
 @pytest.mark.parametrize(

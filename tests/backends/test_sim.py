@@ -1,4 +1,4 @@
-"""The sim backend: what it draws, what it refuses, and that whoever reads a run cannot take it for a measured one."""
+"""The sim backend: the times that it draws, what it refuses, and that its runs cannot be mistaken for measured ones."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -31,9 +31,9 @@ def step(operation: Operation, *groups: tuple[int, ...], size: int = GIB, varian
     return Step(operation, groups, size, iterations=4, batches=2, variant=variant)
 
 
-def gbs(backend: SimBackend, asked: Step) -> list[float]:
+def gbs(backend: SimBackend, timed: Step) -> list[float]:
     """Return each group's algorithm bandwidth, GB/s of one message."""
-    return [asked.size_bytes / np.median(batches) / 1e9 for batches in backend.time(asked).seconds]
+    return [timed.size_bytes / np.median(batches) / 1e9 for batches in backend.time(timed).seconds]
 
 
 def test_it_is_a_backend() -> None:
@@ -43,7 +43,7 @@ def test_it_is_a_backend() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "asked", "expected"),
+    ("title", "timed", "expected"),
     [
         ("one NVLink", step(Operation.CE_WRITE, (0, 1)), [24.2]),
         ("two of them", step(Operation.CE_WRITE, (0, 3)), [48.3]),
@@ -58,18 +58,18 @@ def test_it_is_a_backend() -> None:
     ],
 )
 def test_without_noise_a_large_message_takes_its_size_over_its_rate(
-    title: str, asked: Step, expected: list[float]
+    title: str, timed: Step, expected: list[float]
 ) -> None:
-    assert gbs(SimBackend(QUIET_DGX, seed=1), asked) == pytest.approx(expected, rel=0.005), title
+    assert gbs(SimBackend(QUIET_DGX, seed=1), timed) == pytest.approx(expected, rel=0.005), title
 
 
-def test_all_to_one_shares_the_port_of_the_one() -> None:
-    asked = step(Operation.CE_WRITE, (0, 1, 2, 3), variant=Variant.ALL_TO_ONE)
-    assert gbs(SimBackend(QUIET_H200, seed=1), asked) == pytest.approx([396 / 3], rel=0.01)
+def test_all_to_one_shares_the_receivers_port() -> None:
+    all_to_one = step(Operation.CE_WRITE, (0, 1, 2, 3), variant=Variant.ALL_TO_ONE)
+    assert gbs(SimBackend(QUIET_H200, seed=1), all_to_one) == pytest.approx([396 / 3], rel=0.01)
 
 
 @pytest.mark.parametrize(
-    ("title", "asked", "microseconds"),
+    ("title", "timed", "microseconds"),
     [
         ("a small copy", step(Operation.CE_WRITE, (0, 1), size=8), 2.2),
         ("a small staged copy", step(Operation.CE_WRITE, (0, 1), size=8, variant=Variant.STAGED), 17),
@@ -78,14 +78,14 @@ def test_all_to_one_shares_the_port_of_the_one() -> None:
         ("a pointer chase", step(Operation.CHASE, (0, 1), size=8), 0.8),
     ],
 )
-def test_small_messages_of_h200_take_what_was_measured(title: str, asked: Step, microseconds: float) -> None:
+def test_small_messages_of_h200_take_what_was_measured(title: str, timed: Step, microseconds: float) -> None:
     """docs/method.md 4.2; small copies by p2pBandwidthLatencyTest of that machine; the chase 0.7 to 1 µs."""
     backend = SimBackend(QUIET_H200, seed=1)
-    timing = backend.time(asked)
+    timing = backend.time(timed)
     assert timing.seconds[0][0] * 1e6 == pytest.approx(microseconds, rel=0.15), title
 
 
-def test_launches_are_timed_beside_where_they_are_asked_for() -> None:
+def test_launch_loops_are_timed_where_they_are_requested() -> None:
     backend = SimBackend(QUIET_H200, seed=1)
     plain = step(Operation.ALLREDUCE, (0, 1), size=8)
     assert backend.time(plain).launch_seconds == ()
@@ -93,18 +93,18 @@ def test_launches_are_timed_beside_where_they_are_asked_for() -> None:
     assert timing.launch_seconds[0] == pytest.approx(timing.seconds[0][0] + 2.8e-6, rel=0.01)
 
 
-def test_the_noise_is_the_fabrics() -> None:
+def test_noise_is_as_the_fabric_defines_it() -> None:
     noisy = replace(QUIET_DGX, noise=Noise(trial=0.02, batch=0.005))
     backend = SimBackend(noisy, seed=5)
-    asked = step(Operation.CE_WRITE, (0, 1))
-    batches = np.log([backend.time(asked).seconds[0] for _ in range(4000)])
+    copy = step(Operation.CE_WRITE, (0, 1))
+    batches = np.log([backend.time(copy).seconds[0] for _ in range(4000)])
     within = float(np.std(batches[:, 0] - batches[:, 1])) / np.sqrt(2)
     assert within == pytest.approx(0.005, rel=0.1)
     assert float(np.std(batches.mean(axis=1))) == pytest.approx(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize(
-    ("title", "work", "members", "can"),
+    ("title", "work", "members", "expected"),
     [
         ("a kernel over NVLink", Work(Operation.SM_WRITE), (0, 1), True),
         ("a kernel without peer access", Work(Operation.SM_WRITE), (0, 5), False),
@@ -120,8 +120,8 @@ def test_the_noise_is_the_fabrics() -> None:
         ),
     ],
 )
-def test_what_it_can_run(title: str, work: Work, members: tuple[int, ...], can: bool) -> None:
-    assert (SimBackend(QUIET_DGX, seed=1).can_run(work, members) is None) is can, title
+def test_what_it_can_run(title: str, work: Work, members: tuple[int, ...], expected: bool) -> None:
+    assert (SimBackend(QUIET_DGX, seed=1).can_run(work, members) is None) is expected, title
 
 
 def test_a_corrupt_link_raises_with_its_offset_and_its_neighbours_do_not() -> None:
@@ -154,15 +154,15 @@ def test_host_memory_of_the_other_socket_is_behind_the_sockets_link(
     backend = SimBackend(replace(fabric, sockets=replace(fabric.sockets, gbs=5)), seed=1)
     assert backend.numa_nodes() == (0, 1)
     for operation in (Operation.H2D_CE, Operation.D2H_CE):
-        asked = replace(step(operation, (gpu,), variant=Variant.HOST), numa_node=node)
-        assert gbs(backend, asked) == pytest.approx([expected], rel=0.01)
+        host_copy = replace(step(operation, (gpu,), variant=Variant.HOST), numa_node=node)
+        assert gbs(backend, host_copy) == pytest.approx([expected], rel=0.01)
 
 
 EVERYONE = tuple((a, *(b for b in range(8) if b != a)) for a in range(8))
 
 
 @pytest.mark.parametrize(
-    ("title", "asked", "expected"),
+    ("title", "timed", "expected"),
     [
         # Two GPUs of a DGX-1V share a switch's uplink of 12.4 GB/s each way.
         ("all at once", step(Operation.D2H_CE, *EVERYONE, variant=Variant.HOST_ALL), [6.2] * 8),
@@ -174,8 +174,8 @@ EVERYONE = tuple((a, *(b for b in range(8) if b != a)) for a in range(8))
         ("local", step(Operation.CE_WRITE, (0,), (5,), variant=Variant.LOCAL), [493.0] * 2),
     ],
 )
-def test_host_copies_share_the_switch_above_their_gpus(title: str, asked: Step, expected: list[float]) -> None:
-    assert gbs(SimBackend(QUIET_DGX, seed=1), asked) == pytest.approx(expected, rel=0.01), title
+def test_host_copies_share_the_switch_above_their_gpus(title: str, timed: Step, expected: list[float]) -> None:
+    assert gbs(SimBackend(QUIET_DGX, seed=1), timed) == pytest.approx(expected, rel=0.01), title
 
 
 def test_both_directions_share_the_host_memory() -> None:
@@ -186,12 +186,18 @@ def test_both_directions_share_the_host_memory() -> None:
     assert gbs(backend, replace(slow, variant=Variant.HOST)) == pytest.approx([20], rel=0.01)
 
 
-def test_a_hanging_link_costs_its_points_alone() -> None:
+def test_a_hanging_link_costs_only_its_own_points() -> None:
     run = simulate(faulty(complete(4), Fault(FaultKind.HANGING_LINK, (1, 2))), request(sizes=(2**20,)), seed=1)
-    failed = {frozenset(found.point.members) for found in run.measurements if found.stop is StopReason.FAILED}
+    failed = {
+        frozenset(measurement.point.members)
+        for measurement in run.measurements
+        if measurement.stop is StopReason.FAILED
+    }
     assert failed == {frozenset((1, 2))}
-    assert all(found.samples for found in run.measurements if frozenset(found.point.members) not in failed)
-    assert {found.failure.cause for found in run.measurements if found.failure} == {Cause.GIVEN_UP}
+    assert all(
+        measurement.samples for measurement in run.measurements if frozenset(measurement.point.members) not in failed
+    )
+    assert {measurement.failure.cause for measurement in run.measurements if measurement.failure} == {Cause.GIVEN_UP}
 
 
 def test_a_hang_is_a_failed_step() -> None:
@@ -204,8 +210,8 @@ def test_a_hang_is_a_failed_step() -> None:
 
 def test_wrong_times_make_links_look_faster() -> None:
     backend = SimBackend(faulty(complete(3), Fault(FaultKind.MISTIMED, (0, 1), factor=3)), seed=1)
-    found = gbs(backend, step(Operation.CE_WRITE, (0, 1))) + gbs(backend, step(Operation.CE_WRITE, (0, 2)))
-    assert found == pytest.approx([30, 10], rel=0.01)
+    rates = gbs(backend, step(Operation.CE_WRITE, (0, 1))) + gbs(backend, step(Operation.CE_WRITE, (0, 2)))
+    assert rates == pytest.approx([30, 10], rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +226,7 @@ def test_wrong_times_make_links_look_faster() -> None:
         ),
     ],
 )
-def test_flags_speak_as_the_watch_does(title: str, fault: Fault, flags: tuple[Flag, ...]) -> None:
+def test_faults_set_the_flags_of_the_health_watch(title: str, fault: Fault, flags: tuple[Flag, ...]) -> None:
     backend = SimBackend(faulty(complete(3), fault), seed=1)
     assert backend.flags((0, 1)) == flags, title
     assert backend.flags((2,)) == ()
@@ -228,13 +234,18 @@ def test_flags_speak_as_the_watch_does(title: str, fault: Fault, flags: tuple[Fl
 
 def test_flags_reach_the_samples() -> None:
     run = simulate(faulty(complete(3), Fault(FaultKind.FOREIGN_LOAD, (2,))), request(sizes=(2**20,)), seed=1)
-    flagged = {2 in found.point.members for found in run.measurements for sample in found.samples if sample.flags}
+    flagged = {
+        2 in measurement.point.members
+        for measurement in run.measurements
+        for sample in measurement.samples
+        if sample.flags
+    }
     assert True in flagged
 
 
 def same_but_for_the_date(runs: Iterable[Run]) -> bool:
-    first, second = (replace(run, started="") for run in runs)
-    return first == second
+    first_run, second_run = (replace(run, started="") for run in runs)
+    return first_run == second_run
 
 
 def test_a_seed_gives_the_same_run_and_another_seed_another() -> None:
@@ -250,7 +261,7 @@ def test_a_simulated_run_is_complete_and_survives_its_file(name: str) -> None:
     assert run.complete
     assert (run.backend, run.machine.fabric) == ("sim", name)
     assert run_file.loads(run_file.dumps(run), "run.json") == run
-    assert all(found.samples and found.stop is not None for found in run.measurements)
+    assert all(measurement.samples and measurement.stop is not None for measurement in run.measurements)
 
 
 def test_the_run_shows_the_fabrics_rates() -> None:
@@ -265,8 +276,8 @@ def test_budgets_count_the_simulated_machines_time() -> None:
     """A slow machine gets what it is owed and no more; a fast one gets trials until its data points are settled."""
     noisy = replace(complete(3), noise=Noise(trial=0.05, batch=0.01))
     short, long = (simulate(noisy, request(budget_seconds=budget), seed=1) for budget in (1e-6, 1e6))
-    assert {found.stop for found in short.measurements} >= {StopReason.BUDGET}
-    assert StopReason.BUDGET not in {found.stop for found in long.measurements}
+    assert {measurement.stop for measurement in short.measurements} >= {StopReason.BUDGET}
+    assert StopReason.BUDGET not in {measurement.stop for measurement in long.measurements}
     assert long.seconds > short.seconds > 0
 
 
@@ -286,7 +297,9 @@ def test_a_variable_that_is_set_there_is_in_the_run() -> None:
     assert simulate(QUIET_H200, request(sizes=(2**20,)), seed=1).settings.environment == {}
 
 
-@pytest.mark.parametrize("operation", [one for one in COLLECTIVES if one is not Operation.SENDRECV])
+@pytest.mark.parametrize(
+    "operation", [collective for collective in COLLECTIVES if collective is not Operation.SENDRECV]
+)
 def test_every_collective_is_timed(operation: Operation) -> None:
     run = simulate(QUIET_DGX, request(copies=(), collectives=(Work(operation),), pairs=False), seed=1)
     assert summarize(run.measurements[-1]).busbw == pytest.approx(6 * 24.17 * 0.92, rel=0.05)
@@ -309,24 +322,26 @@ def test_the_busiest_ranks_port_bounds_uneven_blocks(exponent: float) -> None:
 
 def test_half_the_time_of_a_port_is_impossible() -> None:
     run = _uneven(QUIET_H200, Skew(SkewKind.ZIPF, 1.2, 5), 2**28)
-    found = run.measurements[0]
-    found.samples[:] = [replace(one, seconds=tuple(s / 2 for s in one.seconds)) for one in found.samples]
-    assert [one.point for one in impossible(run)] == [found.point]
+    measurement = run.measurements[0]
+    measurement.samples[:] = [
+        replace(sample, seconds=tuple(s / 2 for s in sample.seconds)) for sample in measurement.samples
+    ]
+    assert [violation.point for violation in impossible(run)] == [measurement.point]
 
 
-def test_a_ranks_block_for_itself_needs_no_way() -> None:
+def test_a_ranks_block_for_itself_uses_no_link() -> None:
     """Its busbw counts it, as nccl-tests' does, and may exceed any port's: that is not impossible."""
     ranks = 8
-    own = tuple(tuple(2**27 if a == b else 2**17 for b in range(ranks)) for a in range(ranks))
-    run = _uneven(QUIET_H200, Skew(SkewKind.MATRIX, matrix=own), 2**27 + 7 * 2**17)
+    blocks = tuple(tuple(2**27 if a == b else 2**17 for b in range(ranks)) for a in range(ranks))
+    run = _uneven(QUIET_H200, Skew(SkewKind.MATRIX, matrix=blocks), 2**27 + 7 * 2**17)
     assert summarize(run.measurements[0]).busbw > 450
     assert impossible(run) == []
 
 
 def test_one_large_block_is_bound_by_its_own_link() -> None:
     """GPU3 and GPU4 of a DGX-1V share no NVLink."""
-    one = tuple(tuple(2**28 if (a, b) == (3, 4) else 0 for b in range(8)) for a in range(8))
-    run = _uneven(QUIET_DGX, Skew(SkewKind.MATRIX, matrix=one), 2**28)
+    blocks = tuple(tuple(2**28 if (a, b) == (3, 4) else 0 for b in range(8)) for a in range(8))
+    run = _uneven(QUIET_DGX, Skew(SkewKind.MATRIX, matrix=blocks), 2**28)
     assert 5 < summarize(run.measurements[0]).busbw / (7 / 8) < 15.75
     assert impossible(run) == []
 
@@ -340,13 +355,13 @@ def test_each_rank_sends_to_the_next_by_their_own_path() -> None:
 @pytest.mark.parametrize("variant", [v for v in Variant if v is not Variant.IN_PLACE])
 def test_every_pattern_is_timed(variant: Variant) -> None:
     run = simulate(tree(("root0", "root0", "root2")), request(copies=(variant,), collectives=(), chase=True), seed=1)
-    assert variant in {found.point.variant for found in run.measurements}
-    assert all(found.samples for found in run.measurements)
+    assert variant in {measurement.point.variant for measurement in run.measurements}
+    assert all(measurement.samples for measurement in run.measurements)
 
 
 def test_messages_larger_than_the_memory_are_skipped_by_name() -> None:
     run = simulate(complete(2), request(sizes=(2**20, 2**34)), seed=1)
-    assert [(left.kind, left.sizes) for left in run.skipped] == [(SkipKind.ROOM, (2**34,))]
+    assert [(skip.kind, skip.sizes) for skip in run.skipped] == [(SkipKind.ROOM, (2**34,))]
 
 
 def test_auto_never_simulates(monkeypatch: pytest.MonkeyPatch) -> None:

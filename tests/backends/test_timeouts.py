@@ -18,7 +18,7 @@ def copy(size: int, groups: int = 1, variant: Variant = Variant.PLAIN) -> Step:
 
 
 @pytest.mark.parametrize(
-    ("what", "step", "needs"),
+    ("title", "step", "needed_s"),
     [
         # Staged copies move 3 GB/s through host memory on PCIe gen 3: 2 GiB in 0.7 s a pair.
         ("two staged gigabytes", copy(GIB, variant=Variant.STAGED), 0.72),
@@ -29,8 +29,8 @@ def copy(size: int, groups: int = 1, variant: Variant = Variant.PLAIN) -> Step:
         ("a launch loop over sockets", Step(Operation.ALLREDUCE, ((0, 1),), 8, 20, 2, 1, launches=20), 85 * 50e-6),
     ],
 )
-def test_what_the_slowest_machine_needs_is_allowed(what: str, step: Step, needs: float) -> None:
-    assert Timeouts().for_step(step, None, network=False) >= needs + FLOOR, what
+def test_what_the_slowest_machine_needs_is_allowed(title: str, step: Step, needed_s: float) -> None:
+    assert Timeouts().for_step(step, None, network=False) >= needed_s + FLOOR, title
 
 
 def test_between_hosts_it_allows_what_gigabit_ethernet_needs() -> None:
@@ -43,9 +43,9 @@ def test_a_hang_of_a_small_message_is_found_in_seconds() -> None:
     assert Timeouts().for_step(copy(KIB), None, network=False) < 10
 
 
-def test_what_is_known_counts_instead() -> None:
+def test_known_times_replace_the_assumed_rates() -> None:
     timeouts = Timeouts()
-    known = [timeouts.for_step(copy(GIB), seconds, network=False) for seconds in (0.01, 0.1, 1.0)]
-    assert known == sorted(known)
-    assert known[0] < timeouts.for_step(copy(GIB), None, network=False)
-    assert known[2] >= 10 + FLOOR
+    timeouts_s = [timeouts.for_step(copy(GIB), seconds, network=False) for seconds in (0.01, 0.1, 1.0)]
+    assert timeouts_s == sorted(timeouts_s)
+    assert timeouts_s[0] < timeouts.for_step(copy(GIB), None, network=False)
+    assert timeouts_s[2] >= 10 + FLOOR

@@ -13,7 +13,7 @@ from tests.builders import gpus
 class FakeBackend(Backend):
     """Times any message at `rates` GB/s (by unordered pair, else `gbs`); `on_step(n, step)` may raise at step n.
 
-    `concurrency` gives the share of the rate that a pair keeps beside others; `jitter` multiplies times in turn.
+    `concurrency` gives the share of its rate that a pair keeps while others run; `jitter` multiplies times in turn.
     """
 
     name = "cuda"

@@ -8,8 +8,11 @@ EVERYTHING = tuple(2**power for power in range(3, 31))
 COPIES = (Operation.CE_WRITE, Operation.CE_READ, Operation.SM_WRITE, Operation.SM_READ)
 
 
-def plan(n: int, sizes: tuple[int, ...], operations: tuple[Operation, ...]) -> dict[Work, tuple[Members, ...]]:
-    return {Work(one): unordered_pairs(n) if one.is_collective else directed_links(n) for one in operations}
+def groups_of(n: int, sizes: tuple[int, ...], operations: tuple[Operation, ...]) -> dict[Work, tuple[Members, ...]]:
+    return {
+        Work(operation): unordered_pairs(n) if operation.is_collective else directed_links(n)
+        for operation in operations
+    }
 
 
 @pytest.mark.parametrize(
@@ -25,14 +28,14 @@ def plan(n: int, sizes: tuple[int, ...], operations: tuple[Operation, ...]) -> d
 def test_batches_are_as_long_as_the_time_allows(
     title: str, backend: str, operations: tuple[Operation, ...], n: int, sizes: tuple[int, ...], length: int
 ) -> None:
-    groups = plan(n, sizes, operations)
+    groups = groups_of(n, sizes, operations)
     assert batch_bytes(groups, dict.fromkeys(groups, sizes), n, default_stopping_rule(backend)) == length, title
 
 
 def test_more_to_measure_never_makes_batches_longer() -> None:
     lengths = []
     for n in range(2, 17):
-        groups = plan(n, EVERYTHING, COPIES)
+        groups = groups_of(n, EVERYTHING, COPIES)
         lengths.append(batch_bytes(groups, dict.fromkeys(groups, (64 * MIB, GIB)), n, default_stopping_rule("cuda")))
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > lengths[-1]

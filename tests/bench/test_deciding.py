@@ -1,4 +1,4 @@
-"""How many trials the data points that decide get: more where noise would hide a slow pair."""
+"""How many trials the deciding data points get: more where noise would hide a slow pair."""
 
 import math
 from itertools import combinations
@@ -16,7 +16,7 @@ from tests.bench.test_sweep import HURRIED, PATIENT, plan_for, swept
 from tests.builders import GIB, measured, noisy, paths
 
 
-def drawn(sigma: float, trials: int = 7) -> list[list[float]]:
+def deviations(sigma: float, trials: int = 7) -> list[list[float]]:
     return [noise.tolist() for noise in np.random.default_rng(1).normal(0.0, sigma, (28, trials))]
 
 
@@ -32,7 +32,7 @@ def drawn(sigma: float, trials: int = 7) -> list[list[float]]:
     ],
 )
 def test_trials_follow_the_noise(title: str, sigma: float, least: int, most: int) -> None:
-    assert least <= trials_wanted(drawn(sigma)) <= most
+    assert least <= trials_wanted(deviations(sigma)) <= most
 
 
 def pairs(sigma: float, count: int = 4, trials: int = 7) -> list[Measurement]:
@@ -41,7 +41,7 @@ def pairs(sigma: float, count: int = 4, trials: int = 7) -> list[Measurement]:
 
 
 @pytest.mark.parametrize(
-    ("title", "found", "points"),
+    ("title", "measurements", "points"),
     [
         ("calm pairs", pairs(0.003), 0),
         ("noisy pairs", pairs(0.02), 6),
@@ -50,49 +50,51 @@ def pairs(sigma: float, count: int = 4, trials: int = 7) -> list[Measurement]:
         ("nothing", [], 0),
     ],
 )
-def test_which_points_need_more(title: str, found: list[Measurement], points: int) -> None:
-    assert len(undecided(found, paths(4))) == points
+def test_which_points_need_more(title: str, measurements: list[Measurement], points: int) -> None:
+    assert len(undecided(measurements, paths(4))) == points
 
 
 def test_noise_is_each_labels_own() -> None:
     across = {(0, 2): "SYS", (0, 3): "SYS", (1, 2): "SYS", (1, 3): "SYS"}
-    found = [
+    measurements = [
         measured(Operation.ALLREDUCE, pair, noisy(50.0, 0.02 if pair in across else 0.002, sum(pair), 7), GIB)
         for pair in combinations(range(4), 2)
     ]
-    assert {point.members for point in undecided(found, paths(4, "NV2", across))} == set(across)
+    assert {point.members for point in undecided(measurements, paths(4, "NV2", across))} == set(across)
 
 
-# Trials in turn, of which any two differ by 2 % and more.
+# Factors of successive trials; any two differ by at least 2 %.
 RESTLESS = (1.0, 1.03, 0.98, 1.05, 1.01, 0.96, 1.04)
 
 
-def largest_sums(run: Run) -> list[int]:
-    points = [found for found in run.measurements if found.point.operation is Operation.ALLREDUCE]
-    largest = max(found.point.size_bytes for found in points)
-    return [len(found.samples) for found in points if found.point.size_bytes == largest]
+def trials_of_largest_allreduces(run: Run) -> list[int]:
+    allreduces = [measurement for measurement in run.measurements if measurement.point.operation is Operation.ALLREDUCE]
+    largest_bytes = max(found.point.size_bytes for found in allreduces)
+    return [len(found.samples) for found in allreduces if found.point.size_bytes == largest_bytes]
 
 
 def test_a_sweep_measures_noisy_pairs_more_while_there_is_time() -> None:
-    assert set(largest_sums(swept(FakeBackend(4), plan_for(4)))) == {PATIENT.deciding}
-    noisy_sums = largest_sums(swept(FakeBackend(4, jitter=RESTLESS), plan_for(4)))
-    assert min(noisy_sums) > PATIENT.deciding
-    assert max(noisy_sums) <= 15
+    assert set(trials_of_largest_allreduces(swept(FakeBackend(4), plan_for(4)))) == {PATIENT.deciding}
+    noisy_trials = trials_of_largest_allreduces(swept(FakeBackend(4, jitter=RESTLESS), plan_for(4)))
+    assert min(noisy_trials) > PATIENT.deciding
+    assert max(noisy_trials) <= 15
 
 
-def test_past_the_deadline_it_does_not() -> None:
+def test_noisy_pairs_get_no_more_trials_past_the_deadline() -> None:
     run = swept(FakeBackend(4, jitter=RESTLESS), plan_for(4), HURRIED)
-    assert set(largest_sums(run)) == {HURRIED.deciding}
-    assert {found.stop for found in run.measurements} <= {StopReason.BUDGET, StopReason.PRECISION}
+    assert set(trials_of_largest_allreduces(run)) == {HURRIED.deciding}
+    assert {measurement.stop for measurement in run.measurements} <= {StopReason.BUDGET, StopReason.PRECISION}
     assert math.isfinite(run.seconds)
 
 
-def test_a_pair_that_fails_gets_no_more() -> None:
+def test_a_pair_that_fails_gets_no_more_trials() -> None:
     def on_step(_number: int, step: Step) -> None:
         if step.operation is Operation.ALLREDUCE and (0, 1) in step.groups:
             raise StepFailed("hang: no answer within 5 s")
 
     run = swept(FakeBackend(4, jitter=RESTLESS, on_step=on_step), plan_for(4))
-    failed = [found for found in run.measurements if found.point.members == (0, 1) and found.failure]
+    failed = [
+        measurement for measurement in run.measurements if measurement.point.members == (0, 1) and measurement.failure
+    ]
     assert failed
     assert all(not found.samples for found in failed)

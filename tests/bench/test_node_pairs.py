@@ -1,4 +1,4 @@
-"""Pairs of nodes on a backend that times steps as a test says: four hosts with two GPUs each unless said."""
+"""Pairs of nodes on a backend whose times each test sets: four hosts with two GPUs each unless stated."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Hosts(FakeBackend):
         return Timing(tuple((self.seconds,) * step.batches for _ in step.groups))
 
 
-def opened(backend: Hosts, size: int = MIB) -> tuple[NodePairs, Run]:
+def node_pairs_and_run(backend: Hosts, size: int = MIB) -> tuple[NodePairs, Run]:
     run = run_of(backend.devices(), [])
     return NodePairs(backend, run, size), run
 
@@ -56,12 +56,12 @@ def opened(backend: Hosts, size: int = MIB) -> tuple[NodePairs, Run]:
 )
 def test_a_round_is_one_communicator_for_each_pair_all_at_once(one_way: bool, operation: Operation, gbs: float) -> None:
     backend = Hosts(2, 2, 2, 2)
-    pairs, run = opened(backend)
+    pairs, run = node_pairs_and_run(backend)
     assert pairs.measure([(2, 0), (1, 3)], one_way) == pytest.approx([gbs, gbs])
     assert {step.groups for step in backend.steps} == {((4, 5, 0, 1), (2, 3, 6, 7))}
     assert {step.operation for step in backend.steps} == {operation}
-    assert [found.point.members for found in run.measurements] == [(4, 5, 0, 1), (2, 3, 6, 7)]
-    assert {len(found.samples) for found in run.measurements} == {3}
+    assert [measurement.point.members for measurement in run.measurements] == [(4, 5, 0, 1), (2, 3, 6, 7)]
+    assert {len(measurement.samples) for measurement in run.measurements} == {3}
     assert backend.reserved == [MIB]
 
 
@@ -70,61 +70,61 @@ def test_each_sample_says_whether_its_launches_were_plain() -> None:
         def time(self, step: Step) -> Timing:
             return replace(super().time(step), plain=(True, False)[: len(step.groups)])
 
-    pairs, run = opened(Plain(2, 2, 2, 2))
+    pairs, run = node_pairs_and_run(Plain(2, 2, 2, 2))
     pairs.measure([(0, 1), (2, 3)], False)
-    assert [{sample.plain for sample in found.samples} for found in run.measurements] == [{True}, {False}]
+    assert [{sample.plain for sample in measurement.samples} for measurement in run.measurements] == [{True}, {False}]
 
 
-def test_of_a_round_that_fails_each_pair_is_tried_alone() -> None:
+def test_after_a_failed_round_each_pair_is_tried_by_itself() -> None:
     def spoil(step: Step) -> None:
         if any(7 in group for group in step.groups):
             raise StepFailed("it hangs", FailureKind.HANG)
 
     backend = Hosts(2, 2, 2, 2, spoil=spoil)
-    pairs, run = opened(backend)
+    pairs, run = node_pairs_and_run(backend)
     assert pairs.measure([(0, 1), (2, 3)], False) == [pytest.approx(1.572864), None]
     assert lost(run) == ("n2 and n3: it hangs",)
     reported = {
-        found.point.members: (found.failure and found.failure.kind, len(found.samples) > 0)
-        for found in run.measurements
+        measurement.point.members: (measurement.failure and measurement.failure.kind, len(measurement.samples) > 0)
+        for measurement in run.measurements
     }
     assert reported == {(0, 1, 2, 3): (None, True), (4, 5, 6, 7): (FailureKind.HANG, False)}
     assert outcome(run).status is ExitStatus.UNTRUSTED
 
 
-def test_wrong_data_ends_it() -> None:
+def test_wrong_data_ends_the_survey() -> None:
     def spoil(_step: Step) -> None:
         raise DataCorruption("wrong")
 
-    pairs, _ = opened(Hosts(1, 1, spoil=spoil))
+    pairs, _ = node_pairs_and_run(Hosts(1, 1, spoil=spoil))
     with pytest.raises(DataCorruption):
         pairs.measure([(0, 1)], False)
 
 
 def test_inside_the_nodes_every_pair_is_measured_all_nodes_at_once() -> None:
     backend = Hosts(4, 2, 1)
-    pairs, run = opened(backend)
+    pairs, run = node_pairs_and_run(backend)
     pairs.measure_inside()
-    found = {frozenset(one.point.members) for one in run.measurements}
-    assert found == {frozenset({a, b}) for a in range(4) for b in range(a)} | {frozenset({4, 5})}
+    measured_pairs = {frozenset(measurement.point.members) for measurement in run.measurements}
+    assert measured_pairs == {frozenset({a, b}) for a in range(4) for b in range(a)} | {frozenset({4, 5})}
     assert max(len(step.groups) for step in backend.steps) == 3  # two pairs of the first node, one of the second
 
 
 def test_hosts_keep_the_order_of_the_ranks() -> None:
-    shuffled = tuple(hosts(2, 2)[place] for place in (2, 0, 3, 1))
+    shuffled = tuple(hosts(2, 2)[rank] for rank in (2, 0, 3, 1))
     assert by_node(shuffled) == {"n1": (0, 2), "n0": (1, 3)}
 
 
 def test_one_host_is_refused() -> None:
     with pytest.raises(UsageError, match=r"all ranks are on one host.*collbench pairs"):
-        opened(Hosts(4))
+        node_pairs_and_run(Hosts(4))
 
 
 def test_a_message_too_large_is_refused() -> None:
     backend = Hosts(1, 1)
     backend.capacity = MIB
     with pytest.raises(UsageError, match="--size 2M does not fit: the fullest device has room for 1M"):
-        opened(backend, 2 * MIB)
+        node_pairs_and_run(backend, 2 * MIB)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(1e-6, 20), (0.001, 20), (0.02, 5), (0.099, 1), (0.1, 1), (30.0, 1)])
@@ -132,7 +132,7 @@ def test_a_batch_ends_after_a_tenth_of_a_second_or_one_call(seconds: float, expe
     """A survey of 512M over 10 GbE takes a minute or so, not an hour; on fast networks nothing changes."""
     backend = Hosts(1, 1)
     backend.seconds = seconds
-    pairs, run = opened(backend)
+    pairs, run = node_pairs_and_run(backend)
     assert iterations(MIB) == 20
     pairs.measure([(0, 1)], False)
     pairs.measure([(0, 1)], False)
@@ -140,7 +140,7 @@ def test_a_batch_ends_after_a_tenth_of_a_second_or_one_call(seconds: float, expe
     assert (tried.iterations, tried.batches) == (1, 1)
     assert {step.iterations for step in trials} == {expected}
     assert len(trials) == 6, "it is tried once"
-    assert {sample.iterations for found in run.measurements for sample in found.samples} == {expected}
+    assert {sample.iterations for measurement in run.measurements for sample in measurement.samples} == {expected}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -148,29 +148,31 @@ def test_a_host_that_is_lost_in_a_round_costs_that_pair_only(seed: int) -> None:
     """From the first step on or from a later one, and whichever rank of it is lost."""
     rng = random.Random(seed)
     victim, dies_at = rng.randrange(12), rng.randrange(20)
-    gone: set[int] = set()
+    lost_ranks: set[int] = set()
 
     def spoil(step: Step) -> None:
-        if len(backend.steps) > dies_at and victim not in gone:
-            gone.add(victim)
+        if len(backend.steps) > dies_at and victim not in lost_ranks:
+            lost_ranks.add(victim)
             raise StepFailed("rank is gone", FailureKind.CRASH)
-        assert not gone & {rank for group in step.groups for rank in group}, "nothing is asked of it any more"
+        assert not lost_ranks & {rank for group in step.groups for rank in group}, "a lost rank runs no further step"
 
     backend = Hosts(*(2,) * 6, spoil=spoil)
-    kept: list[tuple[int, ...]] = []
+    saved: list[tuple[int, ...]] = []
     run = run_of(backend.devices(), [])
-    pairs = NodePairs(backend, run, MIB, lambda: gone, lambda found: kept.append(found.point.members))
-    done = survey_nodes(6, (), pairs.measure, lambda made: made < 12, seed, one_way=False, lost=pairs.lost)
+    pairs = NodePairs(
+        backend, run, MIB, lambda: lost_ranks, lambda measurement: saved.append(measurement.point.members)
+    )
+    done = survey_nodes(6, (), pairs.measure, lambda rounds: rounds < 12, seed, one_way=False, lost=pairs.lost)
     assert pairs.lost() == {victim // 2}
-    failed = [found for found in run.measurements if found.failure]
+    failed = [measurement for measurement in run.measurements if measurement.failure]
     assert len(failed) <= 1, "the pair in which it was lost, unless it rested"
-    assert all(victim in found.point.members for found in failed)
-    states = [one.state for one in done.judgement.nodes]
+    assert all(victim in measurement.point.members for measurement in failed)
+    states = [node.state for node in done.judgement.nodes]
     assert states == [State.UNDECIDED if node == victim // 2 else State.HEALTHY for node in range(6)]
-    assert len(done.rounds) == 8, "no further round would tell of it"
+    assert len(done.rounds) == 8, "no further round would tell more"
     assert victim // 2 not in choose_nodes(done.judgement, 5).members
-    samples = sum(len(found.samples) for found in run.measurements)
-    assert len(kept) == samples + len(failed), "each trial and each failure is kept at once"
+    samples = sum(len(measurement.samples) for measurement in run.measurements)
+    assert len(saved) == samples + len(failed), "each trial and each failure is kept at once"
     assert len(done.seen) * 3 == samples
 
 
@@ -179,10 +181,10 @@ def test_partners_of_lost_nodes_meet_each_other() -> None:
     assert rejoined(pairs, ()) == pairs
     assert rejoined(pairs, (1, 4)) == ((2, 3), (6, 7), (0, 5))
     assert rejoined(pairs, (2, 3)) == ((0, 1), (4, 5), (6, 7))
-    assert rejoined(pairs, (7,)) == ((0, 1), (2, 3), (4, 5)), "and one alone rests"
+    assert rejoined(pairs, (7,)) == ((0, 1), (2, 3), (4, 5)), "and one without a partner rests"
 
 
-def test_nodes_of_which_none_is_left_are_an_error() -> None:
+def test_losing_all_nodes_is_an_error() -> None:
     def measure(pairs: Sequence[tuple[int, int]], _one_way: bool) -> list[float | None]:
         return [1.0 for _ in pairs]
 
@@ -191,25 +193,25 @@ def test_nodes_of_which_none_is_left_are_an_error() -> None:
 
 
 def test_what_an_earlier_start_measured_is_not_measured_again() -> None:
-    """Round for round in the order in which it was measured; trials that were cut off are made anew."""
-    first = Hosts(2, 2, 2, 2)
-    pairs, run = opened(first)
+    """Round for round in the order in which it was measured; interrupted trials are repeated."""
+    first_backend = Hosts(2, 2, 2, 2)
+    pairs, run = node_pairs_and_run(first_backend)
     pairs.measure([(0, 1), (2, 3)], False)
-    first.seconds = 0.002
+    first_backend.seconds = 0.002
     pairs.measure([(0, 1), (2, 3)], False)
     del run.measurements[1].samples[-1]
     run.measurements[0].stop = StopReason.INTERRUPTED
 
-    again = Hosts(2, 2, 2, 2)
-    again.seconds = 0.004
-    goes_on = NodePairs(again, run, MIB)
-    assert goes_on.measure([(0, 1), (2, 3)], False) == pytest.approx([1.572864, 1.572864])
-    assert again.steps == []
-    assert goes_on.measure([(0, 1), (2, 3)], False) == pytest.approx([1.572864 / 2, 1.572864 / 4])
-    assert {step.groups for step in again.steps} == {((4, 5, 6, 7),)}
-    assert goes_on.measure([(0, 1)], False) == pytest.approx([1.572864 / 4])
-    assert [len(found.samples) for found in run.measurements] == [9, 6]
-    assert {found.stop for found in run.measurements} == {None}
+    resumed_backend = Hosts(2, 2, 2, 2)
+    resumed_backend.seconds = 0.004
+    resumed = NodePairs(resumed_backend, run, MIB)
+    assert resumed.measure([(0, 1), (2, 3)], False) == pytest.approx([1.572864, 1.572864])
+    assert resumed_backend.steps == []
+    assert resumed.measure([(0, 1), (2, 3)], False) == pytest.approx([1.572864 / 2, 1.572864 / 4])
+    assert {step.groups for step in resumed_backend.steps} == {((4, 5, 6, 7),)}
+    assert resumed.measure([(0, 1)], False) == pytest.approx([1.572864 / 4])
+    assert [len(measurement.samples) for measurement in run.measurements] == [9, 6]
+    assert {measurement.stop for measurement in run.measurements} == {None}
 
 
 def test_a_pair_that_failed_before_is_tried_again() -> None:
@@ -217,45 +219,45 @@ def test_a_pair_that_failed_before_is_tried_again() -> None:
         if any(7 in group for group in step.groups):
             raise StepFailed("it hangs", FailureKind.HANG)
 
-    pairs, run = opened(Hosts(2, 2, 2, 2, spoil=spoil))
+    pairs, run = node_pairs_and_run(Hosts(2, 2, 2, 2, spoil=spoil))
     pairs.measure([(0, 1), (2, 3)], False)
-    goes_on = NodePairs(Hosts(2, 2, 2, 2), run, MIB)
+    resumed = NodePairs(Hosts(2, 2, 2, 2), run, MIB)
     assert lost(run) == ()
-    assert None not in goes_on.measure([(0, 1), (2, 3)], False)
-    assert [len(found.samples) for found in run.measurements] == [3, 3]
+    assert None not in resumed.measure([(0, 1), (2, 3)], False)
+    assert [len(measurement.samples) for measurement in run.measurements] == [3, 3]
     assert outcome(run).status is ExitStatus.DONE
 
 
 def test_a_whole_survey_goes_on_as_if_it_had_never_stopped() -> None:
     """Whatever round it stopped in: the same rounds, the same pairs, each with as many trials."""
 
-    def surveyed(run: Run | None, most: int) -> tuple[Run, int]:
+    def surveyed(run: Run | None, most_steps: int) -> tuple[Run, int]:
         backend = Hosts(*[1] * 8)
 
         def spoil(_step: Step) -> None:
-            if len(backend.steps) > most:
+            if len(backend.steps) > most_steps:
                 raise KeyboardInterrupt
 
         backend._spoil = spoil
         run = run_of(backend.devices(), []) if run is None else run
         pairs = NodePairs(backend, run, MIB)
         with suppress(KeyboardInterrupt):
-            survey_nodes(8, (), pairs.measure, lambda made: made < 10, 7, one_way=False)
+            survey_nodes(8, (), pairs.measure, lambda rounds: rounds < 10, 7, one_way=False)
         return run, len(backend.steps)
 
-    def held(run: Run) -> list[tuple[tuple[int, ...], int]]:
-        return sorted((found.point.members, len(found.samples)) for found in run.measurements)
+    def trial_counts(run: Run) -> list[tuple[tuple[int, ...], int]]:
+        return sorted((measurement.point.members, len(measurement.samples)) for measurement in run.measurements)
 
-    whole, steps = surveyed(None, 1000)
-    for most in range(1, steps):
-        half, _ = surveyed(None, most)
-        resumed, again = surveyed(half, 1000)
-        assert held(resumed) == held(whole), most
-        assert again <= steps - most + 4  # the round that was cut off, and how long a call takes
+    uninterrupted, steps = surveyed(None, 1000)
+    for most_steps in range(1, steps):
+        interrupted, _ = surveyed(None, most_steps)
+        resumed, resumed_steps = surveyed(interrupted, 1000)
+        assert trial_counts(resumed) == trial_counts(uninterrupted), most_steps
+        assert resumed_steps <= steps - most_steps + 4  # the round that was cut off, and how long a call takes
 
 
 def test_inside_the_nodes_only_what_is_missing_is_measured() -> None:
-    pairs, run = opened(Hosts(4, 2, 1))
+    pairs, run = node_pairs_and_run(Hosts(4, 2, 1))
     pairs.measure_inside()
     del run.measurements[-1]
     backend = Hosts(4, 2, 1)
@@ -271,12 +273,15 @@ class Rails(Hosts):
 
     def time(self, step: Step) -> Timing:
         self.steps.append(step)
-        where = {device: (index // 4, index % 4) for index, device in enumerate(range(len(self._devices)))}
+        node_and_rail = {device: (index // 4, index % 4) for index, device in enumerate(range(len(self._devices)))}
 
         def seconds(group: tuple[int, ...]) -> float:
             node, rail = self.slow
-            hit = any(where[rank][1] == rail and node in (None, where[rank][0]) for rank in group) and len(group) == 2
-            return self.seconds * (2.0 if hit else 1.0)
+            is_slow = (
+                any(node_and_rail[rank][1] == rail and node in (None, node_and_rail[rank][0]) for rank in group)
+                and len(group) == 2
+            )
+            return self.seconds * (2.0 if is_slow else 1.0)
 
         return Timing(tuple((seconds(group),) * step.batches for group in step.groups))
 
@@ -285,28 +290,28 @@ class Rails(Hosts):
     ("slow", "rail", "nodes"),
     [((None, -1), [], []), ((None, 2), [2], []), ((3, 1), [], [(1, 3)]), ((0, 0), [], [(0, 0)])],
 )
-def test_a_slow_rail_is_told_from_a_node_that_is_slow_on_one(
+def test_a_slow_rail_is_distinguished_from_a_node_that_is_slow_on_one(
     slow: tuple[int | None, int], rail: list[int], nodes: list[tuple[int, int]]
 ) -> None:
     backend = Rails(4, 4, 4, 4, 4, 4)
     backend.slow = slow
-    pairs, run = opened(backend)
+    pairs, run = node_pairs_and_run(backend)
     pairs.measure_rails(seed=5)
-    found = rails(run, pairs.ranks)
-    assert [one.rail for one in found] == [0, 1, 2, 3]
-    assert [one.rail for one in found if one.slow] == rail
-    assert [(one.rail, node.node) for one in found for node in one.slow_nodes] == nodes
+    summaries = rails(run, pairs.ranks)
+    assert [summary.rail for summary in summaries] == [0, 1, 2, 3]
+    assert [summary.rail for summary in summaries if summary.slow] == rail
+    assert [(summary.rail, node.node) for summary in summaries for node in summary.slow_nodes] == nodes
     assert {len(group) for step in backend.steps for group in step.groups} == {2}
     for step in backend.steps:
         assert len({rank for group in step.groups for rank in group}) == 2 * len(step.groups), "disjoint"
         assert all(a % 4 == b % 4 and a // 4 != b // 4 for a, b in step.groups)
     # What was measured is not measured again.
-    again = Rails(4, 4, 4, 4, 4, 4)
-    NodePairs(again, run, MIB).measure_rails(seed=5)
-    assert not again.steps
+    resumed_backend = Rails(4, 4, 4, 4, 4, 4)
+    NodePairs(resumed_backend, run, MIB).measure_rails(seed=5)
+    assert not resumed_backend.steps
 
 
 def test_rails_of_unequal_nodes_end_with_the_smaller_one() -> None:
-    pairs, run = opened(Hosts(3, 2, 3))
+    pairs, run = node_pairs_and_run(Hosts(3, 2, 3))
     pairs.measure_rails(seed=1)
-    assert {one.rail for one in rails(run, pairs.ranks)} == {0, 1, 2}
+    assert {summary.rail for summary in rails(run, pairs.ranks)} == {0, 1, 2}

@@ -63,7 +63,7 @@ def test_one_node_has_no_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "answers", "most", "kinds"),
+    ("title", "verdicts", "most", "kinds"),
     [
         ("nothing is suspicious", [None], 20, []),
         ("suspects meet, and every third time others", [((1, 2, 5),)] * 4 + [None], 20,
@@ -74,13 +74,13 @@ def test_one_node_has_no_rounds() -> None:
     ],
 )  # fmt: skip
 def test_after_the_screening(
-    title: str, answers: list[Sequence[tuple[int, ...]] | None], most: int, kinds: list[str]
+    title: str, verdicts: list[Sequence[tuple[int, ...]] | None], most: int, kinds: list[str]
 ) -> None:
     measured: list[Round] = []
-    answered = iter(answers)
-    made = survey(16, (), measured.append, lambda: next(answered), lambda count: count < most, random.Random(1))
-    assert list(made) == measured
-    assert [planned.kind for planned in made[SCREENING:]] == kinds
+    next_verdict = iter(verdicts)
+    rounds = survey(16, (), measured.append, lambda: next(next_verdict), lambda count: count < most, random.Random(1))
+    assert list(rounds) == measured
+    assert [planned.kind for planned in rounds[SCREENING:]] == kinds
 
 
 def test_a_seed_makes_the_same_rounds_again() -> None:

@@ -1,4 +1,4 @@
-"""The trials of a collective beside compute: what counts as covered, how much runs, what ends a data point."""
+"""Trials of a collective concurrent with compute: what counts as covered, how much runs, what ends a data point."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ CALL, UNIT = 1e-3, 2e-3
 GEMM = Compute(ComputeKind.GEMM, 64)
 
 
-def every(step: float, count: int, first: float = 0.0) -> tuple[float, ...]:
+def ends_every(step: float, count: int, first: float = 0.0) -> tuple[float, ...]:
     return tuple(first + step * number for number in range(1, count + 1))
 
 
 @pytest.mark.parametrize(
     ("title", "ranks", "covered"),
     [
-        ("all but compute's run-up", [RankTimes(every(1, 9), every(1, 5))], range(1, 5)),
-        ("what ends after the collective is not", [RankTimes(every(1, 4), every(1, 9))], range(1, 4)),
-        ("the collective's run-up is not, either", [RankTimes(every(3, 3), every(1, 9))], range(3, 9)),
-        ("nothing within the run-up", [RankTimes((9.0,), every(1, 5))], range(0)),
+        ("all but compute's run-up", [RankTimes(ends_every(1, 9), ends_every(1, 5))], range(1, 5)),
+        ("what ends after the collective is not", [RankTimes(ends_every(1, 4), ends_every(1, 9))], range(1, 4)),
+        ("the collective's run-up is not, either", [RankTimes(ends_every(3, 3), ends_every(1, 9))], range(3, 9)),
+        ("nothing within the run-up", [RankTimes((9.0,), ends_every(1, 5))], range(0)),
         (
             "on every rank",
-            [RankTimes(every(1, 6), every(1, 9)), RankTimes(every(2, 4), every(1, 9))],
+            [RankTimes(ends_every(1, 6), ends_every(1, 9)), RankTimes(ends_every(2, 4), ends_every(1, 9))],
             range(2, 6),
         ),
     ],
@@ -58,14 +58,14 @@ def test_units_are_covered_while_the_collective_runs(title: str, ranks: list[Ran
 @pytest.mark.parametrize(
     ("title", "ranks", "numbers"),
     [
-        ("within their round's compute", [RankTimes((3, 6), every(1, 6), begins=(2, 4))], [0, 1]),
-        ("not before compute has run for a chunk", [RankTimes((3, 6), every(1, 6), begins=(0.5, 4))], [1]),
-        ("not before it has in the same round", [RankTimes((3, 6), every(1, 6), begins=(2, 3.5))], [0]),
-        ("not beyond its end", [RankTimes((3, 7), every(1, 6), begins=(2, 4))], [0]),
-        ("not beyond the end of their round", [RankTimes((3.5, 6), every(1, 6), begins=(2, 4))], [1]),
+        ("within their round's compute", [RankTimes((3, 6), ends_every(1, 6), begins=(2, 4))], [0, 1]),
+        ("not before compute has run for a chunk", [RankTimes((3, 6), ends_every(1, 6), begins=(0.5, 4))], [1]),
+        ("not before it has in the same round", [RankTimes((3, 6), ends_every(1, 6), begins=(2, 3.5))], [0]),
+        ("not beyond its end", [RankTimes((3, 7), ends_every(1, 6), begins=(2, 4))], [0]),
+        ("not beyond the end of their round", [RankTimes((3.5, 6), ends_every(1, 6), begins=(2, 4))], [1]),
         (
             "on every rank",
-            [RankTimes((3, 6), every(1, 6), begins=(2, 4)), RankTimes((3, 7), every(1, 6), begins=(2, 4))],
+            [RankTimes((3, 6), ends_every(1, 6), begins=(2, 4)), RankTimes((3, 7), ends_every(1, 6), begins=(2, 4))],
             [0],
         ),
     ],
@@ -84,14 +84,14 @@ def test_calls_are_covered_while_compute_runs(title: str, ranks: list[RankTimes]
         ("both tiny", 1e-6, 1e-6),
     ],
 )
-def test_both_lanes_have_chunks_to_be_covered_and_fit_a_queue(title: str, call: float, unit: float) -> None:
+def test_both_streams_have_chunks_to_be_covered_and_fit_a_queue(title: str, call: float, unit: float) -> None:
     load = planned(call, unit, 0.025)
     assert min(load.collective_chunks, load.compute_chunks) >= 4, title
     assert max(load.collective_chunks * load.calls, load.compute_chunks * load.units) <= 256, title
     assert load.delay_s >= load.collective_chunks * load.calls * 6e-5, title
 
 
-def test_amounts_take_about_as_long_as_each_other_alone() -> None:
+def test_isolated_collective_and_compute_take_about_as_long() -> None:
     load = planned(3.4e-3, 1.5e-3, 0.025)
     assert load.collective_chunks * load.calls * 3.4e-3 == pytest.approx(0.025, rel=0.2)
     assert load.compute_chunks * load.units * 1.5e-3 == pytest.approx(0.025, rel=0.2)
@@ -100,16 +100,16 @@ def test_amounts_take_about_as_long_as_each_other_alone() -> None:
 @pytest.mark.parametrize("call", [CALL / 50, CALL, CALL * 50])
 @pytest.mark.parametrize("trials", [1, 3, 6])
 def test_each_trial_is_spread_over_a_unit_and_all_of_them_more_finely(call: float, trials: int) -> None:
-    found = moments(call, UNIT, trials, random.Random(1))
-    assert found == moments(call, UNIT, trials, random.Random(1))
-    assert found != moments(call, UNIT, trials, random.Random(2))
-    assert len(found) == trials
-    calls = len(found[0])
-    for begins in found:
+    trial_begins = moments(call, UNIT, trials, random.Random(1))
+    assert trial_begins == moments(call, UNIT, trials, random.Random(1))
+    assert trial_begins != moments(call, UNIT, trials, random.Random(2))
+    assert len(trial_begins) == trials
+    calls = len(trial_begins[0])
+    for begins in trial_begins:
         assert sorted(int(begin * calls) for begin in begins) == list(range(calls))
         assert list(begins) != sorted(begins)
-    every = sorted(int(begin * calls * trials) for begins in found for begin in begins)
-    assert every == list(range(calls * trials))
+    slots = sorted(int(begin * calls * trials) for begins in trial_begins for begin in begins)
+    assert slots == list(range(calls * trials))
 
 
 def test_longer_calls_vary_less_so_fewer_of_them_run() -> None:
@@ -119,25 +119,25 @@ def test_longer_calls_vary_less_so_fewer_of_them_run() -> None:
     assert counts[-1] == 12
 
 
-def test_rests_lie_behind_the_run_up_and_compute_outlasts_the_calls() -> None:
+def test_idle_times_exceed_the_run_up_and_compute_outlasts_the_calls() -> None:
     load = planned(CALL, UNIT, 0.025)
     begins = moments(CALL, UNIT, 1, random.Random(1))[0]
-    found = in_rounds(load, CALL, UNIT, begins)
-    assert [(rest - 1.3 * UNIT * found.units) / UNIT for rest in found.idle_s] == pytest.approx(begins)
-    assert found.compute_chunks * found.units * UNIT >= max(found.idle_s) + CALL
+    spaced = in_rounds(load, CALL, UNIT, begins)
+    assert [(idle_s - 1.3 * UNIT * spaced.units) / UNIT for idle_s in spaced.idle_s] == pytest.approx(begins)
+    assert spaced.compute_chunks * spaced.units * UNIT >= max(spaced.idle_s) + CALL
 
 
 @pytest.mark.parametrize(("call", "calls"), [(1e-6, 20), (CALL, 20), (3e-3, 8), (1.0, 4)])
-def test_alone_as_many_calls_run_as_in_a_batch(call: float, calls: int) -> None:
+def test_isolated_as_many_calls_run_as_in_a_batch(call: float, calls: int) -> None:
     load = planned(call, UNIT, 0.025)
-    own = isolated_collective(load)
-    assert (own.collective_chunks * own.calls, own.compute_chunks) == (calls, 0)
-    assert own.collective_chunks >= 4
-    assert own.collective_chunks * own.calls <= load.collective_chunks * load.calls
+    isolated = isolated_collective(load)
+    assert (isolated.collective_chunks * isolated.calls, isolated.compute_chunks) == (calls, 0)
+    assert isolated.collective_chunks >= 4
+    assert isolated.collective_chunks * isolated.calls <= load.collective_chunks * load.calls
 
 
-class Fake:
-    """Two ranks with known rates: a collective takes `slower` times as long beside compute, compute 1.25 times."""
+class FakeWorld:
+    """Two ranks with known rates: run concurrently, a collective takes `slower` times as long, compute 1.25 times."""
 
     def __init__(self, slower: float = 3.0) -> None:
         self.slower, self.loads, self.points = slower, list[Load](), list[OverlapPoint]()
@@ -165,7 +165,7 @@ class Fake:
             ends.append(now)
         times = RankTimes(
             tuple(ends),
-            every(unit * load.units, load.compute_chunks * (len(load.idle_s) or 1)),
+            ends_every(unit * load.units, load.compute_chunks * (len(load.idle_s) or 1)),
             tuple(begins) if load.idle_s else (),
             load.delay_s >= self.shortest_delay,
             self.wrong if load.collective_chunks else None,
@@ -179,7 +179,7 @@ class Fake:
 
 
 def request(**changes: object) -> OverlapRequest:
-    plain = OverlapRequest(
+    default = OverlapRequest(
         backend="cuda",
         operation=Operation.ALLREDUCE,
         sizes=(2**20, 2**24),
@@ -190,70 +190,74 @@ def request(**changes: object) -> OverlapRequest:
         seed=7,
         command=("overlap",),
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(default, **changes)  # type: ignore[arg-type]
 
 
-def measured(backend: Fake, asked: OverlapRequest, saves: list[int] | None = None) -> Run:
-    """Return the run, also where measuring it raises."""
+def measured_run(backend: FakeWorld, overlap_request: OverlapRequest, saves: list[int] | None = None) -> Run:
+    """Return the run; where measuring raises, it is in `measured_run.run`."""
     devices = tuple(Device(number, f"GPU-{number}", "H200") for number in range(2))
     opened = OverlapOpened("cuda", (backend,), devices, 0.025, machine=Machine("host", "Linux", ""))
-    run = overlap.begun_run(asked, opened)
-    seen: list[int] = [] if saves is None else saves
-    measured.run = run  # type: ignore[attr-defined]
-    overlap.measure(asked, opened, run, lambda: seen.append(len(run.overlaps)), lambda _done, _total: None)
+    run = overlap.begun_run(overlap_request, opened)
+    saved_counts: list[int] = [] if saves is None else saves
+    measured_run.run = run  # type: ignore[attr-defined]
+    overlap.measure(
+        overlap_request, opened, run, lambda: saved_counts.append(len(run.overlaps)), lambda _done, _total: None
+    )
     return run
 
 
 def test_known_factors_come_out() -> None:
     saves: list[int] = []
-    run = measured(Fake(), request(), saves)
+    run = measured_run(FakeWorld(), request(), saves)
     assert run.complete
     assert saves == [1, 2]
-    assert [(found.size_bytes, len(found.trials), found.wrong) for found in run.overlaps] == [
+    assert [(point.size_bytes, len(point.trials), point.wrong) for point in run.overlaps] == [
         (2**20, 4, 0),
         (2**24, 4, 0),
     ]
-    for found in run.overlaps:
-        summary = summarize(found)
+    for point in run.overlaps:
+        summary = summarize(point)
         assert summary.collective_alone.value == pytest.approx(CALL, rel=0.002)
         assert summary.compute_alone.value == pytest.approx(UNIT, rel=0.002)
         assert summary.collective_factor.value == pytest.approx(3, rel=0.05)  # the late rank's ends are later
         assert summary.compute_factor.value == pytest.approx(1.25, rel=0.002)
-        # Fewer calls run alone than the fixed amount has: the others count as long as those.
-        for trial in found.trials:
+        # The isolated measurement runs fewer calls than the fixed amount has: the rest count as equally long.
+        for trial in point.trials:
             assert max(trial.collective_amount) == pytest.approx(trial.calls * CALL, rel=0.002)
 
 
 def test_the_seed_decides_the_moments_and_not_the_order_of_loads() -> None:
-    first, again, other = Fake(), Fake(), Fake()
-    for backend, seed in ((first, 7), (again, 7), (other, 8)):
-        measured(backend, request(seed=seed))
-    assert first.loads == again.loads
-    assert first.loads != other.loads
-    assert [load.collective_chunks for load in first.loads] == [load.collective_chunks for load in other.loads]
+    first_backend, same_seed, other_seed = FakeWorld(), FakeWorld(), FakeWorld()
+    for backend, seed in ((first_backend, 7), (same_seed, 7), (other_seed, 8)):
+        measured_run(backend, request(seed=seed))
+    assert first_backend.loads == same_seed.loads
+    assert first_backend.loads != other_seed.loads
+    assert [load.collective_chunks for load in first_backend.loads] == [
+        load.collective_chunks for load in other_seed.loads
+    ]
 
 
 def test_a_load_that_was_not_queued_in_time_runs_again_after_a_longer_delay() -> None:
-    backend = Fake()
+    backend = FakeWorld()
     backend.shortest_delay = 0.06
-    run = measured(backend, request())
+    run = measured_run(backend, request())
     assert run.complete
-    assert all(len(found.trials) == 4 for found in run.overlaps)
+    assert all(len(point.trials) == 4 for point in run.overlaps)
     assert any(load.delay_s < 0.06 for load in backend.loads)
 
 
 def test_a_host_that_never_queues_in_time_costs_the_data_points_and_says_so() -> None:
-    backend = Fake()
+    backend = FakeWorld()
     backend.shortest_delay = 100
-    run = measured(backend, request())
-    assert [found.failure.detail for found in run.overlaps if found.failure] == 2 * [overlap._UNQUEUED]
+    run = measured_run(backend, request())
+    assert [point.failure.detail for point in run.overlaps if point.failure] == 2 * [overlap._UNQUEUED]
     assert outcome(run).status is ExitStatus.FAILED
 
 
 @pytest.mark.parametrize("slower", [9.0, 300.0])  # 300: workers that wait for a time slice on a busy core
 def test_what_is_not_covered_is_lengthened_until_it_is(slower: float) -> None:
-    backend = Fake(slower=slower)
-    run = measured(backend, request(sizes=(2**20,)))
+    backend = FakeWorld(slower=slower)
+    run = measured_run(backend, request(sizes=(2**20,)))
     spaced_loads = [load for load in backend.loads if load.idle_s]
     assert len(run.overlaps[0].trials) == 4
     assert spaced_loads[-1].compute_chunks > spaced_loads[0].compute_chunks
@@ -261,79 +265,82 @@ def test_what_is_not_covered_is_lengthened_until_it_is(slower: float) -> None:
 
 @pytest.mark.parametrize("slower", [3.0, 300.0])
 def test_no_more_is_queued_at_once_than_a_stream_takes_ahead(slower: float) -> None:
-    """A call that lasts as long as hundreds of units: its rounds are run some at a time, and the factors come out."""
-    backend = Fake(slower)
-    found = measured(backend, request(sizes=(2**20,), trials=2)).overlaps[0]
+    """A call as long as hundreds of units: its rounds run a few at a time, and the factors are still right."""
+    backend = FakeWorld(slower)
+    point = measured_run(backend, request(sizes=(2**20,), trials=2)).overlaps[0]
     for load in backend.loads:
-        of_compute, of_collective = max(1, len(load.idle_s)) * 2 * load.compute_chunks, 2 * load.collective_chunks
-        assert max(of_compute, of_collective) <= 1024 or len(load.idle_s) == 1
-    assert summarize(found).collective_factor.value == pytest.approx(slower, rel=0.05)
-    assert summarize(found).compute_factor.value == pytest.approx(1.25, rel=0.002)
+        compute_operations, collective_operations = (
+            max(1, len(load.idle_s)) * 2 * load.compute_chunks,
+            2 * load.collective_chunks,
+        )
+        assert max(compute_operations, collective_operations) <= 1024 or len(load.idle_s) == 1
+    assert summarize(point).collective_factor.value == pytest.approx(slower, rel=0.05)
+    assert summarize(point).compute_factor.value == pytest.approx(1.25, rel=0.002)
 
 
 @given(st.integers(1, 40), st.integers(1, 2000), st.integers(1, 20))
 def test_parts_of_a_load_are_its_rounds_in_order(rounds: int, chunks: int, units: int) -> None:
     load = Load(rounds, 1, chunks, units, 0.1, tuple(map(float, range(rounds))))
     parts = [*load.parts()]
-    assert tuple(rest for part in parts for rest in part.idle_s) == load.idle_s
+    assert tuple(idle_s for part in parts for idle_s in part.idle_s) == load.idle_s
     assert all(part.collective_chunks == len(part.idle_s) for part in parts)
     assert all(replace(part, collective_chunks=rounds, idle_s=load.idle_s) == load for part in parts)
     assert all(len(part.idle_s) == 1 or 2 * chunks * len(part.idle_s) <= 1000 for part in parts)
-    alone = replace(load, idle_s=())
-    assert [*alone.parts()] == [alone]
+    unspaced = replace(load, idle_s=())
+    assert [*unspaced.parts()] == [unspaced]
 
 
-def test_what_is_never_covered_fails_its_data_point_alone() -> None:
-    backend = Fake()
+def test_what_is_never_covered_fails_its_data_point_only() -> None:
+    backend = FakeWorld()
     backend.cover = 1e-6
-    run = measured(backend, request())
+    run = measured_run(backend, request())
     assert run.complete
-    assert all(found.failure and found.failure.detail == overlap._UNCOVERED for found in run.overlaps)
+    assert all(point.failure and point.failure.detail == overlap._UNCOVERED for point in run.overlaps)
 
 
-def test_what_has_no_room_costs_its_data_point_alone() -> None:
-    backend = Fake()
+def test_a_point_without_room_fails_and_no_other() -> None:
+    backend = FakeWorld()
     backend.fails = {2**20: MachineError("no room")}
-    run = measured(backend, request())
-    assert [bool(found.failure) for found in run.overlaps] == [True, False]
+    run = measured_run(backend, request())
+    assert [bool(point.failure) for point in run.overlaps] == [True, False]
     assert run.complete
     assert len(run.overlaps[1].trials) == 4
 
 
 @pytest.mark.parametrize(
-    ("error", "kept"),
+    ("error", "overlaps"),
     [(BackendError("hung", FailureKind.HANG), 2), (KeyboardInterrupt(), 1)],
 )
-def test_what_was_measured_stays_whatever_ends_the_run(error: Exception, kept: int) -> None:
-    backend, saves = Fake(), list[int]()
+def test_what_was_measured_stays_whatever_ends_the_run(error: Exception, overlaps: int) -> None:
+    backend, saves = FakeWorld(), list[int]()
     backend.fails = {2**24: error}
     with pytest.raises(type(error)):
-        measured(backend, request(), saves)
-    run: Run = measured.run  # type: ignore[attr-defined]
-    assert saves[-1] == kept == len(run.overlaps)
+        measured_run(backend, request(), saves)
+    run: Run = measured_run.run  # type: ignore[attr-defined]
+    assert saves[-1] == overlaps == len(run.overlaps)
     assert not run.complete
     assert len(run.overlaps[0].trials) == 4
 
 
 @pytest.mark.parametrize("field", ["wrong", "wrong_compute"])
 def test_wrong_data_ends_the_run_and_is_counted(field: str) -> None:
-    backend = Fake()
+    backend = FakeWorld()
     setattr(backend, field, 3)
     with pytest.raises(DataCorruption, match="rank 0"):
-        measured(backend, request())
-    run: Run = measured.run  # type: ignore[attr-defined]
+        measured_run(backend, request())
+    run: Run = measured_run.run  # type: ignore[attr-defined]
     assert getattr(run.overlaps[0], field) == 3
     assert outcome(run).status is ExitStatus.UNTRUSTED
 
 
-def points_of(asked: OverlapRequest, ranks: int) -> Sequence[tuple[Priority, int | None, int]]:
-    return [(point.priority, point.ctas, point.size_bytes) for point in asked.points(ranks)]
+def points_of(overlap_request: OverlapRequest, ranks: int) -> Sequence[tuple[Priority, int | None, int]]:
+    return [(point.priority, point.ctas, point.size_bytes) for point in overlap_request.points(ranks)]
 
 
-def test_levers_are_rows_and_sizes_are_whole() -> None:
-    asked = request(priorities=(Priority.NORMAL, Priority.HIGH), ctas=(1, 2), sizes=(1001, 4096))
-    assert len(points_of(asked, 2)) == 8
-    assert points_of(asked, 2)[:3] == [
+def test_every_lever_is_a_row_and_sizes_are_whole_elements() -> None:
+    overlap_request = request(priorities=(Priority.NORMAL, Priority.HIGH), ctas=(1, 2), sizes=(1001, 4096))
+    assert len(points_of(overlap_request, 2)) == 8
+    assert points_of(overlap_request, 2)[:3] == [
         (Priority.NORMAL, 1, 1000),
         (Priority.NORMAL, 1, 4096),
         (Priority.NORMAL, 2, 1000),

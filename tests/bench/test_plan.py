@@ -31,23 +31,23 @@ def plan_for(n: int, *, whole: bool = False) -> Plan:
     )
 
 
-def in_a_pass(plan: Plan, seed: int, wanted: set[DataPoint] | None = None) -> Counter[DataPoint]:
-    steps = plan.passes(random.Random(seed), set(plan.points()) if wanted is None else wanted)
+def points_of_a_pass(plan: Plan, seed: int, points: set[DataPoint] | None = None) -> Counter[DataPoint]:
+    steps = plan.passes(random.Random(seed), set(plan.points()) if points is None else points)
     return Counter(point for step in steps for point in points_of(step))
 
 
 @given(st.integers(2, 9), st.integers(), st.booleans())
 def test_a_pass_has_every_point_exactly_once(n: int, seed: int, whole: bool) -> None:
     plan = plan_for(n, whole=whole)
-    assert in_a_pass(plan, seed) == Counter(plan.points())
+    assert points_of_a_pass(plan, seed) == Counter(plan.points())
 
 
 @given(st.integers(2, 7), st.integers(), st.data())
-def test_a_pass_has_only_what_is_wanted(n: int, seed: int, data: st.DataObject) -> None:
+def test_a_pass_has_only_the_points_that_it_is_given(n: int, seed: int, data: st.DataObject) -> None:
     plan = plan_for(n)
     points = list(plan.points())
-    wanted = data.draw(st.sets(st.sampled_from(points), max_size=len(points)))
-    assert in_a_pass(plan, seed, wanted) == Counter(wanted)
+    chosen = data.draw(st.sets(st.sampled_from(points), max_size=len(points)))
+    assert points_of_a_pass(plan, seed, chosen) == Counter(chosen)
 
 
 @given(st.integers(2, 9), st.integers())
@@ -62,12 +62,12 @@ def test_groups_of_a_step_are_disjoint_and_copies_go_both_ways(n: int, seed: int
 
 
 @given(st.integers(4, 9), st.integers(), st.data())
-def test_isolated_points_run_alone_and_only_they(n: int, seed: int, data: st.DataObject) -> None:
+def test_only_isolated_points_run_by_themselves(n: int, seed: int, data: st.DataObject) -> None:
     links = data.draw(st.sets(st.sampled_from(directed_links(n)), max_size=6))
     isolated = frozenset((COPY, link) for link in links)
     plan = replace(plan_for(n), isolated=isolated)
     steps = plan.passes(random.Random(seed), set(plan.points()))
-    assert in_a_pass(plan, seed) == Counter(plan.points())
+    assert points_of_a_pass(plan, seed) == Counter(plan.points())
     for step in steps:
         assert len(step.groups) == 1 or not any((step.work, group) in isolated for group in step.groups)
     # Nothing else is serialised: a round that loses k links to isolation becomes at most k + 1 steps.
@@ -83,11 +83,11 @@ def test_the_whole_set_is_one_group() -> None:
 def test_steps_come_in_random_order_over_the_whole_plan() -> None:
     plan = plan_for(6)
     points = set(plan.points())
-    first, again, other = (plan.passes(random.Random(seed), points) for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
-    in_plan_order = sorted(first, key=lambda step: (step.operation, step.size_bytes))
-    assert [s.size_bytes for s in first] != [s.size_bytes for s in in_plan_order]
+    steps, same_seed, other_seed = (plan.passes(random.Random(seed), points) for seed in (1, 1, 2))
+    assert steps == same_seed
+    assert steps != other_seed
+    in_plan_order = sorted(steps, key=lambda step: (step.operation, step.size_bytes))
+    assert [s.size_bytes for s in steps] != [s.size_bytes for s in in_plan_order]
 
 
 @given(st.integers(0, 34).map(lambda power: 2**power), st.sampled_from([COPY, SUM]), st.sampled_from([PAIR, FOUR]))
@@ -154,17 +154,17 @@ def test_more_iterations_than_a_chain_holds_are_left_to_the_launch_loop() -> Non
 
 
 @pytest.mark.parametrize("variant", [Variant.ONE_TO_ALL, Variant.ALL_TO_ONE, Variant.HOST, Variant.STAGED])
-def test_what_shares_a_device_or_the_host_runs_alone(variant: Variant) -> None:
+def test_groups_that_share_a_device_or_the_host_run_in_turn(variant: Variant) -> None:
     work = Work(Operation.CE_WRITE, variant)
     groups = ((0,), (1,)) if variant is Variant.HOST else ((0, 1), (1, 0))
     plan = replace(plan_for(2), groups={work: groups}, sizes={work: (MIB,)})
     assert [step.groups for step in plan.passes(random.Random(1), set(plan.points()))].count(groups) == 0
-    assert in_a_pass(plan, 1) == Counter(plan.points())
+    assert points_of_a_pass(plan, 1) == Counter(plan.points())
 
 
-def test_disjoint_sets_run_at_once_when_asked() -> None:
+def test_disjoint_sets_run_at_once_where_requested() -> None:
     halves = ((0, 1), (2, 3))
     plan = replace(plan_for(4), groups={SUM: halves}, sizes={SUM: (MIB,)}, together=True)
-    one_more = {next(iter(plan.points()))}
-    for wanted in (set(plan.points()), one_more):
-        assert [step.groups for step in plan.passes(random.Random(1), wanted)] == [halves]
+    one_point = {next(iter(plan.points()))}
+    for points in (set(plan.points()), one_point):
+        assert [step.groups for step in plan.passes(random.Random(1), points)] == [halves]

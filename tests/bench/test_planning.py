@@ -32,13 +32,13 @@ ONE = replace(ALL, copies=(), collectives=(Work(Operation.ALLREDUCE),), pairs=Fa
 def planned(request: Request, backend: FakeBackend) -> tuple[set[tuple[str, tuple[int, ...]]], list[str]]:
     plan, skipped = make_plan(request, backend)
     return {(str(work), members) for work, groups in plan.groups.items() for members in groups}, [
-        sentences.skipped(one, run_of(backend.devices(), [])) for one in skipped
+        sentences.skipped(skip, run_of(backend.devices(), [])) for skip in skipped
     ]
 
 
 def test_copies_are_planned_on_directed_links_and_collectives_on_pairs_or_on_all() -> None:
-    found, skipped = planned(replace(ALL, collectives=(Work(Operation.ALLREDUCE),)), FakeBackend(2))
-    assert found == {
+    works, skipped = planned(replace(ALL, collectives=(Work(Operation.ALLREDUCE),)), FakeBackend(2))
+    assert works == {
         ("ce-write", (0, 1)),
         ("ce-write", (1, 0)),
         ("sm-read", (0, 1)),
@@ -50,11 +50,11 @@ def test_copies_are_planned_on_directed_links_and_collectives_on_pairs_or_on_all
     assert planned(together, FakeBackend(4))[0] == {("allreduce", (0, 1, 2, 3))}
 
 
-def test_a_link_that_cannot_carry_a_copy_is_skipped_by_name() -> None:
+def test_a_link_that_cannot_run_a_copy_is_skipped_by_name() -> None:
     (backend := FakeBackend(2)).unreachable[Operation.SM_READ, 0, 1] = NO_PEERS
-    found, skipped = planned(ALL, backend)
-    assert ("sm-read", (0, 1)) not in found
-    assert ("sm-read", (1, 0)) in found
+    works, skipped = planned(ALL, backend)
+    assert ("sm-read", (0, 1)) not in works
+    assert ("sm-read", (1, 0)) in works
     assert skipped == ["sm-read GPU0 → GPU1: no peer access, so a kernel cannot address the other GPU's memory"]
 
 
@@ -75,7 +75,7 @@ def test_sizes_below_one_element_are_left_to_the_copies() -> None:
     plan, skipped = make_plan(replace(ALL, sizes=(1, 2, 8)), FakeBackend(2))
     assert plan.sizes[Work(Operation.CE_WRITE)] == (1, 2, 8)
     assert plan.sizes[Work(Operation.ALLREDUCE)] == (8,)
-    assert [(one.kind, one.work, one.sizes) for one in skipped] == [
+    assert [(skip.kind, skip.work, skip.sizes) for skip in skipped] == [
         (SkipKind.SMALL_ELEMENT, Work(operation), (1, 2)) for operation in (Operation.ALLREDUCE, Operation.BROADCAST)
     ]
 
@@ -85,7 +85,7 @@ def test_a_size_that_just_fits_is_measured() -> None:
     backend.capacity = 512 * MIB
     plan, skipped = make_plan(replace(ALL, sizes=(512 * MIB, 512 * MIB + 8)), backend)
     assert set(plan.sizes.values()) == {(512 * MIB,)}
-    assert [one.sizes for one in skipped] == [(512 * MIB + 8,)]
+    assert [skip.sizes for skip in skipped] == [(512 * MIB + 8,)]
 
 
 def test_where_no_size_fits_the_smallest_is_named() -> None:
@@ -109,15 +109,17 @@ def test_a_request_asks_for_no_more_than_it_says() -> None:
 
 
 @pytest.mark.parametrize(("iterations", "launches"), [(None, 20), (7, 7)])
-def test_a_launch_loop_has_as_many_launches_as_nccl_tests_or_as_asked(iterations: int | None, launches: int) -> None:
+def test_a_launch_loop_has_as_many_launches_as_nccl_tests_or_as_requested(
+    iterations: int | None, launches: int
+) -> None:
     assert plan_of(replace(ONE, launches=True, iterations=iterations)).launches == launches
     assert plan_of(replace(ONE, iterations=iterations)).launches == 0
 
 
 def test_how_long_each_request_measures() -> None:
-    own = default_stopping_rule("cuda")
-    assert ALL.stopping_rule().screening == own.screening < 6
-    assert ALL.stopping_rule().budget_seconds == own.budget_seconds
+    default = default_stopping_rule("cuda")
+    assert ALL.stopping_rule().screening == default.screening < 6
+    assert ALL.stopping_rule().budget_seconds == default.budget_seconds
     assert replace(ONE, sets=((0, 1), (0, 2))).stopping_rule().screening == 6
     assert replace(ALL, quick=True).stopping_rule().budget_seconds == 1.0
 
@@ -128,7 +130,7 @@ def test_links_are_surveyed_at_fewer_sizes_than_a_communicator() -> None:
     assert set(plan_of(replace(ONE, sizes=None)).sizes.values()) == {default_sizes("cuda")}
 
 
-def test_what_is_asked_for_alone_runs_beside_nothing() -> None:
+def test_isolated_points_run_one_at_a_time() -> None:
     work = Work(Operation.ALLREDUCE)
     pairs = replace(ONE, pairs=True)
     assert plan_of(pairs, 3).isolated == frozenset()
@@ -138,7 +140,7 @@ def test_what_is_asked_for_alone_runs_beside_nothing() -> None:
 
 
 class ChasingBackend(FakeBackend):
-    """Times pointer chases too: to other devices, and where asked for to the host."""
+    """Times pointer chases too, for the given variants."""
 
     def __init__(self, count: int, *variants: Variant) -> None:
         super().__init__(count)
@@ -149,7 +151,7 @@ class ChasingBackend(FakeBackend):
 
 
 @pytest.mark.parametrize("variants", [(), (Variant.PLAIN,), (Variant.HOST,), (Variant.PLAIN, Variant.HOST)])
-def test_a_chase_is_planned_where_the_backend_has_one_and_it_is_asked_for(variants: tuple[Variant, ...]) -> None:
+def test_a_chase_is_planned_where_it_is_requested_and_the_backend_has_one(variants: tuple[Variant, ...]) -> None:
     backend = ChasingBackend(3, *variants)
     plan, _ = make_plan(replace(ALL, chase=True), backend)
     groups = {work.variant: groups for work, groups in plan.groups.items() if work.operation is Operation.CHASE}
@@ -161,10 +163,10 @@ def test_a_chase_is_planned_where_the_backend_has_one_and_it_is_asked_for(varian
     assert not [work for work in without.groups if work.operation is Operation.CHASE]
 
 
-@pytest.mark.parametrize(("backend", "last"), [("cuda", GIB), ("host", 64 * MIB)])
-def test_default_sizes_are_powers_of_two_from_8_bytes(backend: str, last: int) -> None:
+@pytest.mark.parametrize(("backend", "largest"), [("cuda", GIB), ("host", 64 * MIB)])
+def test_default_sizes_are_powers_of_two_from_8_bytes(backend: str, largest: int) -> None:
     sizes = default_sizes(backend)
-    assert (sizes[0], sizes[-1]) == (8, last) == (default_copy_sizes(backend)[0], default_copy_sizes(backend)[-1])
+    assert (sizes[0], sizes[-1]) == (8, largest) == (default_copy_sizes(backend)[0], default_copy_sizes(backend)[-1])
     assert set(default_copy_sizes(backend)) <= set(sizes)
     assert [b // a for a, b in itertools.pairwise(default_copy_sizes(backend))][1:] == [4] * (
         len(default_copy_sizes(backend)) - 2
@@ -183,22 +185,24 @@ def test_disjoint_sets_of_neighbours_run_at_once() -> None:
 
 
 @pytest.mark.parametrize("sets", [((0, 1), (2, 3), (0, 3)), ((0, 1, 2), (0, 2, 3))])
-def test_named_sets_are_measured_alone_in_turn_and_at_least_six_times(sets: tuple[tuple[int, ...], ...]) -> None:
+def test_named_sets_are_measured_in_turn_at_least_six_times(sets: tuple[tuple[int, ...], ...]) -> None:
     """docs/method.md 11.5; sets that share no GPU would otherwise run at the same time."""
     backend, request = FakeBackend(4), replace(ONE, sets=sets, sizes=(MIB,), budget_seconds=1e-9)
     plan, _ = make_plan(request, backend)
     assert plan.groups == {Work(Operation.ALLREDUCE): sets}
     run = run_of(gpus(4), [])
     sweep(backend, plan, run, request.stopping_rule(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
-    assert {step.groups for step in backend.steps} == {(one,) for one in sets}
-    assert {found.point.members: len(found.samples) >= 6 for found in run.measurements} == dict.fromkeys(sets, True)
+    assert {step.groups for step in backend.steps} == {(devices,) for devices in sets}
+    assert {
+        measurement.point.members: len(measurement.samples) >= 6 for measurement in run.measurements
+    } == dict.fromkeys(sets, True)
     # In turn: every pass has each set once.
     trials = [step.groups[0] for step in backend.steps][-len(sets) * 6 :]
     assert all(set(trials[at : at + len(sets)]) == set(sets) for at in range(0, len(trials), len(sets)))
 
 
 @pytest.mark.parametrize(
-    ("title", "wrong", "count", "says"),
+    ("title", "wrong", "count", "message"),
     [
         ("sets of unequal size", {"split": 2}, 3, "--split 2 of 3 devices"),
         ("sets of one", {"split": 4}, 4, "--split 4 of 4 devices"),
@@ -212,10 +216,10 @@ def test_named_sets_are_measured_alone_in_turn_and_at_least_six_times(sets: tupl
         ("only sizes without an element", {"sizes": (1, 2)}, 2, "allreduce of 1 B, 2 B: less than an element"),
     ],
 )
-def test_what_cannot_be_planned_says_why(title: str, wrong: dict[str, object], count: int, says: str) -> None:
+def test_what_cannot_be_planned_says_why(title: str, wrong: dict[str, object], count: int, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         plan_of(replace(ONE, **wrong), count)  # type: ignore[arg-type]
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("operation", COLLECTIVES)
@@ -226,7 +230,7 @@ def test_sizes_are_cut_as_nccl_tests_cuts_them(operation: Operation) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "sizes", "dtype", "kept"),
+    ("title", "sizes", "dtype", "expected"),
     [
         ("whole elements stay", (8, 16), "float32", (8, 16)),
         ("odd sizes round down", (9, 15), "int64", (8,)),
@@ -234,8 +238,8 @@ def test_sizes_are_cut_as_nccl_tests_cuts_them(operation: Operation) -> None:
         ("less than one element is dropped", (1, 2, 4), "float32", (4,)),
     ],
 )
-def test_sizes_of_a_reduction(title: str, sizes: tuple[int, ...], dtype: str, kept: tuple[int, ...]) -> None:
-    assert plan_of(replace(ONE, sizes=sizes, dtype=dtype)).sizes == {Work(Operation.ALLREDUCE): kept}
+def test_sizes_of_a_reduction(title: str, sizes: tuple[int, ...], dtype: str, expected: tuple[int, ...]) -> None:
+    assert plan_of(replace(ONE, sizes=sizes, dtype=dtype)).sizes == {Work(Operation.ALLREDUCE): expected}
 
 
 @pytest.mark.parametrize(
@@ -251,8 +255,8 @@ def test_sizes_of_a_reduction(title: str, sizes: tuple[int, ...], dtype: str, ke
 def test_where_each_kind_of_copy_runs(variant: Variant, groups: set[tuple[int, ...]]) -> None:
     plan = plan_of(replace(ALL, copies=(variant,), collectives=()), count=3)
     assert {work.variant for work in plan.groups} == {variant}
-    for found in plan.groups.values():
-        assert set(found) == groups
+    for planned_groups in plan.groups.values():
+        assert set(planned_groups) == groups
 
 
 def test_quick_measures_few_sizes_for_a_short_time() -> None:
@@ -297,23 +301,23 @@ def test_host_copies_run_once_for_each_numa_node(title: str, nodes: tuple[int, .
     assert skipped == []
 
 
-def test_kinds_of_memory_stand_side_by_side_in_every_pass() -> None:
+def test_every_pass_measures_every_kind_of_registration() -> None:
     works = tuple(Work(Operation.ALLREDUCE, registration=kind) for kind in Registration)
     request = replace(ALL, copies=(), collectives=works)
     backend = FakeBackend(2)
     plan, _ = make_plan(request, backend)
-    wanted = set(plan.points())
-    assert {(point.registration, point.size_bytes) for point in wanted} == {
+    points = set(plan.points())
+    assert {(point.registration, point.size_bytes) for point in points} == {
         (k, s) for k in Registration for s in (8, MIB)
     }
-    steps = plan.passes(random.Random(1), wanted)
+    steps = plan.passes(random.Random(1), points)
     assert {(step.registration, step.size_bytes) for step in steps} == {(k, s) for k in Registration for s in (8, MIB)}
     assert len(steps) == 6
     assert request.nccl_options.registrations == (Registration.BUFFER, Registration.WINDOW)
 
 
 @pytest.mark.parametrize(
-    ("backend", "asked", "says"),
+    ("backend", "options", "message"),
     [
         (
             "host",
@@ -324,9 +328,9 @@ def test_kinds_of_memory_stand_side_by_side_in_every_pass() -> None:
         ("sim", {"nccl_config": {"maxCTAs": 1}}, "has no NCCL"),
     ],
 )
-def test_what_has_no_nccl_refuses_its_options(backend: str, asked: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        check_nccl_options(replace(ALL, backend=backend, **asked))
+def test_what_has_no_nccl_refuses_its_options(backend: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_nccl_options(replace(ALL, backend=backend, **options))
 
 
 def test_only_host_copies_know_numa_nodes() -> None:
@@ -335,7 +339,7 @@ def test_only_host_copies_know_numa_nodes() -> None:
     plan, _ = make_plan(replace(HOST, copies=tuple(Variant), chase=True), backend)
     host = {Variant.HOST, Variant.HOST_BOTH_WAYS, Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS}
     assert {work.variant for work in plan.groups if work.numa_node is not None} == host
-    # All at once, each device's own node is one more place.
+    # All at once, memory on each device's own node is one more case.
     none = {work.variant for work in plan.groups if work.numa_node is None and work.operation.is_copy}
     assert none & host == {Variant.HOST_ALL, Variant.HOST_ALL_BOTH_WAYS}
 
@@ -350,7 +354,7 @@ def test_copies_that_name_all_others_as_busy_are_timed_in_one_step() -> None:
     assert sorted(plan.rounds(both_ways, random.Random(0))) == [[(0,)], [(1,)], [(2,)]]
 
 
-def test_one_device_has_no_others_to_copy_beside() -> None:
+def test_one_device_has_no_others_to_copy_concurrently_with() -> None:
     plan, _ = make_plan(replace(HOST, copies=(Variant.HOST, Variant.HOST_ALL, Variant.HOST_BOTH_WAYS)), FakeBackend(1))
     assert {work.variant for work in plan.groups} == {Variant.HOST, Variant.HOST_BOTH_WAYS}
 
@@ -358,8 +362,8 @@ def test_one_device_has_no_others_to_copy_beside() -> None:
 @pytest.mark.parametrize(
     ("title", "variant", "size", "messages"),
     [
-        ("256 MiB beside others", Variant.HOST_ALL, 64 * MIB, 4),
-        ("a large message beside others", Variant.HOST_BOTH_WAYS, 512 * MIB, 1),
+        ("256 MiB concurrently", Variant.HOST_ALL, 64 * MIB, 4),
+        ("a large message concurrently", Variant.HOST_BOTH_WAYS, 512 * MIB, 1),
         ("as many messages again follow: 14 at most", Variant.HOST_ALL_BOTH_WAYS, MIB, 14),
         ("small ones, too", Variant.HOST_ALL, 8, 14),
         ("8 GiB within a memory", Variant.LOCAL, 512 * MIB, 16),
@@ -372,7 +376,7 @@ def test_batches_of_host_and_local_copies_have_lengths_of_their_own(
         assert iterations(Work(Operation.H2D_CE, variant), 2, size, batch_bytes) == messages, title
 
 
-def test_where_memory_cannot_be_placed_host_copies_take_it_as_it_comes() -> None:
+def test_host_copies_use_any_memory_where_it_cannot_be_bound_to_a_node() -> None:
     (backend := FakeBackend(2)).unreachable[Operation.H2D_CE, 0] = Refusal(
         SkipKind.NUMA, detail="Operation not permitted"
     )
@@ -382,7 +386,7 @@ def test_where_memory_cannot_be_placed_host_copies_take_it_as_it_comes() -> None
 
 
 @pytest.mark.parametrize(
-    ("title", "sizes", "kept", "left"),
+    ("title", "sizes", "planned_sizes", "skipped_sizes"),
     [
         ("small ones stay", (8, 64 * MIB), (8, 64 * MIB), []),
         ("larger ones are left out", (8, MIB, 128 * MIB, GIB), (8, MIB), [(128 * MIB, GIB)]),
@@ -391,13 +395,13 @@ def test_where_memory_cannot_be_placed_host_copies_take_it_as_it_comes() -> None
     ],
 )
 def test_messages_with_a_nodes_memory_have_64_mib_at_most(
-    title: str, sizes: tuple[int, ...], kept: tuple[int, ...], left: list[tuple[int, ...]]
+    title: str, sizes: tuple[int, ...], planned_sizes: tuple[int, ...], skipped_sizes: list[tuple[int, ...]]
 ) -> None:
     backend = FakeBackend(2)
     backend.nodes = (0, 1)
     plan, skipped = make_plan(replace(HOST, sizes=sizes), backend)
-    assert set(plan.sizes.values()) == {kept}, title
-    assert skipped == [Skipped(SkipKind.NODE_LIMIT, sizes=some, limit_bytes=64 * MIB) for some in left]
+    assert set(plan.sizes.values()) == {planned_sizes}, title
+    assert skipped == [Skipped(SkipKind.NODE_LIMIT, sizes=sizes, limit_bytes=64 * MIB) for sizes in skipped_sizes]
 
 
 def test_steps_and_samples_keep_their_node() -> None:
@@ -406,6 +410,6 @@ def test_steps_and_samples_keep_their_node() -> None:
     plan, _ = make_plan(replace(HOST, sizes=(MIB,), budget_seconds=1e-9), backend)
     sweep(backend, plan, run, HOST.stopping_rule(), random.Random(1), Watcher(lambda *_: None, lambda _: None))
     assert {step.numa_node for step in backend.steps} == {0, 1}
-    assert {(found.point.members, found.point.numa_node) for found in run.measurements} == {
+    assert {(measurement.point.members, measurement.point.numa_node) for measurement in run.measurements} == {
         (member, node) for member in ((0,), (1,)) for node in (0, 1)
     }

@@ -23,14 +23,14 @@ def test_every_pair_meets_once_among_disjoint_pairs_in_the_fewest_rounds(n: int)
 
 
 @given(st.integers(2, 17), st.integers())
-def test_renaming_the_devices_keeps_that(n: int, seed: int) -> None:
+def test_relabelled_rounds_still_pair_every_device_once(n: int, seed: int) -> None:
     check(relabelled(pair_rounds(n), n, random.Random(seed)), n)
 
 
-def test_renaming_gives_a_pair_other_neighbours() -> None:
+def test_relabelling_gives_a_pair_other_neighbours() -> None:
     rng = random.Random(1)
-    beside = set()
+    neighbours = set()
     for _ in range(20):
-        (together,) = (pairs for pairs in relabelled(pair_rounds(8), 8, rng) if (0, 1) in pairs)
-        beside.add(frozenset(together))
-    assert len(beside) > 10
+        (round_pairs,) = (pairs for pairs in relabelled(pair_rounds(8), 8, rng) if (0, 1) in pairs)
+        neighbours.add(frozenset(round_pairs))
+    assert len(neighbours) > 10

@@ -1,4 +1,4 @@
-"""Which pairs an interference check puts side by side: those that meet on the wires that their label names."""
+"""Which pairs an interference check runs concurrently: those that share the links that their label names."""
 
 import random
 from collections.abc import Mapping
@@ -16,27 +16,29 @@ TREE: Mapping[Pair, str] = {
 }
 
 
-def found(links: Mapping[Pair, str], groups: tuple[tuple[int, ...], ...], count: int = 8) -> dict[str, list[Pair]]:
-    known = {frozenset(path.devices): path for path in paths(count, "SYS", links)}
-    made = shared_uplinks(groups, known, random.Random(3))
-    return {known[frozenset(some[0])].label: [(a, b) for a, b in some] for some in made}
+def pairs_by_label(
+    links: Mapping[Pair, str], groups: tuple[tuple[int, ...], ...], count: int = 8
+) -> dict[str, list[Pair]]:
+    path_of = {frozenset(path.devices): path for path in paths(count, "SYS", links)}
+    checks = shared_uplinks(groups, path_of, random.Random(3))
+    return {path_of[frozenset(pairs[0])].label: [(a, b) for a, b in pairs] for pairs in checks}
 
 
-def test_of_sys_all_cross_from_one_socket_to_the_other() -> None:
-    across = found(TREE, directed_links(8))["SYS"]
+def test_sys_pairs_all_cross_from_one_socket_to_the_other() -> None:
+    across = pairs_by_label(TREE, directed_links(8))["SYS"]
     assert len(across) == 4
     assert {(a // 4, b // 4) for a, b in across} == {(0, 1)}
 
 
-def test_of_phb_all_leave_one_switch_for_one_other_while_any_are_left() -> None:
-    across = found(TREE, directed_links(8))["PHB"]
+def test_phb_pairs_all_leave_one_switch_for_one_other_while_any_are_left() -> None:
+    across = pairs_by_label(TREE, directed_links(8))["PHB"]
     assert [(a // 2, b // 2) for a, b in across] == [(0, 1), (0, 1), (2, 3), (2, 3)]
 
 
 @pytest.mark.parametrize("groups", [directed_links(8), unordered_pairs(8)])
 def test_no_device_is_in_two_pairs(groups: tuple[tuple[int, ...], ...]) -> None:
-    for some in found(TREE, groups).values():
-        members = [member for pair in some for member in pair]
+    for pairs in pairs_by_label(TREE, groups).values():
+        members = [member for pair in pairs for member in pair]
         assert len(members) == len(set(members)) >= 4
 
 
@@ -49,7 +51,7 @@ def test_no_device_is_in_two_pairs(groups: tuple[tuple[int, ...], ...]) -> None:
         ("labels of cores are no PCIe paths", dict.fromkeys(unordered_pairs(4), "L3"), 4, set()),
     ],
 )
-def test_labels_that_tell_of_shared_wires_are_tried(
+def test_labels_that_imply_shared_links_are_checked(
     title: str, links: Mapping[Pair, str], count: int, labels: set[str]
 ) -> None:
-    assert set(found(links, directed_links(count), count)) == labels, title
+    assert set(pairs_by_label(links, directed_links(count), count)) == labels, title

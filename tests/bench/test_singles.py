@@ -1,4 +1,4 @@
-"""Single launches in a run: what is timed, kept, resumed, and what becomes of a failure."""
+"""Single launches in a run: what is timed, saved and resumed, and how failures are recorded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALLREDUCE = Work(Operation.ALLREDUCE)
 
 
 def request(**changes: Any) -> Request:
-    plain = Request(
+    default = Request(
         backend="sim",
         fabric="hgx-h200",
         kind=CommandKind.COLLECTIVE,
@@ -38,20 +38,20 @@ def request(**changes: Any) -> Request:
         latency=100,
         seed=3,
     )
-    return dataclasses.replace(plain, **changes)
+    return dataclasses.replace(default, **changes)
 
 
-def measured(path: Path | None, asked: Request) -> Run:
-    with Session(asked, path, pytest.fail) as session:
+def measured_run(path: Path | None, request_to_run: Request) -> Run:
+    with Session(request_to_run, path, pytest.fail) as session:
         session.measure(lambda _done, _total: None)
         return session.run
 
 
 def test_every_data_point_gets_its_launches_and_the_file_keeps_them(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    run = measured(path, request())
+    run = measured_run(path, request())
 
-    assert [(one.point.size_bytes, one.count, len(one.ranks)) for one in run.latencies] == [
+    assert [(latency.point.size_bytes, latency.count, len(latency.ranks)) for latency in run.latencies] == [
         (8, 100, 8),
         (2**20, 100, 8),
     ]
@@ -61,24 +61,26 @@ def test_every_data_point_gets_its_launches_and_the_file_keeps_them(tmp_path: Pa
 
 
 def test_pairs_are_timed_one_after_another_and_split_sets_together() -> None:
-    pairs = measured(None, request(pairs=True, sizes=(8,), latency=10))
-    split = measured(None, request(split=2, sizes=(8,), latency=10))
+    pairs = measured_run(None, request(pairs=True, sizes=(8,), latency=10))
+    split = measured_run(None, request(split=2, sizes=(8,), latency=10))
 
-    assert {one.concurrent for one in pairs.latencies} == {False}
+    assert {latency.concurrent for latency in pairs.latencies} == {False}
     assert len(pairs.latencies) == 28
-    assert [(one.point.members, one.concurrent) for one in split.latencies] == [
+    assert [(latency.point.members, latency.concurrent) for latency in split.latencies] == [
         ((0, 1, 2, 3), True),
         ((4, 5, 6, 7), True),
     ]
 
 
-def test_none_are_timed_unless_they_are_asked_for_and_never_of_copies() -> None:
-    assert measured(None, request(latency=0)).latencies == []
-    both = request(copies=(Variant.PLAIN,), pairs=True, sizes=(2**20,), latency=6)
-    assert {one.point.operation for one in measured(None, both).latencies} == {Operation.ALLREDUCE}
+def test_single_launches_are_timed_on_request_and_never_of_copies() -> None:
+    assert measured_run(None, request(latency=0)).latencies == []
+    copies_and_collectives = request(copies=(Variant.PLAIN,), pairs=True, sizes=(2**20,), latency=6)
+    assert {latency.point.operation for latency in measured_run(None, copies_and_collectives).latencies} == {
+        Operation.ALLREDUCE
+    }
 
 
-def test_cores_refuse_them_in_a_line() -> None:
+def test_the_host_backend_refuses_single_launches() -> None:
     backend = SimBackend(fabrics.load("hgx-h200"), 1)
     with pytest.raises(UsageError, match="leave out --latency"):
         make_plan(request(backend="host"), backend)
@@ -101,8 +103,8 @@ class Counting:
                 yield step, time_step(self._backend, step)
 
 
-def again(run: Run, backend: Counting) -> list[Measurement | Latency]:
-    """Time what the run lacks of single launches; return what was finished."""
+def time_missing_singles(run: Run, backend: Counting) -> list[Measurement | Latency]:
+    """Time the single launches that the run lacks; return what was finished."""
     finished: list[Measurement | Latency] = []
     work = Work(Operation.ALLREDUCE)
     plan = Plan(8, {work: (tuple(range(8)),)}, {work: (8, 2**20)}, "float32", "sum", 2**27, latency=100)
@@ -111,22 +113,25 @@ def again(run: Run, backend: Counting) -> list[Measurement | Latency]:
 
 
 def test_a_resumed_run_times_only_what_it_lacks() -> None:
-    run = measured(None, request())
-    kept = run.latencies.pop()
+    run = measured_run(None, request())
+    missing = run.latencies.pop()
     backend = Counting()
-    again(run, backend)
+    time_missing_singles(run, backend)
 
     assert [step.size_bytes for step in backend.steps] == [2**20]
-    assert {one.point for one in run.latencies} == {kept.point, DataPoint(Operation.ALLREDUCE, tuple(range(8)), 8)}
-    again(run, backend)
+    assert {latency.point for latency in run.latencies} == {
+        missing.point,
+        DataPoint(Operation.ALLREDUCE, tuple(range(8)), 8),
+    }
+    time_missing_singles(run, backend)
     assert len(backend.steps) == 1
 
 
-def test_a_failure_is_its_data_points_and_ends_the_rest() -> None:
-    run = measured(None, request(latency=0))
+def test_a_failed_data_point_ends_the_single_launches() -> None:
+    run = measured_run(None, request(latency=0))
     backend = Counting(fails_at=1)
-    finished = again(run, backend)
-    failed = [found for found in run.measurements if found.failure]
+    finished = time_missing_singles(run, backend)
+    failed = [measurement for measurement in run.measurements if measurement.failure]
 
     assert len(backend.steps) == len(failed) == 1
     assert finished == failed
@@ -134,16 +139,16 @@ def test_a_failure_is_its_data_points_and_ends_the_rest() -> None:
     assert run.latencies == []
 
 
-def test_the_journal_keeps_them(tmp_path: Path) -> None:
-    run = measured(None, request())
+def test_the_journal_keeps_single_launches(tmp_path: Path) -> None:
+    run = measured_run(None, request())
     path = tmp_path / "run.json"
-    found = run.latencies.pop()
+    latency = run.latencies.pop()
     text = run_file.save(run, path)
-    kept = journal.Journal(path, text)
-    kept.add(found)
-    kept.close()
+    writer = journal.Journal(path, text)
+    writer.add(latency)
+    writer.close()
 
-    assert run_file.load(path).latencies[-1] == found
+    assert run_file.load(path).latencies[-1] == latency
 
 
 def test_times_count_from_the_first_arrival_or_between_hosts_from_each_ranks_own() -> None:
@@ -165,13 +170,13 @@ def test_a_simulated_straggler_is_named_on_the_page() -> None:
     fabric = fabrics.load("hgx-h200")
     late = fabrics.Fault(fabrics.FaultKind.LATE_GPU, (2,), us=50)
     backend = SimBackend(dataclasses.replace(fabric, faults=(late,)), 1)
-    run = measured(None, request(latency=0))
+    run = measured_run(None, request(latency=0))
     step = Step(Operation.ALLREDUCE, (tuple(range(8)),), 8, 4, 1, singles=500)
     point = DataPoint(Operation.ALLREDUCE, tuple(range(8)), 8)
     run.latencies.append(latency_of(point, time_step(backend, step).singles[0], run.devices))
-    (found,) = tails(run)
+    (tail,) = tails(run)
 
-    assert [rank.member for rank in found.late] == [2]
+    assert [rank.member for rank in tail.late] == [2]
     shown = text_of(page(run))
     assert "GPU2 arrives 50.00 µs later than the others" in " ".join(shown.split())
     assert "500 single launches" in shown

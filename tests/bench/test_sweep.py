@@ -53,24 +53,27 @@ def empty(count: int, links: Sequence[Path] | None = None) -> Run:
 def test_a_steady_machine_is_settled_after_the_planned_trials() -> None:
     run = swept(FakeBackend(4), plan_for(4))
     assert run.complete
-    assert [found.point for found in run.measurements] == list(plan_for(4).points())  # in the plan's order
-    trials = {(found.point.operation, found.point.size_bytes, len(found.samples)) for found in run.measurements}
+    assert [measurement.point for measurement in run.measurements] == list(plan_for(4).points())  # in the plan's order
+    trials = {
+        (measurement.point.operation, measurement.point.size_bytes, len(measurement.samples))
+        for measurement in run.measurements
+    }
     copies = {(Operation.CE_WRITE, size, 3) for size in (MIB, 64 * MIB)}
     sums = {(Operation.ALLREDUCE, MIB, 3), (Operation.ALLREDUCE, 64 * MIB, 5)}
     assert trials == copies | sums  # what decides is measured more
-    assert {found.stop for found in run.measurements} == {StopReason.PRECISION}
-    assert {round(summarize(found).algbw, 4) for found in run.measurements} == {100.0}
+    assert {measurement.stop for measurement in run.measurements} == {StopReason.PRECISION}
+    assert {round(summarize(measurement).algbw, 4) for measurement in run.measurements} == {100.0}
 
 
-def test_the_launch_loop_is_timed_in_every_trial_and_for_collectives_alone() -> None:
-    for found in swept(FakeBackend(3), plan_for(3, launches=20)).measurements:
-        expected = 1e-5 if found.point.operation is Operation.ALLREDUCE else None
-        assert {sample.launch_seconds for sample in found.samples} == {expected}
+def test_the_launch_loop_is_timed_in_every_trial_and_for_collectives_only() -> None:
+    for measurement in swept(FakeBackend(3), plan_for(3, launches=20)).measurements:
+        expected = 1e-5 if measurement.point.operation is Operation.ALLREDUCE else None
+        assert {sample.launch_seconds for sample in measurement.samples} == {expected}
 
 
 def test_recorded_times_keep_seven_digits() -> None:
-    found = swept(FakeBackend(2, gbs=3.0), plan_for(2)).measurements[0]
-    assert set(found.samples[0].seconds) == {float(f"{found.point.size_bytes / 3e9:.7g}")}
+    measurement = swept(FakeBackend(2, gbs=3.0), plan_for(2)).measurements[0]
+    assert set(measurement.samples[0].seconds) == {float(f"{measurement.point.size_bytes / 3e9:.7g}")}
 
 
 def test_what_is_recorded_is_what_was_done() -> None:
@@ -78,9 +81,9 @@ def test_what_is_recorded_is_what_was_done() -> None:
     run = swept(backend, plan_for(4))
     done = {(step.operation, step.size_bytes): step.iterations for step in backend.steps}
     assert len(set(done.values())) > 1
-    for found in run.measurements:
-        for sample in found.samples:
-            assert sample.iterations == done[found.point.operation, found.point.size_bytes]
+    for measurement in run.measurements:
+        for sample in measurement.samples:
+            assert sample.iterations == done[measurement.point.operation, measurement.point.size_bytes]
             assert sample.concurrent is True  # of four devices two pairs are always busy
     assert all(len(step.groups) == 2 for step in backend.steps[-10:])
 
@@ -89,35 +92,38 @@ def test_a_noisy_point_is_measured_until_its_noise_is_known() -> None:
     # Six factors in turn: neither within 1 % nor changing their spread once they have come round.
     run = swept(FakeBackend(2, jitter=(0.8, 1.0, 1.3, 0.9, 1.1, 1.2)), plan_for(2))
     assert run.complete
-    assert {found.stop for found in run.measurements} <= {StopReason.NOISE, StopReason.PRECISION}
-    assert any(found.stop is StopReason.NOISE and len(found.samples) > PATIENT.deciding for found in run.measurements)
+    assert {measurement.stop for measurement in run.measurements} <= {StopReason.NOISE, StopReason.PRECISION}
+    assert any(
+        measurement.stop is StopReason.NOISE and len(measurement.samples) > PATIENT.deciding
+        for measurement in run.measurements
+    )
 
 
 def test_past_the_budget_every_point_still_gets_the_trials_that_it_is_owed() -> None:
     run = swept(FakeBackend(4, jitter=tuple(1.3**k for k in range(11))), plan_for(4), HURRIED)
     assert run.complete
     assert len(run.measurements) == len(list(plan_for(4).points()))
-    trials = {(plan_for(4).decides(found.point), len(found.samples)) for found in run.measurements}
+    trials = {(plan_for(4).decides(measurement.point), len(measurement.samples)) for measurement in run.measurements}
     assert trials == {(False, 3), (True, 5)}  # three screen, and what decides is worth the time
-    assert {found.stop for found in run.measurements} == {StopReason.BUDGET}
+    assert {measurement.stop for measurement in run.measurements} == {StopReason.BUDGET}
 
 
 def test_the_seconds_of_a_sweep_are_those_since_it_began_and_before_it_was_resumed() -> None:
     """A clock that stands at 3,600 s and goes on by a second each time that it is looked at."""
-    looks = itertools.count(3600.0)
+    readings = itertools.count(3600.0)
     run = empty(2)
     run.seconds = 100.0
 
     def clock() -> float:
-        return next(looks)
+        return next(readings)
 
     watcher = Watcher(lambda *_: None, lambda _found: None, clock=clock)
     sweep(FakeBackend(2), plan_for(2), run, PATIENT, random.Random(11), watcher)
-    last = next(looks)
+    last_reading = next(readings)
     start, phases = run.phases["NCCL start"], [run.phases[name] for name in ("warm-up", "interference check", "trials")]
     assert start == 1.0  # two looks: begun, ready
     assert all(seconds >= 1.0 for seconds in phases)
-    assert run.seconds == 100.0 + (last - 1) - 3602.0  # begun with the third look, ended with the last
+    assert run.seconds == 100.0 + (last_reading - 1) - 3602.0  # begun with the third look, ended with the last
     assert sum(phases) <= run.seconds - 100.0
 
 
@@ -131,20 +137,24 @@ def test_a_resumed_sweep_adds_to_its_phases() -> None:
 
 
 def test_progress_never_passes_its_total() -> None:
-    seen: list[tuple[int, int]] = []
-    swept(FakeBackend(3, jitter=(0.8, 1.0, 1.3, 0.9, 1.1, 1.2)), plan_for(3), progress=lambda *now: seen.append(now))
-    assert seen[0][0] == 1
-    assert all(done <= total for done, total in seen)
-    assert seen == sorted(seen)
+    reports: list[tuple[int, int]] = []
+    swept(
+        FakeBackend(3, jitter=(0.8, 1.0, 1.3, 0.9, 1.1, 1.2)),
+        plan_for(3),
+        progress=lambda *report: reports.append(report),
+    )
+    assert reports[0][0] == 1
+    assert all(done <= total for done, total in reports)
+    assert reports == sorted(reports)
 
 
 @pytest.mark.parametrize("failure", [BackendError("GPU1 fell off the bus"), KeyboardInterrupt()])
-@pytest.mark.parametrize("at", [0, 1, 17, 50])
-def test_whatever_ends_it_the_finished_trials_are_in_the_run(failure: BaseException, at: int) -> None:
-    seen: list[int] = []
+@pytest.mark.parametrize("failing_step", [0, 1, 17, 50])
+def test_whatever_ends_it_the_finished_trials_are_in_the_run(failure: BaseException, failing_step: int) -> None:
+    finished: list[int] = []
 
     def on_step(number: int, step: Step) -> None:
-        if number == started + at:
+        if number == started + failing_step:
             raise failure
 
     started = 0
@@ -152,13 +162,13 @@ def test_whatever_ends_it_the_finished_trials_are_in_the_run(failure: BaseExcept
     warm_up(probe, plan_for(3), random.Random(11))
     started = len(probe.steps)  # with three devices there is nothing to check, so the trials begin here
     run = empty(3)
-    watcher = Watcher(lambda done, _total: seen.append(done), lambda _found: None)
+    watcher = Watcher(lambda done, _total: finished.append(done), lambda _found: None)
     with pytest.raises(type(failure)):
         sweep(FakeBackend(3, on_step=on_step), plan_for(3), run, PATIENT, random.Random(11), watcher)
     assert run.complete is False
-    assert sum(len(found.samples) for found in run.measurements) == len(seen) == at
-    for found in run.measurements:  # three steady trials of two batches are settled, whatever came later
-        assert found.stop is (StopReason.PRECISION if len(found.samples) >= 3 else StopReason.INTERRUPTED)
+    assert sum(len(measurement.samples) for measurement in run.measurements) == len(finished) == failing_step
+    for measurement in run.measurements:  # three steady trials of two batches are settled, whatever came later
+        assert measurement.stop is (StopReason.PRECISION if len(measurement.samples) >= 3 else StopReason.INTERRUPTED)
     assert run.seconds >= 0
 
 
@@ -177,23 +187,23 @@ MIXED = paths(4, "SYS", {(0, 1): "NV2", (2, 3): "NV2"})
 
 
 def sharing(pair: frozenset[int]) -> float:
-    """Concurrency halves what crosses the CPUs, and leaves the NVLink pairs alone."""
+    """Concurrency halves rates across the CPUs, and does not affect NVLink pairs."""
     return 1.0 if pair in ({0, 1}, {2, 3}) else 0.5
 
 
-def test_the_interference_check_finds_the_label_that_suffers_and_the_sweep_measures_it_alone() -> None:
+def test_the_interference_check_finds_the_label_that_suffers_and_the_sweep_isolates_it() -> None:
     run = swept(FakeBackend(4, concurrency=sharing), plan_for(4), links=MIXED)
     verdicts = {
-        (found.operation, found.label): (found.trusted, round(found.ratio, 6)) for found in run.interference_checks
+        (check.operation, check.label): (check.trusted, round(check.ratio, 6)) for check in run.interference_checks
     }
     for work in plan_for(4).groups:
         assert verdicts[work.operation, "NV2"] == (True, 1.0)
         assert verdicts[work.operation, "SYS"] == (False, 0.5)
-    assert {Work(found.operation, found.variant) for found in run.interference_checks} == set(plan_for(4).groups)
-    for found in run.measurements:
-        nvlink = set(found.point.members) in ({0, 1}, {2, 3})
-        assert {sample.concurrent for sample in found.samples} == {nvlink}
-        assert summarize(found).algbw == pytest.approx(100.0)  # never the halved rate
+    assert {Work(check.operation, check.variant) for check in run.interference_checks} == set(plan_for(4).groups)
+    for measurement in run.measurements:
+        nvlink = set(measurement.point.members) in ({0, 1}, {2, 3})
+        assert {sample.concurrent for sample in measurement.samples} == {nvlink}
+        assert summarize(measurement).algbw == pytest.approx(100.0)  # never the halved rate
 
 
 @pytest.mark.parametrize(
@@ -205,35 +215,39 @@ def test_the_interference_check_finds_the_label_that_suffers_and_the_sweep_measu
         ("a label of cores is no PCIe path", ["L3"], {"L3"}),
     ],
 )
-def test_paths_that_share_wires_are_distrusted_together(title: str, failed: list[str], isolated: set[str]) -> None:
+def test_paths_that_share_links_are_distrusted_together(title: str, failed: list[str], isolated: set[str]) -> None:
     """Which PCIe paths meet in an check is chance, so one work's luck must not let its copies run together."""
-    links = paths(4, "SYS", {(0, 1): "NV2", (2, 3): "PHB", (0, 2): "L3"})
+    all_paths = paths(4, "SYS", {(0, 1): "NV2", (2, 3): "PHB", (0, 2): "L3"})
     write, allreduce = plan_for(4).groups
-    found = [InterferenceCheck(write.operation, (0, 1), label, 10.0, 5.0, 0.5, 0.02, trusted=False) for label in failed]
-    plan = distrusted(plan_for(4), found, {frozenset(path.devices): path for path in links})
-    label = {path.devices: path.label for path in links}
-    assert {label[a, b] for work, (a, b) in plan.isolated if work == write and a < b} == isolated
-    assert {label[a, b] for work, (a, b) in plan.isolated if work == allreduce} == isolated & {"PHB", "SYS"}
+    checks = [
+        InterferenceCheck(write.operation, (0, 1), label, 10.0, 5.0, 0.5, 0.02, trusted=False) for label in failed
+    ]
+    plan = distrusted(plan_for(4), checks, {frozenset(path.devices): path for path in all_paths})
+    label_of_pair = {path.devices: path.label for path in all_paths}
+    assert {label_of_pair[a, b] for work, (a, b) in plan.isolated if work == write and a < b} == isolated
+    assert {label_of_pair[a, b] for work, (a, b) in plan.isolated if work == allreduce} == isolated & {"PHB", "SYS"}
 
 
 def test_an_honest_machine_is_trusted_with_numbers_in_the_right_unit() -> None:
-    found, _ = check_interference(
+    checks, _ = check_interference(
         FakeBackend(4), plan_for(4), {frozenset(path.devices): path for path in MIXED}, random.Random(1)
     )
-    assert all(one.trusted for one in found)
-    assert [rate for one in found for rate in (one.isolated_gbs, one.concurrent_gbs)] == pytest.approx([100] * 16)
-    assert {one.delta for one in found} == {0.02}
-    labels = [(one.operation, one.label) for one in found]
+    assert all(check.trusted for check in checks)
+    assert [rate for check in checks for rate in (check.isolated_gbs, check.concurrent_gbs)] == pytest.approx(
+        [100] * 16
+    )
+    assert {check.delta for check in checks} == {0.02}
+    labels = [(check.operation, check.label) for check in checks]
     assert all(labels.count(label) == 2 for label in labels)  # two pairs of each label and operation
 
 
 @pytest.mark.parametrize(("loss", "trusted"), [(0.985, True), (0.975, False)])
 def test_the_interference_check_forgives_two_percent(loss: float, trusted: bool) -> None:
     backend = FakeBackend(4, concurrency=lambda _pair: loss)
-    assert {found.trusted for found in check_interference(backend, plan_for(4), {}, random.Random(1))[0]} == {trusted}
+    assert {check.trusted for check in check_interference(backend, plan_for(4), {}, random.Random(1))[0]} == {trusted}
 
 
-def test_an_interference_check_tells_how_long_it_timed() -> None:
+def test_an_interference_check_returns_how_long_it_timed() -> None:
     backend, again = FakeBackend(4), FakeBackend(4)
     _, seconds = check_interference(backend, plan_for(4), {}, random.Random(1))
     batches = [(step.iterations, time_step(again, step).seconds[0]) for step in backend.steps]  # all links are alike
@@ -287,12 +301,12 @@ def test_the_message_that_warms(title: str, sizes: tuple[int, ...], size: int) -
     ],
 )
 def test_how_often_it_is_warmed(title: str, factors: tuple[float, ...], steps: int) -> None:
-    work, taken = Work(Operation.CE_WRITE), itertools.count()
+    work, step_numbers = Work(Operation.CE_WRITE), itertools.count()
 
     class Settling(FakeBackend):
         def time(self, step: Step) -> Timing:
-            found, factor = super().time(step), factors[min(next(taken), len(factors) - 1)]
-            return Timing(tuple(tuple(batch * factor for batch in batches) for batches in found.seconds))
+            timing, factor = super().time(step), factors[min(next(step_numbers), len(factors) - 1)]
+            return Timing(tuple(tuple(batch * factor for batch in batches) for batches in timing.seconds))
 
     backend = Settling(2)
     warm_up(backend, Plan(2, {work: ((0, 1),)}, {work: (MIB,)}, "float32", "sum", MIB), random.Random(1))
@@ -300,14 +314,14 @@ def test_how_often_it_is_warmed(title: str, factors: tuple[float, ...], steps: i
 
 
 def test_seconds_are_kept_to_the_millisecond_and_timed_ones_to_the_microsecond() -> None:
-    looks = itertools.count()
-    watcher = Watcher(lambda *_: None, lambda _found: None, clock=lambda: next(looks) * 0.0123456)
+    readings = itertools.count()
+    watcher = Watcher(lambda *_: None, lambda _found: None, clock=lambda: next(readings) * 0.0123456)
     run = replace(empty(2), seconds=0.0)
     sweep(FakeBackend(2, gbs=96.7), plan_for(2), run, PATIENT, random.Random(11), watcher)
-    last = next(looks) - 1
-    for kept, true in ((run.seconds, (last - 2) * 0.0123456), (run.phases["NCCL start"], 0.0123456)):
-        assert kept == pytest.approx(true, abs=0.0005)
-        assert kept * 1000 == pytest.approx(round(kept * 1000), abs=1e-6)
+    last_reading = next(readings) - 1
+    for recorded, exact in ((run.seconds, (last_reading - 2) * 0.0123456), (run.phases["NCCL start"], 0.0123456)):
+        assert recorded == pytest.approx(exact, abs=0.0005)
+        assert recorded * 1000 == pytest.approx(round(recorded * 1000), abs=1e-6)
     timed = run.phases["timed"]
     assert 0 < timed < 0.5
     assert timed * 1e6 == pytest.approx(round(timed * 1e6), abs=1e-4)

@@ -1,4 +1,4 @@
-"""What failed steps cost, and what a run that is taken up again still owes."""
+"""What failed steps cost, and what a resumed run still has to measure."""
 
 import random
 from dataclasses import replace
@@ -34,17 +34,17 @@ def empty(n: int) -> Run:
 
 
 def measure(backend: FakeBackend, run: Run, reported: list[Measurement] | None = None) -> Run:
-    def finished(found: Measurement | Latency) -> None:
-        assert isinstance(found, Measurement)
+    def finished(result: Measurement | Latency) -> None:
+        assert isinstance(result, Measurement)
         if reported is not None:
-            reported.append(found)
+            reported.append(result)
 
     watcher = Watcher(lambda _done, _total: None, finished, lambda members: (hot(1, 86),) if 1 in members else ())
     sweep(backend, plan_for(len(backend.devices())), run, RULE, random.Random(3), watcher)
     return run
 
 
-def stuck(point: DataPoint) -> FakeBackend:
+def backend_that_hangs(point: DataPoint) -> FakeBackend:
     """Return a machine on which one data point never comes back, wherever it is tried."""
 
     def on_step(_number: int, step: Step) -> None:
@@ -56,12 +56,12 @@ def stuck(point: DataPoint) -> FakeBackend:
 
 def test_a_step_that_fails_costs_its_own_point_and_no_other() -> None:
     point = DataPoint(Operation.CE_WRITE, (1, 3), MIB)
-    run = measure(stuck(point), empty(4))
-    failed = [found for found in run.measurements if found.stop is StopReason.FAILED]
+    run = measure(backend_that_hangs(point), empty(4))
+    failed = [measurement for measurement in run.measurements if measurement.stop is StopReason.FAILED]
     assert [found.point for found in failed] == [point]
     assert failed[0].failure == in_words("hang: no answer within 5 s", FailureKind.ERROR)
     assert len(run.measurements) == len(list(plan_for(4).points()))
-    assert all(len(found.samples) >= 3 for found in run.measurements if found is not failed[0])
+    assert all(len(measurement.samples) >= 3 for measurement in run.measurements if measurement is not failed[0])
     assert run.complete
 
 
@@ -73,7 +73,7 @@ def test_when_everything_fails_it_stops_soon_and_says_why() -> None:
     with pytest.raises(BackendError, match=r"4 data points in a row failed.*signal 9"):
         measure(FakeBackend(4, on_step=on_step), run)
     assert not run.complete
-    assert {found.stop for found in run.measurements} == {StopReason.FAILED}
+    assert {measurement.stop for measurement in run.measurements} == {StopReason.FAILED}
 
 
 def test_collectives_that_all_fail_cost_no_copy() -> None:
@@ -82,37 +82,44 @@ def test_collectives_that_all_fail_cost_no_copy() -> None:
             raise StepFailed("NCCL did not start")
 
     run = measure(FakeBackend(4, on_step=on_step), empty(4))
-    failed = {found.point for found in run.measurements if found.stop is StopReason.FAILED}
+    failed = {measurement.point for measurement in run.measurements if measurement.stop is StopReason.FAILED}
     assert failed == {point for point in plan_for(4).points() if point.operation.is_collective}
-    first = in_words("NCCL did not start", FailureKind.ERROR)
-    given_up = Failure(FailureKind.UNTRIED, Cause.IN_A_ROW, count=4, because=first)
-    assert {found.failure for found in run.measurements if found.point in failed} == {first, given_up}
-    assert all(len(found.samples) >= 3 for found in run.measurements if found.point not in failed)
+    first_failure = in_words("NCCL did not start", FailureKind.ERROR)
+    given_up = Failure(FailureKind.UNTRIED, Cause.IN_A_ROW, count=4, because=first_failure)
+    assert {measurement.failure for measurement in run.measurements if measurement.point in failed} == {
+        first_failure,
+        given_up,
+    }
+    assert all(len(measurement.samples) >= 3 for measurement in run.measurements if measurement.point not in failed)
     assert run.complete
 
 
 def test_every_finished_trial_and_every_failure_is_reported_at_once() -> None:
     reported: list[Measurement] = []
-    run = measure(stuck(DataPoint(Operation.ALLREDUCE, (0, 2), 8)), empty(4), reported)
-    assert len(reported) == sum(len(found.samples) for found in run.measurements) + 1
+    run = measure(backend_that_hangs(DataPoint(Operation.ALLREDUCE, (0, 2), 8)), empty(4), reported)
+    assert len(reported) == sum(len(measurement.samples) for measurement in run.measurements) + 1
 
 
 def test_a_run_taken_up_again_measures_only_what_is_not_settled() -> None:
-    done = measure(FakeBackend(4), empty(4))
-    lost = {DataPoint(Operation.CE_WRITE, (0, 1), 8), DataPoint(Operation.ALLREDUCE, (1, 2), MIB)}
-    cut = done.measurements[5]
-    cut.samples, cut.stop = cut.samples[:1], StopReason.INTERRUPTED
-    failed = done.measurements[7]
+    run = measure(FakeBackend(4), empty(4))
+    missing = {DataPoint(Operation.CE_WRITE, (0, 1), 8), DataPoint(Operation.ALLREDUCE, (1, 2), MIB)}
+    interrupted = run.measurements[5]
+    interrupted.samples, interrupted.stop = interrupted.samples[:1], StopReason.INTERRUPTED
+    failed = run.measurements[7]
     failed.samples, failed.stop, failed.failure = [], StopReason.FAILED, in_words("hang")
-    done.measurements[:] = [found for found in done.measurements if found.point not in lost]
-    before = {found.point: len(found.samples) for found in done.measurements}
-    again = measure(FakeBackend(4), done)
-    changed = {found.point for found in again.measurements if len(found.samples) != before.get(found.point, 0)}
-    assert changed == lost | {cut.point, failed.point}
-    assert len(cut.samples) == len(failed.samples) == 3
+    run.measurements[:] = [measurement for measurement in run.measurements if measurement.point not in missing]
+    trials_before = {measurement.point: len(measurement.samples) for measurement in run.measurements}
+    resumed = measure(FakeBackend(4), run)
+    changed = {
+        measurement.point
+        for measurement in resumed.measurements
+        if len(measurement.samples) != trials_before.get(measurement.point, 0)
+    }
+    assert changed == missing | {interrupted.point, failed.point}
+    assert len(interrupted.samples) == len(failed.samples) == 3
     assert failed.failure is None
-    assert [found.point for found in again.measurements] == list(plan_for(4).points())
-    assert {found.stop for found in again.measurements} == {StopReason.PRECISION}
+    assert [measurement.point for measurement in resumed.measurements] == list(plan_for(4).points())
+    assert {measurement.stop for measurement in resumed.measurements} == {StopReason.PRECISION}
 
 
 def test_a_settled_run_is_not_touched() -> None:
@@ -123,9 +130,9 @@ def test_a_settled_run_is_not_touched() -> None:
     assert done.complete
 
 
-def test_samples_are_flagged_with_what_ailed_their_devices() -> None:
-    for found in measure(FakeBackend(2), empty(2)).measurements:
-        assert {sample.flags for sample in found.samples} == {(hot(1, 86),)}
+def test_samples_carry_the_flags_of_their_devices() -> None:
+    for measurement in measure(FakeBackend(2), empty(2)).measurements:
+        assert {sample.flags for sample in measurement.samples} == {(hot(1, 86),)}
 
 
 def test_a_batch_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
@@ -133,17 +140,21 @@ def test_a_batch_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
     run = replace(empty(4), paths=tuple(replace(path, nvlinks=18, theory_gbs=450.0) for path in paths(4)))
     reported: list[Measurement] = []
     measure(FakeBackend(4, rates={frozenset((1, 2)): 700.0}), run, reported)
-    beaten = {found.point.members for found in run.measurements if any(sample.marks for sample in found.samples)}
-    assert beaten == {(1, 2), (2, 1)}
-    assert all(len(found.samples) >= RULE.screening for found in run.measurements)
-    first = next(found for found in reported if found.point == DataPoint(Operation.CE_WRITE, (1, 2), MIB))
-    (flag,) = first.samples[0].marks
+    marked = {
+        measurement.point.members
+        for measurement in run.measurements
+        if any(sample.marks for sample in measurement.samples)
+    }
+    assert marked == {(1, 2), (2, 1)}
+    assert all(len(measurement.samples) >= RULE.screening for measurement in run.measurements)
+    first_reported = next(found for found in reported if found.point == DataPoint(Operation.CE_WRITE, (1, 2), MIB))
+    (flag,) = first_reported.samples[0].marks
     assert (flag.kind, flag.devices, flag.limit_gbs) == (MarkKind.IMPOSSIBLE, (1, 2), 450.0)
     assert flag.rate_gbs == pytest.approx(700)
 
 
-@pytest.mark.parametrize(("case", "jitter"), [("stands still", 0.0), ("runs back", -1.0)])
-def test_a_clock_without_time_fails_the_point(case: str, jitter: float) -> None:
+@pytest.mark.parametrize(("title", "jitter"), [("stands still", 0.0), ("runs back", -1.0)])
+def test_a_clock_without_time_fails_the_point(title: str, jitter: float) -> None:
     def on_step(_number: int, step: Step) -> None:
         backend.jitter = jitter if (0, 1) in step.groups and step.operation is Operation.ALLREDUCE else 1.0
 
@@ -151,18 +162,27 @@ def test_a_clock_without_time_fails_the_point(case: str, jitter: float) -> None:
         jitter = 1.0
 
         def time(self, step: Step) -> Timing:
-            found = super().time(step)
-            return Timing(tuple(tuple(s * self.jitter for s in batches) for batches in found.seconds))
+            timing = super().time(step)
+            return Timing(tuple(tuple(s * self.jitter for s in batches) for batches in timing.seconds))
 
     backend = Clockless(3, on_step=on_step)
     run = measure(backend, empty(3))
-    failed = {(found.point.operation, found.point.members) for found in run.measurements if found.failure}
-    assert failed == {(Operation.ALLREDUCE, (0, 1))}, case
+    failed = {
+        (measurement.point.operation, measurement.point.members)
+        for measurement in run.measurements
+        if measurement.failure
+    }
+    assert failed == {(Operation.ALLREDUCE, (0, 1))}, title
 
 
 def test_the_seconds_in_timed_regions_are_those_of_the_trials() -> None:
     run = measure(FakeBackend(2, gbs=100.0), empty(2))  # two devices: no two groups at once
-    batches = [(s.iterations, seconds) for found in run.measurements for s in found.samples for seconds in s.seconds]
+    batches = [
+        (s.iterations, seconds)
+        for measurement in run.measurements
+        for s in measurement.samples
+        for seconds in s.seconds
+    ]
     assert run.phases["timed"] == pytest.approx(sum(count * seconds for count, seconds in batches), rel=1e-4)
     assert {"warm-up", "interference check", "trials"} <= set(run.phases)
 
@@ -175,14 +195,14 @@ def test_communicators_are_waited_for_before_the_first_step() -> None:
     assert "NCCL start" in run.phases
 
 
-def test_what_nothing_verified_is_not_called_right() -> None:
+def test_unverified_results_are_not_called_right() -> None:
     in_place: dict[Work, tuple[tuple[int, ...], ...]] = {
         Work(operation, Variant.IN_PLACE): ((0, 1),) for operation in COLLECTIVES
     }
     plan = Plan(2, in_place, dict.fromkeys(in_place, (MIB,)), "float32", "sum", RULE.batch_bytes)
     run = empty(2)
     sweep(FakeBackend(2), plan, run, RULE, random.Random(1), Watcher(lambda _d, _t: None, lambda _found: None))
-    unchecked = {found.point.operation for found in run.measurements if found.wrong is None}
+    unchecked = {measurement.point.operation for measurement in run.measurements if measurement.wrong is None}
     assert unchecked == {
         Operation.ALLTOALL,
         Operation.ALLTOALLV,

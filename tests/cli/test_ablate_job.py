@@ -16,7 +16,7 @@ from collbench.backends.factory import Choice
 from collbench.backends.replay_protocol import ReplayArm, ReplayOpened
 from collbench.model.run import CommandKind, Machine, Pauses
 from collbench.runfile import job_file, run_file
-from tests.bench.test_replay import Fake
+from tests.bench.test_replay import FakeWorld as Fake
 from tests.builders import gpus
 from tests.cli.program import Program
 from tests.replay_jobs import data_parallel, pipeline, without_rank

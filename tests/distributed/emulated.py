@@ -21,7 +21,7 @@ import pytest
 from tests.distributed import namespaces
 from tests.distributed.processes import as_slurm, free_port
 
-# Far below what two busy cores carry, so that the link decides and not the processor.
+# Far below what two busy cores reach, so that the link is the bottleneck and not the processor.
 RATE_MBIT = 40.0
 # A bucket this deep is empty after a hundredth of a message; packets that are larger are cut.
 _BURST_BYTES = 8000
@@ -61,7 +61,7 @@ int accept4(int fd, struct sockaddr *from, socklen_t *length, int flags) {
 
 @dataclass(slots=True)
 class Hosts:
-    """`count` hosts h0, h1, …; `before` are the words that run a command on each, `places` what its process gets."""
+    """`count` hosts h0, h1, …; `before` is the command prefix of each, `places` the environment of its process."""
 
     count: int
     before: Sequence[Sequence[str]]
@@ -76,66 +76,69 @@ class Hosts:
                 pytest.skip("paced sockets have no rate of what a host receives")
             self.places[host]["EMULATED_BYTES_PER_S"] = round(mbit * 1e6 / 8)
             return
-        space = self.before[host][3]
-        for wanted, where, device in ((sends, space, "veth0"), (receives, self.bridge, f"port{host}")):
-            if wanted:
+        host_namespace = self.before[host][3]
+        for is_limited, namespace, device in ((sends, host_namespace, "veth0"), (receives, self.bridge, f"port{host}")):
+            if is_limited:
                 shape = f"tbf rate {mbit}mbit burst {_BURST_BYTES} latency 200ms"
-                _run(f"tc -n {where} qdisc replace dev {device} root {shape}")
+                _run(f"tc -n {namespace} qdisc replace dev {device} root {shape}")
 
     def cut(self, host: int) -> None:
-        """Cut the host's cable: nothing comes or goes any more, and nobody is told."""
+        """Take the host's link down: nothing passes any more, and no peer is notified."""
         if not self.bridge:
             pytest.skip("without namespaces no host can be cut off")
         _run(f"ip -n {self.bridge} link set port{host} down")
 
     def stop(self, process: subprocess.Popen[str]) -> None:
         """Stop all processes of a host, as a kernel that hangs does; `process` is the first of them."""
-        for found in _family(process.pid):
+        for process_id in _descendants(process.pid):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(found, signal.SIGSTOP)
-                self._stopped.append(found)
+                os.kill(process_id, signal.SIGSTOP)
+                self._stopped.append(process_id)
 
     def kill(self, process: subprocess.Popen[str]) -> None:
         """Kill all processes of a host at once."""
-        for found in _family(process.pid):
+        for process_id in _descendants(process.pid):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(found, signal.SIGKILL)
+                os.kill(process_id, signal.SIGKILL)
 
     def end(self) -> None:
-        """Leave nobody stopped: whoever is killed must be able to end."""
-        for found in self._stopped:
+        """Kill the stopped processes, so that every process can end."""
+        for process_id in self._stopped:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(found, signal.SIGKILL)
+                os.kill(process_id, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def emulated_hosts(
     count: int, tmp_path: Path, *, paced: bool | None = None, mbit: float = RATE_MBIT
 ) -> Iterator[Hosts]:
-    """Give hosts with links of `mbit` Mbit/s; `paced` sockets where None and namespaces are not permitted."""
+    """Yield hosts with links of `mbit` Mbit/s; paced=None paces sockets only where namespaces are not permitted."""
     if paced is None:
         paced = not namespaces.permitted() or shutil.which("tc") is None
     with contextlib.ExitStack() as stack:
         if paced:
-            found = Hosts(count, [["env"]] * count, _paced_places(count, _library(tmp_path)))
+            hosts = Hosts(count, [["env"]] * count, _paced_environments(count, _library(tmp_path)))
         else:
-            words = stack.enter_context(namespaces.hosts(count))
-            found = Hosts(count, words, _places(count, namespaces.address(0), 29500), namespaces.bridge())
-        stack.callback(found.end)
+            prefixes = stack.enter_context(namespaces.hosts(count))
+            hosts = Hosts(count, prefixes, _environments(count, namespaces.address(0), 29500), namespaces.bridge())
+        stack.callback(hosts.end)
         for host in range(count):
-            found.rate(host, mbit)
-        yield found
+            hosts.rate(host, mbit)
+        yield hosts
 
 
-def _places(count: int, address: str, port: int, **changes: object) -> list[dict[str, object]]:
-    alone = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": f"1(x{count})", "MASTER_ADDR": address}
-    named = [{"NCCL_HOSTID": f"h{host}", **changes} for host in range(count)]
-    return [as_slurm(host, count, port, SLURM_NODEID=host, **alone, **named[host]) for host in range(count)]
+def _environments(count: int, address: str, port: int, **changes: object) -> list[dict[str, object]]:
+    one_task_per_node = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": f"1(x{count})", "MASTER_ADDR": address}
+    host_variables = [{"NCCL_HOSTID": f"h{host}", **changes} for host in range(count)]
+    return [
+        as_slurm(host, count, port, SLURM_NODEID=host, **one_task_per_node, **host_variables[host])
+        for host in range(count)
+    ]
 
 
-def _paced_places(count: int, library: Path) -> list[dict[str, object]]:
+def _paced_environments(count: int, library: Path) -> list[dict[str, object]]:
     preloaded = ":".join(filter(None, (str(library), os.environ.get("LD_PRELOAD", ""))))
-    return _places(count, "127.0.0.1", free_port(), LD_PRELOAD=preloaded)
+    return _environments(count, "127.0.0.1", free_port(), LD_PRELOAD=preloaded)
 
 
 def _library(tmp_path: Path) -> Path:
@@ -153,11 +156,11 @@ def _run(command: str) -> None:
     subprocess.run(command.split(), check=True, capture_output=True, text=True)
 
 
-def _family(first: int) -> list[int]:
+def _descendants(root: int) -> list[int]:
     """Return the ids of a process and all that it has started, parents first."""
-    found = [first]
-    for one in found:
-        for task in Path(f"/proc/{one}/task").glob("*/children"):
+    process_ids = [root]
+    for process_id in process_ids:
+        for task in Path(f"/proc/{process_id}/task").glob("*/children"):
             with contextlib.suppress(OSError):
-                found += [int(word) for word in task.read_text(encoding="ascii").split()]
-    return found
+                process_ids += [int(child) for child in task.read_text(encoding="ascii").split()]
+    return process_ids

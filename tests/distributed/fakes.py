@@ -1,4 +1,4 @@
-"""Ranks without processes: workers whose steps take the times that a test says, each served in a thread."""
+"""Ranks without processes: workers whose steps take the times that a test sets, each served in a thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from collbench.model.errors import BackendError
 from collbench.model.run import Device, Flag, Health, Machine, Path
 from tests.builders import gpus
 
-# Longer than any of these tests may take: what waits so long has hung.
+# Longer than any of these tests may take: after that, something hangs.
 PATIENCE_S = 30.0
 
 
@@ -30,25 +30,26 @@ class FakeRankWorker(RankWorker):
         self,
         rank: int,
         seconds: float = 1.0,
-        on_step: Callable[[FakeRankWorker, Step], None] = lambda _seat, _step: None,
+        on_step: Callable[[FakeRankWorker, Step], None] = lambda _worker, _step: None,
     ) -> None:
         self.rank, self.seconds, self.on_step = rank, seconds, on_step
         self.calls: list[str] = []
         self.keys: list[str] = []
-        self.openings: list[tuple[tuple[int, ...], int]] = []  # the world's members, and the place among them
+        # The ranks of each world that was opened, and this rank's index among them.
+        self.openings: list[tuple[tuple[int, ...], int]] = []
         self.interrupted = threading.Event()
         self.closed = threading.Event()
-        self.wrong_now: tuple[Flag, ...] = ()
+        self.current_flags: tuple[Flag, ...] = ()
         self.fails_to_open = 0
-        self.dies_at = ""  # the first of its calls that begins so ends its process
+        self.dies_at = ""  # its process dies at the first call whose text begins with this
         self.hang_up: Callable[[], object] = lambda: None
 
     def introduce(self) -> Introduction:
         return Introduction("host", "key", "net", "cuda", "1.0", gpus(8)[self.rank], Machine("host", "Linux", "CPU"))
 
-    def _call(self, what: str) -> None:
-        self.calls.append(what)
-        if self.dies_at and what.startswith(self.dies_at):
+    def _call(self, call: str) -> None:
+        self.calls.append(call)
+        if self.dies_at and call.startswith(self.dies_at):
             self.hang_up()
 
     def make_id(self) -> str:
@@ -74,10 +75,10 @@ class FakeRankWorker(RankWorker):
     def time(self, step: Step) -> Timing:
         self._call(f"step {step.size_bytes}")
         self.on_step(self, step)
-        here = [self.openings[-1][1] in group for group in step.groups]
+        is_member = [self.openings[-1][1] in group for group in step.groups]
         batches = tuple(self.seconds * (batch + 1) for batch in range(step.batches))
-        launches = tuple(self.seconds / 10 if mine else 0.0 for mine in here) if step.launches else ()
-        return Timing(tuple(batches if mine else () for mine in here), launches)
+        launches = tuple(self.seconds / 10 if member else 0.0 for member in is_member) if step.launches else ()
+        return Timing(tuple(batches if member else () for member in is_member), launches)
 
     def paths(self, devices: tuple[Device, ...]) -> tuple[Path, ...]:
         return ()
@@ -87,7 +88,7 @@ class FakeRankWorker(RankWorker):
         return (Health(temperature=40 + self.rank),)
 
     def flags(self) -> tuple[Flag, ...]:
-        return self.wrong_now
+        return self.current_flags
 
     def interrupt(self) -> None:
         self.interrupted.set()
@@ -96,30 +97,30 @@ class FakeRankWorker(RankWorker):
         self.closed.set()
 
     def wait_to_be_interrupted(self) -> None:
-        """Do as a collective whose peer has died: wait, and fail when the worker is killed."""
+        """Behave as a collective whose peer has died: wait, and fail when the worker is killed."""
         assert self.interrupted.wait(PATIENCE_S), "nobody informed this rank that another had failed"
         raise BackendError("killed")
 
 
-def _hang_up(number: int) -> None:
+def _hang_up(descriptor: int) -> None:
     """End a connection as the kernel does for a process that was killed, with whatever was under way."""
-    with socket.socket(fileno=os.dup(number)) as end:
+    with socket.socket(fileno=os.dup(descriptor)) as end:
         end.shutdown(socket.SHUT_RDWR)
 
 
 class Board:
-    """A store in memory that remembers what was ever on it."""
+    """A store in memory that remembers everything ever published."""
 
     def __init__(self) -> None:
-        self.now: dict[str, str] = {}
-        self.ever: list[str] = []
+        self.entries: dict[str, str] = {}
+        self.published: list[str] = []
 
     def publish(self, name: str, value: str) -> None:
-        self.now[name] = value
-        self.ever.append(value)
+        self.entries[name] = value
+        self.published.append(value)
 
     def forget(self, name: str) -> None:
-        del self.now[name]
+        del self.entries[name]
 
 
 @contextmanager
@@ -129,19 +130,19 @@ def world(
     devices: tuple[Device, ...] | None = None,
     **limits: float,
 ) -> Iterator[Coordinator]:
-    """Give a coordinator of these workers; afterwards all of them have left, but those who have died."""
+    """Yield a coordinator of these workers; afterwards all but those that died have been released."""
     ends = [pair() for _ in workers]
-    left: list[bool] = []
+    released: list[bool] = []
     threads = [
-        threading.Thread(target=lambda end=theirs, worker=worker: left.append(serve(end, worker, 0.05)), daemon=True)
-        for (_, theirs), worker in zip(ends, workers, strict=True)
+        threading.Thread(target=lambda end=far, worker=worker: released.append(serve(end, worker, 0.05)), daemon=True)
+        for (_, far), worker in zip(ends, workers, strict=True)
     ]
-    for (_, theirs), worker in zip(ends, workers, strict=True):
-        worker.hang_up = functools.partial(_hang_up, theirs.fileno())
+    for (_, far), worker in zip(ends, workers, strict=True):
+        worker.hang_up = functools.partial(_hang_up, far.fileno())
     for thread in threads:
         thread.start()
     ranks = Ranks(
-        {rank: ours for rank, (ours, _) in enumerate(ends)},
+        {rank: near for rank, (near, _) in enumerate(ends)},
         {rank: f"rank {rank}" for rank in range(len(workers))},
         **limits,  # type: ignore[arg-type]
     )
@@ -152,8 +153,8 @@ def world(
         coordinator.close()
         for thread in threads:
             thread.join(PATIENCE_S)
-        assert left.count(False) == sum(bool(worker.dies_at) for worker in workers), (
+        assert released.count(False) == sum(bool(worker.dies_at) for worker in workers), (
             "every other rank was asked to leave"
         )
-        assert len(left) == len(workers)
+        assert len(released) == len(workers)
         assert all(worker.closed.is_set() for worker in workers)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 
-def address(place: int) -> str:
+def address(host: int) -> str:
     """Return the address of one host."""
-    return f"10.77.1.{place + 1}"
+    return f"10.77.1.{host + 1}"
 
 
 def bridge() -> str:
@@ -33,7 +33,7 @@ def permitted() -> bool:
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[list[list[str]]]:
-    """Give the words that run a command on each of the hosts n0, n1, …; skip the test where that is not permitted."""
+    """Yield the command prefix for each of the hosts n0, n1, …; skip the test where that is not permitted."""
     spaces = [f"collbench-{os.getpid()}-n{index}" for index in range(count)]
     switch = bridge()
     commands = [f"ip netns add {space}" for space in (switch, *spaces)]
@@ -54,8 +54,8 @@ def hosts(count: int) -> Iterator[list[list[str]]]:
                 pytest.skip("several hosts need the command ip (iproute2)")
             except subprocess.CalledProcessError as error:
                 pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
-        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
-        yield [["ip", "netns", "exec", space, *named, f"n{index}"] for index, space in enumerate(spaces)]
+        set_host_name = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
+        yield [["ip", "netns", "exec", space, *set_host_name, f"n{index}"] for index, space in enumerate(spaces)]
     finally:
         for space in (*spaces, switch):
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)

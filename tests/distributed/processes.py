@@ -21,12 +21,12 @@ COLLBENCH = [sys.executable, "-m", "collbench"]
 # Ranks import torch for its store alone, and the rest takes each of them a second. Those of torchrun, and on GPUs, have
 # all of it.
 STORE_ONLY = Path(__file__).with_name("store_only")
-# What a test may not inherit from the job that it runs in.
+# Prefixes of variables that a test must not inherit from the job that it runs in.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "OMPI_", "TORCHELASTIC_", "GLOO_")
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on. Linux gives those below 32768 to nobody who does not ask for them."""
+    """Return a port that nobody listens on; below 32768, where Linux allocates no ephemeral ports."""
     for port in range(20_000 + os.getpid() % 10_000, 32_768):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -34,18 +34,18 @@ def free_port() -> int:
 
 
 def environment(tmp_path: Path, **variables: object) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    ours = {"XDG_STATE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "NO_COLOR": "1"}
-    return kept | ours | {name: str(value) for name, value in variables.items()}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    overrides = {"XDG_STATE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "NO_COLOR": "1"}
+    return inherited | overrides | {name: str(value) for name, value in variables.items()}
 
 
 def as_slurm(rank: int, count: int, port: int, **changes: object) -> dict[str, object]:
     """Return what srun sets for one task of several on one node."""
-    plain = {
+    default = {
         "SLURM_STEP_NUM_TASKS": count, "SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NODEID": 0,
         "SLURM_STEP_TASKS_PER_NODE": count, "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": port,
     }  # fmt: skip
-    return plain | changes
+    return default | changes
 
 
 def as_mpirun(rank: int, count: int, port: int) -> dict[str, object]:
@@ -59,30 +59,30 @@ def as_mpirun(rank: int, count: int, port: int) -> dict[str, object]:
 @contextlib.contextmanager
 def started(
     tmp_path: Path,
-    words: Sequence[str],
-    places: Sequence[dict[str, object]],
-    before: Sequence[Sequence[str]] = (),
+    arguments: Sequence[str],
+    environments: Sequence[dict[str, object]],
+    prefixes: Sequence[Sequence[str]] = (),
     program: Sequence[str] = COLLBENCH,
     *,
     all_of_torch: bool = False,
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start a process for each place, and leave none behind; `before` are words to put before each one's command."""
+    """Start a process for each environment, and leave none behind; `prefixes` go before each one's command."""
 
-    def variables(place: dict[str, object]) -> dict[str, str]:
-        found = environment(tmp_path, **place)
-        folders = "" if all_of_torch else str(STORE_ONLY), found.get("PYTHONPATH", "")
-        return found | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    def variables(changes: dict[str, object]) -> dict[str, str]:
+        complete = environment(tmp_path, **changes)
+        folders = "" if all_of_torch else str(STORE_ONLY), complete.get("PYTHONPATH", "")
+        return complete | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
     processes = [
         subprocess.Popen(
-            [*(before[rank] if before else ()), *program, *words],
-            env=variables(place),
+            [*(prefixes[rank] if prefixes else ()), *program, *arguments],
+            env=variables(changes),
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank, place in enumerate(places)
+        for rank, changes in enumerate(environments)
     ]
     try:
         yield processes
@@ -92,9 +92,9 @@ def started(
             process.communicate()
 
 
-def ends(processes: Sequence[subprocess.Popen[str]], patience_s: float = PATIENCE_S) -> list[tuple[int, str, str]]:
+def ends(processes: Sequence[subprocess.Popen[str]], timeout_s: float = PATIENCE_S) -> list[tuple[int, str, str]]:
     """Return each process's status, stdout and stderr."""
-    outputs = [process.communicate(timeout=patience_s) for process in processes]
+    outputs = [process.communicate(timeout=timeout_s) for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 
@@ -103,12 +103,12 @@ def the_run(tmp_path: Path) -> Run:
     return run_file.load(file)
 
 
-def torchrun(tmp_path: Path, count: int, *words: str) -> subprocess.CompletedProcess[str]:
+def torchrun(tmp_path: Path, count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the program by torchrun, in so many processes on this machine."""
-    start = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", str(count)]
-    where = ["--master-port", str(free_port())]  # as without it, where 29500 is free
+    launcher = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", str(count)]
+    port = ["--master-port", str(free_port())]  # as without it, where 29500 is free
     return subprocess.run(
-        [*start, *where, "-m", "collbench", *words],
+        [*launcher, *port, "-m", "collbench", *arguments],
         env=environment(tmp_path),
         capture_output=True,
         text=True,
@@ -118,29 +118,29 @@ def torchrun(tmp_path: Path, count: int, *words: str) -> subprocess.CompletedPro
 
 
 def trials(journal: Path) -> list[dict[str, object]]:
-    """Return what a run's journal holds so far, whole lines only."""
+    """Return the complete lines of a run's journal so far."""
     lines = journal.read_text(encoding="utf-8").split("\n")[1:-1] if journal.exists() else []
     return [json.loads(line) for line in lines]
 
 
 def wait_for(
-    what: str,
+    event: str,
     happened: Callable[[], object],
     processes: Sequence[subprocess.Popen[str]],
-    patience_s: float = PATIENCE_S,
+    timeout_s: float = PATIENCE_S,
 ) -> None:
     """Wait until `happened()`; fail the test when that takes too long, or when the first process ends before."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while not happened():
-        assert processes[0].poll() is None, f"ended before {what}: {processes[0].communicate()}"
-        assert time.monotonic() < deadline, f"{what} never happened"
+        assert processes[0].poll() is None, f"ended before {event}: {processes[0].communicate()}"
+        assert time.monotonic() < deadline, f"{event} never happened"
         time.sleep(0.05)
 
 
 def worker_of(process: subprocess.Popen[str], module: str) -> int:
     """Return the process id of a rank's worker that runs this module, whichever of its threads has started it."""
     for task in Path(f"/proc/{process.pid}/task").iterdir():
-        for word in (task / "children").read_text().split():
-            if module in Path(f"/proc/{word}/cmdline").read_text(encoding="utf-8"):
-                return int(word)
+        for process_id in (task / "children").read_text().split():
+            if module in Path(f"/proc/{process_id}/cmdline").read_text(encoding="utf-8"):
+                return int(process_id)
     raise AssertionError("the rank has no worker")

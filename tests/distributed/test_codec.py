@@ -52,7 +52,7 @@ ORDERS: list[Order] = [
     Abandon(),
     Leave(),
 ]
-WORDS: list[RankMessage] = [
+RANK_MESSAGES: list[RankMessage] = [
     Alive(),
     Done(None),
     Done(UniqueId("00ff")),
@@ -74,17 +74,17 @@ def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
     assert decode_order(encode(order)) == order
 
 
-@pytest.mark.parametrize("word", WORDS, ids=lambda word: repr(word)[:30])
-def test_a_word_arrives_as_it_was_sent(word: RankMessage) -> None:
-    assert decode_rank_message(encode(word)) == word
+@pytest.mark.parametrize("message", RANK_MESSAGES, ids=lambda message: repr(message)[:30])
+def test_a_rank_message_arrives_as_it_was_sent(message: RankMessage) -> None:
+    assert decode_rank_message(encode(message)) == message
 
 
 class NewFailure(StepFailed):
-    """As somebody may add one."""
+    """A class that a later version may add."""
 
 
 @pytest.mark.parametrize(
-    ("sent", "arrives"),
+    ("sent", "received_type"),
     [
         *((kind("what\nhappened"), kind) for kind in (UsageError, MachineError, BackendError, DataCorruption)),
         (StepFailed("hang"), StepFailed),
@@ -93,17 +93,17 @@ class NewFailure(StepFailed):
         (CollbenchError("plain"), CollbenchError),
     ],
 )
-def test_a_failure_keeps_its_class_and_its_text(sent: CollbenchError, arrives: type) -> None:
-    found = decode_rank_message(encode(sent))
-    assert (type(found), str(found)) == (arrives, str(sent))
+def test_a_failure_keeps_its_class_and_its_text(sent: CollbenchError, received_type: type) -> None:
+    received = decode_rank_message(encode(sent))
+    assert (type(received), str(received)) == (received_type, str(sent))
 
 
 def test_a_failure_keeps_what_is_known_of_it() -> None:
     earlier = died(-9, "Killed", (1,))
     failure = Failure(FailureKind.CRASH, Cause.NO_WORKER, rank=3, because=earlier)
-    found = decode_rank_message(encode(StepFailed("rank 3: gone", failure=failure)))
-    assert isinstance(found, StepFailed)
-    assert (found.failure, found.kind) == (failure, FailureKind.CRASH)
+    received = decode_rank_message(encode(StepFailed("rank 3: gone", failure=failure)))
+    assert isinstance(received, StepFailed)
+    assert (received.failure, received.kind) == (failure, FailureKind.CRASH)
     wrong = WrongData(Work(Operation.ALLREDUCE), 1024, (1, 0), 3, 16, 1.5, 2.0)
     corrupt = decode_rank_message(encode(DataCorruption("wrong data", wrong)))
     assert isinstance(corrupt, DataCorruption)
@@ -111,7 +111,7 @@ def test_a_failure_keeps_what_is_known_of_it() -> None:
 
 
 class Executed:
-    """What pickle would run."""
+    """An object whose unpickling runs code."""
 
     def __reduce__(self) -> Any:
         return print, ("executed",)
@@ -131,7 +131,7 @@ STEP = json.loads(encode(ORDERS[5]))
         ("a number with a million digits", b"[" + b"9" * 10**6 + b"]"),
         ("a type that is none", b'["system", {"command": "true"}]'),
         ("a class of another module", b'["collbench.distributed.rank_worker.RankWorker", {}]'),
-        ("a word instead of an order", encode(Alive())),
+        ("a rank's message instead of an order", encode(Alive())),
         ("no fields", b'["Leave"]'),
         ("fields that are a list", b'["Leave", []]'),
         ("a field more", b'["Leave", {"now": true}]'),
@@ -143,7 +143,7 @@ STEP = json.loads(encode(ORDERS[5]))
         ("groups that are numbers", json.dumps([STEP[0], STEP[1] | {"groups": [1, 2]}]).encode()),
     ],
 )
-def test_what_is_no_order_is_refused_and_nothing_runs(
+def test_invalid_orders_are_refused_and_nothing_runs(
     title: str, data: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(BadMessage, match="install the same version on all hosts"):
@@ -163,7 +163,7 @@ def test_what_is_no_order_is_refused_and_nothing_runs(
         ("infinite seconds", b'["Done", ["Timing", {"seconds": [[Infinity]]}], []]'),
     ],
 )
-def test_what_is_no_word_is_refused(title: str, data: bytes) -> None:
+def test_invalid_rank_messages_are_refused(title: str, data: bytes) -> None:
     with pytest.raises(BadMessage):
         decode_rank_message(data)
 

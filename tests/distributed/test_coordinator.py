@@ -1,4 +1,4 @@
-"""Rank 0's backend over fake ranks in threads: every order and answer takes the way that it takes between hosts."""
+"""Rank 0's backend over fake ranks in threads: orders and answers travel as they do between hosts."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def step(groups: tuple[tuple[int, ...], ...] = ((0, 1, 2),), size: int = 64, **c
 
 
 def workers(*seconds: float) -> list[FakeRankWorker]:
-    return [FakeRankWorker(rank, taken) for rank, taken in enumerate(seconds)]
+    return [FakeRankWorker(rank, step_s) for rank, step_s in enumerate(seconds)]
 
 
 def test_a_step_takes_as_long_as_the_slowest_rank_of_its_group() -> None:
@@ -41,18 +41,18 @@ def test_a_step_takes_as_long_as_the_slowest_rank_of_its_group() -> None:
 
 
 def test_each_groups_single_launches_come_in_the_order_of_its_ranks() -> None:
-    own = [RankLaunches((rank,), (rank + 10,)) for rank in range(3)]
+    launches = [RankLaunches((rank,), (rank + 10,)) for rank in range(3)]
     group_of = (0, 1, 0)  # by rank
     timings = tuple(
         Timing(
             tuple((1.0,) if index == group_of[rank] else () for index in range(2)),
-            singles=tuple((own[rank],) if index == group_of[rank] else () for index in range(2)),
+            singles=tuple((launches[rank],) if index == group_of[rank] else () for index in range(2)),
         )
         for rank in range(3)
     )
-    found = slowest(step(((2, 0), (1,)), singles=1), timings)
+    timing = slowest(step(((2, 0), (1,)), singles=1), timings)
 
-    assert found.singles == ((own[2], own[0]), (own[1],))
+    assert timing.singles == ((launches[2], launches[0]), (launches[1],))
     assert slowest(step(((2, 0), (1,))), timings).singles == ()
 
 
@@ -62,7 +62,7 @@ def test_the_world_is_as_large_as_its_smallest_rank_and_knows_all_devices() -> N
         assert coordinator.capacity_bytes() == 998
         assert coordinator.free_bytes() == (5000, 5001, 5002)
         assert coordinator.devices() == gpus(3)
-        assert [found.temperature for found in coordinator.health()] == [40, 41, 42]
+        assert [health.temperature for health in coordinator.health()] == [40, 41, 42]
 
 
 def test_the_id_is_made_once_read_by_all_and_deleted() -> None:
@@ -72,14 +72,14 @@ def test_the_id_is_made_once_read_by_all_and_deleted() -> None:
         coordinator.reserve(512)
         coordinator.prepare(((0, 1),))
         coordinator.time(step(((0, 1),)))
-    assert (board.ever, board.now) == (["id1"], {})
+    assert (board.published, board.entries) == (["id1"], {})
     assert ranks[0].calls == ["id", "open", "reserve 512", "prepare ((0, 1),)", "step 64"]
     assert ranks[1].calls == ranks[0].calls[1:]
 
 
 def test_a_failure_ends_the_others_step_and_all_meet_again() -> None:
-    def fail_at_8(worker: FakeRankWorker, asked: Step) -> None:
-        if asked.size_bytes == 8:
+    def fail_at_8(worker: FakeRankWorker, step: Step) -> None:
+        if step.size_bytes == 8:
             if worker.rank == 1:
                 raise StepFailed("crash: the worker died")
             worker.wait_to_be_interrupted()
@@ -93,28 +93,28 @@ def test_a_failure_ends_the_others_step_and_all_meet_again() -> None:
         assert isinstance(failed, StepFailed)
         assert str(failed) == "rank 1: crash: the worker died", "not what its abandoned peers met"
         assert [bool(getattr(outcome, "seconds", ())) for outcome in outcomes.values()] == [True, False, True]
-    assert board.ever == ["id1", "id2"], "a new world has a new id"
+    assert board.published == ["id1", "id2"], "a new world has a new id"
     assert all(len(set(worker.keys)) == 2 for worker in ranks)
     assert ranks[2].calls == ["open", "reserve 512", "step 64", "step 8", "open", "reserve 512", "step 16"]
 
 
 def test_a_world_that_cannot_be_joined_again_costs_the_next_step_too() -> None:
-    def fail_once(worker: FakeRankWorker, asked: Step) -> None:
-        if asked.size_bytes == 8:
+    def fail_once(worker: FakeRankWorker, step: Step) -> None:
+        if step.size_bytes == 8:
             worker.fails_to_open = 1
             raise BackendError("hang")
 
     ranks = [FakeRankWorker(0), FakeRankWorker(1, on_step=fail_once)]
     with world(ranks) as coordinator:
         coordinator.open()
-        for size, says in ((8, "rank 1: hang"), (16, "could not reconnect: rank 1: no room")):
-            with pytest.raises(StepFailed, match=says):
+        for size, message in ((8, "rank 1: hang"), (16, "could not reconnect: rank 1: no room")):
+            with pytest.raises(StepFailed, match=message):
                 coordinator.time(step(((0, 1),), size))
         assert coordinator.time(step(((0, 1),), 32)).seconds
 
 
-def test_wrong_data_goes_before_what_it_caused_elsewhere() -> None:
-    def corrupt(worker: FakeRankWorker, _asked: Step) -> None:
+def test_wrong_data_is_reported_before_the_failures_that_it_causes() -> None:
+    def corrupt(worker: FakeRankWorker, _step: Step) -> None:
         if worker.rank == 2:
             raise DataCorruption("wrong data at byte 12")
         if worker.rank == 1:
@@ -126,8 +126,8 @@ def test_wrong_data_goes_before_what_it_caused_elsewhere() -> None:
             coordinator.time(step())
 
 
-def test_a_rank_that_lost_another_waits_for_that_ones_word() -> None:
-    def fail(worker: FakeRankWorker, _asked: Step) -> None:
+def test_a_rank_that_lost_a_peer_waits_for_the_peers_own_report() -> None:
+    def fail(worker: FakeRankWorker, _step: Step) -> None:
         if worker.rank == 0:
             raise PeerLost("remote process exited")
         if worker.rank == 2:
@@ -141,8 +141,8 @@ def test_a_rank_that_lost_another_waits_for_that_ones_word() -> None:
             coordinator.time(step())
 
 
-def test_where_nobody_says_why_the_lost_rank_is_reported_and_the_others_end() -> None:
-    def fail(worker: FakeRankWorker, _asked: Step) -> None:
+def test_without_a_cause_the_rank_that_lost_a_peer_is_reported_and_the_others_end() -> None:
+    def fail(worker: FakeRankWorker, _step: Step) -> None:
         if worker.rank == 1:
             raise PeerLost("remote process exited")
         worker.wait_to_be_interrupted()
@@ -153,8 +153,8 @@ def test_where_nobody_says_why_the_lost_rank_is_reported_and_the_others_end() ->
             coordinator.time(step())
 
 
-def test_what_no_rank_can_do_is_reported_as_on_one_machine() -> None:
-    def refuse(_seat: FakeRankWorker, _asked: Step) -> None:
+def test_a_usage_error_of_all_ranks_is_reported_as_on_one_machine() -> None:
+    def refuse(_worker: FakeRankWorker, _step: Step) -> None:
         raise UsageError("gloo cannot reduce by avg")
 
     with world([FakeRankWorker(rank, on_step=refuse) for rank in range(2)]) as coordinator:
@@ -163,8 +163,8 @@ def test_what_no_rank_can_do_is_reported_as_on_one_machine() -> None:
             coordinator.time(step(((0, 1),)))
 
 
-def test_an_unexpected_error_of_a_rank_is_an_answer_and_hangs_nobody() -> None:
-    def break_down(worker: FakeRankWorker, _asked: Step) -> None:
+def test_an_unexpected_error_of_a_rank_is_reported_and_hangs_no_peer() -> None:
+    def break_down(worker: FakeRankWorker, _step: Step) -> None:
         if worker.rank == 1:
             raise KeyError("lost")
         worker.wait_to_be_interrupted()
@@ -175,9 +175,9 @@ def test_an_unexpected_error_of_a_rank_is_an_answer_and_hangs_nobody() -> None:
             coordinator.time(step(((0, 1),)))
 
 
-def test_flags_come_from_the_rank_whose_device_they_are_about() -> None:
+def test_flags_come_from_the_rank_of_their_device() -> None:
     ranks = workers(1.0, 1.0, 1.0)
-    ranks[1].wrong_now = (throttled(0),)  # position 0 to its own rank
+    ranks[1].current_flags = (throttled(0),)  # position 0 to its own rank
     with world(ranks) as coordinator:
         coordinator.open()
         coordinator.time(step(((0, 1), (2,))))
@@ -185,9 +185,9 @@ def test_flags_come_from_the_rank_whose_device_they_are_about() -> None:
         assert coordinator.flags((2,)) == ()
 
 
-def test_an_interrupted_step_is_cleared_away_before_the_next_question() -> None:
-    def interrupt_rank_0(worker: FakeRankWorker, asked: Step) -> None:
-        if asked.size_bytes == 8:
+def test_an_interrupted_step_is_cleared_away_before_the_next_request() -> None:
+    def interrupt_rank_0(worker: FakeRankWorker, step: Step) -> None:
+        if step.size_bytes == 8:
             if worker.rank == 0:
                 os.kill(os.getpid(), signal.SIGINT)
             worker.wait_to_be_interrupted()
@@ -196,15 +196,15 @@ def test_an_interrupted_step_is_cleared_away_before_the_next_question() -> None:
         coordinator.open()
         with pytest.raises(KeyboardInterrupt):
             coordinator.time(step(((0, 1),), 8))
-        assert [found.temperature for found in coordinator.health()] == [40, 41]
+        assert [health.temperature for health in coordinator.health()] == [40, 41]
         assert coordinator.time(step(((0, 1),), 16)).seconds
 
 
 def test_a_rank_that_dies_is_named_at_once_and_for_good() -> None:
     reported: list[str] = []
-    ours, theirs = pair()
-    ranks = Ranks({0: ours}, {0: "rank 2 on node1"}, on_loss=lambda: reported.append("lost"))
-    theirs.close()  # as the kernel does for a process that was killed
+    near, far = pair()
+    ranks = Ranks({0: near}, {0: "rank 2 on node1"}, on_loss=lambda: reported.append("lost"))
+    far.close()  # as the kernel does for a process that was killed
     for _ in range(2):
         with pytest.raises(RankLost, match=r"rank 2 on node1 is gone.*start all ranks again"):
             ranks.ask({0: Introduce()})
@@ -214,13 +214,13 @@ def test_a_rank_that_dies_is_named_at_once_and_for_good() -> None:
 
 
 def test_a_rank_that_is_silent_is_lost_and_one_that_is_slow_is_not() -> None:
-    ours, theirs = pair()
-    silent = Ranks({0: ours}, {0: "rank 1 on node1"}, silence_s=0.3)
+    near, far = pair()
+    silent = Ranks({0: near}, {0: "rank 1 on node1"}, silence_s=0.3)
     with pytest.raises(RankLost, match="rank 1 on node1 is silent"):
         silent.ask({0: Introduce()})
-    theirs.close()
+    far.close()
 
-    def take_a_second(worker: FakeRankWorker, _asked: Step) -> None:
+    def take_a_second(worker: FakeRankWorker, _step: Step) -> None:
         worker.interrupted.wait(1.0)  # signs of life come every 0.05 s
 
     with world([FakeRankWorker(0, on_step=take_a_second)], silence_s=0.5) as coordinator:
@@ -248,20 +248,20 @@ def test_the_coordinator_is_a_backend() -> None:
 
 
 def test_one_rank_of_each_host_reads_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lowest that is left; on a single host nobody does, for it sends nothing over them."""
-    read = list[str]()
+    """The lowest remaining rank; on a single host none does, as it sends nothing over them."""
+    roots = list[str]()
 
     def ports(root: Path) -> tuple[NetworkPort, ...]:
-        read.append(str(root))
-        return (NetworkPort("mlx5_0", 1, "ACTIVE", counters={"symbol_error": len(read)}),)
+        roots.append(str(root))
+        return (NetworkPort("mlx5_0", 1, "ACTIVE", counters={"symbol_error": len(roots)}),)
 
     monkeypatch.setattr(rank_worker, "read_ports", ports)
     devices = tuple(replace(device, host=f"h{rank // 2}") for rank, device in enumerate(gpus(4)))
     with world([FakeRankWorker(rank) for rank in range(4)], devices=devices) as coordinator:
-        found = coordinator.ports()
-    assert found is not None
-    assert [(port.host, port.name) for port in found] == [("h0", "mlx5_0:1"), ("h1", "mlx5_0:1")]
-    assert read == ["/", "/"]
+        ports_of_hosts = coordinator.ports()
+    assert ports_of_hosts is not None
+    assert [(port.host, port.name) for port in ports_of_hosts] == [("h0", "mlx5_0:1"), ("h1", "mlx5_0:1")]
+    assert roots == ["/", "/"]
     with world([FakeRankWorker(rank) for rank in range(4)]) as coordinator:
         assert coordinator.ports() is None
-    assert len(read) == 2
+    assert len(roots) == 2

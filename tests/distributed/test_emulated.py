@@ -40,44 +40,48 @@ else:
 """
 
 
-def seconds(hosts: Hosts, a: int, b: int) -> tuple[float, float]:
+def transfer_seconds(hosts: Hosts, source: int, destination: int) -> tuple[float, float]:
     """Return how long BYTES take from host `a` to `b`, and back."""
-    address = namespaces.address(b) if hosts.bridge else "127.0.0.1"
-    words = [address, str(free_port()), str(BYTES)]
-    ends = []
-    for host, role in ((b, "listen"), (a, "call")):
-        kept = {name: str(value) for name, value in hosts.places[host].items() if name.startswith(("LD_", "EMULATED_"))}
-        command = [*hosts.before[host], sys.executable, "-S", "-c", TALK, role, *words]
-        end = subprocess.Popen(command, env=kept, stdout=subprocess.PIPE, text=True)
-        ends.append(end)
+    address = namespaces.address(destination) if hosts.bridge else "127.0.0.1"
+    arguments = [address, str(free_port()), str(BYTES)]
+    processes = []
+    for host, role in ((destination, "listen"), (source, "call")):
+        environment = {
+            name: str(value) for name, value in hosts.places[host].items() if name.startswith(("LD_", "EMULATED_"))
+        }
+        command = [*hosts.before[host], sys.executable, "-S", "-c", TALK, role, *arguments]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
         if role == "listen":
-            assert end.stdout is not None
-            assert end.stdout.readline() == "ready\n"
-    there, back = (float(end.communicate(timeout=60)[0]) for end in ends)
-    return there, back
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+    forward_s, backward_s = (float(process.communicate(timeout=60)[0]) for process in processes)
+    return forward_s, backward_s
 
 
-def least(mbit: float) -> float:
+def least_seconds(mbit: float) -> float:
     """Return the seconds that BYTES need at a rate, less what buckets and buffers let through at once."""
     return BYTES * 8 / mbit / 1e6 * 0.5
 
 
 @pytest.mark.parametrize("paced", [False, True])
-def test_links_are_as_slow_as_they_were_made(paced: bool, tmp_path: Path) -> None:
+def test_links_are_as_slow_as_their_rates(paced: bool, tmp_path: Path) -> None:
     """Only what a busy machine cannot change is asserted: nothing passes a link faster than its rate."""
     if not paced and not namespaces.permitted():
         pytest.skip("network namespaces are not permitted here")
     with emulated_hosts(3, tmp_path, paced=paced) as hosts:
         hosts.rate(2, 5.0, receives=False)
-        there, back = seconds(hosts, 2, 0)
-        assert there > least(5.0), "what host 2 sends is slow"
-        assert back > least(40.0)
-        assert there > 2 * back or back > least(5.0), "and what it receives is not, or the machine is busy"
-        there, back = seconds(hosts, 0, 1)
-        assert min(there, back) > least(40.0)
+        forward_s, backward_s = transfer_seconds(hosts, 2, 0)
+        assert forward_s > least_seconds(5.0), "what host 2 sends is slow"
+        assert backward_s > least_seconds(40.0)
+        assert forward_s > 2 * backward_s or backward_s > least_seconds(5.0), (
+            "and what it receives is not, or the machine is busy"
+        )
+        forward_s, backward_s = transfer_seconds(hosts, 0, 1)
+        assert min(forward_s, backward_s) > least_seconds(40.0)
 
 
-def test_a_host_that_is_cut_off_hears_nothing(tmp_path: Path) -> None:
+def test_a_host_that_is_cut_off_receives_nothing(tmp_path: Path) -> None:
     if not namespaces.permitted():
         pytest.skip("network namespaces are not permitted here")
     with emulated_hosts(2, tmp_path, paced=False) as hosts:

@@ -16,25 +16,25 @@ from tests.distributed.processes import ends, started, trials, wait_for
 pytestmark = pytest.mark.usefixtures("loaded_torch")
 
 # Four ranks and their workers load torch, each 3 s of a core or two, and others may use the cores.
-PATIENCE_S = 250.0
-WORDS = ["nodes", "--backend", "host", "--size", "64K", "-v"]
+TIMEOUT_S = 250.0
+ARGUMENTS = ["nodes", "--backend", "host", "--size", "64K", "-v"]
 
 
 # Each takes a minute of a core: CI makes do with a host that is killed.
-at_length = pytest.mark.skipif(
+slow_test = pytest.mark.skipif(
     not os.environ.get("COLLBENCH_EMULATED"), reason="takes a minute: set COLLBENCH_EMULATED=1"
 )
 
 
-@at_length
-@pytest.mark.timeout(2 * PATIENCE_S)
+@slow_test
+@pytest.mark.timeout(2 * TIMEOUT_S)
 def test_a_host_whose_link_is_slow_one_way_is_named(tmp_path: Path) -> None:
     """At a quarter of the others' rate, beyond what a busy machine does to one of them."""
     with emulated_hosts(4, tmp_path) as hosts:
         hosts.rate(2, 10.0, receives=False)
-        words = [*WORDS, "--one-way", "--budget", "10ms", "--json"]
-        with started(tmp_path, words, hosts.places, hosts.before) as processes:
-            (status, out, err), *others = ends(processes, PATIENCE_S)
+        arguments = [*ARGUMENTS, "--one-way", "--budget", "10ms", "--json"]
+        with started(tmp_path, arguments, hosts.places, hosts.before) as processes:
+            (status, out, err), *others = ends(processes, TIMEOUT_S)
     assert status in {0, 1}, err  # 1: on busy cores nobody may be certain
     assert others == [(0, "", "")] * 3
     sends = [node["sends"]["ratio"] for node in json.loads(out)["judgement"]["nodes"]]
@@ -42,56 +42,58 @@ def test_a_host_whose_link_is_slow_one_way_is_named(tmp_path: Path) -> None:
     assert min(sends) < -0.2
 
 
-@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.timeout(3 * TIMEOUT_S)
 @pytest.mark.parametrize(
-    ("how", "status", "says"),
+    ("fault", "status", "message"),
     [
         ("kill", 1, "rank 1 on h1 is gone"),
-        pytest.param("stop", 4, "rank 1 on h1 is silent for 15 s", marks=at_length),
+        pytest.param("stop", 4, "rank 1 on h1 is silent for 15 s", marks=slow_test),
     ],
 )
-def test_a_host_that_dies_is_named_and_the_others_go_on(how: str, status: int, says: str, tmp_path: Path) -> None:
+def test_a_host_that_dies_is_named_and_the_others_go_on(fault: str, status: int, message: str, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     journal = tmp_path / "run.json.journal"
     with emulated_hosts(4, tmp_path) as hosts:
-        # A process of its own: of one that stands for a fork, a stop stops the wrong one.
+        # A process of its own: stopping the stand-in of a forked process would stop the wrong one.
         hosts.places[1] |= {"COLLBENCH_TEST_LIBRARIES": "another's"}
-        words = [*WORDS, "--budget", "10ms", "--output", str(file), "--select", "2"]
-        with started(tmp_path, words, hosts.places, hosts.before) as processes:
-            wait_for("the first round", lambda: len(trials(journal)) > 4, processes, PATIENCE_S)
-            getattr(Hosts, how)(hosts, processes[1])
-            (found, out, err), *others = ends([processes[0], processes[2], processes[3]], PATIENCE_S)
-    assert found == status, err
-    assert others == [(0, "", "")] * 2, "rank 0 has let them go"
-    assert f"collbench: {says}" in err, "at once"
-    assert f"lost      {says}" in out
+        arguments = [*ARGUMENTS, "--budget", "10ms", "--output", str(file), "--select", "2"]
+        with started(tmp_path, arguments, hosts.places, hosts.before) as processes:
+            wait_for("the first round", lambda: len(trials(journal)) > 4, processes, TIMEOUT_S)
+            getattr(Hosts, fault)(hosts, processes[1])
+            (exit_status, out, err), *others = ends([processes[0], processes[2], processes[3]], TIMEOUT_S)
+    assert exit_status == status, err
+    assert others == [(0, "", "")] * 2, "rank 0 has released them"
+    assert f"collbench: {message}" in err, "at once"
+    assert f"lost      {message}" in out
     assert "undecided h1: it was not measured" in out
     (chosen,) = (line for line in out.splitlines() if line.startswith("chosen "))
     assert "1" not in chosen
     run = run_file.load(file)
     assert not run.complete
     assert not journal.exists()
-    # Of the hosts that are left every pair was measured, and what was measured with h1 before is kept.
-    left = {(0, 2), (0, 3), (2, 3)}
-    assert left <= {tuple(sorted(one.point.members)) for one in run.measurements if one.samples}
-    failed = [one.point.members for one in run.measurements if one.failure]
+    # Every pair of the remaining hosts was measured, and earlier measurements with h1 are kept.
+    remaining_pairs = {(0, 2), (0, 3), (2, 3)}
+    assert remaining_pairs <= {
+        tuple(sorted(measurement.point.members)) for measurement in run.measurements if measurement.samples
+    }
+    failed = [measurement.point.members for measurement in run.measurements if measurement.failure]
     assert all(1 in members for members in failed)
 
 
-@pytest.mark.timeout(3 * PATIENCE_S)
-def test_of_eight_hosts_the_slow_one_has_the_lowest_estimate_and_the_killed_one_is_named(tmp_path: Path) -> None:
+@pytest.mark.timeout(3 * TIMEOUT_S)
+def test_among_eight_hosts_the_slow_one_has_the_lowest_estimate_and_the_killed_one_is_named(tmp_path: Path) -> None:
     slow, killed = 6, 3
     journal = tmp_path / "run.json.journal"
     with emulated_hosts(8, tmp_path) as hosts:
         hosts.rate(slow, 10.0)
-        arguments = [*WORDS, "--budget", "10ms", "--output", str(tmp_path / "run.json"), "--json"]
+        arguments = [*ARGUMENTS, "--budget", "10ms", "--output", str(tmp_path / "run.json"), "--json"]
         with started(tmp_path, arguments, hosts.places, hosts.before) as processes:
-            wait_for("the first round", lambda: len(trials(journal)) > 4, processes, PATIENCE_S)
+            wait_for("the first round", lambda: len(trials(journal)) > 4, processes, TIMEOUT_S)
             hosts.kill(processes[killed])
-            others = [process for rank, process in enumerate(processes) if rank != killed]
-            (status, out, err), *rest = ends(others, PATIENCE_S)
+            survivors = [process for rank, process in enumerate(processes) if rank != killed]
+            (status, out, err), *other_outputs = ends(survivors, TIMEOUT_S)
     assert status == 1, err
-    assert rest == [(0, "", "")] * 6, "rank 0 has let them go"
+    assert other_outputs == [(0, "", "")] * 6, "rank 0 has released them"
     assert f"collbench: rank {killed} on h{killed} is gone" in err
     assert set(re.findall(r"rank \d+ on h\d+", err)) == {f"rank {killed} on h{killed}"}, "nobody else is named"
     nodes = json.loads(out)["judgement"]["nodes"]
@@ -105,14 +107,14 @@ def test_of_eight_hosts_the_slow_one_has_the_lowest_estimate_and_the_killed_one_
 LATE_HOST = Path(__file__).with_name("late_host")
 
 
-@at_length
-@pytest.mark.timeout(2 * PATIENCE_S)
-def test_a_host_that_comes_late_is_named_with_how_much_and_how_often(tmp_path: Path) -> None:
+@slow_test
+@pytest.mark.timeout(2 * TIMEOUT_S)
+def test_a_late_host_is_named_with_its_delay_and_frequency(tmp_path: Path) -> None:
     with emulated_hosts(4, tmp_path, mbit=200.0) as hosts:
         # Without the process that has loaded torch: its forks do not read sitecustomize.
         hosts.places[1] |= {"PYTHONPATH": str(LATE_HOST), "EMULATED_LATE_S": "0.05", "COLLBENCH_TEST_TORCH": ""}
-        with started(tmp_path, [*WORDS, "--budget", "10ms", "--json"], hosts.places, hosts.before) as processes:
-            (status, out, err), *others = ends(processes, PATIENCE_S)
+        with started(tmp_path, [*ARGUMENTS, "--budget", "10ms", "--json"], hosts.places, hosts.before) as processes:
+            (status, out, err), *others = ends(processes, TIMEOUT_S)
     assert status in {0, 1}, err
     assert others == [(0, "", "")] * 3
     (late,) = json.loads(out)["late"]

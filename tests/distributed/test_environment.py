@@ -75,12 +75,12 @@ BATCH_SCRIPT = {"SLURM_JOB_ID": "123456", "SLURM_PROCID": "0", "SLURM_NTASKS": "
         ),
     ],
 )
-def test_a_process_finds_its_place(title: str, environment: dict[str, str], launch: LaunchEnvironment | None) -> None:
+def test_a_process_finds_its_rank(title: str, environment: dict[str, str], launch: LaunchEnvironment | None) -> None:
     assert find_launch(environment) == launch
 
 
 @pytest.mark.parametrize(
-    ("title", "environment", "says"),
+    ("title", "environment", "message"),
     [
         ("a rank too many", TORCHRUN | {"RANK": "8"}, "rank 8 of 8"),
         ("a local rank too many", TORCHRUN | {"LOCAL_RANK": "4"}, "local rank 4 of 4"),
@@ -93,10 +93,12 @@ def test_a_process_finds_its_place(title: str, environment: dict[str, str], laun
         ("a node list of nothing", SRUN | {"SLURM_STEP_NODELIST": "[]"}, "set MASTER_ADDR"),
     ],
 )
-def test_contradictions_are_reported_in_one_line(title: str, environment: dict[str, str], says: str) -> None:
+def test_contradictory_variables_are_reported_in_one_line(
+    title: str, environment: dict[str, str], message: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         find_launch(environment)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -104,11 +106,11 @@ def test_two_jobs_and_two_steps_of_a_job_meet_at_different_ports() -> None:
     environments = (SRUN, SRUN | {"SLURM_STEP_ID": "2"}, SRUN | {"SLURM_JOB_ID": "123460"})
     ports = {launch.master_port for launch in map(find_launch, environments) if launch}
     assert len(ports) == 3
-    assert all(1024 < port < 32768 for port in ports), "Linux gives ports from 32768 on to anybody"
+    assert all(1024 < port < 32768 for port in ports), "ports from 32768 on are ephemeral on Linux"
 
 
 @pytest.mark.parametrize(
-    ("nodes", "first"),
+    ("nodes", "first_node"),
     [
         ("node7", "node7"),
         ("node[01-03,7]", "node01"),
@@ -118,8 +120,8 @@ def test_two_jobs_and_two_steps_of_a_job_meet_at_different_ports() -> None:
         ("node-a.example,node-b.example", "node-a.example"),
     ],
 )
-def test_the_first_host_of_a_node_list(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first
+def test_the_first_host_of_a_node_list(nodes: str, first_node: str) -> None:
+    assert first_host(nodes) == first_node
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_a_step_of_several_tasks_a_node_is_refused() -> None:
 
 
 @pytest.mark.parametrize("launched", [TORCHRUN, SRUN, MPIRUN, ONE_A_NODE, SRUN | MPIRUN])
-def test_a_process_may_learn_that_it_is_alone_and_nothing_else_is_taken_from_it(launched: dict[str, str]) -> None:
+def test_alone_removes_the_launchers_variables_and_nothing_else(launched: dict[str, str]) -> None:
     reported = alone(launched | {"NCCL_NVLS_ENABLE": "0", "HOME": "/root"})
     assert find_launch(reported) is None
     assert reported["NCCL_NVLS_ENABLE"] == "0"
@@ -174,6 +176,6 @@ def test_how_long_ranks_wait_for_each_other(value: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "1e9", "inf", "nan", "86401", "²"])
-def test_a_wait_that_is_none_is_refused(value: str) -> None:
+def test_invalid_join_timeouts_are_refused(value: str) -> None:
     with pytest.raises(UsageError, match="write whole seconds, 1 to 86400"):
         join_seconds({"COLLBENCH_JOIN_SECONDS": value})

@@ -19,7 +19,7 @@ from tests.native.fakes import Fakes
 
 
 @pytest.mark.parametrize(
-    ("title", "gpus", "visible", "says"),
+    ("title", "gpus", "visible", "message"),
     [
         (
             "both ranks were given the same GPU",
@@ -36,20 +36,20 @@ from tests.native.fakes import Fakes
     ],
 )
 def test_each_rank_needs_a_gpu_of_its_own(
-    title: str, gpus: int, visible: tuple[str | None, ...], says: str, fakes: Fakes, tmp_path: Path
+    title: str, gpus: int, visible: tuple[str | None, ...], message: str, fakes: Fakes, tmp_path: Path
 ) -> None:
-    words = ["allreduce", "--backend", "cuda", "--sizes", "8"]
+    arguments = ["allreduce", "--backend", "cuda", "--sizes", "8"]
     port = free_port()
     simulated: dict[str, object] = {**fakes.environment(gpus=gpus), "COLLBENCH_NCCL": fakes.nccl}
-    places = [
+    environments = [
         simulated | as_mpirun(rank, len(visible), port) | ({} if shown is None else {"CUDA_VISIBLE_DEVICES": shown})
         for rank, shown in enumerate(visible)
     ]
-    with started(tmp_path, words, places) as processes:
+    with started(tmp_path, arguments, environments) as processes:
         (status, out, err), *others = ends(processes)
     assert (status, out) == (2, ""), err
     assert err.count("\n") == 1
-    assert re.search(says, err), err
+    assert re.search(message, err), err
     assert others == [(0, "", "")] * len(others)
 
 

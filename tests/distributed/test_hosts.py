@@ -1,4 +1,4 @@
-"""What ranks of named machines mean together."""
+"""What the introductions of all ranks say together: hosts, GPUs, paths, addresses."""
 
 import itertools
 from collections import Counter
@@ -18,11 +18,11 @@ from tests.builders import gpus
 
 
 def rank(number: int, host: str = "a", **changes: object) -> Introduction:
-    """Return a rank on the GPU of its number; `host` is its name and what tells it apart."""
-    plain = Introduction(
+    """Return a rank on the GPU of its number; `host` is its host's name and key."""
+    default = Introduction(
         host, f"key {host}", f"net {host}", "cuda", "1.0", gpus(8)[number], Machine(host, "Linux", "CPU")
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(default, **changes)  # type: ignore[arg-type]
 
 
 FOUR = (rank(0), rank(1), rank(2, "b"), rank(3, "b"))
@@ -67,7 +67,7 @@ def test_hosts_are_named_where_there_are_several(
 
 
 @pytest.mark.parametrize(
-    ("title", "ranks", "says"),
+    ("title", "ranks", "message"),
     [
         ("the same GPU", (rank(0), rank(1), replace(rank(2), device=gpus(1)[0])), "ranks 0 and 2 on a all have"),
         (
@@ -88,27 +88,29 @@ def test_hosts_are_named_where_there_are_several(
         ),
     ],
 )
-def test_ranks_that_cannot_measure_together_are_refused(title: str, ranks: tuple[Introduction, ...], says: str) -> None:
+def test_ranks_that_cannot_measure_together_are_refused(
+    title: str, ranks: tuple[Introduction, ...], message: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         introductions.check(ranks)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("title", "boots"), [("one kernel", ("x", "x")), ("unknown of one", ("x", "")), ("unknown of all", ("", ""))]
 )
 def test_ranks_of_one_host_on_one_kernel_or_an_unknown_one_measure_together(title: str, boots: tuple[str, str]) -> None:
-    introductions.check([rank(place, boot=boot) for place, boot in enumerate(boots)])
+    introductions.check([rank(number, boot=boot) for number, boot in enumerate(boots)])
 
 
-def test_a_gpu_is_taken_twice_on_one_host_only() -> None:
-    """NCCL refuses a duplicate on one host, and takes ranks of another for users of another GPU."""
-    twice = (rank(0), replace(rank(1, "b"), device=gpus(1)[0]), rank(1))
-    introductions.check(twice)
-    (said,) = introductions.shared_gpus(twice)
-    assert said.startswith(f"ranks 0, 1 (a, b) share the GPU {gpus(1)[0].uuid}: ")
+def test_a_gpu_is_a_duplicate_on_one_host_only() -> None:
+    """NCCL refuses a duplicate on one host, and takes ranks of another host to have other GPUs."""
+    ranks = (rank(0), replace(rank(1, "b"), device=gpus(1)[0]), rank(1))
+    introductions.check(ranks)
+    (message,) = introductions.shared_gpus(ranks)
+    assert message.startswith(f"ranks 0, 1 (a, b) share the GPU {gpus(1)[0].uuid}: ")
     with pytest.raises(UsageError, match="ranks 0 and 1 on a all have the same GPU"):
-        introductions.check([twice[0], replace(twice[1], host_key="key a")])
+        introductions.check([ranks[0], replace(ranks[1], host_key="key a")])
     assert introductions.shared_gpus(FOUR) == ()
     assert introductions.shared_gpus([rank(0, backend="host"), rank(0, "b", backend="host")]) == (), "cores may be"
 
@@ -141,15 +143,15 @@ def test_two_nccls_are_refused() -> None:
 def test_paths_are_each_hosts_own_and_the_network_between() -> None:
     assert introductions.host_leaders(FOUR) == {0: (0, 1), 2: (2, 3)}
     reported: dict[tuple[int, ...], list[Path]] = {(0, 1): [Path((0, 1), "NV18")], (2, 3): [Path((0, 1), "SYS")]}
-    found = {path.devices: path.label for path in introductions.all_paths(4, reported)}
-    assert found == {(0, 1): "NV18", (2, 3): "SYS", (0, 2): "NET", (0, 3): "NET", (1, 2): "NET", (1, 3): "NET"}
+    labels = {path.devices: path.label for path in introductions.all_paths(4, reported)}
+    assert labels == {(0, 1): "NV18", (2, 3): "SYS", (0, 2): "NET", (0, 3): "NET", (1, 2): "NET", (1, 3): "NET"}
 
 
-def test_paths_of_ranks_that_are_dealt_out_to_hosts_in_turn() -> None:
-    found = {
+def test_paths_of_ranks_that_alternate_between_hosts() -> None:
+    labels = {
         path.devices: path.label for path in introductions.all_paths(4, {(0, 2): [Path((0, 1), "PIX")], (1, 3): []})
     }
-    assert found == {(0, 2): "PIX", (0, 1): "NET", (0, 3): "NET", (1, 2): "NET", (2, 3): "NET"}, "1-3 is not reported"
+    assert labels == {(0, 2): "PIX", (0, 1): "NET", (0, 3): "NET", (1, 2): "NET", (2, 3): "NET"}, "1-3 is not reported"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_paths_of_ranks_that_are_dealt_out_to_hosts_in_turn() -> None:
         ),
     ],
 )
-def test_ranks_are_reached_where_they_came_from(
+def test_ranks_are_reached_at_the_address_they_connected_from(
     title: str, ranks: tuple[Introduction, ...], ends: dict[int, tuple[str, str]], expected: tuple[str, ...]
 ) -> None:
     assert introductions.addresses(ranks, ends) == expected
@@ -172,17 +174,17 @@ def test_ranks_are_reached_where_they_came_from(
 
 @pytest.mark.timeout(60)
 def test_the_paths_of_many_ranks_take_no_longer_than_their_number() -> None:
-    """Of 512 ranks on 64 hosts; a table made anew for each pair would take hours."""
+    """512 ranks on 64 hosts; rebuilding a table for each pair would take hours."""
     hosts = [tuple(range(first, first + 8)) for first in range(0, 512, 8)]
     inside = {members: [Path((a, b), "NV18") for a in range(8) for b in range(a + 1, 8)] for members in hosts}
-    found = introductions.all_paths(512, inside)
-    assert [path.devices for path in found] == list(itertools.combinations(range(512), 2))
-    assert Counter(path.label for path in found) == {"NV18": 64 * 28, "NET": 512 * 511 // 2 - 64 * 28}
+    paths = introductions.all_paths(512, inside)
+    assert [path.devices for path in paths] == list(itertools.combinations(range(512), 2))
+    assert Counter(path.label for path in paths) == {"NV18": 64 * 28, "NET": 512 * 511 // 2 - 64 * 28}
     listed = introductions.all_paths(512, inside, between_hosts=False)
-    assert [path.devices for path in listed] == [path.devices for path in found if path.label == "NV18"]
+    assert [path.devices for path in listed] == [path.devices for path in paths if path.label == "NV18"]
 
 
-def test_groups_of_several_hosts_alone_are_timed_by_plain_launches() -> None:
+def test_only_groups_of_several_hosts_are_timed_by_plain_launches() -> None:
     devices = introductions.devices_of(FOUR)
     assert [spans_hosts(devices, group) for group in ((0, 1), (0, 2), (2, 3), (0, 1, 2, 3))] == [
         False,
@@ -193,7 +195,7 @@ def test_groups_of_several_hosts_alone_are_timed_by_plain_launches() -> None:
     assert not spans_hosts(gpus(2), (0, 1))
 
 
-def test_a_rank_that_timed_plain_launches_says_so_for_its_group_alone() -> None:
+def test_plain_launches_are_reported_for_their_group_only() -> None:
     step = Step(Operation.ALLREDUCE, ((0, 1), (2, 3)), 8, 1, 1)
     plain, replays = Timing(((1.0,), (1.0,)), plain=(True, False)), Timing(((1.0,), (1.0,)))
     assert slowest(step, [plain, plain, replays, replays]).plain == (True, False)

@@ -20,20 +20,33 @@ COUNT = 3
 
 @pytest.fixture
 def three_hosts() -> Iterator[list[list[str]]]:
-    """Give the words that run a command on each of three hosts."""
-    with hosts(COUNT) as words:
-        yield words
+    """Yield the command prefix for each of three hosts."""
+    with hosts(COUNT) as prefixes:
+        yield prefixes
 
 
-def places_of() -> list[dict[str, object]]:
-    """Return the variables of one process on each host."""
-    alone = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": f"1(x{COUNT})", "MASTER_ADDR": "10.77.1.1"}
-    return [as_slurm(rank, COUNT, 29500, SLURM_NODEID=rank, **alone) for rank in range(COUNT)]
+def environments_of() -> list[dict[str, object]]:
+    """Return the environment of one process on each host."""
+    one_task_per_node = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": f"1(x{COUNT})", "MASTER_ADDR": "10.77.1.1"}
+    return [as_slurm(rank, COUNT, 29500, SLURM_NODEID=rank, **one_task_per_node) for rank in range(COUNT)]
 
 
 def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list[list[str]], tmp_path: Path) -> None:
-    words = ["nodes", "--backend", "host", "--size", "64K", "--select", "2", "--gpus", "1", "--budget", "10ms", "-v"]
-    with started(tmp_path, words, places_of(), three_hosts) as processes:
+    arguments = [
+        "nodes",
+        "--backend",
+        "host",
+        "--size",
+        "64K",
+        "--select",
+        "2",
+        "--gpus",
+        "1",
+        "--budget",
+        "10ms",
+        "-v",
+    ]
+    with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
         (status, out, err), *others = ends(processes)
     undecided = out.startswith("not judged: ")  # 64K between shared cores may be too noisy to tell nodes apart
     assert status == int(undecided), err
@@ -43,17 +56,17 @@ def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list
     assert any(line.startswith("chosen    n") for line in out.splitlines())
     assert "sim" not in out
     run = the_run(tmp_path)
-    assert {frozenset(found.point.members) for found in run.measurements} == {
+    assert {frozenset(measurement.point.members) for measurement in run.measurements} == {
         frozenset(pair) for pair in ((0, 1), (0, 2), (1, 2))
     }
     assert run.complete
 
 
-def test_switches_that_somebody_reported_are_used(three_hosts: list[list[str]], tmp_path: Path) -> None:
+def test_reported_switches_are_used(three_hosts: list[list[str]], tmp_path: Path) -> None:
     file = tmp_path / "topology.conf"
     file.write_text("SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n2\nSwitchName=c Switches=a,b\n", encoding="utf-8")
-    words = ["nodes", "--backend", "host", "--size", "64K", "--budget", "10ms", "-v", "--switches", str(file)]
-    with started(tmp_path, words, places_of(), three_hosts) as processes:
+    arguments = ["nodes", "--backend", "host", "--size", "64K", "--budget", "10ms", "-v", "--switches", str(file)]
+    with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
         (_, out, err), *others = ends(processes)
     assert f"\nswitches  2, as {file} reports\nrounds    8 (4 within leaves, 4 between leaves)" in re.sub(
         r"\n +", " ", out
@@ -61,15 +74,15 @@ def test_switches_that_somebody_reported_are_used(three_hosts: list[list[str]], 
     assert [(status, out) for status, out, _ in others] == [(0, "")] * (COUNT - 1)
 
 
-def test_a_host_that_nobody_reported_is_named(three_hosts: list[list[str]], tmp_path: Path) -> None:
+def test_a_host_without_a_reported_switch_is_named(three_hosts: list[list[str]], tmp_path: Path) -> None:
     file = tmp_path / "switches"
     file.write_text("n0 a\nn1 b\n", encoding="utf-8")
-    words = ["nodes", "--backend", "host", "--size", "64K", "--switches", str(file)]
-    with started(tmp_path, words, places_of(), three_hosts) as processes:
+    arguments = ["nodes", "--backend", "host", "--size", "64K", "--switches", str(file)]
+    with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
         (status, out, err), *others = ends(processes)
     assert (status, out) == (2, "")
     assert "does not say which switch n2 is under" in err
-    assert [status for status, _, _ in others] == [0] * (COUNT - 1)  # rank 0 alone says why
+    assert [status for status, _, _ in others] == [0] * (COUNT - 1)  # only rank 0 says why
 
 
 IN_PYTHON = """
@@ -79,14 +92,14 @@ print(None if found is None else (len(found.origin.names), len(found.choice.memb
 """
 
 
-def test_in_python_rank_0_has_the_answer_and_may_go_on_with_a_run(three_hosts: list[list[str]], tmp_path: Path) -> None:
+def test_in_python_rank_0_has_the_result_and_may_resume_a_run(three_hosts: list[list[str]], tmp_path: Path) -> None:
     measured = []
-    for given in ("size='64K', budget=0.01", "resume={}"):
+    for keywords in ("size='64K', budget=0.01", "resume={}"):
         file = next((tmp_path / "collbench" / "runs").glob("*.json"), None)
         script = tmp_path / "uses_collbench.py"
-        script.write_text(IN_PYTHON.format(given.format(repr(str(file)))), encoding="utf-8")
+        script.write_text(IN_PYTHON.format(keywords.format(repr(str(file)))), encoding="utf-8")
         program = [sys.executable, str(script)]
-        with started(tmp_path, [], places_of(), three_hosts, program) as processes:
+        with started(tmp_path, [], environments_of(), three_hosts, program) as processes:
             (status, out, err), *others = ends(processes)
         assert (status, out) == (0, "(3, 2, True)\n"), err
         assert others == [(0, "None\n", "")] * (COUNT - 1)
@@ -98,39 +111,48 @@ def test_in_python_rank_0_has_the_answer_and_may_go_on_with_a_run(three_hosts: l
 
 def test_one_host_is_refused(tmp_path: Path) -> None:
     port = free_port()
-    places = [as_slurm(rank, 2, port) for rank in range(2)]
-    with started(tmp_path, ["nodes", "--backend", "host"], places) as processes:
-        (status, out, err), other = ends(processes)
+    environments = [as_slurm(rank, 2, port) for rank in range(2)]
+    with started(tmp_path, ["nodes", "--backend", "host"], environments) as processes:
+        (status, out, err), other_output = ends(processes)
     assert (status, out) == (2, "")
     assert "collbench pairs" in err
-    assert other == (0, "", "")
+    assert other_output == (0, "", "")
 
 
-def test_a_survey_whose_processes_were_killed_goes_on(three_hosts: list[list[str]], tmp_path: Path) -> None:
-    """On the same hosts alone: else one line names those that are missing, and those that are new."""
+def test_a_survey_whose_processes_were_killed_resumes(three_hosts: list[list[str]], tmp_path: Path) -> None:
+    """Only on the same hosts: otherwise one line names those that are missing and those that are new."""
     file = tmp_path / "run.json"
-    words = ["nodes", "--backend", "host", "--size", "64K", "--one-way", "--budget", "10ms", "--output", str(file)]
-    with started(tmp_path, words, places_of(), three_hosts) as processes:
+    arguments = ["nodes", "--backend", "host", "--size", "64K", "--one-way", "--budget", "10ms", "--output", str(file)]
+    with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
         wait_for("a second round", lambda: len(trials(Path(f"{file}.journal"))) > 7, processes)
         for process in processes:
             process.kill()
-    before = {one.point: [sample.seconds for sample in one.samples] for one in run_file.load(file).measurements}
+    seconds_before = {
+        measurement.point: [sample.seconds for sample in measurement.samples]
+        for measurement in run_file.load(file).measurements
+    }
 
-    others = [[*words[:-1], f"other{index}"] for index, words in enumerate(three_hosts)]
-    with started(tmp_path, ["nodes", "--resume", str(file)], places_of(), [three_hosts[0], *others[1:]]) as processes:
+    other_prefixes = [[*arguments[:-1], f"other{index}"] for index, arguments in enumerate(three_hosts)]
+    with started(
+        tmp_path, ["nodes", "--resume", str(file)], environments_of(), [three_hosts[0], *other_prefixes[1:]]
+    ) as processes:
         (status, out, err), *_ = ends(processes)
     assert (status, out) == (2, ""), err
-    says = f"{file} was measured on other hosts: n[1-2] missing, other[1-2] new; start the same hosts, or measure again"
-    assert says in err
+    message = (
+        f"{file} was measured on other hosts: n[1-2] missing, other[1-2] new; start the same hosts, or measure again"
+    )
+    assert message in err
 
-    with started(tmp_path, ["nodes", "--resume", str(file), "-v"], places_of(), three_hosts) as processes:
+    with started(tmp_path, ["nodes", "--resume", str(file), "-v"], environments_of(), three_hosts) as processes:
         (status, out, err), *_ = ends(processes)
     assert status in {0, 1}, err  # 1: of 64K between shared cores nothing may be certain
     assert "rounds    8 (8 at random): 16 measurements" in out
     run = run_file.load(file)
     assert run.complete
     assert run.settings.collectives[0].operation is Operation.BROADCAST
-    after = {one.point: [sample.seconds for sample in one.samples] for one in run.measurements}
-    for point, kept in before.items():
-        assert after[point][: len(kept) // 3 * 3] == kept[: len(kept) // 3 * 3]
-    assert sum(map(len, after.values())) == 16 * 3
+    seconds_after = {
+        measurement.point: [sample.seconds for sample in measurement.samples] for measurement in run.measurements
+    }
+    for point, trials_before in seconds_before.items():
+        assert seconds_after[point][: len(trials_before) // 3 * 3] == trials_before[: len(trials_before) // 3 * 3]
+    assert sum(map(len, seconds_after.values())) == 16 * 3

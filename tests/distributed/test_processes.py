@@ -57,29 +57,32 @@ def test_torchrun_measures_once_prints_once_and_verifies_every_element(tmp_path:
     assert "(2 ranks)" in done.stdout
     run = the_run(tmp_path)
     assert (run.complete, run.settings.processes, run.settings.launcher) == (True, 2, "torchrun")
-    assert [found.point.size_bytes for found in run.measurements] == [8, 4096, 65536]
-    assert {found.wrong for found in run.measurements} == {0}
-    assert {found.point.members for found in run.measurements} == {(0, 1)}
+    assert [measurement.point.size_bytes for measurement in run.measurements] == [8, 4096, 65536]
+    assert {measurement.wrong for measurement in run.measurements} == {0}
+    assert {measurement.point.members for measurement in run.measurements} == {(0, 1)}
     assert {path.label for path in run.paths} <= {"NODE", "SYS"}
     assert len(run.devices) == 2
 
 
 def test_mpirun_measures_pairs(tmp_path: Path) -> None:
-    words = ["pairs", "--operations", "allreduce,broadcast", "--backend", "host", "--sizes", "4K", "--quick", "-v"]
+    arguments = ["pairs", "--operations", "allreduce,broadcast", "--backend", "host", "--sizes", "4K", "--quick", "-v"]
     port = free_port()
-    with started(tmp_path, words, [as_mpirun(rank, 3, port) for rank in range(3)]) as processes:
+    with started(tmp_path, arguments, [as_mpirun(rank, 3, port) for rank in range(3)]) as processes:
         (status, out, err), *others = ends(processes)
     assert status == 0, err
     assert "processes 3 (Open MPI)" in out
     assert others == [(0, "", "")] * 2
     run = the_run(tmp_path)
-    assert {found.point.members for found in run.measurements} == {(0, 1), (0, 2), (1, 2)}
-    assert {found.point.operation for found in run.measurements} == {Operation.ALLREDUCE, Operation.BROADCAST}
-    assert {found.wrong for found in run.measurements} == {0}
+    assert {measurement.point.members for measurement in run.measurements} == {(0, 1), (0, 2), (1, 2)}
+    assert {measurement.point.operation for measurement in run.measurements} == {
+        Operation.ALLREDUCE,
+        Operation.BROADCAST,
+    }
+    assert {measurement.wrong for measurement in run.measurements} == {0}
 
 
 @pytest.mark.parametrize(
-    ("title", "words", "says"),
+    ("title", "arguments", "message"),
     [
         ("copies", ["copies", "--backend", "host"], "time collectives"),
         ("all of pairs", ["pairs", "--backend", "host"], "pairs --operations allreduce,broadcast"),
@@ -90,32 +93,32 @@ def test_mpirun_measures_pairs(tmp_path: Path) -> None:
         ("a word that is no option", ["allreduce", "--bckend", "host"], "--bckend"),
     ],
 )
-def test_what_is_for_one_process_is_refused_once(
-    title: str, words: list[str], says: str, program: Program, monkeypatch: pytest.MonkeyPatch
+def test_commands_of_one_process_are_refused_once(
+    title: str, arguments: list[str], message: str, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
         monkeypatch.delenv(name)
-    if "soon" in says:
+    if "soon" in message:
         monkeypatch.setenv("COLLBENCH_JOIN_SECONDS", "soon")
     for rank in range(2):
         for name, value in as_slurm(rank, 2, 1).items():
             monkeypatch.setenv(name, str(value))
-        said = program(*words)
+        output = program(*arguments)
         if rank == 0:
-            assert (said.status, said.out) == (2, ""), title
-            assert says in said.line, title
+            assert (output.status, output.out) == (2, ""), title
+            assert message in output.line, title
         else:
-            assert (said.status, said.out, said.err) == (0, "", ""), title
+            assert (output.status, output.out, output.err) == (0, "", ""), title
 
 
-# As long as nobody ends it: no data point ever settles.
+# Runs until it is ended: no data point ever settles.
 ENDLESS = ["--backend", "host", "--sizes", "8,64K", "--precision", "0.0001%", "--budget", "10min"]
 
 
 def test_a_rank_that_is_killed_is_named_and_what_was_measured_is_saved(tmp_path: Path) -> None:
     file, port = tmp_path / "run.json", free_port()
-    words = ["allreduce", *ENDLESS, "--output", str(file)]
-    with started(tmp_path, words, [as_slurm(rank, 3, port) for rank in range(3)]) as processes:
+    arguments = ["allreduce", *ENDLESS, "--output", str(file)]
+    with started(tmp_path, arguments, [as_slurm(rank, 3, port) for rank in range(3)]) as processes:
         wait_for("the first trials", lambda: len(trials(tmp_path / "run.json.journal")) > 4, processes)
         processes[2].kill()
         (status, _out, err), survivor, _ = ends(processes)
@@ -123,43 +126,43 @@ def test_a_rank_that_is_killed_is_named_and_what_was_measured_is_saved(tmp_path:
     assert err.count("\n") == 1
     assert f"rank 2 on {socket.gethostname()} is gone" in err
     assert f"saved as {file}" in err
-    assert survivor == (0, "", ""), "rank 0 has let it go"
+    assert survivor == (0, "", ""), "rank 0 has released it"
     saved = run_file.load(file)
     assert not saved.complete
-    assert sum(len(found.samples) for found in saved.measurements) > 4
+    assert sum(len(measurement.samples) for measurement in saved.measurements) > 4
 
 
-@pytest.mark.usefixtures("own_program")  # looks for the worker among its threads' children
+@pytest.mark.usefixtures("own_program")  # the test looks for the worker among its threads' children
 def test_a_worker_that_is_killed_costs_its_point_and_the_ranks_meet_again(tmp_path: Path) -> None:
     file, port = tmp_path / "run.json", free_port()
     journal = tmp_path / "run.json.journal"
-    words = ["allreduce", *ENDLESS, "--output", str(file)]
-    with started(tmp_path, words, [as_slurm(rank, 2, port) for rank in range(2)]) as processes:
+    arguments = ["allreduce", *ENDLESS, "--output", str(file)]
+    with started(tmp_path, arguments, [as_slurm(rank, 2, port) for rank in range(2)]) as processes:
         wait_for("the first trials", lambda: len(trials(journal)) > 4, processes)
         os.kill(worker_of(processes[1], "gloo_worker"), signal.SIGKILL)
         wait_for("the failure", lambda: any(trial["failure"] for trial in trials(journal)), processes)
         wait_for("a trial after it", lambda: not trials(journal)[-1]["failure"], processes)
         processes[0].send_signal(signal.SIGINT)
-        (status, _out, err), other = ends(processes)
+        (status, _out, err), other_output = ends(processes)
     assert status == 130, err
-    assert other == (0, "", "")
-    (failed,) = (found for found in run_file.load(file).measurements if found.failure)
+    assert other_output == (0, "", "")
+    (failed,) = (measurement for measurement in run_file.load(file).measurements if measurement.failure)
     assert failed.failure is not None
     assert (failed.failure.rank, failed.failure.devices, failed.failure.signal) == (1, (1,), 9)
 
 
-def test_a_rank_whose_rank_0_never_comes_says_for_how_long_it_waits_and_obeys(tmp_path: Path) -> None:
-    """Rank 0 was ended in its first second. A wait in torch's C++ would hear no signal."""
-    places = [as_slurm(1, 2, free_port(), COLLBENCH_JOIN_SECONDS=600)]
-    with started(tmp_path, ["allreduce", *ENDLESS], places) as (waiting,):
+def test_a_rank_without_rank_0_reports_how_long_it_waits_and_handles_signals(tmp_path: Path) -> None:
+    """Rank 0 ended in its first second. A wait inside torch's C++ would handle no signal."""
+    environments = [as_slurm(1, 2, free_port(), COLLBENCH_JOIN_SECONDS=600)]
+    with started(tmp_path, ["allreduce", *ENDLESS], environments) as (waiting,):
         assert waiting.stderr is not None
-        line = waiting.stderr.readline()  # after some seconds
+        message = waiting.stderr.readline()  # after some seconds
         waiting.send_signal(signal.SIGTERM)
         ((status, out, err),) = ends([waiting])
     assert re.fullmatch(
         r"collbench: rank 1 on \S+ has not found rank 0 at 127.0.0.1:\d+ yet: waiting 5\d\d s more at most "
         r"\(of 600, which COLLBENCH_JOIN_SECONDS sets\)\n",
-        line.replace("localhost", "127.0.0.1"),
+        message.replace("localhost", "127.0.0.1"),
     )
     assert (status, out) == (143, "")
     assert err == "collbench: interrupted before it was done\n"
@@ -167,12 +170,12 @@ def test_a_rank_whose_rank_0_never_comes_says_for_how_long_it_waits_and_obeys(tm
 
 def test_a_rank_that_waits_ends_at_once_when_rank_0_does(tmp_path: Path) -> None:
     """Rank 0 is killed while it waits for a third, before anything is measured."""
-    places = [as_slurm(rank, 3, port) for port in (free_port(),) for rank in range(2)]
-    with started(tmp_path, ["allreduce", *ENDLESS], places) as (first, second):
-        assert first.stderr is not None
-        assert "rank 2 of 3 not connected yet" in first.stderr.readline()  # it serves, and the other is in
-        first.send_signal(signal.SIGKILL)
-        status, out, err = ends([first, second])[1]
+    environments = [as_slurm(rank, 3, port) for port in (free_port(),) for rank in range(2)]
+    with started(tmp_path, ["allreduce", *ENDLESS], environments) as (rank_0, rank_1):
+        assert rank_0.stderr is not None
+        assert "rank 2 of 3 not connected yet" in rank_0.stderr.readline()  # it serves, and the other is in
+        rank_0.send_signal(signal.SIGKILL)
+        status, out, err = ends([rank_0, rank_1])[1]
     assert (status, out) == (1, "")
     assert err.splitlines()[-1] == "collbench: rank 1 stops: rank 0 is gone, and its output says why"
 
@@ -192,80 +195,83 @@ REQUEST = Request(
 )
 
 
-def test_ranks_that_never_come_are_named() -> None:
+def test_ranks_that_never_connect_are_named() -> None:
     port = free_port()
     with pytest.raises(BackendError, match=rf"ranks 1, 2 of 3 did not connect to 127\.0\.0\.1:{port} within 1 s"):
         World(LaunchEnvironment(0, 3, 0, 3, "127.0.0.1", port, "Slurm"), REQUEST, timeout_s=1.0)
 
 
-def test_a_rank_that_finds_nobody_says_where_it_looked() -> None:
+def test_a_rank_that_finds_no_store_reports_the_address() -> None:
     port = free_port()
     with pytest.raises(BackendError, match=rf"rank 1 on .* reached no store at 127\.0\.0\.1:{port} within 1 s"):
         join(LaunchEnvironment(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), REQUEST, timeout_s=1.0)
 
 
-def test_a_store_that_ends_ends_those_who_wait_for_it() -> None:
+def test_ranks_that_wait_for_a_store_end_with_it() -> None:
     """As when rank 0, or the launcher that keeps the store, is killed before rank 0 reported where it listens."""
     port = free_port()
-    keeper = subprocess.Popen(
+    store_process = subprocess.Popen(
         [sys.executable, "-c", f"from torch.distributed import TCPStore; s = TCPStore('127.0.0.1', {port}, 2, True, "
          "wait_for_workers=False); print('open', flush=True); input()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(STORE_ONLY)},
     )  # fmt: skip
-    assert keeper.stdout is not None
-    keeper.stdout.readline()
+    assert store_process.stdout is not None
+    store_process.stdout.readline()
     store = Store(LaunchEnvironment(1, 2, 1, 2, "127.0.0.1", port, "Slurm"), 600.0)
-    threading.Timer(0.2, keeper.kill).start()  # before or after `read` begins to wait: it is the same
+    threading.Timer(0.2, store_process.kill).start()  # before or after `read` begins to wait: it is the same
     with pytest.raises(BackendError, match=rf"rank 1 on \S+ stops: rank 0, which kept the store at .*{port}, is gone"):
         store.read("listener")
-    keeper.communicate()
+    store_process.communicate()
 
 
 def test_a_taken_port_is_reported() -> None:
     with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
+        socket.create_server(("127.0.0.1", 0)) as bound,
         pytest.raises(BackendError, match=r"rank 0 cannot listen at .*MASTER_PORT a free port"),
     ):
-        World(LaunchEnvironment(0, 2, 0, 2, "127.0.0.1", taken.getsockname()[1], "Slurm"), REQUEST, timeout_s=1.0)
+        World(LaunchEnvironment(0, 2, 0, 2, "127.0.0.1", bound.getsockname()[1], "Slurm"), REQUEST, timeout_s=1.0)
 
 
 @pytest.fixture
 def two_hosts() -> Iterator[list[list[str]]]:
-    """Give the words that run a command on each of two hosts: network namespaces that a cable joins."""
-    a, b = (f"collbench-{os.getpid()}-{name}" for name in "ab")
-    cable = [f"ip link add veth0 netns {a} type veth peer name veth0 netns {b}"]
-    for name, address in ((a, "10.77.0.1"), (b, "10.77.0.2")):
+    """Yield the command prefix for each of two hosts: network namespaces joined by a veth pair."""
+    first_space, second_space = (f"collbench-{os.getpid()}-{name}" for name in "ab")
+    cable = [f"ip link add veth0 netns {first_space} type veth peer name veth0 netns {second_space}"]
+    for name, address in ((first_space, "10.77.0.1"), (second_space, "10.77.0.2")):
         cable += [f"ip -n {name} addr add {address}/24 dev veth0"]
         cable += [f"ip -n {name} link set {device} up" for device in ("lo", "veth0")]
-    made = []
+    created = []
     try:
-        for command in (f"ip netns add {a}", f"ip netns add {b}", *cable):
+        for command in (f"ip netns add {first_space}", f"ip netns add {second_space}", *cable):
             try:
                 subprocess.run(command.split(), check=True, capture_output=True, text=True)
             except FileNotFoundError:
                 pytest.skip("two hosts need the command ip (iproute2)")
             except subprocess.CalledProcessError as error:
                 pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
-            made.append(command)
+            created.append(command)
         # A host name of its own, and then the command.
-        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
-        yield [["ip", "netns", "exec", space, *named, name] for space, name in zip((a, b), ("a", "b"), strict=True)]
+        set_host_name = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
+        yield [
+            ["ip", "netns", "exec", space, *set_host_name, name]
+            for space, name in zip((first_space, second_space), ("a", "b"), strict=True)
+        ]
     finally:
-        for space in (a, b):
-            if f"ip netns add {space}" in made:
+        for space in (first_space, second_space):
+            if f"ip netns add {space}" in created:
                 subprocess.run(["ip", "netns", "del", space], check=False)
 
 
 def test_two_hosts_find_each_other_and_are_named(two_hosts: list[list[str]], tmp_path: Path) -> None:
-    words = ["alltoall", "--backend", "host", "--sizes", "64K", "--quick", "-v"]
-    each_alone = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "MASTER_ADDR": "10.77.0.1"}
-    places = [as_slurm(rank, 2, 29500, SLURM_NODEID=rank, **each_alone) for rank in range(2)]
-    with started(tmp_path, words, places, two_hosts) as processes:
-        (status, out, err), other = ends(processes)
+    arguments = ["alltoall", "--backend", "host", "--sizes", "64K", "--quick", "-v"]
+    one_task_per_node = {"SLURM_LOCALID": 0, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "MASTER_ADDR": "10.77.0.1"}
+    environments = [as_slurm(rank, 2, 29500, SLURM_NODEID=rank, **one_task_per_node) for rank in range(2)]
+    with started(tmp_path, arguments, environments, two_hosts) as processes:
+        (status, out, err), other_output = ends(processes)
     assert status == 0, err
     assert "processes 2 (Slurm), one for each device; hosts a, b" in out
-    assert other == (0, "", "")
+    assert other_output == (0, "", "")
     run = the_run(tmp_path)
     assert [device.host for device in run.devices] == ["a", "b"]
     assert [path.label for path in run.paths] == ["NET"]
-    assert [(found.point.members, found.wrong) for found in run.measurements] == [((0, 1), 0)]
+    assert [(measurement.point.members, measurement.wrong) for measurement in run.measurements] == [((0, 1), 0)]

@@ -1,4 +1,4 @@
-"""A connection between rank 0 and another: whole messages arrive, and what is none neither hangs nor crashes."""
+"""A connection between rank 0 and another: whole messages arrive; anything else neither hangs nor crashes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from collbench.distributed.ranks import RankLost, Ranks
 from collbench.distributed.store import interface_of
 from collbench.model.errors import BackendError
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture
-def both() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Give both ends of a TCP connection, as rank 0 and a rank hold them."""
+def socket_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield both ends of a TCP connection: rank 0's and another rank's."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
@@ -38,8 +38,8 @@ def both() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield near, far
 
 
-def test_messages_cross_and_an_end_is_noticed(both: tuple[socket.socket, socket.socket]) -> None:
-    near, far = to_rank(both[0]), to_rank_0(both[1])
+def test_messages_cross_and_an_end_is_noticed(socket_pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = to_rank(socket_pair[0]), to_rank_0(socket_pair[1])
     large = Done(UniqueId("f" * 10**7))  # more than a socket's buffer holds
 
     def send() -> None:
@@ -50,20 +50,20 @@ def test_messages_cross_and_an_end_is_noticed(both: tuple[socket.socket, socket.
     sender.start()
     assert near.recv() == large
     assert near.recv() == Done(None), "what comes right behind is another message"
-    sender.join(PATIENCE_S)
+    sender.join(TIMEOUT_S)
     near.close()
     with pytest.raises(EOFError):
         far.recv()
 
 
-def test_part_of_a_message_keeps_nobody_waiting(both: tuple[socket.socket, socket.socket]) -> None:
-    far = to_rank_0(both[1])
-    whole = framed(Leave())
-    for byte in whole[:-1]:
-        both[0].sendall(bytes([byte]))
-        connection.ready([far], PATIENCE_S)
+def test_part_of_a_message_blocks_no_receiver(socket_pair: tuple[socket.socket, socket.socket]) -> None:
+    far = to_rank_0(socket_pair[1])
+    message = framed(Leave())
+    for byte in message[:-1]:
+        socket_pair[0].sendall(bytes([byte]))
+        connection.ready([far], TIMEOUT_S)
         assert far.receive() is None
-    both[0].sendall(whole[-1:])
+    socket_pair[0].sendall(message[-1:])
     assert far.recv() == Leave()
 
 
@@ -77,41 +77,41 @@ def test_part_of_a_message_keeps_nobody_waiting(both: tuple[socket.socket, socke
         ("HTTP", b"GET / HTTP/1.1\r\n\r\n"),
     ],
 )
-def test_a_rank_that_cannot_be_understood_is_lost_by_name(
-    title: str, data: bytes, both: tuple[socket.socket, socket.socket]
+def test_a_rank_that_sends_invalid_messages_is_lost_by_name(
+    title: str, data: bytes, socket_pair: tuple[socket.socket, socket.socket]
 ) -> None:
-    ranks = Ranks({1: to_rank(both[0])}, {1: "rank 1 on node1"})
-    both[1].sendall(data)
+    ranks = Ranks({1: to_rank(socket_pair[0])}, {1: "rank 1 on node1"})
+    socket_pair[1].sendall(data)
     with pytest.raises(RankLost, match="rank 1 on node1 sent a bad message"):
         ranks.ask({1: Introduce()})
 
 
-def test_a_rank_that_stops_in_the_middle_of_a_message_is_lost(both: tuple[socket.socket, socket.socket]) -> None:
-    ranks = Ranks({1: to_rank(both[0])}, {1: "rank 1 on node1"}, silence_s=0.3)
-    both[1].sendall(framed(Done(None))[:-1])
+def test_a_rank_that_stops_in_the_middle_of_a_message_is_lost(socket_pair: tuple[socket.socket, socket.socket]) -> None:
+    ranks = Ranks({1: to_rank(socket_pair[0])}, {1: "rank 1 on node1"}, silence_s=0.3)
+    socket_pair[1].sendall(framed(Done(None))[:-1])
     with pytest.raises(RankLost, match="rank 1 on node1 is silent"):
         ranks.ask({1: Introduce()})
 
 
-def test_a_side_that_takes_nothing_is_given_up(
-    both: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+def test_sending_to_a_side_that_reads_nothing_times_out(
+    socket_pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_SEND_S", 0.2)
-    near = to_rank_0(both[0])
+    near = to_rank_0(socket_pair[0])
     with pytest.raises(TimeoutError):
         near.send(Done(UniqueId("f" * (MOST_BYTES - 100))))
     with pytest.raises(BrokenPipeError):
         near.send(Done(None))
 
 
-def test_what_is_too_long_is_not_sent() -> None:
+def test_messages_that_are_too_long_are_not_sent() -> None:
     with pytest.raises(ValueError, match="longer than"):
         framed(Done(UniqueId("f" * MOST_BYTES)))
 
 
-def test_of_a_rank_0_that_cannot_be_understood_nothing_is_believed(both: tuple[socket.socket, socket.socket]) -> None:
-    far = to_rank_0(both[1])
-    both[0].sendall(b"\0\0\0\4abcd")
+def test_invalid_messages_of_rank_0_are_refused(socket_pair: tuple[socket.socket, socket.socket]) -> None:
+    far = to_rank_0(socket_pair[1])
+    socket_pair[0].sendall(b"\0\0\0\4abcd")
     with pytest.raises(BadMessage):
         far.recv()
 
@@ -120,12 +120,12 @@ def test_of_a_rank_0_that_cannot_be_understood_nothing_is_believed(both: tuple[s
     "text",
     ["", "[]", "{}", '{"address": "", "port": "1", "key": ""}', '{"address": "", "port": 1, "key": "no digits"}'],
 )
-def test_what_a_stranger_leaves_in_the_store_is_refused(text: str) -> None:
+def test_invalid_entries_of_the_store_are_refused(text: str) -> None:
     with pytest.raises(BackendError, match="start all ranks again"):
         _address(text)
 
 
-def test_rank_0_listens_where_the_others_come_from() -> None:
+def test_rank_0_listens_where_the_other_ranks_can_connect() -> None:
     """Loopback is enough for one host; a name that means loopback on its own host alone says nothing."""
     one_host = LaunchEnvironment(0, 2, 0, 2, "127.0.0.1", 29500, "torchrun")
     assert _own_address(one_host) == "127.0.0.1"

@@ -24,59 +24,59 @@ from collbench.backends.protocol import Step
 _WITHIN_S = 0.01
 
 
-def fail(how: str) -> None:
+def fail(fault: str) -> None:
     """Fail now, and note when."""
     Path(os.environ["EMULATED_FAULT_TIME"]).write_text(repr(time.time()), encoding="ascii")
-    if how == "cut":
+    if fault == "cut":
         subprocess.run(["ip", "link", "set", "veth0", "down"], check=True)
         return
-    sign = signal.SIGKILL if how == "kill" else signal.SIGSTOP
-    here = Path("/proc/self/ns/net").readlink()
+    signal_number = signal.SIGKILL if fault == "kill" else signal.SIGSTOP
+    own_namespace = Path("/proc/self/ns/net").readlink()
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            mine = (process / "ns/net").readlink() == here
+            is_here = (process / "ns/net").readlink() == own_namespace
         except OSError:  # it has ended
             continue
-        if mine and int(process.name) != os.getpid():
-            os.kill(int(process.name), sign)
-    os.kill(os.getpid(), sign)
+        if is_here and int(process.name) != os.getpid():
+            os.kill(int(process.name), signal_number)
+    os.kill(os.getpid(), signal_number)
 
 
-def arrange(how: str, when: str) -> None:
-    """See to it that this process fails so, then."""
+def arrange(fault: str, moment: str) -> None:
+    """Make this process fail with `fault` at `moment`."""
     from collbench.distributed import connection, factory, rank_worker
 
-    what, _, number = when.partition(":")
-    came: Counter[str] = Counter()
-    answered, connected, served = rank_worker._value, connection.connect, rank_worker.serve
+    event, _, number = moment.partition(":")
+    counts: Counter[str] = Counter()
+    original_value, original_connect, original_serve = rank_worker._value, connection.connect, rank_worker.serve
 
     def value(worker: object, request: object) -> object:
         name = type(request).__name__
-        came[name] += 1
-        if (what, number) == (name, str(came[name])):
-            threading.Timer(_WITHIN_S, fail, [how]).start()
-        found = answered(worker, request)  # type: ignore[arg-type]
-        if isinstance(request, Step) and (what, number) == ("gathering", str(came[name])):
-            fail(how)
-        return found
+        counts[name] += 1
+        if (event, number) == (name, str(counts[name])):
+            threading.Timer(_WITHIN_S, fail, [fault]).start()
+        result = original_value(worker, request)  # type: ignore[arg-type]
+        if isinstance(request, Step) and (event, number) == ("gathering", str(counts[name])):
+            fail(fault)
+        return result
 
     def connect(*arguments: object) -> object:
-        if what == "connecting":
-            fail(how)
-        return connected(*arguments)  # type: ignore[arg-type]
+        if event == "connecting":
+            fail(fault)
+        return original_connect(*arguments)  # type: ignore[arg-type]
 
     def serve(*arguments: object) -> bool:
-        found = served(*arguments)  # type: ignore[arg-type]
-        if what == "end":
-            fail(how)
-        return found
+        result = original_serve(*arguments)  # type: ignore[arg-type]
+        if event == "end":
+            fail(fault)
+        return result
 
-    for module, name, ours in (
+    for module, name, replacement in (
         (rank_worker, "_value", value),
         (factory, "connect", connect),
         (factory, "serve", serve),
     ):
-        setattr(module, name, ours)
+        setattr(module, name, replacement)
 
 
 if __name__ == "__main__":

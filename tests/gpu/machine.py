@@ -14,14 +14,14 @@ from collbench.model.errors import MachineError
 
 def need_gpus(count: int) -> list[int]:
     """Return the ordinals of all GPUs, or skip the calling module where fewer than `count` answer."""
-    wanted = f"{count} GPU{'s' if count > 1 else ''}"
+    required = f"{count} GPU{'s' if count > 1 else ''}"
     try:
-        found = [gpu.ordinal for gpu in _native.list_gpus()]
+        ordinals = [gpu.ordinal for gpu in _native.list_gpus()]
     except (_native.LibraryError, _native.CudaError) as error:
-        pytest.skip(f"needs {wanted}: {error}", allow_module_level=True)
-    if len(found) < count:
-        pytest.skip(f"needs {wanted}: this machine shows {len(found)}", allow_module_level=True)
-    return found
+        pytest.skip(f"needs {required}: {error}", allow_module_level=True)
+    if len(ordinals) < count:
+        pytest.skip(f"needs {required}: this machine shows {len(ordinals)}", allow_module_level=True)
+    return ordinals
 
 
 def need_nccl() -> _native.Nccl:

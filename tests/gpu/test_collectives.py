@@ -83,12 +83,12 @@ def test_allreduce_of_all_gpus(collectives: _native.Collectives, dtype: int, red
 def test_every_operation_from_the_first_and_the_last_root(
     collectives: _native.Collectives, operation: str, dtype: str, in_place: bool
 ) -> None:
-    # The ring of one GPU, a pair and all of them, also where an order is not CUDA's.
+    # One GPU, a pair and all GPUs, also in an order other than CUDA's.
     for group in ([0], [1, 0], _EVERYONE, _EVERYONE[::-1]):
         for block in _COUNTS:
             for root in {0, len(group) - 1}:
-                place = _DTYPES.index(dtype)
-                _time(collectives, [group], operation, place, block * len(group), root=root, in_place=in_place)
+                dtype_index = _DTYPES.index(dtype)
+                _time(collectives, [group], operation, dtype_index, block * len(group), root=root, in_place=in_place)
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["out-of-place", "in-place"])
@@ -113,7 +113,7 @@ def test_other_reductions(collectives: _native.Collectives, dtype: int, operatio
 
 
 @pytest.mark.parametrize("operation", ["allreduce", "broadcast"])
-def test_every_pair_alone(collectives: _native.Collectives, operation: str) -> None:
+def test_every_pair_by_itself(collectives: _native.Collectives, operation: str) -> None:
     for pair in itertools.combinations(_EVERYONE, 2):
         for group in (list(pair), list(reversed(pair))):
             _time(collectives, [group], operation, 7, 65537, root=1)
@@ -127,7 +127,7 @@ def test_averages_over_three_ranks(collectives: _native.Collectives, dtype: int)
 
 @pytest.mark.skipif(len(ORDINALS) < 4, reason="needs 4 GPUs: two pairs at once")
 @pytest.mark.parametrize("operation", _OPERATIONS)
-def test_two_pairs_at_once_and_again_from_the_kept_chain(collectives: _native.Collectives, operation: str) -> None:
+def test_two_pairs_at_once_and_again_from_the_kept_graph(collectives: _native.Collectives, operation: str) -> None:
     for _ in range(2):
         _time(collectives, [[0, 1], [2, 3]], operation, 9, 65538)
 
@@ -205,13 +205,13 @@ def test_one_process_for_each_gpu_measures_every_operation(tmp_path: Path) -> No
         for rank in range(world)
     ]
     try:
-        said = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0] * world
-    for rank, text in enumerate(said):
-        for plan, (seconds, launches) in zip(plans, json.loads(text), strict=True):
-            mine = rank in plan["groups"][0]
-            assert len(seconds[0]) == (2 if mine else 0)
-            assert (launches[0] > 0) == mine  # not a number elsewhere
+    for rank, output in enumerate(outputs):
+        for plan, (seconds, launches) in zip(plans, json.loads(output), strict=True):
+            is_member = rank in plan["groups"][0]
+            assert len(seconds[0]) == (2 if is_member else 0)
+            assert (launches[0] > 0) == is_member  # not a number elsewhere

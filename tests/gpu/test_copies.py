@@ -108,17 +108,17 @@ def test_covered_copies_of_odd_sizes(
                   covered=True)  # fmt: skip
 
 
-def test_a_direction_is_hardly_slower_beside_the_other_and_never_faster(gpus: _native.Gpus) -> None:
-    # PCIe is full duplex: nvbandwidth has 51 GB/s of 55 beside the other direction [2 × H200].
+def test_a_direction_is_hardly_slower_with_the_other_direction_and_never_faster(gpus: _native.Gpus) -> None:
+    # PCIe is full duplex: nvbandwidth reaches 51 of 55 GB/s concurrently with the other direction [2 × H200].
     plan = {"bytes": 12 * _MIB, "iterations": 14, "batches": 5}
-    (alone,), (beside,) = (
+    (isolated,), (concurrent,) = (
         _copy(gpus, [transfers], **plan, covered=len(transfers) > 1)
         for transfers in ([(_HOST, 0)], [(_HOST, 0), (0, _HOST)])
     )
-    assert 0.95 < min(beside) / min(alone) < 2
+    assert 0.95 < min(concurrent) / min(isolated) < 2
 
 
-def test_local_copies_reach_what_no_link_does(gpus: _native.Gpus) -> None:
+def test_local_copies_are_faster_than_any_link(gpus: _native.Gpus) -> None:
     ((local, *_), (host, *_)) = (
         _copy(gpus, [[link]], bytes=12 * _MIB, iterations=14, batches=3)[0] for link in ((0, 0), (_HOST, 0))
     )
@@ -136,20 +136,20 @@ def test_a_message_as_large_as_the_buffer(gpus: _native.Gpus) -> None:
 
 
 @two_gpus
-def test_a_batch_in_one_place_of_the_buffer(gpus: _native.Gpus) -> None:
-    # 240 MiB a batch, in the one place that the buffer has for such messages.
+def test_a_batch_in_one_slot_of_the_buffer(gpus: _native.Gpus) -> None:
+    # 240 MiB a batch; the buffer has one slot for messages of this size.
     _copy(gpus, [[(0, 1), (1, 0)]], bytes=12 * _MIB + 13, iterations=20, batches=3)
 
 
 @two_gpus
-def test_bytes_of_messages_that_share_a_place_count_once(gpus: _native.Gpus) -> None:
+def test_bytes_of_messages_that_share_a_slot_count_once(gpus: _native.Gpus) -> None:
     for size, slots in ((12 * _MIB, 1), (5 * _MIB, 3), (_MIB, 5)):
         (coverage,) = _times(gpus, [[(0, 1), (1, 0)]], bytes=size).coverage
         assert (coverage.verified, coverage.moved) == (2 * 3 * slots * size, 2 * 3 * 5 * size)
 
 
 @two_gpus
-def test_messages_to_one_gpu_that_do_not_fit_beside_each_other_are_refused(gpus: _native.Gpus) -> None:
+def test_messages_to_one_gpu_that_do_not_fit_together_are_refused(gpus: _native.Gpus) -> None:
     with pytest.raises(ValueError, match="2 messages at a time do not fit"):
         _copy(gpus, [[(0, 1), (0, 1)]], bytes=9 * _MIB)
 
@@ -160,7 +160,7 @@ def test_a_pointer_chase_reads_every_other_memory(gpus: _native.Gpus) -> None:
     for chased in rounds:
         seconds = gpus.time_chase(_native.ChaseRound(links=chased, accesses=20000, batches=3, warmup=1, deadline=30.0))
         assert [len(batches) for batches in seconds] == [3] * len(chased)
-        # No memory beyond a link answers in less than 50 ns, and none that works takes 100 µs.
+        # Reading memory across a link takes at least 50 ns, and on a working link less than 100 µs.
         assert all(5e-8 < time < 1e-4 for batches in seconds for time in batches)
 
 

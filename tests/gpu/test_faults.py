@@ -20,11 +20,11 @@ from tests.gpu.machine import need_gpus, need_nccl
 
 need_gpus(2)
 need_nccl()
-# Nothing is ever so precise: trials go on for a second at least.
+# No measurement reaches this precision: trials continue for at least a second.
 _LONG = ("--sizes", "1K:64M", "--precision", "0.001%", "--budget", "8s")
 # 2 links × 4 kinds of copy, and one pair's all-reduce and broadcast, at 17 sizes.
 _POINTS = 10 * 17
-_PATIENCE_S = 100
+_TIMEOUT_S = 100
 _BUSY = """
 from collbench._native import CopyRound, Engine
 from tests.gpu.machine import open_gpus
@@ -39,8 +39,8 @@ while True:
 
 
 @contextmanager
-def _running(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "collbench", *words, "--backend", "cuda", "-o", "run.json"]
+def _running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "collbench", *arguments, "--backend", "cuda", "-o", "run.json"]
     pipe = subprocess.PIPE
     folder.mkdir(exist_ok=True)
     with subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True) as program:
@@ -50,9 +50,9 @@ def _running(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
             program.kill()
 
 
-def _until(found: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not found():
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -70,59 +70,60 @@ def _run(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("what", "number", "status", "says"),
+    ("title", "signal_number", "status", "message"),
     [
         ("a stopped worker", signal.SIGSTOP, 4, "hang: no answer within"),
         ("a killed worker", signal.SIGKILL, 1, "crash: the worker process died (signal 9, SIGKILL)"),
     ],
 )
 def test_a_lost_worker_costs_its_point_at_most_and_the_sweep_goes_on(
-    tmp_path: Path, what: str, number: int, status: int, says: str
+    tmp_path: Path, title: str, signal_number: int, status: int, message: str
 ) -> None:
     with _running(tmp_path, "pairs", "--devices", "0,1", *_LONG) as program:
-        _until((tmp_path / "run.json").exists)  # trials have begun
-        os.kill(_worker_of(program), number)
-        out, err = program.communicate(timeout=_PATIENCE_S)
-    assert program.returncode == status, what
-    assert out.splitlines()[0] in err, what
+        _wait_until((tmp_path / "run.json").exists)  # trials have begun
+        os.kill(_worker_of(program), signal_number)
+        out, err = program.communicate(timeout=_TIMEOUT_S)
+    assert program.returncode == status, title
+    assert out.splitlines()[0] in err, title
     run = _run(tmp_path)
-    failed = [found for found in run["measurements"] if found["stop"] == "failed"]
-    assert (run["complete"], len(run["measurements"]), len(failed)) == (True, _POINTS, 1), what
-    assert failed[0]["failure"]["kind"] == ("hang" if status == 4 else "crash"), what
-    assert says in out, what
+    failed = [measurement for measurement in run["measurements"] if measurement["stop"] == "failed"]
+    assert (run["complete"], len(run["measurements"]), len(failed)) == (True, _POINTS, 1), title
+    assert failed[0]["failure"]["kind"] == ("hang" if status == 4 else "crash"), title
+    assert message in out, title
 
 
 def test_a_killed_program_leaves_its_trials_and_can_be_resumed(tmp_path: Path) -> None:
     with _running(tmp_path, "pairs", "--devices", "0,1", *_LONG) as program:
-        _until((tmp_path / "run.json.journal").exists)
+        _wait_until((tmp_path / "run.json.journal").exists)
         program.kill()
     resume = [sys.executable, "-m", "collbench", "pairs", "--resume", "run.json"]
-    done = subprocess.run(resume, cwd=tmp_path, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    done = subprocess.run(resume, cwd=tmp_path, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert _run(tmp_path)["complete"]
     assert not (tmp_path / "run.json.journal").exists()
 
 
 def test_a_competing_job_is_flagged(tmp_path: Path) -> None:
-    gc.collect()  # what other tests opened and let go of must not leave the GPUs between the two runs
-    before = _neighbours(tmp_path / "before")  # this very process, which has opened the GPUs in other tests
+    gc.collect()  # GPUs that other tests opened must be released now, not between the two runs
+    # Counts this process, which has opened the GPUs in other tests.
+    shared_before = _processes_sharing_gpu0(tmp_path / "before")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", _BUSY]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as busy:
         try:
             assert busy.stdout is not None
             assert busy.stdout.readline() == "busy\n"
-            during = _neighbours(tmp_path / "during")
+            shared_during = _processes_sharing_gpu0(tmp_path / "during")
         finally:
             busy.kill()
-    assert during == before + 1
+    assert shared_during == shared_before + 1
 
 
-def _neighbours(folder: Path) -> int:
+def _processes_sharing_gpu0(folder: Path) -> int:
     """Return the most processes besides ours with which GPU0 was shared while collbench measured."""
     with _running(folder, "pairs", "--devices", "0,1", *_LONG) as program:
-        _, err = program.communicate(timeout=_PATIENCE_S)
+        _, err = program.communicate(timeout=_TIMEOUT_S)
     assert program.returncode == 0, err
-    samples = [sample for found in _run(folder)["measurements"] for sample in found["samples"]]
+    samples = [sample for measurement in _run(folder)["measurements"] for sample in measurement["samples"]]
     flags = (flag for sample in samples for flag in sample["flags"])
     return max((flag["figure"] for flag in flags if flag["kind"] == "shared" and flag["devices"] == [0]), default=0)

@@ -1,4 +1,4 @@
-"""A collective beside compute, on real GPUs with torch's NCCL: verified, covered, repeatable, and its processes end."""
+"""A collective concurrent with compute, on real GPUs with torch's NCCL: verified, covered, and its processes end."""
 
 from __future__ import annotations
 
@@ -27,56 +27,60 @@ if not torch.version.cuda:
 SEED = ("--seed", "1", "--devices", "0,1", "--backend", "cuda")
 
 
-def measured(folder: Path, *words: str) -> Run:
+def measured_run(folder: Path, *arguments: str) -> Run:
     file = folder / "run.json"
-    command = collbench(*words, *SEED, "-o", str(file), "--force")
+    command = collbench(*arguments, *SEED, "-o", str(file), "--force")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     return run_file.load(file)
 
 
 def test_the_defaults_are_verified_and_covered(tmp_path: Path) -> None:
-    run = measured(tmp_path, "overlap")
+    run = measured_run(tmp_path, "overlap")
     assert run.complete
     assert len(run.overlaps) == 4
     assert run.machine.nccl
-    for found in run.overlaps:
-        assert (found.wrong, found.wrong_compute, found.failure) == (0, 0, None)
-        assert len(found.trials) == run.settings.trials
-        assert all(len(trial.beside_calls) >= 6 for trial in found.trials)
-        summary = summarize(found)
+    for overlap in run.overlaps:
+        assert (overlap.wrong, overlap.wrong_compute, overlap.failure) == (0, 0, None)
+        assert len(overlap.trials) == run.settings.trials
+        assert all(len(trial.beside_calls) >= 6 for trial in overlap.trials)
+        summary = summarize(overlap)
         assert summary.collective_factor.value > 0.95
         assert summary.compute_factor.value > 0.9
         assert summary.of_max.value > 0.95
         assert summary.of_sum.value < 1.2
 
 
-def test_alone_it_takes_as_long_as_the_ordinary_command_says(tmp_path: Path) -> None:
+def test_isolated_it_takes_as_long_as_the_allreduce_command_measures(tmp_path: Path) -> None:
     sizes = ("--sizes", "64M,256M")
-    ours = {found.size_bytes: summarize(found) for found in measured(tmp_path, "overlap", *sizes).overlaps}
-    ordinary = measured(tmp_path, "allreduce", *sizes, "--dtype", "bfloat16", "--in-place")
-    for found in ordinary.measured(Variant.IN_PLACE):
+    overlap_summaries = {
+        overlap.size_bytes: summarize(overlap) for overlap in measured_run(tmp_path, "overlap", *sizes).overlaps
+    }
+    collective_run = measured_run(tmp_path, "allreduce", *sizes, "--dtype", "bfloat16", "--in-place")
+    for measurement in collective_run.measured(Variant.IN_PLACE):
         # torch launches each call, as the ordinary command's launch loop does; replays of a graph are faster.
-        loop = stats.summarize(found).launch_seconds
+        loop = stats.summarize(measurement).launch_seconds
         assert loop is not None
-        assert ours[found.point.size_bytes].collective_alone.value == pytest.approx(loop, rel=0.02)
+        assert overlap_summaries[measurement.point.size_bytes].collective_alone.value == pytest.approx(loop, rel=0.02)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_collective_beside_every_compute(tmp_path: Path, operation: Operation) -> None:
-    computes = ("--compute", "gemm:4096,memory:256,attention-like:2048")  # in one run: a start takes seconds
-    run = measured(tmp_path, "overlap", operation.value, "--sizes", "1M,64M", *computes, "--trials", "3")
+def test_every_collective_with_every_compute(tmp_path: Path, operation: Operation) -> None:
+    computes = ("--compute", "gemm:4096,memory:256,attention-like:2048")  # in one run: starting takes seconds
+    run = measured_run(tmp_path, "overlap", operation.value, "--sizes", "1M,64M", *computes, "--trials", "3")
     assert len(run.overlaps) == 6
-    for found in run.overlaps:
-        assert (found.failure, found.wrong, found.wrong_compute, len(found.trials)) == (None, 0, 0, 3)
+    for overlap in run.overlaps:
+        assert (overlap.failure, overlap.wrong, overlap.wrong_compute, len(overlap.trials)) == (None, 0, 0, 3)
 
 
-def test_levers_do_what_they_are_for(tmp_path: Path) -> None:
-    run = measured(tmp_path, "overlap", "--sizes", "64M", "--priority", "both", "--ctas", "1,16")
-    found = {condition_of(one): summarize(one) for one in run.overlaps}
-    alone = {(key.priority, key.ctas): one.collective_alone.value for key, one in found.items()}
-    assert alone[Priority.NORMAL, 1] > 1.5 * alone[Priority.NORMAL, 16]
-    assert alone[Priority.HIGH, 16] == pytest.approx(alone[Priority.NORMAL, 16], rel=0.05)
+def test_ctas_and_priority_have_their_effect(tmp_path: Path) -> None:
+    run = measured_run(tmp_path, "overlap", "--sizes", "64M", "--priority", "both", "--ctas", "1,16")
+    summaries = {condition_of(overlap): summarize(overlap) for overlap in run.overlaps}
+    isolated_seconds = {
+        (condition.priority, condition.ctas): summary.collective_alone.value for condition, summary in summaries.items()
+    }
+    assert isolated_seconds[Priority.NORMAL, 1] > 1.5 * isolated_seconds[Priority.NORMAL, 16]
+    assert isolated_seconds[Priority.HIGH, 16] == pytest.approx(isolated_seconds[Priority.NORMAL, 16], rel=0.05)
 
 
 def test_a_worker_that_dies_leaves_what_was_measured_and_no_process(tmp_path: Path) -> None:
@@ -89,7 +93,7 @@ def test_a_worker_that_dies_leaves_what_was_measured_and_no_process(tmp_path: Pa
         assert time.monotonic() < deadline
         time.sleep(0.05)
     listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8")
-    workers = [int(word) for word in listed.split()]
+    workers = [int(process_id) for process_id in listed.split()]
     os.kill(workers[0], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1, err
@@ -98,9 +102,9 @@ def test_a_worker_that_dies_leaves_what_was_measured_and_no_process(tmp_path: Pa
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
-def test_a_long_collective_is_measured_beside_many_short_products(tmp_path: Path) -> None:
+def test_a_long_collective_is_measured_with_many_short_products(tmp_path: Path) -> None:
     """Hundreds of products of 2048³ in each of twenty rounds: more launches than a stream takes ahead."""
-    run = measured(tmp_path, "overlap", "--sizes", "1G", "--compute", "gemm:2048", "--trials", "2")
-    (found,) = run.overlaps
-    assert (found.failure, found.wrong, found.wrong_compute) == (None, 0, 0)
-    assert len(found.trials) == 2
+    run = measured_run(tmp_path, "overlap", "--sizes", "1G", "--compute", "gemm:2048", "--trials", "2")
+    (overlap,) = run.overlaps
+    assert (overlap.failure, overlap.wrong, overlap.wrong_compute) == (None, 0, 0)
+    assert len(overlap.trials) == 2

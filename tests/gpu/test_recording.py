@@ -1,4 +1,4 @@
-"""`collbench record` on real GPUs: what torch's Flight Recorder, or the job's own hand, says was sent, is recorded."""
+"""`collbench record` on real GPUs records what torch's Flight Recorder, or the job itself, reports as sent."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "recording.py"
 _LEAST_NCCL = (2, 27)  # events of kernels have had the GPU's clock since
 
 
-def _recorded(name: str, folder: Path, *words: str) -> None:
+def _recorded(name: str, folder: Path, *options: str) -> None:
     """Let the benchmark record one job into a folder; it fails where calls differ from what the job says."""
-    command = [sys.executable, str(_BENCHMARK), "--jobs", name, "--repeats", "0", "--out", str(folder), *words]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    command = [sys.executable, str(_BENCHMARK), "--jobs", name, "--repeats", "0", "--out", str(folder), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     log = (folder / f"{name}.log").read_text(encoding="utf-8")
-    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}\n{log}"
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{log}"
 
 
 @pytest.mark.timeout(300)
@@ -55,8 +55,8 @@ def test_gpu_times_are_true_or_unknown_and_the_job_ends(name: str, tmp_path: Pat
                 # A captured call runs when its graph is replayed; its own call has no time.
                 assert position.gpu is None or not job.calls[position.call].captured
     if name == "moe":  # an all-to-all sends to its own rank, after which NCCL's clocks are of earlier calls
-        known = {job.calls[place].operation for place in _timed(job)}
-        assert "alltoall" not in known
+        timed_operations = {job.calls[call].operation for call in _timed(job)}
+        assert "alltoall" not in timed_operations
     elif name == "graph":
         assert any(call.captured for call in job.calls)
     else:
@@ -67,12 +67,12 @@ def test_gpu_times_are_true_or_unknown_and_the_job_ends(name: str, tmp_path: Pat
             for position in phase.positions
             if position.gpu is not None
         )
-        # The first calls may lack one, and those of a killed job that were still on their way.
+        # The first calls, and the last ones of a killed job, may have no time.
         assert known_calls >= 0.9 * sum(rank.calls for rank in job.ranks)
         assert Unknown.GPU_TIMES not in job.unknown
 
 
 def _timed(job: Job) -> set[int]:
-    """Return the calls, as places in the job's table, that have a GPU time anywhere."""
+    """Return the calls, as indices into the job's table, that have a GPU time anywhere."""
     positions = (position for rank in job.ranks for phase in rank.phases for position in phase.positions)
     return {position.call for position in positions if position.gpu is not None}

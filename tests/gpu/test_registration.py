@@ -1,4 +1,4 @@
-"""Collectives on memory that NCCL knows, on real GPUs: every element checked, by graphs and in the launch loop."""
+"""Collectives on memory registered with NCCL, on real GPUs: every element checked, by graphs and in the launch loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _time(
     collectives: _native.Collectives, kind: Registration, operation: str, size_bytes: int, *, in_place: bool
 ) -> _native.CollectiveTimes:
     """Return the times of one trial, graph and launch loop; every element that has a defined value is checked."""
-    found = collectives.time(
+    times = collectives.time(
         _native.CollectiveRound(
             groups=[[0, 1]],
             operation=_native.Collective.__members__[operation],
@@ -53,16 +53,16 @@ def _time(
             blocks=_uneven(size_bytes // 4) if operation == "alltoallv" else [],
         )
     )
-    assert min(itertools.chain.from_iterable(found.seconds)) > 0
-    assert found.launch_seconds[0] > 0
-    return found
+    assert min(itertools.chain.from_iterable(times.seconds)) > 0
+    assert times.launch_seconds[0] > 0
+    return times
 
 
 @pytest.fixture(scope="module")
 def collectives() -> Iterator[_native.Collectives]:
-    made = _native.Collectives(open_gpus(ORDINALS, 2**28), NCCL)
-    yield made
-    made.close()  # deregisters, and frees the memory
+    opened_collectives = _native.Collectives(open_gpus(ORDINALS, 2**28), NCCL)
+    yield opened_collectives
+    opened_collectives.close()  # deregisters, and frees the memory
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["out-of-place", "in-place"])
@@ -73,12 +73,12 @@ def test_every_operation_is_exact(
 ) -> None:
     _supported(kind)
     for size_bytes in _BYTES:
-        found = _time(collectives, kind, operation, size_bytes, in_place=in_place)
+        times = _time(collectives, kind, operation, size_bytes, in_place=in_place)
         undefined = in_place and operation in ("alltoall", "alltoallv", "sendrecv")
-        assert undefined or found.coverage[0].verified > 0
+        assert undefined or times.coverage[0].verified > 0
 
 
-def test_the_three_take_turns_on_one_communicator(collectives: _native.Collectives) -> None:
+def test_the_three_registrations_take_turns_on_one_communicator(collectives: _native.Collectives) -> None:
     _supported(Registration.WINDOW)
     for _, kind, operation in itertools.product(range(3), _KINDS, ("allreduce", "allgather")):
         _time(collectives, kind, operation, 2**22, in_place=False)
@@ -92,18 +92,18 @@ def test_communicators_take_a_config(kind: Registration, options: dict[str, int]
     _supported(kind)
     if "CTAPolicy" in options and NCCL.version < 22800:
         pytest.skip(f"NCCL {NCCL.version} has no such policy")
-    held = _native.Collectives(open_gpus(ORDINALS, 2**26), NCCL, options=options)
+    configured_collectives = _native.Collectives(open_gpus(ORDINALS, 2**26), NCCL, options=options)
     for operation in ("allgather", "alltoall", "allreduce"):
-        _time(held, kind, operation, 2**22, in_place=False)
-    held.close()
+        _time(configured_collectives, kind, operation, 2**22, in_place=False)
+    configured_collectives.close()
 
 
 def test_fewer_channels_are_slower() -> None:
-    """So the config reaches NCCL: one CTA cannot carry what all of them do."""
-    found = {}
-    for most in (1, 16):
-        held = _native.Collectives(open_gpus(ORDINALS, 2**28), NCCL, options={"maxCTAs": most})
-        times = _time(held, Registration.NONE, "allreduce", 2**26, in_place=False)
-        found[most] = min(itertools.chain.from_iterable(times.seconds))
-        held.close()
-    assert found[1] > 1.5 * found[16]
+    """One CTA is slower than 16, so the config reaches NCCL."""
+    best_seconds = {}
+    for max_ctas in (1, 16):
+        limited_collectives = _native.Collectives(open_gpus(ORDINALS, 2**28), NCCL, options={"maxCTAs": max_ctas})
+        times = _time(limited_collectives, Registration.NONE, "allreduce", 2**26, in_place=False)
+        best_seconds[max_ctas] = min(itertools.chain.from_iterable(times.seconds))
+        limited_collectives.close()
+    assert best_seconds[1] > 1.5 * best_seconds[16]

@@ -1,4 +1,4 @@
-"""A recorded step on real GPUs: every operation arrives, arms differ in P2P alone, registered memory works."""
+"""A recorded step on real GPUs: every operation arrives, arms differ only in P2P, registered memory works."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.replay_jobs import data_parallel, job_of, pipeline
 pytest.importorskip("torch")
 need_gpus(2)
 
-EVERY = (
+EVERY_CALL = (
     Call("allreduce", 2**24, 0, "bfloat16", "sum"),
     Call("allreduce", 2**10, 0, "float32", "max"),
     Call("reduce", 2**20, 0, "float32", "sum", root=1),
@@ -29,54 +29,56 @@ EVERY = (
 )
 
 
-def replayed(job: Job, **given: object) -> Run:
-    asked = ReplayOptions(backend="cuda", devices="0,1", trials=3, seed=1, **given)  # type: ignore[arg-type]
-    done = Replaying(request_of(job, "job.json", asked, ("replay",)), None).finish()
+def replayed(job: Job, **options: object) -> Run:
+    replay_options = ReplayOptions(backend="cuda", devices="0,1", trials=3, seed=1, **options)  # type: ignore[arg-type]
+    done = Replaying(request_of(job, "job.json", replay_options, ("replay",)), None).finish()
     assert done.run.complete
     return done.run
 
 
 @pytest.mark.parametrize("pauses", list(Pauses))
 def test_each_operation_is_verified(pauses: Pauses) -> None:
-    job = job_of([(0, 1)], [[(call, False) for call in EVERY]] * 2, pause=200.0)
-    (found,) = replayed(job, pauses=pauses).replays
-    assert found.wrong == 0
-    for trial in found.trials:
+    job = job_of([(0, 1)], [[(call, False) for call in EVERY_CALL]] * 2, pause=200.0)
+    (replay,) = replayed(job, pauses=pauses).replays
+    assert replay.wrong == 0
+    for trial in replay.trials:
         assert min(trial.call_seconds) > 0
         assert max(trial.step) >= max(trial.pauses) * 0.9
         # Each of the two says how long ten pauses of 200 µs are, by the sleeping kernel's clock or by products.
-        assert max(trial.pauses) == pytest.approx(len(EVERY) * 200e-6, rel=0.3)
+        assert max(trial.pauses) == pytest.approx(len(EVERY_CALL) * 200e-6, rel=0.3)
 
 
-def test_calls_of_one_group_go_as_one() -> None:
+def test_calls_of_one_group_run_as_one() -> None:
     calls = [(call, number > 0) for number, call in enumerate(data_parallel(2, (2**20, 2**18, 2**10)).calls)]
-    (found,) = replayed(job_of([(0, 1)], [calls] * 2)).replays
-    assert (found.wrong, [call.count for call in found.calls]) == (0, [1])
+    (replay,) = replayed(job_of([(0, 1)], [calls] * 2)).replays
+    assert (replay.wrong, [call.count for call in replay.calls]) == (0, [1])
 
 
 def test_stages_exchange_in_one_batch() -> None:
-    (found,) = replayed(pipeline(2**22)).replays
-    assert (found.wrong, [call.operation for call in found.calls]) == (0, ["p2p"])
+    (replay,) = replayed(pipeline(2**22)).replays
+    assert (replay.wrong, [call.operation for call in replay.calls]) == (0, ["p2p"])
 
 
 def test_two_arms() -> None:
     run = replayed(data_parallel(2, (2**26,)), without=("p2p",))
-    assert [found.without for found in run.replays] == [(), ("p2p",)]
-    assert [found.wrong for found in run.replays] == [0, 0]
+    assert [replay.without for replay in run.replays] == [(), ("p2p",)]
+    assert [replay.wrong for replay in run.replays] == [0, 0]
 
 
 @pytest.mark.parametrize("registration", [Registration.BUFFER, Registration.WINDOW])
 def test_registered_memory(registration: Registration) -> None:
-    (found,) = replayed(data_parallel(2, (2**24, 2**12)), registration=registration).replays
-    assert found.wrong == 0
+    (replay,) = replayed(data_parallel(2, (2**24, 2**12)), registration=registration).replays
+    assert replay.wrong == 0
 
 
 def test_sets_take_turns() -> None:
     """The same two GPUs in both orders: with four there would be other sets."""
-    asked = ReplayOptions(backend="cuda", ranks=2, trials=3, seed=1)
-    request = request_of(data_parallel(2, (2**24,)), "job.json", asked, ("select", "2"))
-    first, second = factory.present_devices("cuda")[:2]
-    done = Replaying(on_sets(request, [(first, second), (second, first)], independent=True), None).finish()
-    assert [found.members for found in done.run.replays] == [(0, 1), (1, 0)]
-    assert [found.wrong for found in done.run.replays] == [0, 0]
-    assert [len(found.trials) for found in done.run.replays] == [3, 3]
+    replay_options = ReplayOptions(backend="cuda", ranks=2, trials=3, seed=1)
+    request = request_of(data_parallel(2, (2**24,)), "job.json", replay_options, ("select", "2"))
+    first_gpu, second_gpu = factory.present_devices("cuda")[:2]
+    done = Replaying(
+        on_sets(request, [(first_gpu, second_gpu), (second_gpu, first_gpu)], independent=True), None
+    ).finish()
+    assert [replay.members for replay in done.run.replays] == [(0, 1), (1, 0)]
+    assert [replay.wrong for replay in done.run.replays] == [0, 0]
+    assert [len(replay.trials) for replay in done.run.replays] == [3, 3]

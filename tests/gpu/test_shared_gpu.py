@@ -31,36 +31,36 @@ OWN_HOST = 'import os\nos.environ["NCCL_HOSTID"] = f"process{os.getpid()}"\n'
 
 @pytest.fixture(autouse=True)
 def own_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each process be a host of its own to NCCL."""
+    """Make NCCL take each process for a host of its own."""
     (tmp_path / "sitecustomize.py").write_text(OWN_HOST, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
 
 
 @pytest.fixture
-def overlapping() -> Iterator[OverlapWorld]:
-    made = OverlapWorld("cuda", SHARED)
+def overlap_world() -> Iterator[OverlapWorld]:
+    world = OverlapWorld("cuda", SHARED)
     try:
-        made.join()
-        yield made
+        world.join()
+        yield world
     finally:
-        made.close()
+        world.close()
 
 
 @pytest.fixture
-def replaying() -> Iterator[ReplayWorld]:
-    made = ReplayWorld("cuda", SHARED)
+def replay_world() -> Iterator[ReplayWorld]:
+    world = ReplayWorld("cuda", SHARED)
     try:
-        made.join()
-        yield made
+        world.join()
+        yield world
     finally:
-        made.close()
+        world.close()
 
 
 @pytest.mark.parametrize("priority", list(Priority))
-def test_a_collective_and_compute_are_timed_and_verified(overlapping: OverlapWorld, priority: Priority) -> None:
-    overlapping.allocate(OverlapPoint(Operation.ALLREDUCE, 2**20, GEMM, priority))
-    overlapping.warm()
-    for times in overlapping.run(Load(collective_chunks=3, calls=2, compute_chunks=4, units=8, delay_s=0.01)):
+def test_a_collective_and_compute_are_timed_and_verified(overlap_world: OverlapWorld, priority: Priority) -> None:
+    overlap_world.allocate(OverlapPoint(Operation.ALLREDUCE, 2**20, GEMM, priority))
+    overlap_world.warm()
+    for times in overlap_world.run(Load(collective_chunks=3, calls=2, compute_chunks=4, units=8, delay_s=0.01)):
         assert (len(times.collective), len(times.compute)) == (3, 4)
         for chunk_ends in (times.collective, times.compute):
             assert 0 < chunk_ends[0] < chunk_ends[-1] < 10
@@ -68,25 +68,25 @@ def test_a_collective_and_compute_are_timed_and_verified(overlapping: OverlapWor
         assert (times.wrong, times.wrong_compute) == (0, 0)
 
 
-def test_a_call_begins_after_its_rest(overlapping: OverlapWorld) -> None:
-    overlapping.allocate(OverlapPoint(Operation.ALLGATHER, 2**16, GEMM))
-    overlapping.warm()
-    for times in overlapping.run(Load(3, 1, 2, 1, 0.01, (0.005, 0.0, 0.002))):
+def test_a_call_begins_after_its_idle_time(overlap_world: OverlapWorld) -> None:
+    overlap_world.allocate(OverlapPoint(Operation.ALLGATHER, 2**16, GEMM))
+    overlap_world.warm()
+    for times in overlap_world.run(Load(3, 1, 2, 1, 0.01, (0.005, 0.0, 0.002))):
         assert (len(times.begins), len(times.collective), len(times.compute)) == (3, 3, 6)
         assert all(end > begin for begin, end in zip(times.begins, times.collective, strict=True))
 
 
 @pytest.mark.parametrize("pauses", list(Pauses))
-def test_a_step_is_replayed_and_verified(replaying: ReplayWorld, pauses: Pauses) -> None:
-    replaying.prepare(schedule_of(data_parallel(ranks=2), None), pauses, Registration.NONE)
-    assert replaying.verify() == 0
+def test_a_step_is_replayed_and_verified(replay_world: ReplayWorld, pauses: Pauses) -> None:
+    replay_world.prepare(schedule_of(data_parallel(ranks=2), None), pauses, Registration.NONE)
+    assert replay_world.verify() == 0
     for load in (ReplayLoad(3), ReplayLoad(2, pauses=False)):
-        for times in replaying.run(load, 1.0):
+        for times in replay_world.run(load, 1.0):
             assert min(times.units) > 0
-    assert replaying.verify() == 0
+    assert replay_world.verify() == 0
 
 
-def test_each_operation_arrives_as_sent(replaying: ReplayWorld) -> None:
+def test_each_operation_arrives_as_sent(replay_world: ReplayWorld) -> None:
     calls = [
         Call("allreduce", 4096, 0, "bfloat16", "sum"),
         Call("reduce", 64, 0, "float32", "prod", root=1),
@@ -96,11 +96,11 @@ def test_each_operation_arrives_as_sent(replaying: ReplayWorld) -> None:
         Call("alltoall", 64, 0),
     ]
     step = job_of([range(2)], [[(call, False) for call in calls]] * 2)
-    replaying.prepare(schedule_of(step, None), Pauses.NONE, Registration.NONE)
-    assert replaying.verify() == 0
-    for times in replaying.run(ReplayLoad(3), 1.0):
+    replay_world.prepare(schedule_of(step, None), Pauses.NONE, Registration.NONE)
+    assert replay_world.verify() == 0
+    for times in replay_world.run(ReplayLoad(3), 1.0):
         assert len(times.units) == len(calls)
-    assert replaying.verify() == 0
+    assert replay_world.verify() == 0
 
 
 @pytest.mark.parametrize("operation", COLLECTIVES)
@@ -108,13 +108,13 @@ def test_every_collective_is_exact_in_and_out_of_place(operation: Operation, tmp
     file, port = tmp_path / "run.json", free_port()
     arguments = [operation.value, "--backend", "cuda", "--sizes", "8,64K,1M", "--in-place", "--quick"]
     shared = {"NCCL_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "SLURM_LOCALID": 0, "CUDA_VISIBLE_DEVICES": 0}
-    places = [
+    environments = [
         as_slurm(rank, 2, port, SLURM_NODEID=rank, SLURM_STEP_TASKS_PER_NODE="1(x2)", NCCL_HOSTID=f"h{rank}", **shared)
         for rank in range(2)
     ]
-    with started(tmp_path, [*arguments, "--output", str(file)], places, all_of_torch=True) as processes:
-        (status, _, err), other = ends(processes)
-    assert (status, other[0]) == (0, 0), err
+    with started(tmp_path, [*arguments, "--output", str(file)], environments, all_of_torch=True) as processes:
+        (status, _, err), other_output = ends(processes)
+    assert (status, other_output[0]) == (0, 0), err
     run = run_file.load(file)
     assert {measurement.point.variant for measurement in run.measurements} == {Variant.PLAIN, Variant.IN_PLACE}
     assert [measurement.failure for measurement in run.measurements if measurement.failure] == []

@@ -1,4 +1,4 @@
-"""Single launches on real GPUs: times beside the launch loop's, and a rank that is held back on purpose."""
+"""Single launches on real GPUs: times compared with the launch loop's, and a rank that is held back on purpose."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def collectives() -> _native.Collectives:
     return _native.Collectives(open_gpus(ORDINALS, 2**25), NCCL)
 
 
-def _time(collectives: _native.Collectives, count: int, held: int = -1) -> tuple[_native.CollectiveTimes, Tails]:
+def _time(collectives: _native.Collectives, count: int, held_rank: int = -1) -> tuple[_native.CollectiveTimes, Tails]:
     times = collectives.time(
         _native.CollectiveRound(
             groups=[list(_RANKS)],
@@ -40,42 +40,43 @@ def _time(collectives: _native.Collectives, count: int, held: int = -1) -> tuple
             launch_warmup=5,
             deadline=30.0,
             single_launches=_LAUNCHES,
-            hold_rank=held,
-            hold_nanoseconds=50_000 if held >= 0 else 0,
+            hold_rank=held_rank,
+            hold_nanoseconds=50_000 if held_rank >= 0 else 0,
         )
     )
     ranks = [
-        RankLaunches(tuple(one.arrived), tuple(one.left), one.cost, one.uncertainty, one.step) for one in times.singles
+        RankLaunches(tuple(launches.arrived), tuple(launches.left), launches.cost, launches.uncertainty, launches.step)
+        for launches in times.singles
     ]
     devices = [Device(rank, f"GPU-{rank}", "") for rank in _RANKS]
     return times, tails_of(latency_of(DataPoint(Operation.ALLREDUCE, _RANKS, 4 * count), ranks, devices))
 
 
 def test_the_clocks_are_read_closely(collectives: _native.Collectives) -> None:
-    times, found = _time(collectives, 2)
+    times, summary = _time(collectives, 2)
 
-    assert [one.rank for one in times.singles] == list(_RANKS)
-    for one in times.singles:
-        assert 0 < one.step <= 2_000  # ns; 32 or 1,000 have been reported
-        assert one.uncertainty < 10_000
-        assert 0 < one.cost < 20_000
-    assert found.count == _LAUNCHES
+    assert [launches.rank for launches in times.singles] == list(_RANKS)
+    for launches in times.singles:
+        assert 0 < launches.step <= 2_000  # ns; 32 or 1,000 have been reported
+        assert launches.uncertainty < 10_000
+        assert 0 < launches.cost < 20_000
+    assert summary.count == _LAUNCHES
 
 
 @pytest.mark.parametrize("count", [2**18, 2**22])
 def test_the_median_is_near_the_launch_loop(collectives: _native.Collectives, count: int) -> None:
-    times, found = _time(collectives, count)
+    times, summary = _time(collectives, count)
 
-    assert found.transfer is not None
-    assert found.transfer.at(50) == pytest.approx(times.launch_seconds[0], rel=0.1)
+    assert summary.transfer is not None
+    assert summary.transfer.at(50) == pytest.approx(times.launch_seconds[0], rel=0.1)
 
 
 @pytest.mark.parametrize("rank", _RANKS)
 @pytest.mark.parametrize("count", [2, 2**20])
 def test_a_rank_that_is_held_back_is_named(collectives: _native.Collectives, count: int, rank: int) -> None:
-    _, found = _time(collectives, count, held=rank)
+    _, summary = _time(collectives, count, held_rank=rank)
 
-    assert [late.member for late in found.late] == [rank]
-    arrives = found.ranks[rank].arrives
+    assert [late_rank.member for late_rank in summary.late] == [rank]
+    arrives = summary.ranks[rank].arrives
     assert arrives is not None
     assert arrives.median == pytest.approx(50e-6, abs=5e-6)

@@ -25,8 +25,8 @@ _TILES = 2**24  # bytes of whole tiles of 64 KiB, as copied by a launch that loo
 def _compiled(folder: Path, right: str = "", wrong: str = "") -> bytes:
     """Return the device code for this machine's GPUs with one text in place of another."""
     sources = {file.name: file.read_text() for file in (_KERNELS, *_KERNELS.parent.glob("*.cuh"))}
-    found = sum(source.count(right) for source in sources.values()) if right else 1
-    assert found == 1, f"the device code has changed: {right!r} is not there once"
+    occurrences = sum(source.count(right) for source in sources.values()) if right else 1
+    assert occurrences == 1, f"the device code has changed: {right!r} is not there once"
     for name, source in sources.items():
         (folder / name).write_text(source.replace(right, wrong) if right else source)
     command = ["nvcc", "-fatbin", "-std=c++17", "-O3", "-arch=native", _KERNELS.name, "-o", "faulty.fatbin"]
@@ -62,7 +62,7 @@ def _collect(collectives: _native.Collectives, operation: str = "allreduce", **c
 
 
 @pytest.mark.parametrize(
-    ("case", "right", "wrong", "size", "shift", "offset"),
+    ("title", "right", "wrong", "size", "shift", "offset"),
     [
         # 64 vectors of 16 bytes, then the tail.
         ("the tail starts late", "vectors * 16 + me; k", "vectors * 16 + me + 1; k", 1029, 0, 1024),
@@ -82,14 +82,14 @@ def _collect(collectives: _native.Collectives, operation: str = "allreduce", **c
     ],
 )
 def test_a_fault_in_the_copy_is_found_where_it_begins(
-    tmp_path: Path, case: str, right: str, wrong: str, size: int, shift: int, offset: int
+    tmp_path: Path, title: str, right: str, wrong: str, size: int, shift: int, offset: int
 ) -> None:
     gpus = open_gpus([0, 1], _BUFFER, _compiled(tmp_path, right, wrong))
     with pytest.raises(_native.DataError) as failure:
         _copy(gpus, size, shift)
     # To the vector: of a wrong vector's bytes the first may be right by chance.
-    assert failure.value.offset // 16 == offset // 16, case
-    assert failure.value.expected != failure.value.found, case
+    assert failure.value.offset // 16 == offset // 16, title
+    assert failure.value.expected != failure.value.found, title
 
 
 def test_a_fault_in_one_message_of_several_counts_from_its_own_start(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_fault_in_one_message_of_several_counts_from_its_own_start(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("case", "group"),
+    ("title", "group"),
     [
         ("both ways", ((1, 0), (0, 1))),
         ("from host memory", ((-1, 0),)),
@@ -110,13 +110,13 @@ def test_a_fault_in_one_message_of_several_counts_from_its_own_start(tmp_path: P
     ],
 )
 def test_a_fault_in_the_copy_is_found_in_every_pattern(
-    tmp_path: Path, case: str, group: tuple[tuple[int, int], ...]
+    tmp_path: Path, title: str, group: tuple[tuple[int, int], ...]
 ) -> None:
     gpus = open_gpus([0, 1], _BUFFER, _compiled(tmp_path, "vectors * 16 + me; k", "vectors * 16 + me + 1; k"))
     with pytest.raises(_native.DataError) as failure:
         _copy(gpus, 1029, 0, group=group)
-    assert failure.value.offset == 1024, case
-    assert failure.value.expected != failure.value.found, case
+    assert failure.value.offset == 1024, title
+    assert failure.value.expected != failure.value.found, title
 
 
 def test_a_fault_in_the_ring_of_the_pointer_chase_is_found(tmp_path: Path) -> None:

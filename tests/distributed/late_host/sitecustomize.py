@@ -5,14 +5,14 @@ import sys
 import time
 from typing import Any
 
-if any("gloo_worker" in word for word in sys.orig_argv):
+if any("gloo_worker" in argument for argument in sys.orig_argv):
     import torch.distributed as dist
 
     _all_reduce = dist.all_reduce
 
-    def _late(*words: Any, **named: Any) -> Any:
-        found = _all_reduce(*words, **named)
+    def _late(*arguments: Any, **keywords: Any) -> Any:
+        work = _all_reduce(*arguments, **keywords)
         time.sleep(float(os.environ["EMULATED_LATE_S"]))
-        return found
+        return work
 
     dist.all_reduce = _late
