@@ -22,6 +22,8 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # random machines are the tests'
 from deciding.bench import (
     FIRST_SEED,
     NOISY,
@@ -49,7 +51,7 @@ PARTS = ("healthy", "slow")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Two runs of one machine. `wrong`: points falsely called worse; `found`: whether the slow pair has a worse point."""
+    """Two runs of one machine. `wrong`: points falsely called worse; `found`: whether the slow pair has a worse one."""
 
     part: str
     run: int
