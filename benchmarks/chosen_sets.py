@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""How much bandwidth `collbench select K` loses against every set of K devices, all measured, on a disturbed machine.
+"""How much bandwidth `collbench select K` loses against the best of all sets of K devices, on a disturbed machine.
 
     python benchmarks/chosen_sets.py --out DIR                    # three or more GPUs; about 4 minutes on four
     python benchmarks/chosen_sets.py --out DIR --backend host     # a dry run on three or more CPU cores
 
-For each disturbance another process runs on the machine: nothing; a job that copies from the first to the second
-device; one that leaves the last device little memory; one that keeps the last device computing. While it runs, `select
-K --fresh` chooses, and `allreduce` measures every set of K devices --repeats times in turn. The regret is the share of
-bandwidth that the chosen set lacks against the best one, by the medians. DIR/chosen_sets.jsonl has every rate. Exits
-with 1 if a regret is above 1 %. Changes no setting of a device.
+The disturbances: none; a job that copies from the first to the second device; one that leaves the last device little
+memory; one that keeps the last device computing. During each, `select K --fresh` chooses, and `allreduce` measures
+every set of K devices --repeats times in turn. The regret is 1 − the chosen set's bandwidth / the best set's, by
+medians. DIR/chosen_sets.jsonl has every rate. Exits with 1 if a regret is above 1 %. Changes no setting of a device.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ CORE_JOBS = {"nothing": "", "last core busy": _CORE}
 
 @contextlib.contextmanager
 def disturbed(program: str) -> Iterator[None]:
-    """Run the Python text, from when it prints "ready", until the block ends; "" runs nothing."""
+    """Run a Python program until the block ends, which begins when it has printed "ready"; "" runs nothing."""
     if not program:
         yield
         return
@@ -93,41 +92,51 @@ def collbench(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def chosen_set(backend: str, count: int) -> tuple[int, ...]:
-    """Return the indices that `select` chooses, measured now."""
-    done = collbench("select", count, "--fresh", "--backend", backend, "--json")
-    if done.returncode:
-        raise SystemExit(f"select {count}: exit {done.returncode}: {done.stderr.strip()}")
-    return tuple(sorted(device["index"] for device in json.loads(done.stdout)["devices"]))
+    """Return the indices that `select` chooses from a new measurement."""
+    result = collbench("select", count, "--fresh", "--backend", backend, "--json")
+    if result.returncode:
+        raise SystemExit(f"select {count}: exit {result.returncode}: {result.stderr.strip()}")
+    return tuple(sorted(device["index"] for device in json.loads(result.stdout)["devices"]))
 
 
 def measured_rate(backend: str, devices: tuple[int, ...], size: str) -> float | None:
     """Return the all-reduce's busbw in GB/s on these devices, None where it failed."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "run.json")
-        words = ["--devices", ",".join(map(str, devices)), "--sizes", size, "--quick", "--backend", backend, "-o", file]
-        collbench("allreduce", *words)
+        options = [
+            "--devices",
+            ",".join(map(str, devices)),
+            "--sizes",
+            size,
+            "--quick",
+            "--backend",
+            backend,
+            "-o",
+            file,
+        ]
+        collbench("allreduce", *options)
         if not file.exists():
             return None
-        measured = [one for one in run_file.load(file).measurements if one.samples]
-        return summarize(measured[0]).busbw if measured else None
+        measurements = [measurement for measurement in run_file.load(file).measurements if measurement.samples]
+        return summarize(measurements[0]).busbw if measurements else None
 
 
-def judged(name: str, backend: str, count: int, indices: list[int], size: str, repeats: int) -> dict[str, Any]:
+def measure_regret(name: str, backend: str, count: int, indices: list[int], size: str, repeats: int) -> dict[str, Any]:
     """Return the chosen set, every set's rates and the regret."""
     chosen = chosen_set(backend, count)
     sets = list(itertools.combinations(indices, count))
-    rates: dict[tuple[int, ...], list[float]] = {one: [] for one in sets}
+    rates: dict[tuple[int, ...], list[float]] = {devices: [] for devices in sets}
     for _ in range(repeats):
-        for one in sets:
-            rate = measured_rate(backend, one, size)
+        for devices in sets:
+            rate = measured_rate(backend, devices, size)
             if rate is not None:
-                rates[one].append(rate)
-    medians = {one: statistics.median(values) for one, values in rates.items() if values}
-    best = max(medians, key=lambda one: medians[one])
+                rates[devices].append(rate)
+    medians = {devices: statistics.median(values) for devices, values in rates.items() if values}
+    best = max(medians, key=lambda devices: medians[devices])
     regret = 1 - medians.get(chosen, 0.0) / medians[best]
     return {
         "disturbed_by": name, "k": count, "chosen": chosen, "best": best, "regret": regret,
-        "rates": [{"devices": one, "busbw": values} for one, values in rates.items()],
+        "rates": [{"devices": devices, "busbw": values} for devices, values in rates.items()],
     }  # fmt: skip
 
 
@@ -138,16 +147,16 @@ def main() -> None:
     parser.add_argument("--size", default="256M")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--counts", type=int, nargs="+", default=[2, 3], metavar="K")
-    asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    present = json.loads(collbench("topo", "--backend", asked.backend, "--json").stdout)
-    indices = [device["index"] for device in present["devices"]]
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    topology = json.loads(collbench("topo", "--backend", options.backend, "--json").stdout)
+    indices = [device["index"] for device in topology["devices"]]
     worst = 0.0
-    with (asked.out / "chosen_sets.jsonl").open("a", encoding="utf-8") as file:
-        for name, program in (GPU_JOBS if asked.backend == "cuda" else CORE_JOBS).items():
-            for count in asked.counts:
+    with (options.out / "chosen_sets.jsonl").open("a", encoding="utf-8") as file:
+        for name, program in (GPU_JOBS if options.backend == "cuda" else CORE_JOBS).items():
+            for count in options.counts:
                 with disturbed(program):
-                    row = judged(name, asked.backend, count, indices, asked.size, asked.repeats)
+                    row = measure_regret(name, options.backend, count, indices, options.size, options.repeats)
                 print(json.dumps(row), file=file, flush=True)
                 print(f"{name:20}  select {count}: {row['chosen']}, best {row['best']}, regret {row['regret']:.2%}")
                 worst = max(worst, row["regret"])

@@ -1,4 +1,4 @@
-"""A small DistributedDataParallel job whose ranks say which device they got. Start it by collbench train.
+"""A small DistributedDataParallel job whose ranks print their device. Start it with collbench train.
 
 collbench train --auto-select 2 benchmarks/ddp_ranks.py
 """
@@ -17,17 +17,19 @@ STEPS, WIDTH, BATCH = 20, 512, 64
 
 def main() -> None:
     """Fit a linear map; every rank prints its device, rank 0 also the loss before and after."""
-    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
-    where = f"GPU-{torch.cuda.get_device_properties(device).uuid}" if on_gpu else f"cores {os.sched_getaffinity(0)}"
-    print(f"rank {rank} of {dist.get_world_size()}: device {local} here is {where}", flush=True)
+    device_name = (
+        f"GPU-{torch.cuda.get_device_properties(device).uuid}" if on_gpu else f"cores {os.sched_getaffinity(0)}"
+    )
+    print(f"rank {rank} of {dist.get_world_size()}: device {local_rank} here is {device_name}", flush=True)
 
-    torch.manual_seed(rank)  # other data on each rank; DDP broadcasts rank 0's weights
-    model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH).to(device), device_ids=[local] if on_gpu else None)
+    torch.manual_seed(rank)  # each rank has its own data; DDP broadcasts rank 0's weights
+    model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH).to(device), device_ids=[local_rank] if on_gpu else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     losses = []
     for _ in range(STEPS):

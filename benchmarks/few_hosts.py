@@ -1,11 +1,11 @@
-"""A few hosts whose pairs have levels of their own: how often does `collbench nodes` accuse a healthy host?
+"""How often does `collbench nodes` accuse a healthy host, among a few hosts whose pairs differ in speed?
 
     python benchmarks/few_hosts.py --runs 200
 
-All figures are simulated. A pair of hosts always repeats its own level, which differs between pairs (a token bucket
-lets its burst through at once or not; a route shares a cable), and each round adds noise. Then no host is slow, one
-drawn host is slow by 10 %, or one has half the rate; with `one way` only what it sends does. A host that is called
-slow wrongly counts as `accused`; a survey goes on for up to 16 rounds.
+All figures are simulated. Each pair of hosts has a level of its own that stays the same (a token bucket lets its burst
+through at once or not; a route shares a cable), and each round adds noise. No host is slow, or a random one is slow by
+10 %, or by half; with `one way` only what it sends is slow. `accused`: a host that is not slow is called slow. A survey
+takes up to 16 rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROUNDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One simulated survey: is the slow host named, is another, how many hosts stay undecided."""
+    """One simulated survey: is the slow host named, is a healthy one accused, how many hosts stay undecided."""
 
     named: bool
     accused: bool
@@ -37,24 +37,24 @@ class Outcome:
 
 
 def survey(seed: int, hosts: int, levels: float, noise: float, rate: float, *, one_way: bool) -> Outcome:
-    """Survey hosts of which one, drawn by the seed, sends at `rate` of the others', and unless `one_way` receives."""
+    """Survey hosts; one, chosen by the seed, sends at `rate` × the others' rate, and receives so unless `one_way`."""
     rng = np.random.default_rng(seed)
-    level = rng.normal(0, levels, (hosts, hosts))
+    level_of_pair = rng.normal(0, levels, (hosts, hosts))
     slow = int(rng.integers(hosts))
 
     def measure(pairs: Sequence[tuple[int, int]], directed: bool) -> list[float]:
         rates = []
         for pair in pairs:
-            own = rate if pair[0] == slow or (slow in pair and not one_way) else 1.0
+            relative_rate = rate if pair[0] == slow or (slow in pair and not one_way) else 1.0
             first, second = pair if directed else sorted(pair)
-            rates.append(own * math.exp(level[first, second] + rng.normal(0, noise)))
+            rates.append(relative_rate * math.exp(level_of_pair[first, second] + rng.normal(0, noise)))
         return rates
 
-    found = survey_nodes(hosts, (), measure, lambda made: made < ROUNDS, seed, one_way=one_way).judgement
-    flagged = {one.node for one in found.slow_nodes}
+    judgement = survey_nodes(hosts, (), measure, lambda rounds: rounds < ROUNDS, seed, one_way=one_way).judgement
+    flagged = {node.node for node in judgement.slow_nodes}
     truth = {slow} if rate < 1 else set()
-    undecided = sum(one.state is State.UNDECIDED for one in found.nodes)
-    return Outcome(bool(flagged & truth), bool(flagged - truth or found.slow_uplinks), undecided)
+    undecided = sum(node.state is State.UNDECIDED for node in judgement.nodes)
+    return Outcome(bool(flagged & truth), bool(flagged - truth or judgement.slow_uplinks), undecided)
 
 
 def main() -> None:
@@ -70,12 +70,14 @@ def main() -> None:
             for levels, noise in SPREADS:
                 cells = []
                 for rate in RATES:
-                    seen = [survey(seed, hosts, levels, noise, rate, one_way=one_way) for seed in range(runs)]
-                    named = f"{sum(one.named for one in seen) / runs:.1%}" if rate < 1 else "-"
-                    accused = sum(one.accused for one in seen) / runs
-                    cells.append(f" | {named:>6}{accused:8.1%}{sum(one.undecided for one in seen) / runs:10.2f} ")
-                way = "one way" if one_way else "both ways"
-                print(f"{hosts:5}  {way:9} {levels:6.1%} {noise:5.1%}{''.join(cells)}", flush=True)
+                    outcomes = [survey(seed, hosts, levels, noise, rate, one_way=one_way) for seed in range(runs)]
+                    named = f"{sum(outcome.named for outcome in outcomes) / runs:.1%}" if rate < 1 else "-"
+                    accused = sum(outcome.accused for outcome in outcomes) / runs
+                    cells.append(
+                        f" | {named:>6}{accused:8.1%}{sum(outcome.undecided for outcome in outcomes) / runs:10.2f} "
+                    )
+                direction = "one way" if one_way else "both ways"
+                print(f"{hosts:5}  {direction:9} {levels:6.1%} {noise:5.1%}{''.join(cells)}", flush=True)
 
 
 if __name__ == "__main__":

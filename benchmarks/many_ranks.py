@@ -1,11 +1,11 @@
-"""What 1,024 ranks cost rank 0, without GPUs, NCCL and network: messages, bytes, seconds and memory by phase.
+"""What 1,024 ranks cost rank 0, without GPUs, NCCL or a network: messages, bytes, seconds and memory by phase.
 
     .venv/bin/python benchmarks/many_ranks.py --nodes 128 --gpus 8 --file raw.jsonl
 
-Rank 0 is the program's own: its listener, its coordinator, its survey with journal and run file. The others are 1,024
-real connections over loopback, of one other process that answers each request as soon as it is there: its measured
-times are made up, so nothing is said of any link. `cpu_s` is rank 0's processor time, `wall_s` has the other process's,
-too, which on a cluster is a thousand hosts'. `peak_mib` is the largest memory that rank 0 has had until then.
+Rank 0 is real: its listener, its coordinator, its survey with journal and run file. The other ranks are real
+connections over loopback to one other process that answers each request at once with made-up times, so that no figure
+is one of a link. `cpu_s` is rank 0's processor time; `wall_s` includes the other process's, which on a cluster is
+spread over a thousand hosts. `peak_mib` is rank 0's largest memory so far.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from collbench.model.units import parse_size
 from collbench.runfile.run_file import RunWriter
 
 ROOT = Path(__file__).resolve().parents[1]
-HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _SIZE = parse_size("512M")
 _DEADLINE_S = 300.0
 
@@ -51,8 +51,8 @@ _DEADLINE_S = 300.0
 # The other process: all ranks, each a connection.
 
 
-def answers(gpus: int, rank: int, data: bytes, parsed: dict[bytes, list[list[int]]]) -> bytes | None:
-    """Return the answer of a rank to a request as it came; None to what has none."""
+def answer_of_rank(gpus: int, rank: int, data: bytes, parsed: dict[bytes, list[list[int]]]) -> bytes | None:
+    """Return a rank's answer to an encoded request; None for requests without an answer."""
     name = data[2 : data.index(b'"', 2)].decode()
     if name in {"Abandon", "Leave"}:
         return None
@@ -60,8 +60,8 @@ def answers(gpus: int, rank: int, data: bytes, parsed: dict[bytes, list[list[int
         node, gpu = divmod(rank, gpus)
         device = Device(gpu, f"GPU-{rank:08x}-0000-0000-0000-000000000000", f"0000:{gpu:02X}:00.0", "GPU", 2**36)
         machine = Machine(f"node{node}", "Linux 6.1", "CPU", driver="none", cuda="none")
-        who = Introduction(f"node{node}", f"node{node}", f"node{node}", "cuda", "0", device, machine)
-        return encode(Done(who))
+        introduction = Introduction(f"node{node}", f"node{node}", f"node{node}", "cuda", "0", device, machine)
+        return encode(Done(introduction))
     if name in {"MakeId", "OpenRank"}:
         facts = RankFacts(2**36, 2**36, "ptx", "2.0.0", "libnccl.so.2", multicast=True)
         return encode(Done(UniqueId("00" * 128) if name == "MakeId" else facts))
@@ -79,82 +79,86 @@ def answers(gpus: int, rank: int, data: bytes, parsed: dict[bytes, list[list[int
 
 
 def answer_all(nodes: int, gpus: int, port: int, key: bytes) -> None:
-    """Be all ranks but the first, until rank 0 hangs up."""
+    """Answer for all ranks except rank 0, until rank 0 closes the connections."""
     _allow_files(nodes * gpus)
-    waiting = selectors.EpollSelector()
-    heard: dict[socket.socket, bytearray] = {}
+    selector = selectors.EpollSelector()
+    received: dict[socket.socket, bytearray] = {}
     parsed: dict[bytes, list[list[int]]] = {}
     ranks = {}
     for rank in range(1, nodes * gpus):
-        found = connection.connect((HERE,), port, key, rank)
-        found.settimeout(None)
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        heard[found], ranks[found] = bytearray(), rank
-        waiting.register(found, selectors.EVENT_READ)
-    while heard:
-        for chosen, _ in waiting.select():
-            found = cast("socket.socket", chosen.fileobj)
+        connected = connection.connect((LOOPBACK,), port, key, rank)
+        connected.settimeout(None)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        received[connected], ranks[connected] = bytearray(), rank
+        selector.register(connected, selectors.EVENT_READ)
+    while received:
+        for ready, _ in selector.select():
+            connected = cast("socket.socket", ready.fileobj)
             try:
-                part = found.recv(2**20)
+                chunk = connected.recv(2**20)
             except ConnectionResetError:
-                part = b""
-            if not part:
-                waiting.unregister(found)
-                del heard[found]
+                chunk = b""
+            if not chunk:
+                selector.unregister(connected)
+                del received[connected]
                 continue
-            heard[found] += part
-            _answer(found, heard[found], lambda data, rank=ranks[found]: answers(gpus, rank, data, parsed))
+            received[connected] += chunk
+            _answer(
+                connected,
+                received[connected],
+                lambda data, rank=ranks[connected]: answer_of_rank(gpus, rank, data, parsed),
+            )
 
 
-def _answer(found: socket.socket, said: bytearray, answer: object) -> None:
-    while len(said) >= 4 and len(said) >= 4 + (length := int.from_bytes(said[:4], "big")):
-        data = bytes(said[4 : 4 + length])
-        del said[: 4 + length]
+def _answer(connected: socket.socket, received: bytearray, answer: object) -> None:
+    while len(received) >= 4 and len(received) >= 4 + (length := int.from_bytes(received[:4], "big")):
+        data = bytes(received[4 : 4 + length])
+        del received[: 4 + length]
         reply = answer(data)  # type: ignore[operator]
         if reply is not None:
-            found.sendall(len(reply).to_bytes(4, "big") + reply)
+            connected.sendall(len(reply).to_bytes(4, "big") + reply)
 
 
-def first_rank(gpus: int, theirs: socket.socket) -> None:
-    """Be rank 0's own rank, in its process as always."""
-    said, parsed = bytearray(), dict[bytes, list[list[int]]]()
-    while part := theirs.recv(2**20):
-        said += part
-        _answer(theirs, said, lambda data: answers(gpus, 0, data, parsed))
+def first_rank(gpus: int, rank_socket: socket.socket) -> None:
+    """Answer for rank 0's own rank, which is in the coordinator's process."""
+    received, parsed = bytearray(), dict[bytes, list[list[int]]]()
+    while chunk := rank_socket.recv(2**20):
+        received += chunk
+        _answer(rank_socket, received, lambda data: answer_of_rank(gpus, 0, data, parsed))
 
 
 # Rank 0.
 
 
 class Meter:
-    """Counts messages and bytes of all connections, and gives what a phase has cost."""
+    """Counts messages and bytes of all connections, and measures the cost of a phase."""
 
     def __init__(self) -> None:
         self.messages = self.sent = 0
         self.rows: list[dict[str, object]] = []
         send, receive = Connection.send_frame, Connection.receive
 
-        def counted_send(line: Connection, frame: bytes) -> None:  # type: ignore[type-arg]
+        def counted_send(peer: Connection, frame: bytes) -> None:  # type: ignore[type-arg]
             self.messages += 1
             self.sent += len(frame)
-            send(line, frame)
+            send(peer, frame)
 
-        def counted_receive(line: Connection) -> object:  # type: ignore[type-arg]
-            found = receive(line)
-            self.messages += found is not None
-            return found
+        def counted_receive(peer: Connection) -> object:  # type: ignore[type-arg]
+            message = receive(peer)
+            self.messages += message is not None
+            return message
 
         Connection.send_frame, Connection.receive = counted_send, counted_receive  # type: ignore[assignment, method-assign]
 
     @contextmanager
-    def phase(self, what: str, times: int = 1) -> Iterator[None]:
-        """Note what the body has cost, for each of so many times."""
+    def phase(self, name: str, times: int = 1) -> Iterator[None]:
+        """Add a row with the cost of the body, divided by `times`."""
         before = self.messages, self.sent
         wall, cpu = time.perf_counter(), time.process_time()
         yield
         self.rows.append(
             {
-                "phase": what, "times": times, "wall_s": round((time.perf_counter() - wall) / times, 4),
+                "phase": name, "times": times, "wall_s": round((time.perf_counter() - wall) / times, 4),
                 "cpu_s": round((time.process_time() - cpu) / times, 4),
                 "messages": round((self.messages - before[0]) / times),
                 "sent_mb": round((self.sent - before[1]) / times / 1e6, 3),
@@ -164,48 +168,48 @@ class Meter:
         print(json.dumps(self.rows[-1]), flush=True)
 
 
-class Board:
-    """A store in memory, in torch's TCPStore's place."""
+class MemoryStore:
+    """Replaces torch's TCPStore; stores nothing."""
 
     def publish(self, name: str, value: str) -> None:
-        """Do nothing: nobody reads it."""
+        """Do nothing: no rank reads it."""
 
     def forget(self, name: str) -> None:
         """Do nothing."""
 
 
-def measured(nodes: int, gpus: int, folder: Path) -> list[dict[str, object]]:
-    """Return what each phase costs rank 0."""
+def measure_phases(nodes: int, gpus: int, folder: Path) -> list[dict[str, object]]:
+    """Run the phases; return a row with the cost of each for rank 0."""
     meter, size = Meter(), nodes * gpus
     key = secrets.token_bytes(KEY_BYTES)
-    listener = Listener(key, size, HERE)
-    words = [sys.executable, __file__, "--nodes", str(nodes), "--gpus", str(gpus), "--be", str(listener.port)]
-    others = subprocess.Popen(words, env=os.environ | {"MANY_RANKS_KEY": key.hex()})
-    ours, theirs = socket.socketpair()
-    threading.Thread(target=first_rank, args=(gpus, theirs), daemon=True).start()
+    listener = Listener(key, size, LOOPBACK)
+    command = [sys.executable, __file__, "--nodes", str(nodes), "--gpus", str(gpus), "--be", str(listener.port)]
+    others = subprocess.Popen(command, env=os.environ | {"MANY_RANKS_KEY": key.hex()})
+    coordinator_socket, rank_socket = socket.socketpair()
+    threading.Thread(target=first_rank, args=(gpus, rank_socket), daemon=True).start()
     time.sleep(2)  # it imports
     with meter.phase("ranks connect"):
         if missing := listener.admit(_DEADLINE_S):
             raise RuntimeError(f"{len(missing)} ranks are missing")
-        came = listener.take()
-    own: dict[int, connection.RankConnection] = {0: Connection(ours, decode_rank_message)}
-    lines = own | {rank: connection.to_rank(found) for rank, found in came.items()}
-    launch = LaunchEnvironment(0, size, 0, gpus, HERE, 0, "Slurm")
+        admitted = listener.take()
+    rank_0: dict[int, connection.RankConnection] = {0: Connection(coordinator_socket, decode_rank_message)}
+    connections = rank_0 | {rank: connection.to_rank(accepted) for rank, accepted in admitted.items()}
+    launch = LaunchEnvironment(0, size, 0, gpus, LOOPBACK, 0, "Slurm")
     world = factory.World.__new__(factory.World)
     world.launch, world._say, world.unknown, world._coordinator = launch, lambda _text: None, (), None
-    world._store = Board()  # type: ignore[assignment]
-    world._ends = dict.fromkeys(came, (HERE, HERE))
-    world._ranks = Ranks(lines, {rank: f"rank {rank}" for rank in range(size)}, survives_losses=True)
+    world._store = MemoryStore()  # type: ignore[assignment]
+    world._ends = dict.fromkeys(admitted, (LOOPBACK, LOOPBACK))
+    world._ranks = Ranks(connections, {rank: f"rank {rank}" for rank in range(size)}, survives_losses=True)
     with meter.phase("ranks introduced, world opened, paths"):
         opened = world.open()
-    asked = NodesRequest(size_bytes=_SIZE, budget_seconds=0.001, count=nodes // 2)
-    request = request_for(asked, Request(backend="cuda", seed=1, command=("nodes",), kind=CommandKind.NODES))
+    nodes_request = NodesRequest(size_bytes=_SIZE, budget_seconds=0.001, count=nodes // 2)
+    request = request_for(nodes_request, Request(backend="cuda", seed=1, command=("nodes",), kind=CommandKind.NODES))
     with meter.phase("health of all devices"):
         run = _new_run(request, opened, launch)
     file = folder / "run.json"
     writer = RunWriter(run, file, print)
     with meter.phase("a round of the survey, with its share of the end", times=8):
-        _survey(asked, replace(opened), world, run, writer, SILENT)
+        _survey(nodes_request, replace(opened), world, run, writer, SILENT)
     with meter.phase("the ranks open another world, as after a loss"):
         cast("Coordinator", world._coordinator).open()
     world._ranks.close()
@@ -215,8 +219,8 @@ def measured(nodes: int, gpus: int, folder: Path) -> list[dict[str, object]]:
 
 
 def _allow_files(count: int) -> None:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, count + 1000), most))
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard_limit, count + 1000), hard_limit))
 
 
 def main() -> None:
@@ -225,21 +229,21 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--file", type=Path, help="raw file; a JSON line for each phase is appended")
     parser.add_argument("--be", type=int, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.be:
-        answer_all(asked.nodes, asked.gpus, asked.be, bytes.fromhex(os.environ["MANY_RANKS_KEY"]))
+    options = parser.parse_args()
+    if options.be:
+        answer_all(options.nodes, options.gpus, options.be, bytes.fromhex(os.environ["MANY_RANKS_KEY"]))
         return
-    _allow_files(asked.nodes * asked.gpus)
+    _allow_files(options.nodes * options.gpus)
     with tempfile.TemporaryDirectory() as folder:
-        rows = measured(asked.nodes, asked.gpus, Path(folder))
+        rows = measure_phases(options.nodes, options.gpus, Path(folder))
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     head = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit.stdout.strip(),
         "cores": os.cpu_count(), "load": os.getloadavg()[0], "kernel": platform.release(), "command": sys.argv,
-        "nodes": asked.nodes, "gpus": asked.gpus,
+        "nodes": options.nodes, "gpus": options.gpus,
     }  # fmt: skip
-    if asked.file is not None:
-        with asked.file.open("a", encoding="utf-8") as file:
+    if options.file is not None:
+        with options.file.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in (head, *rows))
 
 

@@ -1,4 +1,4 @@
-"""Which changes of a module's code do its tests not notice? Mutation testing, run by hand, on one core.
+"""Which changes of a module's code do its tests miss? Mutation testing, run by hand, on one core.
 
 cosmic-ray makes the mutants. It is no dependency of the project: give it a folder of its own, and run with the
 project's interpreter, from the root of the checkout:
@@ -7,9 +7,9 @@ project's interpreter, from the root of the checkout:
     export PYTHONPATH=$(/tmp/mutants/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     .venv/bin/python benchmarks/mutants.py src/collbench/analysis/stats.py tests/analysis/test_stats.py -o stats.json
 
---output keeps one table for each module. --sample takes as many mutants as it says, drawn with a fixed seed.
-The checkout is copied, and only the copy is changed. Each mutant is tested in a fork of this process, which has loaded
-pytest and numpy already, until the first test fails or the time is up. Property tests draw the same examples each time.
+--output keeps one table for each module. --sample N runs N random mutants, chosen with a fixed seed.
+The checkout is copied, and only the copy is changed. Each mutant is tested in a fork of this process, which has already
+loaded pytest and numpy, until the first test fails or the time is up. Property tests draw the same examples each time.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "build", "results", "__pycache__", ".*_cache", ".hypothesis")
-# One change of each kind: every operator to its likeliest confusion, not to all others. Loops that never run and
-# exceptions that are never caught are cosmic-ray's, too, but no test can miss them.
+# Each operator is replaced by the one that it is most likely confused with, not by all others. cosmic-ray can also make
+# loops that never run and exceptions that are never caught, but no test can miss those.
 _BINARY = (
     *("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_Mul", "Pow_Mul", "BitOr_BitAnd"),
     *("BitAnd_BitOr", "LShift_RShift", "RShift_LShift", "BitXor_BitAnd"),
@@ -54,14 +54,14 @@ OPERATORS = (
     *(f"core/{name}" for name in ("ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceBreakWithContinue")),
     *(f"core/{name}" for name in ("ReplaceUnaryOperator_Delete_USub", "ReplaceUnaryOperator_Delete_Not")),
 )
-# A mutant that never ends is killed after this many times what the tests take, and never before so many seconds.
-_PATIENCE, _LEAST_S = 5.0, 15.0
+# A mutant is killed after this many times the tests' normal duration, but not before this many seconds.
+_TIMEOUT_FACTOR, _MIN_TIMEOUT_S = 5.0, 15.0
 _SEED = 7
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: what cosmic-ray calls it, the line, and the module's text with it."""
+    """One change: cosmic-ray's name for it, the line, and the module's text with it."""
 
     operator: str
     line: int
@@ -78,13 +78,13 @@ class Survivor:
 
 
 def mutants(text: str) -> list[Mutant]:
-    """Return every mutant of a module's text, in the order of its lines; annotations run no code."""
-    idle, seen, found = set(_idle(ast.parse(text))), {text}, []
-    for name, line, column, changed in (*_by_cosmic_ray(text), *_membership(text)):
-        if changed and changed not in seen and (line, column) not in idle and _compiles(changed):
-            seen.add(changed)
-            found.append(Mutant(name.removeprefix("core/"), line, changed))
-    return sorted(found, key=lambda mutant: mutant.line)
+    """Return every mutant of a module's text by line, without those that change only annotations and the like."""
+    ignored, texts, all_mutants = set(_without_effect(ast.parse(text))), {text}, []
+    for name, line, column, mutated in (*_by_cosmic_ray(text), *_membership_mutants(text)):
+        if mutated and mutated not in texts and (line, column) not in ignored and _compiles(mutated):
+            texts.add(mutated)
+            all_mutants.append(Mutant(name.removeprefix("core/"), line, mutated))
+    return sorted(all_mutants, key=lambda mutant: mutant.line)
 
 
 def _by_cosmic_ray(text: str) -> Iterator[tuple[str, int, int, str | None]]:
@@ -95,21 +95,23 @@ def _by_cosmic_ray(text: str) -> Iterator[tuple[str, int, int, str | None]]:
     nodes, lines = list(_nodes(parso.parse(text))), text.splitlines()
     for name in OPERATORS:
         operator = get_operator(name)()
-        places = [place for node in nodes for place in operator.mutation_positions(node)]
-        for number, ((line, column), _) in enumerate(places):
-            if not lines[line - 1].startswith("*,", column):  # the * of a signature multiplies nothing
+        positions = [position for node in nodes for position in operator.mutation_positions(node)]
+        for number, ((line, column), _) in enumerate(positions):
+            if not lines[line - 1].startswith("*,", column):  # the * of a signature is not a multiplication
                 yield name, line, column, mutate_code(text, operator, number)
 
 
-def _membership(text: str) -> Iterator[tuple[str, int, int, str]]:
-    """Yield `in` for `not in` and the other way round, which cosmic-ray lacks."""
-    said = {(t.start[0], c) for t in _tokens(text) for c in range(t.start[1], t.end[1])}  # in comments and strings
+def _membership_mutants(text: str) -> Iterator[tuple[str, int, int, str]]:
+    """Yield `in` for `not in` and the reverse, which cosmic-ray lacks."""
+    in_prose = {
+        (token.start[0], column) for token in _tokens(text) for column in range(token.start[1], token.end[1])
+    }  # in comments and strings
     for match in re.finditer(r"\b(?:not )?in\b", text):
-        changed = "in" if match[0] == "not in" else "not in"
+        replacement = "in" if match[0] == "not in" else "not in"
         line = text.count("\n", 0, match.start()) + 1
         column = match.start() - text.rfind("\n", 0, match.start()) - 1
-        if (line, column) not in said:
-            yield "In_NotIn", line, column, text[: match.start()] + changed + text[match.end() :]
+        if (line, column) not in in_prose:
+            yield "In_NotIn", line, column, text[: match.start()] + replacement + text[match.end() :]
 
 
 def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
@@ -123,8 +125,8 @@ def _nodes(tree: Any) -> Iterator[Any]:
         yield from _nodes(child)
 
 
-def _idle(tree: ast.AST) -> Iterator[tuple[int, int]]:
-    """Yield all positions that decide nothing: in annotations, docstrings, and what makes a dataclass."""
+def _without_effect(tree: ast.AST) -> Iterator[tuple[int, int]]:
+    """Yield all positions without effect: in annotations, docstrings and decorators."""
     for node in ast.walk(tree):
         for decorator in getattr(node, "decorator_list", ()):
             yield from ((decorator.lineno, column) for column in range(200))
@@ -132,9 +134,12 @@ def _idle(tree: ast.AST) -> Iterator[tuple[int, int]]:
             yield from (
                 (line, column) for line in range(node.lineno, (node.end_lineno or 0) + 1) for column in range(200)
             )
-        for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
-            if isinstance(part, ast.expr) and part.lineno == part.end_lineno:
-                yield from ((part.lineno, column) for column in range(part.col_offset, part.end_col_offset or 0))
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(annotation, ast.expr) and annotation.lineno == annotation.end_lineno:
+                yield from (
+                    (annotation.lineno, column)
+                    for column in range(annotation.col_offset, annotation.end_col_offset or 0)
+                )
 
 
 def _compiles(text: str) -> bool:
@@ -152,18 +157,18 @@ class Tests:
         self._folder, self._files = folder, files
         shutil.copytree(ROOT, folder, ignore=_LEFT_OUT, dirs_exist_ok=True)
         (folder / "benchmarks" / "results").symlink_to(ROOT / "benchmarks" / "results")
-        sys.dont_write_bytecode = True  # a mutant may be as long and as old as the one before
+        sys.dont_write_bytecode = True  # a mutant may have the size and the time of the one before
         sys.path[:0] = [str(folder / "src"), str(folder)]
         os.chdir(folder)
         for name in ("pytest", "hypothesis", "numpy", "scipy.optimize"):
             importlib.import_module(name)
 
     def write(self, module: str, text: str) -> None:
-        """Give the module this text."""
+        """Write this text into the module's file in the copy."""
         (self._folder / module).write_text(text, encoding="utf-8")
 
-    def pass_(self, limit_s: float) -> bool | None:
-        """Return whether all tests pass; None where the time was up."""
+    def tests_pass(self, limit_s: float) -> bool | None:
+        """Return whether all tests pass; None if the time was up."""
         child = os.fork()
         if child == 0:
             os._exit(self._run())
@@ -181,13 +186,19 @@ class Tests:
         import pytest
 
         os.setpgid(0, 0)
-        nothing = os.open(os.devnull, os.O_RDWR)
+        null_device = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
-            os.dup2(nothing, stream)
+            os.dup2(null_device, stream)
         plugins = ("no:cacheprovider", "no:randomly", "no:xdist")
-        words = [*self._files, "-x", "-q", "--hypothesis-seed=0", *(word for name in plugins for word in ("-p", name))]
+        arguments = [
+            *self._files,
+            "-x",
+            "-q",
+            "--hypothesis-seed=0",
+            *(word for name in plugins for word in ("-p", name)),
+        ]
         try:
-            code = int(pytest.main(words))
+            code = int(pytest.main(arguments))
             import collbench
 
             return code if str(collbench.__file__).startswith(str(self._folder)) else 99
@@ -196,36 +207,36 @@ class Tests:
 
 
 def main() -> int:
-    given = _arguments()
-    text = (ROOT / given.module).read_text(encoding="utf-8")
-    every, output = mutants(text), given.output and given.output.resolve()
+    options = _arguments()
+    text = (ROOT / options.module).read_text(encoding="utf-8")
+    to_run, output = mutants(text), options.output and options.output.resolve()
     tables: dict[str, Any] = json.loads(output.read_text(encoding="utf-8")) if output and output.exists() else {}
-    table: dict[str, Any] = {"tests": given.tests, "mutants": len(every), "ends": {}}
-    if given.sample and given.sample < len(every):
-        table["drawn"] = given.sample
-        every = sorted(random.Random(_SEED).sample(every, given.sample), key=lambda mutant: mutant.line)
-    if given.again:
-        table = tables[given.module] | {"mutants": len(every)}
-        table["tests"] = [*dict.fromkeys([*table["tests"], *given.tests])]
-        left = [survivor["diff"] for survivor in table["survivors"]]
-        every = [mutant for mutant in every if _taken(left, _diff(text, mutant.text))]
+    table: dict[str, Any] = {"tests": options.tests, "mutants": len(to_run), "ends": {}}
+    if options.sample and options.sample < len(to_run):
+        table["drawn"] = options.sample
+        to_run = sorted(random.Random(_SEED).sample(to_run, options.sample), key=lambda mutant: mutant.line)
+    if options.again:
+        table = tables[options.module] | {"mutants": len(to_run)}
+        table["tests"] = [*dict.fromkeys([*table["tests"], *options.tests])]
+        diffs_left = [survivor["diff"] for survivor in table["survivors"]]
+        to_run = [mutant for mutant in to_run if _take(diffs_left, _diff(text, mutant.text))]
         table["ends"].pop("survived", None)
     with tempfile.TemporaryDirectory() as folder:
-        ends, survivors, seconds = _run(given, text, every, Path(folder))
+        ends, survivors, seconds = _run(options, text, to_run, Path(folder))
     if ends is None:
         print("the tests fail without any mutant", file=sys.stderr)
         return 1
     table["ends"] = dict(Counter(table["ends"]) + ends)
     caught, survived = (
-        sum(table["ends"].get(end, 0) for end in some) for some in (("killed", "timed out"), ("survived",))
+        sum(table["ends"].get(end, 0) for end in endings) for endings in (("killed", "timed out"), ("survived",))
     )
     share = caught / max(1, caught + survived)
     drawn = f"{table['drawn']} of " if "drawn" in table else ""
-    print(f"{given.module}: {drawn}{table['mutants']} mutants, {table['ends']}: {share:.1%} killed, {seconds:.0f} s")
+    print(f"{options.module}: {drawn}{table['mutants']} mutants, {table['ends']}: {share:.1%} killed, {seconds:.0f} s")
     table |= {"killed_share": round(share, 4), "survivors": [asdict(survivor) for survivor in survivors]}
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
-        tables[given.module] = table
+        tables[options.module] = table
         output.write_text(json.dumps(tables, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
@@ -233,47 +244,47 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("module", help="the module's file, from the root of the checkout")
-    parser.add_argument("tests", nargs="+", help="the test files that are to notice")
+    parser.add_argument("tests", nargs="+", help="the test files that should notice")
     parser.add_argument("-o", "--output", type=Path, help="where the module's table is kept, as JSON")
     parser.add_argument(
         "--again", action="store_true", help="run the survivors of --output's table alone, and renew it"
     )
     parser.add_argument("--sample", type=int, metavar="N", help="run N mutants of the module, always the same")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after so many seconds")
-    given = parser.parse_args()
-    if given.again and given.output is None:
+    options = parser.parse_args()
+    if options.again and options.output is None:
         parser.error("--again needs --output: the table with the survivors")
-    return given
+    return options
 
 
 def _run(
-    given: argparse.Namespace, text: str, every: list[Mutant], folder: Path
+    options: argparse.Namespace, text: str, to_run: list[Mutant], folder: Path
 ) -> tuple[Counter[str] | None, list[Survivor], float]:
-    """Return how many mutants ended how (None where the tests fail without any), the survivors, and the seconds."""
-    tests, begin = Tests(folder, given.tests), time.monotonic()
-    if not tests.pass_(600.0):
+    """Return counts of how mutants ended (None if the tests fail without any), the survivors, and the seconds."""
+    tests, begin = Tests(folder, options.tests), time.monotonic()
+    if not tests.tests_pass(600.0):
         return None, [], 0.0
-    limit = max(_LEAST_S, _PATIENCE * (time.monotonic() - begin))
+    limit = max(_MIN_TIMEOUT_S, _TIMEOUT_FACTOR * (time.monotonic() - begin))
     ends, survivors = Counter[str](), list[Survivor]()
-    for mutant in every:
-        if time.monotonic() - begin > given.seconds:
+    for mutant in to_run:
+        if time.monotonic() - begin > options.seconds:
             ends["not run"] += 1
             continue
-        tests.write(given.module, mutant.text)
-        passed = tests.pass_(limit)
+        tests.write(options.module, mutant.text)
+        passed = tests.tests_pass(limit)
         if passed is None:
-            print(f"{given.module}:{mutant.line} {mutant.operator}: timed out", flush=True)
+            print(f"{options.module}:{mutant.line} {mutant.operator}: timed out", flush=True)
         ends["survived" if passed else "killed" if passed is False else "timed out"] += 1
         if passed:
             survivors.append(Survivor(mutant.operator, mutant.line, _diff(text, mutant.text)))
-            print(f"{given.module}:{mutant.line} {mutant.operator}", *survivors[-1].diff, sep="\n  ", flush=True)
+            print(f"{options.module}:{mutant.line} {mutant.operator}", *survivors[-1].diff, sep="\n  ", flush=True)
     return ends, survivors, time.monotonic() - begin
 
 
-def _taken(left: list[list[str]], diff: list[str]) -> bool:
-    """Take a diff from those that are left; False where it is not there: a module may have a line twice."""
-    if diff in left:
-        left.remove(diff)
+def _take(diffs_left: list[list[str]], diff: list[str]) -> bool:
+    """Remove a diff from the list once, as a module may have a line twice; return whether it was there."""
+    if diff in diffs_left:
+        diffs_left.remove(diff)
         return True
     return False
 

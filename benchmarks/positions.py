@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Shows whether a timed batch means the same wherever it stands: by its place in the trial, and by the trial.
+"""Shows whether a batch's time depends on its position in the trial, and on the trial.
 
     python benchmarks/positions.py RUN.json [RUN.json …] [--out FILE]
 
-Reads the samples of run files. For each operation and size it takes, over all data points of all files, the ratio of a
-trial's second batch to its first, and of a data point's first trial to the median of its later ones, and prints their
-medians with their 95 % intervals. A bar is missed where such a median lies outside 1 ± 0.5 % (from 1 MiB
-on) or 1 ± 1 % (below). Several files of one machine narrow the intervals. Exits 1 where a bar is missed.
+For each operation and size, computes over all data points of all run files the ratio of a trial's second batch to its
+first, and of a data point's first trial to the median of its later ones. Prints the medians with 95 % intervals. A bar
+is missed where a median is outside 1 ± 0.5 % (from 1 MiB on) or 1 ± 1 % (below). Several files of one machine narrow
+the intervals. Exits 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -40,40 +40,45 @@ class Ratios:
 
 def collect(runs: Sequence[dict[str, Any]]) -> dict[Key, Ratios]:
     """Return the ratios of all runs by operation and size."""
-    found: dict[Key, Ratios] = defaultdict(Ratios)
+    ratios_by_key: dict[Key, Ratios] = defaultdict(Ratios)
     for run in runs:
         for measurement in run["measurements"]:
             point = measurement.get("point") or measurement["cell"]  # of version 1
             trials = [sample["seconds"] for sample in measurement["samples"]]
             if not trials:
                 continue
-            ratios = found[point["operation"], point.get("variant", "plain"), point["size_bytes"]]
+            ratios = ratios_by_key[point["operation"], point.get("variant", "plain"), point["size_bytes"]]
             ratios.batches += [batches[1] / batches[0] for batches in trials if len(batches) > 1]
             if len(trials) > 2:
                 ratios.trials.append(median(trials[0]) / median(median(batches) for batches in trials[1:]))
-            middle = median(seconds for batches in trials for seconds in batches)
-            ratios.slowest = max(ratios.slowest, *(seconds / middle for batches in trials for seconds in batches))
-    return found
+            median_seconds = median(seconds for batches in trials for seconds in batches)
+            ratios.slowest = max(
+                ratios.slowest, *(seconds / median_seconds for batches in trials for seconds in batches)
+            )
+    return ratios_by_key
 
 
 def judged(ratios: Sequence[float], bar: float) -> tuple[str, bool]:
-    """Return a column, and whether the bar is missed."""
+    """Return a cell of the table, and whether the bar is missed."""
     interval = median_interval(ratios)
     if interval is None:
         return f"{len(ratios)}: too few", False
-    middle, (low, high) = median(ratios), interval
-    missed = abs(middle - 1) > bar
-    return f"{middle:.4f} ({low:.4f}–{high:.4f}){' MISSED' if missed else ''}", missed
+    median_ratio, (low, high) = median(ratios), interval
+    missed = abs(median_ratio - 1) > bar
+    return f"{median_ratio:.4f} ({low:.4f}–{high:.4f}){' MISSED' if missed else ''}", missed
 
 
-def rows(found: dict[Key, Ratios]) -> Iterator[tuple[tuple[str, ...], bool]]:
+def rows(ratios_by_key: dict[Key, Ratios]) -> Iterator[tuple[tuple[str, ...], bool]]:
     """Yield each operation and size as a row, and whether it misses a bar."""
-    for (operation, variant, size), ratios in sorted(found.items()):
+    for (operation, variant, size), ratios in sorted(ratios_by_key.items()):
         bar = _LARGE_BAR if size >= _MEBIBYTE else _SMALL_BAR
-        batches, one = judged(ratios.batches, bar)
-        trials, other = judged(ratios.trials, bar)
+        batches, batches_missed = judged(ratios.batches, bar)
+        trials, trials_missed = judged(ratios.trials, bar)
         name = operation if variant == "plain" else f"{operation} {variant}"
-        yield (name, format_size(size), batches, trials, f"{ratios.slowest:.3f}", f"±{bar:.1%}"), one or other
+        yield (
+            (name, format_size(size), batches, trials, f"{ratios.slowest:.3f}", f"±{bar:.1%}"),
+            batches_missed or trials_missed,
+        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -87,14 +92,14 @@ def main(argv: Sequence[str]) -> int:
     table = list(rows(collect(runs)))
     widths = [max(len(row[i]) for row in (header, *(row for row, _ in table))) for i in range(len(header))]
     lines = [
-        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(column.ljust(width) for column, width in zip(row, widths, strict=True)).rstrip()
         for row in (header, *(row for row, _ in table))
     ]
-    missed = sum(miss for _, miss in table)
-    about = (
+    missed = sum(row_missed for _, row_missed in table)
+    heading = (
         f"{len(runs)} runs, {', '.join(sorted({run['machine']['hostname'] + ' ' + run['started'] for run in runs}))}"
     )
-    text = "\n".join((f"# {about}", *lines, f"{missed} of {len(table)} rows miss their bar", ""))
+    text = "\n".join((f"# {heading}", *lines, f"{missed} of {len(table)} rows miss their bar", ""))
     print(text, end="")
     if options.out:
         options.out.write_text(text, encoding="utf-8")

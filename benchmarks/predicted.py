@@ -1,12 +1,12 @@
-"""What `collbench predict` says that slower links cost a training step, beside what `collbench ablate` measured.
+"""Compares what slower links cost a training step: predicted by `collbench predict`, measured by `collbench ablate`.
 
     python benchmarks/predicted.py CELLS.toml --json predicted.json
     python benchmarks/predicted.py --cell "DDP, 2 GPUs" FAST.json SLOW.json ABLATION.json --strategy ddp --gpus 2
 
-FAST and SLOW are run files (several joined by commas) measured as the ablation's first and second arm ran: all-reduce,
-all-gather, reduce-scatter or pairs. The compute of a step is what the first arm's measured step leaves on FAST, unless
-`compute_ms` says it; the second arm's step is then predicted from SLOW, and nothing of it is used but to compare. The
-list is TOML, its paths beside it:
+FAST and SLOW are run files (several joined by commas) measured in the ablation's first and second arm: all-reduce,
+all-gather, reduce-scatter or pairs. The compute of a step is what communication on FAST leaves of the first arm's
+measured step, unless `compute_ms` gives it. The second arm's step is predicted from SLOW; its measured step is only
+compared with. The list is TOML, with paths relative to it:
 
     [[cell]]
     label = "DDP bf16, 2 GPUs"
@@ -16,14 +16,14 @@ list is TOML, its paths beside it:
     strategy = "ddp"
     gpus = 2
     dtype = "bf16"       # as predict's options; also grad_dtype, model, micro_batches, bucket, shard, compute_ms
-    gpu_time_ms = 12.0   # the step if the GPU never waited for the host: predict's third lane
+    gpu_time_ms = 12.0   # the step if the GPU never waited for the host
     host_phases = "14.1,15.2,6.0"       # as predict's --host-phases; also head_share
-    gpu_time_source = "a profiled step" # of these three
+    gpu_time_source = "a profiled step" # source of these three
 
-Where a cell has the GPU's time, the prediction stands beside that of two lanes, which knows no host. The JSON holds
-what the table does, in ms: "cells": [{"label", "strategy", "gpus", "compute_ms", "base_ms", "predicted_ms": {"low",
+Where a cell has the GPU's time, the table also shows the prediction without it and the host's. The JSON has the
+table's figures, in ms: "cells": [{"label", "strategy", "gpus", "compute_ms", "base_ms", "predicted_ms": {"low",
 "middle", "high"}, "measured_ms": {…}, "error", "within_bar", "in_band", "gpu_time_ms", "host_phases", "head_share",
-"gpu_time_source", "without_host": the same of two lanes}]; the last five are null without gpu_time_ms.
+"gpu_time_source", "without_host": the same without the host}]; the last five are null without gpu_time_ms.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from collbench.model.errors import CollbenchError, UsageError
 from collbench.model.units import parse_size
 from collbench.runfile import run_file
 
-BAR = 0.25  # the error of the extra time: enough to know whether the links matter to a job
-_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-_HOST = ("gpu_time_ms", "host_phases", "head_share", "gpu_time_source")
+BAR = 0.25  # error of the extra time: small enough to know whether the links matter to a job
+_BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
+_HOST_FIELDS = ("gpu_time_ms", "host_phases", "head_share", "gpu_time_source")
 
 
 @dataclass(frozen=True)
-class DataPoint:
-    """One comparison, files and options as predict has them; `compute_ms` None takes it from the first arm."""
+class JobCell:
+    """One cell of the list: files, and options of `predict`; `compute_ms` None computes it from the first arm."""
 
     label: str
     fast: Sequence[str]
@@ -74,22 +74,22 @@ class DataPoint:
     gpu_time_source: str | None = None
 
     @property
-    def without_host(self) -> DataPoint:
-        """The same cell of a GPU that never waits for its host."""
+    def without_host(self) -> JobCell:
+        """The same cell, for a GPU that never waits for its host."""
         return replace(self, gpu_time_ms=None, host_phases=None, head_share=None, gpu_time_source=None)
 
     def question(self) -> Question:
         if self.strategy not in STRATEGIES:
             raise UsageError(f"strategy '{self.strategy}' is none of {', '.join(STRATEGIES)}")
-        if {self.dtype, self.grad_dtype or self.dtype} - _BYTES.keys():
-            raise UsageError(f"dtype and grad_dtype are one of {', '.join(_BYTES)}")
+        if {self.dtype, self.grad_dtype or self.dtype} - _BYTES_OF.keys():
+            raise UsageError(f"dtype and grad_dtype are one of {', '.join(_BYTES_OF)}")
         network = networks.find(self.model)
         return Question(
             network=network if self.head_share is None else network.with_head(self.head_share),
             strategies=(self.strategy,),
             gpus=(self.gpus,),
-            parameter_bytes=_BYTES[self.dtype],
-            gradient_bytes=_BYTES[self.grad_dtype or self.dtype],
+            parameter_bytes=_BYTES_OF[self.dtype],
+            gradient_bytes=_BYTES_OF[self.grad_dtype or self.dtype],
             micro_batches=self.micro_batches,
             bucket_bytes=parse_size(self.bucket),
             shards=self.shard,
@@ -112,7 +112,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Arms:
-    """An ablation: the first arm's step in ms, what the second takes longer, and each arm's device indices."""
+    """An ablation: the first arm's step in ms, the extra ms of the second arm's, and each arm's device indices."""
 
     base_ms: float
     extra_ms: Span
@@ -120,15 +120,15 @@ class Arms:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Predicted beside measured extra time of a step; `error` is predicted over measured, minus one."""
+class Comparison:
+    """Predicted and measured extra time of a step; `error` is predicted / measured − 1."""
 
-    cell: DataPoint
+    cell: JobCell
     compute_ms: float
     base_ms: float
     predicted_ms: Span
     measured_ms: Span
-    without_host: Compared | None = None
+    without_host: Comparison | None = None
 
     @property
     def error(self) -> float:
@@ -143,14 +143,14 @@ class Compared:
         return self.predicted_ms.low <= self.measured_ms.middle <= self.predicted_ms.high
 
     def as_json(self) -> dict[str, Any]:
-        reported = {name: getattr(self.cell, name) for name in ("label", "strategy", "gpus")}
-        reported |= {"base_ms": self.base_ms, "measured_ms": vars(self.measured_ms)} | self._prediction()
-        host = {name: getattr(self.cell, name) for name in _HOST}
-        return reported | host | {"without_host": self.without_host and self.without_host._prediction()}
+        fields = {name: getattr(self.cell, name) for name in ("label", "strategy", "gpus")}
+        fields |= {"base_ms": self.base_ms, "measured_ms": vars(self.measured_ms)} | self._prediction()
+        host_fields = {name: getattr(self.cell, name) for name in _HOST_FIELDS}
+        return fields | host_fields | {"without_host": self.without_host and self.without_host._prediction()}
 
     def _prediction(self) -> dict[str, Any]:
-        reported = {"compute_ms": self.compute_ms, "predicted_ms": vars(self.predicted_ms), "error": self.error}
-        return reported | {"within_bar": self.within_bar, "in_band": self.in_band}
+        fields = {"compute_ms": self.compute_ms, "predicted_ms": vars(self.predicted_ms), "error": self.error}
+        return fields | {"within_bar": self.within_bar, "in_band": self.in_band}
 
 
 def read_arms(path: Path) -> Arms:
@@ -173,35 +173,37 @@ def read_arms(path: Path) -> Arms:
     return Arms(base, Span(*(base * (ratio[end] - 1) for end in ("low", "middle", "high"))), (first, second))
 
 
-def compare(cell: DataPoint, folder: Path) -> Compared:
+def compare(cell: JobCell, folder: Path) -> Comparison:
     """Return one cell's prediction and measurement. Raises CollbenchError."""
     arms = read_arms(folder / cell.ablation)
     compute, extra = predict(cell, folder, arms.base_ms, arms.devices)
-    beside = None if cell.gpu_time_ms is None else compare(cell.without_host, folder)
-    return Compared(cell, compute * 1e3, arms.base_ms, extra, arms.extra_ms, beside)
+    without_host = None if cell.gpu_time_ms is None else compare(cell.without_host, folder)
+    return Comparison(cell, compute * 1e3, arms.base_ms, extra, arms.extra_ms, without_host)
 
 
-def predict(cell: DataPoint, folder: Path, base_ms: float, devices: Sequence[Sequence[int]]) -> tuple[float, Span]:
-    """Return a step's seconds of compute, and the extra ms of the second arm's, by the first arm's step alone."""
+def predict(cell: JobCell, folder: Path, base_ms: float, devices: Sequence[Sequence[int]]) -> tuple[float, Span]:
+    """Return a step's seconds of compute, and the predicted extra ms of the second arm's step."""
     fast, slow = (_evidence(folder, files) for files in (cell.fast, cell.slow))
-    here, there = _members(cell, fast, devices[0]), _members(cell, slow, devices[1])
-    compute = _compute(cell, fast, here, base_ms)
-    before, after = _step_ms(cell, fast, here, compute), _step_ms(cell, slow, there, compute)
-    low, middle, high = (b - a for a, b in zip(before, after, strict=True))
+    fast_members, slow_members = _members(cell, fast, devices[0]), _members(cell, slow, devices[1])
+    compute = _compute(cell, fast, fast_members, base_ms)
+    fast_ms, slow_ms = _step_ms(cell, fast, fast_members, compute), _step_ms(cell, slow, slow_members, compute)
+    low, middle, high = (
+        slow_step_ms - fast_step_ms for fast_step_ms, slow_step_ms in zip(fast_ms, slow_ms, strict=True)
+    )
     return compute, Span(min(low, middle), middle, max(middle, high))
 
 
-def _compute(cell: DataPoint, evidence: Evidence, members: Members, base_ms: float) -> float:
-    """Return the seconds of a step's compute: as given, or what the first arm's step leaves."""
-    given = base_ms if cell.compute_ms is None else cell.compute_ms
-    if cell.gpu_time_ms is not None and cell.gpu_time_ms > given:
-        raise UsageError(f"gpu_time_ms {cell.gpu_time_ms:g} is more than the step, {given:.2f} ms")
-    question = replace(cell.question(), step_seconds=given / 1e3, measured_on_best=cell.compute_ms is None)
+def _compute(cell: JobCell, evidence: Evidence, members: Members, base_ms: float) -> float:
+    """Return the seconds of a step's compute: `compute_ms`, or what communication leaves of the first arm's step."""
+    step_ms = base_ms if cell.compute_ms is None else cell.compute_ms
+    if cell.gpu_time_ms is not None and cell.gpu_time_ms > step_ms:
+        raise UsageError(f"gpu_time_ms {cell.gpu_time_ms:g} is more than the step, {step_ms:.2f} ms")
+    question = replace(cell.question(), step_seconds=step_ms / 1e3, measured_on_best=cell.compute_ms is None)
     return Predictor(evidence).compute(question, cell.strategy, members) or 0.0
 
 
-def _step_ms(cell: DataPoint, evidence: Evidence, members: Members, compute: float) -> list[float]:
-    """Return the predicted step: least, middle, most."""
+def _step_ms(cell: JobCell, evidence: Evidence, members: Members, compute: float) -> list[float]:
+    """Return the predicted step in ms: least, middle, most."""
     step = Predictor(evidence).cost(cell.question(), cell.strategy, members, compute).step
     return [seconds * 1e3 for seconds in step or ()]
 
@@ -210,53 +212,53 @@ def _evidence(folder: Path, files: Sequence[str]) -> Evidence:
     return gather([(file, run_file.load(folder / file)) for file in files])
 
 
-def _members(cell: DataPoint, evidence: Evidence, indices: Sequence[int]) -> Members:
-    places = {device.index: position for position, device in enumerate(evidence.run.devices)}
-    missing = sorted(set(indices) - places.keys())
+def _members(cell: JobCell, evidence: Evidence, indices: Sequence[int]) -> Members:
+    position_of = {device.index: position for position, device in enumerate(evidence.run.devices)}
+    missing = sorted(set(indices) - position_of.keys())
     if missing or len(indices) != cell.gpus:
-        wrong = f"GPU{missing[0]} is in none of its runs" if missing else f"the ablation ran on {len(indices)} GPUs"
-        raise UsageError(f"{wrong}, the cell says {cell.gpus}")
-    return tuple(sorted(places[index] for index in indices))
+        problem = f"GPU{missing[0]} is in none of its runs" if missing else f"the ablation ran on {len(indices)} GPUs"
+        raise UsageError(f"{problem}, the cell says {cell.gpus}")
+    return tuple(sorted(position_of[index] for index in indices))
 
 
-def table(found: Iterable[Compared]) -> list[str]:
-    """Return the comparison as a markdown table; a cell with the GPU's own time has two rows, the first without it."""
+def table(comparisons: Iterable[Comparison]) -> list[str]:
+    """Return the comparisons as a markdown table; a cell with the GPU's time has two rows, the first without it."""
     lines = [
         "| job | step, ms | of it compute | GPU's own | predicted extra, ms | measured extra, ms | error | verdict |",
         "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
-    rows = [row for one in found for row in (one.without_host, one) if row]
-    for one in rows:
-        verdict = "within 25 %" if one.within_bar else "in the band" if one.in_band else "missed"
-        own = "–" if one.cell.gpu_time_ms is None else f"{one.cell.gpu_time_ms:.2f}"
+    rows = [row for comparison in comparisons for row in (comparison.without_host, comparison) if row]
+    for row in rows:
+        verdict = "within 25 %" if row.within_bar else "in the band" if row.in_band else "missed"
+        gpu_ms = "–" if row.cell.gpu_time_ms is None else f"{row.cell.gpu_time_ms:.2f}"
         lines.append(
-            f"| {one.cell.label} | {one.base_ms:.2f} | {one.compute_ms:.2f} | {own} | {one.predicted_ms} "
-            f"| {one.measured_ms} | {one.error:+.0%} | {verdict} |"
+            f"| {row.cell.label} | {row.base_ms:.2f} | {row.compute_ms:.2f} | {gpu_ms} | {row.predicted_ms} "
+            f"| {row.measured_ms} | {row.error:+.0%} | {verdict} |"
         )
     return lines + _sources([row.cell for row in rows if row.cell.gpu_time_ms is not None])
 
 
-def _sources(cells: Sequence[DataPoint]) -> list[str]:
-    """Return what was known of each cell's GPU and host, and whence, a line each."""
+def _sources(cells: Sequence[JobCell]) -> list[str]:
+    """Return a line for each cell with the known times of GPU and host, and their source."""
     lines = []
     for cell in cells:
-        reported = f"GPU's own {cell.gpu_time_ms:.2f} ms"
-        reported += f", the host's phases {cell.host_phases}" if cell.host_phases is not None else ""
-        reported += f", the head's share {cell.head_share:.0%}" if cell.head_share is not None else ""
-        lines.append(f"{cell.label}: {reported}: {cell.gpu_time_source or 'no source'}")
+        source = f"GPU's own {cell.gpu_time_ms:.2f} ms"
+        source += f", the host's phases {cell.host_phases}" if cell.host_phases is not None else ""
+        source += f", the head's share {cell.head_share:.0%}" if cell.head_share is not None else ""
+        lines.append(f"{cell.label}: {source}: {cell.gpu_time_source or 'no source'}")
     return ["", *lines] if lines else []
 
 
-def cells_of(path: Path) -> list[DataPoint]:
+def cells_of(path: Path) -> list[JobCell]:
     """Read a list of cells from TOML. Raises UsageError."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        return [DataPoint(**cell) for cell in data["cell"]]
+        return [JobCell(**cell) for cell in data["cell"]]
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise UsageError(f"cannot read the cells in {path}: {error}") from error
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("cells", nargs="?", type=Path, metavar="CELLS.toml")
     parser.add_argument("--cell", nargs=4, action="append", default=[], metavar=("LABEL", "FAST", "SLOW", "ABLATION"))
@@ -268,28 +270,28 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--compute-ms", type=float)
     parser.add_argument("--gpu-time-ms", type=float)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
-    given = parser.parse_args(words)
+    options = parser.parse_args(argv)
     names = ("strategy", "gpus", "model", "dtype", "grad_dtype", "compute_ms", "gpu_time_ms")
-    shared = {name: getattr(given, name) for name in names}
+    shared = {name: getattr(options, name) for name in names}
     try:
-        cells = [(cell, given.cells.parent) for cell in cells_of(given.cells)] if given.cells else []
-        for label, fast, slow, ablation in given.cell:
-            cells.append((DataPoint(label, fast.split(","), slow.split(","), ablation, **shared), Path()))
+        cells = [(cell, options.cells.parent) for cell in cells_of(options.cells)] if options.cells else []
+        for label, fast, slow, ablation in options.cell:
+            cells.append((JobCell(label, fast.split(","), slow.split(","), ablation, **shared), Path()))
         if not cells:
             raise UsageError("nothing to compare: name a CELLS.toml, or add --cell")
     except CollbenchError as error:
         raise SystemExit(f"predicted: {error}") from error
-    found = []
+    comparisons = []
     for cell, folder in cells:
         try:
-            found.append(compare(cell, folder))
-        except CollbenchError as error:  # the other cells are worth their figures
+            comparisons.append(compare(cell, folder))
+        except CollbenchError as error:  # the other cells can still be compared
             print(f"predicted: {cell.label}: {error}", file=sys.stderr)
-    print("\n".join(table(found)))
-    if given.json is not None:
-        reported = {"bar": BAR, "cells": [one.as_json() for one in found]}
-        given.json.write_text(json.dumps(reported, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return 0 if len(found) == len(cells) else 1
+    print("\n".join(table(comparisons)))
+    if options.json is not None:
+        document = {"bar": BAR, "cells": [comparison.as_json() for comparison in comparisons]}
+        options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0 if len(comparisons) == len(cells) else 1
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
     python benchmarks/results_tables.py benchmarks/results/DATE-MACHINE
     python benchmarks/results_tables.py benchmarks/results/DATE-MACHINE --update docs/results.md
 
-In the page a table stands between `<!-- figure: NAME -->` and `<!-- end -->`, and `<!-- results: FOLDER -->` names the
-folder that they were made from.
+In the page a table is between `<!-- figure: NAME -->` and `<!-- end -->`; `<!-- results: FOLDER -->` names the folder
+that the tables were made from.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _FOLDER = re.compile(r"<!-- results: .*? -->")
 
 
 def filled(page: str, folder: Path) -> str:
-    """Return the page with its tables made from a folder. Raises ResultError for a name that no table has."""
-    made = blocks(folder)
-    unknown = sorted({found[2] for found in _BLOCK.finditer(page)} - made.keys())
+    """Return the page with its tables replaced by those of a folder. Raises ResultError for an unknown table name."""
+    tables = blocks(folder)
+    unknown = sorted({match[2] for match in _BLOCK.finditer(page)} - tables.keys())
     if unknown:
-        raise ResultError(f"the page asks for figure '{unknown[0]}', there are {', '.join(made)}")
+        raise ResultError(f"the page asks for figure '{unknown[0]}', there are {', '.join(tables)}")
     page = _FOLDER.sub(f"<!-- results: {folder.as_posix()} -->", page)
-    return _BLOCK.sub(lambda found: f"{found[1]}{made[found[2]]}{found[3]}", page)
+    return _BLOCK.sub(lambda match: f"{match[1]}{tables[match[2]]}{match[3]}", page)
 
 
 def main(argv: Sequence[str]) -> int:

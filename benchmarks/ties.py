@@ -1,7 +1,7 @@
-"""How often the tier rule splits what is equal, and finds a pair that is 8 % slow: `python benchmarks/ties.py`.
+"""How often the tier rule splits equal links, and finds a pair that is 8 % slow: `python benchmarks/ties.py`.
 
-Draws trials, not machines: whole pipelines on simulated machines are decisions.py's. Seeds are fixed; `--runs` draws
-more. "owed" trials are what a sweep makes: seven, and more where their noise asks for it (bench/sweep.py).
+Draws random trials, not machines: decisions.py runs the whole pipeline on simulated machines. Seeds are fixed; `--runs`
+draws more. "owed": as many trials as a sweep makes, seven and more where they are noisy (bench/sweep.py).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collbench.analysis.tiers import estimates_of, tiers_of
 from collbench.bench.sweep import trials_wanted
 
 Trials = NDArray[np.float64]  # log bandwidth, shape (links, trials)
-MOST = 15
+MAX_TRIALS = 15
 DELTA = 0.02
 SLOW = math.log(0.92)
 
 
 def equal(noise: float, rng: np.random.Generator, links: int) -> Trials:
-    return noise * rng.standard_normal((links, MOST))
+    return noise * rng.standard_normal((links, MAX_TRIALS))
 
 
 def noisier_links(noise: float, rng: np.random.Generator, links: int) -> Trials:
@@ -38,13 +38,13 @@ def one_noisy_link(noise: float, rng: np.random.Generator, links: int) -> Trials
 
 def heavy_tails(noise: float, rng: np.random.Generator, links: int) -> Trials:
     """Student's t with three degrees of freedom, of the same standard deviation."""
-    return noise * rng.standard_t(3, (links, MOST)) / math.sqrt(3)
+    return noise * rng.standard_t(3, (links, MAX_TRIALS)) / math.sqrt(3)
 
 
 def hiccups(noise: float, rng: np.random.Generator, links: int) -> Trials:
-    """A quarter of the noise, and every twentieth trial slow by 10 % on average."""
-    wild = rng.random((links, MOST)) < 0.05
-    return equal(noise / 4, rng, links) - wild * rng.exponential(0.1, (links, MOST))
+    """A quarter of the noise, and every twentieth trial is slow by 10 % on average."""
+    wild = rng.random((links, MAX_TRIALS)) < 0.05
+    return equal(noise / 4, rng, links) - wild * rng.exponential(0.1, (links, MAX_TRIALS))
 
 
 def spread_by_delta(noise: float, rng: np.random.Generator, links: int) -> Trials:
@@ -61,31 +61,31 @@ def one_slow(noise: float, rng: np.random.Generator, links: int) -> Trials:
 TIES = (equal, noisier_links, one_noisy_link, heavy_tails, hiccups, spread_by_delta)
 
 
-def tiers(drawn: Trials, trials: int | None) -> list[int]:
-    """Return each link's tier, by so many trials, or by those that a sweep makes."""
+def tiers_of_links(drawn: Trials, trials: int | None) -> list[int]:
+    """Return each link's tier from `trials` trials; None: from as many as a sweep makes."""
     if trials is None:
         trials = 7
-        while trials < min(MOST, trials_wanted(drawn[:, :trials].tolist())):
+        while trials < min(MAX_TRIALS, trials_wanted(drawn[:, :trials].tolist())):
             trials += 1
     logs: dict[tuple[int, ...], list[float]] = {
         (link, link + 1): row.tolist() for link, row in enumerate(drawn[:, :trials])
     }
-    found = estimates_of(logs, dict.fromkeys(logs, "NV18"))
-    order = sorted(found.values(), key=lambda estimate: (-estimate.middle, estimate.members))
-    by_link = {one.members[0]: tier for one, tier in zip(order, tiers_of(order, DELTA), strict=True)}
+    estimates = estimates_of(logs, dict.fromkeys(logs, "NV18"))
+    order = sorted(estimates.values(), key=lambda estimate: (-estimate.middle, estimate.members))
+    by_link = {estimate.members[0]: tier for estimate, tier in zip(order, tiers_of(order, DELTA), strict=True)}
     return [by_link[link] for link in range(len(drawn))]
 
 
 def split_rate(draw: Callable[..., Trials], noise: float, links: int, trials: int | None, runs: int) -> float:
     rng = np.random.default_rng([links, trials or 0, round(noise * 1e4)])
-    return sum(max(tiers(draw(noise, rng, links), trials)) > 1 for _ in range(runs)) / runs
+    return sum(max(tiers_of_links(draw(noise, rng, links), trials)) > 1 for _ in range(runs)) / runs
 
 
-def found_rate(noise: float, links: int, trials: int | None, runs: int) -> float:
-    """Return how often the slow link, and it alone, is below the first tier."""
+def detection_rate(noise: float, links: int, trials: int | None, runs: int) -> float:
+    """Return how often the slow link, and no other, is below the first tier."""
     rng = np.random.default_rng([links, trials or 0, round(noise * 1e4), 1])
-    wanted = [2, *[1] * (links - 1)]
-    return sum(tiers(one_slow(noise, rng, links), trials) == wanted for _ in range(runs)) / runs
+    expected = [2, *[1] * (links - 1)]
+    return sum(tiers_of_links(one_slow(noise, rng, links), trials) == expected for _ in range(runs)) / runs
 
 
 def main() -> None:
@@ -99,8 +99,8 @@ def main() -> None:
         for trials in (3, 5, 7, None):
             for noise in (0.001, 0.01, 0.02):
                 row = " ".join(f"{split_rate(draw, noise, links, trials, runs):>15.2%}" for draw in TIES)
-                found = f"{found_rate(noise, links, trials, runs):.2%}" if links > 1 else "-"
-                print(f"{links:>5} {trials or 'owed':>6} {noise:>6.1%} {row} {found:>15}", flush=True)
+                detected = f"{detection_rate(noise, links, trials, runs):.2%}" if links > 1 else "-"
+                print(f"{links:>5} {trials or 'owed':>6} {noise:>6.1%} {row} {detected:>15}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Times the steps of several training jobs in one process per GPU: what steps.py compares with `predict`.
+"""Times the steps of several training jobs in one process per GPU; steps.py compares them with `predict`.
 
     collbench train --devices 0,1 benchmarks/timed_steps.py --model gpt2 --out OUT --arm p2p
     NCCL_P2P_DISABLE=1 collbench train --devices 0,1 benchmarks/timed_steps.py --model vit-b/16 --out OUT --arm nop2p
 
-Every strategy at every batch is a job of gpt2_ddp.py or vit_ddp.py, with a model of its own; they share one start of
-torch and NCCL, which takes longer than the steps. Rank 0 writes what a job prints to
-OUT/steps-MODEL-STRATEGY-RANKS-batchBATCH-ARM.txt. A job that fails leaves its error there, and the others go on; the
-exit status is then 1.
+Every strategy at every batch is a job of gpt2_ddp.py or vit_ddp.py, with its own model. The jobs share one start of
+torch and NCCL, which takes longer than the steps. Rank 0 writes a job's output to
+OUT/steps-MODEL-STRATEGY-RANKS-batchBATCH-ARM.txt. If a job fails, the file has its error, the other jobs still run, and
+the exit status is 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import gpt2_ddp
 import torch
 import vit_ddp
 from training import ranks
-from training.ranks import Ranks
+from training.ranks import RankProcess
 
 MODELS = ("gpt2", "gpt2-medium", "vit-b/16")
 
@@ -42,39 +42,39 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def job(options: argparse.Namespace, strategy: str, batch: str, here: Ranks) -> str:
+def job(options: argparse.Namespace, strategy: str, batch: str, process: RankProcess) -> str:
     """Run one job and return its summary. Raises JobError."""
-    words = ["--model", options.model, "--strategy", strategy, "--batch", batch]
-    words += ["--steps", str(options.steps), "--warmup", str(options.warmup), *["--tiny"] * options.tiny]
+    arguments = ["--model", options.model, "--strategy", strategy, "--batch", batch]
+    arguments += ["--steps", str(options.steps), "--warmup", str(options.warmup), *["--tiny"] * options.tiny]
     if options.model.startswith("vit"):
-        return vit_ddp.run(vit_ddp.arguments(words), here)
-    short = ["--sequence", "32"] * options.tiny
-    return gpt2_ddp.run(gpt2_ddp.arguments([*words, *short]), here)
+        return vit_ddp.run(vit_ddp.arguments(arguments), process)
+    short_sequence = ["--sequence", "32"] * options.tiny
+    return gpt2_ddp.run(gpt2_ddp.arguments([*arguments, *short_sequence]), process)
 
 
 def main(options: argparse.Namespace) -> int:
-    here = ranks.join()
-    if here.leads:
+    process = ranks.join()
+    if process.is_rank_0:
         options.out.mkdir(parents=True, exist_ok=True)
     failed = 0
     for strategy in options.strategies.split(","):
         for batch in options.batches.split(","):
-            name = f"steps-{options.model.replace('/', '')}-{strategy}-{here.world_size}-batch{batch}-{options.arm}"
+            name = f"steps-{options.model.replace('/', '')}-{strategy}-{process.world_size}-batch{batch}-{options.arm}"
             begin = time.perf_counter()
             with contextlib.ExitStack() as stack:
-                if here.leads:
+                if process.is_rank_0:
                     file = stack.enter_context((options.out / f"{name}.txt").open("w", encoding="utf-8"))
                     stack.enter_context(contextlib.redirect_stdout(file))
                 try:
-                    said = job(options, strategy, batch, here)
+                    summary = job(options, strategy, batch, process)
                 except (gpt2_ddp.JobError, torch.OutOfMemoryError) as error:
-                    said, failed = f"failed: {error}", failed + 1
-                here.say(said)
-            here.say(f"{time.perf_counter() - begin:5.1f} s  {name}: {said}")
-            gc.collect()  # DDP's reducer holds itself alive by a cycle, and its buckets with it
-            if here.device.type == "cuda":
+                    summary, failed = f"failed: {error}", failed + 1
+                process.print_on_rank_0(summary)
+            process.print_on_rank_0(f"{time.perf_counter() - begin:5.1f} s  {name}: {summary}")
+            gc.collect()  # DDP's reducer, with its buckets, is in a reference cycle
+            if process.device.type == "cuda":
                 torch.cuda.empty_cache()
-            here.meet()
+            process.wait_for_all()
     ranks.leave()
     return int(failed > 0)
 

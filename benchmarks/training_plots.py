@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from training import published, results
-from training.results import Compared, ResultError
+from training.results import AblationResult, ResultError
 from training.tables import accuracies, margin
 
 from collbench.model.errors import CollbenchError
@@ -28,59 +28,69 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BAR = 0.38  # width, two beside each other a job
+_BAR = 0.38  # width; each job has two
 _NAMES = {"per-gpu": "images per GPU fixed", "global": "images a step fixed"}
 _FOR_ACCURACY = {"one-gpu": "one GPU, as large steps", "raised": "images per GPU fixed, rate × √GPUs"}
 
 
-def _figure(columns: int, title: str, about: str, *, wide: float) -> tuple[Figure, Sequence[Axes]]:
+def _figure(columns: int, title: str, footnote: str, *, wide: float) -> tuple[Figure, Sequence[Axes]]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(wide, 3.6), layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
     figure.suptitle(title)
     # 17 characters of 6.5 points fit on an inch
-    figure.supxlabel(textwrap.fill(about, int(wide * 17)), fontsize=6.5, x=0.01, ha="left")
+    figure.supxlabel(textwrap.fill(footnote, int(wide * 17)), fontsize=6.5, x=0.01, ha="left")
     return figure, axes
 
 
 def ablation(folder: Path) -> Picture | None:
-    """Return the steps with and without P2P, a pair of bars for each job, with 95 % intervals."""
-    found = results.ablations(folder)
-    if not found:
+    """Return the picture of steps with and without P2P: two bars for each job, with 95 % intervals."""
+    ablations = results.ablations(folder)
+    if not ablations:
         return None
-    first = found[0].ablation
-    most = max(found, key=lambda one: one.ranks).ablation
+    first = ablations[0].ablation
+    most_gpus = max(ablations, key=lambda ablation_result: ablation_result.ranks).ablation
     title = "What P2P is worth to GPT-2 124M: time of a training step"
-    about = f"{first.hostname}, {results.hardware(most.gpus)}{_backend(first.backend)}; collbench {first.collbench}, "
-    about += f"{first.started[:10]}. Bars: geometric mean of the runs' medians; lines: 95 %; numbers: their ratio"
-    figure, (axes,) = _figure(1, title, about, wide=max(5.0, 1.3 * len(found)))
+    footnote = (
+        f"{first.hostname}, {results.hardware(most_gpus.gpus)}{_backend(first.backend)}; collbench {first.collbench}, "
+    )
+    footnote += f"{first.started[:10]}. Bars: geometric mean of the runs' medians; lines: 95 %; numbers: their ratio"
+    figure, (axes,) = _figure(1, title, footnote, wide=max(5.0, 1.3 * len(ablations)))
     for number, name in enumerate(("with P2P", "without")):
-        _arm(axes, found, number, name)
-    highest = [1e3 * max(arm.interval[1] for arm in one.result.arms) for one in found]
-    for index, (one, top) in enumerate(zip(found, highest, strict=True)):
-        axes.annotate(f"{one.result.ratio.middle:.2f}×", (index, top), (0, 4), textcoords="offset points", ha="center")
-    axes.set_xticks(range(len(found)), [f"{one.job}\n{one.ranks} GPUs" for one in found])
+        _arm(axes, ablations, number, name)
+    highest = [1e3 * max(arm.interval[1] for arm in ablation_result.result.arms) for ablation_result in ablations]
+    for index, (ablation_result, highest_ms) in enumerate(zip(ablations, highest, strict=True)):
+        axes.annotate(
+            f"{ablation_result.result.ratio.middle:.2f}×",
+            (index, highest_ms),
+            (0, 4),
+            textcoords="offset points",
+            ha="center",
+        )
+    axes.set_xticks(
+        range(len(ablations)), [f"{ablation_result.job}\n{ablation_result.ranks} GPUs" for ablation_result in ablations]
+    )
     axes.set_ylabel("step, ms")
     axes.set_ylim(0, 1.25 * max(highest))  # room for the legend
     axes.legend(frameon=False, loc="upper left", ncols=2)
-    return Picture(figure, title, f"{about}. {'; '.join(map(_words, found))}")
+    return Picture(figure, title, f"{footnote}. {'; '.join(map(_description, ablations))}")
 
 
-def _arm(axes: Axes, found: Sequence[Compared], number: int, name: str) -> None:
-    arms = [one.result.arms[number] for one in found]
-    places = [index + (number - 0.5) * _BAR for index in range(len(found))]
+def _arm(axes: Axes, ablations: Sequence[AblationResult], number: int, name: str) -> None:
+    arms = [ablation_result.result.arms[number] for ablation_result in ablations]
+    positions = [index + (number - 0.5) * _BAR for index in range(len(ablations))]
     steps = [1e3 * arm.seconds for arm in arms]
     below = [step - 1e3 * arm.interval[0] for step, arm in zip(steps, arms, strict=True)]
     above = [1e3 * arm.interval[1] - step for step, arm in zip(steps, arms, strict=True)]
-    hatch = "//" if number else None  # distinguished in grey, too
-    axes.bar(places, steps, _BAR, color=COLOURS[number], edgecolor="white", hatch=hatch, label=name)
-    axes.errorbar(places, steps, [below, above], fmt="none", ecolor="black", capsize=2, linewidth=0.8)
+    hatch = "//" if number else None  # so that a gray print shows the difference
+    axes.bar(positions, steps, _BAR, color=COLOURS[number], edgecolor="white", hatch=hatch, label=name)
+    axes.errorbar(positions, steps, [below, above], fmt="none", ecolor="black", capsize=2, linewidth=0.8)
 
 
-def _words(one: Compared) -> str:
-    with_p2p, without = (f"{1e3 * arm.seconds:.1f} ms" for arm in one.result.arms)
-    return f"{one.job} on {one.ranks} GPUs {with_p2p}, without {without}"
+def _description(ablation_result: AblationResult) -> str:
+    with_p2p, without = (f"{1e3 * arm.seconds:.1f} ms" for arm in ablation_result.result.arms)
+    return f"{ablation_result.job} on {ablation_result.ranks} GPUs {with_p2p}, without {without}"
 
 
 def _backend(name: str) -> str:
@@ -88,7 +98,7 @@ def _backend(name: str) -> str:
 
 
 def scaling(folder: Path) -> Picture | None:
-    """Return time, efficiency and accuracy over the number of GPUs, beside the published table's."""
+    """Return the picture of time, efficiency and accuracy over the number of GPUs, with the published ones."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     data, repeated = results.scaling(folder), results.repeated(folder)
@@ -96,21 +106,21 @@ def scaling(folder: Path) -> Picture | None:
         return None
     gpus = results.hardware([data["rows"][0]["device"]] * max(row["gpus"] for row in data["rows"]))
     title = f"{data['network']} on more GPUs: time, efficiency, accuracy"
-    about = f"{data['hostname']}, {gpus}, {data['started'][:10]}; {data['settings']['epochs']} epochs of "
-    about += f"{data['settings']['images']} synthetic images. Published: EfficientNet, CIFAR-10, 25 epochs, A100"
-    figure, (time, efficiency, right) = _figure(3, title, about, wide=9.0)
+    footnote = f"{data['hostname']}, {gpus}, {data['started'][:10]}; {data['settings']['epochs']} epochs of "
+    footnote += f"{data['settings']['images']} synthetic images. Published: EfficientNet, CIFAR-10, 25 epochs, A100"
+    figure, (time, efficiency, accuracy) = _figure(3, title, footnote, wide=9.0)
     series = _series(data)
     for number, (name, points) in enumerate(series.items()):
         _line(time, points, "seconds", name, number)
         _line(efficiency, points, "efficiency", name, number)
-        _line(right, points, "accuracy", name, number)
+        _line(accuracy, points, "accuracy", name, number)
     for number, (key, name) in enumerate(_FOR_ACCURACY.items(), len(series)):
         if points := _reached(repeated, key):
-            _line(right, points, "accuracy", name, number)
-    handles, names = right.get_legend_handles_labels()
+            _line(accuracy, points, "accuracy", name, number)
+    handles, names = accuracy.get_legend_handles_labels()
     if len(handles) > len(series):  # the first plot names its own lines
-        right.legend(handles[len(series) :], names[len(series) :], frameon=False, fontsize=7)
-    for axes, label in ((time, "training time, s"), (efficiency, "efficiency, %"), (right, "held-out accuracy, %")):
+        accuracy.legend(handles[len(series) :], names[len(series) :], frameon=False, fontsize=7)
+    for axes, label in ((time, "training time, s"), (efficiency, "efficiency, %"), (accuracy, "held-out accuracy, %")):
         axes.set_xlabel("GPUs")
         axes.set_ylabel(label)
         axes.locator_params(axis="x", integer=True)
@@ -120,29 +130,29 @@ def scaling(folder: Path) -> Picture | None:
     time.yaxis.set_minor_formatter(NullFormatter())
     efficiency.set_ylim(0, 110)
     time.legend(frameon=False, fontsize=7)
-    return Picture(figure, title, about)
+    return Picture(figure, title, footnote)
 
 
 def _series(data: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
-    """Return points of (gpus, seconds, efficiency, accuracy, margin), per cent, by the series' name."""
-    found: dict[str, list[dict[str, float]]] = {}
+    """Return points by the series' name: gpus, seconds; efficiency, accuracy and margin in percent."""
+    points_by_series: dict[str, list[dict[str, float]]] = {}
     for row in sorted(data["rows"], key=lambda row: row["gpus"]):
         if row["series"] not in _NAMES:
             continue
         point = {"gpus": row["gpus"], "seconds": row["seconds"], "accuracy": 100 * fmean(accuracies(row))}
-        found.setdefault(_NAMES[row["series"]], []).append(point | {"margin": 100 * margin(row)})
-    found["published"] = [
-        {"gpus": one.gpus, "seconds": one.seconds, "accuracy": one.accuracy} for one in published.IMAGES
+        points_by_series.setdefault(_NAMES[row["series"]], []).append(point | {"margin": 100 * margin(row)})
+    points_by_series["published"] = [
+        {"gpus": row.gpus, "seconds": row.seconds, "accuracy": row.accuracy} for row in published.IMAGES
     ]
-    for points in found.values():
+    for points in points_by_series.values():
         work = points[0]["seconds"] * points[0]["gpus"]
         for point in points:
             point["efficiency"] = 100 * work / point["seconds"] / point["gpus"]
-    return found
+    return points_by_series
 
 
 def _reached(data: dict[str, Any], series: str) -> list[dict[str, float]]:
-    """Return the accuracies of a series; gpus are those whose steps they are, also where one GPU takes them."""
+    """Return the accuracies of a series; `gpus` is the number whose step size it is, also where one GPU trains."""
     rows = [row for row in data["rows"] if row["series"] == series]
     return [
         {
@@ -162,33 +172,33 @@ def _line(axes: Axes, points: Sequence[dict[str, float]], what: str, name: str, 
 
 
 def predicted(folder: Path) -> Picture | None:
-    """Return predicted over measured extra time of a step, with the predicted band and the measured interval."""
+    """Return the picture of predicted over measured extra time, with the predicted band and the measured interval."""
     data = results.loaded(folder / "predicted.json")
     if data is None or not data["cells"]:
         return None
-    first = max(results.ablations(folder), key=lambda one: one.ranks).ablation
+    first = max(results.ablations(folder), key=lambda span: span.ranks).ablation
     title = "Extra time of a step without P2P: predicted against measured"
-    about = f"{first.hostname}, {results.hardware(first.gpus)}, {first.started[:10]}; shaded: 25 % around equal; "
-    about += "hollow: predicted without knowing the host's own time"
-    figure, (axes,) = _figure(1, title, about, wide=5.2)
+    footnote = f"{first.hostname}, {results.hardware(first.gpus)}, {first.started[:10]}; shaded: 25 % around equal; "
+    footnote += "hollow: predicted without knowing the host's own time"
+    figure, (axes,) = _figure(1, title, footnote, wide=5.2)
     for number, cell in enumerate(data["cells"]):
         x, y = cell["measured_ms"], cell["predicted_ms"]
-        tall, wide = ([[one["middle"] - one["low"]], [one["high"] - one["middle"]]] for one in (y, x))
+        y_error, x_error = ([[span["middle"] - span["low"]], [span["high"] - span["middle"]]] for span in (y, x))
         style: dict[str, Any] = {
             "marker": MARKERS[number % len(MARKERS)],
             "color": COLOURS[number % len(COLOURS)],
             "linestyle": "none",
         }
-        axes.errorbar(x["middle"], y["middle"], tall, wide, label=cell["label"], capsize=2, **style)
+        axes.errorbar(x["middle"], y["middle"], y_error, x_error, label=cell["label"], capsize=2, **style)
         if cell.get("without_host"):
             axes.plot(x["middle"], cell["without_host"]["predicted_ms"]["middle"], fillstyle="none", **style)
-    most = 1.1 * max(cell[key]["high"] for cell in data["cells"] for key in ("measured_ms", "predicted_ms"))
-    axes.fill_between([0, most], [0, 0.75 * most], [0, 1.25 * most], color="#7F7F7F", alpha=0.2, linewidth=0)
-    axes.plot([0, most], [0, most], color="#595959", linewidth=0.8)
-    axes.set(xlabel="measured, ms", ylabel="predicted, ms", xlim=(0, most), ylim=(0, most))
+    limit = 1.1 * max(cell[key]["high"] for cell in data["cells"] for key in ("measured_ms", "predicted_ms"))
+    axes.fill_between([0, limit], [0, 0.75 * limit], [0, 1.25 * limit], color="#7F7F7F", alpha=0.2, linewidth=0)
+    axes.plot([0, limit], [0, limit], color="#595959", linewidth=0.8)
+    axes.set(xlabel="measured, ms", ylabel="predicted, ms", xlim=(0, limit), ylim=(0, limit))
     axes.legend(frameon=False, fontsize=7)
     errors = "; ".join(f"{cell['label']} {cell['error']:+.0%}" for cell in data["cells"])
-    return Picture(figure, title, f"{about}. Errors: {errors}")
+    return Picture(figure, title, f"{footnote}. Errors: {errors}")
 
 
 PICTURES: dict[str, Callable[[Path], Picture | None]] = {
@@ -199,7 +209,7 @@ PICTURES: dict[str, Callable[[Path], Picture | None]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Draw what there is; return the exit status."""
+    """Draw the pictures that have results; return the exit status."""
     parser = argparse.ArgumentParser(description="pictures of a session of training.sh")
     parser.add_argument("folder", type=Path, metavar="DIR")
     folder = parser.parse_args(argv).folder

@@ -3,11 +3,12 @@
 
     python benchmarks/versus_peers.py --nccl-tests DIR --nvbandwidth FILE --out DIR [--repeats 3] [--part NAME …]
 
-DIR/versus_peers.txt and .md hold the tables, rewritten after every part; DIR/raw all that the programs printed, the run
-files, and commands.txt: each command with its wall time. Three repeats of everything take about 8 minutes on 4 GPUs,
-most of it `collectives`. Exits 1 when a bar is missed or a command failed, 2 when it could not begin.
+DIR/versus_peers.txt and .md hold the tables, rewritten after every part. DIR/raw holds everything that the programs
+printed, the run files, and commands.txt with the wall time of each command. Three repeats of everything take about 8
+minutes on 4 GPUs, most of it for `collectives`. Exits 1 when a bar is missed or a command failed, 2 when it could not
+begin.
 
-The environment reaches all programs as it is, NCCL_* included; the peers alone get CUDA_VISIBLE_DEVICES and
+All programs get the environment unchanged, NCCL_* included; only the peers get CUDA_VISIBLE_DEVICES and
 CUDA_DEVICE_ORDER, because they have no option for the GPUs.
 """
 
@@ -42,7 +43,7 @@ PARTS: dict[str, Callable[[Bench], Table]] = {
 }
 _NEEDS_NCCL_TESTS = {"collectives", "registration", "skew", "repeat", "wall"}
 _NEEDS_NVBANDWIDTH = {"copies", "host", "wall"}
-_HOW = (
+_HOW_TO_BUILD = (
     "Get the sources NVIDIA/nccl-tests and NVIDIA/nvbandwidth (on GitHub) and build them with CUDA's nvcc: in "
     "nccl-tests `make NCCL_HOME=…/nvidia/nccl` (the nvidia-nccl wheel's folder; make lib/libnccl.so a link to "
     "libnccl.so.2 there), "
@@ -52,23 +53,25 @@ _HOW = (
 
 
 class CannotBeginError(Exception):
-    """The reason why nothing was run, in one line."""
+    """Why nothing was run, in one line."""
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="collbench beside nccl-tests and nvbandwidth, in one sitting")
-    parser.add_argument("--nccl-tests", type=Path, metavar="DIR", help="where all_reduce_perf and its kin are")
+    parser = argparse.ArgumentParser(description="collbench against nccl-tests and nvbandwidth, in one session")
+    parser.add_argument(
+        "--nccl-tests", type=Path, metavar="DIR", help="the folder of all_reduce_perf and the other programs"
+    )
     parser.add_argument("--nvbandwidth", type=Path, metavar="FILE", help="the program nvbandwidth")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="tables and raw files go here")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="times that each comparison is made [3]")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="how often each comparison is made [3]")
     parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS), help="[all, in this order]")
     parser.add_argument("--devices", metavar="LIST", help="GPUs, nvidia-smi indices or UUIDs [all visible]")
     parser.add_argument("--collbench", default=f"{shlex.quote(sys.executable)} -m collbench", metavar="COMMAND")
     return parser.parse_args(argv)
 
 
-def begin(options: argparse.Namespace) -> Bench:
-    """Return the sitting. Raises CannotBeginError where a peer, the GPUs or the folder is missing."""
+def open_bench(options: argparse.Namespace) -> Bench:
+    """Return the session. Raises CannotBeginError where a peer, the GPUs or the folder is missing."""
     _check_peers(options)
     if options.repeats < 1:
         raise CannotBeginError(f"--repeats {options.repeats}: write 1 or more")
@@ -90,29 +93,29 @@ def begin(options: argparse.Namespace) -> Bench:
 
 
 def _check_peers(options: argparse.Namespace) -> None:
-    wanted = []
+    required = []
     if _NEEDS_NCCL_TESTS & set(options.part):
         programs = PROGRAMS.values() if "collectives" in options.part else ("all_reduce", "broadcast")
         programs = (*programs, "alltoallv") if "skew" in options.part else programs
-        wanted += [("--nccl-tests", options.nccl_tests, f"{program}_perf") for program in programs]
+        required += [("--nccl-tests", options.nccl_tests, f"{program}_perf") for program in programs]
     if _NEEDS_NVBANDWIDTH & set(options.part):
-        wanted.append(("--nvbandwidth", options.nvbandwidth, ""))
-    for option, place, program in wanted:
-        if place is None:
-            raise CannotBeginError(f"{option} is not given. {_HOW}")
-        if not os.access(place / program, os.X_OK) or (place / program).is_dir():
-            raise CannotBeginError(f"{option}: {place / program} is no program. {_HOW}")
+        required.append(("--nvbandwidth", options.nvbandwidth, ""))
+    for option, path, program in required:
+        if path is None:
+            raise CannotBeginError(f"{option} is not given. {_HOW_TO_BUILD}")
+        if not os.access(path / program, os.X_OK) or (path / program).is_dir():
+            raise CannotBeginError(f"{option}: {path / program} is no program. {_HOW_TO_BUILD}")
 
 
 def _devices(chosen: str | None) -> tuple[str, ...]:
-    listed = chosen or os.environ.get("CUDA_VISIBLE_DEVICES") or _indices()
+    listed = chosen or os.environ.get("CUDA_VISIBLE_DEVICES") or _gpu_indices()
     devices = tuple(name.strip() for name in listed.split(",") if name.strip())
     if len(devices) < 2:
         raise CannotBeginError(f"{len(devices)} GPU ({listed}): the comparison needs two or more; see --devices")
     return devices
 
 
-def _indices() -> str:
+def _gpu_indices() -> str:
     command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
         return ",".join(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
@@ -121,15 +124,15 @@ def _indices() -> str:
 
 
 def write(bench: Bench, tables: Sequence[Table], command: Sequence[str], started: str) -> None:
-    """Write both reports; called after every part, so that a sitting cut short keeps what it has."""
-    about = f"{started}, {platform.node()}, GPUs {','.join(bench.devices)}: versus_peers.py {shlex.join(command)}"
+    """Write both reports; called after every part, so that an interrupted session keeps its tables."""
+    heading = f"{started}, {platform.node()}, GPUs {','.join(bench.devices)}: versus_peers.py {shlex.join(command)}"
     failures = [f"FAILED {line}" for line in bench.failures]
     versions = ", ".join(f"{program} {version}" for program, version in sorted(bench.nccl.items()))
-    about += f"; NCCL: {versions or 'not used'}"
+    heading += f"; NCCL: {versions or 'not used'}"
     pages = {
-        "versus_peers.txt": "\n".join((f"# {about}", "", *map(text, tables), *failures, "")),
+        "versus_peers.txt": "\n".join((f"# {heading}", "", *map(text, tables), *failures, "")),
         "versus_peers.md": "\n".join(
-            (f"# {about}", "", *map(markdown, tables), *(f"- {line}" for line in failures), "")
+            (f"# {heading}", "", *map(markdown, tables), *(f"- {line}" for line in failures), "")
         ),
     }
     for name, page in pages.items():
@@ -137,17 +140,17 @@ def write(bench: Bench, tables: Sequence[Table], command: Sequence[str], started
 
 
 def _check_nccl(bench: Bench) -> None:
-    """Note as a failure that the programs loaded different NCCLs: ratios between them say nothing of collbench."""
-    complaint = f"not the same NCCL: {', '.join(f'{name} {nccl}' for name, nccl in sorted(bench.nccl.items()))}"
-    if len(set(bench.nccl.values())) > 1 and complaint not in bench.failures:
-        bench.failures.append(complaint)
+    """Add a failure if the programs loaded different NCCLs: then ratios between them say nothing about collbench."""
+    failure = f"not the same NCCL: {', '.join(f'{name} {nccl}' for name, nccl in sorted(bench.nccl.items()))}"
+    if len(set(bench.nccl.values())) > 1 and failure not in bench.failures:
+        bench.failures.append(failure)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the parts; return the exit status."""
     options = arguments(argv)
     try:
-        bench = begin(options)
+        bench = open_bench(options)
     except CannotBeginError as error:
         print(f"versus_peers: {error}", file=sys.stderr)
         return 2

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Trains a vision transformer for some steps, and prints each step's time: the steps of gpt2_ddp.py of another network.
+"""Trains a vision transformer for some steps and prints each step's time, like gpt2_ddp.py with another network.
 
     collbench train --devices 0,1 benchmarks/vit_ddp.py --strategy ddp
     collbench train --devices 0,1 benchmarks/vit_ddp.py --strategy fsdp --batch 32
 
-torchvision's vit_b_16 in bf16 on images of 224 × 224 pixels of one brightness a class, made from a seed. Strategies,
-the step and its times are gpt2_ddp.py's. Whether the network learns is not judged: a step's time does not depend on
-it. The job fails where the ranks do not end with the same model, or with the same where nothing was exchanged.
+Trains torchvision's vit_b_16 in bf16 on images of 224 × 224 pixels made from a seed; an image's brightness is its
+class. Strategies, the step and its times are gpt2_ddp.py's. Whether the network learns is not checked, because a step's
+time does not depend on it. The job fails if the ranks do not end with the same model, or with `local`, if they do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpt2_ddp import JobError
 from torch import Tensor, nn
 from torch.nn import functional
 from training import ranks
-from training.ranks import Ranks
+from training.ranks import RankProcess
 
 CLASSES, SIDE, PATCH = 10, 224, 16
 
@@ -30,13 +30,13 @@ CLASSES, SIDE, PATCH = 10, 224, 16
 class Classified(nn.Module):
     """A network and its loss in one, so that a wrapper such as DDP sees one forward; `blocks` are its layers.
 
-    An image's class is its brightness: no labels are sent beside it.
+    An image's class is its brightness, so there are no labels.
     """
 
     def __init__(self, network: nn.Module, blocks: nn.ModuleList | nn.Sequential) -> None:
         super().__init__()
         self.network = network
-        self._blocks = [blocks]  # in a list: not a second home for the same parameters
+        self._blocks = [blocks]  # in a list, so that torch does not register the parameters twice
 
     @property
     def blocks(self) -> nn.ModuleList | nn.Sequential:
@@ -44,7 +44,7 @@ class Classified(nn.Module):
         return self._blocks[0]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the mean loss of uint8 images (batch, 3, side, side), of which the first byte is the class."""
+        """Return the mean loss of uint8 images (batch, 3, side, side); the first byte of each is its class."""
         classes = images[:, 0, 0, 0].long() % CLASSES
         dtype = next(self.network.parameters()).dtype
         logits = self.network(images.to(dtype) / 128 - 1)
@@ -81,9 +81,9 @@ def network(*, tiny: bool) -> Classified:
 
 
 def images(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return uint8 images of shape (*shape, 3, side, side), each of one brightness."""
-    drawn = torch.randint(CLASSES, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    return drawn[..., None, None, None].expand(*shape, 3, SIDE, SIDE)
+    """Return uint8 images of shape (*shape, 3, side, side); all bytes of one are its class."""
+    classes = torch.randint(CLASSES, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    return classes[..., None, None, None].expand(*shape, 3, SIDE, SIDE)
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -99,31 +99,31 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run(options: argparse.Namespace, here: Ranks) -> str:
+def run(options: argparse.Namespace, process: RankProcess) -> str:
     """Train and return the line that sums it up. Raises JobError."""
     torch.manual_seed(options.seed)  # the same weights on every rank
-    with here.device:
-        model = network(tiny=options.tiny).to(here.device, gpt2_ddp.DTYPES[options.dtype])
+    with process.device:
+        model = network(tiny=options.tiny).to(process.device, gpt2_ddp.DTYPES[options.dtype])
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    trained = gpt2_ddp.distribute(model, options.strategy, here, amp=False)  # type: ignore[arg-type]  # it has blocks
-    seed = (options.seed + 1) * 100_003 + here.rank  # other images and dropout on each rank
-    batches = images((options.warmup + options.steps, options.batch), seed).to(here.device)
+    trained = gpt2_ddp.distribute(model, options.strategy, process, amp=False)  # type: ignore[arg-type]  # it has blocks
+    seed = (options.seed + 1) * 100_003 + process.rank  # each rank has its own images and dropout
+    batches = images((options.warmup + options.steps, options.batch), seed).to(process.device)
     torch.manual_seed(seed)
-    messages = gpt2_ddp.Messages(trained, wanted=False)
-    steps = gpt2_ddp.train(trained, batches, options, here, messages)
-    # FSDP's ranks have other shards of one model by construction.
-    same = options.strategy == "fsdp" or ranks.same_model(trained, here)
-    if here.world_size > 1 and same != (options.strategy != "local"):
+    messages = gpt2_ddp.Messages(trained, record=False)
+    steps = gpt2_ddp.train(trained, batches, options, process, messages)
+    # FSDP's ranks hold different shards of one model.
+    same = options.strategy == "fsdp" or ranks.same_model(trained, process)
+    if process.world_size > 1 and same != (options.strategy != "local"):
         raise JobError("the ranks hold the same model where nothing was exchanged, or another where it was")
     name = "tiny-vit" if options.tiny else options.model
     return (
         f"summary model={name} parameters={parameters} strategy={options.strategy} dtype={options.dtype} "
-        f"ranks={here.world_size} batch={options.batch} steps={options.steps} "
-        f"{gpt2_ddp.timing(steps, here, tokens=here.world_size * options.batch)} "
-        f"device={here.name.replace(' ', '_')} torch={torch.__version__}"
+        f"ranks={process.world_size} batch={options.batch} steps={options.steps} "
+        f"{gpt2_ddp.timing(steps, process, tokens=process.world_size * options.batch)} "
+        f"device={process.name.replace(' ', '_')} torch={torch.__version__}"
     )
 
 
 if __name__ == "__main__":
-    said = "two small layers for a dry run; none of these figures is ViT-B/16's"
-    sys.exit(gpt2_ddp.main("vit_ddp", arguments(sys.argv[1:]), run, said))
+    tiny_note = "two small layers for a dry run; none of these figures is ViT-B/16's"
+    sys.exit(gpt2_ddp.main("vit_ddp", arguments(sys.argv[1:]), run, tiny_note))

@@ -1,4 +1,4 @@
-"""What the parts of decisions.py share: seeds, drawn machines, simulated runs, worker processes, rows of the table."""
+"""Shared by the parts of decisions.py: seeds, random machines, simulated runs, worker processes, rows of the table."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from collbench.sim.fabrics import Fabric, Noise
 from tests.sim import random_fabrics
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 FIRST_SEED = 20_261_121
 MIB = 2**20
 LARGE = 64 * MIB
 SMALL = 8
-# `pairs` as it is by default but for the sizes: the largest of these decides, the smallest shows latency.
+# `collbench pairs` with two sizes instead of 14: the largest decides, the smallest shows latency.
 TWO_SIZES = (SMALL, LARGE)
-MOST_NOISE = 0.02  # σ of a trial: the bars hold up to this much
+MAX_NOISE = 0.02  # standard deviation of a trial's log time: the bars hold up to here
 PAIRS = (Work(Operation.ALLREDUCE), Work(Operation.BROADCAST))
-NOISY = 0.015  # rows of their own for the noisiest quarter
-NAMED_SHARE = 5  # every fifth machine is a shipped one
+NOISY = 0.015  # the quarter of runs above this has rows of its own
+SHIPPED_EVERY = 5  # every fifth machine is one of those that collbench ships
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """How much to do. `runs` None takes each part's own number; `seed` is the first of all; `jobs` are processes."""
+class Options:
+    """How much to simulate. `runs` None: each part's default; `seed` begins every trial's seed; `jobs`: processes."""
 
     runs: int | None
     seed: int
@@ -47,7 +47,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. `met` is None where nothing is asked for."""
+    """One line of the table. `met` is None for a row without a bar."""
 
     what: str
     measured: str
@@ -57,31 +57,31 @@ class Row:
 
 @dataclass(slots=True)
 class Part:
-    """What a part found: its rows, words below them, and every trial, a dataclass that becomes a line of a CSV file."""
+    """Results of a part: its rows, notes below them, and every trial, a dataclass that becomes a line of a CSV file."""
 
     rows: list[Row]
     trials: Sequence[Any]
     notes: list[str] = field(default_factory=list)
 
 
-def spread(work: Callable[[Item], Found], items: Iterable[Item], jobs: int, chunk: int = 1) -> list[Found]:
-    """Return work(item) of all items, in their order, by so many processes."""
+def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], jobs: int, chunk: int = 1) -> list[Result]:
+    """Return work(item) of all items, in their order, computed by `jobs` processes."""
     if jobs == 1:
         return [work(item) for item in items]
     with multiprocessing.Pool(jobs) as pool:
         return list(pool.imap(work, items, chunk))
 
 
-def rng_of(*numbers: int) -> np.random.Generator:
-    """Return the generator of a trial: its numbers are the seed, so any one can be drawn again by itself."""
+def trial_rng(*numbers: int) -> np.random.Generator:
+    """Return the generator of one trial, seeded by its numbers, so that any trial can be repeated by itself."""
     return np.random.default_rng(numbers)
 
 
 def healthy(number: int, rng: np.random.Generator) -> Fabric:
-    """Return a machine without a fault: every fifth a shipped one, in turn, the others random."""
-    if number % NAMED_SHARE == 0:
+    """Return a machine without a fault: every fifth is a shipped one, in turn; the others are random."""
+    if number % SHIPPED_EVERY == 0:
         names = fabrics.names()
-        return fabrics.load(names[number // NAMED_SHARE % len(names)])
+        return fabrics.load(names[number // SHIPPED_EVERY % len(names)])
     return random_healthy(rng)
 
 
@@ -92,29 +92,29 @@ def random_healthy(rng: np.random.Generator) -> Fabric:
             return fabric
 
 
-def noisy(fabric: Fabric, rng: np.random.Generator, most: float = MOST_NOISE) -> Fabric:
-    """Return the machine with trial noise drawn up to `most` and some of the batches' own."""
-    noise = Noise(trial=float(rng.uniform(0, most)), batch=float(rng.uniform(0, 0.003)))
+def noisy(fabric: Fabric, rng: np.random.Generator, max_noise: float = MAX_NOISE) -> Fabric:
+    """Return the machine with random noise: up to `max_noise` per trial, and up to 0.3 % per batch."""
+    noise = Noise(trial=float(rng.uniform(0, max_noise)), batch=float(rng.uniform(0, 0.003)))
     return replace(fabric, noise=noise)
 
 
-def survey(sizes: tuple[int, ...] | None = TWO_SIZES) -> Request:
-    """Return what `collbench pairs` asks for, at these sizes (None: its own 14)."""
+def pairs_request(sizes: tuple[int, ...] | None = TWO_SIZES) -> Request:
+    """Return the request of `collbench pairs`, at these sizes (None: its default 14)."""
     return _request(sizes=sizes, copies=(Variant.PLAIN,), collectives=PAIRS)
 
 
-def inspection() -> Request:
-    """Return what `collbench check` asks for."""
+def check_request() -> Request:
+    """Return the request of `collbench check`."""
     return _request(sizes=(LARGE,), copies=(Variant.PLAIN, Variant.STAGED, Variant.HOST), collectives=PAIRS)
 
 
-def pair_rates() -> Request:
-    """Return the all-reduces of all pairs and the copies by one engine: what a choice of devices rests on."""
+def selection_request() -> Request:
+    """Return the request of `collbench select`: the all-reduces of all pairs, and the copies by one engine."""
     return _request(sizes=TWO_SIZES, copies=(Variant.PLAIN,), collectives=PAIRS[:1])
 
 
-def comparison(sets: tuple[tuple[int, ...], ...]) -> Request:
-    """Return what `select --verify` asks for: all-reduces of the finalists."""
+def verification_request(sets: tuple[tuple[int, ...], ...]) -> Request:
+    """Return the request of `select --verify`: all-reduces of the finalists."""
     return replace(_request(sizes=(LARGE,), copies=(), collectives=PAIRS[:1]), pairs=False, sets=sets)
 
 
@@ -134,12 +134,12 @@ def _request(sizes: tuple[int, ...] | None, copies: tuple[Variant, ...], collect
     )
 
 
-def measured(fabric: Fabric, request: Request, seed: int) -> Run:
-    """Return the simulated run; what ended it early is kept in it, as `session` does."""
+def simulated_run(fabric: Fabric, request: Request, seed: int) -> Run:
+    """Return the simulated run. An error that ends it early is recorded in it, as bench/session.py does."""
     opened = open_simulated(fabric, None, seed)
     plan, skipped = make_plan(request, opened.backend)
     run = empty_run(request, opened, plan, skipped)
-    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.flags, opened.clock)
+    watcher = Watcher(lambda _done, _total: None, lambda _flag: None, opened.flags, opened.clock)
     try:
         sweep(opened.backend, plan, run, request.stopping_rule(), random.Random(seed), watcher)
     except DataCorruption as error:
@@ -160,5 +160,5 @@ def drawn_seed(rng: np.random.Generator) -> int:
 
 
 def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    words = {None: "", True: "met", False: "MISSED"}
-    return [(row.what, row.measured, row.bar, words[row.met]) for row in rows]
+    verdicts = {None: "", True: "met", False: "MISSED"}
+    return [(row.what, row.measured, row.bar, verdicts[row.met]) for row in rows]

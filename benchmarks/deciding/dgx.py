@@ -1,4 +1,4 @@
-"""The DGX-1V of docs/method.md 11.6: rings of the best sets, how many sets reach that, and which one is chosen."""
+"""The DGX-1V of docs/method.md 11.6: the rings of the best sets, how many such sets there are, and the chosen set."""
 
 from __future__ import annotations
 
@@ -15,18 +15,29 @@ from collbench.analysis.wiring import Wiring
 from collbench.sim import fabrics
 from collbench.sim.collectives import best_packing
 
-from .bench import Asked, Part, Row, drawn_seed, measured, noisy, pair_rates, rng_of, share, spread
+from .bench import (
+    Options,
+    Part,
+    Row,
+    drawn_seed,
+    map_in_order,
+    noisy,
+    selection_request,
+    share,
+    simulated_run,
+    trial_rng,
+)
 
 RUNS = 100
 _PART = 4
 # k: (best number of directed rings, sets that reach it), docs/method.md 11.6.
 EXPECTED = {2: (2, 8), 3: (2, 8), 4: (4, 2), 5: (2, 24), 6: (4, 4), 7: (4, 8), 8: (6, 1)}
-NEVER = (0, 1, 2, 3, 4)
+FORBIDDEN_SET = (0, 1, 2, 3, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run and k: the rings that the best sets have by the run, how many sets those are, and the set chosen."""
+    """One run and k: how many rings the best sets have by that run, how many sets have them, and the chosen set."""
 
     run: int
     noise: float
@@ -37,52 +48,59 @@ class Trial:
     chosen_rings: int
 
 
-def run(asked: Asked) -> Part:
-    """Return a row for each k: rings and sets as a noisy run has them, and whether the choice is one of the sets."""
-    every = [t for some in spread(partial(trials, asked.seed), range(asked.runs or RUNS), asked.jobs) for t in some]
+def run(options: Options) -> Part:
+    """Return a row for each k: how often noisy runs give the expected rings and sets, and choose one of the sets."""
+    all_trials = [
+        t
+        for run_trials in map_in_order(partial(trials, options.seed), range(options.runs or RUNS), options.jobs)
+        for t in run_trials
+    ]
     rows = []
     for k, (rings, sets) in EXPECTED.items():
-        ours = [t for t in every if t.k == k]
-        seen = sum((t.rings, t.sets) == (rings, sets) for t in ours)
-        chosen = sum(t.chosen_rings == rings for t in ours)
-        words = f"so in {share(seen, len(ours))}; one of them chosen in {share(chosen, len(ours))}"
-        rows.append(Row(f"DGX-1V k={k}: {rings} rings, {sets} sets", words, "always", seen == chosen == len(ours)))
-    five = [t.chosen for t in every if t.k == 5]
-    bad = five.count(_words(NEVER))
+        of_k = [t for t in all_trials if t.k == k]
+        rings_match = sum((t.rings, t.sets) == (rings, sets) for t in of_k)
+        chosen_match = sum(t.chosen_rings == rings for t in of_k)
+        measured = f"so in {share(rings_match, len(of_k))}; one of them chosen in {share(chosen_match, len(of_k))}"
+        met = rings_match == chosen_match == len(of_k)
+        rows.append(Row(f"DGX-1V k={k}: {rings} rings, {sets} sets", measured, "always", met))
+    five = [t.chosen for t in all_trials if t.k == 5]
+    bad = five.count(_set_text(FORBIDDEN_SET))
     rows.append(Row("DGX-1V k=5: {0,1,2,3,4} chosen", share(bad, len(five)), "never", bad == 0))
-    return Part(rows, every)
+    return Part(rows, all_trials)
 
 
 def true_rings() -> dict[tuple[int, ...], int]:
-    """Return how many rings each set of the machine holds, by the fabric's own exact packing."""
+    """Return how many rings each set of GPUs holds, by an exact packing of the simulated machine's links."""
     arcs = {}
     for bundle in fabrics.load("dgx-1v").bundles:
         a, b = bundle.gpus
         arcs[a, b] = arcs[b, a] = (bundle.links, 1.0)
-    return {some: round(best_packing(some, arcs)) for k in EXPECTED for some in combinations(range(8), k)}
+    return {members: round(best_packing(members, arcs)) for k in EXPECTED for members in combinations(range(8), k)}
 
 
 def trials(seed: int, number: int) -> list[Trial]:
-    """Return what one noisy run makes of every k."""
-    rng = rng_of(seed, _PART, number)
+    """Return one noisy run's trial for every k."""
+    rng = trial_rng(seed, _PART, number)
     fabric = noisy(fabrics.load("dgx-1v"), rng)
-    one = measured(fabric, pair_rates(), drawn_seed(rng))
-    ranking = evidence(one)
+    run = simulated_run(fabric, selection_request(), drawn_seed(rng))
+    ranking = evidence(run)
     assert ranking is not None  # noqa: S101  # all pairs were measured
-    case = from_run(one, range(8), ranking)
+    problem = from_run(run, range(8), ranking)
     rings = true_rings()
-    found = []
+    trials_of_run = []
     for k in EXPECTED:
-        field = search(case.wired, k, case.delta)
-        equal = field.sets[field.lo >= field.lo.max() * (1 - case.delta)].tolist()
-        held = Counter(_rings(case.wired.of(members)) for members in equal)
-        chosen = choose(one, k).members
-        most, noise = max(held), round(fabric.noise.trial, 5)
-        found.append(Trial(number, noise, k, most, held[most], _words(chosen), rings[chosen]))
-    return found
+        candidates = search(problem.wired, k, problem.delta)
+        best_sets = candidates.sets[candidates.lo >= candidates.lo.max() * (1 - problem.delta)].tolist()
+        sets_by_rings = Counter(_rings(problem.wired.of(members)) for members in best_sets)
+        chosen = choose(run, k).members
+        most_rings, noise = max(sets_by_rings), round(fabric.noise.trial, 5)
+        trials_of_run.append(
+            Trial(number, noise, k, most_rings, sets_by_rings[most_rings], _set_text(chosen), rings[chosen])
+        )
+    return trials_of_run
 
 
-def _words(members: tuple[int, ...]) -> str:
+def _set_text(members: tuple[int, ...]) -> str:
     return "-".join(map(str, members))
 
 

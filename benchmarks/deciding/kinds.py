@@ -1,4 +1,4 @@
-"""Each kind of verdict of docs/method.md 10 put into a machine: found there, with its cause, and nothing else?"""
+"""Inject a fault for each kind of verdict of docs/method.md 10: is it found there, with its cause, and nothing else?"""
 
 from __future__ import annotations
 
@@ -26,8 +26,20 @@ from collbench.sim.fabrics import Fabric, Fault, FaultKind
 from tests.sim import faults
 from tests.sim.made import fabric_text
 
-from .bench import Asked, Part, Row, drawn_seed, healthy, inspection, measured, noisy, rng_of, share, spread
-from .truth import contradictions, holds, times
+from .bench import (
+    Options,
+    Part,
+    Row,
+    check_request,
+    drawn_seed,
+    healthy,
+    map_in_order,
+    noisy,
+    share,
+    simulated_run,
+    trial_rng,
+)
+from .truth import contradictions, is_true, true_times
 
 RUNS, BAR = 100, 0.99  # of each kind
 _PART = 3
@@ -35,7 +47,10 @@ _PART = 3
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One machine with a fault: whether its kind was found, at its place, with its cause; what was said elsewhere."""
+    """One machine with a fault: whether the kind was found, at the right devices, with the cause; verdicts elsewhere.
+
+    `found`, `placed` and `caused` each include the one before. `place` are the devices with the fault.
+    """
 
     kind: str
     run: int
@@ -50,10 +65,10 @@ class Trial:
     reported: str
 
 
-Wanted = tuple[LikelyCause | type[LikelyCause], ...]
+ExpectedCauses = tuple[LikelyCause | type[LikelyCause], ...]
 
-# The causes that name each mechanism that was put in.
-_CAUSES: dict[str, Wanted] = {
+# The causes that name each injected mechanism.
+_CAUSES: dict[str, ExpectedCauses] = {
     "data-corrupt": (Known.ACS_CORRUPTS, Known.FAULTY_NVLINKS),
     "hang": (Known.ACS_STALLS, Known.FAULTY_NVLINKS),
     "nv-degraded": (Known.NVLINKS_DEGRADED, GpuItself),
@@ -73,79 +88,86 @@ _CAUSES: dict[str, Wanted] = {
 }
 
 
-def run(asked: Asked) -> Part:
-    """Return for each kind the share of injections that were found, and what was said of unrelated places."""
-    runs = asked.runs or RUNS
+def run(options: Options) -> Part:
+    """Return for each kind the share of injected faults that were found, and the verdicts on unrelated devices."""
+    runs = options.runs or RUNS
     items = [(index, number) for index in range(len(faults.kinds())) for number in range(runs)]
-    every = spread(partial(trial, asked.seed), items, asked.jobs, chunk=4)
+    all_trials = map_in_order(partial(trial, options.seed), items, options.jobs, chunk=4)
     rows = []
     for kind in faults.kinds():
-        ours = [t for t in every if t.kind == kind]
-        right, false = sum(t.caused for t in ours), sum(bool(t.false_kinds) for t in ours)
-        words = f"{share(right, len(ours))}, elsewhere {false}"
-        met = right >= BAR * len(ours) and not false
-        rows.append(Row(f"{kind}, found with place and cause", words, "≥ 99 %, 0", met))
-    wrong = Counter((t.kind, name) for t in every for name in t.false_kinds.split())
+        trials_of_kind = [t for t in all_trials if t.kind == kind]
+        right, false = sum(t.caused for t in trials_of_kind), sum(bool(t.false_kinds) for t in trials_of_kind)
+        measured = f"{share(right, len(trials_of_kind))}, elsewhere {false}"
+        met = right >= BAR * len(trials_of_kind) and not false
+        rows.append(Row(f"{kind}, found with place and cause", measured, "≥ 99 %, 0", met))
+    wrong = Counter((t.kind, name) for t in all_trials for name in t.false_kinds.split())
     notes = [f"elsewhere, injecting {kind}: {name} {count}" for (kind, name), count in wrong.most_common()]
-    return Part(rows, every, notes)
+    return Part(rows, all_trials, notes)
 
 
 def trial(seed: int, item: tuple[int, int]) -> Trial:
-    """Return what was found of one kind on one machine."""
+    """Inject one kind of fault into one machine, and judge a noisy run of it."""
     kind = faults.kinds()[item[0]]
-    rng = rng_of(seed, _PART, *item)
+    rng = trial_rng(seed, _PART, *item)
     number = item[1]
     while True:
-        quiet = healthy(number, rng)
+        healthy_fabric = healthy(number, rng)
         try:
-            broken, members = faults.with_fault(quiet, kind, rng)
+            broken, members = faults.with_fault(healthy_fabric, kind, rng)
         except UsageError:
-            number += 1  # this machine has no place for it
+            number += 1  # this machine has no device for such a fault
             continue
         break
     fabric = noisy(broken, rng)
-    one = checked(fabric, drawn_seed(rng))
-    found = diagnose.judge(one)
-    wanted = Kind(kind.upper().replace("-", "_"))
-    ours = [v for v in found if wanted is v.kind or wanted in v.explains]
-    placed = [v for v in ours if is_at(v, kind, members)]
-    caused = [v for v in placed if _names(v.cause, cause_of(kind, broken) + (() if v.kind is wanted else _of(v)))]
-    true = times(broken, inspection())
-    false = [v for v in contradictions(found) if not set(v.members) & set(members) and not holds(v, one, true)]
+    run = checked_run(fabric, drawn_seed(rng))
+    verdicts = diagnose.judge(run)
+    expected_kind = Kind(kind.upper().replace("-", "_"))
+    detected = [v for v in verdicts if expected_kind is v.kind or expected_kind in v.explains]
+    placed = [v for v in detected if names_devices(v, kind, members)]
+    causes = expected_causes(kind, broken)
+    caused = [
+        v
+        for v in placed
+        if _matches(v.cause, causes if v.kind is expected_kind else (*causes, *_causes_of_stronger(v)))
+    ]
+    truth = true_times(broken, check_request())
+    false_verdicts = [
+        v for v in contradictions(verdicts) if not set(v.members) & set(members) and not is_true(v, run, truth)
+    ]
     return Trial(
         kind=kind,
         run=item[1],
         fabric=fabric.name,
         gpus=len(fabric.gpus),
         noise=round(fabric.noise.trial, 5),
-        place=_words(members),
-        found=bool(ours),
+        place=_set_text(members),
+        found=bool(detected),
         placed=bool(placed),
         caused=bool(caused),
-        false_kinds=" ".join(sorted({str(v.kind) for v in false})),
-        reported=" ".join(f"{v.kind}:{_words(v.members)}" for v in contradictions(found)),
+        false_kinds=" ".join(sorted({str(v.kind) for v in false_verdicts})),
+        reported=" ".join(f"{v.kind}:{_set_text(v.members)}" for v in contradictions(verdicts)),
     )
 
 
-def _words(members: tuple[int, ...]) -> str:
+def _set_text(members: tuple[int, ...]) -> str:
     return "-".join(map(str, members))
 
 
-def checked(fabric: Fabric, seed: int) -> Run:
-    """Return what `check` judges: its measurement, and what looked suspicious once more, alone."""
-    one = measured(fabric, inspection(), seed)
+def checked_run(fabric: Fabric, seed: int) -> Run:
+    """Return the run that `check` judges: its measurement, with suspicious links measured again, isolated."""
+    run = simulated_run(fabric, check_request(), seed)
     with tempfile.TemporaryDirectory(prefix="decisions-") as folder:
         path = Path(folder) / f"{fabric.name}.json"
         path.write_text(fabric_text(fabric), encoding="utf-8")
         with suppress(DataCorruption):  # it is in the run already
-            confirm(replace(inspection(), fabric=str(path), seed=seed), one, lambda _words: None)
-    return one
+            confirm(replace(check_request(), fabric=str(path), seed=seed), run, lambda _message: None)
+    return run
 
 
-def is_at(verdict: Verdict, kind: str, members: tuple[int, ...]) -> bool:
-    """Return whether a verdict names the place: a link by its direction where that is what is wrong.
+def names_devices(verdict: Verdict, kind: str, members: tuple[int, ...]) -> bool:
+    """Return whether a verdict names the devices with the fault, in the direction of the link for a slow direction.
 
-    Slow collectives show where NVLinks or one bridge promise more: on PCIe machines on some of the GPUs.
+    A slow collective shows only where NVLinks or one bridge promise more: on PCIe machines, on some of the GPUs.
     """
     if kind == "asymmetry" and verdict.kind is Kind.ASYMMETRY:
         return verdict.members == members
@@ -154,25 +176,28 @@ def is_at(verdict: Verdict, kind: str, members: tuple[int, ...]) -> bool:
     return set(verdict.members) == set(members)
 
 
-def _names(cause: LikelyCause, wanted: Wanted) -> bool:
+def _matches(cause: LikelyCause, expected: ExpectedCauses) -> bool:
     named = cause.known if isinstance(cause, OfLinks | OfLabel) else cause
-    return any(isinstance(named, one) if isinstance(one, type) else named == one for one in wanted)
+    return any(
+        isinstance(named, cause_or_type) if isinstance(cause_or_type, type) else named == cause_or_type
+        for cause_or_type in expected
+    )
 
 
-def _of(verdict: Verdict) -> Wanted:
-    """Return what a stronger verdict's cause must be: it names the kind that was put in as explained by its own."""
+def _causes_of_stronger(verdict: Verdict) -> ExpectedCauses:
+    """Return the causes of a stronger verdict, which explains the injected kind by its own kind."""
     return _CAUSES[verdict.kind.lower().replace("_", "-")]
 
 
-def cause_of(kind: str, fabric: Fabric) -> Wanted:
-    """Return what the cause must be, by the mechanism that the fault has."""
-    made: list[Fault] = [*fabric.faults[-1:]]
-    if made and made[0].kind is FaultKind.P2P_DISABLED:
+def expected_causes(kind: str, fabric: Fabric) -> ExpectedCauses:
+    """Return the causes that a verdict may name, by the mechanism of the injected fault."""
+    injected: list[Fault] = [*fabric.faults[-1:]]
+    if injected and injected[0].kind is FaultKind.P2P_DISABLED:
         return (VariableSet("NCCL_P2P_DISABLE", "1"),)
-    if made and made[0].kind is FaultKind.FOREIGN_LOAD:
+    if injected and injected[0].kind is FaultKind.FOREIGN_LOAD:
         return (Known.OTHER_JOBS,)
-    if made and made[0].kind is FaultKind.PCIE_DEGRADED:
-        return (Known.LOWER_GENERATION,) if made[0].generation else (Known.FEWER_LANES,)
-    if made and kind == "intra-label-outlier":
-        return (GpuItself,) if made[0].kind is FaultKind.SLOW_GPU else (Known.ONE_NVLINK, Known.ONE_PCIE_PATH)
+    if injected and injected[0].kind is FaultKind.PCIE_DEGRADED:
+        return (Known.LOWER_GENERATION,) if injected[0].generation else (Known.FEWER_LANES,)
+    if injected and kind == "intra-label-outlier":
+        return (GpuItself,) if injected[0].kind is FaultKind.SLOW_GPU else (Known.ONE_NVLINK, Known.ONE_PCIE_PATH)
     return _CAUSES[kind]

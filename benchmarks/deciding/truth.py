@@ -1,7 +1,6 @@
-"""What is true of a simulated machine, from the fabric alone and without noise: what a tier or a verdict must not deny.
+"""The truth of a simulated machine, without noise: a tier or a verdict that contradicts it is false.
 
-Each data point's time is that of its only step on a silent copy of the machine; nothing of it comes from the rules
-judged.
+Each data point's time is that of one step on a copy of the machine without noise; none of the judged rules is used.
 """
 
 from __future__ import annotations
@@ -24,41 +23,41 @@ from collbench.model.run import DataPoint, Run
 from collbench.sim.fabrics import Fabric, Noise
 
 Members = tuple[int, ...]
-Times = Mapping[DataPoint, float]
+Seconds = Mapping[DataPoint, float]
 
-EQUAL = 1e-3  # links whose times differ by less are one: far below δ, far above rounding
-# docs/method.md 10.2: 10 %. An outlier is claimed from 2.5 % on; what is 2 % below the best may be called so.
+EQUAL = 1e-3  # links whose times differ by less are equal: far below δ, far above rounding
+# docs/method.md 10.2: 10 %. collbench reports outliers from 2.5 % on; here a link 2 % below the best may be called one.
 _INVERTED, _ONE_WAY, _OUTLYING = math.log(1.1), math.log(1 / 0.9), 0.02
 
 
-def times(fabric: Fabric, request: Request) -> dict[DataPoint, float]:
-    """Return each data point's true seconds, measured alone and without noise; data points that fail are left out."""
+def true_times(fabric: Fabric, request: Request) -> dict[DataPoint, float]:
+    """Return each data point's true seconds, isolated and without noise; data points that fail are left out."""
     backend = SimBackend(replace(fabric, noise=Noise(0.0, 0.0)), 0)
     plan, _ = make_plan(request, backend)
-    found = {}
+    seconds_of = {}
     for point in plan.points():
         try:
             timing = time_step(backend, plan.step(point.work, [point.members], point.size_bytes))
         except CollbenchError:
             continue
-        found[point] = timing.seconds[0][0]
-    return found
+        seconds_of[point] = timing.seconds[0][0]
+    return seconds_of
 
 
-def false_splits(run: Run, true: Times) -> list[str]:
-    """Return the works and sizes at which a link is in a lower tier than one that is truly no faster."""
+def false_splits(run: Run, truth: Seconds) -> list[str]:
+    """Return the works and sizes at which a link is in a lower tier than another that is truly no faster."""
     works = {Work(operation) for operation in run.settings.operations}
     sizes = (min(run.settings.sizes), max(run.settings.sizes))  # what `rank` shows
     rankings = (rank_links(run, work, size) for work in sorted(works, key=str) for size in sizes)
-    return [f"{r.work} {r.size_bytes}" for r in rankings if r is not None and _splits_equals(r, true)]
+    return [f"{r.work} {r.size_bytes}" for r in rankings if r is not None and _splits_equals(r, truth)]
 
 
-def _splits_equals(ranking: Ranking, true: Times) -> bool:
+def _splits_equals(ranking: Ranking, truth: Seconds) -> bool:
     slowest_above, slowest_so_far, tier = 0.0, 0.0, 1
-    for standing in ranking.standings:
-        if standing.tier > tier:
-            tier, slowest_above = standing.tier, slowest_so_far
-        seconds = true[DataPoint(ranking.operation, standing.members, ranking.size_bytes, ranking.work.variant)]
+    for link in ranking.standings:
+        if link.tier > tier:
+            tier, slowest_above = link.tier, slowest_so_far
+        seconds = truth[DataPoint(ranking.operation, link.members, ranking.size_bytes, ranking.work.variant)]
         if seconds <= slowest_above * (1 + EQUAL):
             return True
         slowest_so_far = max(slowest_so_far, seconds)
@@ -69,32 +68,32 @@ def contradictions(verdicts: tuple[Verdict, ...]) -> list[Verdict]:
     return [verdict for verdict in verdicts if verdict.severity is not Severity.INFO]
 
 
-def holds(verdict: Verdict, run: Run, true: Times) -> bool:
-    """Return whether what a verdict says of rates is so; False for kinds that a machine without that fault cannot show.
+def is_true(verdict: Verdict, run: Run, truth: Seconds) -> bool:
+    """Return whether a verdict on rates is true; False for kinds that a machine without that fault cannot show.
 
-    Three kinds compare links, and a healthy machine may truly have such links (labels name ways, not rates).
+    Three kinds compare links, and a healthy machine may truly have such links (labels name paths, not rates).
     """
-    rates = _rates(true)
+    rates = _rates(truth)
     labels = {frozenset(path.devices): (path.label, path.theory_gbs) for path in run.paths}
     if verdict.kind is Kind.ORDER_INVERSION:
-        return any(_inverted(verdict, found, labels) for found in rates.values())
+        return any(_inverted(verdict, pair_rates, labels) for pair_rates in rates.values())
     if verdict.kind is Kind.INTRA_LABEL_OUTLIER:
-        return any(_outlying(verdict, found, labels) for found in rates.values())
+        return any(_outlying(verdict, pair_rates, labels) for pair_rates in rates.values())
     if verdict.kind is Kind.ASYMMETRY:
-        return any(_one_way(verdict, found) for found in rates.values())
+        return any(_one_way(verdict, pair_rates) for pair_rates in rates.values())
     return False
 
 
-def _rates(true: Times) -> dict[Work, dict[Members, float]]:
-    """Return the logs of GB/s of pairs at the largest size of each work."""
+def _rates(truth: Seconds) -> dict[Work, dict[Members, float]]:
+    """Return -log(seconds) of pairs at the largest size of each work: log bandwidth up to a constant."""
     largest: dict[Work, int] = defaultdict(int)
-    for point in true:
+    for point in truth:
         largest[point.work] = max(largest[point.work], point.size_bytes)
-    found: dict[Work, dict[Members, float]] = defaultdict(dict)
-    for point, seconds in true.items():
+    log_rates: dict[Work, dict[Members, float]] = defaultdict(dict)
+    for point, seconds in truth.items():
         if len(point.members) == 2 and point.variant is Variant.PLAIN and point.size_bytes == largest[point.work]:
-            found[point.work][point.members] = -math.log(seconds)
-    return found
+            log_rates[point.work][point.members] = -math.log(seconds)
+    return log_rates
 
 
 def _concerned(verdict: Verdict, rates: Mapping[Members, float]) -> Iterator[Members]:
@@ -107,23 +106,23 @@ def _concerned(verdict: Verdict, rates: Mapping[Members, float]) -> Iterator[Mem
 def _inverted(
     verdict: Verdict, rates: Mapping[Members, float], labels: Mapping[frozenset[int], tuple[str, float | None]]
 ) -> bool:
-    own = [rates[m] for m in _concerned(verdict, rates) if labels[frozenset(m)][0] == verdict.label]
-    others: dict[str, list[float]] = defaultdict(list)
+    own_rates = [rates[m] for m in _concerned(verdict, rates) if labels[frozenset(m)][0] == verdict.label]
+    rates_by_label: dict[str, list[float]] = defaultdict(list)
     for members, rate in rates.items():
-        others[labels[frozenset(members)][0]].append(rate)
-    worse = [found for label, found in others.items() if rank_key(label) > rank_key(verdict.label)]
-    return bool(own) and any(median(found) - median(own) > _INVERTED - EQUAL for found in worse)
+        rates_by_label[labels[frozenset(members)][0]].append(rate)
+    rates_of_worse = [rates for label, rates in rates_by_label.items() if rank_key(label) > rank_key(verdict.label)]
+    return bool(own_rates) and any(median(rates) - median(own_rates) > _INVERTED - EQUAL for rates in rates_of_worse)
 
 
 def _outlying(
     verdict: Verdict, rates: Mapping[Members, float], labels: Mapping[frozenset[int], tuple[str, float | None]]
 ) -> bool:
     for members in _concerned(verdict, rates):
-        alike = [rates[other] for other in rates if labels[frozenset(other)] == labels[frozenset(members)]]
-        if labels[frozenset(members)][0] == verdict.label and max(alike) - rates[members] > _OUTLYING:
+        same_label = [rates[peer] for peer in rates if labels[frozenset(peer)] == labels[frozenset(members)]]
+        if labels[frozenset(members)][0] == verdict.label and max(same_label) - rates[members] > _OUTLYING:
             return True
     return False
 
 
 def _one_way(verdict: Verdict, rates: Mapping[Members, float]) -> bool:
-    return any(rates.get(m[::-1], -math.inf) - rates[m] > _ONE_WAY - EQUAL for m in _concerned(verdict, rates))
+    return any(rates.get(pair[::-1], -math.inf) - rates[pair] > _ONE_WAY - EQUAL for pair in _concerned(verdict, rates))

@@ -1,4 +1,4 @@
-"""Runs collbench and the peers on this machine, keeps all that they print, and notes what failed by name."""
+"""Runs collbench and the peers on this machine, saves everything that they print, and lists failed commands."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from . import outputs, runs
 
-# No command of the benchmark takes a third of this on a healthy machine; a hung one must not eat the sitting.
-_PATIENCE_SECONDS = 300
-# One thread a GPU as collbench's launch loop has it, no data check (it is not timed), five warm-up rounds.
+# No command of the benchmark takes a third of this on a healthy machine; a hung one must not use up the session.
+_TIMEOUT_SECONDS = 300
+# One thread per GPU, as in collbench's launch loop; no data check (it is not timed); five warm-up rounds.
 _FLAGS = ("-g", "1", "-n", "20", "-w", "5", "-c", "0")
 
 Members = tuple[int, ...]
@@ -26,10 +26,10 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Bench:
-    """One sitting. `devices` are what CUDA_VISIBLE_DEVICES and collbench's --devices call the GPUs, by position.
+    """One session. `devices` are the GPUs as CUDA_VISIBLE_DEVICES and collbench's --devices name them, by index.
 
-    `walls` are wall times in seconds by a command's name, `failures` one line for each command that gave nothing,
-    `nccl` the version of NCCL by the program that used it.
+    `walls`: wall times in seconds by a command's name; `failures`: a line for each command without a result;
+    `nccl`: the version of NCCL by the program that used it.
     """
 
     out: Path
@@ -44,13 +44,13 @@ class Bench:
     _pairs: dict[str, runs.RunFile | None] = field(default_factory=dict)
 
     @property
-    def everything(self) -> Members:
-        """All GPUs, by position."""
+    def all_gpus(self) -> Members:
+        """Indices of all GPUs."""
         return tuple(range(len(self.devices)))
 
     def sets(self) -> tuple[Members, ...]:
-        """Return GPUs 0 and 1, and all, once where that is the same."""
-        return tuple(dict.fromkeys(((0, 1), self.everything)))
+        """Return the sets to measure: GPUs 0 and 1, and all GPUs where there are more."""
+        return tuple(dict.fromkeys(((0, 1), self.all_gpus)))
 
     def run_nccl_tests(
         self,
@@ -61,39 +61,39 @@ class Bench:
         flags: Sequence[str] = _FLAGS,
         variables: Mapping[str, str] | None = None,
     ) -> dict[int, float] | None:
-        """Return nccl-tests' out-of-place seconds by size, None (and a failure noted) without."""
+        """Return nccl-tests' out-of-place seconds by size; where it failed, add to `failures` and return None."""
         command = [str(self.nccl_tests / f"{program}_perf"), "-t", str(len(members)), *flags, *sizes]
 
-        def reader(text: str) -> dict[int, float]:
+        def parse(text: str) -> dict[int, float]:
             self.nccl["nccl-tests"] = outputs.nccl_version(text)
             return outputs.nccl_tests(text)
 
-        return self._read(name, command, self._visible(members) | dict(variables or {}), reader)
+        return self._run_and_parse(name, command, self._visible(members) | dict(variables or {}), parse)
 
     def run_nvbandwidth(
         self, name: str, cases: Sequence[str], mebibytes: int, members: Members, *flags: str
     ) -> dict[str, dict[Members, float]] | None:
-        """Return nvbandwidth's GB/s by case and members, None (and a failure noted) without."""
+        """Return nvbandwidth's GB/s by case and members; where it failed, add to `failures` and return None."""
         command = [str(self.nvbandwidth), "-j", "-b", str(mebibytes), *flags, "-t", *cases]
-        return self._read(name, command, self._visible(members), outputs.nvbandwidth)
+        return self._run_and_parse(name, command, self._visible(members), outputs.nvbandwidth)
 
     def run_collbench(self, name: str, command: str, members: Members, *options: str) -> runs.RunFile | None:
-        """Return collbench's run of a subcommand, None (and a failure noted) without."""
+        """Return collbench's run of a subcommand; where it failed, add to `failures` and return None."""
         file = self.out / "raw" / f"{name}.json"
         devices = ",".join(self.devices[i] for i in members)
-        whole = [*self.collbench, command, "--devices", devices, *options, "--force", "--output", str(file)]
-        run = self._read(name, whole, {}, lambda _: runs.load(file))
+        full_command = [*self.collbench, command, "--devices", devices, *options, "--force", "--output", str(file)]
+        run = self._run_and_parse(name, full_command, {}, lambda _: runs.load(file))
         if run and run.nccl:
             self.nccl["collbench"] = run.nccl
         return run
 
     def pairs(self, number: int, members: Members | None = None) -> runs.RunFile | None:
-        """Return the `number`th run, from 0, of `collbench pairs` with its defaults, measured when first asked for.
+        """Return the `number`th run, from 0, of `collbench pairs` with its defaults; the first call measures it.
 
-        Before the first of a set comes one that is thrown away: it pays for cold files and the driver. `walls` has
-        their wall times, by `pairs_name`.
+        A run before the first of each set is thrown away: it loads files and the driver. `walls` has the wall times,
+        by `pairs_name`.
         """
-        members = members or self.everything
+        members = members or self.all_gpus
         if pairs_name(members, 0) not in self._pairs:
             self.run_collbench(pairs_name(members, "discarded"), "pairs", members)
         name = pairs_name(members, number)
@@ -102,27 +102,27 @@ class Bench:
         return self._pairs[name]
 
     def _visible(self, members: Members) -> dict[str, str]:
-        # nvidia-smi's order, which collbench's --devices means; CUDA's own may differ (docs/method.md 2.5).
+        # collbench's --devices counts in nvidia-smi's order; CUDA's own may differ (docs/method.md 2.5).
         return {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": ",".join(self.devices[i] for i in members),
         }
 
-    def _read(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], reader: Callable[[str], Result]
+    def _run_and_parse(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], parse: Callable[[str], Result]
     ) -> Result | None:
-        """Run a command and return what `reader` makes of its output."""
+        """Run a command and return its parsed output; None where it failed or cannot be parsed."""
         printed = self._run(name, command, environment)
         if printed is None:
             return None
         try:
-            return reader(printed)
+            return parse(printed)
         except _UNREADABLE as error:
             self.failures.append(f"{name}: cannot read its output: {error}")
             return None
 
     def _run(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> str | None:
-        """Return what a command printed, None where it failed; keep its output and its wall time."""
+        """Return what a command printed, None where it failed; save its output and its wall time."""
         raw = self.out / "raw"
         raw.mkdir(parents=True, exist_ok=True)
         begin = time.perf_counter()
@@ -131,25 +131,25 @@ class Bench:
         (raw / f"{name}.txt").write_text(printed, encoding="utf-8")
         if errors:
             (raw / f"{name}.stderr").write_text(errors, encoding="utf-8")
-        words = " ".join((*(f"{key}={value}" for key, value in environment.items()), *command))
+        command_line = " ".join((*(f"{key}={value}" for key, value in environment.items()), *command))
         with (raw / "commands.txt").open("a", encoding="utf-8") as log:
-            log.write(f"{self.walls[name]:.3f} s, {status}: {name}: {words}\n")
+            log.write(f"{self.walls[name]:.3f} s, {status}: {name}: {command_line}\n")
         print(f"{self.walls[name]:7.2f} s  {name}", flush=True)
         if status == "exit 0":
             return printed
-        self.failures.append(f"{name}: `{words}`: {status}: {_last_line(errors or printed)}")
+        self.failures.append(f"{name}: `{command_line}`: {status}: {_last_line(errors or printed)}")
         return None
 
 
 def pairs_name(members: Members, number: int | str) -> str:
-    """Return the name of a run of `collbench pairs`, as files and wall times have it."""
+    """Return the name of a run of `collbench pairs`, in file names and in `Bench.walls`."""
     return f"pairs-{len(members)}-gpus-{number}"
 
 
 def _execute(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return how it ended ("exit 0"), its standard output and error."""
+    """Return how the command ended ("exit 0"), its standard output and its standard error."""
     try:
-        # A session of its own, so that a hung program goes with all that it started.
+        # In a session of its own, so that a hung program can be killed with everything that it started.
         process = subprocess.Popen(
             command,
             env=environment,
@@ -163,9 +163,9 @@ def _execute(command: Sequence[str], environment: Mapping[str, str]) -> tuple[st
     except OSError as error:
         return "cannot start", "", str(error)
     try:
-        printed, errors = process.communicate(timeout=_PATIENCE_SECONDS)
+        printed, errors = process.communicate(timeout=_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
-        return f"killed after {_PATIENCE_SECONDS} s", "", ""
+        return f"killed after {_TIMEOUT_SECONDS} s", "", ""
     finally:
         if process.poll() is None:  # also on Ctrl-C, which does not reach another session
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,20 +1,21 @@
-"""What the peers print, as numbers: nccl-tests' text and nvbandwidth's JSON."""
+"""Parses what the peers print: nccl-tests' text and nvbandwidth's JSON."""
 
 from __future__ import annotations
 
 import json
 import re
 
-# nvbandwidth's case for each copy of ours, by docs/method.md 2.2: "write" is issued by the source, "read" by the
-# destination. nvbandwidth means the same by its names [testcases_ce.cpp:90-138, testcases_sm.cpp:94-167 of v0.8].
+# nvbandwidth's case for each of collbench's copies (docs/method.md 2.2): "write" is issued by the source, "read" by the
+# destination. nvbandwidth's names mean the same [testcases_ce.cpp:90-138, testcases_sm.cpp:94-167 of v0.8].
 LINK_CASES = {
     "ce-write": "device_to_device_memcpy_write_ce",
     "ce-read": "device_to_device_memcpy_read_ce",
     "sm-write": "device_to_device_memcpy_write_sm",
     "sm-read": "device_to_device_memcpy_read_sm",
 }
-# A figure of these is one GPU's rate in one direction, with the others and the opposite direction busy for longer than
-# it is timed [testcase.cpp, allHostHelper, allHostBidirHelper; memcpy.cpp, USE_FIRST_BW], and so is ours.
+# A figure of these is one GPU's rate in one direction, while the other GPUs and the opposite direction are busy for
+# longer than the timed region [testcase.cpp, allHostHelper, allHostBidirHelper; memcpy.cpp, USE_FIRST_BW]; so is
+# collbench's.
 HOST_CASES = {
     "h2d-ce": "host_to_device_memcpy_ce",
     "d2h-ce": "device_to_host_memcpy_ce",
@@ -40,7 +41,7 @@ Members = tuple[int, ...]
 
 
 class PeerOutputError(ValueError):
-    """A peer's output that holds no figures, or wrong data."""
+    """A peer's output that has no figures, or says that data was wrong."""
 
 
 def nccl_tests(text: str) -> dict[int, float]:
@@ -55,7 +56,7 @@ def nccl_tests(text: str) -> dict[int, float]:
             continue
         if len(fields) != _COLUMNS:
             raise PeerOutputError(f"a row of {len(fields)} columns instead of {_COLUMNS}: {line.strip()}")
-        if any(wrong not in ("0", "N/A") for wrong in (fields[8], fields[12])):
+        if any(wrong_elements not in ("0", "N/A") for wrong_elements in (fields[8], fields[12])):
             raise PeerOutputError(f"nccl-tests found wrong elements: {line.strip()}")
         if int(fields[0]) > 0:  # fewer elements than ranks: nothing was sent
             times[int(fields[0])] = float(fields[5]) * 1e-6
@@ -65,11 +66,11 @@ def nccl_tests(text: str) -> dict[int, float]:
 
 
 def nccl_version(text: str) -> str:
-    """Return the version of the NCCL library that nccl-tests ran with, "2.28.9"; empty where it does not tell."""
-    found = re.search(r"nccl-library=(\d+)", text)
-    if found is None:
+    """Return the version of the NCCL library that nccl-tests ran with, "2.28.9"; empty where it is not printed."""
+    match = re.search(r"nccl-library=(\d+)", text)
+    if match is None:
         return ""
-    code = int(found[1])  # 22809: major × 10000 + minor × 100 + patch [nccl.h, NCCL_VERSION]
+    code = int(match[1])  # 22809: major × 10000 + minor × 100 + patch [nccl.h, NCCL_VERSION]
     return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
 
 
@@ -83,17 +84,17 @@ def nvbandwidth(text: str) -> dict[str, dict[Members, float]]:
         cases = json.loads(text)["nvbandwidth"]["testcases"]
     except (ValueError, KeyError, TypeError) as error:
         raise PeerOutputError(f"no JSON of nvbandwidth: {error}") from error
-    found: dict[str, dict[Members, float]] = {}
+    rates: dict[str, dict[Members, float]] = {}
     for case in cases:
         if case["status"] != "Passed":
             raise PeerOutputError(f"nvbandwidth's {case['name']} says {case['status']}")
-        found[case["name"]] = {
+        rates[case["name"]] = {
             _members(case["name"], row, column): float(value)
             for row, values in enumerate(case["bandwidth_matrix"])
             for column, value in enumerate(values)
             if value != "N/A"
         }
-    return found
+    return rates
 
 
 def _members(case: str, row: int, column: int) -> Members:

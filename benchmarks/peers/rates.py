@@ -1,4 +1,4 @@
-"""The parts that compare rates: collectives with nccl-tests, copies with nvbandwidth."""
+"""Parts of versus_peers.py that compare rates: collectives with nccl-tests, copies with nvbandwidth."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _COPY_BAR = 0.005
 _HOST_BAR = 0.01
 _HOST_PATTERNS = "host,host-both-ways,host-all,host-all-both-ways,local"
 HEADER = ("what", "peer", "collbench", "ratio (min–max)", "bar", "verdict")
-# Up to 1 GiB also where graphs are replayed: nccl-tests' buffers are as large as its largest message, and with -e 16M
-# all of it stays in the GPUs' L2 (60 MB), where send/recv is twice as fast. -c 1, for at -c 0 its buffers hold no data.
+# Up to 1 GiB, also with graphs: nccl-tests' buffers are as large as its largest message, and with -e 16M they stay in
+# the GPUs' L2 (60 MB), where send/recv is twice as fast. -c 1, because with -c 0 its buffers hold no data.
 PEER_SIZES = ("-b", "64K", "-e", "1G", "-f", "4", "-c", "1")
 
 Pairs = list[tuple[float, float]]  # seconds of the peer and of collbench, one for each repeat
 
 
 def collectives(bench: Bench) -> Table:
-    """Compare six collectives on GPUs 0, 1 and on all. Costs about 8 s for each operation, set and repeat."""
-    found: dict[tuple[str, int, int, str], Pairs] = {}
+    """Compare six collectives on GPUs 0, 1 and on all. Takes about 8 s for each operation, set and repeat."""
+    seconds: dict[tuple[str, int, int, str], Pairs] = {}
     for repeat in range(bench.repeats):
         for operation in PROGRAMS:
             for members in bench.sets():
                 for key, pair in _collective(bench, operation, members, repeat).items():
-                    found.setdefault(key, []).append(pair)
+                    seconds.setdefault(key, []).append(pair)
     table = Table(
         f"Collectives, 64K … 1G, {bench.repeats} repeats",
         "Microseconds, medians of the repeats. `launch`: collbench's launch loop over plain nccl-tests -t n -g 1, both "
@@ -46,26 +46,26 @@ def collectives(bench: Bench) -> Table:
         "Ratio: rate of collbench over the peer's, median (smallest–largest) of the repeats.",
         HEADER,
     )
-    for (operation, ranks, size, kind), pairs in sorted(found.items(), key=_in_order):
-        table.rows.append(row_of(f"{operation}, {ranks} ranks, {size_name(size)}, {kind}", size, pairs))
+    for (operation, ranks, size, kind), pairs in sorted(seconds.items(), key=_sort_key):
+        table.rows.append(table_row(f"{operation}, {ranks} ranks, {size_name(size)}, {kind}", size, pairs))
     return table
 
 
-def row_of(what: str, size: int, pairs: Pairs) -> tuple[str, ...]:
-    """Return the row, as HEADER heads it, of a data point of `size` bytes with its bar."""
-    ratios = [peer / ours for peer, ours in pairs]
+def table_row(what: str, size: int, pairs: Pairs) -> tuple[str, ...]:
+    """Return the row, with HEADER's columns, of a data point of `size` bytes with its bar."""
+    ratios = [peer / collbench for peer, collbench in pairs]
     bar = LARGE_BAR if size >= LARGE else SMALL_BAR
     return (
         what,
         f"{median(peer for peer, _ in pairs) * 1e6:.2f}",
-        f"{median(ours for _, ours in pairs) * 1e6:.2f}",
+        f"{median(collbench for _, collbench in pairs) * 1e6:.2f}",
         interval(ratios),
         f"±{bar:.0%}",
         within(ratios, bar),
     )
 
 
-def _in_order(item: tuple[tuple[str, int, int, str], Pairs]) -> tuple[int, int, str, int]:
+def _sort_key(item: tuple[tuple[str, int, int, str], Pairs]) -> tuple[int, int, str, int]:
     operation, ranks, size, kind = item[0]
     return list(PROGRAMS).index(operation), ranks, kind, size
 
@@ -73,27 +73,27 @@ def _in_order(item: tuple[tuple[str, int, int, str], Pairs]) -> tuple[int, int, 
 def _collective(
     bench: Bench, operation: str, members: Members, repeat: int
 ) -> dict[tuple[str, int, int, str], tuple[float, float]]:
-    """Run the peer plain, collbench, the peer with graphs; return (peer, collbench) seconds by data point and kind."""
+    """Run nccl-tests, collbench, nccl-tests with graphs; return (peer, collbench) seconds by data point and kind."""
     name, program, ranks = f"{operation}-{len(members)}-ranks-{repeat}", PROGRAMS[operation], len(members)
     plain = bench.run_nccl_tests(f"nccl-tests-{name}", program, members, *PEER_SIZES)
     run = bench.run_collbench(f"collbench-{name}", operation, members, "--sizes", "64K:1G:4")
     # -G 5 captures the 20 calls of -n in one graph and replays it 5 times [nccl-tests common.cu:707-773].
     graph = bench.run_nccl_tests(f"nccl-tests-graph-{name}", program, members, *PEER_SIZES, "-G", "5")
-    found = {}
-    for (point, ours, size), times in (run.points if run else {}).items():
-        if (point, len(ours)) != (operation, ranks):
+    pairs = {}
+    for (point, members_of_point, size), times in (run.points if run else {}).items():
+        if (point, len(members_of_point)) != (operation, ranks):
             continue
         if graph and size in graph:
-            found[operation, ranks, size, "graph"] = graph[size], times.seconds
+            pairs[operation, ranks, size, "graph"] = graph[size], times.seconds
         if times.launch_seconds and plain and size in plain:
-            found[operation, ranks, size, "launch"] = plain[size], times.launch_seconds
-    return found
+            pairs[operation, ranks, size, "launch"] = plain[size], times.launch_seconds
+    return pairs
 
 
 def copies(bench: Bench) -> Table:
     """Compare one-way copies between GPUs: all links at 512 MiB, GPUs 0, 1 at 64 MiB and 1 GiB.
 
-    On 4 GPUs a repeat costs about 20 s; more links at every size would triple that and say no more.
+    On 4 GPUs a repeat takes about 20 s; all links at every size would triple that and show nothing new.
     """
     table = Table(
         f"Copies between GPUs, {bench.repeats} repeats",
@@ -103,15 +103,15 @@ def copies(bench: Bench) -> Table:
         "median 0.995 or more, and a repeat that reaches 1.",
         ("what", "peer", "collbench", "ratio (min–max)", "worst link", "bar", "verdict"),
     )
-    for mebibytes, members in ((64, (0, 1)), (512, bench.everything), (1024, (0, 1))):
+    for mebibytes, members in ((64, (0, 1)), (512, bench.all_gpus), (1024, (0, 1))):
         _compare_copies(bench, table, LINK_CASES, mebibytes, members)
     return table
 
 
 def host(bench: Bench) -> Table:
-    """Compare host and local copies at 512 MiB: GPUs isolated, in both directions, all at once. About 1 min a repeat.
+    """Compare host and local copies at 512 MiB: isolated, in both directions, all GPUs at once. About 1 min per repeat.
 
-    A host with several NUMA nodes has no such messages (docs/method.md 3.8): then this table is empty.
+    On a host with several NUMA nodes messages are 64 MiB at most (docs/method.md 3.8): then this table is empty.
     """
     table = Table(
         f"Copies between host and GPU, {bench.repeats} repeats",
@@ -119,28 +119,28 @@ def host(bench: Bench) -> Table:
         "launches one kernel for both and reports half of their sum, we two and the rate of one: no bar.",
         ("what", "peer", "collbench", "ratio (min–max)", "worst GPU", "bar", "verdict"),
     )
-    _compare_copies(bench, table, HOST_CASES, 512, bench.everything)
+    _compare_copies(bench, table, HOST_CASES, 512, bench.all_gpus)
     return table
 
 
 def _compare_copies(bench: Bench, table: Table, cases: dict[str, str], mebibytes: int, members: Members) -> None:
-    """Run both in turn and add one row for each operation."""
+    """Run nvbandwidth and collbench in turn, and add a row for each operation."""
     size = mebibytes * _MEBIBYTE
     is_host = cases is HOST_CASES
     name = f"{'host' if is_host else 'link'}-copies-{mebibytes}M"
-    # The peer takes longer still; with our default budget the batches of 48 data points would be four messages long.
+    # With the default budget the batches of 48 data points would be four messages long; nvbandwidth takes longer still.
     options = ("--patterns", _HOST_PATTERNS if is_host else "one-way", "--sizes", f"{mebibytes}M", "--budget", "10s")
-    peers, ours = [], []
+    peer_rates, runs = [], []
     for repeat in range(bench.repeats):
-        # -s: the peer's own data check costs as much as its timing, and is not timed.
-        peers.append(
+        # -s skips nvbandwidth's data check, which takes as long as its timing and is not timed.
+        peer_rates.append(
             bench.run_nvbandwidth(f"nvbandwidth-{name}-{repeat}", list(cases.values()), mebibytes, members, "-s")
         )
-        ours.append(bench.run_collbench(f"collbench-{name}-{repeat}", "copies", members, *options))
+        runs.append(bench.run_collbench(f"collbench-{name}-{repeat}", "copies", members, *options))
     for operation, case in cases.items():
         repeats = [
             _by_members(peer.get(case, {}), run, operation, size)
-            for peer, run in zip(peers, ours, strict=True)
+            for peer, run in zip(peer_rates, runs, strict=True)
             if peer and run
         ]
         if any(repeats):
@@ -150,12 +150,12 @@ def _compare_copies(bench: Bench, table: Table, cases: dict[str, str], mebibytes
 def _by_members(
     peer: dict[Members, float], run: RunFile, operation: str, size: int
 ) -> dict[Members, tuple[float, float]]:
-    """Return GB/s of the peer and of collbench, by what both measured."""
-    found = {}
+    """Return (peer, collbench) GB/s by members, where both measured them."""
+    rates = {}
     for (point, members, point_size), times in run.points.items():
         if (point, point_size) == (operation, size) and members in peer:
-            found[members] = peer[members], size / times.seconds / 1e9
-    return found
+            rates[members] = peer[members], size / times.seconds / 1e9
+    return rates
 
 
 def _copy_row(

@@ -1,4 +1,4 @@
-"""What collbench's run files hold (docs/run-file.md), read as JSON so that files of any version will do."""
+"""Reads collbench's run files (docs/run-file.md) as JSON, so that files of any version can be read."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-# Operation, with its variant where that is neither plain nor host; members, or of the host patterns the GPU; size in
-# bytes.
+# Operation, with its variant if that is neither plain nor host; members, or the GPU for host patterns; size in bytes.
 Key = tuple[str, tuple[int, ...], int]
 _ALL = ("host-all", "host-all-both-ways")
-# The peers know no in-place, both-ways or fan copies in these parts.
+# The peers have no in-place, both-ways or fan copies in these parts.
 _COMPARABLE = ("plain", "host", "host-both-ways", *_ALL, "local")
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """A point's seconds per iteration: the median trial's (graph replay, for collectives), and the launch loop's."""
+    """Seconds per iteration of a data point: the median trial's (collectives: graph replay), and the launch loop's."""
 
     seconds: float
     launch_seconds: float | None
@@ -26,7 +25,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """One run: its data points, NCCL's version, and where its seconds went. `timed` are those inside timed regions."""
+    """One run: its data points, NCCL's version, its seconds by phase, and `timed`, the seconds inside timed regions."""
 
     points: dict[Key, Times]
     nccl: str
@@ -36,7 +35,7 @@ class RunFile:
 
 
 def load(path: Path) -> RunFile:
-    """Read a run file. Raises OSError, ValueError or KeyError for one that is none."""
+    """Read a run file. Raises OSError, ValueError or KeyError for a file that is not one."""
     run = json.loads(path.read_text(encoding="utf-8"))
     phases = {name: float(seconds) for name, seconds in run.get("phases", {}).items()}
     return RunFile(
@@ -49,11 +48,11 @@ def load(path: Path) -> RunFile:
 
 
 def _points(run: dict[str, Any]) -> list[tuple[Key, Times]]:
-    found = []
+    points = []
     for measurement in run["measurements"]:
-        point, samples = measurement.get("point") or measurement["cell"], measurement["samples"]  # of version 1: cell
+        point, samples = measurement.get("point") or measurement["cell"], measurement["samples"]  # "cell" in version 1
         variant, members = point.get("variant", "plain"), tuple(point["members"])
-        if not samples or variant not in _COMPARABLE or not _near(run, point, variant):
+        if not samples or variant not in _COMPARABLE or not _is_local(run, point, variant):
             continue
         launches = [s["launch_seconds"] for s in samples if s.get("launch_seconds") is not None]
         times = Times(
@@ -61,15 +60,15 @@ def _points(run: dict[str, Any]) -> list[tuple[Key, Times]]:
             launch_seconds=median(launches) if launches else None,
         )
         name = point["operation"] if variant in ("plain", "host") else f"{point['operation']} {variant}"
-        found.append(((name, members[:1] if variant in _ALL else members, point["size_bytes"]), times))
-    return found
+        points.append(((name, members[:1] if variant in _ALL else members, point["size_bytes"]), times))
+    return points
 
 
-def _near(run: dict[str, Any], point: dict[str, Any], variant: str) -> bool:
-    """Return whether host memory lies where nvbandwidth takes it, which runs each GPU's part beside that GPU."""
+def _is_local(run: dict[str, Any], point: dict[str, Any], variant: str) -> bool:
+    """Return whether host memory is on the GPU's own NUMA node, as nvbandwidth's is."""
     node = point.get("numa_node")
-    own = None if variant in _ALL else run["devices"][point["members"][0]].get("numa_node")
-    return node is None or node == own
+    gpu_node = None if variant in _ALL else run["devices"][point["members"][0]].get("numa_node")
+    return node is None or node == gpu_node
 
 
 def _estimate(run: dict[str, Any]) -> float:
@@ -77,10 +76,10 @@ def _estimate(run: dict[str, Any]) -> float:
 
     Pairs that were busy at the same time shared one region: with n devices, n // 2 of them (a directed link, too).
     """
-    together = max(1, len(run["devices"]) // 2)
+    concurrent_pairs = max(1, len(run["devices"]) // 2)
     return float(
         sum(
-            sample["iterations"] * sum(sample["seconds"]) / (together if sample["concurrent"] else 1)
+            sample["iterations"] * sum(sample["seconds"]) / (concurrent_pairs if sample["concurrent"] else 1)
             for measurement in run["measurements"]
             for sample in measurement["samples"]
         )

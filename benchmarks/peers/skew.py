@@ -1,12 +1,12 @@
-"""The part that compares alltoallv, even and uneven, with nccl-tests' alltoallv_perf."""
+"""Part of versus_peers.py that compares alltoallv, even and uneven, with nccl-tests' alltoallv_perf."""
 
 from __future__ import annotations
 
 from .bench import Bench, Members
-from .rates import HEADER, Pairs, row_of
+from .rates import HEADER, Pairs, table_row
 from .table import Table, size_name
 
-# Of each the bytes of an even block: 64 KiB is small, 16 MiB large.
+# Bytes that a rank sends to each rank in the uniform matrix: 64 KiB is small, 16 MiB large.
 _BLOCKS = (2**16, 2**24)
 _SHAPES = ("uniform", "one popular rank", "half empty")
 
@@ -14,14 +14,14 @@ Key = tuple[str, int, int, str]  # shape, ranks, bytes of the busiest rank, laun
 
 
 def skew(bench: Bench) -> Table:
-    """Compare three matrices at two sizes on GPUs 0, 1 and on all. About 30 s a repeat."""
-    found: dict[Key, Pairs] = {}
+    """Compare three matrices at two sizes on GPUs 0, 1 and on all. About 30 s per repeat."""
+    seconds: dict[Key, Pairs] = {}
     for repeat in range(bench.repeats):
         for shape in _SHAPES:
             for members in bench.sets():
                 for block in _BLOCKS:
                     for key, pair in _matrix(bench, shape, members, block, repeat).items():
-                        found.setdefault(key, []).append(pair)
+                        seconds.setdefault(key, []).append(pair)
     table = Table(
         f"All-to-all-v by matrix, {bench.repeats} repeats",
         "Microseconds, medians of the repeats; size: bytes of the busiest rank. Both read one matrix. `launch` and "
@@ -29,22 +29,22 @@ def skew(bench: Bench) -> Table:
         "peer's, median (smallest–largest) of the repeats.",
         HEADER,
     )
-    for (shape, ranks, size, way), pairs in found.items():
-        table.rows.append(row_of(f"{shape}, {ranks} ranks, {size_name(size)}, {way}", size, pairs))
+    for (shape, ranks, size, loop), pairs in seconds.items():
+        table.rows.append(table_row(f"{shape}, {ranks} ranks, {size_name(size)}, {loop}", size, pairs))
     return table
 
 
 def matrix(shape: str, ranks: int, block: int) -> list[list[int]]:
-    """Return bytes from each rank to each, of about `block` bytes each."""
+    """Return the bytes that each rank (row) sends to each rank (column), about `block` each."""
     if shape == "one popular rank":
-        return [[4 * block if to == ranks - 1 else block for to in range(ranks)] for _ in range(ranks)]
+        return [[4 * block if target == ranks - 1 else block for target in range(ranks)] for _ in range(ranks)]
     if shape == "half empty":
-        return [[block * ((source + to) % 2) for to in range(ranks)] for source in range(ranks)]
+        return [[block * ((source + target) % 2) for target in range(ranks)] for source in range(ranks)]
     return [[block] * ranks for _ in range(ranks)]
 
 
 def _matrix(bench: Bench, shape: str, members: Members, block: int, repeat: int) -> dict[Key, tuple[float, float]]:
-    """Run the peer plain, collbench, the peer with graphs; return (peer, collbench) seconds by data point and way."""
+    """Run nccl-tests, collbench, nccl-tests with graphs; return (peer, collbench) seconds by key."""
     rows, ranks = matrix(shape, len(members), block), len(members)
     size = max(*map(sum, rows), *map(sum, zip(*rows, strict=True)))
     name = f"alltoallv-{shape.replace(' ', '-')}-{ranks}-ranks-{block}-{repeat}"
@@ -58,12 +58,12 @@ def _matrix(bench: Bench, shape: str, members: Members, block: int, repeat: int)
     graph = bench.run_nccl_tests(
         f"nccl-tests-graph-{name}", "alltoallv", members, *flags, "-G", "5", variables=variables
     )
-    found: dict[Key, tuple[float, float]] = {}
+    pairs: dict[Key, tuple[float, float]] = {}
     for (operation, _, bytes_), times in (run.points if run else {}).items():
         if operation != "alltoallv" or bytes_ != size:
             continue
         if graph and size in graph:
-            found[shape, ranks, size, "graph"] = graph[size], times.seconds
+            pairs[shape, ranks, size, "graph"] = graph[size], times.seconds
         if times.launch_seconds and plain and size in plain:
-            found[shape, ranks, size, "launch"] = plain[size], times.launch_seconds
-    return found
+            pairs[shape, ranks, size, "launch"] = plain[size], times.launch_seconds
+    return pairs

@@ -1,4 +1,4 @@
-"""Ratios with their intervals, bars, and the tables that show them as text and as Markdown."""
+"""Tables of ratios, intervals and bars, as text and as Markdown."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def interval(ratios: Sequence[float]) -> str:
 
 
 def within(ratios: Sequence[float], bar: float) -> str:
-    """Say whether the median ratio lies within 1 ± `bar`."""
+    """Return MET if the median ratio lies within 1 ± `bar`, else MISSED."""
     return MET if abs(median(ratios) - 1) <= bar else MISSED
 
 
 def not_slower(ratios: Sequence[float], bar: float) -> str:
-    """Say whether rates are not below the peer's: the median within `bar` or above, and one repeat reaches 1."""
+    """Return MET if rates reach the peer's: the median ratio is 1 − `bar` or more, and one repeat reaches 1."""
     return MET if median(ratios) >= 1 - bar and max(ratios) >= 1 else MISSED
 
 
 def at_most(value: float, bar: float) -> str:
-    """Say whether a value stays within its bar."""
+    """Return MET if a value is at most its bar, else MISSED."""
     return MET if value <= bar else MISSED
 
 
@@ -48,8 +48,10 @@ def text(table: Table) -> str:
     """Return the table for a terminal: the first column to the left, the rest to the right."""
     widths = [max(len(row[i]) for row in (table.header, *table.rows)) for i in range(len(table.header))]
     lines = [
-        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zipped)).rstrip()
-        for zipped in ([*zip(row, widths, strict=True)] for row in (table.header, *table.rows))
+        "  ".join(
+            column.ljust(width) if i == 0 else column.rjust(width) for i, (column, width) in enumerate(row_and_widths)
+        ).rstrip()
+        for row_and_widths in ([*zip(row, widths, strict=True)] for row in (table.header, *table.rows))
     ]
     return "\n".join((f"== {table.title}", table.note, "", *lines, ""))
 

@@ -1,4 +1,4 @@
-"""The parts that compare steadiness and wall time."""
+"""Parts of versus_peers.py that compare run-to-run change and wall time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .table import NO_BAR, Table, at_most
 _SMALL, _SMALL_BAR = 64 * 2**10, 0.02
 _LARGE, _LARGE_BAR = 2**20, 0.003
 _WALL_BAR_SECONDS, _WALL_GPUS, _FACTOR_BAR = 5.0, 4, 10.0
-_SWEEP = ("-b", "8", "-e", "1G", "-f", "2")
-_SURVEY = ("-b", "16", "-e", "1G", "-f", "4")  # 14 sizes, as `collbench pairs` has by default
+_ALL_SIZES = ("-b", "8", "-e", "1G", "-f", "2")
+_PAIRS_SIZES = ("-b", "16", "-e", "1G", "-f", "4")  # 14 sizes, as `collbench pairs` has by default
 
 
 def repeat(bench: Bench) -> Table:
-    """Compare run-to-run change. On 4 GPUs a repeat costs a `collbench pairs` and 3 s; two repeats at least."""
-    runs, peers = [], []
+    """Compare run-to-run change, with two repeats or more. On 4 GPUs a repeat takes a `collbench pairs` and 3 s."""
+    runs, peer_runs = [], []
     for number in range(max(2, bench.repeats)):
         runs.append(bench.pairs(number))
-        peers.append(bench.run_nccl_tests(f"nccl-tests-repeat-{number}", "all_reduce", (0, 1), *_SWEEP))
+        peer_runs.append(bench.run_nccl_tests(f"nccl-tests-repeat-{number}", "all_reduce", (0, 1), *_ALL_SIZES))
     table = Table(
         "Run-to-run change",
         "|t2 / t1 - 1| of a data point's time in two successive runs (collbench: the median trial; nccl-tests: its one "
@@ -31,30 +31,33 @@ def repeat(bench: Bench) -> Table:
         "from 1M, 0.3 %.",
         ("what", "sizes", "changes", "median", "worst", "bar", "verdict"),
     )
-    ours = [_by_operation(run) for run in runs if run]
-    _add_changes(table, "collbench, all data points", [_together(run) for run in ours], True)
-    for operation in dict.fromkeys(name for run in ours for name in run):
-        _add_changes(table, f"collbench {operation}", [run.get(operation, {}) for run in ours], False)
+    seconds_by_operation = [_by_operation(run) for run in runs if run]
+    _add_changes(table, "collbench, all data points", [_all_operations(run) for run in seconds_by_operation], True)
+    for operation in dict.fromkeys(name for run in seconds_by_operation for name in run):
+        _add_changes(table, f"collbench {operation}", [run.get(operation, {}) for run in seconds_by_operation], False)
     _add_changes(
-        table, "nccl-tests allreduce, GPUs 0, 1", [{(size,): t for size, t in p.items()} for p in peers if p], False
+        table,
+        "nccl-tests allreduce, GPUs 0, 1",
+        [{(size,): t for size, t in peer_run.items()} for peer_run in peer_runs if peer_run],
+        False,
     )
     return table
 
 
-def _together(run: Mapping[str, Mapping[tuple[int, ...], float]]) -> dict[tuple[int, ...], float]:
-    """Return seconds of every data point by (size, place of the operation, *members); device times, no launch loops."""
+def _all_operations(run: Mapping[str, Mapping[tuple[int, ...], float]]) -> dict[tuple[int, ...], float]:
+    """Return seconds of every data point by (size, index of the operation, *members); device times, no launch loops."""
     names = [name for name in run if not name.endswith("launch loop")]
     return {(key[0], index, *key[1:]): t for index, name in enumerate(names) for key, t in run[name].items()}
 
 
 def _by_operation(run: RunFile) -> dict[str, dict[tuple[int, ...], float]]:
-    """Return seconds by operation and by (size, *members); the launch loop as an operation of its own."""
-    found: dict[str, dict[tuple[int, ...], float]] = {}
+    """Return seconds by operation and by (size, *members); the launch loop is an operation of its own."""
+    seconds: dict[str, dict[tuple[int, ...], float]] = {}
     for (operation, members, size), times in run.points.items():
-        found.setdefault(operation, {})[size, *members] = times.seconds
+        seconds.setdefault(operation, {})[size, *members] = times.seconds
         if times.launch_seconds is not None:
-            found.setdefault(f"{operation} launch loop", {})[size, *members] = times.launch_seconds
-    return found
+            seconds.setdefault(f"{operation} launch loop", {})[size, *members] = times.launch_seconds
+    return seconds
 
 
 def _add_changes(table: Table, what: str, runs: Sequence[Mapping[tuple[int, ...], float]], judged: bool) -> None:
@@ -62,7 +65,7 @@ def _add_changes(table: Table, what: str, runs: Sequence[Mapping[tuple[int, ...]
         changes = [change for size, change in _changes(runs) if low <= size <= high]
         if not changes:
             continue
-        # The launch loop is one loop a data point: there is nothing to take the median of, so no bar is set on it.
+        # A data point has one launch loop, so there is no median to hold to a bar.
         is_judged = judged and not what.endswith("launch loop")
         table.rows.append(
             (
@@ -78,45 +81,52 @@ def _add_changes(table: Table, what: str, runs: Sequence[Mapping[tuple[int, ...]
 
 
 def _changes(runs: Sequence[Mapping[tuple[int, ...], float]]) -> Iterator[tuple[int, float]]:
-    """Yield size and relative change of every data point that two successive runs share."""
+    """Yield size and relative change of every data point that two successive runs both measured."""
     for first, second in pairwise(runs):
         for key in first.keys() & second.keys():
             yield key[0], abs(second[key] / first[key] - 1)
 
 
 def wall(bench: Bench) -> Table:
-    """Compare wall time with the peers' for no more coverage. They run once: 55 s on 4 GPUs."""
-    bench.run_nvbandwidth("nvbandwidth-wall", list(LINK_CASES.values()), 512, bench.everything)
+    """Compare wall time with the peers', which cover no more. They run once: 55 s on 4 GPUs."""
+    bench.run_nvbandwidth("nvbandwidth-wall", list(LINK_CASES.values()), 512, bench.all_gpus)
     names = ["nvbandwidth-wall"]
-    for pair in combinations(bench.everything, 2):
+    for pair in combinations(bench.all_gpus, 2):
         for program in ("all_reduce", "broadcast"):
             names.append(f"nccl-tests-wall-{program}-{pair[0]}-{pair[1]}")
-            # Its own defaults but for the sizes, as a person would type it.
-            bench.run_nccl_tests(names[-1], program, pair, *_SURVEY, flags=("-g", "1"))
-    done = [number for number in range(bench.repeats) if bench.pairs(number)]
+            # nccl-tests' defaults except for the sizes, as a person would type it.
+            bench.run_nccl_tests(names[-1], program, pair, *_PAIRS_SIZES, flags=("-g", "1"))
+    measured = [number for number in range(bench.repeats) if bench.pairs(number)]
     table = Table(
         "Wall time, start to prompt",
-        f"collbench pairs: its defaults, median of {len(done)} after one that is thrown away. Peers: nvbandwidth's "
+        f"collbench pairs: its defaults, median of {len(measured)} after one that is thrown away. Peers: nvbandwidth's "
         "four matrices between GPUs at one size (512M) and nccl-tests' all-reduce and broadcast at 14 sizes, "
         f"16 B … 1G, of each pair, one after another, once; {len(names)} commands.",
         ("what", "seconds", "bar", "verdict"),
     )
     failed = [name for name in names if any(line.startswith(f"{name}:") for line in bench.failures)]
-    theirs = sum(bench.walls[name] for name in names)
-    table.rows.append((f"peers{f', {len(failed)} failed' if failed else ''}", f"{theirs:.2f}", "none", NO_BAR))
-    if done:
-        walls = [bench.walls[pairs_name(bench.everything, number)] for number in done]
-        table.rows.extend(_wall_rows(walls, theirs, len(bench.devices), not failed))
+    peer_seconds = sum(bench.walls[name] for name in names)
+    table.rows.append((f"peers{f', {len(failed)} failed' if failed else ''}", f"{peer_seconds:.2f}", "none", NO_BAR))
+    if measured:
+        walls = [bench.walls[pairs_name(bench.all_gpus, number)] for number in measured]
+        table.rows.extend(_wall_rows(walls, peer_seconds, len(bench.devices), not failed))
     return table
 
 
-def _wall_rows(walls: Sequence[float], theirs: float, gpus: int, complete: bool) -> Iterator[tuple[str, str, str, str]]:
-    ours = median(walls)
-    seconds = f"{ours:.2f} ({min(walls):.2f}–{max(walls):.2f})"
-    is_judged = gpus == _WALL_GPUS  # the bar is for four; other machines have no promise
+def _wall_rows(
+    walls: Sequence[float], peer_seconds: float, gpus: int, complete: bool
+) -> Iterator[tuple[str, str, str, str]]:
+    collbench_seconds = median(walls)
+    seconds = f"{collbench_seconds:.2f} ({min(walls):.2f}–{max(walls):.2f})"
+    is_judged = gpus == _WALL_GPUS  # the bar is for four GPUs; other machines have none
     bar = f"≤ {_WALL_BAR_SECONDS:.0f} s" if is_judged else "none"
-    yield f"collbench pairs, {gpus} GPUs", seconds, bar, at_most(ours, _WALL_BAR_SECONDS) if is_judged else NO_BAR
-    factor = theirs / ours
+    yield (
+        f"collbench pairs, {gpus} GPUs",
+        seconds,
+        bar,
+        at_most(collbench_seconds, _WALL_BAR_SECONDS) if is_judged else NO_BAR,
+    )
+    factor = peer_seconds / collbench_seconds
     yield (
         "peers / collbench",
         f"{factor:.1f}×",
@@ -126,7 +136,7 @@ def _wall_rows(walls: Sequence[float], theirs: float, gpus: int, complete: bool)
 
 
 def growth(bench: Bench) -> Table:
-    """Show how `collbench pairs` grows with GPUs: 2, 4, 8, … On 4 GPUs a repeat costs 3 s more than `wall`."""
+    """Show how the time of `collbench pairs` grows with GPUs: 2, 4, 8, … On 4 GPUs a repeat adds 3 s to `wall`'s."""
     table = Table(
         "Growth",
         "collbench pairs, defaults, medians. Wall: start to prompt; seconds: the run file's, of measuring. Timed: "

@@ -1,7 +1,7 @@
-"""What bounds a step of gpt2_ddp.py, the host or the GPU: the same jobs with P2P and without.
+"""What limits a step of gpt2_ddp.py, the host or the GPU: the same jobs with P2P and without.
 
-They are what training.sh's part `bound` leaves (gpt2-bound-*.txt), or what a script printed that timed several jobs in
-one process, in a folder beside this one of the same day (DATE-MACHINE-lanes/lanes-p2p.txt, lanes-nop2p.txt).
+Reads the files that training.sh's part `bound` writes (gpt2-bound-*.txt), or the output of a script that timed several
+jobs in one process, in a folder of the same day next to it (DATE-MACHINE-lanes/lanes-p2p.txt, lanes-nop2p.txt).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLOCKS = ("host_forward", "host_backward", "host_optimizer", "step")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The same job with P2P and without: the words of both summaries."""
+    """The same job with P2P (`fast`) and without (`slow`): the fields of both summaries."""
 
     fast: dict[str, str]
     slow: dict[str, str]
@@ -43,89 +43,93 @@ class Pair:
 
     @property
     def extra_ms(self) -> float:
-        """What a step takes longer without P2P."""
+        """How much longer a step takes without P2P, in ms."""
         return results.step_ms(self.slow) - results.step_ms(self.fast)
 
     def host_ms(self, part: str = "time") -> float:
-        """Return what the host takes to launch a step, or a part of it (forward, backward, optimizer), with P2P."""
+        """Return the host's ms to launch a step, or a part of it (forward, backward, optimizer), with P2P."""
         return float(self.fast[f"host_{part}"].removesuffix("ms"))
 
 
 def pairs(folder: Path) -> list[Pair]:
-    """Return the folder's pairs, smaller batches first within a strategy. A job whose partner failed is left out."""
+    """Return the folder's pairs, by strategy, ranks and batch. A job that failed in one arm is left out."""
     found = named_pairs(folder, "gpt2-bound")
-    for beside in sorted(folder.parent.glob(f"{folder.name[:10]}-*-lanes")):  # the date is ten characters
-        fast, slow = (_lanes(beside / f"lanes{end}") for end in (_WITH, _WITHOUT))
+    for other_folder in sorted(folder.parent.glob(f"{folder.name[:10]}-*-lanes")):  # the date is ten characters
+        fast, slow = (_concurrent_jobs(other_folder / f"lanes{end}") for end in (_WITH, _WITHOUT))
         found += [Pair(fast[job], slow[job]) for job in fast if job in slow]
-    return sorted(found, key=lambda one: (one.fast["strategy"], int(one.fast["ranks"]), int(one.fast["batch"])))
+    return sorted(found, key=lambda pair: (pair.fast["strategy"], int(pair.fast["ranks"]), int(pair.fast["batch"])))
 
 
 def named_pairs(folder: Path, prefix: str) -> list[Pair]:
-    """Return the pairs among the files PREFIX-…-p2p.txt and …-nop2p.txt, by name."""
-    found = []
+    """Return the pairs of files PREFIX-…-p2p.txt and PREFIX-…-nop2p.txt, by name."""
+    named = []
     for path in sorted(folder.glob(f"{prefix}-*{_WITH}")):
         partner = path.with_name(path.name.removesuffix(_WITH) + _WITHOUT)
-        both = [results.summary(one) for one in (path, partner) if one.exists()]
-        if len(both) == len([words for words in both if words]) == len((path, partner)):
-            found.append(Pair(*both))
-    return found
+        summaries = [results.summary(file) for file in (path, partner) if file.exists()]
+        if len(summaries) == len([summary for summary in summaries if summary]) == len((path, partner)):
+            named.append(Pair(*summaries))
+    return named
 
 
-def _lanes(path: Path) -> dict[tuple[str, ...], dict[str, str]]:
-    """Return each job's words as gpt2_ddp.py would sum them up, the mean where it was timed more than once.
+def _concurrent_jobs(path: Path) -> dict[tuple[str, ...], dict[str, str]]:
+    """Return each job's fields as in gpt2_ddp.py's summary; means where it was timed more than once.
 
-    A line there gives the host's clock at the end of each part, and all jobs are bf16.
+    A line of the file gives the host's clock at the end of each part. All jobs are bf16.
     """
     lines = re.findall(r"^lanes (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE) if path.exists() else []
-    timed: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    runs_of_job: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for line in lines:
-        words = dict(word.partition("=")[::2] for word in line.split())
-        timed.setdefault((words["strategy"], words["world"], words["batch"]), []).append(words)
-    found: dict[tuple[str, ...], dict[str, str]] = {}
-    for (strategy, ranks, batch), some in timed.items():
-        means = {key: statistics.fmean(float(one[key].removesuffix("ms")) for one in some) for key in _CLOCKS}
+        fields = dict(word.partition("=")[::2] for word in line.split())
+        runs_of_job.setdefault((fields["strategy"], fields["world"], fields["batch"]), []).append(fields)
+    summaries: dict[tuple[str, ...], dict[str, str]] = {}
+    for (strategy, ranks, batch), runs in runs_of_job.items():
+        means = {key: statistics.fmean(float(run[key].removesuffix("ms")) for run in runs) for key in _CLOCKS}
         forward, backward, optimizer, step = (means[key] for key in _CLOCKS)
         parts = {"forward": forward, "backward": backward - forward, "optimizer": optimizer - backward}
-        words = {"strategy": strategy, "dtype": "bf16", "ranks": ranks, "batch": batch, "median_step": f"{step}ms"}
+        fields = {"strategy": strategy, "dtype": "bf16", "ranks": ranks, "batch": batch, "median_step": f"{step}ms"}
         times = {f"host_{part}": f"{time}ms" for part, time in (parts | {"time": optimizer}).items()}
-        found[strategy, ranks, batch] = words | times
-    return found
+        summaries[strategy, ranks, batch] = fields | times
+    return summaries
 
 
 def rows(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Yield a row of the table for each pair: job, GPUs, batch, step, the host's own time of it, extra, predicted."""
+    """Yield a row of the table for each pair: job, GPUs, batch, step, the host's time, extra time, predicted extra."""
     for pair in pairs(folder):
         step, host = results.step_ms(pair.fast), pair.host_ms()
-        shown = (pair.job, *pair.size, f"{step:.2f}", f"{host:.2f} ({host / step:.0%})")
-        yield (*shown, f"{pair.extra_ms:.2f}", predicted(pair, folder))
+        cells = (pair.job, *pair.size, f"{step:.2f}", f"{host:.2f} ({host / step:.0%})")
+        yield (*cells, f"{pair.extra_ms:.2f}", predicted(pair, folder))
 
 
 def predicted(pair: Pair, folder: Path) -> str:
-    """Return what benchmarks/predicted.py says that the step takes longer, in ms; "–" where it cannot say."""
-    listed = folder / "predicted.toml"
-    if not listed.exists():
+    """Return the extra ms of a step that benchmarks/predicted.py predicts; "–" where it cannot."""
+    listing = folder / "predicted.toml"
+    if not listing.exists():
         return "–"
-    # beside this folder: a script finds it by its own path, a test from the repository's root
+    # the module next to this folder: found by path from a script, from the repository's root in a test
     module: Any = importlib.import_module(f"{__name__.rpartition('training.')[0]}predicted")
-    words = (pair.fast["strategy"], int(pair.fast["ranks"]), pair.job)
-    like = [cell for cell in module.cells_of(listed) if (cell.strategy, cell.gpus, cell.label.split(",")[0]) == words]
-    if not like:
+    identity = (pair.fast["strategy"], int(pair.fast["ranks"]), pair.job)
+    matching = [
+        cell for cell in module.cells_of(listing) if (cell.strategy, cell.gpus, cell.label.split(",")[0]) == identity
+    ]
+    if not matching:
         return "–"
-    devices = tuple(range(words[1]))
+    devices = tuple(range(identity[1]))
     try:
-        _, extra = module.predict(_cell(pair, like[0], folder), folder, results.step_ms(pair.fast), (devices, devices))
+        _, extra = module.predict(
+            _cell(pair, matching[0], folder), folder, results.step_ms(pair.fast), (devices, devices)
+        )
     except CollbenchError:
         return "–"
     return f"{extra.middle:.2f}"
 
 
-def _cell(pair: Pair, like: Any, folder: Path) -> Any:
-    """Return the cell of the ablation with this job's own host, and the GPU's time where the batch is the same."""
-    same = any(
-        (one.strategy, one.ranks, one.batch) == (like.strategy, like.gpus, pair.fast["batch"])
-        for one in results.ablations(folder)
+def _cell(pair: Pair, listed: Any, folder: Path) -> Any:
+    """Return the listed cell with this job's host times, and the GPU's time where an ablation had the same batch."""
+    has_ablation = any(
+        (ablation.strategy, ablation.ranks, ablation.batch) == (listed.strategy, listed.gpus, pair.fast["batch"])
+        for ablation in results.ablations(folder)
     )
-    if not same or like.gpu_time_ms is None:
-        return like.without_host
+    if not has_ablation or listed.gpu_time_ms is None:
+        return listed.without_host
     phases = ",".join(str(pair.host_ms(part)) for part in ("forward", "backward", "optimizer"))
-    return replace(like, gpu_time_ms=min(like.gpu_time_ms, results.step_ms(pair.fast)), host_phases=phases)
+    return replace(listed, gpu_time_ms=min(listed.gpu_time_ms, results.step_ms(pair.fast)), host_phases=phases)

@@ -1,8 +1,8 @@
 """A set of CIFAR-shaped images that a network can learn, but not easily: made from a seed, so nothing is downloaded.
 
-A class is a handful of smooth textures. An image shows one of them, shifted, sometimes mirrored, stronger or weaker,
-with a texture of another class laid over it more faintly, and noise. A network has to learn which textures belong
-together, wherever they stand; how far it gets depends on how many optimizer steps it takes, as on CIFAR-10.
+A class is a few smooth textures. An image is one of them, shifted and sometimes mirrored, plus a texture of another
+class with a random, mostly smaller weight, plus noise. A network has to learn which textures belong to one class,
+wherever they are in the image. Its accuracy depends on the number of optimizer steps, as on CIFAR-10.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ CLASSES = 10  # as CIFAR-10
 SIDE = 32  # pixels, likewise
 TEXTURES = 4  # of each class
 GRAIN = 8  # a texture is this many random points a side, smoothed to SIDE
-SHIFT = 4  # pixels that an image may be shifted, either way, around the edge
-OVERLAY = (0.1, 1.1)  # strength of the other class's texture, the right one being 1: above 1 no network can know
+SHIFT = 4  # pixels that a texture may be shifted in either direction, wrapping around the edge
+OVERLAY = (0.1, 1.1)  # weight of the other class's texture; the right one has 1, so above 1 no network can be right
 NOISE = 0.3  # standard deviation; that of a texture is 1
-HELD_OUT_SEED = 1_000_003  # apart from the training images' seeds; the textures are the same
+HELD_OUT_SEED = 1_000_003  # differs from the training images' seeds; the textures are the same
 _CHUNK = 4096  # images made at once: 50 MB of float32
 
 
@@ -56,16 +56,16 @@ def _textures(generator: torch.Generator) -> Tensor:
 
 def _draw(textures: Tensor, classes: Tensor, generator: torch.Generator) -> Tensor:
     count = len(classes)
-    others = (classes + torch.randint(1, CLASSES, (count,), generator=generator)) % CLASSES
+    other_classes = (classes + torch.randint(1, CLASSES, (count,), generator=generator)) % CLASSES
     low, high = OVERLAY
     overlay = low + (high - low) * torch.rand(count, 1, 1, 1, generator=generator)
-    image = _placed(textures, classes, generator) + overlay * _placed(textures, others, generator)
+    image = _placed(textures, classes, generator) + overlay * _placed(textures, other_classes, generator)
     image += NOISE * torch.randn(image.shape, generator=generator)
     return image / image.std()
 
 
 def _placed(textures: Tensor, classes: Tensor, generator: torch.Generator) -> Tensor:
-    """Return one texture of each of these classes, shifted around the edge and perhaps mirrored."""
+    """Return a random texture of each of these classes, shifted (wrapping around) and perhaps mirrored."""
     count = len(classes)
     chosen = textures[classes, torch.randint(TEXTURES, (count,), generator=generator)]
     pixels = torch.arange(SIDE)
@@ -73,6 +73,6 @@ def _placed(textures: Tensor, classes: Tensor, generator: torch.Generator) -> Te
     rows, columns = (pixels + down) % SIDE, (pixels + right) % SIDE
     mirrored = torch.rand(count, 1, generator=generator) < 0.5
     columns = torch.where(mirrored, columns.flip(1), columns)
-    each = torch.arange(count)[:, None, None]
+    image_index = torch.arange(count)[:, None, None]
     # indices around a slice put the colours last: (count, SIDE, SIDE, 3)
-    return chosen[each, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return chosen[image_index, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""The language model that benchmarks/gpt2_ddp.py trains, and its text: both from what is here, nothing downloaded."""
+"""The language model that benchmarks/gpt2_ddp.py trains, and its text; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 ROOT = Path(__file__).parents[2]
-# What differs from transformers' defaults, which are the smallest GPT-2's [openai-community/gpt2-medium, config.json].
-# gpt2-wide is no published size: GPT-3 XL's layers [Brown et al. 2020, table 2.1], half as many.
+# Differences to transformers' defaults, which are the smallest GPT-2's [openai-community/gpt2-medium, config.json].
+# gpt2-wide is not a published size: it has half of GPT-3 XL's layers [Brown et al. 2020, table 2.1].
 MODELS: dict[str, dict[str, int]] = {
     "gpt2": {},
     "gpt2-medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16},
@@ -28,7 +28,7 @@ LLAMA: dict[str, int | bool] = {
     "vocab_size": 128256,
     "tie_word_embeddings": True,
 }
-HELD_OUT = 0.1  # of the text, its end, which is never trained on
+HELD_OUT = 0.1  # share of the text, at its end, that is never trained on
 
 
 class NextToken(nn.Module):
@@ -40,7 +40,7 @@ class NextToken(nn.Module):
     def __init__(self, network: nn.Module, blocks: nn.ModuleList) -> None:
         super().__init__()
         self.network = network
-        self._blocks = [blocks]  # in a list: not a second home for the same parameters
+        self._blocks = [blocks]  # in a list, so that torch does not register the parameters twice
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -65,7 +65,7 @@ class Tiny(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the next token at every place."""
+        """Return the logits of the next token at every position."""
         length = tokens.shape[1]
         hidden = self.token(tokens) + self.position(torch.arange(length, device=tokens.device))
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device, dtype=hidden.dtype)
@@ -76,7 +76,7 @@ class Tiny(nn.Module):
 
 
 def model(name: str = "gpt2", *, tiny: bool) -> NextToken:
-    """Return GPT-2 in a size of MODELS, "llama", or the tiny one, as transformers has them; weights from torch's seed.
+    """Return transformers' GPT-2 in a size of MODELS or "llama", or the tiny model; weights from torch's seed.
 
     Raises ModuleNotFoundError where transformers is not installed.
     """
@@ -96,18 +96,18 @@ def model(name: str = "gpt2", *, tiny: bool) -> NextToken:
 
 
 def text() -> Tensor:
-    """Return the project's own pages as tokens: each byte is one, below 256, so any vocabulary that large holds it."""
+    """Return the project's own pages as tokens: one for each byte, so that a vocabulary of 256 is enough."""
     pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
     return torch.frombuffer(bytearray(b"\n".join(page.read_bytes() for page in pages)), dtype=torch.uint8).long()
 
 
 def parts(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what is trained on, and the end that is held out."""
-    border = int(len(tokens) * (1 - HELD_OUT))
-    return tokens[:border], tokens[border:]
+    """Return the tokens to train on, and the held-out end."""
+    split = int(len(tokens) * (1 - HELD_OUT))
+    return tokens[:split], tokens[split:]
 
 
 def windows(tokens: Tensor, shape: tuple[int, ...], length: int, seed: int) -> Tensor:
-    """Return tokens of shape (*shape, length + 1): pieces of the text that begin anywhere, drawn from a seed."""
+    """Return tokens of shape (*shape, length + 1): pieces of the text that begin at random positions."""
     begins = torch.randint(len(tokens) - length, shape, generator=torch.Generator().manual_seed(seed))
     return tokens[begins[..., None] + torch.arange(length + 1)]

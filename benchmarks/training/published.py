@@ -1,4 +1,4 @@
-"""What others published, and what was measured before (docs/method.md 12): figures to compare ours with."""
+"""Figures that others published, and earlier ones (docs/method.md 12), to compare new measurements with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A GPT-2 job with P2P and without, as its source gives the times, and without over with."""
+    """A GPT-2 job: its times with P2P and without, as its source gives them, and the ratio without / with."""
 
     job: str
     gpus: str

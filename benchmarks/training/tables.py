@@ -1,4 +1,4 @@
-"""The tables of docs/results.md in markdown, from the files of a session, beside what others published."""
+"""The tables of docs/results.md in markdown, from the files of a session, with published figures."""
 
 from __future__ import annotations
 
@@ -15,53 +15,66 @@ from collbench.model.units import format_size
 
 from . import bound, published, results
 from .bound import Pair
-from .results import Compared, Curve
+from .results import AblationResult, Curve
 
 MISSING = "*Not measured yet.*"
 _SIZES = (1 << 20, 1 << 24, 1 << 26, 1 << 30)  # of messages, in the table of curves
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a table, its first column to the left and the figures to the right."""
+    """Return a table with its first column aligned left and the figures aligned right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def headline(folder: Path) -> list[str]:
-    """Return a sentence for each ablation: what the job loses without P2P."""
-    return [f"- {_sentence(one)}" for one in results.ablations(folder)]
+    """Return a sentence for each ablation: how much longer a step takes without P2P."""
+    return [f"- {_sentence(ablation_result)}" for ablation_result in results.ablations(folder)]
 
 
-def picture(folder: Path, name: str, says: str) -> list[str]:
-    """Return the lines that show a picture of training_plots.py in a page of docs/; none where it was not drawn."""
+def picture(folder: Path, name: str, caption: str) -> list[str]:
+    """Return the lines that show a picture of training_plots.py in a page of docs/; none without the picture."""
     path = folder / f"{name}.svg"
-    return [f"![{says}](../benchmarks/results/{folder.name}/{path.name})", ""] if path.exists() else []
+    return [f"![{caption}](../benchmarks/results/{folder.name}/{path.name})", ""] if path.exists() else []
 
 
-def _sentence(one: Compared) -> str:
-    ratio = one.result.ratio
-    where = f"{one.job} on {results.hardware(one.ablation.gpus)}"
+def _sentence(ablation_result: AblationResult) -> str:
+    ratio = ablation_result.result.ratio
+    job = f"{ablation_result.job} on {results.hardware(ablation_result.ablation.gpus)}"
     if ratio.low <= 1 <= ratio.high:
-        return f"{where}: no difference shown, a step takes {_ratio(ratio)} times as long without P2P."
-    return f"{where}: a step takes **{ratio.middle:.2f} times** as long without P2P ({ratio.low:.2f}–{ratio.high:.2f})."
+        return f"{job}: no difference shown, a step takes {_ratio(ratio)} times as long without P2P."
+    return f"{job}: a step takes **{ratio.middle:.2f} times** as long without P2P ({ratio.low:.2f}–{ratio.high:.2f})."
 
 
 def gpt2(folder: Path) -> list[str]:
-    """Return the steps with and without P2P, and the published ones below."""
+    """Return the table of steps with and without P2P, with the published ones below."""
     head = ("job", "GPUs", "step with P2P", "without", "ratio", "all-reduce of 64 MiB with, GB/s", "without")
-    rows = [_gpt2_row(one) for one in results.ablations(folder)]
+    rows = [_gpt2_row(ablation_result) for ablation_result in results.ablations(folder)]
     if not rows:
         return []
-    old = [(one.job, one.gpus, one.fast, one.slow, f"{one.ratio:.2f}", "–", "–") for one in published.LANGUAGE]
-    shown = picture(folder, "ablation", "Time of a training step with P2P and without, by strategy and number of GPUs")
-    return [*shown, *markdown(head, [*rows, *old])]
+    published_rows = [
+        (job.job, job.gpus, job.fast, job.slow, f"{job.ratio:.2f}", "–", "–") for job in published.LANGUAGE
+    ]
+    image_lines = picture(
+        folder, "ablation", "Time of a training step with P2P and without, by strategy and number of GPUs"
+    )
+    return [*image_lines, *markdown(head, [*rows, *published_rows])]
 
 
-def _gpt2_row(one: Compared) -> Sequence[str]:
-    times = [_step(arm) for arm in one.result.arms]
-    speeds = [{some.size_bytes: some.busbw_gbs for some in arm.allreduce}.get(1 << 26) for arm in one.ablation.arms]
-    shown = [f"{speed:.1f}" if speed is not None else "–" for speed in speeds]
-    return (one.job, results.hardware(one.ablation.gpus), *times, _ratio(one.result.ratio), *shown)
+def _gpt2_row(ablation_result: AblationResult) -> Sequence[str]:
+    times = [_step(arm) for arm in ablation_result.result.arms]
+    busbw = [
+        {point.size_bytes: point.busbw_gbs for point in arm.allreduce}.get(1 << 26)
+        for arm in ablation_result.ablation.arms
+    ]
+    busbw_texts = [f"{gbs:.1f}" if gbs is not None else "–" for gbs in busbw]
+    return (
+        ablation_result.job,
+        results.hardware(ablation_result.ablation.gpus),
+        *times,
+        _ratio(ablation_result.result.ratio),
+        *busbw_texts,
+    )
 
 
 def _step(arm: ArmResult) -> str:
@@ -74,7 +87,7 @@ def _ratio(ratio: Ratio) -> str:
 
 
 def exposed(folder: Path) -> list[str]:
-    """Return what of DDP's step waits for communication: the step less one of the same sitting that never exchanges."""
+    """Return DDP's exposed communication: its step minus a step of the same session that exchanges nothing."""
     pairs = bound.pairs(folder)
     local = {pair.size: pair for pair in pairs if pair.fast["strategy"] == "local"}
     rows = [
@@ -87,58 +100,66 @@ def exposed(folder: Path) -> list[str]:
 
 
 def _exposed(local: Pair, job: Pair) -> Sequence[str]:
-    never = [results.step_ms(one) for one in (local.fast, local.slow)]
-    steps = [results.step_ms(one) for one in (job.fast, job.slow)]
-    waits = [f"{step - alone:.2f}" for step, alone in zip(steps, never, strict=True)]
-    return (" / ".join(f"{alone:.2f}" for alone in never), *waits)
+    local_ms = [results.step_ms(summary) for summary in (local.fast, local.slow)]
+    job_ms = [results.step_ms(summary) for summary in (job.fast, job.slow)]
+    exposed = [f"{step - local_step:.2f}" for step, local_step in zip(job_ms, local_ms, strict=True)]
+    return (" / ".join(f"{local_step:.2f}" for local_step in local_ms), *exposed)
 
 
 def buckets(folder: Path) -> list[str]:
-    """Return the messages that DDP sends in a step, in their order."""
-    found = results.buckets(folder)
-    rows = [(job, str(len(sizes)), ", ".join(f"{size / 2**20:.1f}" for size in sizes)) for job, sizes in found.items()]
+    """Return the table of messages that DDP sends in a step, in order."""
+    sizes_by_job = results.buckets(folder)
+    rows = [
+        (job, str(len(sizes)), ", ".join(f"{size / 2**20:.1f}" for size in sizes))
+        for job, sizes in sizes_by_job.items()
+    ]
     return markdown(("job", "all-reduces", "MiB each, in order"), rows) if rows else []
 
 
 def bounds(folder: Path) -> list[str]:
-    """Return the host's own time of a step beside the step, and what the wires are worth, at two batches."""
+    """Return the table of steps, the host's time in them, and their extra time without P2P, at two batches."""
     rows = list(bound.rows(folder))
     head = ("job", "GPUs", "batch per GPU", "step with P2P, ms", "the host's own, ms")
     return markdown((*head, "extra without P2P, ms", "predicted extra, ms"), rows) if rows else []
 
 
 def curves(folder: Path) -> list[str]:
-    """Return the bandwidth of the collectives that training uses, with P2P and without."""
+    """Return the table of bandwidths of the collectives that training uses, with P2P and without."""
     pairs: dict[tuple[str, int], dict[bool, Curve]] = {}
     for curve in results.curves(folder):
         pairs.setdefault((curve.operation, curve.ranks), {})[curve.p2p] = curve
     rows = [
-        (operation, str(ranks), *(_both(both, size) for size in _SIZES))
-        for (operation, ranks), both in sorted(pairs.items())
+        (operation, str(ranks), *(_both(arms, size) for size in _SIZES))
+        for (operation, ranks), arms in sorted(pairs.items())
     ]
     head = ("busbw with P2P / without, GB/s", "GPUs", *(format_size(size) for size in _SIZES))
     return markdown(head, rows) if rows else []
 
 
 def _both(curve: dict[bool, Curve], size: int) -> str:
-    speeds = (curve[p2p].busbw.get(size) if p2p in curve else None for p2p in (True, False))
-    return " / ".join(f"{speed:.1f}" if speed is not None else "–" for speed in speeds)
+    busbw = (curve[p2p].busbw.get(size) if p2p in curve else None for p2p in (True, False))
+    return " / ".join(f"{gbs:.1f}" if gbs is not None else "–" for gbs in busbw)
 
 
 def predicted(folder: Path) -> list[str]:
-    """Return predicted beside measured extra time of a step, from benchmarks/predicted.py's JSON."""
+    """Return the table of predicted and measured extra time of a step, from benchmarks/predicted.py's JSON."""
     data = results.loaded(folder / "predicted.json")
     if data is None:
         return []
     rows = []
     for cell in data["cells"]:
-        alone = cell.get("without_host") or cell  # two lanes, where the cell also has the host's
-        knows = cell if cell.get("without_host") else None
-        mine = [f"{_span(one['predicted_ms'])}, {one['error']:+.0%}" if one else "–" for one in (alone, knows)]
-        rows.append((cell["label"], _span(cell["measured_ms"]), *mine))
+        without_host = (
+            cell.get("without_host") or cell
+        )  # the prediction without the host's times, where the cell has both
+        with_host = cell if cell.get("without_host") else None
+        predictions = [
+            f"{_span(prediction['predicted_ms'])}, {prediction['error']:+.0%}" if prediction else "–"
+            for prediction in (without_host, with_host)
+        ]
+        rows.append((cell["label"], _span(cell["measured_ms"]), *predictions))
     head = ("job", "measured extra, ms", "predicted extra, ms, and error", "the same, knowing the host")
-    shown = picture(folder, "predicted", "Extra time of a step without P2P, predicted over measured")
-    return [*shown, *markdown(head, rows)]
+    image_lines = picture(folder, "predicted", "Extra time of a step without P2P, predicted over measured")
+    return [*image_lines, *markdown(head, rows)]
 
 
 def _span(span: dict[str, float]) -> str:
@@ -154,25 +175,27 @@ FIXED = {
 
 
 def scaling(data: dict[str, Any]) -> list[str]:
-    """Return the series of a scaling file: time, speed-up, efficiency, accuracy."""
+    """Return the table of a scaling file's series: time, speed-up, efficiency, accuracy."""
     head = ("fixed", "GPUs", "images a step", "steps", "time, s", "speed-up", "efficiency", "accuracy, %")
     rows = []
     for series in dict.fromkeys(row["series"] for row in data["rows"]):
-        mine = [row for row in data["rows"] if row["series"] == series]
-        mine.sort(key=lambda row: (row["gpus"], row["global_batch"]))
-        # the speed-up of a list that does not begin at one GPU is over as many as it begins with
-        first = mine[0]["seconds"] * mine[0]["gpus"]
-        rows += [_scaling_row(row, first) for row in mine]
+        series_rows = [row for row in data["rows"] if row["series"] == series]
+        series_rows.sort(key=lambda row: (row["gpus"], row["global_batch"]))
+        # speed-ups are relative to the smallest number of GPUs in the list
+        first_work = series_rows[0]["seconds"] * series_rows[0]["gpus"]
+        rows += [_scaling_row(row, first_work) for row in series_rows]
     return markdown(head, rows) if rows else []
 
 
-def _scaling_row(row: dict[str, Any], first: float) -> Sequence[str]:
-    speed_up = first / row["seconds"]
-    gained = ("–", "–") if row["series"] == "one-gpu" else (f"{speed_up:.2f}", f"{speed_up / row['gpus']:.0%}")
+def _scaling_row(row: dict[str, Any], first_work: float) -> Sequence[str]:
+    speed_up = first_work / row["seconds"]
+    speed_up_and_efficiency = (
+        ("–", "–") if row["series"] == "one-gpu" else (f"{speed_up:.2f}", f"{speed_up / row['gpus']:.0%}")
+    )
     return (
         *_trained(row),
         f"{row['seconds']:.2f}",
-        *gained,
+        *speed_up_and_efficiency,
         f"{100 * fmean(accuracies(row)):.1f} ± {100 * margin(row):.1f}",
     )
 
@@ -182,20 +205,20 @@ def _trained(row: dict[str, Any]) -> Sequence[str]:
 
 
 def accuracies(row: dict[str, Any]) -> list[float]:
-    """Return the accuracy that a job reached from each seed."""
-    found: list[float] = row["accuracies"]
-    return found
+    """Return a job's accuracy for each seed."""
+    shares: list[float] = row["accuracies"]
+    return shares
 
 
 def margin(row: dict[str, Any]) -> float:
-    """Return half the 95 % interval of a job's mean accuracy: Student's over seeds.
+    """Return half the width of the 95 % interval of a job's mean accuracy: Student's t over seeds.
 
-    From one seed it is what the held-out images allow, binomial: without the luck of a training.
+    With one seed it is the binomial interval over the held-out images, without the variation between trainings.
     """
-    found = accuracies(row)
-    if len(found) > 1:
-        return float(student.ppf(0.975, len(found) - 1)) * stdev(found) / math.sqrt(len(found))
-    return 1.96 * math.sqrt(found[0] * (1 - found[0]) / row["held_out"])
+    shares = accuracies(row)
+    if len(shares) > 1:
+        return float(student.ppf(0.975, len(shares) - 1)) * stdev(shares) / math.sqrt(len(shares))
+    return 1.96 * math.sqrt(shares[0] * (1 - shares[0]) / row["held_out"])
 
 
 def published_scaling() -> list[str]:
@@ -203,21 +226,21 @@ def published_scaling() -> list[str]:
     first = published.IMAGES[0].seconds
     rows = [
         (
-            str(one.gpus),
-            f"{one.seconds:.0f}",
-            f"{first / one.seconds:.2f}",
-            f"{first / one.seconds / one.gpus:.0%}",
-            f"{one.accuracy:.2f}",
+            str(row.gpus),
+            f"{row.seconds:.0f}",
+            f"{first / row.seconds:.2f}",
+            f"{first / row.seconds / row.gpus:.0%}",
+            f"{row.accuracy:.2f}",
         )
-        for one in published.IMAGES
+        for row in published.IMAGES
     ]
     return markdown(("GPUs", "time, s", "speed-up", "efficiency", "accuracy, %"), rows)
 
 
 def seeds(folder: Path) -> list[str]:
-    """Return the accuracies that the jobs of a scaling file reached from several seeds; nothing where one was taken."""
+    """Return the table of accuracies of jobs that were trained from several seeds; nothing where there was one."""
     data = results.repeated(folder)
-    # on one GPU all series begin with the same job: it is shown once
+    # on one GPU all series begin with the same job, which is shown once
     jobs = {(row["gpus"], row["batch_per_gpu"], row["raised"]): row for row in reversed(data["rows"] if data else [])}
     rows = [row for row in jobs.values() if len(accuracies(row)) > 1]
     if not rows:
@@ -236,20 +259,20 @@ def seeds(folder: Path) -> list[str]:
 
 def _seeds_row(row: dict[str, Any]) -> Sequence[str]:
     shares = [100 * share for share in accuracies(row)]
-    reached = f"{fmean(shares):.1f} ± {100 * margin(row):.1f}"
-    return (*_trained(row), reached, f"{min(shares):.1f} – {max(shares):.1f}")
+    mean_accuracy = f"{fmean(shares):.1f} ± {100 * margin(row):.1f}"
+    return (*_trained(row), mean_accuracy, f"{min(shares):.1f} – {max(shares):.1f}")
 
 
 def _scaling_of(folder: Path) -> list[str]:
     data = results.scaling(folder)
     if data is None:
         return []
-    shown = picture(folder, "scaling", "Training time, efficiency and accuracy over the number of GPUs")
-    return [*shown, *scaling(data)]
+    image_lines = picture(folder, "scaling", "Training time, efficiency and accuracy over the number of GPUs")
+    return [*image_lines, *scaling(data)]
 
 
 def launch(folder: Path) -> list[str]:
-    """Return what benchmarks/launch_cost.py printed, as it is."""
+    """Return the output of benchmarks/launch_cost.py, unchanged."""
     path = folder / "launch-cost.txt"
     return [f"    {line}".rstrip() for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
@@ -270,6 +293,6 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
 
 
 def blocks(folder: Path | None) -> dict[str, str]:
-    """Return each table by its name in the page; where nothing was measured, words that say so. Raises ResultError."""
-    nowhere = folder or Path("/nonexistent")
-    return {name: "\n".join(make(nowhere)) or MISSING for name, make in TABLES.items()}
+    """Return each table by its name in the page; MISSING where nothing was measured. Raises ResultError."""
+    existing_folder = folder or Path("/nonexistent")
+    return {name: "\n".join(make_table(existing_folder)) or MISSING for name, make_table in TABLES.items()}
