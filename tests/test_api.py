@@ -541,7 +541,7 @@ ON_TITAN: dict[str, Any] = {"backend": "sim", "fabric": "titan-rtx-nv2", "sizes"
 def asked_for(call: str) -> tuple[dict[str, Any], str]:
     """Return keywords with which a call succeeds or is refused in a moment, and the names of those to replace."""
     run = pair_run(3, lambda a, b: 300.0)
-    return {
+    calls: dict[str, tuple[dict[str, Any], str]] = {
         "load": ({}, "path"),
         "load_job": ({}, "path"),
         "runs": ({}, "limit"),
@@ -572,7 +572,8 @@ def asked_for(call: str) -> tuple[dict[str, Any], str]:
             {"backend": "sim", "fabric_cluster": "none"},
             "fabric_cluster budget select gpus size switches seed output resume",
         ),
-    }[call]
+    }
+    return calls[call]
 
 
 @pytest.mark.parametrize(

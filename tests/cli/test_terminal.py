@@ -99,6 +99,24 @@ def test_a_narrow_terminal_loses_nothing(program: Program, tmp_path: Path) -> No
     assert max(map(len, rows)) <= columns
 
 
+@pytest.mark.parametrize("columns", [24, 40, 60])
+@pytest.mark.parametrize("verbose", [(), ("-v",)])
+def test_no_column_of_many_pairs_is_left_out_without_a_word(
+    program: Program, tmp_path: Path, columns: int, verbose: tuple[str, ...]
+) -> None:
+    run_file.save(pairs_run(8), tmp_path / "run.json")
+    wide = program("show", "run.json", *verbose).out
+    heads = next(line for line in wide.splitlines() if line.startswith("tier"))
+    command = collbench("show", "run.json", *verbose)
+    narrow = on_terminal(command, colourful() | {"NO_COLOR": "1"}, tmp_path, columns=columns)
+    shown = [line for line in narrow.splitlines() if line.startswith("tier")]
+    hidden = " ".join(narrow.partition("\nhidden ")[2].partition(":")[0].split())
+    for head in re.split(r" {2,}", heads):
+        assert any(re.search(rf"\b{head}\b", line) for line in shown) or head in hidden.split(", "), head
+    assert any("allreduce" in line for line in shown)
+    assert any("vs best" in line for line in shown)
+
+
 def slow_pairs(count: int) -> Run:
     """A run whose page has long lines of every kind: skipped works, tie-breaks, unlike pairs of many devices."""
     run = pairs_run(count, lambda a, b: 300.0 if (a + b) % 2 else 40.0)

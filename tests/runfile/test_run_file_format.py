@@ -91,7 +91,7 @@ def rich_run() -> Run:
         InterferenceCheck(Operation.ALLREDUCE, (0, 1), "NV18", 300.0, 299.0, 0.9967, 0.02, trusted=True)
     )
     times = (1e-3, 2e-3)
-    overlap = OverlapTrial(*[times] * 8, 9, 9, 3, (shared(0),))
+    overlap = OverlapTrial(times, times, times, times, times, times, times, times, 9, 9, 3, (shared(0),))
     compute = Compute(ComputeKind.GEMM, 8192)
     run.overlaps.append(Overlap(Work(Operation.ALLREDUCE), (0, 1), 2**20, compute, ctas=4, trials=[overlap], wrong=0))
     replayed = ReplayTrial(times, times, times, times, (1e-4,), 5, flags=(shared(0),))

@@ -201,8 +201,9 @@ def _saved(sessions: Sequence[OpenSession]) -> str:
 
 def _points(run: Run) -> tuple[int, int]:
     """Return how many data points a run has, and how many of them have a trial."""
-    trials = [
-        *(measurement.samples for measurement in run.measurements),
-        *(result.trials for result in (*run.overlaps, *run.replays)),
+    measured = [
+        *(bool(measurement.samples) for measurement in run.measurements),
+        *(bool(overlap.trials) for overlap in run.overlaps),
+        *(bool(replay.trials) for replay in run.replays),
     ]
-    return len(trials), sum(map(bool, trials))
+    return len(measured), sum(measured)

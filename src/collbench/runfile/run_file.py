@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,12 +184,14 @@ def _check_latencies(run: Run) -> None:
 def _check_ranks(run: Run) -> None:
     """Raise ValueError where a trial of an overlap or a replay does not have one time for each rank."""
     positions = range(len(run.devices))
-    for name, results in (("overlaps", run.overlaps), ("replays", run.replays)):
+    by_name: dict[str, Sequence[Overlap | Replay]] = {"overlaps": run.overlaps, "replays": run.replays}
+    for name, results in by_name.items():
         for number, result in enumerate(results):
             where = f"run.{name}[{number}]"
             _check_members(result.members, positions, f"{where}.members", fewest=1)
             _check_failure(result.failure, positions, f"{where}.failure")
-            for index, trial in enumerate(result.trials):
+            trials: Sequence[OverlapTrial | ReplayTrial] = result.trials
+            for index, trial in enumerate(trials):
                 _check_trial(trial, result, f"{where}.trials[{index}]")
                 for flag in trial.flags:
                     _check_members(flag.devices, positions, f"{where}: a flag's devices", fewest=0)
