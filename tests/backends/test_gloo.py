@@ -205,7 +205,7 @@ def test_workers_leave_when_their_parent_closes_the_pipe_and_clean_up(world: Glo
         worker.child.pipe.close()  # as the kernel does for a parent that was killed
     assert [worker.child.process.wait(timeout=30) for worker in workers] == [0, 0, 0, 0]
     assert not folder.exists()
-    world.close()  # whoever comes next has others
+    world.close()  # the next test starts other workers
 
 
 def test_a_wrong_element_is_named_and_fatal() -> None:

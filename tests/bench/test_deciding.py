@@ -69,8 +69,8 @@ RESTLESS = (1.0, 1.03, 0.98, 1.05, 1.01, 0.96, 1.04)
 
 def trials_of_largest_allreduces(run: Run) -> list[int]:
     allreduces = [measurement for measurement in run.measurements if measurement.point.operation is Operation.ALLREDUCE]
-    largest_bytes = max(found.point.size_bytes for found in allreduces)
-    return [len(found.samples) for found in allreduces if found.point.size_bytes == largest_bytes]
+    largest_bytes = max(allreduce.point.size_bytes for allreduce in allreduces)
+    return [len(allreduce.samples) for allreduce in allreduces if allreduce.point.size_bytes == largest_bytes]
 
 
 def test_a_sweep_measures_noisy_pairs_more_while_there_is_time() -> None:
@@ -97,4 +97,4 @@ def test_a_pair_that_fails_gets_no_more_trials() -> None:
         measurement for measurement in run.measurements if measurement.point.members == (0, 1) and measurement.failure
     ]
     assert failed
-    assert all(not found.samples for found in failed)
+    assert all(not measurement.samples for measurement in failed)

@@ -25,8 +25,8 @@ def nodes_of(planned: Round) -> list[int]:
 def test_a_round_has_every_node_once(
     nodes: int, resting: int, groups: tuple[tuple[int, ...], ...], make: object
 ) -> None:
-    known = tuple(tuple(node for node in group if node < nodes) for group in groups)
-    pairs = make(nodes, known, random.Random(1))  # type: ignore[operator]
+    existing_groups = tuple(tuple(node for node in group if node < nodes) for group in groups)
+    pairs = make(nodes, existing_groups, random.Random(1))  # type: ignore[operator]
     assert len({node for pair in pairs for node in pair}) == 2 * len(pairs) == nodes - resting
 
 

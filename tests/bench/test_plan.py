@@ -17,12 +17,12 @@ COPY, SUM = Work(Operation.CE_WRITE), Work(Operation.ALLREDUCE)
 PAIR, FOUR = (0, 1), (0, 1, 2, 3)
 
 
-def plan_for(n: int, *, whole: bool = False) -> Plan:
+def plan_for(n: int, *, all_devices: bool = False) -> Plan:
     return Plan(
         devices=n,
         groups={
             COPY: directed_links(n),
-            SUM: (tuple(range(n)),) if whole else unordered_pairs(n),
+            SUM: (tuple(range(n)),) if all_devices else unordered_pairs(n),
         },
         sizes={COPY: SIZES, SUM: SIZES[1:]},
         dtype="float32",
@@ -37,8 +37,8 @@ def points_of_a_pass(plan: Plan, seed: int, points: set[DataPoint] | None = None
 
 
 @given(st.integers(2, 9), st.integers(), st.booleans())
-def test_a_pass_has_every_point_exactly_once(n: int, seed: int, whole: bool) -> None:
-    plan = plan_for(n, whole=whole)
+def test_a_pass_has_every_point_exactly_once(n: int, seed: int, all_devices: bool) -> None:
+    plan = plan_for(n, all_devices=all_devices)
     assert points_of_a_pass(plan, seed) == Counter(plan.points())
 
 
@@ -76,7 +76,7 @@ def test_only_isolated_points_run_by_themselves(n: int, seed: int, data: st.Data
 
 
 def test_the_whole_set_is_one_group() -> None:
-    steps = plan_for(4, whole=True).passes(random.Random(3), set(plan_for(4, whole=True).points()))
+    steps = plan_for(4, all_devices=True).passes(random.Random(3), set(plan_for(4, all_devices=True).points()))
     assert [step.groups for step in steps if step.operation is Operation.ALLREDUCE] == [((0, 1, 2, 3),)] * 2
 
 

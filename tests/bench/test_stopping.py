@@ -65,7 +65,7 @@ def from_logs(*logs: float) -> list[tuple[float, ...]]:
         ("by 12 %, too", trials(MIB, *stray(0.25)), None),
         ("batches that vary, in trials that do not", trials(MIB, *[(0.9, 1.1)] * 8), StopReason.PRECISION),
         (
-            "noise of which the third last trial reported",
+            "noise that the third last trial showed",
             trials(MIB, *from_logs(0.1, -0.1, 0.1, -0.1, 0.1, 0.3, 0.15, -0.15)),
             StopReason.NOISE,
         ),

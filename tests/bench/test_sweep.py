@@ -262,7 +262,7 @@ def test_too_few_devices_for_two_pairs_need_no_interference_check(count: int) ->
 
 
 def test_a_work_that_hangs_is_not_warmed_up_round_by_round() -> None:
-    """Each round would cost a watchdog's patience before the first trial."""
+    """Otherwise each round would wait for a watchdog's timeout before the first trial."""
     tried: list[Step] = []
 
     def on_step(_number: int, step: Step) -> None:

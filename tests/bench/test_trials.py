@@ -58,7 +58,7 @@ def test_a_step_that_fails_costs_its_own_point_and_no_other() -> None:
     point = DataPoint(Operation.CE_WRITE, (1, 3), MIB)
     run = measure(backend_that_hangs(point), empty(4))
     failed = [measurement for measurement in run.measurements if measurement.stop is StopReason.FAILED]
-    assert [found.point for found in failed] == [point]
+    assert [measurement.point for measurement in failed] == [point]
     assert failed[0].failure == in_words("hang: no answer within 5 s", FailureKind.ERROR)
     assert len(run.measurements) == len(list(plan_for(4).points()))
     assert all(len(measurement.samples) >= 3 for measurement in run.measurements if measurement is not failed[0])
@@ -147,7 +147,9 @@ def test_a_batch_that_beats_its_limit_is_kept_and_marked_at_once() -> None:
     }
     assert marked == {(1, 2), (2, 1)}
     assert all(len(measurement.samples) >= RULE.screening for measurement in run.measurements)
-    first_reported = next(found for found in reported if found.point == DataPoint(Operation.CE_WRITE, (1, 2), MIB))
+    first_reported = next(
+        measurement for measurement in reported if measurement.point == DataPoint(Operation.CE_WRITE, (1, 2), MIB)
+    )
     (flag,) = first_reported.samples[0].marks
     assert (flag.kind, flag.devices, flag.limit_gbs) == (MarkKind.IMPOSSIBLE, (1, 2), 450.0)
     assert flag.rate_gbs == pytest.approx(700)

@@ -34,9 +34,9 @@ def test_a_host_whose_link_is_slow_one_way_is_named(tmp_path: Path) -> None:
         hosts.rate(2, 10.0, receives=False)
         arguments = [*ARGUMENTS, "--one-way", "--budget", "10ms", "--json"]
         with started(tmp_path, arguments, hosts.places, hosts.before) as processes:
-            (status, out, err), *others = ends(processes, TIMEOUT_S)
+            (status, out, err), *other_outputs = ends(processes, TIMEOUT_S)
     assert status in {0, 1}, err  # 1: on busy cores nobody may be certain
-    assert others == [(0, "", "")] * 3
+    assert other_outputs == [(0, "", "")] * 3
     sends = [node["sends"]["ratio"] for node in json.loads(out)["judgement"]["nodes"]]
     assert sends.index(min(sends)) == 2, sends
     assert min(sends) < -0.2
@@ -60,9 +60,9 @@ def test_a_host_that_dies_is_named_and_the_others_go_on(fault: str, status: int,
         with started(tmp_path, arguments, hosts.places, hosts.before) as processes:
             wait_for("the first round", lambda: len(trials(journal)) > 4, processes, TIMEOUT_S)
             getattr(Hosts, fault)(hosts, processes[1])
-            (exit_status, out, err), *others = ends([processes[0], processes[2], processes[3]], TIMEOUT_S)
+            (exit_status, out, err), *other_outputs = ends([processes[0], processes[2], processes[3]], TIMEOUT_S)
     assert exit_status == status, err
-    assert others == [(0, "", "")] * 2, "rank 0 has released them"
+    assert other_outputs == [(0, "", "")] * 2, "rank 0 has released them"
     assert f"collbench: {message}" in err, "at once"
     assert f"lost      {message}" in out
     assert "undecided h1: it was not measured" in out
@@ -114,9 +114,9 @@ def test_a_late_host_is_named_with_its_delay_and_frequency(tmp_path: Path) -> No
         # Without the process that has loaded torch: its forks do not read sitecustomize.
         hosts.places[1] |= {"PYTHONPATH": str(LATE_HOST), "EMULATED_LATE_S": "0.05", "COLLBENCH_TEST_TORCH": ""}
         with started(tmp_path, [*ARGUMENTS, "--budget", "10ms", "--json"], hosts.places, hosts.before) as processes:
-            (status, out, err), *others = ends(processes, TIMEOUT_S)
+            (status, out, err), *other_outputs = ends(processes, TIMEOUT_S)
     assert status in {0, 1}, err
-    assert others == [(0, "", "")] * 3
+    assert other_outputs == [(0, "", "")] * 3
     (late,) = json.loads(out)["late"]
     assert late["node"] == 1
     assert late["seconds"] == pytest.approx(0.05, abs=0.03)

@@ -46,11 +46,11 @@ def test_each_rank_needs_a_gpu_of_its_own(
         for rank, shown in enumerate(visible)
     ]
     with started(tmp_path, arguments, environments) as processes:
-        (status, out, err), *others = ends(processes)
+        (status, out, err), *other_outputs = ends(processes)
     assert (status, out) == (2, ""), err
     assert err.count("\n") == 1
     assert re.search(message, err), err
-    assert others == [(0, "", "")] * len(others)
+    assert other_outputs == [(0, "", "")] * len(other_outputs)
 
 
 class IdleWorker:

@@ -47,10 +47,10 @@ def test_three_hosts_are_measured_in_pairs_and_some_are_chosen(three_hosts: list
         "-v",
     ]
     with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
-        (status, out, err), *others = ends(processes)
+        (status, out, err), *other_outputs = ends(processes)
     undecided = out.startswith("not judged: ")  # 64K between shared cores may be too noisy to tell nodes apart
     assert status == int(undecided), err
-    assert others == [(0, "", "")] * (COUNT - 1)
+    assert other_outputs == [(0, "", "")] * (COUNT - 1)
     assert "backend   host\nnodes     3 hosts, 3 ranks by Slurm" in out
     assert "rounds    8 (8 at random): 8 measurements; there are 3 pairs" in out
     assert any(line.startswith("chosen    n") for line in out.splitlines())
@@ -67,11 +67,11 @@ def test_reported_switches_are_used(three_hosts: list[list[str]], tmp_path: Path
     file.write_text("SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n2\nSwitchName=c Switches=a,b\n", encoding="utf-8")
     arguments = ["nodes", "--backend", "host", "--size", "64K", "--budget", "10ms", "-v", "--switches", str(file)]
     with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
-        (_, out, err), *others = ends(processes)
+        (_, out, err), *other_outputs = ends(processes)
     assert f"\nswitches  2, as {file} reports\nrounds    8 (4 within leaves, 4 between leaves)" in re.sub(
         r"\n +", " ", out
     ), err
-    assert [(status, out) for status, out, _ in others] == [(0, "")] * (COUNT - 1)
+    assert [(status, out) for status, out, _ in other_outputs] == [(0, "")] * (COUNT - 1)
 
 
 def test_a_host_without_a_reported_switch_is_named(three_hosts: list[list[str]], tmp_path: Path) -> None:
@@ -79,10 +79,10 @@ def test_a_host_without_a_reported_switch_is_named(three_hosts: list[list[str]],
     file.write_text("n0 a\nn1 b\n", encoding="utf-8")
     arguments = ["nodes", "--backend", "host", "--size", "64K", "--switches", str(file)]
     with started(tmp_path, arguments, environments_of(), three_hosts) as processes:
-        (status, out, err), *others = ends(processes)
+        (status, out, err), *other_outputs = ends(processes)
     assert (status, out) == (2, "")
     assert "does not say which switch n2 is under" in err
-    assert [status for status, _, _ in others] == [0] * (COUNT - 1)  # only rank 0 says why
+    assert [status for status, _, _ in other_outputs] == [0] * (COUNT - 1)  # only rank 0 says why
 
 
 IN_PYTHON = """
@@ -100,9 +100,9 @@ def test_in_python_rank_0_has_the_result_and_may_resume_a_run(three_hosts: list[
         script.write_text(IN_PYTHON.format(keywords.format(repr(str(file)))), encoding="utf-8")
         program = [sys.executable, str(script)]
         with started(tmp_path, [], environments_of(), three_hosts, program) as processes:
-            (status, out, err), *others = ends(processes)
+            (status, out, err), *other_outputs = ends(processes)
         assert (status, out) == (0, "(3, 2, True)\n"), err
-        assert others == [(0, "None\n", "")] * (COUNT - 1)
+        assert other_outputs == [(0, "None\n", "")] * (COUNT - 1)
         run = the_run(tmp_path)
         assert run.complete
         measured.append(run.measurements)

@@ -68,10 +68,10 @@ def test_mpirun_measures_pairs(tmp_path: Path) -> None:
     arguments = ["pairs", "--operations", "allreduce,broadcast", "--backend", "host", "--sizes", "4K", "--quick", "-v"]
     port = free_port()
     with started(tmp_path, arguments, [as_mpirun(rank, 3, port) for rank in range(3)]) as processes:
-        (status, out, err), *others = ends(processes)
+        (status, out, err), *other_outputs = ends(processes)
     assert status == 0, err
     assert "processes 3 (Open MPI)" in out
-    assert others == [(0, "", "")] * 2
+    assert other_outputs == [(0, "", "")] * 2
     run = the_run(tmp_path)
     assert {measurement.point.members for measurement in run.measurements} == {(0, 1), (0, 2), (1, 2)}
     assert {measurement.point.operation for measurement in run.measurements} == {

@@ -80,9 +80,9 @@ def arrange(fault: str, moment: str) -> None:
 
 
 if __name__ == "__main__":
-    wanted, _, moment = os.environ["EMULATED_FAULT"].partition(":")
+    fault, _, moment = os.environ["EMULATED_FAULT"].partition(":")
     if moment == "start":
-        fail(wanted)
-    arrange(wanted, moment)
+        fail(fault)
+    arrange(fault, moment)
     sys.argv[0] = "collbench"
     runpy.run_module("collbench", run_name="__main__", alter_sys=False)

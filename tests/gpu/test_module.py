@@ -44,10 +44,10 @@ def test_torch_keeps_its_tensors_in_the_same_context() -> None:
     torch = pytest.importorskip("torch", reason="needs torch, to share its context")
     if not torch.cuda.is_available():
         pytest.skip("needs a torch with CUDA")
-    before = [torch.arange(1000, device=f"cuda:{i}") for i in range(2)]
+    tensors_before = [torch.arange(1000, device=f"cuda:{i}") for i in range(2)]
     gpus = open_gpus([0, 1], 2**20)
-    after = [torch.arange(1000, device=f"cuda:{i}") for i in range(2)]
+    tensors_after = [torch.arange(1000, device=f"cuda:{i}") for i in range(2)]
     assert _copy(gpus) > 0
     del gpus
-    for tensor in (*before, *after):
+    for tensor in (*tensors_before, *tensors_after):
         assert int(tensor.sum()) == 499500  # 0 + 1 + … + 999
