@@ -46,6 +46,12 @@ ROOT = Path(__file__).resolve().parents[1]
 LOOPBACK = "127.0.0.1"
 _SIZE = parse_size("512M")
 _DEADLINE_S = 300.0
+# Requests whose answer is a list: the kind of answer and its field.
+_EMPTY_ANSWERS = {
+    "FindPaths": ("FoundPaths", "paths"),
+    "TakeHealth": ("FoundHealth", "states"),
+    "ReadPorts": ("FoundPorts", "ports"),
+}
 
 
 # The other process: all ranks, each a connection.
@@ -72,8 +78,8 @@ def answer_of_rank(gpus: int, rank: int, data: bytes, parsed: dict[bytes, list[l
         batches = [0.003 * (1 + rank % 7 / 1000)] * step["batches"]  # type: ignore[call-overload]
         seconds = [batches if rank in group else [] for group in step["groups"]]  # type: ignore[call-overload]
         return json.dumps(["Done", ["Timing", {"seconds": seconds}], []], separators=(",", ":")).encode()
-    if name in {"FindPaths", "TakeHealth"}:
-        kind, field = ("FoundPaths", "paths") if name == "FindPaths" else ("FoundHealth", "states")
+    if name in _EMPTY_ANSWERS:
+        kind, field = _EMPTY_ANSWERS[name]
         return json.dumps(["Done", [kind, {field: []}], []]).encode()
     return b'["Done",null,[]]'
 

@@ -1,12 +1,12 @@
-"""Jobs of plain torch for recording.py and predicted_jobs.py, a process per GPU: recorded_job.py JOB FOLDER [traces].
+"""Jobs in plain torch for recording.py and predicted_jobs.py, a process per GPU: recorded_job.py JOB FOLDER [traces].
 
-JOB is ddp, fsdp2, tp (tensor parallel), moe, graph, calls or killed; ddp, fsdp2 and tp also with a network behind a
+JOB is ddp, fsdp2, tp (tensor parallel), moe, graph, calls or killed; ddp, fsdp2 and tp also with a network after a
 hyphen, such as ddp-gpt2-medium or tp-large.
 
-Each rank writes into FOLDER what it sent, as JSON: `calls` (a list of [operation, bytes]), from torch's Flight Recorder
-or from the script's own hand, and `step_ms`, the median time of a step. `killed` writes a line before each call, and
-ends by SIGKILL. With `traces` three more steps run under torch's profiler, whose trace is kept beside, with the Flight
-Recorder's dump: what `collbench import` reads.
+Each rank writes what it sent into FOLDER, as JSON: `calls` (a list of [operation, bytes]), from torch's Flight Recorder
+or listed by the script itself, and `step_ms`, the median time of a step. `killed` writes a line before each call, and
+ends by SIGKILL. With `traces` three more steps run under torch's profiler; its trace and the Flight Recorder's dump,
+which `collbench import` reads, are written to FOLDER.
 """
 
 from __future__ import annotations
@@ -28,58 +28,62 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-_STEPS, _WARM = 40, 10
+_STEPS, _WARMUP = 40, 10
 _WIDTH, _LAYERS = 2048, 8
-_CALLS_A_STEP = 1000
+_CALLS_PER_STEP = 1000
 _BATCH = 16  # sequences per rank
 _BYTES = {"Byte": 1, "Char": 1, "Bool": 1, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8}
 
 
 def _sizes(shapes: Any, dtypes: Any) -> list[int]:
-    """Return tensors' bytes; a negative number, which nobody sends, of a type that the recorder does not name."""
-    found = []
+    """Return tensors' bytes; a negative number, which equals no real size, for an unknown dtype."""
+    sizes = []
     for shape, dtype in zip(shapes, dtypes, strict=False):
         elements = 1
         for length in shape:
             elements *= length
-        found.append(elements * _BYTES.get(dtype, -1))
-    return found
+        sizes.append(elements * _BYTES.get(dtype, -1))
+    return sizes
 
 
 def calls_of(entry: dict[str, Any], ranks: int) -> list[list[Any]]:
-    """Return what NCCL gets for one entry of a Flight Recorder dump, in nccl-tests' sizes.
+    """Return the NCCL calls of one entry of a Flight Recorder dump, with sizes as in nccl-tests.
 
-    One that is not known is kept by its own name, so that it cannot agree with anything.
+    An unknown entry keeps its own name, so that it equals no recorded call.
     """
     name = entry["profiling_name"].split(":", 1)[-1].split(" ")[0]
-    given = _sizes(entry["input_sizes"], entry["input_dtypes"])
-    got = _sizes(entry["output_sizes"], entry["output_dtypes"])
+    input_bytes = _sizes(entry["input_sizes"], entry["input_dtypes"])
+    output_bytes = _sizes(entry["output_sizes"], entry["output_dtypes"])
     if name in {"coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced"}:
-        return []  # the group's own entry, beside its members'
+        return []  # the group's entry; each of its members has one, too
     if name in {"send", "recv"}:
-        return [[name, size] for size in given]
-    if name == "scatter":  # NCCL gets it as messages, and none of a rank to itself
-        return [["send", size] for size in got[1:]] if len(got) > 1 else [["recv", size] for size in given]
+        return [[name, size] for size in input_bytes]
+    if name == "scatter":  # NCCL gets messages; a rank sends itself none
+        return (
+            [["send", size] for size in output_bytes[1:]]
+            if len(output_bytes) > 1
+            else [["recv", size] for size in input_bytes]
+        )
     for prefix, operation, sizes in (
-        ("all_reduce", "allreduce", given),
-        ("allreduce", "allreduce", given),
-        ("broadcast", "broadcast", given),
-        ("_broadcast", "broadcast", given),
-        ("all_gather", "allgather", [size * ranks for size in given]),
-        ("_all_gather", "allgather", [size * ranks for size in given]),
-        ("reduce_scatter", "reducescatter", [size * ranks for size in got]),
-        ("_reduce_scatter", "reducescatter", [size * ranks for size in got]),
-        ("all_to_all", "alltoall", given),
+        ("all_reduce", "allreduce", input_bytes),
+        ("allreduce", "allreduce", input_bytes),
+        ("broadcast", "broadcast", input_bytes),
+        ("_broadcast", "broadcast", input_bytes),
+        ("all_gather", "allgather", [size * ranks for size in input_bytes]),
+        ("_all_gather", "allgather", [size * ranks for size in input_bytes]),
+        ("reduce_scatter", "reducescatter", [size * ranks for size in output_bytes]),
+        ("_reduce_scatter", "reducescatter", [size * ranks for size in output_bytes]),
+        ("all_to_all", "alltoall", input_bytes),
     ):
         if name.startswith(prefix):
             return [[operation, size] for size in sizes]
-    return [[f"flight recorder's {name}", sum(given)]]
+    return [[f"flight recorder's {name}", sum(input_bytes)]]
 
 
 def _flight_recorder(ranks: int) -> list[list[Any]]:
-    recorder: Any = torch._C._distributed_c10d  # its dump is in builds with NCCL alone
-    dump = recorder._dump_nccl_trace(True, False, False)  # collectives, no stacks, whatever their state
-    entries = pickle.loads(dump)["entries"]  # noqa: S301  # this process's own
+    recorder: Any = torch._C._distributed_c10d  # the dump is only in builds with NCCL
+    dump = recorder._dump_nccl_trace(True, False, False)  # collectives, no stacks, in any state
+    entries = pickle.loads(dump)["entries"]  # noqa: S301  # made by this process
     return [call for entry in entries for call in calls_of(entry, ranks)]
 
 
@@ -96,10 +100,10 @@ def _traced(step: Callable[[], object]) -> None:
 
 
 def _timed(step: Callable[[], object]) -> float:
-    for _ in range(_WARM):
+    for _ in range(_WARMUP):
         step()
     torch.cuda.synchronize()
-    # Events, and no wait of the host at each step: it runs ahead of its GPU, as it does in training.
+    # Events instead of waiting at each step, so that the host runs ahead of its GPU, as in training.
     event: Any = torch.cuda.Event  # torch gives it no types
     ends = [event(enable_timing=True) for _ in range(_STEPS + 1)]
     for number, end in enumerate(ends):
@@ -113,12 +117,12 @@ def _timed(step: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-# Networks: the layers that FSDP gathers, and what makes one step of training, which returns its loss.
+# Networks: the layers that FSDP gathers, and the loss of one training step.
 
 
 @dataclass(frozen=True)
 class Network:
-    """What is trained: `layers` are gathered one at a time by FSDP, `loss` is that of a batch, made once."""
+    """A network to train: FSDP gathers its `layers` one at a time; `loss` computes the loss of a fixed batch."""
 
     module: nn.Module
     layers: Sequence[nn.Module]
@@ -181,19 +185,19 @@ def fsdp2(_rank: int, ranks: int, name: str = "") -> tuple[list[list[Any]], floa
     return _flight_recorder(ranks), step_ms
 
 
-# Of the tensor parallel jobs: width, blocks, tokens.
+# Tensor-parallel jobs: width, blocks, tokens.
 _BLOCKS = {"": (1024, 4, 2048), "small": (2048, 8, 4096), "large": (4096, 8, 8192)}
 
 
 def tp(_rank: int, ranks: int, name: str = "") -> tuple[list[list[Any]], float]:
-    """Tensor parallel layers with sequence parallel ones between: all-gathers and reduce-scatters of activations."""
+    """Tensor-parallel layers with sequence-parallel ones between: all-gathers and reduce-scatters of activations."""
     from torch.distributed.tensor import Shard, parallel
 
     mesh = dist.device_mesh.init_device_mesh("cuda", (ranks,))
-    width, count, tokens = _BLOCKS[name]
+    width, block_count, tokens = _BLOCKS[name]
     blocks = [
         nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width))
-        for _ in range(count)
+        for _ in range(block_count)
     ]
     dtype = torch.bfloat16 if name else torch.float32
     model = nn.Sequential(*blocks).to("cuda", dtype)
@@ -215,58 +219,58 @@ def tp(_rank: int, ranks: int, name: str = "") -> tuple[list[list[Any]], float]:
 
 
 def moe(_rank: int, ranks: int) -> tuple[list[list[Any]], float]:
-    """All-to-all as experts send it: tokens out, tokens back, and the counts before."""
+    """All-to-all of a mixture of experts: the counts, tokens to the experts, tokens back."""
     tokens = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)
     counts = torch.zeros(ranks, device="cuda", dtype=torch.int64)
-    other, back, theirs = torch.empty_like(tokens), torch.empty_like(tokens), torch.empty_like(counts)
+    received, returned, received_counts = torch.empty_like(tokens), torch.empty_like(tokens), torch.empty_like(counts)
     sent: list[list[Any]] = []
 
     def step() -> None:
-        for output, given in ((theirs, counts), (other, tokens), (back, other)):
-            dist.all_to_all_single(output, given)
-            sent.append(["alltoall", given.numel() * given.element_size()])
+        for output, source in ((received_counts, counts), (received, tokens), (returned, received)):
+            dist.all_to_all_single(output, source)
+            sent.append(["alltoall", source.numel() * source.element_size()])
 
     step_ms = _timed(step)
     return sent, step_ms
 
 
 def graph(_rank: int, _ranks: int) -> tuple[list[list[Any]], float]:
-    """Two all-reduces in a CUDA graph, which is replayed: a plugin sees them once, when they are captured."""
+    """Replay a CUDA graph of two all-reduces; a profiler plugin sees them once, during the capture."""
     small, large = torch.ones(1 << 10, device="cuda"), torch.ones(1 << 20, device="cuda")
     sent: list[list[Any]] = []
 
-    def both() -> None:
+    def all_reduce_both() -> None:
         for data in (small, large):
             dist.all_reduce(data)
             sent.append(["allreduce", data.numel() * 4])
 
-    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(side):
-        both()
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        all_reduce_both()
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
-        both()
+        all_reduce_both()
     step_ms = _timed(captured.replay)
     return sent, step_ms
 
 
 def many_calls(_rank: int, _ranks: int) -> tuple[list[list[Any]], float]:
-    """Small all-reduces one behind the other, as fast as the host launches them: a step is a thousand."""
+    """Small all-reduces one after another, as fast as the host launches them; a step is a thousand."""
     data = torch.ones(2, device="cuda")
     sent: list[list[Any]] = []
 
     def step() -> None:
-        for _ in range(_CALLS_A_STEP):
+        for _ in range(_CALLS_PER_STEP):
             dist.all_reduce(data)
-        sent.extend([["allreduce", 8]] * _CALLS_A_STEP)
+        sent.extend([["allreduce", 8]] * _CALLS_PER_STEP)
 
     step_ms = _timed(step)
     return sent, step_ms
 
 
 def killed(rank: int, _ranks: int, folder: Path) -> None:
-    """Send without end, a line before each call, until rank 0's 500th call has passed; then die at once."""
+    """Send 501 all-reduces, writing a line before each, then kill this process."""
     sizes = [1 << 8, 1 << 12, 1 << 8, 1 << 16]
     data = torch.ones(1 << 16, device="cuda")
     with (folder / f"killed-{rank}.txt").open("w", buffering=1, encoding="utf-8") as log:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Whether `collbench record` writes down what a JAX job sends, call by call.
+"""Checks that `collbench record` records every call of a JAX job.
 
     python benchmarks/recording_jax.py --out FOLDER
 
-Two processes of JAX each have a GPU, or share one: NCCL then takes them for two hosts (NCCL_HOSTID). A step is one
-all-reduce, all-gather, reduce-scatter, all-to-all and exchange of neighbours, each compiled by itself, so that XLA
-neither joins nor leaves out any. What the program asked XLA for is compared with the job file: function, bytes and
+Two JAX processes each have a GPU, or share one; then NCCL_HOSTID lets NCCL take them for two hosts. A step is an
+all-reduce, an all-gather, a reduce-scatter, an all-to-all and an exchange between neighbors, each compiled separately,
+so that XLA neither merges nor removes any. The calls in the program are compared with the job file: function, bytes and
 order on both ranks. The exit status is 1 where they differ; FOLDER keeps the job file and the log.
 """
 
@@ -38,7 +38,7 @@ _STEP = [
 
 
 def train(number: int, port: int) -> None:
-    """Be one rank: send the calls of each step, and see that they arrive."""
+    """Run one rank: make the calls of each step, and check the results."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -47,28 +47,28 @@ def train(number: int, port: int) -> None:
 
     jax.distributed.initialize(f"127.0.0.1:{port}", _RANKS, number)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("ranks",))
-    here, everywhere = Spec("ranks"), Spec()
+    per_rank, replicated = Spec("ranks"), Spec()
 
-    def compiled(body: Any, out: Any) -> Any:
-        return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=here, out_specs=out, check_vma=False))
+    def compile_call(body: Any, out_spec: Any) -> Any:
+        return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=per_rank, out_specs=out_spec, check_vma=False))
 
     calls = [
-        compiled(lambda part: jax.lax.psum(part, "ranks"), everywhere),
-        compiled(lambda part: jax.lax.all_gather(part, "ranks", tiled=True), everywhere),
-        compiled(lambda part: jax.lax.psum_scatter(part, "ranks", tiled=True), here),
-        compiled(lambda part: jax.lax.all_to_all(part, "ranks", 0, 0, tiled=True), here),
-        compiled(lambda part: jax.lax.ppermute(part, "ranks", [(0, 1), (1, 0)]), here),
+        compile_call(lambda part: jax.lax.psum(part, "ranks"), replicated),
+        compile_call(lambda part: jax.lax.all_gather(part, "ranks", tiled=True), replicated),
+        compile_call(lambda part: jax.lax.psum_scatter(part, "ranks", tiled=True), per_rank),
+        compile_call(lambda part: jax.lax.all_to_all(part, "ranks", 0, 0, tiled=True), per_rank),
+        compile_call(lambda part: jax.lax.ppermute(part, "ranks", [(0, 1), (1, 0)]), per_rank),
     ]
     part = jnp.full(_ELEMENTS, number + 1.0, jnp.float32)
-    shape, spread = (_RANKS * _ELEMENTS,), NamedSharding(mesh, here)
-    whole = jax.make_array_from_single_device_arrays(shape, spread, [part])
+    shape, sharding = (_RANKS * _ELEMENTS,), NamedSharding(mesh, per_rank)
+    array = jax.make_array_from_single_device_arrays(shape, sharding, [part])
     for _ in range(_STEPS):
-        found = [call(whole) for call in calls]
-        for one in found:
-            one.block_until_ready()
-    first = [float(np.asarray(one.addressable_data(0))[0]) for one in found]
-    if first != [3.0, 1.0, 3.0, 1.0, 2.0 - number]:
-        raise SystemExit(f"rank {number} received {first}")
+        results = [call(array) for call in calls]
+        for result in results:
+            result.block_until_ready()
+    first_values = [float(np.asarray(result.addressable_data(0))[0]) for result in results]
+    if first_values != [3.0, 1.0, 3.0, 1.0, 2.0 - number]:
+        raise SystemExit(f"rank {number} received {first_values}")
     print(f"rank {number}: {_STEPS} steps of jax {jax.__version__} on {jax.devices()[number].device_kind}", flush=True)
 
 
@@ -76,30 +76,33 @@ def job(port: int, gpus: int) -> int:
     """Run both ranks. Return the exit status of the first that failed."""
     ranks = []
     for number in range(_RANKS):
-        own = {"CUDA_VISIBLE_DEVICES": str(number % gpus), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        rank_variables = {"CUDA_VISIBLE_DEVICES": str(number % gpus), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         if gpus < _RANKS:
-            own["NCCL_HOSTID"] = f"host{number}"
-        words = [sys.executable, __file__, "--rank", str(number), "--port", str(port)]
-        ranks.append(subprocess.Popen(words, env=os.environ | own))
+            rank_variables["NCCL_HOSTID"] = f"host{number}"
+        command = [sys.executable, __file__, "--rank", str(number), "--port", str(port)]
+        ranks.append(subprocess.Popen(command, env=os.environ | rank_variables))
     return max(rank.wait() for rank in ranks)
 
 
 def difference(recorded: Job) -> str:
-    """Return where the record and what was asked for differ first; "" where they are equal."""
+    """Return where the record and the program's calls first differ; "" where they are equal."""
     if [rank.rank for rank in recorded.ranks] != list(range(_RANKS)):
         return f"ranks {[rank.rank for rank in recorded.ranks]}"
     for rank in recorded.ranks:
-        have, want = sent(recorded, rank), _STEP * _STEPS
-        if have != want:
-            pairs = enumerate(zip(have, want, strict=False))
-            place = next((at for at, (one, other) in pairs if one != other), min(len(have), len(want)))
-            return f"rank {rank.rank}: {len(have)} of {len(want)} calls; {place}: {have[place:][:8]}"
+        sent, expected = recorded_calls(recorded, rank), _STEP * _STEPS
+        if sent != expected:
+            pairs = enumerate(zip(sent, expected, strict=False))
+            index = next(
+                (position for position, (sent_call, expected_call) in pairs if sent_call != expected_call),
+                min(len(sent), len(expected)),
+            )
+            return f"rank {rank.rank}: {len(sent)} of {len(expected)} calls; {index}: {sent[index:][:8]}"
     return ""
 
 
-def sent(recorded: Job, rank: JobRank) -> list[list[Any]]:
-    """Return what a rank sent, as [operation, bytes]."""
-    return [[recorded.calls[at].operation, recorded.calls[at].size_bytes] for at in rank.unfolded()]
+def recorded_calls(recorded: Job, rank: JobRank) -> list[list[Any]]:
+    """Return a rank's recorded calls, as [operation, bytes]."""
+    return [[recorded.calls[index].operation, recorded.calls[index].size_bytes] for index in rank.unfolded()]
 
 
 def main() -> int:
@@ -111,34 +114,33 @@ def main() -> int:
     parser.add_argument("--gpu-times", action="store_true", help="record with GPU times")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.rank is not None:
-        train(asked.rank, asked.port)
+    options = parser.parse_args()
+    if options.rank is not None:
+        train(options.rank, options.port)
         return 0
-    if asked.port:
-        return job(asked.port, asked.gpus)
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout.count("GPU ")
-    folder = asked.out or Path(tempfile.mkdtemp(prefix="recording-jax-"))
+    if options.port:
+        return job(options.port, options.gpus)
+    gpu_count = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout.count("GPU ")
+    folder = options.out or Path(tempfile.mkdtemp(prefix="recording-jax-"))
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     output = folder / "jax-job.json"
-    words = [sys.executable, __file__, "--port", str(port), "--gpus", str(asked.gpus or listed)]
-    record = [sys.executable, "-m", "collbench", "record", *["--gpu-times"] * asked.gpu_times, "--force"]
-    record += ["-o", str(output), "--", *words]
+    command = [sys.executable, __file__, "--port", str(port), "--gpus", str(options.gpus or gpu_count)]
+    record_command = [sys.executable, "-m", "collbench", "record", *["--gpu-times"] * options.gpu_times, "--force"]
+    record_command += ["-o", str(output), "--", *command]
     with (folder / "jax.log").open("w", encoding="utf-8") as log:
-        status = subprocess.run(record, stdout=log, stderr=log, check=False).returncode
+        status = subprocess.run(record_command, stdout=log, stderr=log, check=False).returncode
     if status or not output.is_file():
         print(f"exit status {status}: see {folder / 'jax.log'}")
         return 1
     recorded = job_file.load(output)
-    wrong = difference(recorded)
+    mismatch = difference(recorded)
     calls = " + ".join(str(rank.calls) for rank in recorded.ranks)
-    print(
-        f"{calls} calls recorded, NCCL {recorded.nccl}: {wrong or 'function, bytes and order are equal on both ranks'}"
-    )
-    return int(bool(wrong))
+    outcome = mismatch or "function, bytes and order are equal on both ranks"
+    print(f"{calls} calls recorded, NCCL {recorded.nccl}: {outcome}")
+    return int(bool(mismatch))
 
 
 if __name__ == "__main__":

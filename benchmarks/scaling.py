@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""How the training time of a small image network falls with more GPUs, and what that does to its accuracy.
+"""Training time and accuracy of a small image network on 1, 2, … GPUs.
 
     python benchmarks/scaling.py --out scaling.json [--gpus 1,2,3,4] [--epochs 4] [--seeds 0,1,2,3]
     python benchmarks/scaling.py --out try.json --gpus 1,2 --backend host --tiny --images 960 --epochs 2   # a dry run
 
 Each job is training/classify.py, an EfficientNet-B0 on CIFAR-shaped images made from a seed, started on the best K GPUs
-by `collbench train --auto-select K`. Two series, as two people would do it: `per-gpu` keeps the images per GPU and step
-(the published table did), so that K GPUs take K times fewer and larger steps; `global` keeps the step, and shares it.
-`raised` is `per-gpu` with a learning rate √K times as high, as larger steps want it, and `one-gpu` takes those larger
-steps on a single GPU: what they do to accuracy, without a second GPU to blame.
-Time is that of the training loop, without start-up and evaluation. `--seeds 0,1,2` trains from other weights in other
-orders, too: accuracy also has its luck. Only the first seed's jobs have the machine to themselves and are timed; those
-of each other seed run side by side. The file is rewritten after every job.
+by `collbench train --auto-select K`. There are two main series: `per-gpu` keeps the images per GPU and step (as the
+published table did), so that K GPUs take K times fewer and larger steps; `global` keeps the images per step, shared by
+the GPUs. `raised` is `per-gpu` with a learning rate √K times as high, as is usual for larger steps; `one-gpu` takes
+those larger steps on one GPU, which shows their effect on accuracy alone.
+Time is that of the training loop, without start-up and evaluation. `--seeds 0,1,2` repeats the trainings with other
+weights and orders, because accuracy varies between trainings. Only the first seed's jobs run one at a time and are
+timed; those of each other seed run concurrently. The file is rewritten after every job.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SERIES = ("per-gpu", "raised", "global", "one-gpu")
 
 
 class CannotBeginError(Exception):
-    """The reason why nothing was run, in one line."""
+    """Why nothing was run, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training: on how many GPUs, with how many images on each a step, and the learning rate over the usual one."""
+    """One training: number of GPUs, images per GPU and step, and the factor on the learning rate."""
 
     gpus: int
     batch: int
@@ -72,58 +72,67 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def numbers_of(text: str, option: str, least: int = 1) -> list[int]:
+def numbers_of(text: str, option: str, minimum: int = 1) -> list[int]:
     """Return the numbers that an option lists, each once. Raises CannotBeginError."""
     try:
         numbers = list(dict.fromkeys(int(word) for word in text.split(",")))
     except ValueError as error:
         raise CannotBeginError(f"{option} {text} is no list of numbers: write {option} 1,2,4") from error
-    if min(numbers) < least:
-        raise CannotBeginError(f"{option} {text}: {least} or more each")
+    if min(numbers) < minimum:
+        raise CannotBeginError(f"{option} {text}: {minimum} or more each")
     return numbers
 
 
 def counts(options: argparse.Namespace) -> list[int]:
-    """Return the numbers of GPUs. Raises CannotBeginError for what is no such list, or does not share the batch."""
+    """Return the numbers of GPUs. Raises CannotBeginError for a wrong list, or if they do not divide the batch."""
     numbers = sorted(numbers_of(options.gpus, "--gpus"))
-    odd = [number for number in numbers if options.batch % number]
-    if odd and "global" in options.series:
-        raise CannotBeginError(f"--batch {options.batch} cannot be shared by {odd[0]} GPUs: write --batch 96")
+    not_divisors = [number for number in numbers if options.batch % number]
+    if not_divisors and "global" in options.series:
+        raise CannotBeginError(f"--batch {options.batch} cannot be shared by {not_divisors[0]} GPUs: write --batch 96")
     return numbers
 
 
 def jobs(options: argparse.Namespace) -> dict[Job, list[str]]:
-    """Return what is to be trained, with its series: on one GPU all of them have the same first job."""
+    """Return the jobs with the series that they belong to; all series share the job on one GPU."""
     numbers, batch = counts(options), options.batch
     multiples = numbers if options.steps_of is None else sorted(numbers_of(options.steps_of, "--steps-of"))
-    of_series = {
+    jobs_of_series = {
         "per-gpu": [Job(number, batch) for number in numbers],
         "raised": [Job(number, batch, math.sqrt(number)) for number in numbers],
         "global": [Job(number, batch // number) for number in numbers],
         "one-gpu": [Job(1, batch * number) for number in multiples],
     }
-    made: dict[Job, list[str]] = {}
+    series_of_job: dict[Job, list[str]] = {}
     for series in options.series:
-        for job in of_series[series]:
-            made.setdefault(job, []).append(series)
-    return made
+        for job in jobs_of_series[series]:
+            series_of_job.setdefault(job, []).append(series)
+    return series_of_job
 
 
-def command(options: argparse.Namespace, job: Job, seed: int, on: Sequence[str], result: Path) -> list[str]:
-    """Return the command line of one job; `on` says on which GPUs, as collbench train has it."""
+def command(options: argparse.Namespace, job: Job, seed: int, devices: Sequence[str], result: Path) -> list[str]:
+    """Return the command line of one job; `devices` are collbench train's options that choose the GPUs."""
     names = ("images", "held_out", "epochs")
     values = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
     flags = [f"--{name}" for name in ("amp", "tiny") if getattr(options, name)]
     rate = ("--learning-rate", f"{options.learning_rate * job.raised:.6g}")
-    launch = [*shlex.split(options.collbench), "train", *on, "--backend", options.backend, str(SCRIPT), *values, *flags]
+    launch = [
+        *shlex.split(options.collbench),
+        "train",
+        *devices,
+        "--backend",
+        options.backend,
+        str(SCRIPT),
+        *values,
+        *flags,
+    ]
     return [*launch, "--batch", str(job.batch), "--seed", str(seed), *rate, "--json", str(result)]
 
 
 class Results:
-    """What was trained so far, in the file `out`, which is rewritten whenever something is added."""
+    """The finished trainings, written to the file `out` whenever one is added."""
 
     def __init__(self, options: argparse.Namespace, argv: Sequence[str], seeds: Sequence[int]) -> None:
-        """Write the file without any job. Raises CannotBeginError where that is not possible."""
+        """Write the file without jobs. Raises CannotBeginError if it cannot be written."""
         settings = {name: getattr(options, name) for name in ("images", "epochs", "batch", "learning_rate")}
         self._out, self._rows = options.out, list[dict[str, Any]]()
         self._rows_of: dict[Job, list[dict[str, Any]]] = {}
@@ -144,14 +153,16 @@ class Results:
             raise CannotBeginError(f"cannot write {self._out}: {error.strerror}; choose another --out FILE") from error
 
     def add(self, job: Job, series: Sequence[str], result: dict[str, Any], wall_seconds: float) -> None:
-        """Add a timed job: a row for each series that it is of."""
-        made = {**result, "raised": job.raised, "wall_seconds": wall_seconds}
-        self._rows_of[job] = [{"series": one, **made, "accuracies": [result["accuracy"]]} for one in series]
+        """Add a timed job: a row for each of its series."""
+        fields = {**result, "raised": job.raised, "wall_seconds": wall_seconds}
+        self._rows_of[job] = [
+            {"series": series_name, **fields, "accuracies": [result["accuracy"]]} for series_name in series
+        ]
         self._rows += self._rows_of[job]
         self._write()
 
     def repeat(self, job: Job, accuracy: float) -> None:
-        """Add what the same job reached from another seed."""
+        """Add the same job's accuracy from another seed."""
         for row in self._rows_of.get(job, ()):
             row["accuracies"].append(accuracy)
         self._write()
@@ -161,50 +172,50 @@ class Results:
 
 
 def run(options: argparse.Namespace, argv: Sequence[str]) -> list[str]:
-    """Run every job of every seed; return what failed, a line each."""
-    wanted, (seed, *others) = jobs(options), numbers_of(options.seeds, "--seeds", least=0)
-    kept = Results(options, argv, (seed, *others))
+    """Run every job of every seed; return a line for each that failed."""
+    jobs_to_run, (seed, *other_seeds) = jobs(options), numbers_of(options.seeds, "--seeds", minimum=0)
+    results = Results(options, argv, (seed, *other_seeds))
     failures: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for job, series in wanted.items():
+        for job, series in jobs_to_run.items():
             print(f"== {job} ({', '.join(series)})", flush=True)
             begin = time.perf_counter()
-            words = command(options, job, seed, ("--auto-select", str(job.gpus)), folder / "result.json")
-            status = subprocess.run(words, check=False).returncode
+            command_line = command(options, job, seed, ("--auto-select", str(job.gpus)), folder / "result.json")
+            status = subprocess.run(command_line, check=False).returncode
             if status == 0:
-                kept.add(job, series, loaded(folder / "result.json"), time.perf_counter() - begin)
+                results.add(job, series, read_result(folder / "result.json"), time.perf_counter() - begin)
             else:
-                failures.append(f"{job}: exit status {status} of {shlex.join(words)}")
-        for other in others:
-            failures += side_by_side(options, wanted, other, kept, folder)
+                failures.append(f"{job}: exit status {status} of {shlex.join(command_line)}")
+        for other_seed in other_seeds:
+            failures += run_concurrently(options, jobs_to_run, other_seed, results, folder)
     return failures
 
 
-def side_by_side(
-    options: argparse.Namespace, wanted: Collection[Job], seed: int, kept: Results, folder: Path
+def run_concurrently(
+    options: argparse.Namespace, jobs_to_run: Collection[Job], seed: int, results: Results, folder: Path
 ) -> list[str]:
-    """Run all jobs of a seed at once, for their accuracy; return what failed."""
+    """Run all jobs of a seed concurrently, for their accuracy; return a line for each that failed."""
     print(f"== all from seed {seed}, side by side", flush=True)
     started: list[tuple[Job, Path, subprocess.Popen[bytes]]] = []
-    every, first = max(job.gpus for job in wanted), 0
-    for number, job in enumerate(wanted):
-        places = (str((first + rank) % every) for rank in range(job.gpus))  # all GPUs get their share
+    gpu_count, first_gpu = max(job.gpus for job in jobs_to_run), 0
+    for number, job in enumerate(jobs_to_run):
+        devices = (str((first_gpu + rank) % gpu_count) for rank in range(job.gpus))  # all GPUs get their share
         path = folder / f"{seed}-{number}.json"
-        words = command(options, job, seed, ("--devices", ",".join(places)), path)
-        started.append((job, path, subprocess.Popen(words)))
-        first += job.gpus
+        command_line = command(options, job, seed, ("--devices", ",".join(devices)), path)
+        started.append((job, path, subprocess.Popen(command_line)))
+        first_gpu += job.gpus
     failures = []
     for job, path, process in started:
         if process.wait() == 0:
-            kept.repeat(job, loaded(path)["accuracy"])
+            results.repeat(job, read_result(path)["accuracy"])
         else:
             failures.append(f"{job}, seed {seed}: exit status {process.returncode}")
     return failures
 
 
-def loaded(path: Path) -> dict[str, Any]:
-    """Return what a job wrote."""
+def read_result(path: Path) -> dict[str, Any]:
+    """Return the result that a job wrote."""
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return result
 
@@ -220,7 +231,7 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         print(f"scaling: cannot start {error.filename}: {error.strerror}; see --collbench", file=sys.stderr)
         return 2
-    from training.tables import scaling  # late: what reads results is not needed to make them
+    from training.tables import scaling  # imported here, because only the table needs it
 
     print("\n".join(scaling(json.loads(options.out.read_text(encoding="utf-8")))))
     for line in failures:

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# What a session on a machine with two or more GPUs shows, into the folder OUT. Needs no network.
+# Measures everything on a machine with two or more GPUs, into the folder OUT. Needs no network.
 # Usage: COMMIT=$(git rev-parse --short HEAD) [PEERS=DIR] benchmarks/session.sh OUT [PART …] > OUT/session.log 2>&1
-#   PART (minutes on 4 × H200, about), all without one:
+#   PART (about so many minutes on 4 × H200); without one, all parts:
 #     commands 3   every command, an interrupted run that is resumed, one process per GPU
 #     repeat   2   ten runs of `pairs`: time and answer, positions of batches; growth over 2, 4, 8 GPUs
-#     judging  3   does it find what is wrong: a competing job, a full GPU, NCCL without P2P; `select` from a shell, from Python
-#     choice   5   regret of `select` against all sets measured, on a disturbed machine (chosen_sets.py)
-#     staged   3   all-reduce without P2P on all GPUs: does the order of GPUs, or NCCL's choice, decide its speed
+#     judging  3   does it find a competing job, a full GPU, NCCL without P2P; `select` from a shell and from Python
+#     choice   5   regret of `select` against all sets, measured, on a disturbed machine (chosen_sets.py)
+#     staged   3   all-reduce without P2P on all GPUs: does its speed depend on the order of GPUs, or on NCCL's choice
 #     jobs     5   overlap, registered memory, a recorded job replayed and predicted, on all GPUs
 #     tests    4   make test-gpu
 #     peers    8   versus_peers.py, if PEERS names the folder of nccl-tests' programs and nvbandwidth; REPEATS=2
 #   Parts of one session share XDG_STATE_HOME. OUT holds pages, run files and logs; larger files are packed.
-#   Nothing here sets a variable of NCCL but NCCL_P2P_DISABLE=1 and NCCL_DEBUG, where their effect is what is measured.
+#   The script sets no variables of NCCL except NCCL_P2P_DISABLE=1 and NCCL_DEBUG, where it measures their effect.
 set -u -o pipefail
 [ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/session.sh OUT [commands|repeat|judging|choice|staged|jobs|tests|peers …]" >&2; exit 2; }
 out=$(cd "$1" && pwd)
@@ -22,7 +22,7 @@ scratch=$(mktemp -d)
 gpus=$(nvidia-smi --list-gpus | wc -l)
 all=$(seq -s, 0 $((gpus - 1)))
 
-step() { # a titled command, with its wall time and exit status
+step() { # run a command, and print it, its wall time and its exit status
     echo "== $*"
     local begin=$EPOCHREALTIME
     "$@"
@@ -31,7 +31,7 @@ step() { # a titled command, with its wall time and exit status
     return $status
 }
 
-beside() { # beside TITLE PROGRAM: run the Python text PROGRAM until it prints "ready", and leave it running as $job
+start_job() { # start_job TITLE PROGRAM: start the Python program PROGRAM as $job, and return when it has printed "ready"
     echo "== $1"
     python3 -c "$2" > "$scratch/job" 2>&1 &
     job=$!
@@ -45,7 +45,7 @@ end_job() { kill $job; wait $job 2> /dev/null; }
 
 commands() {
     step collbench pairs -o pairs.json | tee pairs.txt
-    step collbench pairs # saved where train looks
+    step collbench pairs # saved where `train` looks for a run
     step collbench pairs --sizes 8:1G -o "$scratch/every-size.json" --verbose | grep -E "^points|^time|^--"
     step collbench copies -o copies.json --verbose | tee copies.txt
     step collbench latency -o latency.json --verbose | tee latency.txt
@@ -94,7 +94,7 @@ try:
 except collbench.Error as error:
     print("refused:", error)'
 
-    beside "a job that copies GPU0 to GPU1" 'import torch
+    start_job "a job that copies GPU0 to GPU1" 'import torch
 a = torch.empty(2**28, dtype=torch.uint8, device="cuda:0")
 b = torch.empty_like(a, device="cuda:1")
 b.copy_(a); torch.cuda.synchronize(0); print("ready", flush=True)
@@ -108,7 +108,7 @@ while True:
     end_job
 
     local last=$((gpus - 1))
-    beside "a job that fills GPU$last" "import torch, time
+    start_job "a job that fills GPU$last" "import torch, time
 held = torch.empty(torch.cuda.mem_get_info($last)[0] - 3 * 2**30, dtype=torch.uint8, device='cuda:$last')
 print('ready', flush=True); time.sleep(120)"
     step collbench pairs -o "$scratch/full.json" | tee full.txt
@@ -123,7 +123,7 @@ print('ready', flush=True); time.sleep(120)"
 
 choice() { step python3 "$here/benchmarks/chosen_sets.py" --out "$out"; }
 
-# A process of its own for each run: NCCL makes its rings, and the kernel places its threads, once per process.
+# One process for each run, because NCCL makes its rings, and the kernel places its threads, once per process.
 staged() {
     export NCCL_P2P_DISABLE=1
     local order reversed
@@ -139,7 +139,7 @@ staged() {
     pack staged "staged-*.json"
 }
 
-jobs_of_all() {
+jobs_on_all_gpus() {
     step collbench overlap allreduce --devices "$all" -o overlap.json | tee overlap.txt
     step collbench allreduce --registration all --sizes 64K:1G:16 -o registration.json | tee registration.txt
     for job in ddp fsdp2; do
@@ -173,8 +173,8 @@ done
 echo "commit ${COMMIT:-unknown}, $(date -u +%FT%TZ), $(nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c)"
 cd "$here" || exit 1
 step python3 -m pip install -q --no-build-isolation --no-deps --no-index . || exit 1
-cd "$out" || exit 1 # not the source tree: what was installed is what runs
+cd "$out" || exit 1 # outside the source tree, so that the installed collbench runs
 for part in "$@"; do
-    [ "$part" = jobs ] && part=jobs_of_all
+    [ "$part" = jobs ] && part=jobs_on_all_gpus
     "$part"
 done

@@ -1,10 +1,10 @@
-"""Single launches against two bars: their p50 beside the launch loop, and a rank that is held back on purpose.
+"""Single launches against two bars: their p50 equals the launch loop's time, and a rank that is held back is named.
 
     python benchmarks/tails.py --out DIR          # on two GPUs or more: three minutes
 
 Each repeat times, at each size, the launch loop and then single launches, in one call of the extension. Then one rank's
-stream is held back before each launch, another rank in each repeat: it has to be named, with so much lateness. Raw
-times of every launch are written to DIR/tails.json.
+stream is held back before each launch (another rank in each repeat); that rank must be named, with that lateness. The
+raw times of every launch are written to DIR/tails.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collbench.model.units import format_size
 
 _SIZES = (8, 256, 8 * 2**10, 64 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
 _HELD_SIZES = (8, 2**20, 16 * 2**20)
-_HELD_NS, _HELD_BAR_NS = 50_000, 5_000
+_HELD_NS, _HELD_TOLERANCE_NS = 50_000, 5_000
 _P50_BAR = 0.03
 _BUFFER = 256 * 2**20
 _MICRO = 1e6
@@ -41,7 +41,7 @@ class Bench:
     """An NCCL session over all chosen GPUs. It times all-reduces of float32 on one communicator."""
 
     def __init__(self, gpus: int, nccl: str | None) -> None:
-        """Open the first GPUs of CUDA's order."""
+        """Open the first `gpus` GPUs in CUDA's order."""
         self.gpus = _native.Gpus(list(range(gpus)), shipped_ptx())
         self.gpus.allocate(_BUFFER)
         self.nccl = find_nccl(nccl)
@@ -50,7 +50,7 @@ class Bench:
         self._devices = [Device(index, f"GPU-{index}", "") for index in self.members]
 
     def time(self, size: int, singles: int, loop: int = 0, held: int = -1) -> tuple[float, Latency]:
-        """Return the launch loop's seconds per call, not a number without one, and the single launches."""
+        """Return the launch loop's seconds per call (NaN without a loop), and the single launches."""
         times = self._session.time(
             _native.CollectiveRound(
                 groups=[list(self.members)],
@@ -73,47 +73,49 @@ class Bench:
             )
         )
         ranks = [
-            RankLaunches(tuple(one.arrived), tuple(one.left), one.cost, one.uncertainty, one.step)
-            for one in sorted(times.singles, key=lambda found: found.rank)
+            RankLaunches(
+                tuple(launches.arrived), tuple(launches.left), launches.cost, launches.uncertainty, launches.step
+            )
+            for launches in sorted(times.singles, key=lambda rank_launches: rank_launches.rank)
         ]
         point = DataPoint(Operation.ALLREDUCE, self.members, size)
         return (times.launch_seconds[0] if loop else math.nan), latency_of(point, ranks, self._devices)
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print two tables, write the raw times; return 1 where a bar is missed."""
-    asked = _options().parse_args(words)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    bench = Bench(asked.gpus or len(_native.list_gpus()), asked.nccl)
+    options = _options().parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options.gpus or len(_native.list_gpus()), options.nccl)
     raw: list[dict[str, Any]] = []
     loops: dict[int, list[tuple[float, Tails]]] = {size: [] for size in _SIZES}
     held: dict[int, list[tuple[int, Tails]]] = {size: [] for size in _HELD_SIZES}
-    for repeat in range(asked.repeats):
+    for repeat in range(options.repeats):
         for size in _SIZES:
-            seconds, latency = bench.time(size, asked.launches, asked.loop)
+            seconds, latency = bench.time(size, options.launches, options.loop)
             loops[size].append((seconds, tails_of(latency)))
             raw.append({"repeat": repeat, "loop_seconds": seconds, **asdict(latency)})
         for size in _HELD_SIZES:
             rank = repeat % len(bench.members)
-            _, latency = bench.time(size, asked.launches, held=rank)
+            _, latency = bench.time(size, options.launches, held=rank)
             held[size].append((rank, tails_of(latency)))
             raw.append({"repeat": repeat, "held_rank": rank, "held_ns": _HELD_NS, **asdict(latency)})
     head = {"nccl": format_version(bench.nccl.version), "gpus": [gpu.name for gpu in _native.list_gpus()]}
-    (asked.out / "tails.json").write_text(json.dumps({**head, "launches": raw}) + "\n", encoding="utf-8")
+    (options.out / "tails.json").write_text(json.dumps({**head, "launches": raw}) + "\n", encoding="utf-8")
     met = True
     print(f"NCCL {head['nccl']}, {len(bench.members)} GPUs; {_clocks(raw)}\n")
     print("p50 of single launches over the launch loop's mean time per call; bar: within 3 %")
     print("size    loop µs  p50 µs  ratio (least-most)     waited p50 µs  ratio  verdict")
-    for size, found in loops.items():
-        line, good = _beside_loop(size, found)
+    for size, pairs in loops.items():
+        line, row_met = _loop_row(size, pairs)
         print(line)
-        met &= good
+        met &= row_met
     print(f"\na rank held back by {_HELD_NS / 1000:.0f} µs; bar: named alone, with its 50 ± 5 µs, in each repeat")
     print("size    named   lateness µs (least-most)  last  verdict")
     for size, runs in held.items():
-        line, good = _held_back(size, runs)
+        line, row_met = _held_row(size, runs)
         print(line)
-        met &= good
+        met &= row_met
     return 0 if met else 1
 
 
@@ -129,42 +131,43 @@ def _options() -> argparse.ArgumentParser:
 
 
 def _clocks(raw: Sequence[dict[str, Any]]) -> str:
-    """Return what the clocks can tell, over all launches: step, uncertainty and what the stamps add."""
-    ranks = [rank for one in raw for rank in one["ranks"]]
-    said = []
+    """Return the clocks' resolution over all launches: step, uncertainty, and the time that a stamp takes."""
+    ranks = [rank for launch in raw for rank in launch["ranks"]]
+    texts = []
     for name in ("step_ns", "uncertainty_ns", "stamp_ns"):
         values = [rank[name] for rank in ranks]
-        said.append(f"{name} {min(values)}-{max(values)}, median {median(values):.0f}")
-    return "; ".join(said)
+        texts.append(f"{name} {min(values)}-{max(values)}, median {median(values):.0f}")
+    return "; ".join(texts)
 
 
-def _beside_loop(size: int, found: Sequence[tuple[float, Tails]]) -> tuple[str, bool]:
-    loop = median(seconds for seconds, _ in found)
-    moved = [one.transfer.at(50) or 0.0 for _, one in found if one.transfer]
-    waited = [one.waited.at(50) or 0.0 for _, one in found]
-    ratios = [p50 / seconds for p50, (seconds, _) in zip(moved, found, strict=True)]
-    others = [p50 / seconds for p50, (seconds, _) in zip(waited, found, strict=True)]
-    good = abs(median(ratios) - 1) <= _P50_BAR
+def _loop_row(size: int, pairs: Sequence[tuple[float, Tails]]) -> tuple[str, bool]:
+    loop = median(seconds for seconds, _ in pairs)
+    transfer_p50 = [tails.transfer.at(50) or 0.0 for _, tails in pairs if tails.transfer]
+    waited_p50 = [tails.waited.at(50) or 0.0 for _, tails in pairs]
+    ratios = [p50 / seconds for p50, (seconds, _) in zip(transfer_p50, pairs, strict=True)]
+    waited_ratios = [p50 / seconds for p50, (seconds, _) in zip(waited_p50, pairs, strict=True)]
+    met = abs(median(ratios) - 1) <= _P50_BAR
+    transfer_us, waited_us = median(transfer_p50) * _MICRO, median(waited_p50) * _MICRO
     return (
-        f"{format_size(size):6}  {loop * _MICRO:7.2f}  {median(moved) * _MICRO:6.2f}  {median(ratios):.3f} "
-        f"({min(ratios):.3f}-{max(ratios):.3f})     {median(waited) * _MICRO:13.2f}  {median(others):.3f}  "
-        f"{'met' if good else 'MISSED'}"
-    ), good
+        f"{format_size(size):6}  {loop * _MICRO:7.2f}  {transfer_us:6.2f}  {median(ratios):.3f} "
+        f"({min(ratios):.3f}-{max(ratios):.3f})     {waited_us:13.2f}  {median(waited_ratios):.3f}  "
+        f"{'met' if met else 'MISSED'}"
+    ), met
 
 
-def _held_back(size: int, runs: Sequence[tuple[int, Tails]]) -> tuple[str, bool]:
+def _held_row(size: int, runs: Sequence[tuple[int, Tails]]) -> tuple[str, bool]:
     named, lateness, last = 0, [], []
-    for rank, one in runs:
-        named += [late.member for late in one.late] == [rank]
-        found = one.ranks[rank]
-        lateness.append(found.arrives.median if found.arrives else 0.0)
-        last.append(found.last or 0.0)
-    good = named == len(runs) and all(abs(late * 1e9 - _HELD_NS) <= _HELD_BAR_NS for late in lateness)
+    for rank, tails in runs:
+        named += [late.member for late in tails.late] == [rank]
+        held_rank = tails.ranks[rank]
+        lateness.append(held_rank.arrives.median if held_rank.arrives else 0.0)
+        last.append(held_rank.last or 0.0)
+    met = named == len(runs) and all(abs(late * 1e9 - _HELD_NS) <= _HELD_TOLERANCE_NS for late in lateness)
     low, middle, high = (value * _MICRO for value in (min(lateness), median(lateness), max(lateness)))
     return (
         f"{format_size(size):6}  {named:2} of {len(runs):2}  {middle:.2f} ({low:.2f}-{high:.2f})  "
-        f"{median(last):.0%}  {'met' if good else 'MISSED'}"
-    ), good
+        f"{median(last):.0%}  {'met' if met else 'MISSED'}"
+    ), met
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# What links are worth to training on real GPUs, into the folder $1: the links' curves with and without P2P, GPT-2 with it and
-# without, its steps without communication, a small image network on 1 … 4 GPUs, what a launch costs. No network is needed.
+# Measures what links are worth to training on real GPUs, into the folder OUT: curves of collectives with P2P and without,
+# GPT-2 with P2P and without, its steps without communication, a small image network on 1 … 4 GPUs, the cost of a launch.
+# Needs no network.
 # Usage: COMMIT=$(git rev-parse --short HEAD) benchmarks/training.sh OUT [PART] > LOG 2>&1
-#   On 4 × H200 a PART is meant to take: curves 2 min, gpt2 9 (1.5 an ablation), bound 6, buckets 1, scaling 7, launch 2;
-#   all is all of those. `overlap` and `steps`, on two GPUs, are what benchmarks/steps.py compares with `predict`: factors of
-#   overlap (2.5 min) and steps of MODELS='gpt2 gpt2-medium vit-b/16', with P2P and without (4 min). A job of `steps` is one
-#   model in one arm, all strategies and batches in one process per GPU.
-#   Each step has its own limit. Where a command may not last so long, ABLATIONS='ddp-2-bf16 …' takes gpt2 in several
-#   calls, and MODELS=gpt2 steps.
-#   Parts of one session share XDG_STATE_HOME: `curves` leaves the run there that `train` chooses from.
-#   DRY=1 proves the script without GPUs: CPU cores, a tiny model, few steps. None of its figures means anything.
-#   EPOCHS=4, SEEDS=0,1,2,3, REPEATS=3 and LIMIT=… change how long `scaling`, an ablation and a job may take. Nothing here sets NCCL's variables but
-#   NCCL_P2P_DISABLE=1 where its effect is what is measured; all others are inherited.
+#   Minutes on 4 × H200, by PART: curves 2, gpt2 9 (1.5 for each ablation), bound 6, buckets 1, scaling 7, launch 2; `all`
+#   is all of these. `overlap` and `steps`, on two GPUs, measure what benchmarks/steps.py compares with `predict`: factors
+#   of overlap (2.5 min) and steps of MODELS='gpt2 gpt2-medium vit-b/16', with P2P and without (4 min). A job of `steps` is
+#   one model in one arm, all strategies and batches in one process per GPU.
+#   Each command has a time limit. To split long parts into several calls, set ABLATIONS='ddp-2-bf16 …' for gpt2, and
+#   MODELS=gpt2 for steps.
+#   Parts of one session share XDG_STATE_HOME: `curves` saves the run there from which `train` chooses.
+#   DRY=1 tests the script without GPUs: CPU cores, a tiny model, few steps. None of its figures means anything.
+#   EPOCHS=4, SEEDS=0,1,2,3, REPEATS=3 and LIMIT=… change how long `scaling`, an ablation and a job may take.
+#   The script sets no variables of NCCL except NCCL_P2P_DISABLE=1, where it measures its effect; it inherits all others.
 set -u -o pipefail
 [ $# -ge 1 ] && mkdir -p "$1" || { echo "usage: benchmarks/training.sh OUT [curves|gpt2|bound|overlap|steps|buckets|scaling|launch|all]" >&2; exit 2; }
 out=$(cd "$1" && pwd)
@@ -26,7 +27,7 @@ DRY=${DRY:-}
 failed=0
 mkdir -p "$XDG_STATE_HOME"
 
-step() { # step LIMIT COMMAND …: a titled command with a limit in seconds, its wall time and exit status
+step() { # step LIMIT COMMAND …: run a command for at most LIMIT seconds; print it, its wall time and its exit status
     local limit=$1; shift
     echo "== $*"
     local begin=$EPOCHREALTIME
@@ -47,7 +48,7 @@ else
     backend=() sizes=64K:1G two=0,1 four=0,1,2,3 worlds=(${WORLDS:-2 4}) images=(--gpus "${GPUS:-1,2,3,4}" --steps-of 1,2,3,4)
     gpt2=("$here/benchmarks/gpt2_ddp.py" --steps 50 --warmup 10)
 fi
-# strategy-world-dtype; amp sends 4 bytes a gradient, as most people train
+# strategy-GPUs-dtype; amp, with which most people train, sends 4 bytes per gradient
 ablations=${ABLATIONS:-ddp-2-bf16 fsdp-2-bf16 ddp-4-bf16 fsdp-4-bf16 ddp-2-amp ddp-2-fp32}
 [ "$DRY" ] && ablations=${ABLATIONS:-ddp-2-bf16 fsdp-2-bf16}
 devices() { [ "$1" = 2 ] && echo $two || echo $four; }
@@ -56,9 +57,9 @@ curves() {
     step 60 "${program[@]}" pairs "${backend[@]}" --quick # saved where `train --auto-select` looks
     for world in "${worlds[@]}"; do
         for operation in allreduce allgather reducescatter; do
-            local words=("${program[@]}" "$operation" "${backend[@]}" --devices "$(devices "$world")" --sizes "$sizes" --quick)
-            step 60 "${words[@]}" --output "$out/curves-$world-p2p-$operation.json"
-            step 90 env NCCL_P2P_DISABLE=1 "${words[@]}" --output "$out/curves-$world-nop2p-$operation.json"
+            local command=("${program[@]}" "$operation" "${backend[@]}" --devices "$(devices "$world")" --sizes "$sizes" --quick)
+            step 60 "${command[@]}" --output "$out/curves-$world-p2p-$operation.json"
+            step 90 env NCCL_P2P_DISABLE=1 "${command[@]}" --output "$out/curves-$world-nop2p-$operation.json"
         done
     done
 }
@@ -69,26 +70,26 @@ ablate() { # ablate WORLD STRATEGY DTYPE
 }
 
 gpt2() {
-    local one
-    for one in $ablations; do
+    local ablation
+    for ablation in $ablations; do
         local strategy world dtype
-        IFS=- read -r strategy world dtype <<< "$one"
+        IFS=- read -r strategy world dtype <<< "$ablation"
         ablate "$world" "$strategy" "$dtype"
     done
 }
 
-arm=() # before a job's command: what differs between arms
-one() { # one NAME WORLD OPTIONS …: a single job, its output kept
+arm=() # goes before a job's command: what differs between arms
+train_job() { # train_job NAME WORLD OPTIONS …: run one job of gpt2_ddp.py, and keep its output
     local name=$1 world=$2; shift 2
-    local words=("${arm[@]}" "${program[@]}" train "${backend[@]}" --devices "$(devices "$world")")
+    local command=("${arm[@]}" "${program[@]}" train "${backend[@]}" --devices "$(devices "$world")")
     name=gpt2-$name
-    step "${LIMIT:-90}" "${words[@]}" "${gpt2[@]}" "$@" > "$out/$name.txt" 2> "$out/$name.err"
+    step "${LIMIT:-90}" "${command[@]}" "${gpt2[@]}" "$@" > "$out/$name.txt" 2> "$out/$name.err"
     local status=$?
     echo "== $name: exit $status; $(grep ^summary "$out/$name.txt" || tail -3 "$out/$name.err")"
     rm -f "$out/$name.err"
 }
 
-bound() { # what bounds a step, host, GPU or wires: at a small batch and a large one, with P2P and without
+bound() { # what limits a step, the host, the GPU or the links: at a small batch and a large one, with P2P and without
     local large=32 count=(--steps 30 --warmup 8)
     [ "$DRY" ] && large=3 count=()
     for world in "${worlds[@]}"; do
@@ -96,36 +97,36 @@ bound() { # what bounds a step, host, GPU or wires: at a small batch and a large
             for batch in 4 $large; do
                 local name=bound-$strategy-$world-bf16-batch$batch
                 local job=("$world" --strategy "$strategy" --dtype bf16 --batch "$batch" "${count[@]}")
-                one "$name-p2p" "${job[@]}"
+                train_job "$name-p2p" "${job[@]}"
                 arm=(env NCCL_P2P_DISABLE=1)
-                one "$name-nop2p" "${job[@]}"
+                train_job "$name-nop2p" "${job[@]}"
                 arm=()
             done
         done
     done
 }
 
-# A product about as long as one of GPT-2's layers at a small batch: what a message waits for depends on that.
-overlap() { # what a collective and compute cost each other, as NCCL goes with P2P and without; WORLDS=2
-    local world=${worlds[0]} words operation operations="allreduce allgather reducescatter" sizes=4M,16M,64M,256M
+# A matrix product about as long as one of GPT-2's layers at a small batch, because a message waits for such kernels.
+overlap() { # how much a collective and compute slow each other, with P2P and without; WORLDS=2
+    local world=${worlds[0]} command operation operations="allreduce allgather reducescatter" sizes=4M,16M,64M,256M
     local computes=${COMPUTES:-gemm:2048} trials=8
     [ "$DRY" ] && operations=allreduce sizes=256K,1M computes=gemm:256 trials=3
     for operation in $operations; do
-        words=("${program[@]}" overlap "$operation" "${backend[@]}" --devices "$(devices "$world")")
-        words+=(--compute "$computes" --sizes "$sizes" --trials "$trials")
-        step 120 "${words[@]}" --output "$out/overlap-$world-p2p-$operation.json"
-        step 240 env NCCL_P2P_DISABLE=1 "${words[@]}" --output "$out/overlap-$world-nop2p-$operation.json"
+        command=("${program[@]}" overlap "$operation" "${backend[@]}" --devices "$(devices "$world")")
+        command+=(--compute "$computes" --sizes "$sizes" --trials "$trials")
+        step 120 "${command[@]}" --output "$out/overlap-$world-p2p-$operation.json"
+        step 240 env NCCL_P2P_DISABLE=1 "${command[@]}" --output "$out/overlap-$world-nop2p-$operation.json"
     done
 }
 
-steps() { # steps that exchange nothing, of DDP and of FSDP2, small and large, with P2P and without
-    local world=${worlds[0]} models=${MODELS:-gpt2 gpt2-medium vit-b/16} count=() model way
+steps() { # steps without exchange, of DDP and of FSDP2, at small and large batches, with P2P and without
+    local world=${worlds[0]} models=${MODELS:-gpt2 gpt2-medium vit-b/16} count=() model arm_name
     [ "$DRY" ] && count=(--tiny --steps 3 --warmup 1 --batches 1) models=${MODELS:-gpt2 vit-b/16}
     for model in $models; do
-        for way in p2p nop2p; do
-            [ $way = p2p ] && arm=() || arm=(env NCCL_P2P_DISABLE=1)
+        for arm_name in p2p nop2p; do
+            [ $arm_name = p2p ] && arm=() || arm=(env NCCL_P2P_DISABLE=1)
             step "${LIMIT:-150}" "${arm[@]}" "${program[@]}" train "${backend[@]}" --devices "$(devices "$world")" \
-                "$here/benchmarks/timed_steps.py" --model "$model" --arm $way --out "$out" "${count[@]}"
+                "$here/benchmarks/timed_steps.py" --model "$model" --arm $arm_name --out "$out" "${count[@]}"
             arm=()
         done
     done
@@ -133,8 +134,8 @@ steps() { # steps that exchange nothing, of DDP and of FSDP2, small and large, w
 }
 
 buckets() { # the messages of a step
-    for dtype in bf16 amp; do one "buckets-$dtype" 2 --strategy ddp --dtype $dtype --profile-buckets; done
-    one "units-bf16" 2 --strategy fsdp --dtype bf16 --profile-buckets
+    for dtype in bf16 amp; do train_job "buckets-$dtype" 2 --strategy ddp --dtype $dtype --profile-buckets; done
+    train_job "units-bf16" 2 --strategy fsdp --dtype bf16 --profile-buckets
 }
 
 scaling() {
@@ -146,7 +147,7 @@ launch() {
     step 240 "$python" "$here/benchmarks/launch_cost.py" --out "$out"
 }
 
-compare() { # predicted beside measured, once both are there; costs no GPU
+compare() { # compare predicted and measured steps, if both exist; uses no GPU
     local list=$out/predicted.toml
     compgen -G "$out/ablate-*.json" > /dev/null || return 0
     : > "$list"
@@ -154,8 +155,8 @@ compare() { # predicted beside measured, once both are there; costs no GPU
         local name; name=$(basename "$file" .json)
         local strategy world dtype
         IFS=- read -r _ strategy world dtype <<< "$name"
-        # what the GPU itself can need at most: the step that exchanges nothing, where part `bound` timed it
-        local own; own=$(sed -n 's/^summary .*median_step=\([0-9.]*\)ms.*/\1/p' "$out/gpt2-bound-local-$world-$dtype-batch4-p2p.txt" 2> /dev/null)
+        # the most time that the GPU itself can need: the step without exchange, if part `bound` timed it
+        local gpu_ms; gpu_ms=$(sed -n 's/^summary .*median_step=\([0-9.]*\)ms.*/\1/p' "$out/gpt2-bound-local-$world-$dtype-batch4-p2p.txt" 2> /dev/null)
         cat >> "$list" <<CELL
 [[cell]]
 label = "${strategy^^} $dtype, $world GPUs"
@@ -166,7 +167,7 @@ strategy = "$strategy"
 gpus = $world
 dtype = "$([ "$dtype" = fp32 ] && echo fp32 || echo bf16)"
 grad_dtype = "$([ "$dtype" = bf16 ] && echo bf16 || echo fp32)"
-${own:+gpu_time_ms = $own
+${gpu_ms:+gpu_time_ms = $gpu_ms
 gpu_time_source = \"the step of DDP that exchanges nothing: gpt2-bound-local-$world-$dtype-batch4-p2p.txt\"
 }
 CELL
@@ -181,7 +182,7 @@ else
     cd "$here" || exit 1
     step 120 "$python" -m pip install -q --no-build-isolation --no-deps --no-index . || exit 1
 fi
-cd "$out" || exit 1 # not the source tree: what was installed is what runs
+cd "$out" || exit 1 # outside the source tree, so that the installed collbench runs
 
 [ "$part" = all ] || [ "$part" = curves ] && curves
 [ "$part" = all ] || [ "$part" = gpt2 ] && gpt2

@@ -1,6 +1,6 @@
-"""One fault for each kind of verdict (docs/method.md 10), put into a healthy fabric at a random place.
+"""One fault for each kind of verdict (docs/method.md 10), injected into a healthy fabric at random devices.
 
-A FaultKind says what is wrong with a machine; the kinds here say what a person would conclude from it.
+A FaultKind is what is wrong with a machine; the kinds here are the verdicts that follow from it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from collbench.sim.labels import paths, slots_limit
 from collbench.sim.network import Medium, Network, network_of
 
 Members = tuple[int, ...]
-FaultyFabric = tuple[Fabric, Members]  # with the GPUs by which a verdict should name the fault's place
+FaultyFabric = tuple[Fabric, Members]  # and the GPUs that a verdict should name
 
 # docs/method.md 10.2: below 0.70 of the links' rate a link is degraded; at PCIe's rate it may not be in use.
 _DEGRADED, _ABOVE_PCIE = 0.68, 1.1
 # Faster than PCIe can be by more than the 5 % that a hidden NVLink shows.
 _FASTER_THAN_PCIE = 1.15
 # A lower tier and more than 10 % less, yet above 0.70 of theory where a healthy link reaches 0.88 [H200x4].
-_CLEARLY_LESS = 0.82
-_VISIBLY = 0.85  # what a slow GPU must do to each of its links to count as a slow row
-_TOO_FAST = 1.25  # of theory; where no label tells of NVLinks it could be a hidden one, so beyond all NVLinks
+_SLOW_FACTOR = 0.82
+_SLOW_ROW_FACTOR = 0.85  # what a slow GPU must do to each of its links to count as a slow row
+# Of theory. Without NVLinks in the labels a pair might have a hidden one, so the rate must exceed that of all NVLinks.
+_IMPOSSIBLE_FACTOR = 1.25
 _BEYOND_ALL_GBS = 1200.0
-_SHARED, _ALIKE = 0.6, 0.8
+_LOAD_FACTOR, _MIN_RATE_RATIO = 0.6, 0.8
 
 
 def kinds() -> tuple[str, ...]:
@@ -39,7 +40,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def possible(fabric: Fabric) -> tuple[str, ...]:
-    """Return the kinds of fault that this fabric has a place for."""
+    """Return the kinds of fault that can be injected into this fabric."""
     possible_kinds = []
     for kind in _MAKERS:
         try:
@@ -51,9 +52,9 @@ def possible(fabric: Fabric) -> tuple[str, ...]:
 
 
 def with_fault(fabric: Fabric, kind: str, rng: np.random.Generator) -> FaultyFabric:
-    """Return the fabric with one fault of this kind, and the GPUs by which a verdict should name its place.
+    """Return the fabric with one fault of this kind, and the GPUs that a verdict should name.
 
-    Raises UsageError if the fabric has no place for it, as an NVLink's fault on a machine without.
+    Raises UsageError if the fabric cannot have it, such as an NVLink's fault without NVLinks.
     """
     name = kind.lower().replace("_", "-")
     if name not in _MAKERS:
@@ -65,7 +66,7 @@ def _faulty(fabric: Fabric, fault: Fault) -> FaultyFabric:
     return replace(fabric, faults=(*fabric.faults, fault)), fault.devices or tuple(range(len(fabric.gpus)))
 
 
-def _a_pair(fabric: Fabric, rng: np.random.Generator, fits: Callable[[Path, Network], bool], what: str) -> Members:
+def _random_pair(fabric: Fabric, rng: np.random.Generator, fits: Callable[[Path, Network], bool], what: str) -> Members:
     """Return a random pair that fits. Raises UsageError."""
     network = network_of(fabric)
     pairs = [path.devices for path in paths(fabric) if fits(path, network)]
@@ -102,7 +103,7 @@ def _path(fabric: Fabric, pair: Members) -> Path:
     return next(path for path in paths(fabric) if path.devices == pair)
 
 
-def _alone(network: Network, path: Path) -> float:
+def _isolated_gbs(network: Network, path: Path) -> float:
     """Return what a copy between two GPUs gets by itself, GB/s."""
     return network.alone_gbs(network.direct[path.devices])
 
@@ -113,20 +114,22 @@ def _slots_gbs(fabric: Fabric, path: Path) -> float:
     return limit.gbs if limit else 0.0
 
 
-def _has_fellows(path: Path, network: Network) -> bool:
-    """Return whether at least two other pairs have the label, and peer access alike: an outlier needs a class."""
+def _has_equals(path: Path, network: Network) -> bool:
+    """Return whether two other pairs or more have the same label and peer access: an outlier needs a class."""
     alike = [other for other in paths(network.fabric) if other.label == path.label]
     return len(alike) > 2 and _reachable(path, network)
 
 
 def _data_corrupt(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
-    pair = _either_direction(_a_pair(fabric, rng, _reachable, "pair with peer access"), rng)
+    pair = _either_direction(_random_pair(fabric, rng, _reachable, "pair with peer access"), rng)
     offset = int(rng.integers(2**20))
     return _faulty(fabric, Fault(FaultKind.CORRUPT_LINK, pair, one_way=True, offset=offset))
 
 
 def _hang(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
-    return _faulty(fabric, Fault(FaultKind.HANGING_LINK, _a_pair(fabric, rng, _reachable, "pair with peer access")))
+    return _faulty(
+        fabric, Fault(FaultKind.HANGING_LINK, _random_pair(fabric, rng, _reachable, "pair with peer access"))
+    )
 
 
 def _nv_degraded(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
@@ -135,14 +138,14 @@ def _nv_degraded(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     def fits(path: Path, _network: Network) -> bool:
         return path.nvlinks > 0 and _ABOVE_PCIE * _slots_gbs(fabric, path) < _DEGRADED * (path.theory_gbs or 0.0)
 
-    pair = _a_pair(fabric, rng, fits, "NVLink that is degraded before it is as slow as PCIe")
+    pair = _random_pair(fabric, rng, fits, "NVLink that is degraded before it is as slow as PCIe")
     path, network = _path(fabric, pair), network_of(fabric)
     target = max((path.theory_gbs or 0.0) * 0.6, _ABOVE_PCIE * _slots_gbs(fabric, path))
-    return _faulty(fabric, Fault(FaultKind.SLOW_LINK, pair, factor=target / _alone(network, path)))
+    return _faulty(fabric, Fault(FaultKind.SLOW_LINK, pair, factor=target / _isolated_gbs(network, path)))
 
 
 def _nv_not_used(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
-    return _faulty(fabric, Fault(FaultKind.NVLINK_UNUSED, _a_pair(fabric, rng, _on_nvlink, "NVLink")))
+    return _faulty(fabric, Fault(FaultKind.NVLINK_UNUSED, _random_pair(fabric, rng, _on_nvlink, "NVLink")))
 
 
 def _linkcount_mismatch(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
@@ -155,44 +158,48 @@ def _linkcount_mismatch(fabric: Fabric, rng: np.random.Generator) -> FaultyFabri
 
 def _hidden_nvlink(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     def fits(path: Path, network: Network) -> bool:
-        return path.nvlinks > 0 and _alone(network, path) > _FASTER_THAN_PCIE * _slots_gbs(fabric, path)
+        return path.nvlinks > 0 and _isolated_gbs(network, path) > _FASTER_THAN_PCIE * _slots_gbs(fabric, path)
 
-    return _faulty(fabric, Fault(FaultKind.HIDDEN_NVLINK, _a_pair(fabric, rng, fits, "NVLink faster than PCIe")))
+    return _faulty(fabric, Fault(FaultKind.HIDDEN_NVLINK, _random_pair(fabric, rng, fits, "NVLink faster than PCIe")))
 
 
 def _impossible(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
-    """The clock runs wrong on one pair, so far that its figure passes what the path can carry."""
-    pair = _a_pair(fabric, rng, _reachable, "pair with peer access")
+    """The clock is so wrong on one pair that its rate exceeds the path's limit."""
+    pair = _random_pair(fabric, rng, _reachable, "pair with peer access")
     path = _path(fabric, pair)
-    limit = (path.theory_gbs or 0.0) * _TOO_FAST if path.nvlinks else _BEYOND_ALL_GBS
-    return _faulty(fabric, Fault(FaultKind.MISTIMED, pair, factor=limit / _alone(network_of(fabric), path)))
+    limit = (path.theory_gbs or 0.0) * _IMPOSSIBLE_FACTOR if path.nvlinks else _BEYOND_ALL_GBS
+    return _faulty(fabric, Fault(FaultKind.MISTIMED, pair, factor=limit / _isolated_gbs(network_of(fabric), path)))
 
 
 def _order_inversion(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
-    """Peer traffic that turns round in one PCIe switch is sent up and back: slower than a way with a worse label."""
+    """Peer traffic below one PCIe switch is sent up and back, so that it is slower than a path with a worse label."""
     network = network_of(fabric)
     candidates = []
     for bridge in fabric.bridges:
         under = [path.devices for path in paths(fabric) if network.tree.meeting(*path.devices) == bridge]
         slow = [pair for pair in under if network.direct[pair].medium is Medium.PCIE]
-        others = [p for p in paths(fabric) if p.ancestor in ("PHB", "NODE", "SYS") and _over_pcie(p, network)]
-        if slow and others:
-            worst = max(_alone(network, p) for p in others)
+        longer_paths = [
+            path for path in paths(fabric) if path.ancestor in ("PHB", "NODE", "SYS") and _over_pcie(path, network)
+        ]
+        if slow and longer_paths:
+            worst = max(_isolated_gbs(network, path) for path in longer_paths)
             candidates.append((bridge, worst, tuple(sorted({gpu for pair in slow for gpu in pair}))))
     if not candidates:
         raise UsageError(f"fabric {fabric.name} has no PCIe switch with a longer alternative path: use another fabric")
     bridge, worst, members = candidates[int(rng.integers(len(candidates)))]
-    sick = replace(bridge, peer_gbs=worst * _CLEARLY_LESS)
-    return replace(fabric, bridges=tuple(sick if other == bridge else other for other in fabric.bridges)), members
+    slow_bridge = replace(bridge, peer_gbs=worst * _SLOW_FACTOR)
+    return replace(
+        fabric, bridges=tuple(slow_bridge if other == bridge else other for other in fabric.bridges)
+    ), members
 
 
 def _intra_label_outlier(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
     """One data point, or one GPU's whole row, is slower than the others of its label."""
-    pair = _a_pair(fabric, rng, _has_fellows, "three pairs of one label")
-    row = Fault(FaultKind.SLOW_GPU, pair[:1], factor=_CLEARLY_LESS)
+    pair = _random_pair(fabric, rng, _has_equals, "three pairs of one label")
+    row = Fault(FaultKind.SLOW_GPU, pair[:1], factor=_SLOW_FACTOR)
     if len(fabric.gpus) > 3 and rng.random() < 0.5 and _slows_its_row(fabric, row):
         return _faulty(fabric, row)
-    return _faulty(fabric, Fault(FaultKind.SLOW_LINK, pair, factor=_CLEARLY_LESS))
+    return _faulty(fabric, Fault(FaultKind.SLOW_LINK, pair, factor=_SLOW_FACTOR))
 
 
 def _slows_its_row(fabric: Fabric, fault: Fault) -> bool:
@@ -200,23 +207,23 @@ def _slows_its_row(fabric: Fabric, fault: Fault) -> bool:
     before, after = network_of(fabric), Network(_faulty(fabric, fault)[0])
     links = [link for link in before.direct if link[0] in fault.devices]
     rates = [(before.alone_gbs(before.direct[link]), after.alone_gbs(after.direct[link])) for link in links]
-    return all(slow <= _VISIBLY * fast for fast, slow in rates)
+    return all(slow <= _SLOW_ROW_FACTOR * fast for fast, slow in rates)
 
 
 def _asymmetry(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
-    pair = _either_direction(_a_pair(fabric, rng, _reachable, "pair with peer access"), rng)
-    return _faulty(fabric, Fault(FaultKind.SLOW_LINK, pair, factor=_CLEARLY_LESS, one_way=True))
+    pair = _either_direction(_random_pair(fabric, rng, _reachable, "pair with peer access"), rng)
+    return _faulty(fabric, Fault(FaultKind.SLOW_LINK, pair, factor=_SLOW_FACTOR, one_way=True))
 
 
 def _p2p_slower_than_staged(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
-    pair = _a_pair(fabric, rng, _over_pcie, "peer access over PCIe")
+    pair = _random_pair(fabric, rng, _over_pcie, "peer access over PCIe")
     return _faulty(fabric, Fault(FaultKind.P2P_SLOW, pair, factor=0.5))
 
 
 def _p2p_cap_mismatch(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
-    """CUDA says no where the tools say yes, or nvidia-smi's matrix says no where CUDA says yes."""
+    """CUDA denies peer access that NVML and nvidia-smi report, or nvidia-smi's matrix denies it where CUDA does not."""
     network = network_of(fabric)
-    pair = _a_pair(fabric, rng, _reachable, "pair with peer access")
+    pair = _random_pair(fabric, rng, _reachable, "pair with peer access")
     a, b = pair
     reported = ReportedPath((a, b), tool_peer_access=PeerStatus.NS)
     if network.direct[a, b].medium is Medium.PCIE and rng.random() < 0.5:
@@ -234,26 +241,28 @@ def _pcie_degraded(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
 
 
 def _contention(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
-    """A foreign job on one GPU or between two, or a bottleneck that shows only when pairs run together."""
+    """A foreign job on one GPU or between two, or a bottleneck that shows only when pairs run concurrently."""
     network = network_of(fabric)
     routes = network.direct.values()
-    alone = [network.alone_gbs(route) for route in routes]
-    # Two pairs must meet in it, and no pair alone: their rates have to be alike.
-    narrow = len(fabric.gpus) > 3 and min(alone) > _ALIKE * max(alone)
+    isolated_gbs = [network.alone_gbs(route) for route in routes]
+    # Two concurrent pairs must exceed it, and an isolated pair must not, so the pairs' rates have to be similar.
+    narrow = len(fabric.gpus) > 3 and min(isolated_gbs) > _MIN_RATE_RATIO * max(isolated_gbs)
     narrow = narrow and all(route.medium is not Medium.STAGED for route in routes)
-    # Farther PCIe labels name shared links: that pairs meet there contradicts nothing.
+    # Longer PCIe paths have shared links: contention there contradicts no label.
     narrow = narrow and all(path.nvlinks or path.label == "PIX" for path in paths(fabric))
     where = rng.integers(3 if narrow else 2)
     if where == 0:
-        return _faulty(fabric, Fault(FaultKind.FOREIGN_LOAD, (int(rng.integers(len(fabric.gpus))),), factor=_SHARED))
+        return _faulty(
+            fabric, Fault(FaultKind.FOREIGN_LOAD, (int(rng.integers(len(fabric.gpus))),), factor=_LOAD_FACTOR)
+        )
     if where == 1:
-        pair = _either_direction(_a_pair(fabric, rng, _any, "pair"), rng)
-        return _faulty(fabric, Fault(FaultKind.FOREIGN_LOAD, pair, factor=_SHARED))
-    return _faulty(fabric, Fault(FaultKind.BOTTLENECK, gbs=max(alone) * 1.05))
+        pair = _either_direction(_random_pair(fabric, rng, _any, "pair"), rng)
+        return _faulty(fabric, Fault(FaultKind.FOREIGN_LOAD, pair, factor=_LOAD_FACTOR))
+    return _faulty(fabric, Fault(FaultKind.BOTTLENECK, gbs=max(isolated_gbs) * 1.05))
 
 
 def _collective_contradiction(fabric: Fabric, rng: np.random.Generator) -> FaultyFabric:
-    """NCCL is reported not to use peer access, or is slow for no cause that can be seen."""
+    """NCCL is reported not to use peer access, or is slow without a visible cause."""
     network = network_of(fabric)
     nvlinked = [p.devices for p in paths(fabric) if network.direct[p.devices].medium is Medium.NVLINK]
     if nvlinked and rng.random() < 0.5:

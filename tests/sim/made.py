@@ -1,4 +1,4 @@
-"""Small machines to simulate, for tests: round rates, so that a reader divides them in the head."""
+"""Small machines to simulate, for tests, with round rates for mental arithmetic."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from collbench.sim.network import Transfer, network_of, shared_rates
 
 SLOT = 20.0
 QUIET = Noise(trial=0.0, batch=0.0)
-# Every engine gets all of its path, so that a rate is the path's.
+# Every engine reaches its path's full rate.
 ALL_OF_IT = Engines(1, 1, 1, 1, 1, 1, 1, 1)
 
 
@@ -43,12 +43,12 @@ def gpu(index: int, bridge: str) -> Gpu:
     return Gpu("NVIDIA Test", 2**34, f"00000000:{index + 1:02X}:00.0", bridge, SLOT, nvlink_line_mbps=25000)
 
 
-def tree(places: Sequence[str], bridges: Sequence[Bridge] = (), nodes: Sequence[int] = (0, 0, 1)) -> Fabric:
-    """Return GPUs on the named places; the roots root0, root1, … belong to these NUMA nodes."""
+def tree(bridge_of_gpu: Sequence[str], bridges: Sequence[Bridge] = (), nodes: Sequence[int] = (0, 0, 1)) -> Fabric:
+    """Return a fabric with one GPU below each named bridge or root; root0, root1, … belong to these NUMA nodes."""
     return Fabric(
         name="made",
         source="a test",
-        gpus=tuple(gpu(index, place) for index, place in enumerate(places)),
+        gpus=tuple(gpu(index, bridge) for index, bridge in enumerate(bridge_of_gpu)),
         host_bridges=tuple(HostBridge(f"root{number}", node) for number, node in enumerate(nodes)),
         bridges=tuple(bridges),
         sockets=Sockets(gbs=30.0, latency_us=1.0, memory_gbs=50.0),
@@ -59,7 +59,7 @@ def tree(places: Sequence[str], bridges: Sequence[Bridge] = (), nodes: Sequence[
 
 
 def mesh(count: int, links: dict[tuple[int, int], int], gbs: float = 10.0) -> Fabric:
-    """Return GPUs of one root without peer access over PCIe, joined by NVLinks of `gbs` each."""
+    """Return GPUs of one root without peer access over PCIe, connected by NVLinks of `gbs` each."""
     bundles = tuple(Bundle(pair, number, gbs) for pair, number in links.items())
     return replace(tree(["root0"] * count), bundles=bundles, pcie_peers=False)
 
@@ -72,9 +72,9 @@ def faulty(fabric: Fabric, *faults: Fault) -> Fabric:
     return replace(fabric, faults=faults)
 
 
-def request(**given: object) -> Request:
-    """Return a small `pairs` on the sim backend."""
-    asked: dict[str, object] = {
+def request(**fields: object) -> Request:
+    """Return the request of a small `pairs` on the sim backend."""
+    defaults: dict[str, object] = {
         "backend": "sim",
         "devices": None,
         "sizes": (8, 2**20, 2**26),
@@ -87,7 +87,7 @@ def request(**given: object) -> Request:
         "seed": 1,
         "command": ("pairs",),
     }
-    return Request(**{**asked, **given})  # type: ignore[arg-type]  # a test names fields
+    return Request(**{**defaults, **fields})  # type: ignore[arg-type]  # a test names fields
 
 
 def copy_rates(fabric: Fabric, transfers: Sequence[Transfer]) -> list[float]:
@@ -96,15 +96,15 @@ def copy_rates(fabric: Fabric, transfers: Sequence[Transfer]) -> list[float]:
 
 
 def simulate(fabric: Fabric, request: Request, seed: int) -> Run:
-    """Return the run that the request would give on the fabric; of its settings only `devices` names GPUs of it.
+    """Return the run of the request on the fabric. The same seed gives the same run.
 
-    The same seed gives the same run. Wrong data ends it, and is reported in `skipped`, as a session does it. Raises
-    UsageError, and BackendError where nothing works any more.
+    Wrong data ends the run and is reported in `skipped`, as in a session. Raises UsageError, and BackendError where no
+    data point can be measured any more.
     """
     opened = open_simulated(fabric, request.devices, seed)
     plan, skipped = make_plan(request, opened.backend)
     run = empty_run(request, opened, plan, skipped)
-    watcher = Watcher(lambda _done, _total: None, lambda _found: None, opened.flags, opened.clock)
+    watcher = Watcher(lambda _done, _total: None, lambda _flag: None, opened.flags, opened.clock)
     try:
         sweep(opened.backend, plan, run, request.stopping_rule(), random.Random(seed), watcher)
     except DataCorruption as error:
@@ -114,15 +114,15 @@ def simulate(fabric: Fabric, request: Request, seed: int) -> Run:
 
 
 def fabric_text(fabric: Fabric) -> str:
-    """Return the fabric as its file's text."""
+    """Return the text of the fabric's file."""
     return json.dumps({"format": FORMAT, "format_version": VERSION, **plain(fabric)})
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """Return the cluster as its file's text."""
+    """Return the text of the cluster's file."""
     return json.dumps(plain(cluster))
 
 
 def allreduce_busbw(fabric: Fabric, members: Sequence[int]) -> float:
-    """Return the busbw in GB/s of a large all-reduce on these GPUs, alone."""
+    """Return the busbw in GB/s of a large isolated all-reduce on these GPUs."""
     return truth_of(fabric).busbw(tuple(members))

@@ -1,4 +1,4 @@
-"""Random machines that somebody might own, for tests of what is decided about them: 4 to 16 GPUs, no fault or one.
+"""Random plausible machines, for tests of verdicts and choices: 4 to 16 GPUs, with one fault or none.
 
 The families are those of docs/method.md 9.2 and 11.6. Rates are drawn around what was measured of such machines.
 """
@@ -57,23 +57,25 @@ def _nvswitch(rng: np.random.Generator) -> Fabric:
 
 
 def _mesh(rng: np.random.Generator) -> Fabric:
-    """Return GPUs whose links lead to some of the others, one or two to each: hybrid cube meshes and the like."""
+    """Return GPUs that are linked to some of the others, by one or two links each, such as hybrid cube meshes."""
     name, line, each, generation = _MESHED[int(rng.integers(len(_MESHED)))]
     count = int(rng.choice((4, 6, 8, 8, 8)))
     shape = _tree(rng, count, generation, sockets=2, line=line, name=name)
-    left = [_MESH_LINKS if name == "V100" else 4] * count
+    free_links = [_MESH_LINKS if name == "V100" else 4] * count
     links: dict[tuple[int, int], int] = {}
     ring = [int(gpu) for gpu in rng.permutation(count)]
     backbone = [tuple(sorted(pair)) for pair in zip(ring, [*ring[1:], ring[0]], strict=True)]
     others = [pair for pair in combinations(range(count), 2) if pair not in backbone]
-    kept = [backbone[int(index)] for index in rng.permutation(count)][: count if rng.random() < 0.7 else count - 2]
-    for a, b in (*kept, *(others[int(index)] for index in rng.permutation(len(others)))):
-        wanted = int(rng.integers(1, 3)) if rng.random() < 0.8 else 0
-        given = min(wanted, left[a], left[b])
-        if given:
-            links[a, b] = given
-            left[a] -= given
-            left[b] -= given
+    chosen_backbone = [backbone[int(index)] for index in rng.permutation(count)][
+        : count if rng.random() < 0.7 else count - 2
+    ]
+    for a, b in (*chosen_backbone, *(others[int(index)] for index in rng.permutation(len(others)))):
+        max_links = int(rng.integers(1, 3)) if rng.random() < 0.8 else 0
+        new_links = min(max_links, free_links[a], free_links[b])
+        if new_links:
+            links[a, b] = new_links
+            free_links[a] -= new_links
+            free_links[b] -= new_links
     bundles = tuple(Bundle(pair, number, each) for pair, number in sorted(links.items()))
     return replace(shape, bundles=bundles, pcie_peers=bool(rng.random() < 0.3))
 

@@ -109,7 +109,7 @@ def test_a_shipped_cluster_says_where_it_comes_from_and_survives_json(name: str)
 
 
 @pytest.mark.parametrize(
-    ("title", "changes", "says"),
+    ("title", "changes", "message"),
     [
         ("no nodes", {"nodes": 0}, "nodes (0)"),
         ("too many", {"nodes": 10**9}, "nodes (1000000000)"),
@@ -125,10 +125,10 @@ def test_a_shipped_cluster_says_where_it_comes_from_and_survives_json(name: str)
         ("a placement of others", {"placement": (0, 1)}, "placement"),
     ],
 )
-def test_a_cluster_that_cannot_be_is_refused(title: str, changes: dict[str, object], says: str) -> None:
+def test_an_impossible_cluster_is_refused(title: str, changes: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match="tree-128") as refused:
         replace(TREE, **changes)  # type: ignore[arg-type]
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"name": 1}', cluster_text(TREE)[:-9], "[" * 100_000])

@@ -25,9 +25,9 @@ V100_LINK = 24.17 * DGX.engines.nccl_nvlink
 def test_dgx_1v_has_the_expected_rings(k: int, rings: int, sets: int) -> None:
     """docs/method.md 11.6: the best number of directed rings for k, and how many sets reach it."""
     truth = Truth(DGX)
-    found = Counter(round(truth.busbw(members) / V100_LINK, 3) for members in combinations(range(8), k))
-    best = max(found)
-    assert (best, found[best]) == (rings, sets)
+    sets_by_rings = Counter(round(truth.busbw(members) / V100_LINK, 3) for members in combinations(range(8), k))
+    best = max(sets_by_rings)
+    assert (best, sets_by_rings[best]) == (rings, sets)
 
 
 def test_the_set_without_a_ring_of_nvlinks_is_as_slow_as_it_was_measured() -> None:
@@ -120,7 +120,7 @@ NARROW = (Bridge("a", "root0", 10, 10), Bridge("b", "root0", 10, 10))
 
 
 @pytest.mark.parametrize(
-    ("title", "places", "peers", "expected"),
+    ("title", "bridge_of_gpu", "peers", "expected"),
     [
         ("under one switch", "aaa", True, 20),
         ("over the uplinks once", "aabb", True, 10),
@@ -128,9 +128,9 @@ NARROW = (Bridge("a", "root0", 10, 10), Bridge("b", "root0", 10, 10))
         ("each through the host: two share an uplink", "aabb", False, 5),
     ],
 )
-def test_pcie_rings_share_uplinks(title: str, places: str, peers: bool, expected: float) -> None:
-    fabric = replace(tree(list(places), NARROW), pcie_peers=peers)
-    assert allreduce_busbw(fabric, range(len(places))) == pytest.approx(expected), title
+def test_pcie_rings_share_uplinks(title: str, bridge_of_gpu: str, peers: bool, expected: float) -> None:
+    fabric = replace(tree(list(bridge_of_gpu), NARROW), pcie_peers=peers)
+    assert allreduce_busbw(fabric, range(len(bridge_of_gpu))) == pytest.approx(expected), title
 
 
 def test_sets_that_run_at_once_share_what_their_rings_cross() -> None:
@@ -141,8 +141,8 @@ def test_sets_that_run_at_once_share_what_their_rings_cross() -> None:
 
 
 def small_fabrics() -> list[Fabric]:
-    made = [random_fabrics.make(np.random.default_rng(seed)) for seed in range(60)]
-    return [fabric for fabric in made if len(fabric.gpus) <= 6]
+    drawn = [random_fabrics.make(np.random.default_rng(seed)) for seed in range(60)]
+    return [fabric for fabric in drawn if len(fabric.gpus) <= 6]
 
 
 def test_no_order_of_a_ring_beats_the_one_that_is_found() -> None:

@@ -1,4 +1,4 @@
-"""A fault for each kind of verdict: it is where it says, it shows as docs/method.md 10 defines it, and alone."""
+"""A fault for each kind of verdict: it affects the named devices only, as docs/method.md 10 defines the verdict."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ def rate(fabric: Fabric, a: int, b: int, *, staged: bool = False) -> float:
 
 
 def path(fabric: Fabric, members: Members) -> Path:
-    return next(found for found in labels.paths(fabric) if set(found.devices) == set(members))
+    return next(path for path in labels.paths(fabric) if set(path.devices) == set(members))
 
 
 def pcie(fabric: Fabric) -> float:
@@ -99,9 +99,9 @@ def contradicting(before: Fabric, after: Fabric, where: Members) -> bool:
 
 
 def flat(_before: Fabric, after: Fabric, where: Members) -> bool:
-    words = {(p.label, p.tool_label, p.nvlinks) for p in labels.paths(after)}
+    path_labels = {(p.label, p.tool_label, p.nvlinks) for p in labels.paths(after)}
     nodes = {device.numa_node for device in labels.devices(after)}
-    return words == {("PHB", "PHB", 0)} and nodes == {None} and after.virtualization == "pass-through"
+    return path_labels == {("PHB", "PHB", 0)} and nodes == {None} and after.virtualization == "pass-through"
 
 
 SHOWS: dict[str, Callable[[Fabric, Fabric, Members], bool]] = {

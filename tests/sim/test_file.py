@@ -58,7 +58,7 @@ def test_a_path_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (None, "No such file"),
         (b"", "not JSON, or cut off"),
@@ -67,11 +67,13 @@ def test_a_path_is_read(tmp_path: Path) -> None:
         (b" " * (2**20 + 1), "larger than 1 MiB"),
     ],
 )
-def test_what_is_no_fabric_is_refused_with_the_shipped_names(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_a_file_that_is_not_a_fabric_is_refused_with_the_shipped_names(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
     path = tmp_path / "mine.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UsageError, match=words) as refused:
+    with pytest.raises(UsageError, match=message) as refused:
         fabrics.load(str(path))
     assert str(path) in str(refused.value)
 
@@ -83,7 +85,7 @@ def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda d: d.update(format="collbench-run"), 'no "format": "collbench-fabric"'),
         (lambda d: d.update(format_version=3), "version 3"),
@@ -119,15 +121,15 @@ def test_a_folder_and_a_zero_byte_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line_with_the_place(
-    change: Callable[[dict[str, Any]], object], words: str
+    change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=words) as refused:
+    with pytest.raises(UsageError, match=message) as refused:
         fabrics.loads(damaged(change), "mine.json")
     assert str(refused.value).startswith("mine.json")
     assert "\n" not in str(refused.value)
 
 
-PLACES = st.sampled_from(
+KEY_PATHS = st.sampled_from(
     [(key,) for key in DGX]
     + [("gpus", 0, key) for key in DGX["gpus"][0]]
     + [("gpus", 0, "health", key) for key in DGX["gpus"][0]["health"]]
@@ -166,13 +168,13 @@ def use(text: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(PLACES, VALUES)
-def test_no_value_in_any_place_makes_a_traceback(place: tuple[Any, ...], value: Any) -> None:
+@given(KEY_PATHS, VALUES)
+def test_no_value_at_any_key_makes_a_traceback(key_path: tuple[Any, ...], value: Any) -> None:
     data = copy.deepcopy(DGX)
     part: Any = data
-    for key in place[:-1]:
+    for key in key_path[:-1]:
         part = part[key]
-    part[place[-1]] = value
+    part[key_path[-1]] = value
     use(json.dumps(data))
 
 
@@ -190,7 +192,7 @@ def test_no_text_makes_a_traceback(text: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 4000), st.text(max_size=4))
-def test_no_cut_and_no_slip_of_the_hand_makes_a_traceback(place: int, slip: str) -> None:
+def test_no_truncation_and_no_typo_makes_a_traceback(position: int, typo: str) -> None:
     whole = json.dumps(DGX)
-    use(whole[:place])
-    use(whole[:place] + slip + whole[place:])
+    use(whole[:position])
+    use(whole[:position] + typo + whole[position:])

@@ -79,7 +79,7 @@ def test_schema_and_reader_refuse_the_same(title: str, change: dict[str, Any]) -
 
 
 def schemas(part: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Yield every schema below `part`, with its place."""
+    """Yield every schema below `part`, with its path."""
     yield where, part
     for keyword in ("properties", "$defs"):
         for name, inner in part.get(keyword, {}).items():

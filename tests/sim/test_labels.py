@@ -26,8 +26,8 @@ def label(fabric: Fabric, a: int, b: int) -> str:
 @pytest.mark.parametrize("name", ["dgx-1v", "titan-rtx-nv2"])
 def test_labels_equal_the_published_matrix(name: str) -> None:
     published = nvidia_smi.read_topology(TOPOLOGIES / f"{name}.txt").labels
-    found = {path.devices: path.label for path in labels.paths(fabrics.load(name))}
-    assert found == {(a, b): published[a][b] for a, b in found}
+    label_of = {path.devices: path.label for path in labels.paths(fabrics.load(name))}
+    assert label_of == {(a, b): published[a][b] for a, b in label_of}
 
 
 def test_every_pair_behind_nvswitches_is_nv18() -> None:
@@ -37,7 +37,7 @@ def test_every_pair_behind_nvswitches_is_nv18() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "places", "expected"),
+    ("title", "bridge_of_gpu", "expected"),
     [
         ("one PCIe switch", ("a", "a"), "PIX"),
         ("a switch below the other's", ("a", "below-a"), "PXB"),
@@ -48,8 +48,8 @@ def test_every_pair_behind_nvswitches_is_nv18() -> None:
         ("two nodes", ("root0", "root2"), "SYS"),
     ],
 )
-def test_pcie_labels_mean_what_nvidia_smi_says(title: str, places: tuple[str, str], expected: str) -> None:
-    assert label(tree(places, SWITCHES), 0, 1) == expected, title
+def test_pcie_labels_mean_what_nvidia_smi_says(title: str, bridge_of_gpu: tuple[str, str], expected: str) -> None:
+    assert label(tree(bridge_of_gpu, SWITCHES), 0, 1) == expected, title
 
 
 def test_a_pcie_path_has_its_slots_limit() -> None:
@@ -59,7 +59,7 @@ def test_a_pcie_path_has_its_slots_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "fault", "words"),
+    ("title", "fault", "expected"),
     [
         ("healthy", None, ("NV2", 2, "NV2", 50.0)),
         ("one link down", Fault(FaultKind.LINKS_DOWN, (0, 1)), ("NV1", 1, "NV2", 25.0)),
@@ -68,10 +68,10 @@ def test_a_pcie_path_has_its_slots_limit() -> None:
         ("another pair's fault", Fault(FaultKind.LINKS_DOWN, (0, 2)), ("NV2", 2, "NV2", 50.0)),
     ],
 )
-def test_faults_of_nvlinks_show_in_the_labels(title: str, fault: Fault | None, words: tuple[object, ...]) -> None:
+def test_faults_of_nvlinks_show_in_the_labels(title: str, fault: Fault | None, expected: tuple[object, ...]) -> None:
     fabric = complete(3, links=2)
     path = labels.paths(faulty(fabric, fault) if fault else fabric)[0]
-    assert (path.label, path.nvlinks, path.tool_label, path.theory_gbs) == words, title
+    assert (path.label, path.nvlinks, path.tool_label, path.theory_gbs) == expected, title
 
 
 def test_a_link_of_one_gpu_down_at_a_switch_shows_in_its_row() -> None:

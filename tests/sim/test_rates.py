@@ -1,4 +1,4 @@
-"""What transfers get alone and together: max-min fairness, worked out by hand."""
+"""Rates of isolated and concurrent transfers: max-min fairness, worked out by hand."""
 
 from dataclasses import replace
 
@@ -70,8 +70,8 @@ def test_a_root_that_lets_little_through_limits_peers_and_not_the_host() -> None
 )
 def test_faults_of_nvlinks(title: str, fault: Fault, expected: tuple[float, float, float]) -> None:
     fabric = faulty(complete(3), fault)
-    found = [rates(fabric, link)[0] for link in ((0, 1), (1, 0), (0, 2))]
-    assert found == pytest.approx(expected), title
+    gbs = [rates(fabric, link)[0] for link in ((0, 1), (1, 0), (0, 2))]
+    assert gbs == pytest.approx(expected), title
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_named_fabrics_have_the_measured_rates(
     name: str, link: tuple[int, int], operation: Operation, expected: float
 ) -> None:
     """Figures of docs/method.md 9.2."""
-    (found,) = copy_rates(fabrics.load(name), [Transfer(*link, operation)])
-    assert found == pytest.approx(expected, rel=0.01)
+    (gbs,) = copy_rates(fabrics.load(name), [Transfer(*link, operation)])
+    assert gbs == pytest.approx(expected, rel=0.01)
 
 
 def test_staged_copies_of_h200_have_the_measured_rate() -> None:
@@ -145,15 +145,15 @@ def test_nothing_is_overfull_and_everybody_is_stopped_by_something_full(
 ) -> None:
     """The definition of max-min fairness: Bertsekas & Gallager, Data Networks, section 6.5."""
     capacity, loads = case
-    found = max_min(capacity, loads)
+    allocation = max_min(capacity, loads)
     used = [
-        sum(rate * load.get(index, 0) for rate, load in zip(found, loads, strict=True))
+        sum(rate * load.get(index, 0) for rate, load in zip(allocation, loads, strict=True))
         for index in range(len(capacity))
     ]
     assert all(use <= room * (1 + 1e-9) for use, room in zip(used, capacity, strict=True))
-    for rate, load in zip(found, loads, strict=True):
+    for rate, load in zip(allocation, loads, strict=True):
         full = [index for index in load if used[index] >= capacity[index] * (1 - 1e-6)]
         assert any(
-            rate >= max(r for r, other in zip(found, loads, strict=True) if index in other) * (1 - 1e-6)
+            rate >= max(r for r, other in zip(allocation, loads, strict=True) if index in other) * (1 - 1e-6)
             for index in full
         )
