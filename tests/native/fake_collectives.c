@@ -210,12 +210,12 @@ static int queue(Comm* comm, Stream* stream, int kind, Op* op) {
 }
 
 // What rank 0 of NCCL 2.28.9 writes to NCCL_DEBUG_FILE of a collective that its tuner decides, under NCCL_DEBUG=INFO.
-static void tell(const char* function, int kind, unsigned long long bytes) {
-  const char* where = text_setting("NCCL_DEBUG_FILE", "");
-  const char* process = strstr(where, "%p");
+static void log_choice(const char* function, int kind, unsigned long long bytes) {
+  const char* file_pattern = text_setting("NCCL_DEBUG_FILE", "");
+  const char* process = strstr(file_pattern, "%p");
   if (kind > kReducescatter || process == NULL || strcmp(text_setting("NCCL_DEBUG", ""), "INFO") != 0) return;
   char path[512];
-  snprintf(path, sizeof path, "%.*s%d", (int)(process - where), where, getpid());
+  snprintf(path, sizeof path, "%.*s%d", (int)(process - file_pattern), file_pattern, getpid());
   FILE* file = fopen(path, "a");
   if (file == NULL) return;
   fprintf(file, "vm:%d:%d [0] NCCL INFO %s: %llu Bytes -> Algo RING proto %s channel{Lo..Hi}={0..%d}\n", getpid(),
@@ -233,9 +233,9 @@ static int collective(const char* function, int kind, const void* send, void* re
                       int reduction, int root, Comm* comm, Stream* stream) {
   LOCKED;
   note("%s", function);
-  const int wanted = injected(function), ranks = comm->clique->ranks;
+  const int error = injected(function), ranks = comm->clique->ranks;
   const Kind* which = &kinds[kind];
-  if (wanted != 0) return failed(wanted, "the test wants this call to fail");
+  if (error != 0) return failed(error, "the test wants this call to fail");
   if (in_group()) return failed(kNcclInvalidUsage, "not simulated in a group");
   if (busy(comm)) return failed(kNcclInvalidArgument, "used before the last call was done");
   if (refused(dtype)) return kNcclInvalidArgument;
@@ -248,7 +248,7 @@ static int collective(const char* function, int kind, const void* send, void* re
   if (!which->root_sends || comm->rank == root) add_transfer(&op, true, send, sends, -1);
   if (!which->root_receives || comm->rank == root) add_transfer(&op, false, receive, receives, -1);
   note_registered(comm, (uint64_t)(uintptr_t)send, (uint64_t)(uintptr_t)receive);
-  if (comm->rank == 0) tell(function, kind, count * number_width((unsigned)dtype));
+  if (comm->rank == 0) log_choice(function, kind, count * number_width((unsigned)dtype));
   return queue(comm, stream, kind, &op);
 }
 

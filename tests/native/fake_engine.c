@@ -30,9 +30,9 @@ void add_stream(Stream* stream) {
 }
 
 void remove_stream(Stream* stream) {
-  for (Stream** place = &streams; *place != NULL; place = &(*place)->next)
-    if (*place == stream) {
-      *place = stream->next;
+  for (Stream** pointer = &streams; *pointer != NULL; pointer = &(*pointer)->next)
+    if (*pointer == stream) {
+      *pointer = stream->next;
       return;
     }
 }

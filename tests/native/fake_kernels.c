@@ -206,21 +206,21 @@ static int64_t begin_of_time(void) {
 
 double run_stamp(const Op* op, int gpu, double now) {
   uint64_t* slot = touch(op->arguments[0], sizeof *slot, gpu);
-  const double held = (double)op->arguments[1] * 1e-9;
-  if (slot != NULL) *slot = gpu_time(begin_of_time(), now + held, gpu);
-  return held + by_gpu("FAKE_STAMP", gpu, 1e-6);
+  const double hold_s = (double)op->arguments[1] * 1e-9;
+  if (slot != NULL) *slot = gpu_time(begin_of_time(), now + hold_s, gpu);
+  return hold_s + by_gpu("FAKE_STAMP", gpu, 1e-6);
 }
 
 bool run_tell_time(const Op* op, int gpu, double* now) {
   const uint64_t* a = op->arguments;
-  const volatile uint32_t* asked = touch(a[0], sizeof *asked, gpu);
+  const volatile uint32_t* questions = touch(a[0], sizeof *questions, gpu);
   volatile uint64_t* answers = touch(a[1], a[2] * sizeof *answers, gpu);
   uint64_t* least = touch(a[4], sizeof *least, gpu);
-  if (asked == NULL || answers == NULL || least == NULL) return true;
+  if (questions == NULL || answers == NULL || least == NULL) return true;
   *least = (uint64_t)by_gpu("FAKE_CLOCK_STEP", gpu, 32);
   uint64_t answered = 0;
   while (answered < a[2] && answers[answered] != 0) ++answered;
-  for (; answered < a[2] && *asked > answered; ++answered) {
+  for (; answered < a[2] && *questions > answered; ++answered) {
     // Virtual time is behind the host's; after work that would have taken longer, it waits for the host's.
     const int64_t begin = begin_of_time();
     while (host_time() < begin + (int64_t)(*now * 1e9)) {

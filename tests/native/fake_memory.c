@@ -20,10 +20,10 @@ void add_memory(void* at, uint64_t bytes, int gpu) {
 }
 
 bool remove_memory(const void* at, size_t* bytes) {
-  for (Block** place = &blocks; *place != NULL; place = &(*place)->next)
-    if ((*place)->at == (uint64_t)(uintptr_t)at) {
-      Block* block = *place;
-      *place = block->next;
+  for (Block** pointer = &blocks; *pointer != NULL; pointer = &(*pointer)->next)
+    if ((*pointer)->at == (uint64_t)(uintptr_t)at) {
+      Block* block = *pointer;
+      *pointer = block->next;
       *bytes = block->bytes;
       free(block);
       return true;

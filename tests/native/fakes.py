@@ -24,7 +24,7 @@ SOURCES = {
     "libnvidia-ml.so.1": ("nvml", "settings"),
     "libclock.so": ("clock",),
 }
-# What a test may not inherit from the machine that it runs on.
+# Variables that a test must not inherit from the machine that it runs on.
 _CLEARED = ("CUDA_VISIBLE_DEVICES", "COLLBENCH_NCCL", "LD_PRELOAD")
 
 # Names that every script may use. BAD stands in for a PTX that the driver does not take.
@@ -33,7 +33,7 @@ import gc, json, os, sys
 from collbench import _native as native
 PTX = open(os.path.join(os.path.dirname(native.__file__), "kernels", "kernels.ptx")).read()
 BAD = "no image"
-def say(**values):
+def report(**values):
     print(json.dumps(values))
 def failure(call, *arguments, **keywords):
     try:
@@ -83,7 +83,7 @@ def coverage(times):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program left: its exit code, its streams, and the fakes' log."""
+    """The result of a program: its exit code, its output, and the fakes' log."""
 
     code: int
     stdout: str
@@ -91,24 +91,24 @@ class Outcome:
     log: tuple[str, ...]
 
     @property
-    def said(self) -> dict[str, Any]:
-        """The last thing that a script said."""
-        said: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
-        return said
+    def reported(self) -> dict[str, Any]:
+        """The last values that the script reported."""
+        reported: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
+        return reported
 
     def lines(self, start: str) -> list[str]:
         """Return the log's lines that begin with these words."""
         return [line for line in self.log if line.startswith(start)]
 
     def leaks(self) -> list[str]:
-        """Return what was made and never released, by the fakes' own names; communicators may outlive us.
+        """Return what was created and never released, by the fakes' own names; communicators may outlive us.
 
         So may the memory that NCCL allocated: a thread that is stuck in NCCL may still register it.
         """
-        kept = {line.split()[1] for line in self.lines("+ncclmemory ")}
+        nccl_memory = {line.split()[1] for line in self.lines("+ncclmemory ")}
         balance: Counter[str] = Counter()
         for line in self.log:
-            if line[0] in "+-" and not line.startswith(("+comm ", "-comm ")) and line.split()[1] not in kept:
+            if line[0] in "+-" and not line.startswith(("+comm ", "-comm ")) and line.split()[1] not in nccl_memory:
                 balance[line[1:]] += 1 if line[0] == "+" else -1
         return [name for name, count in balance.items() if count != 0]
 
@@ -128,12 +128,12 @@ class Fakes:
 
     def environment(self, **settings: object) -> dict[str, str]:
         """Return the variables under which a program finds these GPUs: `gpus=2` sets FAKE_GPUS."""
-        kept = {name: value for name, value in os.environ.items() if name not in _CLEARED and "FAKE_" not in name}
+        inherited = {name: value for name, value in os.environ.items() if name not in _CLEARED and "FAKE_" not in name}
         fakes = {f"FAKE_{name.upper()}": str(value) for name, value in settings.items()}
         folders = os.pathsep.join(filter(None, (*self._asks, str(_PACKAGES), os.environ.get("PYTHONPATH"))))
-        ours = {"LD_LIBRARY_PATH": str(self.folder), "NCCL": str(self.nccl), "PYTHONPATH": folders}
+        libraries = {"LD_LIBRARY_PATH": str(self.folder), "NCCL": str(self.nccl), "PYTHONPATH": folders}
         # A fork's parent is not the one that started it.
-        return kept | ours | ({} if "signal_parent" in settings else self._loaded) | fakes
+        return inherited | libraries | ({} if "signal_parent" in settings else self._loaded) | fakes
 
     def run(
         self, command: Sequence[str], tmp_path: Path, extra: dict[str, str] | None = None, /, **settings: object
@@ -177,9 +177,9 @@ def build_without(fakes: Fakes, folder: Path, library: str, functions: Sequence[
 
 
 def _compile(folder: Path, library: str, flags: Sequence[str]) -> None:
-    parts = SOURCES[library]
-    sources = [str(HERE / f"fake_{part}.c") for part in parts]
-    driver = [f"-L{folder}", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"] if "nccl" in parts else []
+    modules = SOURCES[library]
+    sources = [str(HERE / f"fake_{module}.c") for module in modules]
+    driver = [f"-L{folder}", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"] if "nccl" in modules else []
     warnings = ["-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
     shared = ["-std=gnu17", "-fPIC", "-shared", "-fvisibility=hidden", *warnings, f"-Wl,-soname,{library}"]
     compiler = os.environ.get("CC", "cc")

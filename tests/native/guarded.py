@@ -1,4 +1,4 @@
-"""Run a Python script whose every block of memory, once it calls guard_on(), is watched: see guard.c."""
+"""Run a Python script under guard.c: from guard_on() on, every memory block that it allocates is watched."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 GUARD = Path(__file__).parent / "guard.c"
-# What a script begins with, after its imports: those would make more blocks than can be watched.
+# A script calls this after its imports, which would allocate more blocks than can be watched.
 ON = "import ctypes; guard = ctypes.CDLL(None); guard.guard_on()\n"
 
-# Asks for all that collbench wants to know of GPUs, and says how many blocks were watched.
+# Reads everything that collbench reads of GPUs, and prints how many blocks were watched.
 ALL_OF_NVML = f"""
 import pynvml
 from collbench.machine.nvml import Nvml
 {ON}
 for _ in range(3):
     with Nvml() as nvml:
-        found = nvml.devices()
-        nvml.paths(found), nvml.driver_version(), nvml.cuda_version(), nvml.virtualization()
-        for device in found * 3:
+        devices = nvml.devices()
+        nvml.paths(devices), nvml.driver_version(), nvml.cuda_version(), nvml.virtualization()
+        for device in devices * 3:
             nvml.health(device), nvml.glance(device), nvml.memory_used(device), nvml.in_mig_mode(device)
 print(guard.guard_count())
 """

@@ -1,4 +1,4 @@
-"""A host that plays NCCL to the profiler plugin, compiled once for a session, and scripts for it."""
+"""A host that stands in for NCCL and drives the profiler plugin, compiled once a session, and scripts for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collbench.runfile.streams import Stream, parse
 PLUGIN = Path(collbench.__file__).parent / "_profiler.so"
 ABIS = (1, 2, 3, 4, 5, 6)
 _SOURCE = Path(__file__).parent / "recorded_host.cpp"
-# NCCL's words for ours, in the scripts.
+# NCCL's names of our dtypes and operations, for the scripts.
 DTYPES = {
     "int8": "ncclInt8",
     "uint8": "ncclUint8",
@@ -49,8 +49,8 @@ class Made:
     captured: bool = False
 
     def line(self) -> str:
-        words = (FUNCTIONS[self.operation], self.count, DTYPES[self.dtype], self.root, int(self.captured))
-        return f"call {self.communicator} {' '.join(map(str, words))}\n"
+        fields = (FUNCTIONS[self.operation], self.count, DTYPES[self.dtype], self.root, int(self.captured))
+        return f"call {self.communicator} {' '.join(map(str, fields))}\n"
 
 
 @cache
@@ -64,7 +64,7 @@ def host() -> Path:
 
 
 def play(script: str, folder: Path, abi: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own, whose streams go into the folder."""
+    """Run a script in a process of its own that writes its streams into the folder."""
     variables = {**os.environ, "COLLBENCH_RECORD_FOLDER": str(folder), **environment}
     return subprocess.run(
         [str(host()), str(PLUGIN), str(abi)], input=script, env=variables, capture_output=True, text=True, check=False
@@ -72,9 +72,9 @@ def play(script: str, folder: Path, abi: int, **environment: str) -> subprocess.
 
 
 def streams(folder: Path) -> list[Stream]:
-    """Return what all streams in a folder say, and make room for the next ones."""
-    found = []
+    """Return all streams in a folder, parsed, and delete their files."""
+    parsed = []
     for path in sorted(folder.glob("*.stream")):
-        found.append(parse(path.read_bytes()))
+        parsed.append(parse(path.read_bytes()))
         path.unlink()
-    return found
+    return parsed

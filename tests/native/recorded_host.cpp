@@ -1,6 +1,6 @@
-// Plays NCCL to the profiler plugin: reads a script on stdin and makes the calls that NCCL's releases make (plugin/
-// profiler.cc of 2.23 to 2.30), of the ABI that is asked for. Its structures are written from the headers' text, apart
-// from the plugin's own: what they share is the binary interface.
+// Stands in for NCCL to drive the profiler plugin: reads a script on stdin and makes the calls that NCCL's releases
+// make (plugin/profiler.cc of 2.23 to 2.30), of the requested ABI. Its structures are written from the headers' text,
+// apart from the plugin's own: what they share is the binary interface.
 //
 //   recorded_host PLUGIN ABI
 //     comm ID HASH RANK RANKS NAME          init
@@ -8,7 +8,7 @@
 //     (  )                                  ncclGroupStart, ncclGroupEnd
 //     repeat N … end     threads N … end    threads: thread i uses communicator COMM + i
 //     finalize ID   kill   exit   sleep US   clock (prints the ns a call took, from the clock before)
-//     gpu NS CHANNELS MODE                  how the next calls run on the GPU, where events of kernels were asked for
+//     gpu NS CHANNELS MODE                  how the next calls run on the GPU, where kernel events were requested
 //     drain   replay                        report what the mode `late` held back; run the captured calls again
 #include <dlfcn.h>
 #include <signal.h>
@@ -183,7 +183,7 @@ struct Line {
 
 static Plugin* plugin;
 static int abi;
-static bool kernels = false;  // events of kernels were asked for
+static bool kernels = false;  // kernel events were requested
 
 static uint64_t host_ns() {
   timespec now;
@@ -199,7 +199,7 @@ struct Gpu {
   std::string mode = "fine";
 };
 static Gpu gpu;
-static std::vector<std::function<void()>> held;  // by the mode `late`
+static std::vector<std::function<void()>> held_back;  // by the mode `late`
 static std::vector<std::function<void()>> captured;
 static std::map<unsigned, std::pair<uint64_t, uint64_t>> ran;  // by channel: what NCCL last reported
 static std::mutex listed;                                      // guards these three
@@ -223,8 +223,8 @@ static void run_on_gpu(void* context, void* task, Gpu how) {
     if (how.mode == "instant") first = last = begin;
     if (how.mode == "long") last = first + 3600000000000u;
     if (how.mode == "endless") last = ~uint64_t{0};
-    const bool unheard = how.mode == "late" || (how.mode == "nostart" && channel + 1 == how.channels);
-    if (!unheard) ran[channel] = {first, last};
+    const bool unreported = how.mode == "late" || (how.mode == "nostart" && channel + 1 == how.channels);
+    if (!unreported) ran[channel] = {first, last};
     starts.push_back([=] {
       V event;
       memset(&event, 0, sizeof event);
@@ -256,7 +256,7 @@ static void run_on_gpu(void* context, void* task, Gpu how) {
       for (const auto& stop : stops) stop();
   };
   if (how.mode == "late") {
-    held.push_back(report);
+    held_back.push_back(report);
   } else {
     lock.unlock();
     report();
@@ -270,7 +270,7 @@ static const std::vector<std::string> TYPES = {"ncclInt8",    "ncclUint8",   "nc
                                                "ncclFloat64", "ncclBfloat16"};
 static const size_t WIDTHS[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 
-static uint8_t place(const std::vector<std::string>& names, const std::string& name) {
+static uint8_t index_of(const std::vector<std::string>& names, const std::string& name) {
   for (size_t n = 0; n < names.size(); ++n)
     if (names[n] == name) return static_cast<uint8_t>(n);
   abort();
@@ -282,11 +282,11 @@ static bool to_itself(const CallLine& call, const Comm& comm) { return p2p(call)
 
 // What the launch reports of a collective: all-gather and broadcast are bytes by then.
 static void launched(const CallLine& call, size_t* count, uint8_t* type) {
-  *type = place(TYPES, call.dtype);
+  *type = index_of(TYPES, call.dtype);
   *count = call.count;
   if (call.func == "AllGather" || call.func == "Broadcast") *count *= WIDTHS[*type], *type = 0;
 }
-static const char* said(uint8_t type) { return type == 1 ? "Unknown" : TYPES[type].c_str(); }
+static const char* type_name(uint8_t type) { return type == 1 ? "Unknown" : TYPES[type].c_str(); }
 
 template <class V>
 static void begin(Comm& comm, V& event, void** handle) {
@@ -305,22 +305,23 @@ static void describe(V& event, const CallLine& call, Comm& comm, void* parent) {
   event.type = p2p(call) ? 4 : 2;
   if constexpr (std::is_same_v<V, V1>) {
     if (p2p(call)) {
-      event.p2p.name = comm.name.c_str(), event.p2p.commHash = comm.hash, event.p2p.func = place(NUMBERED, call.func);
+      event.p2p.name = comm.name.c_str(), event.p2p.commHash = comm.hash,
+      event.p2p.func = index_of(NUMBERED, call.func);
       event.p2p.datatype = type, event.p2p.count = count, event.p2p.peer = call.root;
     } else {
       event.coll.name = comm.name.c_str(), event.coll.commHash = comm.hash;
-      event.coll.func = place(NUMBERED, call.func), event.coll.count = count, event.coll.root = call.root;
+      event.coll.func = index_of(NUMBERED, call.func), event.coll.count = count, event.coll.root = call.root;
       event.coll.datatype = type, event.coll.op = 2;
     }
   } else if (p2p(call)) {
     if constexpr (std::is_same_v<V, V2>) event.p2p.name = comm.name.c_str(), event.p2p.commHash = comm.hash;
-    event.p2p.func = call.func.c_str(), event.p2p.datatype = said(type), event.p2p.count = count;
+    event.p2p.func = call.func.c_str(), event.p2p.datatype = type_name(type), event.p2p.count = count;
     event.p2p.peer = call.root;
     if constexpr (!std::is_same_v<V, V2>) event.p2p.nChannels = static_cast<uint8_t>(gpu.channels);
   } else {
     if constexpr (!std::is_same_v<V, V2>) event.coll.nChannels = static_cast<uint8_t>(gpu.channels);
     if constexpr (std::is_same_v<V, V2>) event.coll.name = comm.name.c_str(), event.coll.commHash = comm.hash;
-    event.coll.func = call.func.c_str(), event.coll.datatype = said(type), event.coll.count = count;
+    event.coll.func = call.func.c_str(), event.coll.datatype = type_name(type), event.coll.count = count;
     event.coll.root = call.root;
   }
 }
@@ -370,9 +371,10 @@ static void call_and_launch(const std::vector<CallLine>& calls, int shift, bool 
     event.type = p2p(call) ? 1024 : 512;
     event.parentObj = group;
     if (p2p(call)) {
-      event.p2pApi = {call.func.c_str(), call.count, said(place(TYPES, call.dtype)), nullptr, call.captured != 0};
+      event.p2pApi = {call.func.c_str(), call.count, type_name(index_of(TYPES, call.dtype)), nullptr,
+                      call.captured != 0};
     } else {
-      event.collApi = {call.func.c_str(), call.count, said(place(TYPES, call.dtype)),
+      event.collApi = {call.func.c_str(), call.count, type_name(index_of(TYPES, call.dtype)),
                        call.root,         nullptr,    call.captured != 0};
     }
     void* api;
@@ -493,8 +495,8 @@ static void run(const std::vector<Line>& lines, int shift) {
     } else if (line.word == "gpu") {
       gpu = {strtoull(r[0].c_str(), nullptr, 10), static_cast<unsigned>(atoi(r[1].c_str())), r[2]};
     } else if (line.word == "drain") {
-      for (const auto& report : held) report();
-      held.clear();
+      for (const auto& report : held_back) report();
+      held_back.clear();
     } else if (line.word == "replay") {
       for (const auto& again : captured) again();
     } else if (line.word == "sleep") {

@@ -15,7 +15,7 @@ _LINES = 16384  # of 128 bytes: 2 MiB, which nvbandwidth's latency tests take [n
 
 
 @pytest.mark.parametrize(
-    ("case", "links", "settings", "nanoseconds"),
+    ("title", "links", "settings", "nanoseconds"),
     [
         ("another GPU's memory", "[(0, 1)]", {"hop": 8e-7}, [800]),
         ("each direction has its own", "[(0, 1)]", {"hop": "8e-7,0>1=9e-7"}, [900]),
@@ -26,18 +26,18 @@ _LINES = 16384  # of 128 bytes: 2 MiB, which nvbandwidth's latency tests take [n
         ("host memory, named first", "[(-1, 2)]", {"hop": "8e-7,2>-1=12e-7"}, [1200]),
     ],
 )
-def test_the_time_is_one_accesss(
-    fakes: Fakes, tmp_path: Path, case: str, links: str, settings: dict[str, object], nanoseconds: list[float]
+def test_a_chase_time_is_that_of_one_access(
+    fakes: Fakes, tmp_path: Path, title: str, links: str, settings: dict[str, object], nanoseconds: list[float]
 ) -> None:
-    script = f"say(seconds=chase(open_gpus(), {links}, accesses=1000, batches=3, warmup=1))"
+    script = f"report(seconds=chase(open_gpus(), {links}, accesses=1000, batches=3, warmup=1))"
     done = fakes.script(script, tmp_path, **settings)
 
-    assert len(done.lines("chase ")) == 5 * len(nanoseconds), case  # first, each ring is followed once, untimed
-    for link, expected in zip(done.said["seconds"], nanoseconds, strict=True):
-        assert link == pytest.approx([expected * 1e-9] * 3, rel=_PRECISION), case
+    assert len(done.lines("chase ")) == 5 * len(nanoseconds), title  # first, each ring is followed once, untimed
+    for link, expected in zip(done.reported["seconds"], nanoseconds, strict=True):
+        assert link == pytest.approx([expected * 1e-9] * 3, rel=_PRECISION), title
 
 
-def test_the_ring_trials_every_line_before_it_comes_back() -> None:
+def test_the_ring_visits_every_line_before_it_repeats() -> None:
     multiplier, increment = (
         int(re.findall(rf"{name} = (\d+);", _SOURCE.read_text())[0]) for name in ("kMultiplier", "kIncrement")
     )
@@ -51,15 +51,15 @@ def test_the_ring_trials_every_line_before_it_comes_back() -> None:
 
 @pytest.mark.parametrize("accesses", [1, 100, _LINES - 1, _LINES, 3 * _LINES + 1])
 def test_a_chase_that_misses_one_access_ends_in_the_wrong_place(fakes: Fakes, tmp_path: Path, accesses: int) -> None:
-    script = f"say(**failure(chase, open_gpus(), [(2, 3), (0, 1)], accesses={accesses}, batches=2)); gc.collect()"
+    script = f"report(**failure(chase, open_gpus(), [(2, 3), (0, 1)], accesses={accesses}, batches=2)); gc.collect()"
     # Two readers each make one untimed chase and two batches; the fault is in the second batch of one.
     done = fakes.script(script, tmp_path, lose_hop=6)
-    said = done.said
+    reported = done.reported
 
-    assert said["kind"] == "DataError"
-    assert said["group"] in {0, 1}  # which stream the fakes run first is their choice
-    assert said["expected"] == said["offset"] != said["found"]
-    assert said["expected"] % 128 == said["found"] % 128 == 0
+    assert reported["kind"] == "DataError"
+    assert reported["group"] in {0, 1}  # which stream the fakes run first is their choice
+    assert reported["expected"] == reported["offset"] != reported["found"]
+    assert reported["expected"] % 128 == reported["found"] % 128 == 0
     assert done.leaks() == []
 
 
@@ -78,7 +78,7 @@ def test_rings_are_made_once_one_for_each_owner(fakes: Fakes, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("case", "call", "text"),
+    ("title", "call", "text"),
     [
         ("no access", "[(0, 1)], accesses=0", "at least one access"),
         ("its own memory", "[(0, 0)]", "a reader and its own memory"),
@@ -88,19 +88,21 @@ def test_rings_are_made_once_one_for_each_owner(fakes: Fakes, tmp_path: Path) ->
         ("no peer access", "[(0, 1)]", "a kernel cannot read from a GPU without peer access"),
     ],
 )
-def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, case: str, call: str, text: str) -> None:
-    settings = {"no_peer": 1} if "peer" in case else {}
-    done = fakes.script(f"say(**failure(chase, open_gpus(), {call}))", tmp_path, **settings)
+def test_a_round_that_cannot_be_timed_is_refused(
+    fakes: Fakes, tmp_path: Path, title: str, call: str, text: str
+) -> None:
+    settings = {"no_peer": 1} if "peer" in title else {}
+    done = fakes.script(f"report(**failure(chase, open_gpus(), {call}))", tmp_path, **settings)
 
-    assert text in done.said["text"], case
-    assert done.lines("chase ") == [], case
+    assert text in done.reported["text"], title
+    assert done.lines("chase ") == [], title
 
 
 def test_a_chase_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(**failure(chase, open_gpus(2), [(1, 0)], deadline=3.0)); gc.collect()"
+    script = "report(**failure(chase, open_gpus(2), [(1, 0)], deadline=3.0)); gc.collect()"
     # Each reading of the clock takes a second.
     done = fakes.script(script, tmp_path, {"LD_PRELOAD": str(fakes.folder / "libclock.so")}, hang="chase")
 
-    assert (done.said["kind"], done.said["position"]) == ("HangError", 1)
-    assert done.said["text"] == "GPU 1 did not finish its work in 3 s"
+    assert (done.reported["kind"], done.reported["position"]) == ("HangError", 1)
+    assert done.reported["text"] == "GPU 1 did not finish its work in 3 s"
     assert done.leaks() == []

@@ -13,7 +13,7 @@ from collbench.machine.numa import usable_nodes
 from tests.native.fakes import Fakes, Outcome
 
 _MIB = 2**20
-# Just over what CUDA's and NCCL's own needs on four GPUs leave of it: the buffers stay small and the tests quick.
+# Slightly more than CUDA and NCCL themselves need on four GPUs: the buffers stay small and the tests quick.
 _FREE = 2306 * _MIB
 _FREE_FOR_COPIES = 258 * _MIB
 _QUICK = ("--sizes", "16K", "--verbose", "--output", "run.json")
@@ -72,7 +72,7 @@ _HOST_PATTERNS = "host,host-both-ways,host-all,host-all-both-ways,local"
 
 
 @pytest.mark.skipif(len(usable_nodes()) > 1, reason="host copies are timed for each NUMA node of this machine")
-def test_host_copies_are_timed_isolated_and_beside_others(fakes: Fakes, tmp_path: Path) -> None:
+def test_host_copies_are_timed_isolated_and_concurrently(fakes: Fakes, tmp_path: Path) -> None:
     rates = {"host_rate": "50,2=40", "to_host_rate": "25,2=20", "local_rate": 1000, "free": _FREE_FOR_COPIES}
     done = _collbench(fakes, tmp_path, *_HOST, "--patterns", _HOST_PATTERNS, **rates)
     assert done.code == 0, done.stderr
@@ -100,7 +100,7 @@ def test_host_copies_are_timed_isolated_and_beside_others(fakes: Fakes, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("case", "patterns", "corrupt", "where"),
+    ("title", "patterns", "corrupt", "where"),
     [
         ("what is timed", "host-both-ways", "20:17:2>-1", "link between GPU2 and host memory"),
         ("what is busy meanwhile", "host-all", "20:17:-1>2", "link between GPU2 and host memory"),
@@ -108,11 +108,11 @@ def test_host_copies_are_timed_isolated_and_beside_others(fakes: Fakes, tmp_path
     ],
 )
 def test_a_wrong_byte_of_a_host_or_local_copy_names_its_gpu(
-    fakes: Fakes, tmp_path: Path, case: str, patterns: str, corrupt: str, where: str
+    fakes: Fakes, tmp_path: Path, title: str, patterns: str, corrupt: str, where: str
 ) -> None:
     done = _collbench(fakes, tmp_path, *_HOST, "--patterns", patterns, corrupt_copy=corrupt, free=322 * _MIB)
-    assert done.code == 4, case
-    assert f"{where}: 1 wrong" in done.stderr, case
+    assert done.code == 4, title
+    assert f"{where}: 1 wrong" in done.stderr, title
 
 
 def test_chosen_devices_are_found_by_uuid_whatever_cudas_order(fakes: Fakes, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_sizes_that_do_not_fit_the_free_memory_are_skipped_by_name(fakes: Fakes,
 
     assert done.code == 0, done.stderr
     skipped = _run_file(tmp_path)["skipped"]
-    assert [(left["kind"], left["sizes"]) for left in skipped] == [("room", [4 * _MIB])]
+    assert [(skip["kind"], skip["sizes"]) for skip in skipped] == [("room", [4 * _MIB])]
     assert skipped[0]["free_bytes"][1] < skipped[0]["free_bytes"][0]
     assert "GPU1" in done.stdout
     assert "4M" in done.stdout
@@ -183,8 +183,8 @@ def test_a_wrong_element_ends_the_run_with_the_gpu_and_exit_status_4(fakes: Fake
 
 
 def test_an_interrupt_keeps_what_was_measured_and_exits_130(fakes: Fakes, tmp_path: Path) -> None:
-    whole = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK)
-    late = len(whole.lines("cuGraphLaunch")) * 3 // 4
+    uninterrupted = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK)
+    late = len(uninterrupted.lines("cuGraphLaunch")) * 3 // 4
     settings = {"interrupt": f"cuGraphLaunch={late}", "signal_parent": 1}
     done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, "--force", **settings)
     run = _run_file(tmp_path)
@@ -197,7 +197,7 @@ def test_an_interrupt_keeps_what_was_measured_and_exits_130(fakes: Fakes, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("case", "operations", "fail", "text"),
+    ("title", "operations", "fail", "text"),
     [
         ("a failing call", "copy", "cuEventRecord:719:1", "CUDA_ERROR_LAUNCH_FAILED"),
         (
@@ -209,19 +209,19 @@ def test_an_interrupt_keeps_what_was_measured_and_exits_130(fakes: Fakes, tmp_pa
     ],
 )
 def test_a_failing_library_is_one_line_and_exit_status_1(
-    fakes: Fakes, tmp_path: Path, case: str, operations: str, fail: str, text: str
+    fakes: Fakes, tmp_path: Path, title: str, operations: str, fail: str, text: str
 ) -> None:
-    words = ("pairs", "--backend", "cuda", "--operations", operations, *_QUICK)
+    arguments = ("pairs", "--backend", "cuda", "--operations", operations, *_QUICK)
     free = {"copy": (256 + 2) * _MIB}.get(operations, _FREE)  # small buffers: nothing is left for communicators then
-    done = _collbench(fakes, tmp_path, *words, fail=fail, free=free)
+    done = _collbench(fakes, tmp_path, *arguments, fail=fail, free=free)
 
-    assert done.code == 1, case
-    assert text in done.stderr, case
-    assert "Traceback" not in done.stderr, case
+    assert done.code == 1, title
+    assert text in done.stderr, title
+    assert "Traceback" not in done.stderr, title
 
 
 @pytest.mark.parametrize(
-    ("case", "arguments", "settings", "text"),
+    ("title", "arguments", "settings", "text"),
     [
         ("one GPU alone", (), {"gpus": 1}, "two"),
         ("NCCL is too old", (), {"nccl": 21602}, "2.16.2: collbench needs 2.18 or newer"),
@@ -230,14 +230,14 @@ def test_a_failing_library_is_one_line_and_exit_status_1(
     ],
 )
 def test_what_cannot_be_measured_is_one_clear_line(
-    fakes: Fakes, tmp_path: Path, case: str, arguments: tuple[str, ...], settings: dict[str, object], text: str
+    fakes: Fakes, tmp_path: Path, title: str, arguments: tuple[str, ...], settings: dict[str, object], text: str
 ) -> None:
     done = _collbench(fakes, tmp_path, "pairs", "--backend", "cuda", *_QUICK, *arguments, **settings)
 
-    assert done.code in (1, 2), case
-    assert text in done.stderr, case
+    assert done.code in (1, 2), title
+    assert text in done.stderr, title
     assert done.stderr.count("\n") == 1, done.stderr
-    assert not (tmp_path / "run.json").exists(), case
+    assert not (tmp_path / "run.json").exists(), title
 
 
 def test_topo_shows_the_labels_of_the_simulated_machine(fakes: Fakes, tmp_path: Path) -> None:
@@ -249,26 +249,26 @@ def test_topo_shows_the_labels_of_the_simulated_machine(fakes: Fakes, tmp_path: 
     assert "SYS" in done.stdout
 
 
-def test_as_many_iterations_as_people_type_are_measured(fakes: Fakes, tmp_path: Path) -> None:
+def test_the_requested_number_of_iterations_is_measured(fakes: Fakes, tmp_path: Path) -> None:
     """-n 100 is common with nccl-tests; the engine's batches are shorter, the launch loop is not."""
     done = _collbench(fakes, tmp_path, "allreduce", "--backend", "cuda", *_QUICK, "-n", "100")
 
     assert done.code == 0, done.stderr
-    samples = [sample for found in _run_file(tmp_path)["measurements"] for sample in found["samples"]]
+    samples = [sample for measurement in _run_file(tmp_path)["measurements"] for sample in measurement["samples"]]
     assert {sample["iterations"] for sample in samples} == {32}
     assert all(sample["launch_seconds"] > 0 for sample in samples)
 
 
-def test_whoever_lets_the_gpus_go_waits_until_the_worker_is_gone(fakes: Fakes, tmp_path: Path) -> None:
-    """Else `collbench pairs && collbench train` may take the worker that is still ending for somebody else's job."""
+def test_closing_waits_until_the_worker_has_ended(fakes: Fakes, tmp_path: Path) -> None:
+    """Otherwise `collbench pairs && collbench train` may take the ending worker for another user's job."""
     script = """
         import os
         from collbench.backends import factory as opening
         opened = opening.open_backend("cuda", None, None, collectives=False)
         workers = opened.backend.process_ids
         opened.close()
-        say(workers=len(workers), left=[worker for worker in workers if os.path.exists(f"/proc/{worker}")])
+        report(workers=len(workers), left=[worker for worker in workers if os.path.exists(f"/proc/{worker}")])
     """
-    said = fakes.script(script, tmp_path, memory=4096 * _MIB, free=_FREE).said
+    reported = fakes.script(script, tmp_path, memory=4096 * _MIB, free=_FREE).reported
 
-    assert (said["workers"], said["left"]) == (1, [])
+    assert (reported["workers"], reported["left"]) == (1, [])

@@ -16,7 +16,7 @@ _MEGABYTE = "count=250000, iterations=1"  # of float32, decimal
 
 
 @pytest.mark.parametrize(
-    ("case", "groups", "arguments", "settings", "microseconds"),
+    ("title", "groups", "arguments", "settings", "microseconds"),
     [
         # 5 µs of latency, and 10 µs for each megabyte that crosses a link of 100 GB/s; four ranks send 2·3/4 of it.
         ("all-reduce on a pair", "[[0, 1]]", "", {}, [15]),
@@ -41,7 +41,7 @@ _MEGABYTE = "count=250000, iterations=1"  # of float32, decimal
 def test_times_are_what_the_gpus_clock_says(
     fakes: Fakes,
     tmp_path: Path,
-    case: str,
+    title: str,
     groups: str,
     arguments: str,
     settings: dict[str, object],
@@ -49,13 +49,13 @@ def test_times_are_what_the_gpus_clock_says(
 ) -> None:
     plan = f"dict({_MEGABYTE}) | dict({arguments})"
     script = (
-        f"say(seconds=collective(session(open_gpus(buffer=1 << 20)), {groups}, batches=2, warmup=1, **({plan}))[0])"
+        f"report(seconds=collective(session(open_gpus(buffer=1 << 20)), {groups}, batches=2, warmup=1, **({plan}))[0])"
     )
-    seconds = fakes.script(script, tmp_path, **settings).said["seconds"]
+    seconds = fakes.script(script, tmp_path, **settings).reported["seconds"]
 
-    assert len(seconds) == len(microseconds), case
+    assert len(seconds) == len(microseconds), title
     for group, expected in zip(seconds, microseconds, strict=True):
-        assert group == pytest.approx([expected * 1e-6] * 2, rel=_PRECISION), case
+        assert group == pytest.approx([expected * 1e-6] * 2, rel=_PRECISION), title
 
 
 def test_one_world_and_one_split_serve_all_groups_of_a_round(fakes: Fakes, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_graphs_are_captured_once_and_launched_at_later_trials(fakes: Fakes, tmp
     assert calls["ncclAllReduce"] == 2 * 4 * (1 + 4) + 4 * 2
 
 
-def test_ranks_are_captured_by_their_own_threads_and_wait_for_nobody_between_poison_and_check(
+def test_ranks_are_captured_by_their_own_threads_and_wait_for_no_rank_between_poison_and_check(
     fakes: Fakes, tmp_path: Path
 ) -> None:
     script = f"""
@@ -140,10 +140,10 @@ def test_the_launch_loop_calls_every_collective_from_every_rank(
     fakes: Fakes, tmp_path: Path, warmup: int, untimed: int
 ) -> None:
     plan = f"warmup=1, launch_iterations=10, launch_warmup={warmup}"
-    done = fakes.script(f"say(seconds=collective(session(open_gpus()), {_PAIRS}, {plan})[1])", tmp_path)
+    done = fakes.script(f"report(seconds=collective(session(open_gpus()), {_PAIRS}, {plan})[1])", tmp_path)
 
-    assert len(done.said["seconds"]) == 2
-    assert min(done.said["seconds"]) > 0
+    assert len(done.reported["seconds"]) == 2
+    assert min(done.reported["seconds"]) > 0
     assert Counter(done.log)["ncclAllReduce"] == 4 * (1 + 4 + untimed + 10)
 
 
@@ -155,7 +155,7 @@ def test_the_launch_loop_runs_on_communicators_that_no_graph_holds(
 ) -> None:
     script = f"""
         held, plan = session(open_gpus()), dict(warmup=1, launch_iterations=10, launch_warmup=3)
-        say(loops=[len(collective(held, {groups}, **plan)[1]) for trial in range(2)])
+        report(loops=[len(collective(held, {groups}, **plan)[1]) for trial in range(2)])
         held.close()
         del held; gc.collect()
     """
@@ -167,7 +167,7 @@ def test_the_launch_loop_runs_on_communicators_that_no_graph_holds(
     assert done.leaks() == []
 
 
-def test_a_second_communicator_is_made_once_and_only_where_launches_are_asked_for(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_second_communicator_is_made_once_and_only_where_launches_are_requested(fakes: Fakes, tmp_path: Path) -> None:
     script = f"""
         held = session(open_gpus())
         def trial(launches):
@@ -175,13 +175,13 @@ def test_a_second_communicator_is_made_once_and_only_where_launches_are_asked_fo
             rounds = ({_PAIRS}, {_ALL}, [[1, 0]])
             return [collective(held, groups, launch_iterations=launches)[0] for groups in rounds]
         seconds = [trial(launches) for launches in (0, 5, 0, 5)]
-        say(same=all(one == seconds[0] for one in seconds))
+        report(same=all(one == seconds[0] for one in seconds))
         held.close()
     """
     done = fakes.script(script, tmp_path)
     trials = [trial.splitlines() for trial in "\n".join(done.log).split("trial\n")[1:]]
 
-    assert done.said["same"]
+    assert done.reported["same"]
     # The pairs and the turned one are split from the world; for launches, so is a second one of the world's ranks.
     assert [trial.count("split of 4 ranks") for trial in trials] == [2, 3, 0, 0]
     assert [sum(line.startswith("+comm") for line in trial) for trial in trials] == [4 + 4 + 2, 4 + 4 + 2, 0, 0]
@@ -189,7 +189,7 @@ def test_a_second_communicator_is_made_once_and_only_where_launches_are_asked_fo
 
 
 @pytest.mark.parametrize(
-    ("case", "groups", "changes", "waking", "whole"),
+    ("title", "groups", "changes", "waking_bytes", "full_bytes"),
     [
         ("a small message is called whole", "[[0, 1]]", "count=256", [1024], 1024),
         ("of a larger one 16 MiB", "[[0, 1]]", "count=4194306", [16777216], 16777224),
@@ -204,36 +204,40 @@ def test_a_second_communicator_is_made_once_and_only_where_launches_are_asked_fo
     ],
 )
 def test_a_trial_without_untimed_batches_begins_with_two_small_calls(
-    fakes: Fakes, tmp_path: Path, case: str, groups: str, changes: str, waking: list[int], whole: int
+    fakes: Fakes, tmp_path: Path, title: str, groups: str, changes: str, waking_bytes: list[int], full_bytes: int
 ) -> None:
     script = f"""
         held, plan = session(open_gpus(5, buffer=17 << 20)), dict({changes})
         def trial(warmup):
             print("trial", file=open(os.environ["FAKE_LOG"], "a"))
             return collect(held, {groups}, iterations=1, warmup=warmup, **plan)
-        say(coverage=[coverage(trial(warmup)) for warmup in (0, 0, 1)])
+        report(coverage=[coverage(trial(warmup)) for warmup in (0, 0, 1)])
     """
     done = fakes.script(script, tmp_path, gpus=5)
     trials = [
         [int(line.split()[-1]) for line in trial.splitlines() if line.startswith("collective ")]
         for trial in "\n".join(done.log).split("trial\n")[1:]
     ]
-    one = [whole] * len(waking)  # call, by each group
+    full_call = [full_bytes] * len(waking_bytes)  # call, by each group
 
-    assert trials[0][: len(one)] == one, case  # connects
-    for woken in (trials[0][len(one) :], trials[1]):
-        assert sorted(woken[: 2 * len(one)]) == sorted(waking * 2), case
-        assert woken[2 * len(one) :] == one, case
-    assert trials[2] == one * 2, case
+    assert trials[0][: len(full_call)] == full_call, title  # connects
+    for trial_calls in (trials[0][len(full_call) :], trials[1]):
+        assert sorted(trial_calls[: 2 * len(full_call)]) == sorted(waking_bytes * 2), title
+        assert trial_calls[2 * len(full_call) :] == full_call, title
+    assert trials[2] == full_call * 2, title
     # One message of a batch, or of two, and no other, all of it compared.
-    received = done.said["coverage"][0]
-    assert all(verified == moved > 0 for verified, moved in received), case
-    assert done.said["coverage"] == [received, received, [[2 * bytes_ for bytes_ in group] for group in received]], case
+    received = done.reported["coverage"][0]
+    assert all(verified == moved > 0 for verified, moved in received), title
+    assert done.reported["coverage"] == [
+        received,
+        received,
+        [[2 * bytes_ for bytes_ in group] for group in received],
+    ], title
 
 
 # The first call connects, in place the second is compared; two wake, and the next is the graph's.
 @pytest.mark.parametrize(("in_place", "compared"), [(False, [4, 5]), (True, [2])])
-def test_what_wakes_is_not_compared_and_spoils_nothing(
+def test_calls_that_wake_links_are_not_compared_and_corrupt_nothing(
     fakes: Fakes, tmp_path: Path, in_place: bool, compared: list[int]
 ) -> None:
     script = f"""
@@ -246,13 +250,13 @@ def test_what_wakes_is_not_compared_and_spoils_nothing(
                 os._exit(3 if failure(collect, session(open_gpus(2)), [[0, 1]], **run)["kind"] == "DataError" else 0)
             if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3:
                 found.append(nth)
-        say(found=found)
+        report(found=found)
     """
-    assert fakes.script(script, tmp_path).said["found"] == compared
+    assert fakes.script(script, tmp_path).reported["found"] == compared
 
 
 @pytest.mark.parametrize(
-    ("case", "call", "text"),
+    ("title", "call", "text"),
     [
         ("33 collectives are too large a graph", "[[0, 1]], iterations=33", "a batch holds 1 to 32 collectives"),
         ("no collective", "[[0, 1]], iterations=0", "a batch holds 1 to 32 collectives"),
@@ -268,27 +272,29 @@ def test_what_wakes_is_not_compared_and_spoils_nothing(
         ),
     ],
 )
-def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, case: str, call: str, text: str) -> None:
-    done = fakes.script(f"say(**failure(collective, session(open_gpus()), {call}))", tmp_path)
+def test_a_round_that_cannot_be_timed_is_refused(
+    fakes: Fakes, tmp_path: Path, title: str, call: str, text: str
+) -> None:
+    done = fakes.script(f"report(**failure(collective, session(open_gpus()), {call}))", tmp_path)
 
-    assert text in done.said["text"], case
-    assert done.lines("collective ") == [], case
+    assert text in done.reported["text"], title
+    assert done.lines("collective ") == [], title
 
 
 def test_a_collective_that_never_ends_is_given_up_at_its_deadline(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(**failure(collective, session(open_gpus(2)), [[0, 1]], deadline=12.5)); gc.collect()"
+    script = "report(**failure(collective, session(open_gpus(2)), [[0, 1]], deadline=12.5)); gc.collect()"
     # Each reading of the clock takes a second, so that the deadline passes after some readings.
     clock = {"LD_PRELOAD": str(fakes.folder / "libclock.so")}
     done = fakes.script(script, tmp_path, clock, hang="allreduce")
 
-    assert done.said["kind"] == "HangError"
-    assert done.said["text"] == f"GPU {done.said['position']} did not finish its work in 12.5 s"
-    assert done.said["position"] in {0, 1}
+    assert done.reported["kind"] == "HangError"
+    assert done.reported["text"] == f"GPU {done.reported['position']} did not finish its work in 12.5 s"
+    assert done.reported["position"] in {0, 1}
     assert done.leaks() == []
 
 
 @pytest.mark.parametrize(
-    ("case", "fail"),
+    ("title", "fail"),
     [
         ("its graph is not launched", "cuGraphLaunch:719:1"),
         ("the end is not recorded", "cuEventRecord:719:4"),
@@ -296,32 +302,32 @@ def test_a_collective_that_never_ends_is_given_up_at_its_deadline(fakes: Fakes, 
         ("its check is not launched", "cuLaunchKernel:719:%d"),
     ],
 )
-def test_the_others_do_not_wait_for_a_rank_that_failed(fakes: Fakes, tmp_path: Path, case: str, fail: str) -> None:
+def test_the_others_do_not_wait_for_a_rank_that_failed(fakes: Fakes, tmp_path: Path, title: str, fail: str) -> None:
     # A rank that waits for a collective which another rank never calls waits for ever, until the deadline.
     script = """
         held = session(open_gpus(3))
-        say(**failure(collective, held, [[2, 1]], deadline=1e9))
+        report(**failure(collective, held, [[2, 1]], deadline=1e9))
         del held; gc.collect()
     """
     # Three fills of the copies' pattern, then a fill, a blocking kernel and a check for each of two ranks.
     done = fakes.script(script, tmp_path, fail=fail.replace("%d", str(3 + 6)))
 
-    assert done.said["kind"] in {"CudaError", "NcclError"}, case
-    assert done.said["position"] in {1, 2}, case
-    assert done.leaks() == [], case
+    assert done.reported["kind"] in {"CudaError", "NcclError"}, title
+    assert done.reported["position"] in {1, 2}, title
+    assert done.leaks() == [], title
 
 
 def test_a_rank_that_failed_in_the_background_is_reported(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(**failure(collective, session(open_gpus()), [[0, 1]]))"
-    said = fakes.script(script, tmp_path, nccl_state="0,1=6").said
+    script = "report(**failure(collective, session(open_gpus()), [[0, 1]]))"
+    reported = fakes.script(script, tmp_path, nccl_state="0,1=6").reported
 
-    assert said["kind"] == "NcclError"
-    assert said["text"].startswith("rank 1 of 2: failed in the background: remote process exited or network error")
-    assert said["position"] == 1
+    assert reported["kind"] == "NcclError"
+    assert reported["text"].startswith("rank 1 of 2: failed in the background: remote process exited or network error")
+    assert reported["position"] == 1
 
 
 @pytest.mark.parametrize(
-    ("case", "fail"),
+    ("title", "fail"),
     [
         ("the collective refuses to be captured", "ncclSend:2:3"),
         ("a group does not end in a capture", "ncclGroupEnd:2:4"),
@@ -330,14 +336,14 @@ def test_a_rank_that_failed_in_the_background_is_reported(fakes: Fakes, tmp_path
     ],
 )
 def test_a_failure_inside_a_capture_leaves_streams_and_thread_usable(
-    fakes: Fakes, tmp_path: Path, case: str, fail: str
+    fakes: Fakes, tmp_path: Path, title: str, fail: str
 ) -> None:
     script = """
     held = session(open_gpus(2))
     first = failure(collective, held, [[0, 1]], "sendrecv")["kind"]
-    say(first=first, then=failure(collective, held, [[0, 1]], "sendrecv"))
+    report(first=first, then=failure(collective, held, [[0, 1]], "sendrecv"))
     """
-    said = fakes.script(script, tmp_path, fail=fail).said
+    reported = fakes.script(script, tmp_path, fail=fail).reported
 
-    assert said["first"] in {"NcclError", "CudaError"}, case
-    assert said["then"] == {"kind": "none"}, case
+    assert reported["first"] in {"NcclError", "CudaError"}, title
+    assert reported["then"] == {"kind": "none"}, title

@@ -68,10 +68,10 @@ def test_blocks_of_any_sizes_arrive_in_every_type(fakes: Fakes, tmp_path: Path, 
                 segments += sum(block > 0 for row in blocks for block in row)
                 plan = dict(dtype=dtype, count=count, iterations=2, batches=2, in_place={in_place})
                 collective(held, [group], "alltoallv", blocks=[block for row in blocks for block in row], **plan)
-        say(segments=segments)
+        report(segments=segments)
     """
     done = fakes.script(script, tmp_path)
-    assert len(done.lines("launch verify_elements")) == (0 if in_place else 2 * done.said["segments"])
+    assert len(done.lines("launch verify_elements")) == (0 if in_place else 2 * done.reported["segments"])
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["out of place", "in place"])
@@ -94,11 +94,11 @@ def test_a_rank_that_neither_sends_nor_receives_waits_for_nobody(
         plan = dict(count={count}, blocks={blocks}, iterations=3, batches=2, launch_iterations=2, in_place={in_place})
         held = session(open_gpus())
         times = [collective(held, [[0, 1, 2]], "alltoallv", registration={registration!r}, **plan) for _ in range(2)]
-        say(seconds=[seconds for seconds, _ in times], launches=[launches for _, launches in times])
+        report(seconds=[seconds for seconds, _ in times], launches=[launches for _, launches in times])
     """
-    said = fakes.script(script, tmp_path).said
-    assert all(seconds > 0 for found in said["seconds"] for group in found for seconds in group), title
-    assert all(seconds > 0 for found in said["launches"] for seconds in found), title
+    reported = fakes.script(script, tmp_path).reported
+    assert all(seconds > 0 for trial in reported["seconds"] for group in trial for seconds in group), title
+    assert all(seconds > 0 for trial in reported["launches"] for seconds in trial), title
 
 
 # Rank 0 gets 3 elements of its own and 5 of rank 1; rank 1 gets 70 of rank 0 and none of its own.
@@ -106,7 +106,7 @@ _UNEVEN = "[[0, 1]], 'alltoallv', count=73, blocks=[3, 70, 5, 0]"
 
 
 @pytest.mark.parametrize(
-    ("case", "corrupt", "rank", "offset"),
+    ("title", "corrupt", "rank", "offset"),
     [
         ("the first of a rank's own", "5:0:0", 0, 0),
         ("the last of its own", "5:2:0", 0, 8),
@@ -116,16 +116,21 @@ _UNEVEN = "[[0, 1]], 'alltoallv', count=73, blocks=[3, 70, 5, 0]"
     ],
 )
 def test_a_wrong_element_of_every_segment_is_named(
-    fakes: Fakes, tmp_path: Path, case: str, corrupt: str, rank: int, offset: int
+    fakes: Fakes, tmp_path: Path, title: str, corrupt: str, rank: int, offset: int
 ) -> None:
-    script = f"say(**failure(collective, session(open_gpus()), {_UNEVEN})); gc.collect()"
-    said = fakes.script(script, tmp_path, corrupt_collective=corrupt).said
-    assert (said["kind"], said["rank"], said["offset"], said["wrong"]) == ("DataError", rank, offset, 1), case
-    assert said["expected"] != said["found"], case
+    script = f"report(**failure(collective, session(open_gpus()), {_UNEVEN})); gc.collect()"
+    reported = fakes.script(script, tmp_path, corrupt_collective=corrupt).reported
+    assert (reported["kind"], reported["rank"], reported["offset"], reported["wrong"]) == (
+        "DataError",
+        rank,
+        offset,
+        1,
+    ), title
+    assert reported["expected"] != reported["found"], title
 
 
 @pytest.mark.parametrize(
-    ("case", "blocks"),
+    ("title", "blocks"),
     [
         ("too few", "[3, 70, 5]"),
         ("a rank sends more than the message", "[4, 70, 5, 0]"),
@@ -133,9 +138,9 @@ def test_a_wrong_element_of_every_segment_is_named(
         ("a sum that overflows", "[2**64 - 1, 70, 5, 0]"),
     ],
 )
-def test_blocks_that_do_not_fit_are_refused(fakes: Fakes, tmp_path: Path, case: str, blocks: str) -> None:
-    script = f"say(**failure(collective, session(open_gpus()), [[0, 1]], 'alltoallv', count=73, blocks={blocks}))"
-    assert fakes.script(script, tmp_path).said["kind"] == "ValueError", case
+def test_blocks_that_do_not_fit_are_refused(fakes: Fakes, tmp_path: Path, title: str, blocks: str) -> None:
+    script = f"report(**failure(collective, session(open_gpus()), [[0, 1]], 'alltoallv', count=73, blocks={blocks}))"
+    assert fakes.script(script, tmp_path).reported["kind"] == "ValueError", title
 
 
 @pytest.mark.parametrize(
@@ -168,7 +173,7 @@ def test_the_calls_are_those_of_nccl_tests(
 
 
 @pytest.mark.parametrize(
-    ("case", "call", "corrupt", "found"),
+    ("title", "call", "corrupt", "expected"),
     [
         # The first collective connects the ranks and two wake links, unchecked: the graph's begin with the fourth.
         ("an element on the last rank", "[[0, 1]]", "4:7:1", {"group": 0, "rank": 1, "offset": 28}),
@@ -201,22 +206,22 @@ def test_the_calls_are_those_of_nccl_tests(
     ],
 )
 def test_one_wrong_element_fails_the_group_and_is_named(
-    fakes: Fakes, tmp_path: Path, case: str, call: str, corrupt: str, found: dict[str, int]
+    fakes: Fakes, tmp_path: Path, title: str, call: str, corrupt: str, expected: dict[str, int]
 ) -> None:
-    script = f"say(**failure(collective, session(open_gpus()), {call})); gc.collect()"
+    script = f"report(**failure(collective, session(open_gpus()), {call})); gc.collect()"
     done = fakes.script(script, tmp_path, corrupt_collective=corrupt)
-    said = done.said
+    reported = done.reported
 
-    assert said["kind"] == "DataError", case
-    assert {name: said[name] for name in found} == found, case
-    assert said["wrong"] == 1, case
-    assert 0 <= said["expected"] <= 14, case  # two ranks' sum of at most 7 each
-    assert said["found"] != said["expected"], case
-    assert done.leaks() == [], case
+    assert reported["kind"] == "DataError", title
+    assert {name: reported[name] for name in expected} == expected, title
+    assert reported["wrong"] == 1, title
+    assert 0 <= reported["expected"] <= 14, title  # two ranks' sum of at most 7 each
+    assert reported["found"] != reported["expected"], title
+    assert done.leaks() == [], title
 
 
 @pytest.mark.parametrize(
-    ("case", "call"),
+    ("title", "call"),
     [
         # In place, a graph changes its own input.
         ("a graph in place", "in_place=True"),
@@ -224,27 +229,27 @@ def test_one_wrong_element_fails_the_group_and_is_named(
         ("an all-to-all in place", "operation='alltoall', in_place=True"),
     ],
 )
-def test_what_is_not_checked_raises_nothing(fakes: Fakes, tmp_path: Path, case: str, call: str) -> None:
+def test_unverified_collectives_raise_nothing(fakes: Fakes, tmp_path: Path, title: str, call: str) -> None:
     # The fifth collective is in the timed graph in all of these: one connects, two wake, in place one is checked.
-    script = f"say(**failure(collective, session(open_gpus()), [[0, 1]], **dict({call})))"
+    script = f"report(**failure(collective, session(open_gpus()), [[0, 1]], **dict({call})))"
     done = fakes.script(script, tmp_path, corrupt_collective="5:9:1")
 
-    assert done.said == {"kind": "none"}, case
+    assert done.reported == {"kind": "none"}, title
 
 
 def test_the_wrong_group_of_a_round_is_named(fakes: Fakes, tmp_path: Path) -> None:
     # Each pair connects and has two calls to wake it: the graphs hold the 7th and 8th; which is first is chance.
-    script = f"say(**failure(collective, session(open_gpus()), {_PAIRS}, iterations=1))"
-    groups = {fakes.script(script, tmp_path, corrupt_collective=f"{nth}:7:1").said["group"] for nth in (7, 8)}
+    script = f"report(**failure(collective, session(open_gpus()), {_PAIRS}, iterations=1))"
+    groups = {fakes.script(script, tmp_path, corrupt_collective=f"{nth}:7:1").reported["group"] for nth in (7, 8)}
 
     assert groups == {0, 1}
 
 
 def test_a_type_that_nccl_refuses_is_reported_in_one_line(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(**failure(collective, session(open_gpus()), [[0, 1]], dtype=10))"
-    said = fakes.script(script, tmp_path, nccl=22304).said
+    script = "report(**failure(collective, session(open_gpus()), [[0, 1]], dtype=10))"
+    reported = fakes.script(script, tmp_path, nccl=22304).reported
 
-    assert said["kind"] == "NcclError"
-    assert said["text"].startswith("ncclAllReduce(")
-    assert "invalid argument (no 8-bit floats) at collective_rank.cpp:" in said["text"]
-    assert "\n" not in said["text"]
+    assert reported["kind"] == "NcclError"
+    assert reported["text"].startswith("ncclAllReduce(")
+    assert "invalid argument (no 8-bit floats) at collective_rank.cpp:" in reported["text"]
+    assert "\n" not in reported["text"]

@@ -16,7 +16,7 @@ _PRECISION = 1e-6
 
 
 @pytest.mark.parametrize(
-    ("case", "call", "settings", "microseconds"),
+    ("title", "call", "settings", "microseconds"),
     [
         ("a megabyte at 100 GB/s after 1 µs of latency", "[(0, 1)]", {}, [11]),
         ("a slow pair", "[(0, 1)]", {"rate": "100,0-1=50"}, [21]),
@@ -30,19 +30,19 @@ _PRECISION = 1e-6
     ],
 )
 def test_times_are_what_the_gpus_clock_says(
-    fakes: Fakes, tmp_path: Path, case: str, call: str, settings: dict[str, object], microseconds: list[float]
+    fakes: Fakes, tmp_path: Path, title: str, call: str, settings: dict[str, object], microseconds: list[float]
 ) -> None:
     plan = {"iterations": 1} if "iterations" not in call else {}
-    script = f"say(seconds=copies(open_gpus(buffer=1 << 20), {call}, bytes=1000000, batches=2, warmup=1, **{plan}))"
-    seconds = fakes.script(script, tmp_path, **settings).said["seconds"]
+    script = f"report(seconds=copies(open_gpus(buffer=1 << 20), {call}, bytes=1000000, batches=2, warmup=1, **{plan}))"
+    seconds = fakes.script(script, tmp_path, **settings).reported["seconds"]
 
-    assert len(seconds) == len(microseconds), case
+    assert len(seconds) == len(microseconds), title
     for link, expected in zip(seconds, microseconds, strict=True):
-        assert link == pytest.approx([expected * _MICROSECOND] * 2, rel=_PRECISION), case
+        assert link == pytest.approx([expected * _MICROSECOND] * 2, rel=_PRECISION), title
 
 
 @pytest.mark.parametrize(
-    ("case", "arguments", "line"),
+    ("title", "arguments", "line"),
     [
         ("write by copy engine", "", "copy memcpy by 0 from 0 to 1 "),
         ("read by copy engine", "pull=True", "copy memcpy by 1 from 0 to 1 "),
@@ -50,11 +50,11 @@ def test_times_are_what_the_gpus_clock_says(
         ("read by kernel", "multiprocessors=True, pull=True", "copy copy by 1 from 0 to 1 "),
     ],
 )
-def test_the_right_gpu_moves_the_bytes(fakes: Fakes, tmp_path: Path, case: str, arguments: str, line: str) -> None:
+def test_the_right_gpu_moves_the_bytes(fakes: Fakes, tmp_path: Path, title: str, arguments: str, line: str) -> None:
     done = fakes.script(f"copies(open_gpus(2), [(0, 1)], {arguments})", tmp_path)
 
-    assert len(done.lines("copy ")) == 1 + 2 + 4, case  # one wakes the link, two the engine, then four messages
-    assert done.lines("copy ") == done.lines(line), case
+    assert len(done.lines("copy ")) == 1 + 2 + 4, title  # one wakes the link, two the engine, then four messages
+    assert done.lines("copy ") == done.lines(line), title
 
 
 def test_odd_sizes_at_odd_places_are_copied_and_checked_on_every_path(fakes: Fakes, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_odd_sizes_at_odd_places_are_copied_and_checked_on_every_path(fakes: Fak
 
 @pytest.mark.parametrize(
     # The first copy wakes the link, the first two of each batch the engine.
-    ("case", "call", "corrupt", "found"),
+    ("title", "call", "corrupt", "expected"),
     [
         ("a byte of the first message", "[(0, 1)]", "4:17", {"group": 0, "offset": 17}),
         ("the last byte of the last message", "[(0, 1)]", "7:1023", {"group": 0, "offset": 1023}),
@@ -88,25 +88,25 @@ def test_odd_sizes_at_odd_places_are_copied_and_checked_on_every_path(fakes: Fak
     ],
 )
 def test_one_wrong_byte_fails_the_link_and_is_named(
-    fakes: Fakes, tmp_path: Path, case: str, call: str, corrupt: str, found: dict[str, int]
+    fakes: Fakes, tmp_path: Path, title: str, call: str, corrupt: str, expected: dict[str, int]
 ) -> None:
-    done = fakes.script(f"say(**failure(copies, open_gpus(), {call})); gc.collect()", tmp_path, corrupt_copy=corrupt)
-    said = done.said
+    done = fakes.script(f"report(**failure(copies, open_gpus(), {call})); gc.collect()", tmp_path, corrupt_copy=corrupt)
+    reported = done.reported
 
-    assert said["kind"] == "DataError", case
-    assert {name: said[name] for name in found} == found, case
-    assert (said["rank"], said["wrong"]) == (0, 1), case  # the only transfer of its group, one byte
-    assert int(said["expected"]) ^ int(said["found"]) == 0xFF, case
-    assert done.leaks() == [], case
+    assert reported["kind"] == "DataError", title
+    assert {name: reported[name] for name in expected} == expected, title
+    assert (reported["rank"], reported["wrong"]) == (0, 1), title  # the only transfer of its group, one byte
+    assert int(reported["expected"]) ^ int(reported["found"]) == 0xFF, title
+    assert done.leaks() == [], title
 
 
 def test_a_message_that_never_arrives_is_wrong_from_its_first_byte(fakes: Fakes, tmp_path: Path) -> None:
     # A tiny buffer: both batches use the same memory, which the first one has filled correctly.
-    script = "say(**failure(copies, open_gpus(2, buffer=256), [(0, 1)], bytes=256, iterations=1, batches=2))"
-    said = fakes.script(script, tmp_path, lose_copy=7).said
+    script = "report(**failure(copies, open_gpus(2, buffer=256), [(0, 1)], bytes=256, iterations=1, batches=2))"
+    reported = fakes.script(script, tmp_path, lose_copy=7).reported
 
-    assert said["kind"] == "DataError"
-    assert (said["offset"], said["wrong"]) == (0, 256)
+    assert reported["kind"] == "DataError"
+    assert (reported["offset"], reported["wrong"]) == (0, 256)
 
 
 def test_streams_are_unblocked_after_all_is_queued_and_the_queue_is_never_deeper_than_32(
@@ -121,9 +121,7 @@ def test_streams_are_unblocked_after_all_is_queued_and_the_queue_is_never_deeper
     assert done.log.index(opened[0]) < done.log.index("copy memcpy by 0 from 0 to 1 bytes 1024 align 0 0")
 
 
-def test_what_arrives_is_verified_behind_the_same_blocking_kernel_where_the_destination_reads(
-    fakes: Fakes, tmp_path: Path
-) -> None:
+def test_messages_are_verified_behind_the_same_blocking_kernel_by_the_destination(fakes: Fakes, tmp_path: Path) -> None:
     done = fakes.script("copies(open_gpus(2), [(0, 1)], pull=True, iterations=29)", tmp_path)
 
     # The waking copies, 29 messages between two events and the verification, on one stream.
@@ -164,20 +162,20 @@ def test_a_batch_of_a_link_costs_three_kernels_besides_its_copies(fakes: Fakes, 
 def test_groups_queued_at_once_each_get_all_of_their_work(fakes: Fakes, tmp_path: Path) -> None:
     script = """
         groups = [[(0, 1), (1, 0)], [(3, 2)], [(4, 5)], [(7, 6)]]
-        say(seconds=transfers(open_gpus(8), groups, bytes=10000, iterations=5, batches=20))
+        report(seconds=transfers(open_gpus(8), groups, bytes=10000, iterations=5, batches=20))
     """
     rate = "100,1-0=50,3>2=25,4>5=20,7>6=10"
     done = fakes.script(script, tmp_path, gpus=8, rate=rate)
 
     # 1 µs, and 10,000 bytes at 50, 25, 20 and 10 GB/s.
-    for group, microseconds in zip(done.said["seconds"], [1.2, 1.4, 1.5, 2], strict=True):
+    for group, microseconds in zip(done.reported["seconds"], [1.2, 1.4, 1.5, 2], strict=True):
         assert group == pytest.approx([microseconds * _MICROSECOND] * 20, rel=_PRECISION)
     links = Counter(line.split(" bytes 10000 ")[0] for line in done.lines("copy ") if " bytes 10000 " in line)
     assert links == {f"copy memcpy by {i} from {i} to {j}": 5 * 20 for i, j in ((0, 1), (1, 0), (3, 2), (4, 5), (7, 6))}
 
 
 @pytest.mark.parametrize(
-    ("case", "bytes_", "launches", "microseconds"),
+    ("title", "bytes_", "launches", "microseconds"),
     [
         # At 90 GB/s, and 1 µs for each launch; three launches wake link and engine.
         ("just below 16 MiB each message has its own launch", 16_777_215, 3 + 3, 186.413500 + 1),
@@ -185,20 +183,20 @@ def test_groups_queued_at_once_each_get_all_of_their_work(fakes: Fakes, tmp_path
     ],
 )
 def test_large_messages_by_kernel_share_a_launch(
-    fakes: Fakes, tmp_path: Path, case: str, bytes_: int, launches: int, microseconds: float
+    fakes: Fakes, tmp_path: Path, title: str, bytes_: int, launches: int, microseconds: float
 ) -> None:
     # The buffers hold two messages: the third uses the first one's slot.
     plan = f"multiprocessors=True, bytes={bytes_}, iterations=3"
-    script = f"say(seconds=copies(open_gpus(2, (2 << 24) + 512), [(0, 1)], {plan}))"
+    script = f"report(seconds=copies(open_gpus(2, (2 << 24) + 512), [(0, 1)], {plan}))"
     done = fakes.script(script, tmp_path)
 
-    assert done.said["seconds"][0] == pytest.approx([microseconds * _MICROSECOND], rel=_PRECISION), case
-    assert len(done.lines("launch copy ")) == launches, case
-    assert len(done.lines(f"copy copy by 0 from 0 to 1 bytes {bytes_} ")) == 3, case
+    assert done.reported["seconds"][0] == pytest.approx([microseconds * _MICROSECOND], rel=_PRECISION), title
+    assert len(done.lines("launch copy ")) == launches, title
+    assert len(done.lines(f"copy copy by 0 from 0 to 1 bytes {bytes_} ")) == 3, title
 
 
 @pytest.mark.parametrize(
-    ("case", "corrupt", "offset"),
+    ("title", "corrupt", "offset"),
     [
         # The first three copies wake link and engine; the last message covers the first.
         ("in the second slot", "5:16777215", 16_777_215),
@@ -206,18 +204,18 @@ def test_large_messages_by_kernel_share_a_launch(
     ],
 )
 def test_one_wrong_byte_of_a_shared_launch_counts_from_its_own_message(
-    fakes: Fakes, tmp_path: Path, case: str, corrupt: str, offset: int
+    fakes: Fakes, tmp_path: Path, title: str, corrupt: str, offset: int
 ) -> None:
     plan = "multiprocessors=True, bytes=1 << 24, iterations=3"
-    said = fakes.script(
-        f"say(**failure(copies, open_gpus(2, 2 << 24), [(0, 1)], {plan}))", tmp_path, corrupt_copy=corrupt
-    ).said
+    reported = fakes.script(
+        f"report(**failure(copies, open_gpus(2, 2 << 24), [(0, 1)], {plan}))", tmp_path, corrupt_copy=corrupt
+    ).reported
 
-    assert (said["kind"], said["offset"], said["wrong"]) == ("DataError", offset, 1), case
+    assert (reported["kind"], reported["offset"], reported["wrong"]) == ("DataError", offset, 1), title
 
 
 @pytest.mark.parametrize(
-    ("case", "call", "text"),
+    ("title", "call", "text"),
     [
         ("30 messages are too deep a queue", "[(0, 1)], iterations=30", "1 to 29 messages"),
         ("no message", "[(0, 1)], iterations=0", "1 to 29 messages"),
@@ -233,40 +231,44 @@ def test_one_wrong_byte_of_a_shared_launch_counts_from_its_own_message(
         ("too far a shift", "[(0, 1)], shift=256", "does not fit the buffers"),
     ],
 )
-def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, case: str, call: str, text: str) -> None:
-    done = fakes.script(f"say(**failure(copies, open_gpus(), {call}))", tmp_path)
+def test_a_round_that_cannot_be_timed_is_refused(
+    fakes: Fakes, tmp_path: Path, title: str, call: str, text: str
+) -> None:
+    done = fakes.script(f"report(**failure(copies, open_gpus(), {call}))", tmp_path)
 
-    assert text in done.said["text"], case
-    assert done.lines("copy ") == [], case
+    assert text in done.reported["text"], title
+    assert done.lines("copy ") == [], title
 
 
 def test_kernels_touch_another_gpus_memory_only_with_peer_access(fakes: Fakes, tmp_path: Path) -> None:
     script = """
         gpus = open_gpus(2)
         refused = failure(copies, gpus, [(0, 1)], multiprocessors=True)
-        say(peers=gpus.peer_access(), refused=refused, then=copies(gpus, [(0, 1)]))
+        report(peers=gpus.peer_access(), refused=refused, then=copies(gpus, [(0, 1)]))
     """
-    said = fakes.script(script, tmp_path, no_peer=1).said
+    reported = fakes.script(script, tmp_path, no_peer=1).reported
 
-    assert said["peers"] == [[False, False], [False, False]]
-    assert said["refused"]["text"] == "a kernel cannot copy between GPUs without peer access"
-    assert len(said["then"][0]) == 1  # the attempt has not broken the GPUs
+    assert reported["peers"] == [[False, False], [False, False]]
+    assert reported["refused"]["text"] == "a kernel cannot copy between GPUs without peer access"
+    assert len(reported["then"][0]) == 1  # the attempt has not broken the GPUs
 
 
 @pytest.mark.parametrize(
-    ("case", "code", "reached"),
+    ("title", "code", "expected"),
     [
         ("beyond eight peers", 711, [[False, False], [True, False]]),
         ("enabled by somebody else in this process", 704, [[False, True], [True, False]]),
     ],
 )
 def test_peer_access_is_reported_where_the_driver_refuses_or_had_it_enabled(
-    fakes: Fakes, tmp_path: Path, case: str, code: int, reached: list[list[bool]]
+    fakes: Fakes, tmp_path: Path, title: str, code: int, expected: list[list[bool]]
 ) -> None:
     # The first call is 0's for 1 [cuda.h: CUDA_ERROR_TOO_MANY_PEERS, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED].
-    said = fakes.script("say(peers=open_gpus(2).peer_access())", tmp_path, fail=f"cuCtxEnablePeerAccess:{code}:1").said
+    reported = fakes.script(
+        "report(peers=open_gpus(2).peer_access())", tmp_path, fail=f"cuCtxEnablePeerAccess:{code}:1"
+    ).reported
 
-    assert said["peers"] == reached, case
+    assert reported["peers"] == expected, title
 
 
 @pytest.mark.parametrize(("code", "name"), [(719, "CUDA_ERROR_LAUNCH_FAILED"), (2, "CUDA_ERROR_OUT_OF_MEMORY")])
@@ -274,11 +276,11 @@ def test_peer_access_that_fails_is_an_error_that_names_both_gpus(
     fakes: Fakes, tmp_path: Path, code: int, name: str
 ) -> None:
     done = fakes.script(
-        "say(**failure(open_gpus, 3)); gc.collect()", tmp_path, fail=f"cuCtxEnablePeerAccess:{code}:4"
+        "report(**failure(open_gpus, 3)); gc.collect()", tmp_path, fail=f"cuCtxEnablePeerAccess:{code}:4"
     )  # after 0 for 1, 0 for 2, 1 for 0
 
-    assert done.said["kind"] == "CudaError"
-    assert done.said["text"].startswith(f"cuCtxEnablePeerAccess(GPU 1 for memory of GPU 2): {name} ")
+    assert done.reported["kind"] == "CudaError"
+    assert done.reported["text"].startswith(f"cuCtxEnablePeerAccess(GPU 1 for memory of GPU 2): {name} ")
     assert done.leaks() == []
 
 
@@ -286,32 +288,32 @@ def test_free_memory_is_reported_and_too_large_a_buffer_is_refused(fakes: Fakes,
     script = """
         gpus = native.Gpus([0, 1], PTX)
         before = gpus.free_bytes()
-        say(before=before, **failure(gpus.allocate, 1 << 20))
+        report(before=before, **failure(gpus.allocate, 1 << 20))
         del gpus; gc.collect()
     """
     done = fakes.script(script, tmp_path, memory=1 << 24, free=f"{1 << 24},1={1 << 21}")
 
-    assert done.said["before"] == [1 << 24, 1 << 21]
-    assert done.said["text"].startswith("cuMemAlloc_v2(&memory, bytes): CUDA_ERROR_OUT_OF_MEMORY (out of memory)")
+    assert done.reported["before"] == [1 << 24, 1 << 21]
+    assert done.reported["text"].startswith("cuMemAlloc_v2(&memory, bytes): CUDA_ERROR_OUT_OF_MEMORY (out of memory)")
     assert done.leaks() == []
 
 
 @pytest.mark.parametrize("hanging", ["memcpy", "verify"])
 def test_work_that_never_ends_is_given_up_at_the_deadline(fakes: Fakes, tmp_path: Path, hanging: str) -> None:
-    script = "say(**failure(copies, open_gpus(2), [(0, 1)], deadline=12.5)); gc.collect()"
+    script = "report(**failure(copies, open_gpus(2), [(0, 1)], deadline=12.5)); gc.collect()"
     # Each reading of the clock takes a second, so that the deadline passes after some 13 readings.
     clock = {"LD_PRELOAD": str(fakes.folder / "libclock.so")}
     done = fakes.script(script, tmp_path, clock, hang=hanging)
 
-    assert done.said["kind"] == "HangError"
+    assert done.reported["kind"] == "HangError"
     gpu = 1 if hanging == "verify" else 0
-    assert (done.said["text"], done.said["position"]) == (f"GPU {gpu} did not finish its work in 12.5 s", gpu)
+    assert (done.reported["text"], done.reported["position"]) == (f"GPU {gpu} did not finish its work in 12.5 s", gpu)
     assert done.leaks() == []
 
 
 def test_a_blocking_kernel_that_ends_too_early_spoils_the_block(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(**failure(copies, open_gpus(2), [(0, 1)]))"
-    said = fakes.script(script, tmp_path, block_expires=1).said
+    script = "report(**failure(copies, open_gpus(2), [(0, 1)]))"
+    reported = fakes.script(script, tmp_path, block_expires=1).reported
 
-    assert said["kind"] == "HangError"
-    assert said["text"].startswith("the work behind a blocking kernel took more than 4 s to queue")
+    assert reported["kind"] == "HangError"
+    assert reported["text"].startswith("the work behind a blocking kernel took more than 4 s to queue")

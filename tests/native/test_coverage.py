@@ -8,7 +8,7 @@ import pytest
 
 from tests.native.fakes import Fakes
 
-# Plants one fault at each of `places`, in a process each, and says which were found.
+# Plants one fault at each of `places`, in a process each, and returns which were found.
 _EACH = """
 def found(setting, places, run):
     names = []
@@ -23,7 +23,7 @@ def found(setting, places, run):
 
 
 @pytest.mark.parametrize(
-    ("case", "slots", "changes"),
+    ("title", "slots", "changes"),
     [
         ("a slot for every message", 4, ""),
         ("two slots for four messages", 2, ""),
@@ -34,7 +34,7 @@ def found(setting, places, run):
     ],
 )
 def test_a_fault_in_any_copy_is_found_or_counted(
-    fakes: Fakes, tmp_path: Path, case: str, slots: int, changes: str
+    fakes: Fakes, tmp_path: Path, title: str, slots: int, changes: str
 ) -> None:
     script = f"""
         plan = dict(iterations=4, batches=2, warmup=1, **dict({changes}))
@@ -43,13 +43,13 @@ def test_a_fault_in_any_copy_is_found_or_counted(
         # The first copy wakes the link; of a batch's six the first two the engine.
         places = [f"{{1 + 6 * batch + 3 + message}}:9" for batch in range(3) for message in range(4)]
         faults = found("FAKE_CORRUPT_COPY", places, run)
-        say(found=faults, coverage=coverage(run()))
+        report(found=faults, coverage=coverage(run()))
     """
-    said = fakes.script(_EACH + _dedented(script), tmp_path).said
-    batches = [said["found"][at : at + 4] for at in (0, 4, 8)]
+    reported = fakes.script(_EACH + _dedented(script), tmp_path).reported
+    batches = [reported["found"][at : at + 4] for at in (0, 4, 8)]
 
-    assert batches == [[message >= 4 - slots for message in range(4)]] * 3, case
-    assert said["coverage"] == [[1024 * sum(said["found"]), 1024 * len(said["found"])]], case
+    assert batches == [[message >= 4 - slots for message in range(4)]] * 3, title
+    assert reported["coverage"] == [[1024 * sum(reported["found"]), 1024 * len(reported["found"])]], title
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,17 @@ def test_a_fault_in_any_copy_is_found_or_counted(
 )
 def test_every_transfer_of_a_group_counts(fakes: Fakes, tmp_path: Path, groups: str, bytes_of: list[int]) -> None:
     # Twelve messages of 1000 bytes in a stride of 1024: all to one has room for four of each sender.
-    script = f"say(found=coverage(times(open_gpus(buffer=12 << 10), {groups}, bytes=1000, iterations=12, batches=3)))"
-    found = fakes.script(script, tmp_path).said["found"]
+    script = (
+        f"report(found=coverage(times(open_gpus(buffer=12 << 10), {groups}, bytes=1000, iterations=12, batches=3)))"
+    )
+    coverage = fakes.script(script, tmp_path).reported["found"]
     slots = 4 if groups.count(", 0)") == 3 else 12
 
-    assert found == [[count * 3 * slots * 1000, count * 3 * 12 * 1000] for count in bytes_of]
+    assert coverage == [[count * 3 * slots * 1000, count * 3 * 12 * 1000] for count in bytes_of]
 
 
 @pytest.mark.parametrize(
-    ("case", "slots", "operation", "sent"),
+    ("title", "slots", "operation", "sent"),
     [
         ("a slot for every collective", 4, "allreduce", 2048),
         ("two slots for four collectives", 2, "allreduce", 2048),
@@ -83,7 +85,7 @@ def test_every_transfer_of_a_group_counts(fakes: Fakes, tmp_path: Path, groups: 
     ],
 )
 def test_a_fault_in_any_collective_is_found_or_counted(
-    fakes: Fakes, tmp_path: Path, case: str, slots: int, operation: str, sent: int
+    fakes: Fakes, tmp_path: Path, title: str, slots: int, operation: str, sent: int
 ) -> None:
     script = f"""
         def run():
@@ -91,17 +93,17 @@ def test_a_fault_in_any_collective_is_found_or_counted(
             return collect(held, [[0, 1]], {operation!r}, batches=2, warmup=1)
         # The first collective connects the ranks.
         faults = found("FAKE_CORRUPT_COLLECTIVE", [f"{{2 + place}}:9:0" for place in range(12)], run)
-        say(found=faults, coverage=coverage(run()))
+        report(found=faults, coverage=coverage(run()))
     """
-    said = fakes.script(_EACH + _dedented(script), tmp_path).said
-    batches = [said["found"][at : at + 4] for at in (0, 4, 8)]
+    reported = fakes.script(_EACH + _dedented(script), tmp_path).reported
+    batches = [reported["found"][at : at + 4] for at in (0, 4, 8)]
 
-    assert batches == [[message >= 4 - slots for message in range(4)]] * 3, case
-    assert said["coverage"] == [[sent * sum(said["found"]), sent * len(said["found"])]], case
+    assert batches == [[message >= 4 - slots for message in range(4)]] * 3, title
+    assert reported["coverage"] == [[sent * sum(reported["found"]), sent * len(reported["found"])]], title
 
 
 @pytest.mark.parametrize(
-    ("case", "changes", "verified"),
+    ("title", "changes", "verified"),
     [
         # Four collectives in each of two batches, before which one is compared in place.
         ("in place", "in_place=True", [2048, 9 * 2048]),
@@ -110,12 +112,12 @@ def test_a_fault_in_any_collective_is_found_or_counted(
         ("with a launch loop", "launch_iterations=5", [8 * 2048, 8 * 2048]),
     ],
 )
-def test_what_is_not_compared_does_not_count(
-    fakes: Fakes, tmp_path: Path, case: str, changes: str, verified: list[int]
+def test_bytes_that_are_not_compared_do_not_count(
+    fakes: Fakes, tmp_path: Path, title: str, changes: str, verified: list[int]
 ) -> None:
-    script = f"say(found=coverage(collect(session(open_gpus(2)), [[0, 1]], batches=2, **dict({changes}))))"
+    script = f"report(found=coverage(collect(session(open_gpus(2)), [[0, 1]], batches=2, **dict({changes}))))"
 
-    assert fakes.script(script, tmp_path).said["found"] == [verified], case
+    assert fakes.script(script, tmp_path).reported["found"] == [verified], title
 
 
 def _dedented(script: str) -> str:

@@ -1,4 +1,4 @@
-"""The device code's own numbers, run by a CPU: what each rank sends, and what is taken for right when it arrives."""
+"""The device code run on a CPU: the elements that each rank sends, and which received elements it takes for right."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Device:
         sent = []
         for rank in range(world):
             buffer = (ctypes.c_ubyte * (_COUNT * width))()
-            words = (_u64(0), _u64(_COUNT), _u32(dtype), _u32(reduction), _u32(world), _u32(rank), _u64(_SEED))
-            self._code.fill_elements(buffer, *words)
+            arguments = (_u64(0), _u64(_COUNT), _u32(dtype), _u32(reduction), _u32(world), _u32(rank), _u64(_SEED))
+            self._code.fill_elements(buffer, *arguments)
             sent.append(self.decoded(buffer, dtype))
         return sent
 
@@ -77,11 +77,11 @@ class Device:
         return buffer
 
     def wrong(self, buffer: ctypes.Array[ctypes.c_ubyte], dtype: int, reduction: int, world: int) -> int:
-        """Return how many elements the device takes for wrong; of copies rank 0 is the sender."""
+        """Return how many elements the device takes for wrong; rank 0 sends copies."""
         report = _Report(0, 2**64 - 1, 0, 0)
         rule = (_u32(dtype), _u32(reduction), _u32(0), _u32(world), _u64(_SEED), ctypes.c_double(0))
-        place = (_u64(0), _u64(0), _u64(_COUNT), _u64(_COUNT), _u64(0))
-        self._code.verify_elements(buffer, *place, *rule, ctypes.byref(report))
+        element_range = (_u64(0), _u64(0), _u64(_COUNT), _u64(_COUNT), _u64(0))
+        self._code.verify_elements(buffer, *element_range, *rule, ctypes.byref(report))
         return int(report.wrong)
 
 
@@ -98,13 +98,13 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     folder = tmp_path_factory.mktemp("device")
     code = (_SOURCE / "kernels.cu").read_text()
     code = code.replace('#include "elements.cuh"', (_SOURCE / "elements.cuh").read_text())
-    for line, instead in (
+    for instruction, replacement in (
         ('asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));', "time = 0;"),
         ('asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));', "to_half(half, value);"),
         ('asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));', "from_half(value, half);"),
     ):
-        assert code.count(line) == 1, line
-        code = code.replace(line, instead)
+        assert code.count(instruction) == 1, instruction
+        code = code.replace(instruction, replacement)
     (folder / "device_code.inc").write_text(code)
     numbers = folder / "numbers.o"
     subprocess.run([os.environ.get("CC", "cc"), "-fPIC", "-c", _HERE / "fake_numbers.c", "-o", numbers], check=True)
@@ -114,12 +114,12 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     return Device(library)
 
 
-def _reduced(sent: list[np.ndarray], reduction: int, *, whole: bool) -> np.ndarray:
+def _reduced(sent: list[np.ndarray], reduction: int, *, integer: bool) -> np.ndarray:
     stacked = np.array(sent)
     name = _REDUCTIONS[reduction]
     if name == "avg":
         mean = np.asarray(stacked.sum(axis=0) / len(sent))
-        return np.floor(mean) if whole else mean
+        return np.floor(mean) if integer else mean
     results = {"sum": np.sum(stacked, 0), "prod": np.prod(stacked, 0), "max": np.max(stacked, 0)}
     return np.asarray(np.min(stacked, 0) if name == "min" else results[name])
 
@@ -131,7 +131,7 @@ def test_every_reduction_is_exact_and_taken_for_right(device: Device, dtype: int
     for reduction, name in enumerate(_REDUCTIONS):
         if name == "avg" and world == 6:
             continue
-        result = _reduced(device.contributions(dtype, reduction, world), reduction, whole=not floating)
+        result = _reduced(device.contributions(dtype, reduction, world), reduction, integer=not floating)
         received = device.encoded(result, dtype)
         assert (device.decoded(received, dtype) == result).all(), name  # the type holds it
         assert device.wrong(received, dtype, reduction, world) == 0, name
@@ -141,11 +141,11 @@ def test_every_reduction_is_exact_and_taken_for_right(device: Device, dtype: int
 @pytest.mark.parametrize("dtype", range(len(_DTYPES)), ids=tuple(_DTYPES))
 @pytest.mark.parametrize("reduction", ["sum", "prod"])
 def test_a_result_without_any_one_rank_is_wrong(device: Device, reduction: str, dtype: int, world: int) -> None:
-    place = _REDUCTIONS.index(reduction)
-    sent = device.contributions(dtype, place, world)
+    reduction_index = _REDUCTIONS.index(reduction)
+    sent = device.contributions(dtype, reduction_index, world)
     for rank in range(world):
-        without = _reduced(sent[:rank] + sent[rank + 1 :], place, whole=False)
-        assert device.wrong(device.encoded(without, dtype), dtype, place, world) > 0, rank
+        incomplete = _reduced(sent[:rank] + sent[rank + 1 :], reduction_index, integer=False)
+        assert device.wrong(device.encoded(incomplete, dtype), dtype, reduction_index, world) > 0, rank
 
 
 @pytest.mark.parametrize("world", [2, 8, 32])
@@ -154,7 +154,7 @@ def test_minus_zero_is_not_zero(device: Device, dtype: int, world: int) -> None:
     width = list(_DTYPES.values())[dtype][0]
     for reduction in (*range(len(_REDUCTIONS)), _COPIED):
         sent = device.contributions(dtype, reduction, world)
-        result = sent[0] if reduction == _COPIED else _reduced(sent, reduction, whole=False)
+        result = sent[0] if reduction == _COPIED else _reduced(sent, reduction, integer=False)
         zeros = np.flatnonzero(result == 0)
         received = device.encoded(result, dtype)
         assert device.wrong(received, dtype, reduction, world) == 0

@@ -1,4 +1,4 @@
-"""Whichever call fails, the error names it, and everything that was made is released."""
+"""Whichever call fails, the error names it, and everything that was created is released."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def everything():
         alone = native.Collectives(one, nccl, 0, 1, nccl.unique_id(), {"maxCTAs": 4} if world else {})
         alone.prepare([[0]])
         alone.close()
-say(**failure(everything))
+report(**failure(everything))
 gc.collect()
 """
 # Errors of these calls are ignored (releases), or the calls describe another error, or their errors have a meaning.
@@ -79,7 +79,7 @@ def _failing(header: str) -> list[str]:
 def test_nothing_fails_and_nothing_leaks_when_no_call_fails(fakes: Fakes, tmp_path: Path) -> None:
     done = fakes.script(_EVERYTHING, tmp_path)
 
-    assert done.said == {"kind": "none"}
+    assert done.reported == {"kind": "none"}
     assert done.leaks() == []
     assert len(done.lines("+comm")) == len(done.lines("-comm"))
 
@@ -91,10 +91,10 @@ def test_a_failing_driver_call_is_named_and_leaks_nothing(
 ) -> None:
     done = fakes.script(_EVERYTHING, tmp_path, fail=f"{function}:719:{nth}")
 
-    assert done.said["kind"] == "CudaError"
+    assert done.reported["kind"] == "CudaError"
     assert re.fullmatch(
         rf"{function}\(.*\): CUDA_ERROR_LAUNCH_FAILED \(unspecified launch failure\) at \w+\.[ch]pp:\d+",
-        done.said["text"],
+        done.reported["text"],
     )
     assert done.leaks() == []
     assert len(done.lines("+comm")) == len(done.lines("-comm"))
@@ -107,11 +107,11 @@ def test_a_failing_nccl_call_is_named_with_its_last_error_and_leaks_nothing(
 ) -> None:
     done = fakes.script(_EVERYTHING, tmp_path, fail=f"{function}:2:{nth}")
 
-    assert done.said["kind"] == "NcclError"
+    assert done.reported["kind"] == "NcclError"
     assert re.fullmatch(
         rf"(rank \d of \d: .* failed: )?{function}(\(.*\))?: unhandled system error "
         r"\(the test wants this call to fail\) at \w+\.[ch]pp:\d+",
-        done.said["text"],
+        done.reported["text"],
     )
     assert done.leaks() == []
 
@@ -120,7 +120,7 @@ def test_a_failing_nccl_call_is_named_with_its_last_error_and_leaks_nothing(
 def test_a_failing_release_is_not_an_error(fakes: Fakes, tmp_path: Path, function: str) -> None:
     done = fakes.script(_EVERYTHING, tmp_path, fail=f"{function}:719:1")
 
-    assert done.said == {"kind": "none"}
+    assert done.reported == {"kind": "none"}
     assert function in done.log
 
 
@@ -128,20 +128,20 @@ def test_a_failing_release_is_not_an_error(fakes: Fakes, tmp_path: Path, functio
 def test_the_same_gpus_measure_again_after_a_copy_failed(fakes: Fakes, tmp_path: Path, failing: str) -> None:
     script = """
         gpus = open_gpus(2)
-        say(first=failure(copies, gpus, [(0, 1)])["kind"], then=copies(gpus, [(0, 1)]))
+        report(first=failure(copies, gpus, [(0, 1)])["kind"], then=copies(gpus, [(0, 1)]))
         del gpus; gc.collect()
     """
     done = fakes.script(script, tmp_path, fail=failing)
 
-    assert done.said["first"] == "CudaError"
-    assert len(done.said["then"][0]) == 1
+    assert done.reported["first"] == "CudaError"
+    assert len(done.reported["then"][0]) == 1
     assert done.leaks() == []
 
 
 @pytest.mark.parametrize(
     # Opening four GPUs launches four kernels; a batch of two links then calls for 6 launches, 12 copies, 6 events and
     # 4 waits, by two threads.
-    ("case", "failing", "positions"),
+    ("title", "failing", "positions"),
     [
         ("the first call of a batch", "cuLaunchKernel:719:5", {1, 3}),
         ("another launch of it", "cuLaunchKernel:719:6", {0, 1, 2, 3}),
@@ -155,27 +155,29 @@ def test_the_same_gpus_measure_again_after_a_copy_failed(fakes: Fakes, tmp_path:
     ],
 )
 def test_a_call_that_fails_in_one_of_two_links_threads_names_its_gpu_and_ends_both(
-    fakes: Fakes, tmp_path: Path, case: str, failing: str, positions: set[int]
+    fakes: Fakes, tmp_path: Path, title: str, failing: str, positions: set[int]
 ) -> None:
     script = """
         gpus = open_gpus(4)
         links = [(0, 1), (2, 3)]
         failed = failure(copies, gpus, links, batches=3)
         held = session(gpus)
-        say(failed=failed, then=copies(gpus, links, batches=2), collective=collective(held, [[0, 1], [2, 3]]))
+        report(failed=failed, then=copies(gpus, links, batches=2), collective=collective(held, [[0, 1], [2, 3]]))
         held.close()
         del held, gpus; gc.collect()
     """
     done = fakes.script(script, tmp_path, fail=failing)
 
-    assert done.said["failed"]["kind"] == "CudaError", case
-    assert done.said["failed"]["position"] in positions, case
-    assert [len(batches) for batches in done.said["then"]] == [2, 2], case  # and every byte of them was right
-    assert [len(batches) for batches in done.said["collective"][0]] == [1, 1], case
-    assert done.leaks() == [], case
+    assert done.reported["failed"]["kind"] == "CudaError", title
+    assert done.reported["failed"]["position"] in positions, title
+    assert [len(batches) for batches in done.reported["then"]] == [2, 2], title  # and every byte of them was right
+    assert [len(batches) for batches in done.reported["collective"][0]] == [1, 1], title
+    assert done.leaks() == [], title
 
 
-def test_a_copy_that_fails_alone_in_its_round_names_its_gpu(fakes: Fakes, tmp_path: Path) -> None:
-    said = fakes.script("say(**failure(copies, open_gpus(2), [(1, 0)]))", tmp_path, fail="cuMemcpyPeerAsync:719:3").said
+def test_a_copy_that_fails_in_a_round_of_its_own_names_its_gpu(fakes: Fakes, tmp_path: Path) -> None:
+    reported = fakes.script(
+        "report(**failure(copies, open_gpus(2), [(1, 0)]))", tmp_path, fail="cuMemcpyPeerAsync:719:3"
+    ).reported
 
-    assert (said["kind"], said["position"]) == ("CudaError", 1)
+    assert (reported["kind"], reported["position"]) == ("CudaError", 1)

@@ -19,8 +19,8 @@ _FOR_COPIES = (256 + 2) * 2**20
 _KILLED, _STOPPED, _SEGFAULT = (int(number) for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV))
 
 
-def _measure(fakes: Fakes, tmp_path: Path, *words: str, **settings: object) -> Outcome:
-    return on_gpus(fakes, tmp_path, words or _TWO, gpus=2, **settings)
+def _measure(fakes: Fakes, tmp_path: Path, *arguments: str, **settings: object) -> Outcome:
+    return on_gpus(fakes, tmp_path, arguments or _TWO, gpus=2, **settings)
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def late(fakes: Fakes, tmp_path_factory: pytest.TempPathFactory) -> int:
 def _failed(tmp_path: Path) -> list[dict[str, Any]]:
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["complete"] is True
-    return [found for found in run["measurements"] if found["stop"] == "failed"]
+    return [measurement for measurement in run["measurements"] if measurement["stop"] == "failed"]
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "says"),
+    ("fault", "status", "message"),
     [
         ({"stuck": "{}={}"}, 4, "hang: no answer within"),
         ({"interrupt": "{}={}", "signal": _STOPPED}, 4, "hang: no answer within"),
@@ -56,14 +56,14 @@ def _failed(tmp_path: Path) -> list[dict[str, Any]]:
     ],
     ids=["a call that never returns", "a stopped worker", "a killed worker", "a segfault", "a sticky error"],
 )
-def test_a_fault_costs_its_point_and_the_page_tells(
+def test_a_fault_costs_its_point_and_is_on_the_page(
     fakes: Fakes,
     program: Program,
     tmp_path: Path,
     late: int,
     fault: dict[str, object],
     status: int,
-    says: str,
+    message: str,
 ) -> None:
     settings = {name: str(value).format("cuMemcpyPeerAsync", late) for name, value in fault.items()}
     done = _measure(fakes, tmp_path, **settings, once=tmp_path / "once")
@@ -74,64 +74,67 @@ def test_a_fault_costs_its_point_and_the_page_tells(
     (failed,) = _failed(tmp_path)
     assert failed["point"]["operation"] in ("ce-write", "ce-read")
     assert failed["failure"]["kind"] in ("hang", "crash", "error")
-    assert says in done.stdout
+    assert message in done.stdout
     shown = program("show", str(tmp_path / "run.json"))
     assert shown.status == 0
     assert done.stdout.startswith(shown.out)
 
 
-def test_a_fault_among_many_links_costs_nothing_when_each_alone_is_well(fakes: Fakes, tmp_path: Path) -> None:
-    words = ("pairs", "--sizes", "1K", "--seed", "1", "-o", "run.json", "--force")
-    late = len(on_gpus(fakes, tmp_path, words).lines("cuMemcpyPeerAsync")) * 3 // 4
+def test_a_fault_of_concurrent_links_costs_nothing_where_each_link_works_by_itself(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    arguments = ("pairs", "--sizes", "1K", "--seed", "1", "-o", "run.json", "--force")
+    late = len(on_gpus(fakes, tmp_path, arguments).lines("cuMemcpyPeerAsync")) * 3 // 4
     settings = {"interrupt": f"cuMemcpyPeerAsync={late}", "signal": _KILLED, "once": tmp_path / "once"}
-    done = on_gpus(fakes, tmp_path, words, None, **settings)
+    done = on_gpus(fakes, tmp_path, arguments, None, **settings)
 
     assert done.code == 0, done.stderr
     assert _failed(tmp_path) == []
 
 
-def test_an_nccl_that_does_not_start_costs_collectives_alone(fakes: Fakes, tmp_path: Path) -> None:
+def test_an_nccl_that_does_not_start_costs_only_collectives(fakes: Fakes, tmp_path: Path) -> None:
     done = _measure(fakes, tmp_path, fail="ncclCommInitRank:2:1")
 
     assert done.code == 1, done.stderr
     failed = _failed(tmp_path)
-    assert {found["point"]["operation"] for found in failed} == {"allreduce", "broadcast"}
-    causes = {(found["failure"]["because"] or found["failure"])["cause"] for found in failed}
+    assert {measurement["point"]["operation"] for measurement in failed} == {"allreduce", "broadcast"}
+    causes = {(measurement["failure"]["because"] or measurement["failure"])["cause"] for measurement in failed}
     assert causes == {"no NCCL communicator"}
     assert "unhandled system error" in done.stdout
 
 
 def test_when_every_point_fails_it_ends_with_one_line_and_a_file(fakes: Fakes, tmp_path: Path) -> None:
-    words = ("pairs", "--devices", "0,1", "--operations", "copy", "--sizes", "1K", "-o", "run.json")
-    done = _measure(fakes, tmp_path, *words, fail="cuEventRecord:700:1", free=_FOR_COPIES)
+    arguments = ("pairs", "--devices", "0,1", "--operations", "copy", "--sizes", "1K", "-o", "run.json")
+    done = _measure(fakes, tmp_path, *arguments, fail="cuEventRecord:700:1", free=_FOR_COPIES)
 
     assert (done.code, done.stdout) == (1, "")
-    said = one_line(done.stderr)
-    assert said.startswith("measuring stops: 4 data points in a row failed; last error: ")
-    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in said
-    assert "saved as run.json" in said
+    reported = one_line(done.stderr)
+    assert reported.startswith("measuring stops: 4 data points in a row failed; last error: ")
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in reported
+    assert "saved as run.json" in reported
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["complete"] is False
-    assert {found["stop"] for found in run["measurements"]} == {"failed"}
+    assert {measurement["stop"] for measurement in run["measurements"]} == {"failed"}
 
 
 def test_the_only_point_that_fails_is_no_success(fakes: Fakes, tmp_path: Path) -> None:
-    words = ("allreduce", "--devices", "0,1", "--sizes", "1K", "--output", "run.json")
-    done = _measure(fakes, tmp_path, *words, fail="ncclCommInitRank:2:1")
+    arguments = ("allreduce", "--devices", "0,1", "--sizes", "1K", "--output", "run.json")
+    done = _measure(fakes, tmp_path, *arguments, fail="ncclCommInitRank:2:1")
 
     assert (done.code, done.stdout) == (1, "")
     assert one_line(done.stderr).startswith("nothing could be measured: ")
     assert "unhandled system error" in done.stderr
 
 
-def test_whoever_prints_the_page_never_loads_cuda_or_nccl(fakes: Fakes, tmp_path: Path) -> None:
+def test_the_process_that_prints_the_page_never_loads_cuda_or_nccl(fakes: Fakes, tmp_path: Path) -> None:
     script = """
         from collbench.cli import main
         sys.argv = ["collbench", *json.loads(os.environ["WORDS"])]
         status = main()
         mapped = open("/proc/self/maps").read()
-        say(status=status, loaded=[name for name in ("libcuda.so", "libnccl.so", "libnvidia-ml.so") if name in mapped])
+        libraries = ("libcuda.so", "libnccl.so", "libnvidia-ml.so")
+        report(status=status, loaded=[name for name in libraries if name in mapped])
     """
     extra = {"WORDS": json.dumps(_TWO), "COLLBENCH_NCCL": str(fakes.nccl)}
-    said = fakes.script(script, tmp_path, extra, gpus=2, free=(256 + 1024 + 2) * 2**20, memory=4 * 2**30).said
-    assert said == {"status": 0, "loaded": ["libnvidia-ml.so"]}
+    reported = fakes.script(script, tmp_path, extra, gpus=2, free=(256 + 1024 + 2) * 2**20, memory=4 * 2**30).reported
+    assert reported == {"status": 0, "loaded": ["libnvidia-ml.so"]}

@@ -14,7 +14,7 @@ BLOCK = "import ctypes\n" + ON + "block = (ctypes.c_char * 1437)(); at = ctypes.
 
 
 @pytest.mark.parametrize(
-    ("case", "then", "ends"),
+    ("title", "then", "ends"),
     [
         ("inside", "ctypes.memset(at, 1, 1437); del block", 0),
         ("a byte behind, in the padding", "ctypes.memset(at, 1, 1438); del block", -signal.SIGABRT),
@@ -23,14 +23,12 @@ BLOCK = "import ctypes\n" + ON + "block = (ctypes.c_char * 1437)(); at = ctypes.
         ("after it was freed", "del block; ctypes.memset(at, 1, 8)", -signal.SIGSEGV),
     ],
 )
-def test_what_touches_memory_that_is_not_its_own_is_stopped(tmp_path: Path, case: str, then: str, ends: int) -> None:
+def test_access_outside_allocated_memory_is_stopped(tmp_path: Path, title: str, then: str, ends: int) -> None:
     done = run_guarded(BLOCK + then, tmp_path)
-    assert done.returncode == ends, case
+    assert done.returncode == ends, title
 
 
-def test_a_fake_nvml_that_writes_behind_its_fields_stays_inside_the_room_that_it_gets(
-    fakes: Fakes, tmp_path: Path
-) -> None:
+def test_a_fake_nvml_that_writes_beyond_its_fields_stays_inside_its_buffer(fakes: Fakes, tmp_path: Path) -> None:
     done = run_guarded(ALL_OF_NVML, tmp_path, fakes.environment(gpus=2))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 1000

@@ -1,4 +1,4 @@
-"""The prototypes and constants that csrc/ writes down are those of the real cuda.h and nccl.h, where these are here."""
+"""The prototypes and constants that csrc/ declares are those of the real cuda.h and nccl.h, where installed."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ struct Alike<R (*)(A...), S (*)(B...)> {
 """
 
 
-def _folder(header: str, *places: Path) -> Path | None:
-    return next((place for place in places if (place / header).is_file()), None)
+def _folder(header: str, *folders: Path) -> Path | None:
+    return next((folder for folder in folders if (folder / header).is_file()), None)
 
 
 _CUDA = _folder("cuda.h", _PACKAGES / "cuda_runtime" / "include", *_TOOLKITS, *_PACKAGES.glob("cu1*/include"), _SYSTEM)
@@ -49,11 +49,11 @@ _NCCL = _folder("nccl.h", _PACKAGES / "nccl" / "include", *_TOOLKITS, _SYSTEM)
 
 
 def _constants(header: str) -> dict[str, tuple[str, str]]:
-    """Return our constants that stand for theirs: the value and the name in their header."""
-    found = re.findall(
+    """Return our constants: the value, and the name in the vendor's header."""
+    matches = re.findall(
         r"^constexpr \w+ (\w+) = (-?\d+); +// (\w+(?: \| \w+)*)$", (_SOURCE / header).read_text(), re.MULTILINE
     )
-    return {ours: (value, theirs) for ours, value, theirs in found}
+    return {our_name: (value, vendor_name) for our_name, value, vendor_name in matches}
 
 
 def _functions(header: str, table: str) -> list[tuple[str, str, str]]:
@@ -66,7 +66,7 @@ def _functions(header: str, table: str) -> list[tuple[str, str, str]]:
 
 
 def _compiles(code: str, *folders: Path) -> str:
-    """Return what the compiler has to say against it."""
+    """Return the compiler's errors."""
     command = [os.environ.get("CXX", "c++"), "-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
     command += [f"-I{folder}" for folder in folders]
     return subprocess.run(command, input=code, capture_output=True, text=True, check=False).stderr
@@ -79,7 +79,10 @@ def _asserts(functions: list[tuple[str, str, str]], constants: dict[str, tuple[s
     ]
     return [
         *lines,
-        *(f'static_assert({value} == ({theirs}), "{ours}");' for ours, (value, theirs) in constants.items()),
+        *(
+            f'static_assert({value} == ({vendor_name}), "{our_name}");'
+            for our_name, (value, vendor_name) in constants.items()
+        ),
     ]
 
 
@@ -102,8 +105,8 @@ def test_the_tables_are_read_whole() -> None:
     functions, constants = _driver()
     tables = [_functions("nccl.hpp", f"COLLBENCH_NCCL_{kind}FUNCTIONS") for kind in ("", *_SINCE)]
 
-    for header, found in (("driver.hpp", functions), ("nccl.hpp", [*itertools.chain(*tables)])):
-        assert [name for name, _, _ in found] == re.findall(
+    for header, listed in (("driver.hpp", functions), ("nccl.hpp", [*itertools.chain(*tables)])):
+        assert [name for name, _, _ in listed] == re.findall(
             r"^  X\((\w+),", (_SOURCE / header).read_text(), re.MULTILINE
         )
     named = {**constants, **_constants("nccl.hpp")}
@@ -127,7 +130,7 @@ def test_driver_functions_and_constants_are_those_of_cuda_h() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "name", "wrong"),
+    ("title", "name", "wrong"),
     [
         ("a parameter too many", "cuInit", "unsigned, int"),
         ("a narrower number", "cuMemAlloc_v2", "CUdeviceptr*, unsigned"),
@@ -135,11 +138,11 @@ def test_driver_functions_and_constants_are_those_of_cuda_h() -> None:
         ("a whole number for a pointer", "cuMemFreeHost", "CUdeviceptr"),
     ],
 )
-def test_a_wrong_prototype_is_noticed(case: str, name: str, wrong: str) -> None:
+def test_a_wrong_prototype_is_noticed(title: str, name: str, wrong: str) -> None:
     include = _need_cuda()
     code = ["#include <cuda.h>", _COMPARISON, *_asserts([(name, "CUresult", wrong)], {})]
 
-    assert name in _compiles("\n".join(code), include), case
+    assert name in _compiles("\n".join(code), include), title
 
 
 def test_nccl_functions_and_constants_are_those_of_nccl_h() -> None:
@@ -153,11 +156,11 @@ def test_nccl_functions_and_constants_are_those_of_nccl_h() -> None:
     functions = _functions("nccl.hpp", "COLLBENCH_NCCL_FUNCTIONS")
     for kind, since in _SINCE.items():
         functions += _functions("nccl.hpp", f"COLLBENCH_NCCL_{kind}FUNCTIONS") if minor >= since else []
-    known = list(DTYPE_BYTES) if minor >= 24 else list(DTYPE_BYTES)[:10]  # 8-bit floats came with 2.24
+    dtypes = list(DTYPE_BYTES) if minor >= 24 else list(DTYPE_BYTES)[:10]  # 8-bit floats came with 2.24
     constants = _constants("nccl.hpp")
     if minor < _SINCE["WINDOW_"]:
         del constants["kWindowSymmetric"]
-    names = [name.removesuffix("fn").replace("_", "").capitalize() for name in known]
+    names = [name.removesuffix("fn").replace("_", "").capitalize() for name in dtypes]
     constants |= {name: (str(index), f"nccl{name}") for index, name in enumerate(names)}
     constants |= {name: (str(index), f"nccl{name.capitalize()}") for index, name in enumerate(REDOPS)}
     # By value: as large as theirs, and of bytes.
@@ -193,14 +196,14 @@ _FIELDS = (
 
 
 def _same_config(minor: int) -> list[str]:
-    """Return the assertions that our config is theirs, as far as that version goes, and no larger."""
+    """Return the assertions that our config has the layout of ncclConfig_t of that version, and is no larger."""
     same = [
-        f"static_assert(offsetof(collbench::NcclConfig, {ours}) == offsetof(::ncclConfig_t, {theirs}));"
-        for ours, theirs, since in _FIELDS
+        f"static_assert(offsetof(collbench::NcclConfig, {our_field}) == offsetof(::ncclConfig_t, {vendor_field}));"
+        for our_field, vendor_field, since in _FIELDS
         if minor >= since
     ]
-    known = next((ours for ours, _, since in _FIELDS if since > max(minor, 26)), None)
-    size = f"offsetof(collbench::NcclConfig, {known})" if known else "sizeof(collbench::NcclConfig)"
+    first_unknown = next((our_field for our_field, _, since in _FIELDS if since > max(minor, 26)), None)
+    size = f"offsetof(collbench::NcclConfig, {first_unknown})" if first_unknown else "sizeof(collbench::NcclConfig)"
     relation = "<=" if minor > 28 else "=="
     return [
         '#include "nccl.hpp"',

@@ -1,4 +1,4 @@
-"""What goes wrong on the GPUs while they are measured, on simulated ones: seen, kept with the trial, and reported."""
+"""Health problems of simulated GPUs while they are measured: flagged in the trial, saved, and reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MIB = 2**20
 
 
 def _measure(fakes: Fakes, tmp_path: Path, **settings: object) -> tuple[Outcome, dict[str, Any]]:
-    """Copy between two GPUs; the first look at their health is before the first trial, the second begins the watch."""
+    """Copy between two GPUs; their health is read before the first trial, and then by the watch."""
     plan = {"gpus": 2, "memory": 4096 * _MIB, "free": 1282 * _MIB, "ill_from": 2} | settings
     command = [sys.executable, "-m", "collbench", "pairs", "--backend", "cuda", "--sizes", "1K", "-v", "-o", "run.json"]
     done = fakes.run(command, tmp_path, {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}, **plan)
@@ -28,12 +28,14 @@ def _measure(fakes: Fakes, tmp_path: Path, **settings: object) -> tuple[Outcome,
 
 
 def _flags(run: dict[str, Any]) -> set[str]:
-    flags = (flag for found in run["measurements"] for sample in found["samples"] for flag in sample["flags"])
+    flags = (
+        flag for measurement in run["measurements"] for sample in measurement["samples"] for flag in sample["flags"]
+    )
     return {sentences.flag(build(Flag, flag, "flag"), gpus(2)) for flag in flags}
 
 
 @pytest.mark.parametrize(
-    ("case", "settings", "flag"),
+    ("title", "settings", "flag"),
     [
         # nvml.h: nvmlClocksEventReasonSwThermalSlowdown is 0x20, SwPowerCap 0x4.
         ("a GPU gets too hot", {"throttle": "0,1=32"}, "throttled: SW thermal slowdown on GPU1"),
@@ -42,17 +44,17 @@ def _flags(run: dict[str, Any]) -> set[str]:
         ("somebody starts a job", {"visitor": "0,0=4242", "worker": 90001}, "shared: 1 other process on GPU0"),
     ],
 )
-def test_every_trial_meanwhile_is_flagged_and_the_page_says_so(
-    fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, object], flag: str
+def test_every_trial_during_a_health_problem_is_flagged_and_it_is_on_the_page(
+    fakes: Fakes, tmp_path: Path, title: str, settings: dict[str, object], flag: str
 ) -> None:
     done, run = _measure(fakes, tmp_path, **settings)
 
-    assert _flags(run) == {flag}, case
-    trials = sum(len(found["samples"]) for found in run["measurements"])
-    assert f"{flag} in {trials} of {trials} trials" in done.stdout, case
+    assert _flags(run) == {flag}, title
+    trials = sum(len(measurement["samples"]) for measurement in run["measurements"])
+    assert f"{flag} in {trials} of {trials} trials" in done.stdout, title
 
 
-def test_errors_that_a_run_saw_are_reported_with_their_gpu(fakes: Fakes, tmp_path: Path) -> None:
+def test_gpu_errors_during_a_run_are_reported_with_their_gpu(fakes: Fakes, tmp_path: Path) -> None:
     done, run = _measure(fakes, tmp_path, ecc="0,1=2", nvlink_errors="0,0=5")
 
     assert [state["ecc_errors"] for state in run["health_before"] + run["health_after"]] == [0, 0, 0, 2]
@@ -61,7 +63,7 @@ def test_errors_that_a_run_saw_are_reported_with_their_gpu(fakes: Fakes, tmp_pat
     assert _flags(run) == set()
 
 
-def test_clocks_that_somebody_set_and_who_was_there_before_us(fakes: Fakes, tmp_path: Path) -> None:
+def test_locked_clocks_and_earlier_processes_are_reported(fakes: Fakes, tmp_path: Path) -> None:
     done, run = _measure(fakes, tmp_path, throttle=2, process="0,1=4242", ill_from=0)
 
     # nvml.h: 0x2 is the applications clocks setting.
@@ -80,8 +82,8 @@ def test_a_healthy_run_has_one_line(fakes: Fakes, tmp_path: Path) -> None:
     assert line.endswith("30 °C, no throttling, no new NVLink or ECC errors")
 
 
-def test_a_management_library_that_stops_to_answer_costs_no_trial(fakes: Fakes, tmp_path: Path) -> None:
-    # nvml.h: NVML_ERROR_GPU_IS_LOST is 15. Of two GPUs each is looked at once before, so the third look is the watch's.
+def test_an_nvml_that_stops_answering_costs_no_trial(fakes: Fakes, tmp_path: Path) -> None:
+    # nvml.h: NVML_ERROR_GPU_IS_LOST is 15. Each of two GPUs is read once before, so the third reading is the watch's.
     _, run = _measure(fakes, tmp_path, fail="nvmlDeviceGetTemperature:15:3")
 
     assert run["complete"] is True

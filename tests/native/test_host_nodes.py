@@ -1,6 +1,6 @@
 """Host memory on a NUMA node: made by the real kernel's memory policy, copied by simulated GPUs. Node 0 is everywhere.
 
-A container may forbid the policy; then collbench says so, and that is all that can be tested there.
+A container may forbid the policy; then only collbench's message can be tested.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def test_a_copy_with_a_nodes_memory_is_timed_and_verified(
     call = (
         f"transfers(open_gpus(2, 1 << 20), [[{link}]], bytes=1000000, iterations=1, multiprocessors={multiprocessors})"
     )
-    done = fakes.script(f"say(seconds={call}); gc.collect()", tmp_path, host_rate=40, sm_share=0.5)
+    done = fakes.script(f"report(seconds={call}); gc.collect()", tmp_path, host_rate=40, sm_share=0.5)
 
-    # A megabyte at 40 GB/s, of which kernels reach half, and 1 µs.
-    assert done.said["seconds"][0] == pytest.approx([51e-6 if multiprocessors else 26e-6], rel=1e-6)
+    # A megabyte at 40 GB/s, or 20 GB/s by kernels, and 1 µs.
+    assert done.reported["seconds"][0] == pytest.approx([51e-6 if multiprocessors else 26e-6], rel=1e-6)
     assert done.leaks() == []
 
 
@@ -48,20 +48,20 @@ def test_memory_is_bound_while_a_nodes_buffer_is_made_and_at_no_other_time(fakes
                 transfers(gpus, [[(0, place)]])
     """
     done = fakes.script(script, tmp_path)
-    at = [number for number, line in enumerate(done.log) if line.startswith("policy")]
+    policy_lines = [number for number, line in enumerate(done.log) if line.startswith("policy")]
 
-    assert [done.log[number] for number in at] == [_BOUND] * 2  # a source and a target, once
-    assert all(done.log[number + 1].startswith("+pinned") for number in at)
+    assert [done.log[number] for number in policy_lines] == [_BOUND] * 2  # a source and a target, once
+    assert all(done.log[number + 1].startswith("+pinned") for number in policy_lines)
     pinned = [line.split()[0] for line in done.log if line.startswith("+pinned")]
     assert len(pinned) == len([line for line in done.log if line == "cuMemHostAlloc"])
 
 
 @_allowed
 def test_a_wrong_byte_from_a_nodes_memory_is_found(fakes: Fakes, tmp_path: Path) -> None:
-    script = f"say(**failure(transfers, open_gpus(2), [[({_NODE_0}, 1)]]))"
-    said = fakes.script(script, tmp_path, corrupt_copy="4:9").said
+    script = f"report(**failure(transfers, open_gpus(2), [[({_NODE_0}, 1)]]))"
+    reported = fakes.script(script, tmp_path, corrupt_copy="4:9").reported
 
-    assert (said["kind"], said["offset"], said["wrong"]) == ("DataError", 9, 1)
+    assert (reported["kind"], reported["offset"], reported["wrong"]) == ("DataError", 9, 1)
 
 
 @_allowed
@@ -70,27 +70,28 @@ def test_a_node_that_is_not_there_is_refused_and_leaves_everything_as_it_was(fak
         gpus = open_gpus(2)
         refused = failure(transfers, gpus, [[({_NODE_1023}, 1)]])
         seconds = transfers(gpus, [[({_ANYWHERE}, 1)]])
-        say(refused=refused, seconds=seconds, text=native.node_memory_refusal(1023), fine=native.node_memory_refusal(0))
+        texts = dict(text=native.node_memory_refusal(1023), fine=native.node_memory_refusal(0))
+        report(refused=refused, seconds=seconds, **texts)
     """
     done = fakes.script(script, tmp_path)
-    said = done.said
+    reported = done.reported
 
-    assert said["refused"]["kind"] == "PolicyError"
-    assert said["refused"]["text"] == said["text"]
-    assert said["text"].startswith(
+    assert reported["refused"]["kind"] == "PolicyError"
+    assert reported["refused"]["text"] == reported["text"]
+    assert reported["text"].startswith(
         "cannot take memory on NUMA node 1023: set_mempolicy: Invalid argument; there is no "
     )
-    assert said["fine"] == ""
-    assert len(said["seconds"]) == 1
+    assert reported["fine"] == ""
+    assert len(reported["seconds"]) == 1
     assert done.lines("policy") == []
 
 
 @pytest.mark.skipif(_REFUSAL == "", reason="this process may set its memory policy")
-def test_a_refusal_says_what_was_tried() -> None:
+def test_a_refusal_names_what_was_attempted() -> None:
     assert _REFUSAL.startswith("cannot take memory on NUMA node 0: ")
 
 
-# Two nodes by name; the worker's memory lies on node 0 for both, as this machine may have but one.
+# Two nodes by name; the worker's memory lies on node 0 for both, as this machine may have only one.
 _TWO_NODES = """
 import collbench.backends.isolated as isolated
 isolated.usable_nodes = lambda: (0, 1)
@@ -113,14 +114,14 @@ def _copies(fakes: Fakes, tmp_path: Path, refusal: str, patterns: str = "host") 
         f"{_TWO_NODES}\nisolated.IsolatedBackend.__init__.__defaults__ = ('two_nodes_worker', isolated._TIMEOUTS, None)"
     )
     code += "\nfrom collbench.cli import main\nsys.exit(main())"
-    words = ["copies", "--backend", "cuda", "--patterns", patterns, "--sizes", "4K,16K", "-v", "-o", "run.json"]
+    arguments = ["copies", "--backend", "cuda", "--patterns", patterns, "--sizes", "4K,16K", "-v", "-o", "run.json"]
     memory = {"memory": 2**32, "free": (256 + 2) * 2**20}
     extra = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}
     extra["PYTHONPATH"] = f"{fakes.environment()['PYTHONPATH']}:{tmp_path}"
-    done = fakes.run([sys.executable, "-c", f"import sys\n{code}", *words], tmp_path, extra, gpus=2, **memory)
+    done = fakes.run([sys.executable, "-c", f"import sys\n{code}", *arguments], tmp_path, extra, gpus=2, **memory)
     assert done.code == 0, done.stderr
-    found: dict[str, Any] = json.loads((tmp_path / "run.json").read_text())
-    return found, done.stdout
+    run: dict[str, Any] = json.loads((tmp_path / "run.json").read_text())
+    return run, done.stdout
 
 
 @_allowed
@@ -128,7 +129,9 @@ def test_host_copies_are_measured_on_each_node_and_shown_by_node(fakes: Fakes, t
     run, page = _copies(fakes, tmp_path, refusal="")
 
     points = {(m["point"]["operation"], m["point"]["numa_node"]) for m in run["measurements"]}
-    assert points == {(f"{way}-{engine}", node) for way in ("h2d", "d2h") for engine in ("ce", "sm") for node in (0, 1)}
+    assert points == {
+        (f"{direction}-{engine}", node) for direction in ("h2d", "d2h") for engine in ("ce", "sm") for node in (0, 1)
+    }
     assert all(m["samples"] for m in run["measurements"])
     assert run["skipped"] == []
     assert "node 0" in page
@@ -149,7 +152,7 @@ def test_all_at_once_are_measured_on_each_node_and_on_their_own(fakes: Fakes, tm
         assert f"host      all 2 at once {where}: h2d 100%, d2h 100%;" in page
 
 
-def test_where_memory_cannot_be_bound_host_copies_are_timed_as_it_comes(fakes: Fakes, tmp_path: Path) -> None:
+def test_where_memory_cannot_be_bound_host_copies_use_any_node(fakes: Fakes, tmp_path: Path) -> None:
     run, page = _copies(fakes, tmp_path, refusal="cannot take memory on NUMA node 0: no")
 
     assert {m["point"]["numa_node"] for m in run["measurements"]} == {None}

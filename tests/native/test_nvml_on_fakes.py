@@ -14,14 +14,14 @@ _FACTS = """
     from collbench.machine.nvml import Nvml
     with Nvml() as nvml:
         devices = nvml.devices()
-        say(devices=[asdict(d) for d in devices], paths=[asdict(p) for p in nvml.paths(devices)],
-            health=[asdict(nvml.health(d)) for d in devices], driver=nvml.driver_version(), cuda=nvml.cuda_version(),
-            virtualization=nvml.virtualization())
+        report(devices=[asdict(d) for d in devices], paths=[asdict(p) for p in nvml.paths(devices)],
+               health=[asdict(nvml.health(d)) for d in devices], driver=nvml.driver_version(), cuda=nvml.cuda_version(),
+               virtualization=nvml.virtualization())
 """
 
 
 def _facts(fakes: Fakes, tmp_path: Path, **settings: object) -> dict[str, Any]:
-    return fakes.script(_FACTS, tmp_path, **settings).said
+    return fakes.script(_FACTS, tmp_path, **settings).reported
 
 
 def test_an_nvswitch_machine_reads_as_the_real_one_did(fakes: Fakes, tmp_path: Path) -> None:
@@ -48,17 +48,17 @@ def test_an_nvswitch_machine_reads_as_the_real_one_did(fakes: Fakes, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("case", "settings", "labels"),
+    ("title", "settings", "labels"),
     [
         ("direct links between some", {"direct": "0,0-1=2,1-2=1"}, ["NV2", "PHB", "NV1"]),
         ("no NVLink, near and far", {"nvlinks": 0, "ancestor": "50,0-1=10"}, ["PIX", "SYS", "SYS"]),
         ("a GPU with fewer links to the switch", {"nvlinks": "18,2=16"}, ["NV18", "NV16", "NV16"]),
     ],
 )
-def test_labels(fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, object], labels: list[str]) -> None:
+def test_labels(fakes: Fakes, tmp_path: Path, title: str, settings: dict[str, object], labels: list[str]) -> None:
     paths = _facts(fakes, tmp_path, gpus=3, **settings)["paths"]
 
-    assert [path["label"] for path in paths] == labels, case
+    assert [path["label"] for path in paths] == labels, title
 
 
 def test_missing_peer_access_is_reported_for_its_pair(fakes: Fakes, tmp_path: Path) -> None:
@@ -78,10 +78,10 @@ def test_another_process_shows_in_a_gpus_health(fakes: Fakes, tmp_path: Path) ->
     assert health[0]["nvlink_errors"] == 0
 
 
-def test_a_library_that_writes_behind_what_it_is_given_does_no_harm(
+def test_a_library_that_writes_beyond_its_buffers_does_no_harm(
     fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python's debug allocator looks behind each block that is freed, and ends the process where it was written to."""
+    """Python's debug allocator checks beyond each block that is freed, and ends the process if that was overwritten."""
     monkeypatch.setenv("PYTHONMALLOC", "debug")
     health = _facts(fakes, tmp_path, gpus=2, nvlink_errors="0,1=7")["health"]
 
@@ -90,14 +90,14 @@ def test_a_library_that_writes_behind_what_it_is_given_does_no_harm(
 
 def test_a_driver_that_does_not_answer_is_one_clear_error(fakes: Fakes, tmp_path: Path) -> None:
     # nvml.h: NVML_ERROR_DRIVER_NOT_LOADED is 9.
-    said = fakes.script(
-        "from collbench.machine.nvml import Nvml\nsay(**failure(Nvml().__enter__))",
+    reported = fakes.script(
+        "from collbench.machine.nvml import Nvml\nreport(**failure(Nvml().__enter__))",
         tmp_path,
         fail="nvmlInitWithFlags:9:1",
-    ).said
+    ).reported
 
-    assert said["kind"] == "MachineError"
-    assert said["text"].startswith("no NVIDIA driver")
+    assert reported["kind"] == "MachineError"
+    assert reported["text"].startswith("no NVIDIA driver")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_driver_that_does_not_answer_is_one_clear_error(fakes: Fakes, tmp_path
         "nvmlDeviceGetP2PStatus",
     ],
 )
-def test_an_unsupported_question_never_stops_the_others(fakes: Fakes, tmp_path: Path, function: str) -> None:
+def test_an_unsupported_query_never_stops_the_others(fakes: Fakes, tmp_path: Path, function: str) -> None:
     # nvml.h: NVML_ERROR_NOT_SUPPORTED is 3.
     facts = _facts(fakes, tmp_path, gpus=2, fail=f"{function}:3:1")
 

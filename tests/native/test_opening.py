@@ -15,53 +15,57 @@ _NCCL_SYMBOLS = ("ncclGetVersion", "ncclCommSplit", "ncclGroupEnd")
 def test_without_a_driver_the_import_works_and_the_first_call_says_what_is_missing(
     fakes: Fakes, tmp_path: Path
 ) -> None:
-    script = "say(**failure(native.list_gpus))"
-    said = fakes.script(script, tmp_path, {"LD_LIBRARY_PATH": str(tmp_path)}).said
+    script = "report(**failure(native.list_gpus))"
+    reported = fakes.script(script, tmp_path, {"LD_LIBRARY_PATH": str(tmp_path)}).reported
 
-    assert said["kind"] == "LibraryError"
-    assert said["text"].startswith("no NVIDIA driver: libcuda.so.1")
+    assert reported["kind"] == "LibraryError"
+    assert reported["text"].startswith("no NVIDIA driver: libcuda.so.1")
 
 
 @pytest.mark.parametrize("symbol", _DRIVER_SYMBOLS)
 def test_an_old_driver_is_refused_by_the_function_that_it_lacks(fakes: Fakes, tmp_path: Path, symbol: str) -> None:
     build_without(fakes, tmp_path, "libcuda.so.1", [symbol])
 
-    said = fakes.script("say(**failure(native.list_gpus))", tmp_path, {"LD_LIBRARY_PATH": str(tmp_path)}).said
+    reported = fakes.script(
+        "report(**failure(native.list_gpus))", tmp_path, {"LD_LIBRARY_PATH": str(tmp_path)}
+    ).reported
 
-    assert said["kind"] == "LibraryError"
-    assert f"libcuda.so.1 has no function {symbol}: it is too old" in said["text"]
+    assert reported["kind"] == "LibraryError"
+    assert f"libcuda.so.1 has no function {symbol}: it is too old" in reported["text"]
 
 
-def test_a_driver_that_does_not_start_says_so_and_is_asked_again_at_the_next_call(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(first=failure(native.list_gpus), then=len(native.list_gpus()))"
-    said = fakes.script(script, tmp_path, fail="cuInit:100:1", gpus=3).said
+def test_a_driver_that_does_not_start_is_an_error_and_is_tried_again_at_the_next_call(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    script = "report(first=failure(native.list_gpus), then=len(native.list_gpus()))"
+    reported = fakes.script(script, tmp_path, fail="cuInit:100:1", gpus=3).reported
 
-    assert said["first"]["kind"] == "CudaError"
-    assert said["first"]["text"] == (
+    assert reported["first"]["kind"] == "CudaError"
+    assert reported["first"]["text"] == (
         "the NVIDIA driver does not start: cuInit(0): CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)"
     )
-    assert said["then"] == 3
+    assert reported["then"] == 3
 
 
 def test_an_error_that_the_driver_cannot_name_still_shows_the_call(fakes: Fakes, tmp_path: Path) -> None:
-    said = fakes.script("say(**failure(native.list_gpus))", tmp_path, fail="cuDeviceGetCount:12345:1").said
+    reported = fakes.script("report(**failure(native.list_gpus))", tmp_path, fail="cuDeviceGetCount:12345:1").reported
 
-    assert said["text"].startswith("cuDeviceGetCount(&count): unknown error (no description) at gpus.cpp:")
+    assert reported["text"].startswith("cuDeviceGetCount(&count): unknown error (no description) at gpus.cpp:")
 
 
 def test_gpus_are_listed_with_their_identity_in_cuda_order(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(found=[[g.ordinal, g.uuid, g.pci_bus_id, g.name, g.memory_bytes] for g in native.list_gpus()])"
+    script = "report(found=[[g.ordinal, g.uuid, g.pci_bus_id, g.name, g.memory_bytes] for g in native.list_gpus()])"
     visible = {"CUDA_VISIBLE_DEVICES": "2,GPU-fa4e00,GPU-fa4e03-is-none,1"}
-    said = fakes.script(script, tmp_path, visible, memory="1000000,2=2000000").said
+    reported = fakes.script(script, tmp_path, visible, memory="1000000,2=2000000").reported
 
-    assert said["found"] == [
+    assert reported["found"] == [
         [0, "GPU-fa4e0200-0000-0000-0000-000000000002", "0000:03:00.0", "Fake GPU (sim)", 2000000],
         [1, "GPU-fa4e0000-0000-0000-0000-000000000000", "0000:01:00.0", "Fake GPU (sim)", 1000000],
     ]
 
 
 @pytest.mark.parametrize(
-    ("case", "ptx", "fail", "text"),
+    ("title", "ptx", "fail", "text"),
     [
         ("it cannot be read", "BAD", "", "CUDA_ERROR_INVALID_IMAGE"),
         ("a kernel lacks", "PTX.replace('.entry verify(', '(')", "", "CUDA_ERROR_NOT_FOUND (named symbol not found)"),
@@ -69,19 +73,19 @@ def test_gpus_are_listed_with_their_identity_in_cuda_order(fakes: Fakes, tmp_pat
     ],
 )
 def test_kernels_that_do_not_load_are_an_error(
-    fakes: Fakes, tmp_path: Path, case: str, ptx: str, fail: str, text: str
+    fakes: Fakes, tmp_path: Path, title: str, ptx: str, fail: str, text: str
 ) -> None:
     settings = {"fail": fail} if fail else {}
-    done = fakes.script(f"say(**failure(open_gpus, 2, ptx={ptx})); gc.collect()", tmp_path, **settings)
+    done = fakes.script(f"report(**failure(open_gpus, 2, ptx={ptx})); gc.collect()", tmp_path, **settings)
 
-    assert done.said["kind"] == "LibraryError", case
-    assert done.said["text"].startswith("the driver does not load collbench's kernels: cuModule"), case
-    assert text in done.said["text"], case
-    assert done.leaks() == [], case
+    assert done.reported["kind"] == "LibraryError", title
+    assert done.reported["text"].startswith("the driver does not load collbench's kernels: cuModule"), title
+    assert text in done.reported["text"], title
+    assert done.leaks() == [], title
 
 
 @pytest.mark.parametrize(
-    ("case", "settings", "path", "text"),
+    ("title", "settings", "path", "text"),
     [
         ("a path where nothing is", {}, "/nowhere/libnccl.so.2", "NCCL cannot be opened at /nowhere/libnccl.so.2: "),
         ("no path, none loaded", {}, "", "no NCCL is loaded in this process"),
@@ -90,31 +94,31 @@ def test_kernels_that_do_not_load_are_an_error(
     ],
 )
 def test_an_nccl_that_cannot_be_used_is_refused(
-    fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, int], path: str | None, text: str
+    fakes: Fakes, tmp_path: Path, title: str, settings: dict[str, int], path: str | None, text: str
 ) -> None:
-    asked = str(fakes.nccl) if path is None else path
-    said = fakes.script(f"say(**failure(native.Nccl, {asked!r}))", tmp_path, **settings).said
+    nccl_path = str(fakes.nccl) if path is None else path
+    reported = fakes.script(f"report(**failure(native.Nccl, {nccl_path!r}))", tmp_path, **settings).reported
 
-    assert said["kind"] == "LibraryError", case
-    assert text in said["text"], case
+    assert reported["kind"] == "LibraryError", title
+    assert text in reported["text"], title
 
 
 @pytest.mark.parametrize("symbol", _NCCL_SYMBOLS)
 def test_an_nccl_is_refused_by_the_function_that_it_lacks(fakes: Fakes, tmp_path: Path, symbol: str) -> None:
     build_without(fakes, tmp_path, "libnccl.so.2", [symbol])
 
-    said = fakes.script(f"say(**failure(native.Nccl, {str(tmp_path / 'libnccl.so.2')!r}))", tmp_path).said
+    reported = fakes.script(f"report(**failure(native.Nccl, {str(tmp_path / 'libnccl.so.2')!r}))", tmp_path).reported
 
-    assert said["kind"] == "LibraryError"
-    assert f"libnccl.so.2 has no function {symbol}" in said["text"]
+    assert reported["kind"] == "LibraryError"
+    assert f"libnccl.so.2 has no function {symbol}" in reported["text"]
 
 
 def test_the_nccl_that_is_already_loaded_is_found_again(fakes: Fakes, tmp_path: Path) -> None:
     script = """
         first = native.Nccl(os.environ["NCCL"])
         again = native.Nccl("")
-        say(version=again.version, path=again.path)
+        report(version=again.version, path=again.path)
     """
-    said = fakes.script(script, tmp_path, nccl=22803).said
+    reported = fakes.script(script, tmp_path, nccl=22803).reported
 
-    assert said == {"version": 22803, "path": str(fakes.nccl)}
+    assert reported == {"version": 22803, "path": str(fakes.nccl)}

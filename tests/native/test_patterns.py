@@ -16,7 +16,7 @@ _ALL_TO_ONE = "[[(1, 0), (2, 0), (3, 0)]]"
 
 
 @pytest.mark.parametrize(
-    ("case", "call", "settings", "microseconds"),
+    ("title", "call", "settings", "microseconds"),
     [
         # 1 µs of latency, and 10 µs for each megabyte at 100 GB/s.
         ("both ways", _BOTH_WAYS, {}, [11]),
@@ -47,21 +47,21 @@ _ALL_TO_ONE = "[[(1, 0), (2, 0), (3, 0)]]"
     ],
 )
 def test_a_group_is_timed_from_a_common_start_to_a_common_end(
-    fakes: Fakes, tmp_path: Path, case: str, call: str, settings: dict[str, object], microseconds: list[float]
+    fakes: Fakes, tmp_path: Path, title: str, call: str, settings: dict[str, object], microseconds: list[float]
 ) -> None:
     plan = "bytes=1000000, iterations=1, batches=2, warmup=1"
-    script = f"say(seconds=transfers(open_gpus({settings.get('gpus', 4)}, buffer=3 << 20), {call}, {plan}))"
-    seconds = fakes.script(script, tmp_path, **settings).said["seconds"]
+    script = f"report(seconds=transfers(open_gpus({settings.get('gpus', 4)}, buffer=3 << 20), {call}, {plan}))"
+    seconds = fakes.script(script, tmp_path, **settings).reported["seconds"]
 
-    assert len(seconds) == len(microseconds), case
+    assert len(seconds) == len(microseconds), title
     for group, expected in zip(seconds, microseconds, strict=True):
-        assert group == pytest.approx([expected * 1e-6] * 2, rel=_WAKING), case
+        assert group == pytest.approx([expected * 1e-6] * 2, rel=_WAKING), title
 
 
 @pytest.mark.parametrize(
-    ("case", "call", "settings", "microseconds"),
+    ("title", "call", "settings", "microseconds"),
     [
-        # As above; what covers the timed messages takes longer than they do, and is no part of their time.
+        # As above; the covering messages take longer than the timed ones, and do not count in their time.
         ("in while out", "[[(-1, 0), (0, -1)]]", {"host_rate": 50, "to_host_rate": 20}, [21]),
         ("out while in", "[[(0, -1), (-1, 0)]]", {"host_rate": 50, "to_host_rate": 20}, [51]),
         ("two GPUs at once, each by its own clock", "[[(-1, 0)], [(-1, 1)]]", {"host_rate": "50,1=25"}, [21, 41]),
@@ -78,19 +78,19 @@ def test_a_group_is_timed_from_a_common_start_to_a_common_end(
 def test_a_covered_round_times_each_groups_first_transfer(
     fakes: Fakes,
     tmp_path: Path,
-    case: str,
+    title: str,
     call: str,
     settings: dict[str, object],
     microseconds: list[float],
     iterations: int,
 ) -> None:
     plan = f"bytes=1000000, iterations={iterations}, batches=2, warmup=1, covered=True"
-    script = f"say(seconds=transfers(open_gpus(2, buffer=3 << 20), {call}, {plan})); gc.collect()"
+    script = f"report(seconds=transfers(open_gpus(2, buffer=3 << 20), {call}, {plan})); gc.collect()"
     done = fakes.script(script, tmp_path, **settings)
 
-    assert len(done.said["seconds"]) == len(microseconds), case
-    for group, expected in zip(done.said["seconds"], microseconds, strict=True):
-        assert group == pytest.approx([expected * 1e-6] * 2, rel=_WAKING), case
+    assert len(done.reported["seconds"]) == len(microseconds), title
+    for group, expected in zip(done.reported["seconds"], microseconds, strict=True):
+        assert group == pytest.approx([expected * 1e-6] * 2, rel=_WAKING), title
     assert done.leaks() == []
 
 
@@ -98,13 +98,13 @@ def test_every_transfer_of_a_covered_round_copies_twice_what_is_timed(fakes: Fak
     groups = "[[(-1, 0), (0, -1)], [(-1, 1), (1, -1)]]"
     script = f"""
         found = times(open_gpus(2), {groups}, iterations=14, batches=3, covered=True)
-        say(coverage=coverage(found))
+        report(coverage=coverage(found))
     """
     done = fakes.script(script, tmp_path)
 
-    for way in ("0 from -1 to 0", "0 from 0 to -1", "1 from -1 to 1", "1 from 1 to -1"):
-        assert len(done.lines(f"copy memcpy by {way} bytes 1024")) == 3 * 2 * 14
-    assert done.said["coverage"] == [[2 * 3 * 14 * 1024, 2 * 3 * 28 * 1024]] * 2
+    for transfer in ("0 from -1 to 0", "0 from 0 to -1", "1 from -1 to 1", "1 from 1 to -1"):
+        assert len(done.lines(f"copy memcpy by {transfer} bytes 1024")) == 3 * 2 * 14
+    assert done.reported["coverage"] == [[2 * 3 * 14 * 1024, 2 * 3 * 28 * 1024]] * 2
 
 
 def test_a_covered_batch_ends_before_the_next_one_is_poisoned(fakes: Fakes, tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_no_pattern_beats_the_engines_that_it_shares(fakes: Fakes, tmp_path: Pat
             others = range(1, size)
             for group in ([(0, i) for i in others], [(i, 0) for i in others]):
                 found.append([group, transfers(gpus, [group], {plan})[0]])
-        say(found=found)
+        report(found=found)
     """
-    for group, seconds in fakes.script(script, tmp_path, gpus=8, latency=0).said["found"]:
+    for group, seconds in fakes.script(script, tmp_path, gpus=8, latency=0).reported["found"]:
         busiest = max(sum(link[int(pull)] == gpu for link in group) for gpu in range(8))  # messages of one engine
         assert min(seconds) >= busiest * 1e6 / 100e9 * (1 - _WAKING), (group, seconds)
 
@@ -163,15 +163,15 @@ def test_large_messages_by_kernel_share_a_launch_with_host_memory_too(
     fakes: Fakes, tmp_path: Path, link: tuple[int, int]
 ) -> None:
     plan = "multiprocessors=True, bytes=1 << 24, iterations=3"
-    done = fakes.script(f"say(seconds=transfers(open_gpus(2, 2 << 24), [[{link}]], {plan}))", tmp_path, host_rate=40)
+    done = fakes.script(f"report(seconds=transfers(open_gpus(2, 2 << 24), [[{link}]], {plan}))", tmp_path, host_rate=40)
 
     # 16 MiB at 0.9 × 40 GB/s, and a third of 1 µs.
-    assert done.said["seconds"][0] == pytest.approx([466.367111e-6], rel=_PRECISION)
+    assert done.reported["seconds"][0] == pytest.approx([466.367111e-6], rel=_PRECISION)
     assert len(done.lines("launch copy ")) == 1 + 2 + 1  # the copies that wake link and engine
 
 
 @pytest.mark.parametrize(
-    ("case", "call", "corrupt", "found"),
+    ("title", "call", "corrupt", "expected"),
     [
         # Of a transfer's copies the first three wake link and engine.
         ("the way back", _BOTH_WAYS, "5:17:1>0", {"group": 0, "rank": 1, "offset": 17}),
@@ -188,17 +188,17 @@ def test_large_messages_by_kernel_share_a_launch_with_host_memory_too(
     ],
 )
 def test_one_wrong_byte_fails_the_transfer_that_brought_it(
-    fakes: Fakes, tmp_path: Path, case: str, call: str, corrupt: str, found: dict[str, int]
+    fakes: Fakes, tmp_path: Path, title: str, call: str, corrupt: str, expected: dict[str, int]
 ) -> None:
-    script = f"say(**failure(transfers, open_gpus(), {call})); gc.collect()"
+    script = f"report(**failure(transfers, open_gpus(), {call})); gc.collect()"
     done = fakes.script(script, tmp_path, corrupt_copy=corrupt)
-    said = done.said
+    reported = done.reported
 
-    assert said["kind"] == "DataError", case
-    assert {name: said[name] for name in found} == found, case
-    assert said["wrong"] == 1, case
-    assert int(said["expected"]) ^ int(said["found"]) == 0xFF, case
-    assert done.leaks() == [], case
+    assert reported["kind"] == "DataError", title
+    assert {name: reported[name] for name in expected} == expected, title
+    assert reported["wrong"] == 1, title
+    assert int(reported["expected"]) ^ int(reported["found"]) == 0xFF, title
+    assert done.leaks() == [], title
 
 
 @pytest.mark.parametrize("multiprocessors", [False, True])
@@ -206,26 +206,26 @@ def test_a_message_to_host_memory_that_never_arrives_is_wrong(
     fakes: Fakes, tmp_path: Path, multiprocessors: bool
 ) -> None:
     plan = f"bytes=256, iterations=1, batches=2, multiprocessors={multiprocessors}"
-    script = f"say(**failure(transfers, open_gpus(2, buffer=256), [[(0, -1)]], {plan}))"
-    said = fakes.script(script, tmp_path, lose_copy=7).said
+    script = f"report(**failure(transfers, open_gpus(2, buffer=256), [[(0, -1)]], {plan}))"
+    reported = fakes.script(script, tmp_path, lose_copy=7).reported
 
-    assert said["kind"] == "DataError"
-    assert (said["offset"], said["wrong"]) == (0, 256)
+    assert reported["kind"] == "DataError"
+    assert (reported["offset"], reported["wrong"]) == (0, 256)
 
 
-def test_messages_to_one_gpu_need_room_beside_each_other(fakes: Fakes, tmp_path: Path) -> None:
+def test_messages_to_one_gpu_need_room_together(fakes: Fakes, tmp_path: Path) -> None:
     script = f"""
         fits, too_small = open_gpus(buffer=3 * 1024), open_gpus(buffer=3 * 1024 - 256)
-        say(fits=transfers(fits, {_ALL_TO_ONE}), **failure(transfers, too_small, {_ALL_TO_ONE}))
+        report(fits=transfers(fits, {_ALL_TO_ONE}), **failure(transfers, too_small, {_ALL_TO_ONE}))
     """
-    said = fakes.script(script, tmp_path).said
+    reported = fakes.script(script, tmp_path).reported
 
-    assert len(said["fits"][0]) == 1
-    assert said["text"] == "3 messages at a time do not fit the buffers: allocate() more first"
+    assert len(reported["fits"][0]) == 1
+    assert reported["text"] == "3 messages at a time do not fit the buffers: allocate() more first"
 
 
 @pytest.mark.parametrize(
-    ("case", "call", "waits"),
+    ("title", "call", "waits"),
     [
         # Copies wait for the poison that another stream writes; a verification for the copies of all other streams. Of
         # several streams each but the first waits for the common start, and the first for the end of each other.
@@ -241,11 +241,11 @@ def test_messages_to_one_gpu_need_room_beside_each_other(fakes: Fakes, tmp_path:
     ],
 )
 def test_nothing_is_verified_while_a_copy_of_its_group_may_run(
-    fakes: Fakes, tmp_path: Path, case: str, call: str, waits: int
+    fakes: Fakes, tmp_path: Path, title: str, call: str, waits: int
 ) -> None:
     log = fakes.script(f"transfers(open_gpus(), {call}, batches=3)", tmp_path).log
 
-    assert log.count("cuStreamWaitEvent") == 3 * waits, case
+    assert log.count("cuStreamWaitEvent") == 3 * waits, title
 
 
 def test_streams_and_host_memory_are_made_once_and_only_where_they_are_used(fakes: Fakes, tmp_path: Path) -> None:
@@ -258,11 +258,11 @@ def test_streams_and_host_memory_are_made_once_and_only_where_they_are_used(fake
             transfers(gpus, [[(-1, 2)]])
     """
     done = fakes.script(script, tmp_path)
-    made = [line.split()[0] for line in done.log[done.log.index("START") :] if line.startswith("+")]
+    created = [line.split()[0] for line in done.log[done.log.index("START") :] if line.startswith("+")]
 
-    assert made.count("+stream") == 2  # of three transfers that GPU 0 issues at once, one uses the GPU's own stream
-    # A report for each of these, and one buffer in host memory.
-    assert made.count("+pinned") == 2 + 1
+    assert created.count("+stream") == 2  # of three transfers that GPU 0 issues at once, one uses the GPU's own stream
+    # A report for each stream, and one buffer in host memory.
+    assert created.count("+pinned") == 2 + 1
 
 
 def test_without_peers_the_driver_stages_and_kernels_are_refused(fakes: Fakes, tmp_path: Path) -> None:
@@ -270,18 +270,18 @@ def test_without_peers_the_driver_stages_and_kernels_are_refused(fakes: Fakes, t
         gpus = open_gpus(2, buffer=1 << 20, peers=False)
         refused = failure(copies, gpus, [(0, 1)], multiprocessors=True)["text"]
         seconds = transfers(gpus, [[(0, 1)]], bytes=1000000, iterations=1)
-        say(peers=gpus.peer_access(), refused=refused, seconds=seconds)
+        report(peers=gpus.peer_access(), refused=refused, seconds=seconds)
     """
     done = fakes.script(script, tmp_path, staged=20)
 
-    assert done.said["peers"] == [[False, False], [False, False]]
-    assert done.said["refused"] == "a kernel cannot copy between GPUs without peer access"
-    assert done.said["seconds"][0] == pytest.approx([51e-6], rel=_PRECISION)
+    assert done.reported["peers"] == [[False, False], [False, False]]
+    assert done.reported["refused"] == "a kernel cannot copy between GPUs without peer access"
+    assert done.reported["seconds"][0] == pytest.approx([51e-6], rel=_PRECISION)
     assert "cuCtxEnablePeerAccess" not in done.log
 
 
 @pytest.mark.parametrize(
-    ("case", "call", "text"),
+    ("title", "call", "text"),
     [
         ("no transfer", "[[]]", "a group without transfers"),
         ("a GPU in two groups", "[[(0, 1), (1, 2)], [(2, 3)]]", "groups of a round share a GPU"),
@@ -289,21 +289,23 @@ def test_without_peers_the_driver_stages_and_kernels_are_refused(fakes: Fakes, t
         ("a message larger than host memory", "[[(-1, 0)]], bytes=70000", "does not fit the buffers"),
     ],
 )
-def test_a_round_that_cannot_be_timed_is_refused(fakes: Fakes, tmp_path: Path, case: str, call: str, text: str) -> None:
-    done = fakes.script(f"say(**failure(transfers, open_gpus(), {call}))", tmp_path)
+def test_a_round_that_cannot_be_timed_is_refused(
+    fakes: Fakes, tmp_path: Path, title: str, call: str, text: str
+) -> None:
+    done = fakes.script(f"report(**failure(transfers, open_gpus(), {call}))", tmp_path)
 
-    assert text in done.said["text"], case
-    assert done.lines("copy ") == [], case
+    assert text in done.reported["text"], title
+    assert done.lines("copy ") == [], title
 
 
 def test_host_memory_before_the_buffers_is_refused(fakes: Fakes, tmp_path: Path) -> None:
-    script = "say(**failure(transfers, native.Gpus([0], PTX), [[(-1, 0)]]))"
+    script = "report(**failure(transfers, native.Gpus([0], PTX), [[(-1, 0)]]))"
 
-    assert "allocate() first" in fakes.script(script, tmp_path).said["text"]
+    assert "allocate() first" in fakes.script(script, tmp_path).reported["text"]
 
 
 @pytest.mark.parametrize(
-    ("case", "settings", "supported"),
+    ("title", "settings", "supported"),
     [
         ("none offers it", {}, [False, False]),
         ("one does", {"multicast": "0,1=1"}, [False, True]),
@@ -312,9 +314,9 @@ def test_host_memory_before_the_buffers_is_refused(fakes: Fakes, tmp_path: Path)
         ("the question fails", {"multicast": 1, "fail": "cuDeviceGetAttribute:999:3"}, [False, True]),
     ],
 )
-def test_whether_multicast_is_offered_is_asked_and_no_more(
-    fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, object], supported: list[bool]
+def test_multicast_support_is_queried_and_multicast_never_used(
+    fakes: Fakes, tmp_path: Path, title: str, settings: dict[str, object], supported: list[bool]
 ) -> None:
-    said = fakes.script("say(found=open_gpus(2).multicast_supported)", tmp_path, **settings).said
+    reported = fakes.script("report(found=open_gpus(2).multicast_supported)", tmp_path, **settings).reported
 
-    assert said["found"] == supported, case
+    assert reported["found"] == supported, title

@@ -1,4 +1,4 @@
-"""The NCCL profiler plugin: what a host that plays NCCL drives in is what the recorded job says."""
+"""The NCCL profiler plugin: the recorded job has the calls that the simulated NCCL made."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ PEERED = {"send", "recv"}
 
 def recorded(script: str, abi: int, **environment: str) -> Job:
     with tempfile.TemporaryDirectory() as folder:
-        ran = play(script, Path(folder), abi, **environment)
-        assert ran.returncode in {0, -9}, ran.stderr
+        done = play(script, Path(folder), abi, **environment)
+        assert done.returncode in {0, -9}, done.stderr
         return merge(streams(Path(folder))).job
 
 
 def sequence(job: Job, rank: int = 0) -> list[Call]:
-    """Return all that one rank sent, unfolded."""
-    return [job.calls[place] for place in job.ranks[rank].unfolded()]
+    """Return all calls of one rank, unfolded."""
+    return [job.calls[call] for call in job.ranks[rank].unfolded()]
 
 
 def together(rank: JobRank) -> list[bool]:
     return [position.together for position in rank.positions()]
 
 
-def said(call: Made, abi: int, ranks: int = 4) -> tuple[object, ...]:
-    """Return what a job must say of a call: sizes as nccl-tests counts them."""
-    parts = ranks if call.operation in {"allgather", "reducescatter"} else 1
+def expected_call(call: Made, abi: int, ranks: int = 4) -> tuple[object, ...]:
+    """Return the fields that a job must have for a call: sizes as nccl-tests counts them."""
+    blocks = ranks if call.operation in {"allgather", "reducescatter"} else 1
     typeless = abi < 5 and call.operation in {"allgather", "broadcast"}
     return (
         call.operation,
-        call.count * DTYPE_BYTES[call.dtype] * parts,
+        call.count * DTYPE_BYTES[call.dtype] * blocks,
         "" if typeless else call.dtype,
         call.root if call.operation in ROOTED else None,
         call.root if call.operation in PEERED else None,
@@ -53,7 +53,7 @@ def said(call: Made, abi: int, ranks: int = 4) -> tuple[object, ...]:
     )
 
 
-def heard(call: Call) -> tuple[object, ...]:
+def recorded_call(call: Call) -> tuple[object, ...]:
     return call.operation, call.size_bytes, call.dtype, call.root, call.peer, call.captured
 
 
@@ -69,24 +69,24 @@ CALLS = st.builds(
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(CALLS, min_size=1, max_size=4), min_size=1, max_size=12), st.sampled_from(ABIS))
-def test_what_was_driven_in_is_what_the_job_says(groups: list[list[Made]], abi: int) -> None:
-    # Four ranks: of ABI 1 to 3, whose events do not say how many there are, the fourth one shows it.
+def test_the_job_has_the_calls_that_were_made(groups: list[list[Made]], abi: int) -> None:
+    # Four ranks: events of ABI 1 to 3 do not include their number, which rank 3 shows.
     script = "".join(
         "".join(call.line() for call in group) if len(group) == 1 else f"(\n{''.join(c.line() for c in group)})\n"
         for group in groups
     )
-    # From ABI 5 on launches come in another order than calls: the host reverses them.
-    expected = [said(call, abi) for group in groups for call in group]
+    # From ABI 5 on launches may come in another order than calls: the host reverses them.
+    expected = [expected_call(call, abi) for group in groups for call in group]
     with tempfile.TemporaryDirectory() as folder:
         for rank in (0, 3):
-            ran = play(f"comm 0 77 {rank} 4 world\n{script}finalize 0\n", Path(folder), abi)
-            assert ran.stdout == ""  # it would say that kernel events were asked for
+            done = play(f"comm 0 77 {rank} 4 world\n{script}finalize 0\n", Path(folder), abi)
+            assert done.stdout == ""  # it would say that kernel events were requested
         job = merge(streams(Path(folder))).job
     assert [rank.rank for rank in job.ranks] == [0, 3]
-    for place, found in enumerate(job.ranks):
-        assert [heard(call) for call in sequence(job, place)] == expected
-        assert together(found) == [number > 0 for group in groups for number in range(len(group))]
-        assert found.ending is Ending.COMPLETE
+    for index, rank_record in enumerate(job.ranks):
+        assert [recorded_call(call) for call in sequence(job, index)] == expected
+        assert together(rank_record) == [number > 0 for group in groups for number in range(len(group))]
+        assert rank_record.ending is Ending.COMPLETE
     assert Unknown.GROUP_RANKS in job.unknown
     assert job.groups[0].size == 4
 
@@ -96,14 +96,14 @@ def test_what_was_driven_in_is_what_the_job_says(groups: list[list[Made]], abi: 
     st.lists(st.integers(0, 3), min_size=1, max_size=40),
     st.lists(st.tuples(st.integers(1, 900), st.lists(st.integers(0, 5), max_size=9)), min_size=1, max_size=12),
 )
-def test_folding_loses_nothing(step: list[int], parts: list[tuple[int, list[int]]]) -> None:
+def test_folding_loses_nothing(step: list[int], sections: list[tuple[int, list[int]]]) -> None:
     """Steps of any period, repeated long enough that the plugin folds them, with noise in between."""
 
     def line(kind: int) -> str:
         return Made("allreduce", kind + 1).line()
 
     script, expected = WORLD, []
-    for times, noise in parts:
+    for times, noise in sections:
         script += f"repeat {times}\n{''.join(map(line, step))}end\n{''.join(map(line, noise))}"
         expected += step * times + noise
     job = recorded(script, 5)
@@ -112,7 +112,7 @@ def test_folding_loses_nothing(step: list[int], parts: list[tuple[int, list[int]
     assert job.ranks[0].dropped == 0
 
 
-def test_a_phase_that_comes_again_is_found_again() -> None:
+def test_a_phase_that_repeats_is_recognized() -> None:
     step = "".join(Made("allreduce", count).line() for count in range(1, 21))
     evaluation = Made("allgather", 55).line() + Made("broadcast", 3).line()
     job = recorded(f"{WORLD}repeat 50\nrepeat 300\n{step}end\n{evaluation}end\n", 5)
@@ -127,61 +127,61 @@ def test_a_phase_that_comes_again_is_found_again() -> None:
     assert stride & (stride - 1) == 0
 
 
-def test_ranks_that_send_the_same_keep_the_same_samples(tmp_path: Path) -> None:
+def test_ranks_with_the_same_calls_keep_the_same_samples(tmp_path: Path) -> None:
     step = "".join(Made("allreduce", count).line() for count in range(1, 8))
     for rank in range(2):
         play(f"comm 0 5 {rank} 2\nrepeat 2000\n{step}end\n", tmp_path, 6)
-    first, second = merge(streams(tmp_path)).job.ranks
-    repetitions = [[sample.repetition for sample in rank.phases[0].samples] for rank in (first, second)]
+    first_rank, second_rank = merge(streams(tmp_path)).job.ranks
+    repetitions = [[sample.repetition for sample in rank.phases[0].samples] for rank in (first_rank, second_rank)]
     assert repetitions[0] == repetitions[1]
     assert len(repetitions[0]) >= 16
 
 
 @pytest.mark.parametrize("abi", ABIS)
-def test_a_killed_process_leaves_what_it_sent(abi: int) -> None:
+def test_a_killed_process_leaves_the_calls_it_made(abi: int) -> None:
     job = recorded(f"{WORLD}repeat 5000\n{Made('allreduce', 9).line()}end\n{Made('reduce', 3).line()}kill\n", abi)
     assert [call.operation for call in sequence(job)] == ["allreduce"] * 5000 + ["reduce"]
     assert job.ranks[0].ending is Ending.CUT_OFF
 
 
-def test_a_kill_at_any_moment_leaves_a_stream_that_fits_together(tmp_path: Path) -> None:
-    """Phases are folded and unfolded all the time; wherever the kill falls, what is there is what was sent so far."""
-    chance = random.Random(3)
+def test_a_kill_at_any_moment_leaves_a_consistent_stream(tmp_path: Path) -> None:
+    """Phases are folded and unfolded continually; at any kill, the stream holds the calls so far."""
+    rng = random.Random(3)
     step = [1, 1, 2, 3]
     lines = "".join(Made("allreduce", size).line() for size in step)
-    other = "".join(Made("allreduce", size).line() for size in (7, 8))
-    script = f"{WORLD}clock\nrepeat 100000000\nrepeat 1500\n{lines}end\n{other}end\n"
+    evaluation = "".join(Made("allreduce", size).line() for size in (7, 8))
+    script = f"{WORLD}clock\nrepeat 100000000\nrepeat 1500\n{lines}end\n{evaluation}end\n"
     period = [*(step * 1500), 7, 8]
     for _ in range(12):
-        started = subprocess.Popen(
+        process = subprocess.Popen(
             [str(host()), str(PLUGIN), "5"],
             env={"COLLBENCH_RECORD_FOLDER": str(tmp_path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert started.stdin is not None
-        assert started.stdout is not None
-        started.stdin.write(script)
-        started.stdin.close()
-        assert started.stdout.readline().startswith("0 calls")  # it sends from here on
-        time.sleep(chance.uniform(0.001, 0.05))
-        started.kill()
-        started.wait()
-        started.stdout.close()
-        found = streams(tmp_path)
-        if any(len(one.tail) or one.runs for one in found):
-            calls = [call.size_bytes // 4 for call in sequence(merge(found).job)]
-            whole = period * (len(calls) // len(period) + 1)
-            assert calls == whole[: len(calls)]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(script)
+        process.stdin.close()
+        assert process.stdout.readline().startswith("0 calls")  # it sends from here on
+        time.sleep(rng.uniform(0.001, 0.05))
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        stream_list = streams(tmp_path)
+        if any(len(stream.tail) or stream.runs for stream in stream_list):
+            calls = [call.size_bytes // 4 for call in sequence(merge(stream_list).job)]
+            expected = period * (len(calls) // len(period) + 1)
+            assert calls == expected[: len(calls)]
 
 
 def test_a_process_that_ends_without_finalizing_is_complete() -> None:
     assert recorded(WORLD + Made("allreduce", 1).line(), 5).ranks[0].ending is Ending.COMPLETE
 
 
-def test_a_send_that_was_never_launched_holds_nobody_up(tmp_path: Path) -> None:
-    """The kill comes between call and launch in no script: such calls are the ones that wait in the stream."""
+def test_a_send_that_was_never_launched_blocks_no_other_call(tmp_path: Path) -> None:
+    """No script is killed between call and launch: such calls are simulated by sends that wait in the stream."""
     many = "(\n" + "".join(Made("send", size, root=1).line() for size in range(1, 5001)) + ")\n"
     play(WORLD + many + Made("allreduce", 1).line(), tmp_path, 5)
     (stream,) = streams(tmp_path)
@@ -202,13 +202,13 @@ EXCHANGES: dict[str, tuple[Callable[[str, int], Made], list[str] | None]] = {
 }
 
 
-@pytest.mark.parametrize("case", EXCHANGES)
-def test_a_group_of_equal_sends_and_receives_is_an_all_to_all(case: str) -> None:
-    made, expected = EXCHANGES[case]
-    parts = [made(kind, peer) for peer in range(4) for kind in ("send", "recv")]
-    group = f"(\n{''.join(part.line() for part in parts)})\n"
+@pytest.mark.parametrize("title", EXCHANGES)
+def test_a_group_of_equal_sends_and_receives_is_an_all_to_all(title: str) -> None:
+    make_call, expected = EXCHANGES[title]
+    calls_of_group = [make_call(kind, peer) for peer in range(4) for kind in ("send", "recv")]
+    group = f"(\n{''.join(call.line() for call in calls_of_group)})\n"
     job = recorded(f"{WORLD}repeat 700\n{group}{Made('allreduce', 1).line()}end\n", 5)
-    step = expected or [*(part.operation for part in parts), "allreduce"]
+    step = expected or [*(call.operation for call in calls_of_group), "allreduce"]
     calls = sequence(job)
     assert [call.operation for call in calls] == step * 700
     if expected:
@@ -237,21 +237,21 @@ def test_a_process_with_several_ranks_has_a_stream_for_each(tmp_path: Path) -> N
     assert job.groups[0].ranks == (0, 1, 2)
 
 
-def test_without_a_folder_the_plugin_asks_for_nothing(tmp_path: Path) -> None:
-    ran = play(WORLD + Made("allreduce", 1).line() + "finalize 0\n", tmp_path, 5, COLLBENCH_RECORD_FOLDER="")
-    assert ran.returncode == 0
+def test_without_a_folder_the_plugin_requests_no_events(tmp_path: Path) -> None:
+    done = play(WORLD + Made("allreduce", 1).line() + "finalize 0\n", tmp_path, 5, COLLBENCH_RECORD_FOLDER="")
+    assert done.returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_leaves_the_job_alone(tmp_path: Path) -> None:
-    ran = play(WORLD + Made("allreduce", 1).line() + "finalize 0\n", tmp_path / "none", 5)
-    assert (ran.returncode, ran.stderr) == (0, "")
+def test_a_folder_that_cannot_be_written_does_not_affect_the_job(tmp_path: Path) -> None:
+    done = play(WORLD + Made("allreduce", 1).line() + "finalize 0\n", tmp_path / "none", 5)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_full_disk_is_noted_and_the_job_goes_on(tmp_path: Path) -> None:
     limited = f"ulimit -f 1000; exec {host()} {PLUGIN} 5"
     script = WORLD + Made("allreduce", 1).line() + "finalize 0\n"
-    ran = subprocess.run(
+    done = subprocess.run(
         ["bash", "-c", f"trap '' XFSZ; {limited}"],
         input=script,
         env={"COLLBENCH_RECORD_FOLDER": str(tmp_path)},
@@ -259,13 +259,13 @@ def test_a_full_disk_is_noted_and_the_job_goes_on(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert ran.returncode == 0
+    assert done.returncode == 0
     (note,) = tmp_path.iterdir()
     assert note.name.endswith(".failed-27")  # EFBIG
 
 
 def test_sizes_without_a_pattern_fill_the_stream_and_are_counted(tmp_path: Path) -> None:
-    """A job whose every call has another size cannot be folded: the file keeps its size, the rest is counted."""
+    """A job whose calls all differ in size cannot be folded: the file keeps its size, further calls are counted."""
     script = WORLD + "".join(Made("allreduce", size).line() for size in range(1, 70_001))
     play(script, tmp_path, 5)
     (path,) = tmp_path.glob("*.stream")
@@ -288,8 +288,8 @@ def test_the_plugin_needs_nothing_but_the_c_and_c_plus_plus_libraries() -> None:
 def test_a_day_of_a_million_steps_stays_small(tmp_path: Path) -> None:
     step = "".join(Made("allreduce", count).line() for count in range(1, 6))
     day = f"repeat 1000\nrepeat 1000\n{step}end\n{Made('allgather', 5).line()}end\n"
-    ran = play(f"{WORLD}{Made('broadcast', 7).line()}clock\n{day}clock\n", tmp_path, 5)
-    print(ran.stdout)  # µs a call: shown, not judged on a loaded machine
+    done = play(f"{WORLD}{Made('broadcast', 7).line()}clock\n{day}clock\n", tmp_path, 5)
+    print(done.stdout)  # µs a call: shown, not judged on a loaded machine
     from collbench.runfile.job_file import dumps
 
     job = merge(streams(tmp_path)).job

@@ -16,11 +16,11 @@ _KINDS = pytest.mark.parametrize("kind", ["buffer", "window"])
 
 def _registered(done: Outcome, kind: str) -> dict[str, list[str]]:
     """Return the memory that was registered, by communicator, in order."""
-    found: dict[str, list[str]] = {}
+    memory_by_communicator: dict[str, list[str]] = {}
     for line in done.lines(_MADE[kind] + " "):
         _, memory, _, communicator = line.split()
-        found.setdefault(communicator, []).append(memory)
-    return found
+        memory_by_communicator.setdefault(communicator, []).append(memory)
+    return memory_by_communicator
 
 
 @_KINDS
@@ -34,11 +34,13 @@ def test_send_and_target_are_registered_once_with_each_communicator_that_is_used
         held.close()
     """
     done = fakes.script(script, tmp_path)
-    found = _registered(done, kind)
+    memory_by_communicator = _registered(done, kind)
 
     # A rank has a communicator for graphs and one for launches: each has the same two buffers, in the same order.
-    assert Counter(map(tuple, found.values())) == dict.fromkeys({tuple(memory) for memory in found.values()}, 2)
-    assert len({memory for pair in found.values() for memory in pair}) == 2 * 4
+    assert Counter(map(tuple, memory_by_communicator.values())) == dict.fromkeys(
+        {tuple(memory) for memory in memory_by_communicator.values()}, 2
+    )
+    assert len({memory for pair in memory_by_communicator.values() for memory in pair}) == 2 * 4
     assert len(done.lines("+ncclmemory")) == len(done.lines("-ncclmemory")) == 2 * 4
     assert len(done.lines(_MADE[kind].replace("+", "-"))) == 2 * 2 * 4
     last_dropped = max(i for i, line in enumerate(done.log) if line.startswith(_MADE[kind].replace("+", "-")))
@@ -53,7 +55,7 @@ def test_ordinary_collectives_register_nothing(fakes: Fakes, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("blocking", ["1", "0"])
-def test_the_three_stand_side_by_side_on_one_communicator(fakes: Fakes, tmp_path: Path, blocking: str) -> None:
+def test_the_three_registrations_share_one_communicator(fakes: Fakes, tmp_path: Path, blocking: str) -> None:
     script = """
         held = session(open_gpus(2))
         for kind in ("none", "buffer", "window", "none", "window", "buffer"):
@@ -72,14 +74,16 @@ def test_the_three_stand_side_by_side_on_one_communicator(fakes: Fakes, tmp_path
 
 
 @_KINDS
-def test_registered_data_is_checked_where_it_lies(fakes: Fakes, tmp_path: Path, kind: str) -> None:
-    script = f'say(**failure(collective, session(open_gpus(2)), [[0, 1]], registration="{kind}"))'
-    said = fakes.script(script, tmp_path, corrupt_collective="5:9:1").said
+def test_registered_data_is_checked_in_registered_memory(fakes: Fakes, tmp_path: Path, kind: str) -> None:
+    script = f'report(**failure(collective, session(open_gpus(2)), [[0, 1]], registration="{kind}"))'
+    reported = fakes.script(script, tmp_path, corrupt_collective="5:9:1").reported
 
-    assert (said["kind"], said["rank"], said["offset"]) == ("DataError", 1, 36)
+    assert (reported["kind"], reported["rank"], reported["offset"]) == ("DataError", 1, 36)
 
 
-def test_ranks_in_processes_of_their_own_register_alike_whatever_they_did_before(fakes: Fakes, tmp_path: Path) -> None:
+def test_ranks_in_separate_processes_register_in_the_same_order_whatever_ran_before(
+    fakes: Fakes, tmp_path: Path
+) -> None:
     script = """
 def body(rank, held):
     for groups in ([[0, 1]], [[0, 1], [2, 3]], [[1, 2]], [[0, 3], [1, 2]], [[0, 1, 2, 3]]):
@@ -91,12 +95,12 @@ ranks(4, body)
 """
     done = fakes.script(_RANKS + script, tmp_path, apart=1)
 
-    assert done.said["said"] == ["done"] * 4
+    assert done.reported["results"] == ["done"] * 4
     assert "window collective" in done.log
     assert "offsets differ" not in done.log
 
 
-def test_the_fake_notices_offsets_that_differ(fakes: Fakes, tmp_path: Path) -> None:
+def test_the_fake_detects_offsets_that_differ(fakes: Fakes, tmp_path: Path) -> None:
     script = """
 def body(rank, held):
     if rank == 0:
@@ -122,22 +126,22 @@ def test_an_nccl_that_is_too_old_is_named_with_what_it_lacks(
     script = f"""
         held = session(open_gpus(2))
         ordinary = collective(held, [[0, 1]])
-        say(**failure(collective, held, [[0, 1]], registration="{kind}"))
+        report(**failure(collective, held, [[0, 1]], registration="{kind}"))
     """
     extra = {"NCCL": str(tmp_path / "libnccl.so.2"), "LD_LIBRARY_PATH": str(tmp_path)}
-    said = fakes.script(script, tmp_path, extra).said
+    reported = fakes.script(script, tmp_path, extra).reported
 
-    assert said["kind"] == "LibraryError"
-    assert f"is too old: it has no function {missing}" in said["text"]
+    assert reported["kind"] == "LibraryError"
+    assert f"is too old: it has no function {missing}" in reported["text"]
 
 
 @_KINDS
 def test_an_nccl_that_registers_nothing_is_an_error(fakes: Fakes, tmp_path: Path, kind: str) -> None:
-    script = f'say(**failure(collective, session(open_gpus(2)), [[0, 1]], registration="{kind}"))'
-    said = fakes.script(script, tmp_path, {"NCCL_LOCAL_REGISTER": "0"}).said
+    script = f'report(**failure(collective, session(open_gpus(2)), [[0, 1]], registration="{kind}"))'
+    reported = fakes.script(script, tmp_path, {"NCCL_LOCAL_REGISTER": "0"}).reported
 
-    assert said["kind"] == "NcclError"
-    assert "registered nothing: NCCL_LOCAL_REGISTER=0" in said["text"]
+    assert reported["kind"] == "NcclError"
+    assert "registered nothing: NCCL_LOCAL_REGISTER=0" in reported["text"]
 
 
 @pytest.mark.parametrize("call", ["ncclMemAlloc:2:3", "ncclCommRegister:2:2", "ncclCommWindowRegister:2:2"])
@@ -146,22 +150,22 @@ def test_a_call_that_fails_costs_the_communicators_and_leaks_nothing(fakes: Fake
     script = f"""
         gpus = open_gpus(2)
         held = session(gpus)
-        said = failure(collective, held, [[0, 1]], registration="{kind}")
+        failed = failure(collective, held, [[0, 1]], registration="{kind}")
         held.close()
-        say(**said)
+        report(**failed)
         del held, gpus; gc.collect()
     """
     done = fakes.script(script, tmp_path, {"NCCL_COMM_BLOCKING": "0"}, fail=call)
 
-    assert done.said["kind"] == "NcclError"
-    assert done.said["position"] in (0, 1)
-    assert call.partition(":")[0] in done.said["text"]
+    assert done.reported["kind"] == "NcclError"
+    assert done.reported["position"] in (0, 1)
+    assert call.partition(":")[0] in done.reported["text"]
     assert done.leaks() == []
     assert len(done.lines("+comm")) == len(done.lines("-comm"))
 
 
 @pytest.mark.parametrize(
-    ("case", "version", "options", "seen"),
+    ("title", "version", "options", "expected"),
     [
         ("the oldest", 21800, {"maxCTAs": 8, "minCTAs": 2}, (48, 21800)),
         ("traffic class in the padding", 22602, {"trafficClass": 105}, (48, 22602)),
@@ -171,15 +175,15 @@ def test_a_call_that_fails_costs_the_communicators_and_leaks_nothing(fakes: Fake
     ],
 )
 def test_a_config_has_the_layout_of_the_library(
-    fakes: Fakes, tmp_path: Path, case: str, version: int, options: dict[str, int], seen: tuple[int, int]
+    fakes: Fakes, tmp_path: Path, title: str, version: int, options: dict[str, int], expected: tuple[int, int]
 ) -> None:
     script = f"collective(session(open_gpus(2), **{options}), [[1, 0]], launch_iterations=1)"
     done = fakes.script(script, tmp_path, nccl=version)
 
     # The world, its split for graphs and the one for launches, of two ranks each.
-    assert done.lines("config ").count(f"config {seen[0]} version {seen[1]}") == 3 * 2, case
+    assert done.lines("config ").count(f"config {expected[0]} version {expected[1]}") == 3 * 2, title
     fields = Counter(line for line in done.lines("config ") if "version" not in line)
-    assert fields == {f"config {name} {value}": 3 * 2 for name, value in options.items()}, case
+    assert fields == {f"config {name} {value}": 3 * 2 for name, value in options.items()}, title
 
 
 def test_without_options_nccl_is_given_no_config(fakes: Fakes, tmp_path: Path) -> None:
@@ -191,8 +195,8 @@ def test_without_options_nccl_is_given_no_config(fakes: Fakes, tmp_path: Path) -
 
 @pytest.mark.parametrize("field", ["blocking", "maxctas"])
 def test_a_field_that_no_library_has_is_refused(fakes: Fakes, tmp_path: Path, field: str) -> None:
-    script = f"say(**failure(session, open_gpus(2), **{{'{field}': 1}}))"
-    said = fakes.script(script, tmp_path).said
+    script = f"report(**failure(session, open_gpus(2), **{{'{field}': 1}}))"
+    reported = fakes.script(script, tmp_path).reported
 
-    assert said["kind"] == "ValueError"
-    assert field in said["text"]
+    assert reported["kind"] == "ValueError"
+    assert field in reported["text"]

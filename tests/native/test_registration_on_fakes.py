@@ -15,8 +15,8 @@ from tests.native.fakes import Fakes, Outcome
 _MIB = 2**20
 
 
-def _collbench(fakes: Fakes, tmp_path: Path, *words: str, **settings: object) -> tuple[Outcome, dict[str, Any]]:
-    command = [sys.executable, "-m", "collbench", *words, "--backend", "cuda", "--output", "run.json"]
+def _collbench(fakes: Fakes, tmp_path: Path, *arguments: str, **settings: object) -> tuple[Outcome, dict[str, Any]]:
+    command = [sys.executable, "-m", "collbench", *arguments, "--backend", "cuda", "--output", "run.json"]
     environment = {"COLLBENCH_NCCL": str(fakes.nccl), "NO_COLOR": "1"}
     done = fakes.run(command, tmp_path, environment, gpus=2, memory=4096 * _MIB, free=1290 * _MIB, **settings)
     file = tmp_path / "run.json"
@@ -24,13 +24,13 @@ def _collbench(fakes: Fakes, tmp_path: Path, *words: str, **settings: object) ->
 
 
 def test_all_three_kinds_are_measured_verified_and_saved(fakes: Fakes, tmp_path: Path) -> None:
-    words = ("allreduce", "--sizes", "1K,16K", "--registration", "all", "--nccl-config", "maxCTAs=8,CTAPolicy=2")
-    done, run = _collbench(fakes, tmp_path, *words)
+    arguments = ("allreduce", "--sizes", "1K,16K", "--registration", "all", "--nccl-config", "maxCTAs=8,CTAPolicy=2")
+    done, run = _collbench(fakes, tmp_path, *arguments)
 
     assert done.code == 0, done.stderr
-    found = Counter(one["point"]["registration"] for one in run["measurements"])
-    assert found == {"none": 2, "buffer": 2, "window": 2}
-    samples = [sample for one in run["measurements"] for sample in one["samples"]]
+    counts = Counter(measurement["point"]["registration"] for measurement in run["measurements"])
+    assert counts == {"none": 2, "buffer": 2, "window": 2}
+    samples = [sample for measurement in run["measurements"] for sample in measurement["samples"]]
     assert all(sample["launch_seconds"] > 0 and sample["verified_bytes"] > 0 for sample in samples)
     assert [work["registration"] for work in run["settings"]["collectives"]] == ["none", "buffer", "window"]
     assert run["settings"]["nccl_config"] == {"maxCTAs": 8, "CTAPolicy": 2}
@@ -46,13 +46,13 @@ def test_pairs_may_be_on_windows(fakes: Fakes, tmp_path: Path) -> None:
     )
 
     assert done.code == 0, done.stderr
-    assert {one["point"]["registration"] for one in run["measurements"]} == {"window"}
+    assert {measurement["point"]["registration"] for measurement in run["measurements"]} == {"window"}
     assert "window collective" in done.log
     assert done.lines("+registered ") == []
 
 
 @pytest.mark.parametrize(
-    ("words", "version", "says"),
+    ("options", "version", "message"),
     [
         (("--registration", "window"), 22602, "--registration window needs NCCL 2.27, and this is 2.26.2"),
         (("--registration", "all"), 21801, "--registration buffer needs NCCL 2.19, and this is 2.18.1"),
@@ -60,12 +60,12 @@ def test_pairs_may_be_on_windows(fakes: Fakes, tmp_path: Path) -> None:
     ],
 )
 def test_an_nccl_that_is_too_old_is_refused_before_the_first_trial(
-    fakes: Fakes, tmp_path: Path, words: tuple[str, ...], version: int, says: str
+    fakes: Fakes, tmp_path: Path, options: tuple[str, ...], version: int, message: str
 ) -> None:
-    done, run = _collbench(fakes, tmp_path, "allreduce", "--sizes", "1K", *words, nccl=version)
+    done, run = _collbench(fakes, tmp_path, "allreduce", "--sizes", "1K", *options, nccl=version)
 
     assert done.code != 0
-    assert says in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert run == {}
     assert done.lines("ncclCommInit") == []

@@ -1,4 +1,4 @@
-"""Plain launches of collectives on simulated GPUs, each timed on its own, by clocks that differ."""
+"""Plain launches of collectives on simulated GPUs, each timed separately, by clocks that differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.native.fakes import Fakes
 
 _ALL, _PAIRS = "[[0, 1, 2, 3]]", "[[0, 1], [2, 3]]"
 _MEGABYTE = "count=250000, iterations=1"  # of float32, decimal: 5 µs, and 10 µs over each link of 100 GB/s
-_SAY = """
+_LAUNCHES_SCRIPT = """
     def launches(held, groups, **plan):
         return [
             {"group": one.group, "rank": one.rank, "arrived": one.arrived, "left": one.left,
@@ -27,28 +27,29 @@ _SAY = """
 def _launches(
     fakes: Fakes, tmp_path: Path, groups: str, arguments: str, **settings: object
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    script = f"{_SAY}\n    say(found=launches(session(open_gpus(buffer=1 << 20)), {groups}, {_MEGABYTE}, {arguments}))"
+    call = f"launches(session(open_gpus(buffer=1 << 20)), {groups}, {_MEGABYTE}, {arguments})"
+    script = f"{_LAUNCHES_SCRIPT}\n    report(found={call})"
     done = fakes.script(script, tmp_path, **settings)
-    return done.said["found"], done.log
+    return done.reported["found"], done.log
 
 
-def _array(found: list[dict[str, Any]], name: str) -> np.ndarray:
+def _array(ranks: list[dict[str, Any]], name: str) -> np.ndarray:
     """Return the times of all ranks, shape (ranks, launches), ns after the earliest."""
-    every = np.array([one[name] for one in found])
-    since: np.ndarray = every - min(min(one["arrived"]) for one in found)
-    return since
+    absolute = np.array([launches[name] for launches in ranks])
+    relative: np.ndarray = absolute - min(min(launches["arrived"]) for launches in ranks)
+    return relative
 
 
 def test_each_launch_of_each_rank_is_timed_between_two_stamps(fakes: Fakes, tmp_path: Path) -> None:
-    found, _ = _launches(fakes, tmp_path, _PAIRS, "single_launches=23", rate="100,2-3=50", stamp="1e-6,1=2e-6")
+    ranks, _ = _launches(fakes, tmp_path, _PAIRS, "single_launches=23", rate="100,2-3=50", stamp="1e-6,1=2e-6")
 
-    assert [(one["group"], one["rank"]) for one in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert all(len(one["arrived"]) == len(one["left"]) == 23 for one in found)
-    assert [one["cost"] for one in found] == pytest.approx([1000, 2000, 1000, 1000], abs=2)
-    assert {one["step"] for one in found} == {32}
+    assert [(launches["group"], launches["rank"]) for launches in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all(len(launches["arrived"]) == len(launches["left"]) == 23 for launches in ranks)
+    assert [launches["cost"] for launches in ranks] == pytest.approx([1000, 2000, 1000, 1000], abs=2)
+    assert {launches["step"] for launches in ranks} == {32}
     # On a pair whose stamps take equally long, the time between two stamps is the collective and the first stamp.
-    own = _array(found, "left")[2:] - _array(found, "arrived")[2:]
-    assert own == pytest.approx(np.full((2, 23), 26_000), abs=50)
+    durations = _array(ranks, "left")[2:] - _array(ranks, "arrived")[2:]
+    assert durations == pytest.approx(np.full((2, 23), 26_000), abs=50)
 
 
 def test_bursts_are_shallow_and_begin_together(fakes: Fakes, tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_bursts_are_shallow_and_begin_together(fakes: Fakes, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("case", "settings"),
+    ("title", "settings"),
     [
         ("clocks that agree", {}),
         ("a clock that is ahead by a second, another behind", {"clock_ahead": "0,1=1,2=-0.5"}),
@@ -69,34 +70,34 @@ def test_bursts_are_shallow_and_begin_together(fakes: Fakes, tmp_path: Path) -> 
     ],
 )
 def test_a_rank_that_is_held_back_comes_late_by_as_much(
-    fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, object]
+    fakes: Fakes, tmp_path: Path, title: str, settings: dict[str, object]
 ) -> None:
-    held = "single_launches=40, hold_rank=2, hold_nanoseconds=50_000"
-    found, _ = _launches(fakes, tmp_path, _ALL, held, **settings)
-    arrived, left = _array(found, "arrived"), _array(found, "left")
+    arguments = "single_launches=40, hold_rank=2, hold_nanoseconds=50_000"
+    ranks, _ = _launches(fakes, tmp_path, _ALL, arguments, **settings)
+    arrived, left = _array(ranks, "arrived"), _array(ranks, "left")
     late = arrived - np.median(arrived, axis=0)
 
-    assert np.median(late, axis=1) == pytest.approx([0, 0, 50_000, 0], abs=5_000), case
-    assert np.median(left.max(axis=0) - arrived.max(axis=0)) == pytest.approx(21_000, abs=5_000), case
+    assert np.median(late, axis=1) == pytest.approx([0, 0, 50_000, 0], abs=5_000), title
+    assert np.median(left.max(axis=0) - arrived.max(axis=0)) == pytest.approx(21_000, abs=5_000), title
 
 
 def test_single_launches_run_on_the_communicators_that_no_graph_holds(fakes: Fakes, tmp_path: Path) -> None:
-    script = f"""{_SAY}
+    script = f"""{_LAUNCHES_SCRIPT}
     held = session(open_gpus())
     first = launches(held, {_PAIRS}, single_launches=5)
     made = [line for line in open(os.environ["FAKE_LOG"]) if line.startswith("split")]
     launches(held, {_PAIRS}, single_launches=5, launch_iterations=3)
-    say(ranks=len(first), made=len(made), later=len(
+    report(ranks=len(first), made=len(made), later=len(
         [line for line in open(os.environ["FAKE_LOG"]) if line.startswith("split")]
     ), none=len(launches(held, {_PAIRS})))
     """
-    said = fakes.script(script, tmp_path).said
+    reported = fakes.script(script, tmp_path).reported
 
-    assert said == {"ranks": 4, "made": said["made"], "later": said["made"], "none": 0}
+    assert reported == {"ranks": 4, "made": reported["made"], "later": reported["made"], "none": 0}
 
 
 @pytest.mark.parametrize(
-    ("case", "settings", "kind"),
+    ("title", "settings", "kind"),
     [
         ("a stamp is not launched", {"fail": "cuLaunchKernel:719:12"}, "CudaError"),
         ("a rank fails in the background", {"break": "7:1:3"}, "NcclError"),
@@ -104,14 +105,14 @@ def test_single_launches_run_on_the_communicators_that_no_graph_holds(fakes: Fak
         ("a blocking kernel gives up", {"block_expires": 1}, "HangError"),
     ],
 )
-def test_a_failure_is_its_own_and_leaves_nobody_waiting(
-    fakes: Fakes, tmp_path: Path, case: str, settings: dict[str, object], kind: str
+def test_a_failure_has_its_own_kind_and_leaves_no_rank_waiting(
+    fakes: Fakes, tmp_path: Path, title: str, settings: dict[str, object], kind: str
 ) -> None:
     script = f"""
         held = session(open_gpus(2, buffer=1 << 20))
-        say(**failure(collect, held, [[0, 1]], {_MEGABYTE}, verify=False, single_launches=20, deadline=0.5))
+        report(**failure(collect, held, [[0, 1]], {_MEGABYTE}, verify=False, single_launches=20, deadline=0.5))
         os._exit(0)
     """
     done = fakes.script(script, tmp_path, **settings)
 
-    assert done.said["kind"] == kind, (case, json.dumps(done.said))
+    assert done.reported["kind"] == kind, (title, json.dumps(done.reported))

@@ -9,21 +9,21 @@ import pytest
 
 from tests.native.fakes import Fakes
 
-# Runs body(rank, session) in a thread for each rank and says what they returned, by rank.
+# Runs body(rank, session) in a thread for each rank and reports the results by rank.
 _RANKS = """
 import threading
 def ranks(world, body):
     nccl = native.Nccl(os.environ["NCCL"])
-    unique_id, said = nccl.unique_id(), [None] * world
+    unique_id, results = nccl.unique_id(), [None] * world
     gpus = [native.Gpus([rank], PTX) for rank in range(world)]
     for one in gpus:
         one.allocate(65536)
     def run(rank):
         held = native.Collectives(gpus[rank], nccl, rank, world, unique_id)
-        said[rank] = body(rank, held)
+        results[rank] = body(rank, held)
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
     [thread.start() for thread in threads], [thread.join() for thread in threads]
-    say(said=said)
+    report(results=results)
 """
 
 
@@ -40,13 +40,13 @@ ranks(3, body)
 """
     done = fakes.script(_RANKS + script, tmp_path)
 
-    assert done.said["said"] == ["done"] * 3
+    assert done.reported["results"] == ["done"] * 3
     assert Counter(done.log)["ncclCommInitRank"] == 3
     # The group is in another order than the world, so it is split from it, by all at once; once more for launches.
     assert Counter(done.log)["split of 3 ranks"] == 2
 
 
-def test_a_rank_works_for_its_own_group_alone_and_takes_part_in_every_split(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_rank_works_only_for_its_own_group_and_takes_part_in_every_split(fakes: Fakes, tmp_path: Path) -> None:
     script = """
 def body(rank, held):
     held.prepare([[0, 1], [2, 3], [0, 2], [1, 3], [1, 2]])
@@ -58,7 +58,7 @@ ranks(4, body)
     done = fakes.script(_RANKS + script, tmp_path)
 
     # Rank 1 and 2 have a time for the third group; the others' is not a number.
-    assert done.said["said"] == [
+    assert done.reported["results"] == [
         [[1, 0], 0, False],
         [[1, 0], 1, True],
         [[0, 1], 1, True],
@@ -75,15 +75,16 @@ def body(rank, held):
     plan = dict(operation="broadcast", warmup=1, iterations=1, launch_warmup=1)
     def loops(groups, launches):
         return [one > 0 for one in collective(held, groups, launch_iterations=launches, **plan)[1]]
-    said = [loops(*trial) for trial in ((pairs, 0), (middle, 2), (everyone, 2), (pairs, 2), (middle, 2))]
+    results = [loops(*trial) for trial in ((pairs, 0), (middle, 2), (everyone, 2), (pairs, 2), (middle, 2))]
     held.close()
-    return said
+    return results
 ranks(4, body)
 """
     done = fakes.script(_RANKS + script, tmp_path)
 
-    assert done.said["said"] == [
-        [[], [mine], [True], [rank < 2, rank >= 2], [mine]] for rank, mine in enumerate([False, True, True, False])
+    assert done.reported["results"] == [
+        [[], [in_middle], [True], [rank < 2, rank >= 2], [in_middle]]
+        for rank, in_middle in enumerate([False, True, True, False])
     ]
     # Of the pairs and of the middle one each; for the launches of all three.
     assert Counter(done.log)["split of 4 ranks"] == 2 + 3
@@ -107,7 +108,7 @@ def test_ranks_start_behind_a_tiny_all_reduce(fakes: Fakes, tmp_path: Path) -> N
     )
 
 
-def test_a_rank_says_how_long_it_waited_before_each_batch(fakes: Fakes, tmp_path: Path) -> None:
+def test_a_rank_reports_how_long_it_waited_before_each_batch(fakes: Fakes, tmp_path: Path) -> None:
     """Only for its own group; in a world of one process no rank waits for another."""
     script = """
 def body(rank, held):
@@ -117,32 +118,32 @@ def body(rank, held):
     return collect(held, [[0, 1], [2, 3]], warmup=1, batches=3).waits
 ranks(4, body)
 """
-    said = fakes.script(_RANKS + script, tmp_path).said["said"]
-    for rank, waits in enumerate(said):
-        own, other = waits[rank // 2], waits[1 - rank // 2]
-        assert other == []
-        assert len(own) == 1 + 3
-        assert min(own) >= 0
-    alone = """
+    reported = fakes.script(_RANKS + script, tmp_path).reported["results"]
+    for rank, waits in enumerate(reported):
+        own_waits, other_waits = waits[rank // 2], waits[1 - rank // 2]
+        assert other_waits == []
+        assert len(own_waits) == 1 + 3
+        assert min(own_waits) >= 0
+    one_process_script = """
 gpus = native.Gpus([0, 1], PTX)
 gpus.allocate(65536)
-say(waits=collect(native.Collectives(gpus, native.Nccl(os.environ["NCCL"])), [[0, 1]], batches=2).waits)
+report(waits=collect(native.Collectives(gpus, native.Nccl(os.environ["NCCL"])), [[0, 1]], batches=2).waits)
 """
-    assert fakes.script(alone, tmp_path).said["waits"] == []
+    assert fakes.script(one_process_script, tmp_path).reported["waits"] == []
 
 
 def test_a_wrong_element_is_reported_by_the_rank_that_holds_it(fakes: Fakes, tmp_path: Path) -> None:
     script = "ranks(2, lambda rank, held: failure(collective, held, [[1, 0]]))"
     # After the two that connect, two that wake and the barrier's: the graph's first, on rank 1 of the group, which is
     # the world's 0.
-    said = fakes.script(_RANKS + script, tmp_path, corrupt_collective="6:9:1").said["said"]
+    reported = fakes.script(_RANKS + script, tmp_path, corrupt_collective="6:9:1").reported["results"]
 
-    assert [one["kind"] for one in said] == ["DataError", "none"]
-    assert (said[0]["group"], said[0]["rank"], said[0]["offset"]) == (0, 1, 36)
+    assert [result["kind"] for result in reported] == ["DataError", "none"]
+    assert (reported[0]["group"], reported[0]["rank"], reported[0]["offset"]) == (0, 1, 36)
 
 
 @pytest.mark.parametrize(
-    ("case", "arguments", "text"),
+    ("title", "arguments", "text"),
     [
         ("a rank beyond the world", "one, nccl, 2, 2, nccl.unique_id()", "rank 2 of a world of 2"),
         ("no id", "one, nccl, 0, 2", "an NCCL id has 128 bytes, not 0: pass what Nccl.unique_id() gave to one rank"),
@@ -150,18 +151,18 @@ def test_a_wrong_element_is_reported_by_the_rank_that_holds_it(fakes: Fakes, tmp
         ("two GPUs", "two, nccl, 0, 2, nccl.unique_id()", "a rank of a world of processes has one GPU, not 2"),
     ],
 )
-def test_a_world_that_cannot_be_is_refused(fakes: Fakes, tmp_path: Path, case: str, arguments: str, text: str) -> None:
+def test_invalid_worlds_are_refused(fakes: Fakes, tmp_path: Path, title: str, arguments: str, text: str) -> None:
     script = f"""
         one, two, nccl = open_gpus(1), open_gpus(2), native.Nccl(os.environ["NCCL"])
-        say(**failure(native.Collectives, {arguments}))
+        report(**failure(native.Collectives, {arguments}))
     """
-    said = fakes.script(script, tmp_path).said
+    reported = fakes.script(script, tmp_path).reported
 
-    assert text in said["text"], case
+    assert text in reported["text"], title
 
 
-# GPU 1 waits for what GPU 0 does behind its blocking kernel; `asked` is the GPU that the host queries meanwhile.
-_ASK = """
+# GPU 1 waits for what GPU 0 does behind its blocking kernel; `queried_gpu` is the GPU that the host queries meanwhile.
+_QUERY_SCRIPT = """
 import ctypes
 cuda, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p
 streams, modules, kernels = (pointer * 2)(), (pointer * 2)(), (pointer * 2)()
@@ -189,23 +190,25 @@ call("cuEventRecord", event, pointer(streams[0]))
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 1)
 call("cuCtxSetCurrent", context)
 call("cuStreamWaitEvent", pointer(streams[1]), event, 0)
-answers = {cuda.cuStreamQuery(pointer(streams[asked])) for _ in range(20000)}
-say(answers=sorted(answers))
+answers = {cuda.cuStreamQuery(pointer(streams[queried_gpu])) for _ in range(20000)}
+report(answers=sorted(answers))
 """
 
 
 def test_a_rank_may_wait_for_another_that_is_blocked_for_long(fakes: Fakes, tmp_path: Path) -> None:
-    """Or this suite would fail by chance, where the system puts a rank's thread aside before it unblocks its stream."""
-    assert fakes.script("asked = 1" + _ASK, tmp_path).said["answers"] == [600]  # CUDA_ERROR_NOT_READY
+    """Otherwise this suite would fail by chance, when a rank's thread is descheduled before it unblocks its stream."""
+    assert fakes.script("queried_gpu = 1" + _QUERY_SCRIPT, tmp_path).reported["answers"] == [
+        600
+    ]  # CUDA_ERROR_NOT_READY
 
 
 def test_a_host_that_waits_behind_its_own_blocking_kernel_is_a_deadlock(fakes: Fakes, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="GPU 0 is waited for behind a blocking kernel"):
-        fakes.script("asked = 0" + _ASK, tmp_path)
+        fakes.script("queried_gpu = 0" + _QUERY_SCRIPT, tmp_path)
 
 
 def test_plain_batches_launch_every_call_and_capture_none(fakes: Fakes, tmp_path: Path) -> None:
-    """As between hosts. More than ten calls: the rest is queued while the first ones run, and all of it is verified."""
+    """As between hosts. Calls beyond ten are queued while the first ones run, and all are verified."""
     script = """
 def body(rank, held):
     plan = dict(iterations=13, warmup=1, batches=2)
@@ -214,7 +217,7 @@ def body(rank, held):
 ranks(2, body)
 """
     done = fakes.script(_RANKS + script, tmp_path)
-    assert done.said["said"] == [[[2, True]] * 2] * 2
+    assert done.reported["results"] == [[[2, True]] * 2] * 2
     counts = Counter(done.log)
     assert counts["collective allreduce ranks 2 bytes 1024"] == 1 + 2 * 3 * 13  # one connects
     assert counts["launch verify_elements gpu 0 grid 1 13 threads 512"] == 2 * 3
@@ -229,7 +232,7 @@ def body(rank, held):
 ranks(4, body)
 """
     done = fakes.script(_RANKS + script, tmp_path)
-    assert done.said["said"] == [[2, 0], [2, 0], [0, 2], [0, 2]]
+    assert done.reported["results"] == [[2, 0], [2, 0], [0, 2], [0, 2]]
     assert Counter(done.log)["cuStreamBeginCapture_v2"] == 2
 
 
@@ -237,6 +240,6 @@ ranks(4, body)
 def test_a_wrong_element_of_any_plain_launch_is_found(call: int, fakes: Fakes, tmp_path: Path) -> None:
     script = "ranks(2, lambda rank, held: failure(collective, held, [[1, 0]], plain=[True], iterations=13))"
     # After the two that connect, two that wake and the barrier's, as of a captured batch.
-    said = fakes.script(_RANKS + script, tmp_path, corrupt_collective=f"{5 + call}:9:1").said["said"]
-    assert [one["kind"] for one in said] == ["DataError", "none"]
-    assert (said[0]["group"], said[0]["rank"], said[0]["offset"]) == (0, 1, 36)
+    reported = fakes.script(_RANKS + script, tmp_path, corrupt_collective=f"{5 + call}:9:1").reported["results"]
+    assert [result["kind"] for result in reported] == ["DataError", "none"]
+    assert (reported[0]["group"], reported[0]["rank"], reported[0]["offset"]) == (0, 1, 36)
