@@ -84,18 +84,18 @@ def _run_both(raw: Path, number: int, options: Sequence[str]) -> Repeat:
     return Repeat(run, wall_s, run_file.load(allreduce_file))
 
 
-def _run(raw: Path, name: str, *words: str) -> float:
+def _run(raw: Path, name: str, *arguments: str) -> float:
     """Run a collbench command, save its output, and return its wall time in seconds. Raises FailedError."""
-    command = [sys.executable, "-m", "collbench", *words]
+    command = [sys.executable, "-m", "collbench", *arguments]
     begin = time.monotonic()
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     wall_s = time.monotonic() - begin
     (raw / f"{name}.txt").write_text(result.stdout + result.stderr, encoding="utf-8")
     with (raw / "commands.txt").open("a", encoding="utf-8") as log:
-        log.write(f"{wall_s:7.1f} s  status {result.returncode}  {shlex.join(['collbench', *words])}\n")
+        log.write(f"{wall_s:7.1f} s  status {result.returncode}  {shlex.join(['collbench', *arguments])}\n")
     if result.returncode:
         last_line = (result.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
-        raise FailedError(f"collbench {words[0]} ended with status {result.returncode}: {last_line}")
+        raise FailedError(f"collbench {arguments[0]} ended with status {result.returncode}: {last_line}")
     return wall_s
 
 

@@ -224,7 +224,9 @@ def _summary(rows: Sequence[Row]) -> Iterator[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Print the table; return the exit status."""
-    parser = argparse.ArgumentParser(description="predicted beside measured steps, without and with overlap's cost")
+    parser = argparse.ArgumentParser(
+        description="compare predicted with measured steps, without and with overlap's cost"
+    )
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
     options = parser.parse_args(argv)

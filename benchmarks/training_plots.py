@@ -3,7 +3,7 @@
 
     python benchmarks/training_plots.py benchmarks/results/DATE-MACHINE
 
-Reads files only, and writes ablation.svg, scaling.svg and predicted.svg beside them, those for which there are figures.
+Only reads files, and writes ablation.svg, scaling.svg and predicted.svg next to them, if their figures exist.
 The same files give the same bytes. Needs matplotlib.
 """
 

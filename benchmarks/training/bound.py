@@ -31,7 +31,7 @@ class Pair:
 
     @property
     def job(self) -> str:
-        """The job in words: "DDP bf16"."""
+        """The job's name: "DDP bf16"."""
         if self.fast["strategy"] == "local":
             return f"DDP {self.fast['dtype']} that exchanges nothing"
         return f"{self.fast['strategy'].upper()} {self.fast['dtype']}"

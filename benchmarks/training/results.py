@@ -38,7 +38,7 @@ class AblationResult:
 
     @property
     def job(self) -> str:
-        """The job in words: "DDP bf16"."""
+        """The job's name: "DDP bf16"."""
         return f"{self.strategy.upper()} {self.dtype}"
 
 

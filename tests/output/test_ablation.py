@@ -1,4 +1,4 @@
-"""The page of `collbench ablate`: what may be said of a ratio, and in which words."""
+"""The page of `collbench ablate`: which sentence a ratio allows."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def judged(
     names: tuple[str, str] | None = None,
     *,
     lacking: tuple[str, ...] = ("p2p",),
-    **other: object,
+    **fields: object,
 ) -> Ablation:
-    made = ablation([1.0, 1.0], [1.0, 1.0], names, lacking)
-    assert made.result is not None
-    made.result = Result(made.result.arms, Ratio(middle, low, high))
-    return dataclasses.replace(made, **other)  # type: ignore[arg-type]
+    measured_ablation = ablation([1.0, 1.0], [1.0, 1.0], names, lacking)
+    assert measured_ablation.result is not None
+    measured_ablation.result = Result(measured_ablation.result.arms, Ratio(middle, low, high))
+    return dataclasses.replace(measured_ablation, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("case", "ratio", "said"),
+    ("case", "ratio", "sentence"),
     [
         (
             "worth something",
@@ -60,12 +60,14 @@ def judged(
         ),
     ],
 )
-def test_what_is_said_of_wires(case: str, ratio: tuple[float, float, float], said: str) -> None:
-    assert verdict(judged(*ratio)) == said, case
+def test_a_sentence_says_whether_a_difference_is_shown(
+    case: str, ratio: tuple[float, float, float], sentence: str
+) -> None:
+    assert verdict(judged(*ratio)) == sentence, case
 
 
 @pytest.mark.parametrize(
-    ("names", "lacking", "measure", "said"),
+    ("names", "lacking", "measure", "sentence"),
     [
         (
             ("with p2p and shm", "without p2p and shm"),
@@ -95,14 +97,14 @@ def test_what_is_said_of_wires(case: str, ratio: tuple[float, float, float], sai
     ],
 )
 def test_every_change_has_its_words(
-    names: tuple[str, str], lacking: tuple[str, ...], measure: Measure, said: str
+    names: tuple[str, str], lacking: tuple[str, ...], measure: Measure, sentence: str
 ) -> None:
-    assert verdict(judged(1.28, 1.30, 1.32, names, lacking=lacking, measure=measure)) == said
+    assert verdict(judged(1.28, 1.30, 1.32, names, lacking=lacking, measure=measure)) == sentence
 
 
 def test_the_verdict_goes_by_what_an_arm_lacks_and_not_by_what_it_is_called() -> None:
-    said = verdict(judged(1.28, 1.30, 1.32, ("mine", "yours"), lacking=("p2p",)))
-    assert said.startswith("p2p is worth 30.0 %")
+    sentence = verdict(judged(1.28, 1.30, 1.32, ("mine", "yours"), lacking=("p2p",)))
+    assert sentence.startswith("p2p is worth 30.0 %")
     named = verdict(judged(1.28, 1.30, 1.32, ("mine", "without p2p"), lacking=()))
     assert named.startswith("without p2p a step of this job takes 30.0 %")
 
@@ -114,30 +116,30 @@ def test_the_page_of_the_committed_file_is_the_one_that_the_document_shows() -> 
 
 
 def test_an_unfinished_one_says_how_far_it_came() -> None:
-    made = ablation([0.0224, 0.0225], [0.0321, 0.0323])
-    made.arms[1].runs.pop()
-    made.result = None
-    said = text(page(made))
-    assert "unfinished: 3 of 4 runs, too few to compare" in said
-    assert rows(said) == [["with p2p", "2", "-", "-"], ["without p2p", "1", "-", "-"]]
+    measured_ablation = ablation([0.0224, 0.0225], [0.0321, 0.0323])
+    measured_ablation.arms[1].runs.pop()
+    measured_ablation.result = None
+    page_text = text(page(measured_ablation))
+    assert "unfinished: 3 of 4 runs, too few to compare" in page_text
+    assert rows(page_text) == [["with p2p", "2", "-", "-"], ["without p2p", "1", "-", "-"]]
 
 
-def rows(said: str) -> list[list[str]]:
+def rows(page_text: str) -> list[list[str]]:
     """Return the first four cells of the table's rows."""
-    lines = said.partition("\n\n")[2].splitlines()[1:3]
+    lines = page_text.partition("\n\n")[2].splitlines()[1:3]
     return [[cell.strip() for cell in line.split("  ") if cell.strip()][:4] for line in lines]
 
 
 def test_without_all_reduces_there_are_no_columns_for_them() -> None:
-    made = ablation([0.0224, 0.0225], [0.0321, 0.0323])
-    assert "all-reduce 64M" in text(page(made))
-    for arm in made.arms:
+    measured_ablation = ablation([0.0224, 0.0225], [0.0321, 0.0323])
+    assert "all-reduce 64M" in text(page(measured_ablation))
+    for arm in measured_ablation.arms:
         arm.allreduce = ()
-    assert "all-reduce" not in text(page(made))
+    assert "all-reduce" not in text(page(measured_ablation))
 
 
 @pytest.mark.parametrize(
-    ("case", "changes", "said"),
+    ("case", "changes", "header"),
     [
         ("what both arms inherit", {}, "settings  NCCL_NVLS_ENABLE=0\n"),
         (
@@ -154,35 +156,37 @@ def test_without_all_reduces_there_are_no_columns_for_them() -> None:
         ("whole processes", {"measure": Measure.PROCESS}, "wall time of the whole process, its start included"),
     ],
 )
-def test_the_header_says_where_the_numbers_come_from(case: str, changes: dict[str, object], said: str) -> None:
-    made = dataclasses.replace(ablation([1.0, 1.0], [2.0, 2.0]), **changes)  # type: ignore[arg-type]
-    assert said in text(page(made)), case
+def test_the_header_says_where_the_numbers_come_from(case: str, changes: dict[str, object], header: str) -> None:
+    an_ablation = dataclasses.replace(ablation([1.0, 1.0], [2.0, 2.0]), **changes)  # type: ignore[arg-type]
+    assert header in text(page(an_ablation)), case
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "expected"),
     [(5.7e-6, "5.700 µs"), (0.02241, "22.41 ms"), (0.9999, "999.9 ms"), (101.23, "101.2 s"), (4321.9, "4322 s")],
 )
-def test_times_have_four_digits_in_a_unit_that_suits_them(seconds: float, said: str) -> None:
-    assert format_seconds(seconds) == said
+def test_times_have_four_digits_in_a_unit_that_suits_them(seconds: float, expected: str) -> None:
+    assert format_seconds(seconds) == expected
 
 
 @pytest.mark.parametrize(
-    ("both", "said"),
+    ("interval", "expected"),
     [((0.0223, 0.0225), "22.30–22.50 ms"), ((0.5, 2.0), "500.0–2000 ms"), ((9.0, 11.5), "9.000–11.50 s")],
 )
-def test_an_interval_has_one_unit(both: Sequence[float], said: str) -> None:
-    assert format_range(*both) == said
+def test_an_interval_has_one_unit(interval: Sequence[float], expected: str) -> None:
+    assert format_range(*interval) == expected
 
 
 def with_gpu(gpu: tuple[float, float], spread: float, within: float | None, needed: int | None) -> str:
-    made = judged(0.8, 1.2, 1.8)
-    assert made.result is not None
+    measured_ablation = judged(0.8, 1.2, 1.8)
+    assert measured_ablation.result is not None
     first, second = (Ratio(middle, middle - 0.01, middle + 0.01) for middle in gpu)
-    arms = made.result.arms
+    arms = measured_ablation.result.arms
     own = GpuResult(arms, Ratio(1.1, 1.09, 1.11), (first, second))
-    made.result = dataclasses.replace(made.result, gpu=own, spread=Spread(spread, within), needed=needed)
-    return text(page(made))
+    measured_ablation.result = dataclasses.replace(
+        measured_ablation.result, gpu=own, spread=Spread(spread, within), needed=needed
+    )
+    return text(page(measured_ablation))
 
 
 def test_the_page_says_who_bounds_a_step_and_what_more_it_takes() -> None:

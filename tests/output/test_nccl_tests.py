@@ -80,7 +80,7 @@ def looped(loops: tuple[float | None, ...], **settings: Any) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("title", "run", "time", "said"),
+    ("title", "run", "time", "time_name"),
     [
         ("the launch loop, median of the trials", looped((3e-5, 2e-5, 9e-5)), "30.00", "launch loop"),
         ("with -G the graph replay", looped((3e-5,), graph=20), "10.00", "graph replay"),
@@ -88,10 +88,10 @@ def looped(loops: tuple[float | None, ...], **settings: Any) -> Run:
         ("without a launch loop the batches", looped((None, None)), "10.00", "graph replay"),
     ],
 )
-def test_which_time_is_shown(title: str, run: Run, time: str, said: str) -> None:
+def test_which_time_is_shown(title: str, run: Run, time: str, time_name: str) -> None:
     assert one_row(run)[5] == time
     (meaning,) = (line for line in lines(run) if line.startswith("# time:"))
-    assert said in meaning
+    assert time_name in meaning
 
 
 def test_what_the_command_asked_for_stands_in_the_header() -> None:

@@ -20,17 +20,17 @@ EVERY = ("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp")
 NVLINK_PAIR = pairs({(0, 1): 100.0, (2, 3): 100.0}, 4, other=10.0)
 
 
-def shown(asked: Question, run: Run, *overlaps: Run) -> str:
-    return text(page(run, answer(asked, run, overlaps=overlaps)))
+def shown(a_question: Question, run: Run, *overlaps: Run) -> str:
+    return text(page(run, answer(a_question, run, overlaps=overlaps)))
 
 
 def overlap_lines(page_text: str) -> list[str]:
-    """Return what the page says of overlap, each in one line."""
+    """Return the page's notes on overlap, each in one line."""
     return [" ".join(line.split()) for line in re.findall(r"^overlap .*(?:\n {10}.*)*", page_text, flags=re.MULTILINE)]
 
 
 def rows(page_text: str) -> Iterator[list[str]]:
-    """Yield the words of the rows of the tables."""
+    """Yield the cells of the tables' rows."""
     for line in page_text.splitlines():
         if re.search(r"^(\w+)? +(best|worst|lost) ", line):
             yield line.split()
@@ -45,21 +45,21 @@ def test_a_table_has_the_best_the_worst_and_their_difference() -> None:
 
 
 def test_without_a_step_time_there_are_raw_times_alone() -> None:
-    said = shown(question(), NVLINK_PAIR)
-    assert list(rows(said)) == [["ddp", "best", "19", "0.20"], ["worst", "1.90"], ["lost", "1.70"]]
-    assert "step      not given" in said
-    assert said.rstrip().endswith("Add --step-time TIME to predict how much of this is hidden behind compute.")
+    page_text = shown(question(), NVLINK_PAIR)
+    assert list(rows(page_text)) == [["ddp", "best", "19", "0.20"], ["worst", "1.90"], ["lost", "1.70"]]
+    assert "step      not given" in page_text
+    assert page_text.rstrip().endswith("Add --step-time TIME to predict how much of this is hidden behind compute.")
 
 
 @pytest.mark.parametrize("fabric", ["nvlink-pairs-2x2", "dgx-1v"])
 @pytest.mark.parametrize(("step", "batches"), [(None, 1), (0.03, 1), (30.0, 1), (900.0, 32)])
 def test_a_page_fits_80_columns_and_says_sim(fabric: str, step: float | None, batches: int) -> None:
-    asked = question(networks.find("llama-3-70b"), step_seconds=step, micro_batches=batches)
-    asked = replace(asked, strategies=EVERY, gpus=(2, 4), shards=2)
-    said = shown(asked, simulated(fabric))
-    body = said.partition("\nmodel ")[2]
+    a_question = question(networks.find("llama-3-70b"), step_seconds=step, micro_batches=batches)
+    a_question = replace(a_question, strategies=EVERY, gpus=(2, 4), shards=2)
+    page_text = shown(a_question, simulated(fabric))
+    body = page_text.partition("\nmodel ")[2]
     assert max(map(len, body.splitlines())) <= 80
-    assert said.startswith(f"backend   sim: SIMULATED machine '{fabric}'")
+    assert page_text.startswith(f"backend   sim: SIMULATED machine '{fabric}'")
     heads = re.findall(r"^\d GPUs: .*(?:\n {10}.*)*", body, flags=re.MULTILINE)
     sentences = re.findall(r"^On \d GPUs.*", body, flags=re.MULTILINE)
     assert len(heads) == len(sentences) == 2
@@ -67,8 +67,8 @@ def test_a_page_fits_80_columns_and_says_sim(fabric: str, step: float | None, ba
 
 
 def test_where_every_strategy_hides_it_the_choice_does_not_matter() -> None:
-    asked = replace(question(step_seconds=10.0), strategies=("ddp", "fsdp"))
-    assert list(conclusions(answer(asked, NVLINK_PAIR))) == [
+    a_question = replace(question(step_seconds=10.0), strategies=("ddp", "fsdp"))
+    assert list(conclusions(answer(a_question, NVLINK_PAIR))) == [
         "On 2 GPUs ddp and fsdp leave at most 1.68 ms exposed on either set: the choice does not matter."
     ]
 
@@ -114,42 +114,46 @@ def test_ddp_may_not_care_where_zero3_does() -> None:
     """GPT-2 in fp32, 8 micro-batches in 2.4 s. On the slow set DDP's last bucket of 176 MB shows once; ZeRO-3's root of
     158 MB three times a micro-batch, 7.9 ms each, 190 in all against 19 on the fast set, and the first block's gather.
     """
-    asked = replace(question(networks.find("gpt2"), step_seconds=2.4, micro_batches=8), strategies=("ddp", "zero3"))
-    (said,) = conclusions(answer(asked, NVLINK_PAIR))
-    assert said.startswith("On 2 GPUs ddp leaves at most 17.6 ms exposed on either set: the choice does not matter; ")
-    lost = re.search(r"the worst set lengthens a step by (\d+) ms \(7\.\d%\) with zero3\.$", said)
+    a_question = replace(
+        question(networks.find("gpt2"), step_seconds=2.4, micro_batches=8), strategies=("ddp", "zero3")
+    )
+    (conclusion,) = conclusions(answer(a_question, NVLINK_PAIR))
+    assert conclusion.startswith(
+        "On 2 GPUs ddp leaves at most 17.6 ms exposed on either set: the choice does not matter; "
+    )
+    lost = re.search(r"the worst set lengthens a step by (\d+) ms \(7\.\d%\) with zero3\.$", conclusion)
     assert lost is not None
     assert 171 < int(lost[1]) < 200
 
 
 def test_a_set_that_suits_hsdps_groups_better_is_reported() -> None:
     """On a DGX-1V the best six by an all-reduce have neighbours in rank that no NVLink joins."""
-    asked = question(networks.find("gpt2"), "hsdp", 6, shards=2, step_seconds=0.4)
-    prediction = answer(asked, simulated("dgx-1v"))
+    a_question = question(networks.find("gpt2"), "hsdp", 6, shards=2, step_seconds=0.4)
+    prediction = answer(a_question, simulated("dgx-1v"))
     share = prediction.cases[0].lost_share
     assert share is not None
     assert share < -0.02
-    (said,) = conclusions(prediction)
+    (conclusion,) = conclusions(prediction)
     assert re.match(
         r"On 6 GPUs the worst set shortens a step by \d+\.\d ms \(.*\) with hsdp, "
         r"because it suits their groups better\.",
-        said,
+        conclusion,
     )
 
 
 def test_one_set_leaves_nothing_to_choose_but_says_what_is_exposed() -> None:
-    (said,) = conclusions(answer(question(gpus=4, step_seconds=3e-3), NVLINK_PAIR))
+    (conclusion,) = conclusions(answer(question(gpus=4, step_seconds=3e-3), NVLINK_PAIR))
     assert re.match(
         r"On 4 GPUs there is one set of 4, so there is nothing to choose. "
         r"Exposed communication per step: ddp \d\.\d\d ms\.",
-        said,
+        conclusion,
     )
 
 
 def test_behind_nvswitches_no_worst_set_is_made_up() -> None:
-    said = shown(question(gpus=2, step_seconds=3e-3), simulated("hgx-h200"))
-    assert [row[1] for row in rows(said)] == ["best"]
-    assert "the choice does not affect bandwidth" in said
+    page_text = shown(question(gpus=2, step_seconds=3e-3), simulated("hgx-h200"))
+    assert [row[1] for row in rows(page_text)] == ["best"]
+    assert "the choice does not affect bandwidth" in page_text
 
 
 def test_devices_left_out_are_named() -> None:
@@ -157,8 +161,8 @@ def test_devices_left_out_are_named() -> None:
     for measurement in run.measurements:
         if 2 in measurement.point.members:
             measurement.wrong = 1
-    said = shown(question(), run)
-    assert "\nleft out  GPU2: faulty: only its pairs failed" in said
+    page_text = shown(question(), run)
+    assert "\nleft out  GPU2: faulty: only its pairs failed" in page_text
 
 
 ALL_SIZES = {2**20: (4.0, 1.1), 2**30: (2.0, 1.2)}
@@ -200,9 +204,9 @@ def test_what_is_known_of_overlap_is_said_in_a_line(
     title: str, strategy: str, overlaps: list[Run], lines: list[str]
 ) -> None:
     slow = pairs({(0, 1): 100.0, (2, 3): 100.0, (0, 2): 5.0}, 4, other=10.0)
-    said = shown(question(strategy=strategy, step_seconds=3e-3), slow, *overlaps)
-    assert overlap_lines(said) == lines, title
-    assert max(map(len, said.partition("\nmodel ")[2].splitlines())) <= 80
+    page_text = shown(question(strategy=strategy, step_seconds=3e-3), slow, *overlaps)
+    assert overlap_lines(page_text) == lines, title
+    assert max(map(len, page_text.partition("\nmodel ")[2].splitlines())) <= 80
 
 
 def test_an_overlap_of_another_nccl_or_with_lost_data_points_says_so() -> None:
@@ -223,8 +227,8 @@ def test_a_simulated_factor_carries_the_word_sim() -> None:
 
 
 def test_json_has_what_was_taken_from_a_run_of_overlap() -> None:
-    asked = question(strategy="fsdp", step_seconds=3e-3)
-    prediction = answer(asked, NVLINK_PAIR, overlaps=[overlapping(ALL_SIZES)])
+    a_question = question(strategy="fsdp", step_seconds=3e-3)
+    prediction = answer(a_question, NVLINK_PAIR, overlaps=[overlapping(ALL_SIZES)])
     reported = as_json(NVLINK_PAIR, prediction)
     gather_use, *_ = (use for use in reported["overlap"] if use["operation"] == "allgather")
     low, high = gather_use.pop("collective_factor")
@@ -247,7 +251,7 @@ def test_json_has_what_was_taken_from_a_run_of_overlap() -> None:
     }
     best = reported["cases"][0]["best"]
     assert 0 < best["slowed_seconds"] <= best["exposed_seconds"]["middle"]
-    assert as_json(NVLINK_PAIR, answer(asked, NVLINK_PAIR))["cases"][0]["best"]["slowed_seconds"] is None
+    assert as_json(NVLINK_PAIR, answer(a_question, NVLINK_PAIR))["cases"][0]["best"]["slowed_seconds"] is None
 
 
 def test_json_says_the_same_in_seconds() -> None:

@@ -27,7 +27,7 @@ def test_each_cause_has_a_sentence_whatever_is_known_of_it(cause: Cause) -> None
 
 
 @pytest.mark.parametrize(
-    ("failure", "says"),
+    ("failure", "sentence"),
     [
         (REFUSED, "allreduce of 1M on GPU0-GPU1, GPU2-GPU3 failed on GPU1: CUDA error 719"),
         (
@@ -49,8 +49,8 @@ def test_each_cause_has_a_sentence_whatever_is_known_of_it(cause: Cause) -> None
         (Failure(FailureKind.UNTRIED, Cause.REPORTED, detail="not tried, as it is"), "not tried, as it is"),
     ],
 )
-def test_what_is_known_of_a_failure_is_in_its_sentence(failure: Failure, says: str) -> None:
-    assert sentences.failure(failure, gpus(4)) == says
+def test_what_is_known_of_a_failure_is_in_its_sentence(failure: Failure, sentence: str) -> None:
+    assert sentences.failure(failure, gpus(4)) == sentence
 
 
 @pytest.mark.parametrize("kind", list(SkipKind))
@@ -59,7 +59,7 @@ def test_each_kind_of_skip_has_a_reason(kind: SkipKind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "sentence"),
     [
         (
             WrongData(SUM, 2**20, (2, 0), 3, 17, 1.0, 2.5),
@@ -75,8 +75,8 @@ def test_each_kind_of_skip_has_a_reason(kind: SkipKind) -> None:
         ),
     ],
 )
-def test_wrong_data_names_its_place_and_its_first_element(wrong: WrongData, says: str) -> None:
-    assert says in sentences.skipped(Skipped(SkipKind.WRONG_DATA, members=wrong.members, wrong=wrong), RUN)
+def test_wrong_data_names_its_place_and_its_first_element(wrong: WrongData, sentence: str) -> None:
+    assert sentence in sentences.skipped(Skipped(SkipKind.WRONG_DATA, members=wrong.members, wrong=wrong), RUN)
 
 
 @pytest.mark.parametrize("kind", list(AbsenceKind))
