@@ -52,6 +52,9 @@ OTHERS: list[Row] = [
 COLLECTIVES: list[Row] = [
     ("pairs and sets", "reduce --pairs --split 2", "--pairs and --split both say", "use only one"),
     ("no set", "reduce --split 0", "'--split': 0 is not in the range", "see 'collbench reduce --help'"),
+    ("launches beyond counting", f"reduce --latency {10**20}", "is not in the range 1<=x<=1000000", "see 'collbench"),
+    ("calls beyond counting", f"reduce -n {10**30}", "is not in the range 1<=x<=1000000", "see 'collbench"),
+    ("trials beyond counting", f"overlap --trials {10**30}", "is not in the range 1<=x<=1000000", "see 'collbench"),
     ("a root that no pair has", "reduce --pairs --root 2", "--root 2 is not a rank of a pair", "write 0 or 1"),
     (
         "a file for nccl-tests' -o",

@@ -18,7 +18,7 @@ from collbench.runfile import saved_runs
 
 Value = TypeVar("Value")
 # Of trials, launches, layers, GPUs: with more, a call would end after years, or not fit in memory.
-_MOST = 10**6
+MOST_COUNT = 10**6
 
 
 def optional(check: Callable[..., Value], *arguments: Any, **limits: Any) -> Value | None:
@@ -52,7 +52,7 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def whole(name: str, value: object, *, least: int = 0, most: int = _MOST) -> int:
+def whole(name: str, value: object, *, least: int = 0, most: int = MOST_COUNT) -> int:
     """Return a whole number from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise UsageError(f"{name}={value!r} is not a whole number from {least} to {most}")

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from collbench.api import measuring
+from collbench.api.keywords import MOST_COUNT
 from collbench.api.measuring import MeasureOptions, parse_skew, present_devices
 from collbench.bench.plan import Request, default_sizes
 from collbench.cli import options
@@ -245,7 +246,7 @@ def _spelt_out(argument: str) -> str:
     return f"{_REDUCTION}={argument.removeprefix(_OUTPUT)}" if argument.startswith(_OUTPUT) else argument
 
 
-_BYTES, _COUNT = "BYTES", click.IntRange(min=1)
+_BYTES, _COUNT = "BYTES", options.COUNT
 _size = options.parsed(_parse_bytes)
 NCCL_FLAGS = (
     click.option("-b", "--minbytes", metavar=_BYTES, callback=_size, help="Smallest size.  [default: 8]"),
@@ -268,7 +269,11 @@ NCCL_FLAGS = (
         "-n", "--iters", metavar="N", type=_COUNT, help="Calls in a batch, and in the launch loop.  [default: 20]"
     ),
     click.option(
-        "-w", "--warmup_iters", metavar="N", type=click.IntRange(min=0), help="Untimed batches before a data point."
+        "-w",
+        "--warmup_iters",
+        metavar="N",
+        type=click.IntRange(0, MOST_COUNT),
+        help="Untimed batches before a data point.",
     ),
     click.option(
         "-d",
@@ -335,7 +340,7 @@ _algorithms = click.option(
 _split = click.option(
     "--split",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=_COUNT,
     default=1,
     help="Time N disjoint communicators concurrently.",
 )
@@ -344,7 +349,7 @@ _in_place = click.option("--in-place", is_flag=True, help="Time it also in place
 _latency = click.option(
     "--latency",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=_COUNT,
     help="Also time N single launches.",
 )
 registration = click.option(

@@ -36,8 +36,8 @@ _SHAPE = re.compile(r"(\d{1,6})[x×](\d{1,3})", re.ASCII)
 _SAID_AGAIN = ("resume", "count", "gpus", "rails", "switches", "as_json", "verbose", "nccl", "backend")
 
 _own_options = options.apply(
-    click.option("--select", "count", metavar="M", type=click.IntRange(min=1), help="Choose the best M nodes."),
-    click.option("--gpus", metavar="K", type=click.IntRange(min=1), help="Also choose the best K GPUs of each node."),
+    click.option("--select", "count", metavar="M", type=options.COUNT, help="Choose the best M nodes."),
+    click.option("--gpus", metavar="K", type=options.COUNT, help="Also choose the best K GPUs of each node."),
     click.option(
         "--plan", "shape", metavar="NODESxGPUS", help="Only print how long a cluster of this size would take: 128x8."
     ),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from collbench.api.keywords import MOST_COUNT
 from collbench.api.measuring import MeasureOptions, request_of
 from collbench.api.runs import as_typed
 from collbench.backends import factory
@@ -109,6 +110,7 @@ def typed_besides(allowed: Collection[str]) -> list[str]:
     ]
 
 
+COUNT = click.IntRange(1, MOST_COUNT)
 Command = Callable[..., Any]
 
 devices = click.option(

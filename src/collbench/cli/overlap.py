@@ -43,9 +43,7 @@ from collbench.model.operations import Operation
         callback=options.parsed(parse_ctas),
         help="Numbers of thread blocks (channels) for NCCL, each in its own row: 1,2,4.  [default: NCCL's choice]",
     ),
-    click.option(
-        "--trials", metavar="N", type=click.IntRange(min=1), help="Trials of each data point.  [default: 6; host: 5]"
-    ),
+    click.option("--trials", metavar="N", type=options.COUNT, help="Trials of each data point.  [default: 6; host: 5]"),
     *options.of_workers,
 )
 def overlap(operation: Operation, *, priority: str, as_json: bool, **option_values: Any) -> None:

@@ -48,11 +48,11 @@ from collbench.runfile import job_file
     click.option(
         "--phase",
         metavar="N",
-        type=click.IntRange(min=1),
+        type=options.COUNT,
         help="Replay phase N of each rank.  [default: the step]",
     ),
     click.option(
-        "--trials", metavar="N", type=click.IntRange(min=1), help="How often to time the step.  [default: 8; host: 6]"
+        "--trials", metavar="N", type=options.COUNT, help="How often to time the step.  [default: 8; host: 6]"
     ),
     *options.of_workers,
 )

@@ -128,7 +128,7 @@ _own_options = options.apply(
 
 
 @click.command(cls=_Select, short_help="Choose the best K GPUs, for a shell, a container or Slurm.")
-@click.argument("count", metavar="K", type=click.IntRange(min=1))
+@click.argument("count", metavar="K", type=options.COUNT)
 @click.argument("file", metavar="[RUN.JSON]", required=False, type=options.FILE_NAME)
 @_own_options
 def select(
