@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ def asymmetries(facts: Facts, excluded: ExcludedLinks, unhealthy: UnhealthyDevic
             a, b = there.members
             back = facts.readings.of(there.work).get((b, a))
             if back is not None and excluded.comparable(back):
-                chance = _chance(there, back.middle - there.high, each.noise(everywhere))
+                chance = _chance(there, back.middle - there.high, each.noise(there, everywhere))
                 error = math.hypot(there.error, back.error)
                 gaps[a, b].append(Gap(there, back.middle - there.middle, error, chance=chance))
     slow = {link: below for link, gaps_of_link in gaps.items() if (below := _certain(facts, gaps_of_link, _ONE_WAY))}
@@ -147,16 +147,21 @@ class _Peers:
     error: float
     deviations: Sequence[float]
 
-    def noise(self, everywhere: Sequence[float]) -> Sequence[float]:
-        """Return the deviations that show what noise is like: of few trials those of all peers, `everywhere`."""
-        return self.deviations if len(self.deviations) >= _ENOUGH_TRIALS else everywhere
+    def noise(self, reading: Reading, everywhere: Sequence[float]) -> Sequence[float]:
+        """Return the deviations of others that show what noise is like: of few trials those `everywhere`."""
+        own = [log - self.typical for log in reading.trials] if reading in self.tied else []
+        enough = len(self.deviations) - len(own) >= _ENOUGH_TRIALS
+        others = list(self.deviations if enough else everywhere)
+        for deviation in own:
+            others.pop(bisect_left(others, deviation))
+        return others
 
     def gaps(self, everywhere: Sequence[float]) -> Iterator[Gap]:
         """Yield how far each reading lies below."""
         for reading in self.readings:
             noise = math.hypot(reading.error, self.error / math.sqrt(len(self.tied)))
             wild = reading.high >= self.typical - _OUTLYING
-            chance = _chance(reading, self.typical - reading.high, self.noise(everywhere))
+            chance = _chance(reading, self.typical - reading.high, self.noise(reading, everywhere))
             yield Gap(reading, self.typical - reading.middle, noise, wild, chance)
 
 
@@ -191,6 +196,8 @@ def _chance(reading: Reading, below: float, deviations: Sequence[float]) -> floa
     assumes nothing of the distribution of noise, which is often skewed, because a rate has a ceiling. Far beyond all of
     its peers' trials a few are enough.
     """
+    if not deviations:
+        return 1.0
     if below > _FAR_BEYOND * -deviations[0]:
         return 0.0
     own, peers, lower = len(reading.trials), len(deviations), bisect_right(deviations, -below)
