@@ -1,4 +1,4 @@
-"""Time host and local copies and the pointer chase of one GPU by a tree's extension: JSON of µs (chase: ns) by batch."""
+"""Time copies and the pointer chase of one GPU by a tree's extension: JSON of µs (chase: ns) by batch."""
 
 import json
 import sys
