@@ -1,10 +1,14 @@
 import itertools
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import pytest
 
+import collbench.bench.sweep
 from collbench.analysis.stats import summarize
 from collbench.backends.protocol import Step, Timing, time_step
 from collbench.bench.interference import check_interference, distrusted
@@ -13,6 +17,7 @@ from collbench.bench.sweep import Watcher, sweep, warm_up
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.operations import Operation, Work
 from collbench.model.run import InterferenceCheck, Path, Run, StopReason
+from collbench.runfile import run_file
 from tests.bench.fakes import FakeBackend
 from tests.builders import gpus, paths, run_of
 
@@ -326,3 +331,51 @@ def test_seconds_are_kept_to_the_millisecond_and_timed_ones_to_the_microsecond()
     assert 0 < timed < 0.5
     assert timed * 1e6 == pytest.approx(round(timed * 1e6), abs=1e-4)
     assert timed != round(timed, 5)
+
+
+class CtrlC:
+    """Raises KeyboardInterrupt as a signal does: before line number `at` of the sweep's module, counted as they run."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> Any:
+        if frame.f_code.co_filename != collbench.bench.sweep.__file__:
+            return None
+        if event == "line":
+            self._left -= 1
+            if self._left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_ctrl_c_at_any_line_leaves_a_run_that_can_be_read(resumed: bool) -> None:
+    """A link fails, so that failures are recorded, too; the resumed run has them from before."""
+
+    def broken(number: int, step: Step) -> None:
+        if (0, 1) in step.groups:
+            raise StepFailed("gone")
+
+    plan, tracing = plan_for(2), sys.gettrace()
+    most_points = 0
+    for at in itertools.count(1):
+        run = swept(FakeBackend(2, on_step=broken), plan) if resumed else empty(2)
+        try:
+            sys.settrace(CtrlC(at))
+            sweep(FakeBackend(2, on_step=broken), plan, run, PATIENT, random.Random(at), Watcher(_nothing, _nothing))
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        finally:
+            sys.settrace(tracing)
+        read = run_file.loads(run_file.dumps(run), f"interrupted at line {at}")
+        assert all(measurement.samples or measurement.failure for measurement in read.measurements)
+        most_points = max(most_points, len(read.measurements))
+    assert at > 100
+    assert most_points == len(list(plan.points())), "late interrupts leave everything"
+
+
+def _nothing(*_arguments: object) -> None:
+    pass

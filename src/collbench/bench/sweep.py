@@ -134,6 +134,8 @@ class Trials:
         self.plan = plan
         self._run, self._rule, self._watcher = run, rule, watcher
         self._check = Check(run)  # by the labels alone: what copies show is known at the end of a sweep
+        # A failed one without samples leaves the run until it is measured again: Ctrl-C may come before that.
+        run.measurements[:] = [one for one in run.measurements if one.samples or one.stop in _SETTLED]
         self._results = {measurement.point: measurement for measurement in run.measurements}
         self._required: dict[DataPoint, int] = {}  # trials that a point gets even after the deadline
         for point in plan.points():
@@ -237,19 +239,17 @@ class Trials:
                 self._mark_failed(point, replace(many, kind=FailureKind.UNTRIED))
 
     def _mark_failed(self, point: DataPoint, failure: Failure) -> None:
-        measurement = self._measurement(point)
+        measurement = self._results.get(point) or Measurement(point)
         if not measurement.failure:
             measurement.stop, measurement.failure = StopReason.FAILED, failure
-            self._watcher.finished(measurement)
+            self._enter(measurement)
 
     def _record_samples(self, step: Step, timing: Timing, *, concurrent: bool) -> None:
         """Add the trial's samples; a data point enters the run with its first one."""
         flags = self._watcher.flags(tuple(member for members in step.groups for member in members))
         self.timed_seconds += timing.region_seconds(step)
         for index, point in enumerate(points_of(step)):
-            measurement = self._measurement(point)
             coverage = timing.coverage[index] if timing.coverage else None
-            measurement.wrong = 0 if step.verify and step.work.verifiable else None
             sample = Sample(
                 seconds=tuple(map(_readable, timing.seconds[index])),
                 iterations=step.iterations,
@@ -260,15 +260,18 @@ class Trials:
                 verified_bytes=coverage.verified if coverage else None,
                 plain=bool(timing.plain) and timing.plain[index],
             )
+            measurement = self._results.get(point) or Measurement(point)
+            measurement.wrong = 0 if step.verify and step.work.verifiable else None
             measurement.samples.append(self._check.marked(point, sample))
             self._required[point] -= 1
-            self._watcher.finished(measurement)
+            self._enter(measurement)
 
-    def _measurement(self, point: DataPoint) -> Measurement:
-        if point not in self._results:
-            self._results[point] = Measurement(point)
-            self._run.measurements.append(self._results[point])
-        return self._results[point]
+    def _enter(self, measurement: Measurement) -> None:
+        """Put a measurement with samples or a failure into the run: one with neither, after Ctrl-C, would damage it."""
+        if measurement.point not in self._results:
+            self._results[measurement.point] = measurement
+            self._run.measurements.append(measurement)
+        self._watcher.finished(measurement)
 
 
 def points_of(step: Step) -> list[DataPoint]:
