@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+import collbench.bench.nodes
 from collbench.analysis.nodes import State, choose_nodes
 from collbench.analysis.outcome import outcome
 from collbench.backends.protocol import Step, Timing
@@ -19,6 +20,7 @@ from collbench.model.operations import Operation
 from collbench.model.run import Device, Run, StopReason
 from collbench.output.text.nodes import lost
 from tests.bench.fakes import FakeBackend
+from tests.bench.interrupted import saved_after_ctrl_c
 from tests.builders import gpus, run_of
 
 MIB = 2**20
@@ -315,3 +317,33 @@ def test_rails_of_unequal_nodes_end_with_the_smaller_one() -> None:
     pairs, run = node_pairs_and_run(Hosts(3, 2, 3))
     pairs.measure_rails(seed=1)
     assert {summary.rail for summary in rails(run, pairs.ranks)} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_ctrl_c_at_any_line_leaves_a_run_that_can_be_read(resumed: bool) -> None:
+    """One pair fails in each round; the resumed run has its failure, and half a round of another pair, from before."""
+
+    def fail_pair(step: Step) -> None:
+        if any({0, 2} <= set(group) for group in step.groups):
+            raise StepFailed("gone")
+
+    rounds = ([(0, 1), (2, 3)], [(0, 2), (1, 3)])
+
+    def begin() -> tuple[Run, Callable[[], object]]:
+        backend = Hosts(2, 2, 2, 2, spoil=fail_pair)
+        pairs, run = node_pairs_and_run(backend)
+        if resumed:
+            pairs.measure(rounds[0], False)
+            del run.measurements[-1].samples[1:]
+
+        def measure() -> None:
+            node_pairs = NodePairs(backend, run, MIB)
+            for round_of_pairs in rounds:
+                node_pairs.measure(round_of_pairs, False)
+
+        return run, measure
+
+    runs = list(saved_after_ctrl_c(collbench.bench.nodes, begin))
+    assert len(runs) > 100
+    assert all(measurement.samples or measurement.failure for run in runs for measurement in run.measurements)
+    assert {len(run.measurements) for run in runs[-5:]} == {4}, "late interrupts leave everything"

@@ -1,10 +1,7 @@
 import itertools
 import random
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -17,8 +14,8 @@ from collbench.bench.sweep import Watcher, sweep, warm_up
 from collbench.model.errors import BackendError, StepFailed
 from collbench.model.operations import Operation, Work
 from collbench.model.run import InterferenceCheck, Path, Run, StopReason
-from collbench.runfile import run_file
 from tests.bench.fakes import FakeBackend
+from tests.bench.interrupted import saved_after_ctrl_c
 from tests.builders import gpus, paths, run_of
 
 MIB = 2**20
@@ -333,49 +330,21 @@ def test_seconds_are_kept_to_the_millisecond_and_timed_ones_to_the_microsecond()
     assert timed != round(timed, 5)
 
 
-class CtrlC:
-    """Raises KeyboardInterrupt as a signal does: before line number `at` of the sweep's module, counted as they run."""
-
-    def __init__(self, at: int) -> None:
-        self._left = at
-
-    def __call__(self, frame: FrameType, event: str, _argument: object) -> Any:
-        if frame.f_code.co_filename != collbench.bench.sweep.__file__:
-            return None
-        if event == "line":
-            self._left -= 1
-            if self._left == 0:
-                raise KeyboardInterrupt
-        return self
-
-
 @pytest.mark.parametrize("resumed", [False, True])
 def test_ctrl_c_at_any_line_leaves_a_run_that_can_be_read(resumed: bool) -> None:
     """A link fails, so that failures are recorded, too; the resumed run has them from before."""
 
-    def broken(number: int, step: Step) -> None:
+    def fail_link(_number: int, step: Step) -> None:
         if (0, 1) in step.groups:
             raise StepFailed("gone")
 
-    plan, tracing = plan_for(2), sys.gettrace()
-    most_points = 0
-    for at in itertools.count(1):
-        run = swept(FakeBackend(2, on_step=broken), plan) if resumed else empty(2)
-        try:
-            sys.settrace(CtrlC(at))
-            sweep(FakeBackend(2, on_step=broken), plan, run, PATIENT, random.Random(at), Watcher(_nothing, _nothing))
-        except KeyboardInterrupt:
-            pass
-        else:
-            break
-        finally:
-            sys.settrace(tracing)
-        read = run_file.loads(run_file.dumps(run), f"interrupted at line {at}")
-        assert all(measurement.samples or measurement.failure for measurement in read.measurements)
-        most_points = max(most_points, len(read.measurements))
-    assert at > 100
-    assert most_points == len(list(plan.points())), "late interrupts leave everything"
+    plan, watcher = plan_for(2), Watcher(lambda _done, _total: None, lambda _found: None)
 
+    def begin() -> tuple[Run, Callable[[], object]]:
+        run = swept(FakeBackend(2, on_step=fail_link), plan) if resumed else empty(2)
+        return run, lambda: sweep(FakeBackend(2, on_step=fail_link), plan, run, PATIENT, random.Random(1), watcher)
 
-def _nothing(*_arguments: object) -> None:
-    pass
+    runs = list(saved_after_ctrl_c(collbench.bench.sweep, begin))
+    assert len(runs) > 100
+    assert all(measurement.samples or measurement.failure for run in runs for measurement in run.measurements)
+    assert len(runs[-1].measurements) == len(list(plan.points())), "late interrupts leave everything"

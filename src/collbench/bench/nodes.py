@@ -321,15 +321,16 @@ class NodePairs:
     def _fail(self, step: Step, groups: Iterable[Members], failure: Failure) -> None:
         """Keep the failure of these groups."""
         for group in groups:
-            measurement = self._measurement(DataPoint(step.operation, group, step.size_bytes))
+            point = DataPoint(step.operation, group, step.size_bytes)
+            measurement = self._measurements.get(point) or Measurement(point)
             measurement.stop, measurement.failure = StopReason.FAILED, failure
-            self._finished(measurement)
+            self._enter(measurement)
 
     def _record(self, step: Step, index: int, timings: Sequence[Timing]) -> float:
         """Keep the samples of one of the step's groups, and return busbw of the median trial."""
         group, trials = step.groups[index], [timing.seconds[index] for timing in timings]
-        measurement = self._measurement(DataPoint(step.operation, group, step.size_bytes))
-        measurement.stop = measurement.failure = None  # of an earlier round
+        point = DataPoint(step.operation, group, step.size_bytes)
+        measurement = self._measurements.get(point) or Measurement(point)
         concurrent = len(step.groups) > 1
         plain = any(timing.plain[index : index + 1] == (True,) for timing in timings)
         for timing in timings:  # the journal has a line for each
@@ -337,14 +338,16 @@ class NodePairs:
                 timing.seconds[index], step.iterations, concurrent, plain=plain, waits=_waits(timing, index)
             )
             measurement.samples.append(sample)
-            self._finished(measurement)
+            measurement.stop = measurement.failure = None  # of an earlier round
+            self._enter(measurement)
         return _busbw(step.size_bytes, step.operation, group, trials)
 
-    def _measurement(self, point: DataPoint) -> Measurement:
-        if point not in self._measurements:
-            self._measurements[point] = Measurement(point)
-            self._run.measurements.append(self._measurements[point])
-        return self._measurements[point]
+    def _enter(self, measurement: Measurement) -> None:
+        """Put a measurement with samples or a failure into the run: one with neither, after Ctrl-C, would damage it."""
+        if measurement.point not in self._measurements:
+            self._measurements[measurement.point] = measurement
+            self._run.measurements.append(measurement)
+        self._finished(measurement)
 
 
 def _waits(timing: Timing, index: int) -> tuple[float, ...]:
@@ -378,12 +381,12 @@ def rails(run: Run, nodes: Sequence[Members]) -> tuple[Rail, ...]:
 def _saved_rounds(run: Run) -> dict[DataPoint, deque[list[tuple[float, ...]]]]:
     """Return a run's trials by data point and round, and remove incomplete rounds and failures from the run."""
     rounds: dict[DataPoint, deque[list[tuple[float, ...]]]] = {}
+    run.measurements[:] = [measurement for measurement in run.measurements if len(measurement.samples) >= TRIALS]
     for measurement in run.measurements:
         del measurement.samples[len(measurement.samples) // TRIALS * TRIALS :]
         measurement.stop = measurement.failure = None
         trials = [sample.seconds for sample in measurement.samples]
         rounds[measurement.point] = deque(trials[first : first + TRIALS] for first in range(0, len(trials), TRIALS))
-    run.measurements[:] = [measurement for measurement in run.measurements if measurement.samples]
     return rounds
 
 
