@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from collbench.api.keywords import MOST_COUNT
+from collbench.api.keywords import MOST_COUNT, as_typed
 from collbench.api.measuring import MeasureOptions, request_of
-from collbench.api.runs import as_typed
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.cli.terminal import NOTICES, verbose_option
