@@ -55,6 +55,10 @@ class Table(Sequence[Row]):
     def __getitem__(self, index: int | slice) -> Row | Table:
         return Table(self.columns, self.rows[index]) if isinstance(index, slice) else self.rows[index]
 
+    def main(self) -> list[Row]:
+        """Return of each row what the text shows, without what is unknown."""
+        return [{name: row[name] for name in _SHOWN if row.get(name) is not None} for row in self.rows]
+
     def ends(self) -> Table:
         """Return each operation's fastest and slowest row at its largest size, and all rows that have no time."""
         works: dict[tuple[Value, ...], list[Row]] = defaultdict(list)
