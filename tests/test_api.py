@@ -277,17 +277,14 @@ def test_rank_takes_the_largest_size_on_links() -> None:
     points += [measured(Operation.ALLREDUCE, (0, 1, 2), 50.0, 4096)]
     run = run_of(gpus(3), points)
     ranking = collbench.rank(run)
-    assert ranking is not None
     assert ranking.size_bytes == 1024
     assert [standing.gbs for standing in ranking.standings] == pytest.approx([9.0])
     small = collbench.rank(run, "allreduce", 8)
-    assert small is not None
     assert small.standings[0].gbs == pytest.approx(1.0)
-    assert collbench.rank(run, "ce-write") is None
-    by_text = collbench.rank(run, size="1K")
-    assert by_text is not None
-    assert by_text.size_bytes == 1024
-    with pytest.raises(collbench.Error, match="'nonsense' is not a valid Operation"):
+    with pytest.raises(collbench.Error, match="the run has no ce-write on links or pairs: it has allreduce"):
+        collbench.rank(run, "ce-write")
+    assert collbench.rank(run, size="1K").size_bytes == 1024
+    with pytest.raises(collbench.Error, match="operation='nonsense' is unknown"):
         collbench.rank(run, "nonsense")
 
 
@@ -560,6 +557,7 @@ def asked_for(call: str) -> tuple[dict[str, Any], str]:
             "command devices sizes backend fabric dtype redop precision budget quick latency nccl seed registration "
             "nccl_config skew output",
         ),
+        "select": ({"k": 2, "backend": "sim", "fabric": "titan-rtx-nv2"}, "k run exclude size job backend fabric"),
         "overlap": (
             {"trials": 1, **ON_TITAN},
             "operation devices sizes compute priority ctas trials fabric seed output",
@@ -580,7 +578,7 @@ def asked_for(call: str) -> tuple[dict[str, Any], str]:
     "call",
     [
         *("load", "load_job", "runs", "check", "tails", "rank", "compare", "explain", "predict", "measure", "overlap"),
-        *("import_job", "replay", "topo", "train_command", "nodes"),
+        *("import_job", "replay", "topo", "train_command", "nodes", "select"),
     ],
 )
 def test_any_value_is_taken_or_one_of_our_errors(state: Path, tmp_path: Path, call: str) -> None:

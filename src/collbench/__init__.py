@@ -67,3 +67,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'collbench' has no attribute '{name}'")
     return getattr(import_module(f"collbench.api.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return what the interface offers, loaded or not, for completion."""
+    return sorted([*__all__, "__version__"])

@@ -3,53 +3,90 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import click
 import pytest
 
-from collbench.runfile import run_file
+from collbench.cli.program import cli
+from collbench.model.operations import COLLECTIVES
+from collbench.runfile import job_file, run_file
 from tests.builders import gpus
 from tests.cli.program import Program, save_run
+from tests.replay_jobs import data_parallel
 
+DOCS = Path(__file__).parents[2] / "docs"
 SIM = ("--backend", "sim", "--fabric", "nvlink-pairs-2x2")
 MEASURING = ("--quick", "--seed", "1", "--sizes", "1M", "-o", "out.json")
 
 
 @pytest.fixture
 def saved(program: Program) -> Program:
-    """The program, and two runs."""
-    for name in ("run.json", "other.json"):
+    """The program, two runs, and a recorded job."""
+    for name in ("run.json", "other.json", "third.json"):
         save_run(Path(name), gpus(4))
+    job_file.save(data_parallel(2, (2**26, 2**24)), Path("job.json"))
     return program
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("pairs", *SIM, *MEASURING),
-        ("copies", *SIM, *MEASURING),
-        ("latency", *SIM, "--quick", "-o", "out.json"),
-        ("allreduce", *SIM, *MEASURING),
-        ("check", *SIM, *MEASURING),
-        ("check", "run.json"),
-        ("select", "2", *SIM, "--no-verify"),
-        ("select", "2", "run.json", "--elsewhere", "--format", "json"),
-        ("topo", *SIM),
-        ("topo", "0", "1", *SIM),
-        ("nodes", "--backend", "sim", "--fabric-cluster", "thin-32"),
-        ("show", "run.json"),
-        ("rank", "run.json"),
-        ("compare", "run.json", "other.json"),
-        ("compare", "run.json", "--reference"),
-        ("predict", "run.json", "--model", "gpt2"),
-        ("runs",),
-        ("doctor", "--backend", "host"),
-    ],
-    ids=" ".join,
-)
-def test_all_of_stdout_is_json(saved: Program, args: tuple[str, ...]) -> None:
-    answer = json.loads(saved(*args, "--json").out)
-    assert isinstance(answer, dict | list)
+# What every command prints, with the "format" that it says.
+PRINTED = [
+    ("collbench-run", ("pairs", *SIM, *MEASURING)),
+    ("collbench-run", ("copies", *SIM, *MEASURING)),
+    ("collbench-run", ("latency", *SIM, "--quick", "-o", "out.json")),
+    *(("collbench-run", (operation.value, *SIM, *MEASURING)) for operation in COLLECTIVES),
+    ("collbench-run", ("overlap", *SIM, "--sizes", "64M", "-o", "out.json")),
+    ("collbench-run", ("replay", "job.json", *SIM, "-o", "out.json")),
+    ("collbench-run", ("ablate", "job.json", *SIM, "--devices", "0,1", "--against", "2,3", "-o", "out.json")),
+    ("collbench-run", ("show", "run.json")),
+    ("collbench-check", ("check", *SIM, *MEASURING)),
+    ("collbench-check", ("check", "run.json")),
+    ("collbench-selection", ("select", "2", *SIM, "--no-verify")),
+    ("collbench-selection", ("select", "2", "run.json", "--elsewhere", "--format", "json")),
+    ("collbench-selection", ("select", "2", *SIM, "--for", "job.json")),
+    ("collbench-topology", ("topo", *SIM)),
+    ("collbench-topology", ("topo", "0", "1", *SIM)),
+    ("collbench-nodes", ("nodes", "--backend", "sim", "--fabric-cluster", "thin-32")),
+    ("collbench-nodes-plan", ("nodes", "--plan", "8x8")),
+    ("collbench-job-report", ("show", "job.json")),
+    ("collbench-ranking", ("rank", "run.json")),
+    ("collbench-comparison", ("compare", "run.json", "other.json")),
+    ("collbench-trend", ("compare", "run.json", "other.json", "third.json")),
+    ("collbench-reference", ("compare", "run.json", "--reference")),
+    ("collbench-prediction", ("predict", "run.json", "--model", "gpt2")),
+    ("collbench-job-prediction", ("predict", "job.json", "run.json", "--devices", "0,1")),
+    ("collbench-runs", ("runs",)),
+    ("collbench-doctor", ("doctor", "--backend", "host")),
+]
+
+
+@pytest.mark.parametrize(("name", "args"), PRINTED, ids=[" ".join(args) for _, args in PRINTED])
+def test_all_of_stdout_is_json_that_says_what_it_is(saved: Program, name: str, args: tuple[str, ...]) -> None:
+    printed = saved(*args, "--json")
+    answer = json.loads(printed.out)
+    assert list(answer)[:2] == ["format", "format_version"]
+    assert (answer["format"], type(answer["format_version"])) == (name, int)
+    assert answer["format_version"] >= 1
+
+
+def test_every_command_that_prints_json_is_tried() -> None:
+    context = click.Context(cli)
+    commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    with_json = {name for name, one in commands.items() if one and any("--json" in param.opts for param in one.params)}
+    assert with_json == {args[0] for _, args in PRINTED}
+
+
+def test_the_documents_name_every_format() -> None:
+    item = re.search(r"^- JSON: .*?^\n", (DOCS / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert item is not None
+    assert set(re.findall(r"`(collbench-[\w-]+)`", item[0])) == {"collbench-ablation", *(name for name, _ in PRINTED)}
+
+
+@pytest.mark.parametrize("name", ["run.json", "job.json"])
+def test_files_say_what_they_are_by_the_same_keys(saved: Program, name: str) -> None:
+    held = json.loads(Path(name).read_text(encoding="utf-8"))
+    assert list(held)[:2] == ["format", "format_version"]
 
 
 def test_what_is_printed_is_what_is_saved(saved: Program) -> None:

@@ -60,7 +60,7 @@ def test_runs_are_listed_newest_first_with_their_outcome(program: Program, folde
 
 def test_json_says_the_same(program: Program, folder: Path) -> None:
     files = three(folder)
-    listed = json.loads(program("runs", "--json", "--limit", "2").out)
+    listed = json.loads(program("runs", "--json", "--limit", "2").out)["runs"]
     assert [run["path"] for run in listed] == [str(path) for path in files[:2]]
     assert [run["status"] for run in listed] == [4, 0]
     assert [run["devices"] for run in listed] == [["GPU0", "GPU1", "GPU2", "GPU3"], ["GPU0", "GPU1", "GPU2"]]
@@ -77,7 +77,7 @@ def test_a_simulated_run_is_called_sim(program: Program) -> None:
 def test_where_nothing_is_saved(program: Program) -> None:
     assert collbench.runs() == ()
     assert program("runs").out == "there is no saved run: measure with 'collbench pairs'\n"
-    assert program("runs", "--json").out == "[]\n"
+    assert json.loads(program("runs", "--json").out)["runs"] == []
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "2"])

@@ -101,10 +101,10 @@ def test_gpus_are_reported_once_where_all_nodes_take_the_same() -> None:
     assert "gpus      0, 1 on node[0,2]\ngpus      2, 3 on node1" in page(other, judgement, chosen)
 
 
-def test_json_says_sim_first_and_names_the_nodes() -> None:
+def test_json_says_first_what_it_is_and_that_it_is_simulated() -> None:
     judgement = judged(16, slow(3), LEAVES)
     answer = json.loads(json.dumps(as_plain(SIM, judgement, choose_nodes(judgement, 8, LEAVES), None)))
-    assert next(iter(answer.items())) == ("backend", "sim")
+    assert list(answer.items())[:3] == [("format", "collbench-nodes"), ("format_version", 1), ("backend", "sim")]
     assert answer["choice"]["nodes"] == [f"node{node}" for node in range(4, 12)]
     assert answer["judgement"]["nodes"][3]["sends"]["state"] == "slow"
 

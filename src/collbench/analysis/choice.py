@@ -9,6 +9,7 @@ from enum import StrEnum, auto
 from collbench.analysis.tiers import Ranking
 from collbench.model.errors import UsageError
 from collbench.model.run import Device
+from collbench.model.units import figure
 
 Members = tuple[int, ...]
 
@@ -222,7 +223,7 @@ class BestForJob:
 Reason = AllLeft | OneDevice | Undecided | BestPair | Predicted | Measured | BestForJob
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Choice:
     """The chosen positions, ascending, and why.
 
@@ -251,3 +252,8 @@ class Choice:
     forgiven: tuple[LeftOut, ...] = ()
     trials: int | None = None
     impossible: tuple[Members, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        band = f", {figure(self.band.lo)} to {figure(self.band.hi)} GB/s" if self.band else ""
+        return f"<Choice of {self.members}: {type(self.reason).__name__}{band}, {len(self.finalists)} finalists>"

@@ -16,7 +16,7 @@ from collbench.model.capabilities import capabilities
 from collbench.model.errors import ExitStatus
 from collbench.model.operations import Operation, Work
 from collbench.model.run import FlagKind, Layout, Measurement, Path, Run
-from collbench.model.units import TELLING_BYTES
+from collbench.model.units import TELLING_BYTES, amount
 
 # Which device of one run corresponds to which of another: by UUID if it is the same GPU, else by order in the list.
 
@@ -528,7 +528,7 @@ def _of_labels(base: Run, new: Run, positions: Mapping[int, int]) -> Iterator[Di
 _ALPHA = 0.01
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
     """What became of each data point of `base` in `new`. `fail_below` is the share of its rate that each may lose.
 
@@ -546,6 +546,12 @@ class Comparison:
     only_new: tuple[Key, ...]
     lost: tuple[Key, ...]
     fail_below: float
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        counts = ", ".join(f"{count} {verdict}" for verdict in Verdict if (count := self.count(verdict)))
+        points = amount(len(self.changes), "data point")
+        return f"<Comparison of {points} in both: {counts or 'none judged'}; {len(self.regressions)} regressions>"
 
     @property
     def regressions(self) -> tuple[Change | Group, ...]:

@@ -369,7 +369,7 @@ class Omitted:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Selection:
     """The chosen devices and why; rates are all-reduce busbw in GB/s, predicted as (low, high).
 
@@ -397,6 +397,9 @@ class Selection:
     binding: str = ""
     failed: tuple[str, ...] = ()
     job: ForJob | None = None
+
+    def __repr__(self) -> str:
+        return f"<Selection of {self}>"
 
     def __str__(self) -> str:
         """Return one line: which devices and why."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.model.run import DataPoint, Latency, Run
+from collbench.model.units import amount, format_size
 
 Times = NDArray[np.float64]
 
@@ -78,7 +79,7 @@ class RankTails:
     last_of_slowest: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Tails:
     """The statistics of a data point's single launches.
 
@@ -93,6 +94,11 @@ class Tails:
     ranks: tuple[RankTails, ...]
     waited_seconds: tuple[float, ...]
     transfer_seconds: tuple[float, ...]
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        what = f"{self.point.work} at {format_size(self.point.size_bytes)} on {amount(len(self.ranks), 'device')}"
+        return f"<Tails of {what}: {self.count} launches, {len(self.late)} late ranks>"
 
     @property
     def late(self) -> tuple[RankTails, ...]:

@@ -23,7 +23,7 @@ from collbench.analysis.stats import (
 )
 from collbench.model.operations import Endpoints, Operation, Registration, Variant, Work
 from collbench.model.run import Measurement, Path, Run
-from collbench.model.units import TELLING_BYTES
+from collbench.model.units import TELLING_BYTES, amount, figure, format_size
 
 # Estimates from the trials of a link, and when two links differ: medians, noise, margins (docs/method.md 8.2, 8.3).
 #
@@ -216,7 +216,7 @@ class RankedLink:
         return first, second
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Ranking:
     """All links, pairs or devices (`kind`) of one work and size, best first.
 
@@ -239,6 +239,14 @@ class Ranking:
     impossible: tuple[Members, ...] = ()
     lacking: tuple[Members, ...] = ()
     excused: int = 0
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        what = f"{self.work} at {format_size(self.size_bytes)}"
+        best, worst = self.standings[0], self.standings[-1]
+        ends = f"{figure(best.gbs)} GB/s on {best.members} to {figure(worst.gbs)} GB/s on {worst.members}"
+        kind = amount(len(self.standings), self.kind)
+        return f"<Ranking of {kind} by {what}: {amount(self.tiers, 'tier')}, {ends}>"
 
     @property
     def sets(self) -> int:

@@ -14,6 +14,7 @@ from collbench.model.capabilities import BACKENDS, CUDA, SIM, is_simulated
 from collbench.model.errors import MachineError, UsageError
 from collbench.model.run import Device
 from collbench.model.run import Path as LinkPath
+from collbench.model.units import counted
 from collbench.runfile import saved_runs
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ class Topology(NamedTuple):
     paths: tuple[LinkPath, ...]
     backend: str = CUDA.name
     fabric: str = ""
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        labels = counted(sorted(path.label for path in self.paths))
+        where = f", simulated {self.fabric}" if self.fabric else ""
+        return f"<Topology of {counted(device.name for device in self.devices)}{where}: {labels or 'no paths'}>"
 
 
 def topo(

@@ -17,6 +17,7 @@ from collbench.model.units import fixed, parse_size
 from collbench.runfile import saved_runs
 
 Value = TypeVar("Value")
+Named = TypeVar("Named", bound=str)
 # Of trials, launches, layers, GPUs: with more, a call would end after years, or not fit in memory.
 MOST_COUNT = 10**6
 
@@ -79,6 +80,20 @@ def text(name: str, value: object, *, choices: Collection[str] = ()) -> str:
         listing = f"one of {', '.join(choices)}" if choices else "a word"
         raise UsageError(f"{name}={value!r} is unknown: write {listing}")
     return value
+
+
+def as_typed(text: str) -> str:
+    """Return a word without what people may leave out of it or write in its place."""
+    return "".join(letter for letter in text.lower() if letter not in "-_ ")
+
+
+def named(name: str, value: object, choices: Iterable[Named]) -> Named:
+    """Return the choice that a text names in one of the command line's spellings: "all-reduce" and "all_reduce"."""
+    choices = tuple(choices)
+    for choice in choices:
+        if isinstance(value, str) and as_typed(value) == as_typed(choice):
+            return choice
+    raise UsageError(f"{name}={value!r} is unknown: write one of {', '.join(choices)}")
 
 
 def size(value: object) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from collbench.api import keywords, sessions
 from collbench.api.checking import confirmed, planned
+from collbench.api.measured_run import MeasuredRun
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import named_nccl, new_seed
 from collbench.backends import factory
@@ -20,7 +21,7 @@ from collbench.model.capabilities import BACKENDS, capabilities, is_simulated
 from collbench.model.errors import UsageError
 from collbench.model.nccl_options import checked_config
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
-from collbench.model.run import CommandKind, Device, Run
+from collbench.model.run import CommandKind, Device
 from collbench.model.skew import BLOCK_UNIT, LARGEST_EXPONENT, Blocks, Skew, SkewKind
 from collbench.model.units import REDOPS, parse_dtype, parse_sizes
 from collbench.runfile import run_file
@@ -306,7 +307,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     devices: Iterable[int | str] | None = None,
     sizes: Iterable[int | str] | None = None,
     backend: str = "auto",
-    fabric: str | None = None,
+    fabric: str | os.PathLike[str] | None = None,
     dtype: str = "float32",
     redop: str = "sum",
     precision: float | None = None,
@@ -320,7 +321,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     skew: str = "uniform",
     output: str | os.PathLike[str] | None = None,
     save: bool = True,
-) -> Run:
+) -> MeasuredRun:
     """Measure what `collbench COMMAND` measures (pairs, latency, check, allreduce, …), and return the run.
 
     `devices` are indices or UUIDs, `sizes` bytes or texts such as "1M:1G", `precision` a ratio, `budget` seconds, and
@@ -331,8 +332,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     (docs/run-file.md).
     """
     keywords.check_only_process("measure")
-    if not isinstance(command, str) or command not in COMMANDS:
-        raise UsageError(f"{command!r} is not a measurement: write one of {', '.join(COMMANDS)}")
+    command = keywords.named("command", command, COMMANDS)
     if command in _WITHOUT_DTYPE and (dtype, redop) != ("float32", "sum"):
         raise UsageError(f"{command} takes no dtype and no redop: leave out dtype and redop")
     if command == "latency" and sizes is not None:
@@ -350,7 +350,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
         devices=keywords.optional(keywords.listed, "devices", devices),
         sizes=None if sizes is None else parse_sizes(keywords.listed("sizes", sizes)),
         backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
-        fabric=keywords.optional(keywords.text, "fabric", fabric),
+        fabric=keywords.optional(keywords.file_name, fabric),
         dtype=parse_dtype(keywords.text("dtype", dtype)),
         redop=keywords.text("redop", redop, choices=REDOPS),
         precision=keywords.optional(keywords.number, "precision", precision, below=1),
@@ -367,7 +367,7 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
         {
             "--devices": options.devices,
             "--sizes": keywords.optional(keywords.listed, "sizes", sizes),
-            "--fabric": fabric,
+            "--fabric": options.fabric,
             "--precision": None if precision is None else f"{precision:f}",
             "--budget": None if budget is None else f"{budget:f}s",
             "--quick": options.quick,
@@ -384,4 +384,4 @@ def measure(  # noqa: PLR0913 - keywords, each an option of the command line
     done = sessions.measure(request, path, SILENT, f"measuring {command}")
     if done.failure is not None:
         raise done.failure
-    return confirmed(request, done, SILENT) if command == "check" else run_file.again(done.run)
+    return MeasuredRun.of(confirmed(request, done, SILENT) if command == "check" else run_file.again(done.run))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collbench.api import keywords
+from collbench.api.measured_run import MeasuredRun
 from collbench.api.measuring import RunOptions, check_no_launcher, resolved_backend
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import WorkerSession, new_seed
@@ -62,7 +63,7 @@ def parse_ctas(text: str) -> tuple[int, ...]:
 
 def parse_operation(text: str) -> Operation:
     """Return the collective that "allreduce" or "all-reduce" names. Raises UsageError for what overlap cannot run."""
-    plain = text.lower().replace("-", "").replace("_", "")
+    plain = keywords.as_typed(text)
     matched = next((operation for operation in OPERATIONS if operation == plain), None)
     if matched is None:
         raise UsageError(f"overlap cannot run '{text}': choose from {', '.join(OPERATIONS)}")
@@ -139,11 +140,11 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
     ctas: int | Iterable[int] | None = None,
     trials: int | None = None,
     backend: str = "auto",
-    fabric: str | None = None,
+    fabric: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     output: str | os.PathLike[str] | None = None,
     save: bool = True,
-) -> Run:
+) -> MeasuredRun:
     """Measure what `collbench overlap` measures, a collective that overlaps compute, and return the run.
 
     The keywords are its options: `sizes` in bytes or texts such as "64M", `compute` texts such as "gemm:8192". Worker
@@ -163,21 +164,21 @@ def overlap(  # noqa: PLR0913 - keywords, each an option of the command line
         trials=keywords.optional(keywords.whole, "trials", trials, least=1),
         devices=keywords.optional(keywords.listed, "devices", devices),
         backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
-        fabric=keywords.optional(keywords.text, "fabric", fabric),
+        fabric=keywords.optional(keywords.file_name, fabric),
         seed=keywords.seed(seed),
     )
     command_line = keywords.command_line(
-        ["overlap", operation, "--priority", priority, "--backend", backend],
+        ["overlap", options.operation, "--priority", priority, "--backend", backend],
         {
             "--devices": options.devices,
             "--sizes": size_list,
             "--compute": compute_list,
             "--ctas": cta_list,
-            "--fabric": fabric,
+            "--fabric": options.fabric,
         },
     )
     request = request_of(options, command_line)
     done = Overlapping(request, keywords.run_path("overlap", request.backend, output, save)).finish()
     if done.failure is not None:
         raise done.failure
-    return run_file.again(done.run)
+    return MeasuredRun.of(run_file.again(done.run))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from collbench.analysis.job_schedule import Assumption, Schedule, schedule_of, step_number
 from collbench.api import keywords
+from collbench.api.measured_run import MeasuredRun
 from collbench.api.measuring import RunOptions, check_no_launcher, resolved_backend
 from collbench.api.notices import SILENT, Notices
 from collbench.api.sessions import WorkerSession, new_seed
@@ -172,11 +173,11 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
     phase: int | None = None,
     trials: int | None = None,
     backend: str = "auto",
-    fabric: str | None = None,
+    fabric: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     output: str | os.PathLike[str] | None = None,
     save: bool = True,
-) -> Run:
+) -> MeasuredRun:
     """Replay a recorded job's step, as `collbench replay` does, and return the run: its results are in `replays`.
 
     The keywords are its options; `phase` counts from 1. Worker processes use the GPUs and torch; this process does not
@@ -192,15 +193,15 @@ def replay(  # noqa: PLR0913 - keywords, each an option of the command line
         trials=keywords.optional(keywords.whole, "trials", trials, least=1),
         devices=keywords.optional(keywords.listed, "devices", devices),
         backend=keywords.text("backend", backend, choices=("auto", *BACKENDS)),
-        fabric=keywords.optional(keywords.text, "fabric", fabric),
+        fabric=keywords.optional(keywords.file_name, fabric),
         seed=keywords.seed(seed),
     )
     command_line = keywords.command_line(
         ["replay", "--compute", compute, "--registration", registration, "--backend", backend],
-        {"--devices": options.devices, "--without": without, "--fabric": fabric},
+        {"--devices": options.devices, "--without": without, "--fabric": options.fabric},
     )
     request = request_of(job, "job", options, command_line)
     done = Replaying(request, keywords.run_path("replay", request.backend, output, save)).finish()
     if done.failure is not None:
         raise done.failure
-    return run_file.again(done.run)
+    return MeasuredRun.of(run_file.again(done.run))

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collbench.api import keywords
+from collbench.api.measured_run import MeasuredRun
 from collbench.api.notices import SILENT, Notices
 from collbench.model.errors import RunFileError, UsageError
 from collbench.model.operations import Operation, Registration, Variant, Work
 from collbench.model.printable import one_line
 from collbench.model.run import CommandKind, Run
 from collbench.model.units import format_size
-from collbench.runfile import run_file, saved_runs
+from collbench.runfile import job_file, run_file, saved_runs
 from collbench.runfile.saved_runs import SavedRun
 
 if TYPE_CHECKING:
@@ -26,9 +27,15 @@ if TYPE_CHECKING:
     from collbench.analysis.tiers import LinkRanking
 
 
-def load(path: str | os.PathLike[str]) -> Run:
-    """Load a run file that collbench saved on any machine. Raises Error."""
-    return run_file.load(keywords.path(path))
+def load(path: str | os.PathLike[str]) -> MeasuredRun:
+    """Load a run file that collbench saved on any machine; `table` has its figures. Raises Error."""
+    file = keywords.path(path)
+    try:
+        return MeasuredRun.of(run_file.load(file))
+    except RunFileError:
+        if job_file.holds_job(file):
+            raise UsageError(f"{file} is a recorded job: write collbench.load_job({str(file)!r})") from None
+        raise
 
 
 def load_named(files: Iterable[Path]) -> list[tuple[str, Run]]:
@@ -99,8 +106,8 @@ def find_works(run: Run, typed: str, path: Path) -> list[Work]:
     from collbench.output.text.curves import works_of  # late: it loads numpy
 
     held = works_of(run)
-    exact = [work for work in held if as_typed(str(work)) == as_typed(typed)]
-    works = exact or [work for work in held if as_typed(work.operation) == as_typed(typed)]
+    exact = [work for work in held if keywords.as_typed(str(work)) == keywords.as_typed(typed)]
+    works = exact or [work for work in held if keywords.as_typed(work.operation) == keywords.as_typed(typed)]
     if not works:
         there = ", ".join(map(str, held)) or "nothing that was measured"
         raise UsageError(f"{path} has no operation '{typed}': it holds {there}")
@@ -121,11 +128,6 @@ def check_size(run: Run, works: list[Work], size_bytes: int, path: Path) -> list
         names = ", ".join(map(str, works))
         raise UsageError(f"{path} has no {names} at {format_size(size_bytes)}: it holds {there}")
     return kept
-
-
-def as_typed(text: str) -> str:
-    """Return a word without what people may leave out of it or write in its place."""
-    return "".join(letter for letter in text.lower() if letter not in "-_ ")
 
 
 def compare(base: Run, new: Run, *, fail_below: float = 0.05) -> Comparison:
@@ -149,21 +151,26 @@ def rank(
     variant: str = "plain",
     numa_node: int | None = None,
     registration: str = "none",
-) -> LinkRanking | None:
-    """Return a run's links in tiers: directed links of a copy, pairs of a collective; None if it measured none.
+) -> LinkRanking:
+    """Return a run's links in tiers: directed links of a copy, pairs of a collective.
 
     `operation` and `variant` are names from docs/run-file.md, `size` is in bytes or a text as for --sizes ("64M"), None
     for the largest. `numa_node` is the node of the host memory in host copies, if the run has several; `registration`
-    is that of a collective's memory. Raises Error, also for a size at which no link was measured if others were.
+    is that of a collective's memory. Raises Error, also for what the run did not measure on links.
     """
     from collbench.analysis.tiers import rank_links  # late: numpy
 
     keywords.check_run(run, "rank")
     size_bytes = keywords.optional(keywords.size, size)
     try:
-        work = Work(Operation(operation), Variant(variant), numa_node, Registration(registration))
+        work = Work(
+            keywords.named("operation", operation, Operation),
+            keywords.named("variant", variant, Variant),
+            numa_node,
+            keywords.named("registration", registration, Registration),
+        )
     except ValueError as error:
-        raise UsageError(f"cannot rank: {error}; docs/run-file.md lists operations and variants") from None
+        raise UsageError(f"cannot rank: {error}") from None
     if work.operation.irregular:  # a run has one skew, which has no name here
         run_works = (
             measurement.point.work
@@ -174,12 +181,27 @@ def rank(
     points = [measurement.point for measurement in run.measured(work.variant) if measurement.point.work == work]
     # A communicator of more than two devices is not a link, nor are all devices concurrently.
     sizes = {point.size_bytes for point in points if len(point.members) <= 2 and not work.variant.at_once}
-    if not sizes:
-        return None
-    if size_bytes is not None and size_bytes not in sizes:
+    if size_bytes is not None and sizes and size_bytes not in sizes:
         there = ", ".join(map(format_size, sorted(sizes)))
         raise UsageError(f"cannot rank {work} at {format_size(size_bytes)}: the run has {there}")
-    return rank_links(run, work, max(sizes) if size_bytes is None else size_bytes)
+    ranking = rank_links(run, work, size_bytes or max(sizes)) if sizes else None
+    if ranking is None:
+        raise UsageError(_nothing_to_rank(run, work))
+    return ranking
+
+
+def _nothing_to_rank(run: Run, work: Work) -> str:
+    """Return why a run has no ranking of a work, and what it has instead."""
+    points = [measurement.point for measurement in run.measurements if measurement.samples]
+    ranked = dict.fromkeys(str(point.work) for point in points if len(point.members) <= 2 and not point.variant.at_once)
+    if ranked:
+        return f"the run has no {work} on links or pairs: it has {', '.join(ranked)}"
+    most = max(points, key=lambda point: len(point.members), default=None)
+    measured = f"{most.operation} on {len(most.members)} devices at once" if most else "nothing"
+    return (
+        f"the run has no links to rank: it measured {measured}; run.table() has its figures, and "
+        "collbench.measure('pairs') measures every link"
+    )
 
 
 def check(run: Run) -> tuple[Verdict, ...]:

@@ -21,7 +21,7 @@ from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.launch import formats, torchrun
 from collbench.machine import nvidia_smi, visible_devices
-from collbench.model.capabilities import capabilities
+from collbench.model.capabilities import BACKENDS, CUDA, capabilities
 from collbench.model.errors import (
     CollbenchError,
     DataCorruption,
@@ -367,23 +367,29 @@ def select(  # noqa: PLR0913 - keywords, each an option of the command line
     size: int | str | None = None,
     fresh: bool = False,
     job: Job | None = None,
+    backend: str = CUDA.name,
+    fabric: str | os.PathLike[str] | None = None,
 ) -> Selection:
     """Choose this machine's best `k` GPUs, set CUDA_VISIBLE_DEVICES to them, and return them with the reasons.
 
     The options are those of `collbench select`: `run` is a run file to choose from, `exclude` indices or UUIDs, `size`
     bytes or a text such as "64M", and `job` a job from `load_job`, as with --for. With `verify` None, the finalists are
     measured if the choice matters. Call it before CUDA starts in this process. Worker processes take all measurements
-    and end before it returns. Raises Error; the environment is then unchanged.
+    and end before it returns. With `backend` "sim" it chooses among the GPUs of the simulated machine `fabric`, with
+    "host" among CPU cores; both leave the environment as it is. Raises Error; the environment is then unchanged, too.
     """
     keywords.check_only_process("select")
-    _check_cuda_is_down()
+    backend = keywords.text("backend", backend, choices=("auto", *BACKENDS))
+    if backend not in BACKENDS or BACKENDS[backend].visible:
+        _check_cuda_is_down()
     if job is not None:
         keywords.check_job(job)
         if size is not None:
             raise UsageError("job is replayed in its own sizes, and size is for all-reduces: use only one")
     request = SelectRequest(
         count=keywords.whole("k", k, least=1),
-        backend="cuda",
+        backend=backend,
+        fabric=keywords.optional(keywords.file_name, fabric),
         run=keywords.optional(keywords.file_name, run),
         exclude=_excluded_gpus(exclude),
         allow_busy=keywords.flag("allow_busy", allow_busy),

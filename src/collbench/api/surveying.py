@@ -31,7 +31,7 @@ from collbench.model.errors import (
 from collbench.model.failures import FailureKind
 from collbench.model.operations import Operation, Work
 from collbench.model.run import Run
-from collbench.model.units import parse_size
+from collbench.model.units import amount, parse_size
 from collbench.runfile import run_file, saved_runs
 from collbench.runfile.run_file import RunWriter
 
@@ -77,7 +77,7 @@ class NodesRequest:
             raise UsageError(f"--gpus {self.gpus} of {gpus} on each node: choose 1 to {gpus}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class NodeSurvey:
     """What a survey found: where its figures come from, the nodes judged, and those chosen, None if none were asked.
 
@@ -92,6 +92,12 @@ class NodeSurvey:
     path: Path | None = None
     failure: RunFileError | None = None
     failed: ExitStatus = ExitStatus.DONE
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        found = f"{len(self.judgement.slow_nodes)} slow nodes, {len(self.judgement.slow_uplinks)} slow uplinks"
+        chosen = "none chosen" if self.choice is None else f"{len(self.choice.members)} chosen"
+        return f"<NodeSurvey of {amount(len(self.judgement.nodes), 'node')}: {found}, {chosen}>"
 
     @property
     def status(self) -> ExitStatus:

@@ -70,7 +70,9 @@ class RunPrinter:
             for line in nccl_tests.lines(run):
                 echo(line)
         elif self.layout == _RUN:
-            echo(run_file.dumps(run).rstrip("\n"))
+            from collbench.output import answer
+
+            echo(run_file.dumps(run, answer.as_json(run)), end="")
         elif self.layout == TABLE:
             show_page(page(run))
         if self.json is not None:

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from collbench.api.keywords import MOST_COUNT
+from collbench.api.keywords import MOST_COUNT, as_typed
 from collbench.api.measuring import MeasureOptions, request_of
-from collbench.api.runs import as_typed
 from collbench.backends import factory
 from collbench.bench.plan import Request
 from collbench.cli.terminal import NOTICES, verbose_option
@@ -193,7 +192,7 @@ layout = click.option(
     show_default=True,
     help="nccl-tests: print the text of nccl-tests, in and out of place.",
 )
-json = click.option("--json", "as_json", is_flag=True, help="Print the run file's JSON, not the page.")
+json = click.option("--json", "as_json", is_flag=True, help="Print the answer and the run as JSON.")
 # The last options of the commands that measure with torch.
 of_workers = (backend, fabric, output, force, seed, json, verbose_option)
 

@@ -34,7 +34,7 @@ def all_named_or_newest(files: tuple[Path, ...], *, of_links: bool = False) -> t
     show_default=True,
     help="List only the newest N.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of objects.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: an object with a list of runs.")
 def runs(limit: int, as_json: bool) -> None:
     """List the runs that were saved without a name, newest first.
 
@@ -49,7 +49,8 @@ def runs(limit: int, as_json: bool) -> None:
     saved_list = newest_runs(limit, notices=NOTICES)
     if as_json:
         rows = [{**plain(run), "path": str(run.path)} for run in saved_list]
-        echo(json.dumps(rows, ensure_ascii=False, indent=1))
+        answer = {"format": "collbench-runs", "format_version": 1, "runs": rows}
+        echo(json.dumps(answer, ensure_ascii=False, indent=1))
         return
     from collbench.output.text.saved_runs import lines
 

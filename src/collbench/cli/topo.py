@@ -53,7 +53,8 @@ def topo(pair: tuple[str, ...], file: str | None, backend: str, fabric: str | No
         }
         paths = tuple(path for path in paths if set(path.devices) == wanted)
     if as_json:
-        head = {"backend": topology_shown.backend, "fabric": topology_shown.fabric}
+        head = {"format": "collbench-topology", "format_version": 1}
+        head |= {"backend": topology_shown.backend, "fabric": topology_shown.fabric}
         echo(
             json.dumps(
                 {**head, "devices": plain(topology_shown.devices), "paths": plain(paths)}, ensure_ascii=False, indent=1

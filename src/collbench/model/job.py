@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from collbench.model.operations import Operation
+from collbench.model.units import amount
 
 MICRO = 1e-6  # seconds in a µs: a job's times are µs
 
@@ -167,7 +168,7 @@ class JobRank:
         return sum(phase.repetitions * len(phase.positions) for phase in self.phases)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Job:
     """All that was recorded of a job. An empty field means "there was none", or "unknown" where `unknown` says so."""
 
@@ -181,6 +182,11 @@ class Job:
     nccl: str = ""  # its version
     environment: dict[str, str] = field(default_factory=dict)  # the NCCL_* variables of rank 0
     unknown: tuple[Unknown, ...] = ()  # what the source cannot tell
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        calls = sum(rank.calls for rank in self.ranks)
+        return f"<Job of {amount(self.world_size, 'rank')}, {self.source}, {self.started}: {amount(calls, 'call')}>"
 
     def called(self, phase: Phase) -> Sequence[Call]:
         """Return the calls of a phase, in order."""

@@ -16,7 +16,7 @@ from collbench.model.failures import Failure, FailureKind, WrongData
 from collbench.model.operations import COLLECTIVES, Operation, Registration, Variant, Work
 from collbench.model.ranges import Amount, Count, Ordinal, Positive, Seed, Several, Whole
 from collbench.model.skew import Blocks, Skew, blocks_of
-from collbench.model.units import format_size
+from collbench.model.units import amount, counted, format_size
 
 # The phase before a sweep, in which communicators are made; it is not part of the sweep's seconds.
 NCCL_START = "NCCL start"
@@ -577,7 +577,7 @@ class NetworkPort:
         return f"{self.card}:{self.number}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Run:
     """All results of one measurement, in the order of its stages; `runfile` converts it to JSON."""
 
@@ -606,6 +606,15 @@ class Run:
     ports_after_read: bool = False  # the same
     seconds: Amount = 0.0
     complete: bool = False
+
+    def __repr__(self) -> str:
+        """Return one line, for people: all fields would be a megabyte."""
+        what = self.settings.command_name or "data points"
+        where = f"simulated {self.machine.fabric}" if self.machine.fabric else self.machine.hostname
+        points = amount(len(self.measurements) + len(self.overlaps) + len(self.replays), "data point")
+        rest = "" if self.complete else ", incomplete"
+        devices = counted(device.name for device in self.devices)
+        return f"<Run of {what} on {devices}, {where}, {self.started}: {points}{rest}>"
 
     def measured(self, variant: Variant = Variant.PLAIN) -> list[Measurement]:
         """Return the measurements that hold at least one sample of the variant, in the file's order."""

@@ -72,13 +72,18 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def number(value: float, digits: int = _MOST_DIGITS) -> str:
+    """Return a number for readers: a small one with an exponent."""
+    return fixed(value, digits) if abs(value) >= _SMALL or value == 0 else f"{value:.{digits - 1}e}"
+
+
 def _shown(value: Value, digits: int) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return fixed(value, digits) if abs(value) >= _SMALL or value == 0 else f"{value:.{digits - 1}e}"
+        return number(value, digits)
     return _escaped(value) if isinstance(value, str) else str(value)
 
 

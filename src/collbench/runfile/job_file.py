@@ -30,7 +30,7 @@ def holds_job(path: Path) -> bool:
 
 def dumps(job: Job) -> str:
     """Return the file's text: one line, for most of it is numbers."""
-    fields = {"format": FORMAT, "version": VERSION, **codec.plain(job)}
+    fields = {"format": FORMAT, "format_version": VERSION, **codec.plain(job)}
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
@@ -58,8 +58,8 @@ def loads(text: str, name: str) -> Job:
         raise RunFileError(f"job {name} is not JSON: {error}") from error
     if not is_job(fields):
         raise RunFileError(f"{name} is not a recorded job: make one with 'collbench record' or 'collbench import'")
-    if fields.get("version") != VERSION:
-        raise RunFileError(f"job {name} has version {fields.get('version')}, this collbench reads {VERSION}")
+    if fields.get("format_version") != VERSION:
+        raise RunFileError(f"job {name} has version {fields.get('format_version')}, this collbench reads {VERSION}")
     try:
         job: Job = codec.build(Job, fields, "job")
         _check(job)

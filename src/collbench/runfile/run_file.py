@@ -78,9 +78,12 @@ def again(run: Run) -> Run:
     return copy
 
 
-def dumps(run: Run) -> str:
-    """Return the run as JSON text: what it is and its backend in the first line, then a line for each list item."""
-    fields = plain(run)
+def dumps(run: Run, answer: dict[str, Any] | None = None) -> str:
+    """Return the run as JSON text: what it is and its backend in the first line, then a line for each list item.
+
+    `answer`, what the run means, comes before its fields; no file has it.
+    """
+    fields = ({} if answer is None else {"answer": answer}) | plain(run)
     first = json.dumps({**_FORMAT.head, "backend": fields.pop("backend")})[:-1]
     return f"{first},\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in fields.items()) + "\n}\n"
 
@@ -88,6 +91,8 @@ def dumps(run: Run) -> str:
 def _lines(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
+    if isinstance(value, dict) and any(isinstance(part, list) for part in value.values()):
+        return "{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(part)}" for name, part in value.items()) + "\n}"
     return json.dumps(value, ensure_ascii=False)
 
 

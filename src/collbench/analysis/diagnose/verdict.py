@@ -57,7 +57,7 @@ _SEVERITIES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
     """One disagreement. `theory_gbs` and `measured` (lo, mid, hi) are GB/s one way, None if the kind has none.
 
@@ -82,6 +82,11 @@ class Verdict:
     pairs: tuple[Link, ...] = ()
     failure: Failure | None = None
     skipped: Skipped | None = None
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        label = f" ({self.label})" if self.label else ""
+        return f"<Verdict {self.kind} on devices {self.members}{label}: {self.severity}>"
 
     @property
     def severity(self) -> Severity:

@@ -40,7 +40,7 @@ from collbench.analysis.wiring import wiring
 from collbench.machine.labels import is_nvlink
 from collbench.model.errors import UsageError
 from collbench.model.operations import Operation, Registration
-from collbench.model.units import fixed
+from collbench.model.units import abridged, fixed
 
 # The sets of k devices that a prediction compares: the one that `select` chooses, and the worst.
 
@@ -283,7 +283,7 @@ class PredictedSet:
         return self.lost[1] / (self.best.step or self.best.raw)[1] if self.lost else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Prediction:
     """The predictions, by number of GPUs and then by strategy; the sets of each number; what was assumed.
 
@@ -299,6 +299,11 @@ class Prediction:
     overlap: tuple[OverlapUse, ...] = ()
     registration: Registration = Registration.NONE
     unpredicted: tuple[tuple[int, str], ...] = ()
+
+    def __repr__(self) -> str:
+        """Return one line, for people."""
+        cases = [f"{case.strategy} on {case.gpus} GPUs" for case in self.cases]
+        return f"<Prediction of {self.question.network.name}: {abridged(cases, 6)}>"
 
 
 class Predictor:

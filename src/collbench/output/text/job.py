@@ -135,6 +135,8 @@ def dominant(report: Report) -> str | None:
 def as_json(report: Report) -> dict[str, Any]:
     """Return the report as JSON: seconds, bytes and GB/s, null where unknown (docs/job-page.md)."""
     return {
+        "format": "collbench-job-report",
+        "format_version": 1,
         "job": {
             "source": str(report.job.source),
             "started": report.job.started,

@@ -64,9 +64,11 @@ def plan_page(
 def plan_as_plain(
     nodes: int, gpus: int, size_bytes: int, gbs: float, phases: Sequence[tuple[str, int, float]]
 ) -> dict[str, object]:
-    """Return the plan as JSON's own types, first that nothing was measured: seconds, bytes and GB/s."""
+    """Return the plan as JSON's own types, `estimate` says that nothing was measured: seconds, bytes and GB/s."""
     rounds = sum(times for _, times, _ in phases[1:])
     return {
+        "format": "collbench-nodes-plan",
+        "format_version": 1,
         "estimate": True,
         "nodes": nodes,
         "gpus": gpus,
@@ -169,9 +171,11 @@ def page(
 def as_plain(
     origin: Origin, judgement: Judgement, choice: NodeChoice | None, truth: Truth | None = None
 ) -> dict[str, object]:
-    """Return the same as JSON's own types, the backend first: "sim" says what the figures are."""
+    """Return the same as JSON's own types; the backend "sim" says what the figures are."""
     data = plain(origin)
     return {
+        "format": "collbench-nodes",
+        "format_version": 1,
         "backend": data.pop("backend"),
         **data,
         "judgement": plain(judgement),

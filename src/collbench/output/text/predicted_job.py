@@ -93,6 +93,8 @@ def milliseconds(seconds: float) -> str:
 def as_json(job: Job, run: Run, predicted_job: PredictedJob) -> dict[str, Any]:
     """Return the prediction as JSON, in seconds; spans are [least, middle, most] (docs/predict.md)."""
     return {
+        "format": "collbench-job-prediction",
+        "format_version": 1,
         "backend": run.backend,
         "rank": predicted_job.rank,
         "recorded_step_seconds": predicted_job.bounds.recorded,

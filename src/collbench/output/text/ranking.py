@@ -108,11 +108,7 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
             "variant": ranked.work.variant.value,
             "numa_node": ranked.work.numa_node,
             "kind": kind_of(ranked.work),
-            "rankings": [
-                {name: getattr(ranking, name) for name in _FIGURES}
-                | {"verdict": sentences.tiers(ranking), "standings": plain(ranking.standings)}
-                for ranking in ranked.rankings
-            ],
+            "rankings": [figures_json(ranking) for ranking in ranked.rankings],
             "fits": [plain(fit) for fit in ranked.fits if isinstance(fit, Fit)],
             "unfitted": [
                 {"members": list(fit.members), "label": fit.label, "reason": sentences.no_line(fit)}
@@ -131,8 +127,15 @@ def as_json(run: Run, summary: RankSummary) -> dict[str, Any]:
         }
         for ranked in summary.works
     ]
-    origin = {"backend": summary.backend, "fabric": summary.fabric, "hostname": summary.hostname}
-    return origin | {"started": run.started, "failed": headline(run), "devices": list(summary.devices), "works": works}
+    head = {"format": "collbench-ranking", "format_version": 1}
+    head |= {"backend": summary.backend, "fabric": summary.fabric, "hostname": summary.hostname}
+    return head | {"started": run.started, "failed": headline(run), "devices": list(summary.devices), "works": works}
+
+
+def figures_json(ranking: Ranking) -> dict[str, Any]:
+    """Return one ranking in JSON's own types."""
+    figures = {name: getattr(ranking, name) for name in _FIGURES}
+    return figures | {"verdict": sentences.tiers(ranking), "standings": plain(ranking.standings)}
 
 
 def section(run: Run, ranking: Ranking, *, mapped: bool, most_tiers: int | None = None) -> Iterator[RenderableType]:

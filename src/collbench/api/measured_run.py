@@ -1,0 +1,33 @@
+"""The runs that Python calls return: runs with their figures as a table, which a notebook shows."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from collbench.model.run import Run
+
+if TYPE_CHECKING:
+    from collbench.output.table import Table
+
+
+class MeasuredRun(Run):
+    """A run as `collbench.load` and the measuring calls return it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, run: Run) -> MeasuredRun:
+        """Return the run as one of these."""
+        return cls(**{one.name: getattr(run, one.name) for one in fields(run)})
+
+    def table(self) -> Table:
+        """Return the figures: a row for each data point, with the columns of `collbench export` (docs/exchange.md)."""
+        from collbench.output.table import Table  # late: numpy
+
+        return Table.of(self)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: what was measured, and the best and the worst of each operation."""
+        return f"<p>{html.escape(repr(self)[1:-1])}</p>\n{self.table().ends()._repr_html_()}"
