@@ -46,6 +46,7 @@ OTHERS: list[Row] = [
     ("a seed in letters", "--seed x", "'--seed': 'x'", "see 'collbench pairs --help'"),
     ("a negative seed", "--seed -1", "--seed -1", "whole number from 0"),
     ("an option that is almost right", "--size 8", "no such option '--size'", "'--sizes'"),
+    ("other tools' name of an option", "--gpus 0,1", "no such option '--gpus'", "Did you mean '--devices'?"),
     ("an option without its value", "--sizes", "'--sizes' requires an argument", "see 'collbench pairs --help'"),
     ("a word too many", "now", "unexpected extra argument (now)", "see 'collbench pairs --help'"),
 ]

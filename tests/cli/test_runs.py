@@ -54,8 +54,29 @@ def test_runs_are_listed_newest_first_with_their_outcome(program: Program, folde
     assert result.status == 0
     assert result.err.count("\n") == 1  # of what is no run
     assert "20261122T120000Z" in result.err
-    assert [line.split()[-1] for line in result.out.splitlines()[1:]] == [str(path) for path in files]
-    assert "interrupted" in result.out.splitlines()[2]
+    rows = result.out.split("\n\n")[0].splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["1", "3", "4"]  # the second file is no run
+    assert "interrupted" in rows[1]
+    assert f"files: {folder};" in result.out
+
+
+def test_commands_take_a_run_by_its_number_in_the_list(program: Program, folder: Path, tmp_path: Path) -> None:
+    files = three(folder)
+    for command in ("show", "check", "rank", "export --format csv", "report --force -o page.html"):
+        result = program(*command.split(), "4")
+        assert result.err.splitlines()[0] == f"collbench: the saved run {files[2]}", command
+        assert result.status != 2, command
+    assert str(files[0].name) in program("compare", "4", "1").out
+    third = program("show", "3")
+    assert (third.status, third.out) == (0, program("show", str(files[1])).out)
+    assert program("show", "5").err == "collbench: there is no saved run 5: 'collbench runs' lists 4 runs\n"
+    assert program("show", "0").status == 2
+    (tmp_path / "5").write_bytes(files[0].read_bytes())
+    assert program("show", "5").out == program("show", str(files[0])).out  # a file of that name comes first
+
+
+def test_a_number_where_nothing_is_saved(program: Program) -> None:
+    assert program("show", "1").err == "collbench: there is no saved run 1: measure with 'collbench pairs' first\n"
 
 
 def test_json_says_the_same(program: Program, folder: Path) -> None:
@@ -71,7 +92,7 @@ def test_a_simulated_run_is_called_sim(program: Program) -> None:
     (run,) = collbench.runs()
     assert (run.backend, run.fabric, run.command[0], len(run.devices)) == ("sim", "dgx-1v", "pairs", 8)
     row = program("runs").out.splitlines()[1].split()
-    assert row[2:6] == ["sim", "dgx-1v", "8", "pairs"]
+    assert row[3:7] == ["sim", "dgx-1v", "8", "pairs"]
 
 
 def test_where_nothing_is_saved(program: Program) -> None:

@@ -105,7 +105,7 @@ def test_too_few_trials_say_so() -> None:
 
 
 def test_small_rates_keep_their_digits() -> None:
-    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 0.25, 8)], command=("copies",))
+    run = run_of(gpus(2), [measured(Operation.CE_WRITE, (0, 1), 0.25, 2**20)], command=("copies",))
     assert "\n0.25 to 0.25, median 0.25; each ±0.0% at most\n" in after_header(run)
 
 

@@ -3,28 +3,38 @@ from itertools import combinations, permutations
 import numpy as np
 import pytest
 
-from collbench.model.operations import Operation
-from collbench.output.text.matrix import bandwidth_matrix, render_bandwidths
+from collbench.analysis.stats import summarize
+from collbench.model.operations import Operation, Work
+from collbench.model.run import Measurement, Run
+from collbench.output.text.matrix import Matrix, pair_matrix, render_bandwidths
 from tests.builders import GIB, gpus, measured, pair_run, run_of
 from tests.output.pages import text
+
+
+def busbw(measurement: Measurement) -> float:
+    return summarize(measurement).busbw
+
+
+def matrix_of(run: Run, operation: Operation) -> Matrix:
+    return pair_matrix(run, Work(operation), GIB, busbw)
 
 
 def test_a_copys_matrix_is_row_source_column_destination() -> None:
     links = permutations(range(3), 2)
     run = run_of(gpus(3), [measured(Operation.CE_WRITE, (a, b), 10.0 * a + b + 1) for a, b in links])
     expected = [[np.nan, 2, 3], [11, np.nan, 13], [21, 22, np.nan]]
-    np.testing.assert_allclose(bandwidth_matrix(run, Operation.CE_WRITE, GIB), expected)
+    np.testing.assert_allclose(matrix_of(run, Operation.CE_WRITE), expected)
 
 
 def test_a_collectives_matrix_is_symmetric() -> None:
-    matrix = bandwidth_matrix(pair_run(3, lambda a, b: 100.0 * a + b), Operation.ALLREDUCE, GIB)
+    matrix = matrix_of(pair_run(3, lambda a, b: 100.0 * a + b), Operation.ALLREDUCE)
     np.testing.assert_allclose(matrix, [[np.nan, 1, 2], [1, np.nan, 102], [2, 102, np.nan]])
 
 
 def test_other_sizes_operations_and_larger_groups_are_left_out() -> None:
     points = [measured(Operation.ALLREDUCE, (0, 1, 2), 1.0), measured(Operation.ALLREDUCE, (0, 1), 1.0, size=8)]
     run = run_of(gpus(3), [*points, measured(Operation.BROADCAST, (0, 1), 1.0)])
-    assert np.isnan(bandwidth_matrix(run, Operation.ALLREDUCE, GIB)).all()
+    assert np.isnan(matrix_of(run, Operation.ALLREDUCE)).all()
 
 
 def test_what_was_not_measured_is_a_dash_and_small_rates_keep_their_digits() -> None:
@@ -91,3 +101,10 @@ def _coloured(shown: str) -> list[tuple[int, str]]:
     """Return (256-colour number, text) of each coloured piece."""
     pieces = (piece.split("m", 1) for piece in shown.split("48;5;")[1:])
     return [(int(code), rest.split("\x1b")[0].strip()) for code, rest in pieces]
+
+
+def test_a_small_message_has_a_time() -> None:
+    points = [measured(Operation.CE_READ, pair, 0.004, size=8) for pair in permutations(range(2), 2)]
+    assert text([render_bandwidths(run_of(gpus(2), points), Operation.CE_READ, 8)]) == (
+        "ce-read at 8 B, µs (row sends to column)\n       GPU0   GPU1\nGPU0      -   2.00\nGPU1   2.00      -\n"
+    )

@@ -61,7 +61,7 @@ def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
     from collbench.analysis.outcome import outcome  # late: numpy
 
     refused = False
-    for path in files:
+    for number, path in enumerate(files, 1):
         try:
             run = run_file.load(path)
         except RunFileError as error:
@@ -70,6 +70,7 @@ def _readable(files: tuple[Path, ...], notices: Notices) -> Iterator[SavedRun]:
             refused = True
             continue
         yield SavedRun(
+            number=number,
             path=path,
             started=run.started,
             backend=run.backend,

@@ -17,7 +17,7 @@ from collbench.model.errors import BackendError, DataCorruption, ExitStatus, Usa
 from collbench.model.run import Run
 from collbench.runfile import run_file as runfile_run_file
 
-_file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.FILE)
+_file = click.argument("run_file", metavar="[RUN.JSON]", required=False, type=options.RUN)
 _topology = click.option(
     "--topology",
     metavar="FILE",

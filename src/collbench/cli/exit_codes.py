@@ -21,6 +21,13 @@ from collbench.model.printable import one_line
 # What writing to a full disk, quota or file-size limit gives.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_NUMBER = re.compile(r"is not a valid integer(?: range)?")  # click's words for 'two'
+# What other tools call our options: spelled so differently that click's suggestion is another option, or none.
+_OTHER_NAMES = {
+    **dict.fromkeys(("--gpus", "--gpu", "--gpu-ids", "--gpu-id", "--device", "--cuda-devices"), "--devices"),
+    "--size": "--sizes",
+    "--datatype": "--dtype",
+    "--out": "--output",
+}
 
 
 class Terminated(KeyboardInterrupt):
@@ -90,6 +97,10 @@ def failed(error: CollbenchError | KeyboardInterrupt) -> int:
 
 def misused(error: click.UsageError) -> int:
     """Print click's error, with its suggestion, as one line that names the help; return the status."""
+    if isinstance(error, click.exceptions.NoSuchOption) and error.ctx:
+        ours = _OTHER_NAMES.get(error.option_name)
+        if ours in {name for option in error.ctx.command.params for name in option.opts}:
+            error = click.UsageError(f"No such option '{error.option_name}'. Did you mean '{ours}'?", error.ctx)
     message = _NO_NUMBER.sub("is not a whole number", error.format_message())
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(message, err=True)  # it is the whole help: no word was wrong, there was none

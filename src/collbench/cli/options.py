@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import fields
@@ -55,12 +56,27 @@ class _File(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _Run(_File):
+    """The path of a run file, or the number that `collbench runs` lists it with; a file of that name comes first."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Raises UsageError."""
+        if isinstance(value, str) and _NUMBER.fullmatch(value) and not Path(value).exists():
+            from collbench.runfile import saved_runs  # late: few commands read a saved run
+
+            value = saved_runs.numbered(int(value), saved_runs.believed().files)
+            NOTICES.say(f"the saved run {value}")
+        return super().convert(value, param, ctx)
+
+
+_NUMBER = re.compile(r"\d{1,6}", re.ASCII)
 FILE = _File(path_type=Path)
+RUN = _Run(path_type=Path)
 # The name of a file that the command does not open itself; so typed, shells complete it.
 FILE_NAME = click.Path(readable=False)
-# Saved runs; if none is named, the newest is taken.
-run_file = click.argument("file", metavar="[RUN.JSON]", required=False, type=FILE)
-run_files = click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=FILE)
+# Saved runs, by file or by number; if none is named, the newest is taken.
+run_file = click.argument("file", metavar="[RUN.JSON]", required=False, type=RUN)
+run_files = click.argument("files", metavar="[RUN.JSON]...", nargs=-1, type=RUN)
 operation = click.option(
     "--operation",
     metavar="OP",

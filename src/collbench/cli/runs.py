@@ -38,12 +38,13 @@ def all_named_or_newest(files: tuple[Path, ...], *, of_links: bool = False) -> t
 def runs(limit: int, as_json: bool) -> None:
     """List the runs that were saved without a name, newest first.
 
-    Each line has the start, backend (sim: simulated), machine, number of devices, command, outcome and file. Commands
-    that read a run use the newest of these if no file is named.
+    Each line has the run's number, start, backend (sim: simulated), machine, number of devices, command and outcome.
+    Commands that read a run take its number for the file; if neither is named, they read the newest.
 
     \b
     Examples:
       collbench runs
+      collbench show 2
       collbench runs --limit 100 --json
     """
     saved_list = newest_runs(limit, notices=NOTICES)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from collbench.model.errors import ExitStatus, UsageError
-from collbench.model.units import abridged
+from collbench.model.units import abridged, amount
 from collbench.runfile import atomic_write
 
 RUNS, FINALISTS, ABLATIONS = "runs", "finalists", "ablations"
@@ -67,6 +67,7 @@ class Saved:
 class SavedRun:
     """A run's row in the list of runs."""
 
+    number: int  # 1 for the newest; commands take it for the file's name
     path: Path
     started: str
     backend: str
@@ -95,6 +96,14 @@ def believed() -> Saved:
     shown, why = abridged([str(path) for path in doubts], 1), next(iter(doubts.values()))
     line = f"ignoring {shown}: {why}; name a run with its file to use it anyway"
     return Saved(tuple(path for path in paths if path not in doubts), line)
+
+
+def numbered(number: int, files: tuple[Path, ...]) -> Path:
+    """Return the file with this number among the saved runs, 1 for the newest. Raises UsageError."""
+    if 1 <= number <= len(files):
+        return files[number - 1]
+    advice = f"'collbench runs' lists {amount(len(files), 'run')}" if files else "measure with 'collbench pairs' first"
+    raise UsageError(f"there is no saved run {number}: {advice}")
 
 
 def _distrusted(path: Path, is_kind: Callable[[int], bool]) -> str:

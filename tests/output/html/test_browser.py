@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from collbench.analysis.job import report
 from collbench.model.operations import Operation
 from collbench.model.run import DataPoint, Measurement, Path, Run, StopReason
-from collbench.output.html.page import render
+from collbench.output.html import job
+from collbench.output.html.page import render, render_job
 from collbench.runfile import run_file
 from tests.builders import GIB, gpus, in_words, measured, pair_run, run_of
+from tests.jobs import documented_job
 from tests.output.html.runs import EVIL, by_hand, hostile, page, recorded_content, recorded_gbs, simulated, usual_page
 
 if TYPE_CHECKING:
@@ -181,12 +184,12 @@ def test_a_keyboard_walks_the_map_and_turns_through_the_sizes(opened: Open, reco
 
 def test_a_light_and_a_dark_screen_get_their_own_theme_and_it_can_be_turned(opened: Open) -> None:
     tab = opened(page(by_hand()), color_scheme="dark")
-    button = tab.get_by_role("button", name="Dark theme")
+    button = tab.locator("button.theme")
     ground = "getComputedStyle(document.body).backgroundColor"
     dark = tab.evaluate(ground)
-    assert button.get_attribute("aria-pressed") == "true"
+    assert button.inner_text() == "Light theme"  # what a click gives
     button.click()
-    assert button.get_attribute("aria-pressed") == "false"
+    assert button.inner_text() == "Dark theme"
     light = tab.evaluate(ground)
     assert (dark, light) == ("rgb(15, 19, 24)", "rgb(247, 248, 249)")
     tab.emulate_media(color_scheme="light")
@@ -399,6 +402,14 @@ def test_a_phone_scrolls_downwards_only(opened: Open, run: Callable[[], Run]) ->
     tab = opened(page(run(), by_hand()), viewport=NARROW)
     for details in tab.locator("article:visible summary").all():
         details.click()
+    assert tab.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+
+
+def test_a_phone_scrolls_a_recorded_jobs_page_downwards_only(opened: Open) -> None:
+    job_report = report(documented_job())
+    assert job_report is not None
+    tab = opened(render_job(job.content(job_report, "job.json", "0.1.0")), viewport=NARROW)
+    assert tab.locator("table").first.evaluate("(table) => table.scrollWidth") > NARROW["width"]  # its box scrolls
     assert tab.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
 
 

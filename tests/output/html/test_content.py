@@ -221,6 +221,12 @@ def test_a_throttled_gpu_is_left_out_by_name_and_its_state_is_shown() -> None:
     assert page["choices"][2]["reason"].startswith("cannot choose 3 of 4 devices")
 
 
+def test_a_run_of_all_devices_says_once_that_nothing_can_be_chosen() -> None:
+    four = measured(Operation.ALLREDUCE, (0, 1, 2, 3), 300.0)
+    page = reported(run_of(gpus(4), [four]))["runs"][0]
+    assert (page["choices"], page["no_choice"]) == ([], "the run has no pair: measure with 'collbench pairs' first")
+
+
 def test_a_simulated_mesh_is_chosen_from_as_the_method_has_it() -> None:
     # docs/method.md 11.6, expected on DGX-1V: k=4 {0,1,2,3} or {4,5,6,7} alone; k=2 the eight NV2 pairs
     page = reported(simulated("dgx-1v", replace(SIM_PAIRS, sizes=(2**26,))))["runs"][0]

@@ -298,6 +298,14 @@ def choice(run: Run, k: int) -> dict[str, Any]:
     }
 
 
+def choices(run: Run) -> dict[str, Any]:
+    """Return the choice for each number of devices; where all but the whole machine are refused alike, the reason."""
+    of_each = [choice(run, k) for k in range(1, len(run.devices) + 1)]
+    reasons = {"" if one["predicted"] or one["finalists"] else one["reason"] for one in of_each[:-1]}
+    no_choice = reasons.pop() if len(reasons) == 1 else ""
+    return {"choices": [] if no_choice else of_each, "no_choice": no_choice}
+
+
 def left(run: Run) -> list[str]:
     """Return a line for each device that is left out of every choice."""
     return [f"{run.devices[one.member].tag}: {sentences.left_out(one)}" for one in left_out(run)]
@@ -422,7 +430,7 @@ def _run(key: str, name: str, run: Run) -> dict[str, Any]:
         "origin": _origin(run),
         "answers": answers(run, judged),
         "verdicts": shown_verdicts(run, judged),
-        "choices": [choice(run, k) for k in range(1, len(run.devices) + 1)],
+        **choices(run),
         "left_out": left(run),
         "ranked": [ranked(run, work) for work in works],
         "health": health(run),

@@ -18,7 +18,7 @@ from collbench.output import sentences
 from collbench.output.text.collectives import point_figures
 from collbench.output.text.frame import ending, header, sim
 from collbench.output.text.layout import Block, Lines, both, legend, short, table, whole
-from collbench.output.text.matrix import pair_matrix, render_bandwidths, render_matrix
+from collbench.output.text.matrix import pair_matrix, render_bandwidths, render_matrix, unit_of, value_of
 from collbench.output.text.pairs import at_largest, operations_of
 from collbench.output.text.reference import normal_line
 
@@ -61,13 +61,14 @@ def copies_page(run: Run) -> Iterator[RenderableType | Block]:
 
 def _copies_summary(run: Run) -> Iterator[Block]:
     """Yield the short page's table of ranges, and the matrix of the first kind of copy."""
-    rows = table("copy", "size", "lowest GB/s", "median GB/s", "highest GB/s", keys=2)
+    rows = table("copy", "size", "lowest", "median", "highest", keys=2)
     for variant in (*_MATRICES, *_TABLES):
         measurements = [m for m in run.measured(variant) if m.point.operation.is_copy]
         for operation in operations_of(measurements):
-            largest = at_largest(measurements, operation)
-            rates = _least_to_most([summarize(one).busbw for one in largest])
-            rows.add_row(str(Work(operation, variant)), format_size(largest[0].point.size_bytes), *rates)
+            work, largest = Work(operation, variant), at_largest(measurements, operation)
+            unit = unit_of(run, work, largest[0].point.size_bytes)
+            figures = _least_to_most([value_of(one, unit) for one in largest], f" {unit}")
+            rows.add_row(str(work), format_size(largest[0].point.size_bytes), *figures)
     if rows.row_count:
         yield from both("notes", normal_line(run))
         yield from short(
@@ -133,23 +134,27 @@ def _host_lines(run: Run, shares: Sequence[HostShare]) -> Iterator[RenderableTyp
 
 
 def _matrices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
-    """Yield the matrix of each kind of copy on links or pairs, its range in GB/s and its widest interval."""
+    """Yield the matrix of each kind of copy on links or pairs, its range and its widest interval."""
     for operation in operations_of(measurements):
         largest = at_largest(measurements, operation)
-        low, middle, high = _least_to_most([summarize(one).busbw for one in largest])
+        size_bytes = largest[0].point.size_bytes
+        unit = unit_of(run, Work(operation, variant), size_bytes)
+        low, middle, high = _least_to_most([value_of(one, unit) for one in largest])
         half = max(half_width(trial_seconds(one)) for one in largest)
         within = f"each ±{half:.1%} at most" if np.isfinite(half) else "too few trials for intervals"
         yield Text()
-        yield render_bandwidths(run, operation, largest[0].point.size_bytes, variant)
+        yield render_bandwidths(run, operation, size_bytes, variant)
         yield Text(f"{low} to {high}, median {middle}; {within}")
     yield legend()
 
 
 def _devices(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
-    size = format_size(max(measurement.point.size_bytes for measurement in measurements))
-    yield Text(f"\n{variant} at {size}, GB/s ({_TABLES[variant]})")
     operations = operations_of(measurements)
-    columns = [{m.point.members[0]: _with_interval(m) for m in at_largest(measurements, one)} for one in operations]
+    size_bytes = max(measurement.point.size_bytes for measurement in measurements)
+    unit = unit_of(run, Work(operations[0], variant), size_bytes)
+    yield Text(f"\n{variant} at {format_size(size_bytes)}, {unit} ({_TABLES[variant]})")
+    largest = [at_largest(measurements, operation) for operation in operations]
+    columns = [{m.point.members[0]: _with_interval(m, unit) for m in points} for points in largest]
     rows = table("device", *operations)
     for position, device in enumerate(run.devices):
         rows.add_row(device.tag, *(values.get(position, "-") for values in columns))
@@ -158,16 +163,18 @@ def _devices(run: Run, variant: Variant, measurements: Sequence[Measurement]) ->
 
 def _nodes(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> Iterator[RenderableType]:
     """Yield copies to and from the memory of each NUMA node: a row for each device and kind of copy."""
-    size = format_size(max(measurement.point.size_bytes for measurement in measurements))
-    yield Text(f"\n{variant} at {size} by NUMA node of the pinned memory, GB/s (h2d: from it, d2h: to it)")
+    size_bytes = max(measurement.point.size_bytes for measurement in measurements)
+    unit = unit_of(run, measurements[0].point.work, size_bytes)
+    size = format_size(size_bytes)
+    yield Text(f"\n{variant} at {size} by NUMA node of the pinned memory, {unit} (h2d: from it, d2h: to it)")
     nodes = sorted(
         {measurement.point.numa_node for measurement in measurements}, key=lambda node: -1 if node is None else node
     )
     heads = ("anywhere" if node is None else f"node {node}" for node in nodes)
     rows, operations = table("device", "copy", *heads, left=("device", "copy")), operations_of(measurements)
-    printed = _with_interval if len(nodes) <= _NODES_WITH_INTERVALS else _rate
+    printed = _with_interval if len(nodes) <= _NODES_WITH_INTERVALS else _middle
     figures = {
-        (m.point.members[0], m.point.work): printed(m) for op in operations for m in at_largest(measurements, op)
+        (m.point.members[0], m.point.work): printed(m, unit) for op in operations for m in at_largest(measurements, op)
     }
     for position, device in enumerate(run.devices):
         for operation in operations:
@@ -176,17 +183,17 @@ def _nodes(run: Run, variant: Variant, measurements: Sequence[Measurement]) -> I
     yield rows
 
 
-def _with_interval(measurement: Measurement) -> str:
-    half = half_width(trial_seconds(measurement))
-    return f"{_rate(measurement)} ±{half:.1%}" if np.isfinite(half) else _rate(measurement)
+def _with_interval(measurement: Measurement, unit: str) -> str:
+    half, middle = half_width(trial_seconds(measurement)), _middle(measurement, unit)
+    return f"{middle} ±{half:.1%}" if np.isfinite(half) else middle
 
 
 def _least_to_most(values: Sequence[float], unit: str = "") -> list[str]:
     return [f"{figure(value)}{unit}" for value in (min(values), float(np.median(values)), max(values))]
 
 
-def _rate(measurement: Measurement) -> str:
-    return figure(summarize(measurement).busbw)
+def _middle(measurement: Measurement, unit: str) -> str:
+    return figure(value_of(measurement, unit))
 
 
 # The page of `collbench latency`: one access, one small copy, one small all-reduce.

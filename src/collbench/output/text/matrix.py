@@ -49,16 +49,15 @@ def _filled(run: Run, figures: Mapping[Members, float], *, symmetric: bool) -> M
     return matrix
 
 
-def bandwidth_matrix(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Matrix:
-    """Return busbw in GB/s, shape (devices, devices), row = src, column = dst; NaN where nothing was measured."""
-    return pair_matrix(run, Work(operation, variant), size_bytes, lambda measurement: summarize(measurement).busbw)
-
-
 def render_bandwidths(run: Run, operation: Operation, size_bytes: int, variant: Variant = Variant.PLAIN) -> Text:
-    """Return the matrix in GB/s as text, at most 80 columns wide for 16 devices."""
+    """Return the matrix in GB/s, or µs for a small size, as text, at most 80 columns wide for 16 devices."""
+    work = Work(operation, variant)
+    unit = unit_of(run, work, size_bytes)
+    matrix = pair_matrix(run, work, size_bytes, lambda measurement: value_of(measurement, unit))
     kind = "a communicator per pair, busbw" if operation.is_collective else _KINDS[variant]
-    text = Text(f"{operation} at {format_size(size_bytes)}, GB/s ({kind})\n")
-    return text.append_text(render_matrix(run, bandwidth_matrix(run, operation, size_bytes, variant)))
+    kind = kind if unit == "GB/s" else kind.removesuffix(", busbw").removesuffix(", their sum")
+    text = Text(f"{operation} at {format_size(size_bytes)}, {unit} ({kind})\n")
+    return text.append_text(render_matrix(run, matrix, best_is_least=unit in _PER_SECOND))
 
 
 def render_matrix(
@@ -121,6 +120,12 @@ def unit_of(run: Run, work: Work, size_bytes: int) -> str:
 def value(seconds: float, gbs: float, unit: str) -> float:
     """Return the figure in a unit that `unit_of` returns."""
     return gbs if unit not in _PER_SECOND else seconds * _PER_SECOND[unit]
+
+
+def value_of(measurement: Measurement, unit: str) -> float:
+    """Return a data point's figure in a unit that `unit_of` returns."""
+    summary = summarize(measurement)
+    return value(summary.seconds, summary.busbw, unit)
 
 
 def heat_map(run: Run, ranking: Ranking, *, unit: str = "GB/s") -> Text:

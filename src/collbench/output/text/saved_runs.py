@@ -1,4 +1,4 @@
-"""The list of saved runs, one line each."""
+"""The list of saved runs, one line each, with the number that other commands take."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _OUTCOMES = {
     ExitStatus.CONTRADICTION: "impossible figure",
     ExitStatus.UNTRUSTED: "wrong data or hang",
 }
-_HEAD = ("started (UTC)", "backend", "machine", "devices", "command", "outcome", "file")
+_HEAD = ("run", "started (UTC)", "backend", "machine", "devices", "command", "outcome")
 
 
 def lines(runs: Sequence[SavedRun]) -> list[str]:
-    """Return the table's lines, in the order given."""
-    return columns([_HEAD, *map(_row, runs)])
+    """Return the table's lines, in the order given, and where the files are: whole names would break every line."""
+    folders = sorted({one_line(str(run.path.parent)) for run in runs})
+    return [*columns([_HEAD, *map(_row, runs)]), "", f"files: {', '.join(folders)}; 'collbench show 1' shows run 1"]
 
 
 def _row(run: SavedRun) -> tuple[str, ...]:
@@ -28,11 +29,11 @@ def _row(run: SavedRun) -> tuple[str, ...]:
     if not run.complete:
         outcome = "interrupted" if run.status is ExitStatus.DONE else f"interrupted, {outcome}"
     return (
+        str(run.number),
         one_line(run.started.replace("T", " ").removesuffix("Z")),
         run.backend,
         one_line(run.fabric or run.machine),
         str(len(run.devices)),
         one_line(run.command[0] if run.command else ""),
         outcome,
-        one_line(str(run.path)),
     )

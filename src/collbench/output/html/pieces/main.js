@@ -28,8 +28,8 @@ function turn() {
 
 function themeButton() {
   const dark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  const button = make("button", { type: "button", class: "theme" }, "Dark theme");
-  const show = () => button.setAttribute("aria-pressed", String(dark()));
+  const button = make("button", { type: "button", class: "theme" });
+  const show = () => (button.textContent = dark() ? "Light theme" : "Dark theme"); // what a click gives
   button.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
     show();
